@@ -1,0 +1,1 @@
+"""Sparse engine: id index, tables, optimizers, sharding. No Ray in here."""

@@ -1,0 +1,1 @@
+"""Networks, tokenizers and decoding. Imports with torch and numpy alone."""

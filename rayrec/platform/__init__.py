@@ -1,0 +1,1 @@
+"""What every room stands on: devices, cluster, configuration, runs, metrics."""

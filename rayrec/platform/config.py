@@ -1,0 +1,138 @@
+"""Typed configuration: one frozen model per component, one YAML file per run."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rayrec.platform.errors import InputError
+
+
+class Config(BaseModel):
+    """Base of every component's settings: immutable, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @classmethod
+    def parse(cls, values: dict[str, Any], source: str = "config") -> Self:
+        """Build from plain values; every mistake becomes one readable `InputError`."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            problems = [_explain(cls, values, problem) for problem in error.errors()]
+            raise InputError(f"{source}: " + "; ".join(problems)) from error
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
+        """Read a YAML file, then apply `a.b=value` overrides in order."""
+        path = Path(path)
+        if not path.is_file():
+            raise InputError(f"{path}: no such config file; expected a YAML file that describes a run")
+        try:
+            values = yaml.safe_load(path.read_text())
+        except yaml.YAMLError as error:
+            raise InputError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+        if not isinstance(values, dict):
+            raise InputError(f"{path}: expected a mapping of settings, found {type(values).__name__}")
+        for override in overrides:
+            _apply_override(values, override)
+        return cls.parse(values, source=str(path))
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def differing_keys(first: Config, second: Config) -> list[str]:
+    """Dotted names of the settings in which two configs of one type differ."""
+    first_values = dict(_leaves(first.model_dump(mode="json")))
+    second_values = dict(_leaves(second.model_dump(mode="json")))
+    return sorted(
+        key
+        for key in first_values.keys() | second_values.keys()
+        if first_values.get(key) != second_values.get(key)
+    )
+
+
+def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise InputError(f"--set {override}: expected the form section.key=value")
+    *sections, name = key.split(".")
+    target = values
+    for section in sections:
+        target = target.setdefault(section, {})
+        if not isinstance(target, dict):
+            raise InputError(f"--set {override}: {section!r} is a value, not a section")
+    target[name] = yaml.safe_load(text)
+
+
+def _explain(root: type[Config], values: dict[str, Any], problem: Any) -> str:
+    location = tuple(problem["loc"])
+    # Pydantic adds the chosen tag of a union to the location; it is not a key of the file.
+    keys = _keys_in_file(values, location)
+    name = ".".join(map(str, keys))
+    if problem["type"] == "extra_forbidden":
+        known = _known_keys(root, location[:-1])
+        close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(known))}"
+        return f"there is no setting {name!r}; {hint}"
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        return f"the setting {name!r} is missing"
+    if problem["type"] == "value_error":
+        return message
+    return f"{name}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
+
+
+def _keys_in_file(values: Any, location: tuple[Any, ...]) -> list[Any]:
+    keys: list[Any] = []
+    for depth, part in enumerate(location):
+        last = depth == len(location) - 1
+        if isinstance(values, dict) and (part in values or last):
+            keys.append(part)
+            values = values.get(part)
+        elif isinstance(values, list) and isinstance(part, int) and part < len(values):
+            keys.append(part)
+            values = values[part]
+    return keys
+
+
+def _known_keys(root: type[Config], location: tuple[Any, ...]) -> list[str]:
+    """Field names of the model at `location`, following unions by their tag."""
+    models: list[type[Config]] = [root]
+    for part in location:
+        step = [
+            nested
+            for model in models
+            if part in model.model_fields
+            for nested in _config_types(model.model_fields[str(part)].annotation)
+        ]
+        if step:
+            models = step
+        else:  # a union's tag: keep the members that carry it
+            tagged = [m for m in models if part in _tags(m)]
+            models = tagged or models
+    return sorted({name for model in models for name in model.model_fields})
+
+
+def _config_types(annotation: Any) -> list[type[Config]]:
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return [annotation]
+    return [found for argument in get_args(annotation) for found in _config_types(argument)]
+
+
+def _tags(model: type[Config]) -> list[Any]:
+    return [tag for field in model.model_fields.values() for tag in get_args(field.annotation)]

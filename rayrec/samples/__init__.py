@@ -1,0 +1,1 @@
+"""Data sets: importers, preparation, resumable reading, features."""

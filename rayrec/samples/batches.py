@@ -1,0 +1,92 @@
+"""What travels between the stages: rows read, then rows turned into features.
+
+Axes: B samples of a batch, N tokens (history events of all samples, one after
+the other), M distinct ids of one table, L code levels, 1 an extra element
+(offsets_B1 has B + 1 entries). "Position" of an item is its place in the
+catalogue (`Dataset.items`), which is ordered by a hash of the id so that the
+number itself carries no information.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64Array = NDArray[np.int64]
+
+
+class Interval(NamedTuple):
+    """Rows `start` to `stop` (exclusive) of one file, as numbered in that file."""
+
+    file: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class SampleBatch:
+    """Rows of the data set as they were read; one row is one user's sequence."""
+
+    step: int
+    """Global training step, from 0; for evaluation, the number of the batch."""
+    row_keys_B: Int64Array
+    """Identity of each row; random draws for a row are keyed by it."""
+    user_ids_B: Int64Array
+    item_ids_N: Int64Array
+    """History of every row, oldest event first, concatenated."""
+    offsets_B1: Int64Array
+    """Row b owns item_ids_N[offsets_B1[b]:offsets_B1[b + 1]]."""
+    targets_B: Int64Array | None = None
+    """Evaluation only: id of the item that came next."""
+    cursor: tuple[Interval, ...] = ()
+    """The rows this batch consumes once its update is committed."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.user_ids_B)
+
+
+@dataclass(frozen=True)
+class TableLookup:
+    """The ids of one embedding table that a batch reads, deduplicated once."""
+
+    ids_M: Int64Array
+    """Distinct ids."""
+    inverse: Int64Array
+    """Any shape; ids_M[inverse] restores the ids as the model wants them."""
+    touched: Int64Array
+    """Distinct ids that the whole global batch touches, over all trainers.
+
+    Equal to ids_M with one trainer. A later batch may read ahead every id that
+    is not in here.
+    """
+
+
+@dataclass(frozen=True)
+class FeatureBatch:
+    """One trainer's share of a global batch, ready for lookup and dense compute."""
+
+    step: int
+    row_keys_B: Int64Array
+    offsets_B1: Int64Array
+    items_N: Int64Array
+    """Catalogue position of every input token."""
+    targets_N: Int64Array | None
+    """Training: catalogue position of the item that follows each token."""
+    num_targets: int
+    """Targets in the *global* batch: the divisor of the summed loss."""
+    lookups: dict[str, TableLookup]
+    negatives_S: Int64Array | None = None
+    """Catalogue positions of sampled negatives, the same for every trainer."""
+    targets_B: Int64Array | None = None
+    """Evaluation: catalogue position of the item that came next."""
+    cursor: tuple[Interval, ...] = ()
+    counts: dict[str, int] = field(default_factory=dict)
+    """Dropped work, by reason (`unknown_items`, `rows_without_target`, ...)."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.row_keys_B)
