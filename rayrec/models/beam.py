@@ -1,0 +1,168 @@
+"""Beam search over the trie of semantic IDs: the one way in which items are decoded.
+
+Evaluation, RL rollouts and online requests all call `beam_search`. Every
+candidate is a node of the trie, so no result can be an invalid tuple, and a beam
+as wide as the catalogue ranks every item. All rows advance together, and no
+value travels from the device to the host on the way.
+
+Axes: B rows, W beams of a row, C children of a node, K codes of a level,
+E excluded items, N = W * C candidates of a row.
+
+Source: prefix-constrained beam search, De Cao et al., arXiv:2010.00904, with
+each step's distribution renormalised over the allowed codes; semantic IDs,
+Rajput et al., arXiv:2305.05065.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rayrec.models.trie import CodeTrie
+
+Step = Callable[[int, Tensor, Tensor | None], Tensor]
+"""`step(depth, codes_BWd, parent_BW) -> logits_BWK`: scores of the next code of every beam.
+
+`codes_BWd` ([B, W, depth] int64) are the codes decoded so far and `parent_BW`
+([B, W] int64) the beam of the call before from which each beam grew: what a
+step must reorder its caches by. At depth 0 there is one empty beam per row and
+no parent (None). W differs from depth to depth. Beams that hold no prefix (a
+row may have fewer than W) repeat an arbitrary one; their logits are ignored.
+"""
+
+
+@dataclass(frozen=True)
+class BeamResult:
+    """Items of each row, most probable first; equally probable ones in the trie's order of leaves."""
+
+    items_BW: Tensor
+    """[B, W] int64 catalogue positions, -1 after the last."""
+    log_probs_BW: Tensor
+    """[B, W] log-probabilities under the trie-renormalised model, -inf after the last item."""
+    num_valid_B: Tensor
+    """[B] int64 items found."""
+
+
+def beam_search(
+    step: Step, trie: CodeTrie, beam_width: int, num_rows: int, excluded_items_BE: Tensor | None = None
+) -> BeamResult:
+    """Find the `beam_width` most probable items of each row.
+
+    At every depth the logits are normalised over the node's children in the
+    trie alone. The probabilities of all items of a row therefore sum to one,
+    and leave no mass on tuples that name no item.
+
+    Excluded items (those the user has seen, say) are removed from the leaves
+    before the last selection. Their probability is not given to the others, and
+    while decoding their prefixes still compete: as each excluded item keeps at
+    most one beam from another, choose a beam wider than the items wanted by
+    about the number of excluded ones.
+
+    Args:
+        step: Scores the next code; its dtype is that of the result (at least
+            float32). Logits must be finite: a beam with NaN is dropped.
+        trie: On the device where `step` computes.
+        beam_width: Prefixes kept per depth, W of the result. At least the
+            number of items makes the ranking exhaustive.
+        num_rows: B.
+        excluded_items_BE: [B, E] int64 catalogue positions, -1 for padding.
+
+    Returns:
+        As many columns as `beam_width`; rows with fewer items are padded.
+    """
+    if beam_width < 1:
+        raise ValueError(f"beam_width must be at least 1, got {beam_width}")
+    device = trie.device
+    codes_BWd = torch.zeros(num_rows, 1, 0, dtype=torch.int64, device=device)
+    nodes_BW = torch.zeros(num_rows, 1, dtype=torch.int64, device=device)
+    scores_BW = torch.zeros(num_rows, 1, device=device)
+    parent_BW: Tensor | None = None
+
+    for depth in range(trie.depth):
+        logits_BWK = step(depth, codes_BWd, parent_BW)
+        children_BWC, child_codes_BWC, log_probs_BWC = _expand(trie, depth, nodes_BW, logits_BWK)
+        candidates_BN = (scores_BW[:, :, None] + log_probs_BWC).flatten(1)
+        # Comparisons with NaN are all false, which would upset the selection.
+        candidates_BN = candidates_BN.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        if depth == trie.depth - 1 and excluded_items_BE is not None:
+            items_BN = trie.leaf_items_I[children_BWC.flatten(1)]
+            excluded_BN = _is_member(items_BN, excluded_items_BE)
+            candidates_BN = candidates_BN.masked_fill(excluded_BN, -torch.inf)
+        # Beams of a row are distinct nodes, so there is no use for more of them than nodes.
+        width = min(beam_width, candidates_BN.shape[1], trie.num_nodes(depth + 1))
+        chosen_BW = _largest(candidates_BN, width)
+        scores_BW = candidates_BN.gather(1, chosen_BW)
+        nodes_BW = children_BWC.flatten(1).gather(1, chosen_BW)
+        parent_BW = chosen_BW // trie.max_children[depth]
+        next_codes_BW = child_codes_BWC.flatten(1).gather(1, chosen_BW)
+        grown_BWd = codes_BWd.gather(1, parent_BW[:, :, None].expand(-1, -1, depth))
+        codes_BWd = torch.cat([grown_BWd, next_codes_BW[:, :, None]], dim=2)
+
+    return _ranked(trie, nodes_BW, scores_BW, beam_width)
+
+
+def _expand(
+    trie: CodeTrie, depth: int, nodes_BW: Tensor, logits_BWK: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Children of each beam's node: their nodes, codes and log-probabilities, all [B, W, C].
+
+    Places beyond a node's last child repeat some node, at -inf.
+    """
+    offsets, codes = trie.child_offsets[depth], trie.child_codes[depth]
+    first_BW1 = offsets[nodes_BW][:, :, None]
+    end_BW1 = offsets[nodes_BW + 1][:, :, None]
+    children_BWC = first_BW1 + torch.arange(trie.max_children[depth], device=trie.device)
+    beyond_BWC = children_BWC >= end_BW1
+    children_BWC = children_BWC.clamp(max=len(codes) - 1)
+    child_codes_BWC = codes[children_BWC]
+    logits_BWC = logits_BWK.gather(2, child_codes_BWC).masked_fill(beyond_BWC, -torch.inf)
+    # Half precision is widened: its log-probabilities would tie by rounding.
+    dtype = torch.promote_types(logits_BWC.dtype, torch.float32)
+    return children_BWC, child_codes_BWC, logits_BWC.log_softmax(dim=2, dtype=dtype)
+
+
+def _largest(values_BN: Tensor, width: int) -> Tensor:
+    """[B, width] indices of the largest values, in ascending order of index; of equal values the first.
+
+    Candidates stand in the order of their nodes (beams ascend, so do the
+    children of a beam), hence this keeps the beams sorted and lets the lower
+    node win a tie, where `topk` promises neither.
+    """
+    num_values = values_BN.shape[1]
+    indices_BN = torch.arange(num_values, device=values_BN.device).expand_as(values_BN)
+    if width == num_values:
+        return indices_BN
+    smallest_kept_B1 = values_BN.topk(width, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
+    above_BN = values_BN > smallest_kept_B1
+    tied_BN = values_BN == smallest_kept_B1
+    num_tied_kept_B1 = width - above_BN.sum(dim=1, keepdim=True)
+    kept_BN = above_BN | (tied_BN & (tied_BN.cumsum(dim=1) <= num_tied_kept_B1))
+    # Exactly `width` are kept; the others are written to one more column, which is cut off.
+    place_BN = torch.where(kept_BN, kept_BN.cumsum(dim=1) - 1, width)
+    chosen = torch.zeros(len(values_BN), width + 1, dtype=torch.int64, device=values_BN.device)
+    return chosen.scatter_(1, place_BN, indices_BN)[:, :width]
+
+
+def _is_member(items_BN: Tensor, excluded_items_BE: Tensor) -> Tensor:
+    """[B, N]: whether each item is among its row's excluded ones."""
+    if not excluded_items_BE.shape[1]:
+        return torch.zeros_like(items_BN, dtype=torch.bool)
+    sorted_BE = excluded_items_BE.sort(dim=1).values
+    place_BN = torch.searchsorted(sorted_BE, items_BN).clamp(max=sorted_BE.shape[1] - 1)
+    return sorted_BE.gather(1, place_BN) == items_BN
+
+
+def _ranked(trie: CodeTrie, leaves_BW: Tensor, scores_BW: Tensor, width: int) -> BeamResult:
+    """Leaves by falling score, padded to `width` columns."""
+    ranked = scores_BW.sort(dim=1, descending=True, stable=True)
+    valid_BW = ranked.values > -torch.inf
+    items_BW = trie.leaf_items_I[leaves_BW.gather(1, ranked.indices)].masked_fill(~valid_BW, -1)
+    missing = width - items_BW.shape[1]
+    return BeamResult(
+        torch.nn.functional.pad(items_BW, (0, missing), value=-1),
+        torch.nn.functional.pad(ranked.values, (0, missing), value=-torch.inf),
+        valid_BW.sum(dim=1),
+    )

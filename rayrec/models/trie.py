@@ -1,0 +1,130 @@
+"""The prefix tree of all items' code tuples, as flat tensors.
+
+Depth d holds the distinct prefixes of d codes; the root is the only node of
+depth 0 and the leaves, at depth L, are the items. The children of a node are
+neighbours, ordered by code, and the nodes of a depth are numbered in the order
+of their prefixes: so a child's number at depth d + 1 is also its place in that
+depth's arrays, and walking the tree is two gathers.
+
+    depth d                child_offsets[d]    child_codes[d]       depth d + 1
+    node n ───────────────► [n], [n + 1] ─────► one entry per child = its node
+
+Axes: I items (leaves), L codes of an item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class CodeTrie:
+    """Compressed sparse rows of every depth; all tensors int64 on one device."""
+
+    child_offsets: tuple[Tensor, ...]
+    """Per depth [nodes + 1]: node n owns child_codes[depth][offsets[n]:offsets[n + 1]]."""
+    child_codes: tuple[Tensor, ...]
+    """Per depth [children]: the code that leads to each node of the next depth."""
+    leaf_items_I: Tensor
+    """Catalogue position of each leaf."""
+    max_children: tuple[int, ...]
+    """Per depth, the most children of one node: a plain number, so that decoding asks no device for it."""
+
+    @property
+    def depth(self) -> int:
+        """Codes of an item, L."""
+        return len(self.child_codes)
+
+    @property
+    def num_items(self) -> int:
+        return len(self.leaf_items_I)
+
+    @property
+    def device(self) -> torch.device:
+        return self.leaf_items_I.device
+
+    def num_nodes(self, depth: int) -> int:
+        """Distinct prefixes of `depth` codes."""
+        return len(self.child_codes[depth - 1]) if depth else 1
+
+    @classmethod
+    def from_codes(cls, codes_IL: ArrayLike | Tensor) -> CodeTrie:
+        """Build the tree on the CPU.
+
+        Args:
+            codes_IL: [I, L] non-negative integers, one distinct tuple per
+                catalogue position.
+
+        Raises:
+            ValueError: no items, a negative code, or items that share a tuple.
+        """
+        codes = codes_IL.cpu().numpy() if isinstance(codes_IL, Tensor) else np.asarray(codes_IL)
+        if codes.ndim != 2 or 0 in codes.shape or codes.dtype.kind not in "iu":
+            raise ValueError(
+                f"expected integer codes of shape [items, levels], got {codes.dtype} of shape {codes.shape}"
+            )
+        if codes.min() < 0:
+            position = int(np.argmax((codes < 0).any(axis=1)))
+            raise ValueError(f"codes must not be negative, got {codes[position].tolist()} at item {position}")
+        order_I = np.lexsort(codes.T[::-1])
+        sorted_IL = codes[order_I]
+        # True where a row starts a new prefix; a prefix that starts anew stays new at greater depths.
+        starts_I = np.zeros(len(codes), dtype=bool)
+        starts_I[0] = True
+        parent_I = np.zeros(len(codes), dtype=np.int64)
+        num_parents = 1
+        offsets, children = [], []
+        for column_I in sorted_IL.T:
+            starts_I[1:] |= column_I[1:] != column_I[:-1]
+            num_children_of = np.bincount(parent_I[starts_I], minlength=num_parents)
+            offsets.append(np.concatenate([[0], np.cumsum(num_children_of)]))
+            children.append(column_I[starts_I])
+            parent_I = np.cumsum(starts_I) - 1
+            num_parents = int(parent_I[-1]) + 1
+        if num_parents < len(codes):
+            raise ValueError(
+                f"{len(codes)} items have only {num_parents} distinct code tuples; "
+                "apply a collision policy before building the trie"
+            )
+        return cls._assemble([_tensor(o) for o in offsets], [_tensor(c) for c in children], _tensor(order_I))
+
+    def to(self, device: torch.device | str) -> CodeTrie:
+        """A copy on another device."""
+        return CodeTrie(
+            tuple(offsets.to(device) for offsets in self.child_offsets),
+            tuple(codes.to(device) for codes in self.child_codes),
+            self.leaf_items_I.to(device),
+            self.max_children,
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors from which `from_state` restores the trie."""
+        tensors = {"leaf_items_I": self.leaf_items_I}
+        for depth in range(self.depth):
+            tensors[f"child_offsets.{depth}"] = self.child_offsets[depth]
+            tensors[f"child_codes.{depth}"] = self.child_codes[depth]
+        return tensors
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor]) -> CodeTrie:
+        depths = range((len(state) - 1) // 2)
+        return cls._assemble(
+            [state[f"child_offsets.{depth}"] for depth in depths],
+            [state[f"child_codes.{depth}"] for depth in depths],
+            state["leaf_items_I"],
+        )
+
+    @classmethod
+    def _assemble(cls, offsets: list[Tensor], codes: list[Tensor], leaf_items_I: Tensor) -> CodeTrie:
+        max_children = tuple(int(depth_offsets.diff().max()) for depth_offsets in offsets)
+        return cls(tuple(offsets), tuple(codes), leaf_items_I, max_children)
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array.astype(np.int64))
