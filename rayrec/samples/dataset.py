@@ -1,0 +1,205 @@
+"""A prepared data set, opened and checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rayrec.platform.errors import InputError
+from rayrec.samples.batches import Int64Array
+from rayrec.samples.jagged import list_values
+from rayrec.samples.manifest import (
+    EVALUATION_FILES,
+    HISTORY_FILE,
+    ITEMS_FILE,
+    TRAIN_FOLDER,
+    USERS_FILE,
+    Manifest,
+    Split,
+    sha256_of,
+)
+
+
+@dataclass(frozen=True)
+class Items:
+    """The catalogue; an item's place in every array here is its *position*.
+
+    The order is that of a hash of the id, so a position says nothing about the item.
+    """
+
+    ids_I: Int64Array
+    keys: pa.ChunkedArray
+    """[I] strings: the ids as the source writes them."""
+    titles: pa.ChunkedArray
+    """[I] strings, null where the source has none."""
+    texts: pa.ChunkedArray
+    """[I] strings: everything textual the source says of the item; null where nothing."""
+    train_counts_I: Int64Array
+    """Training events of each item: what popularity may be computed from."""
+    attributes: pa.Table
+    """[I] rows: the remaining columns of the source."""
+
+    def __len__(self) -> int:
+        return len(self.ids_I)
+
+    def label(self, position: int) -> str:
+        """The title of an item, or its key where it has none."""
+        return self.titles[position].as_py() or self.keys[position].as_py()
+
+
+@dataclass(frozen=True)
+class EvaluationRows:
+    """One row per evaluated user: everything before the target, and the target."""
+
+    user_ids_B: Int64Array
+    history_ids_N: Int64Array
+    """Item ids, oldest first, concatenated."""
+    offsets_B1: Int64Array
+    targets_B: Int64Array
+    """Item id of the event to predict."""
+    timestamps_B: Int64Array
+    """Its time in UNIX seconds."""
+
+    def __len__(self) -> int:
+        return len(self.user_ids_B)
+
+
+class Dataset:
+    """A data set folder written by `rayrec prepare`. Tables are read when first asked for."""
+
+    def __init__(self, root: Path, manifest: Manifest) -> None:
+        self.root = root
+        self.manifest = manifest
+
+    @classmethod
+    def open(cls, path: str | Path, checksums: bool = True) -> Dataset:
+        """Open a data set and check that it is whole.
+
+        Args:
+            checksums: read every file once to compare its sha256; without it only sizes are
+                compared, which is enough where another process of the run has done it.
+
+        Raises:
+            InputError: the folder, its manifest or one of its files is missing or not as written.
+        """
+        root = Path(path)
+        manifest = Manifest.read(root)
+        for name, entry in manifest.files.items():
+            file = root / name
+            if not file.is_file():
+                raise InputError(f"{file}: missing from the data set; prepare it again")
+            size = file.stat().st_size
+            if size != entry.bytes:
+                raise InputError(
+                    f"{file}: {size} bytes, {entry.bytes} were written; the file is truncated or changed, "
+                    "prepare the data set again"
+                )
+            if checksums and sha256_of(file) != entry.sha256:
+                raise InputError(
+                    f"{file}: its checksum is not the one that was written: the file has changed; "
+                    "prepare the data set again"
+                )
+        return cls(root, manifest)
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    @property
+    def fingerprint(self) -> str:
+        return self.manifest.fingerprint
+
+    @property
+    def train_files(self) -> tuple[str, ...]:
+        """Names below `root`, sorted; a file's number is its place here."""
+        return tuple(sorted(name for name in self.manifest.files if name.startswith(f"{TRAIN_FOLDER}/")))
+
+    @cached_property
+    def items(self) -> Items:
+        table = self._read(ITEMS_FILE)
+        own = ["item_id", "item_key", "title", "text", "train_count"]
+        return Items(
+            ids_I=table["item_id"].to_numpy(),
+            keys=table["item_key"],
+            titles=table["title"],
+            texts=table["text"],
+            train_counts_I=table["train_count"].to_numpy(),
+            attributes=table.drop_columns(own),
+        )
+
+    @cached_property
+    def users(self) -> pa.Table:
+        """[U] rows: user_id, user_key and the columns of the source, in order of a hash of the id."""
+        return self._read(USERS_FILE)
+
+    def item_positions(self, item_ids: Int64Array) -> Int64Array:
+        """Catalogue position of each id, -1 for ids that are not in it; shape kept."""
+        item_ids = np.asarray(item_ids, dtype=np.int64)
+        found = self._item_index.get_indexer(pd.Index(item_ids.reshape(-1)))
+        return found.astype(np.int64, copy=False).reshape(item_ids.shape)
+
+    def item_by_key(self, key: str) -> int | None:
+        """Catalogue position of the item the source calls `key`; None when unknown."""
+        return _only_place(self._item_keys, key)
+
+    def evaluation_rows(self, split: Split) -> EvaluationRows:
+        """The users that have a target in this split."""
+        if split not in EVALUATION_FILES:
+            raise InputError(f"there is no split {split!r} to evaluate; choose 'valid' or 'test'")
+        table = self._read(EVALUATION_FILES[split])
+        history_ids_N, offsets_B1 = list_values(table["history"])
+        return EvaluationRows(
+            user_ids_B=table["user_id"].to_numpy(),
+            history_ids_N=history_ids_N,
+            offsets_B1=offsets_B1,
+            targets_B=table["target"].to_numpy(),
+            timestamps_B=table["timestamp"].to_numpy(),
+        )
+
+    def user_by_key(self, key: str) -> int | None:
+        """Id of the user the source calls `key`; None when unknown."""
+        row = _only_place(self._user_keys, key)
+        return None if row is None else self.users["user_id"][row].as_py()
+
+    def history_of(self, user_key: str) -> Int64Array | None:
+        """All item ids of a user, oldest first, targets included; None for an unknown user."""
+        row = _only_place(self._user_keys, user_key)
+        if row is None:
+            return None
+        values_N, offsets_U1 = self._histories
+        return values_N[offsets_U1[row] : offsets_U1[row + 1]]
+
+    @cached_property
+    def _item_index(self) -> pd.Index:
+        return pd.Index(self.items.ids_I)
+
+    @cached_property
+    def _item_keys(self) -> pd.Index:
+        return pd.Index(self.items.keys.to_pandas())
+
+    @cached_property
+    def _user_keys(self) -> pd.Index:
+        return pd.Index(self.users["user_key"].to_pandas())
+
+    @cached_property
+    def _histories(self) -> tuple[Int64Array, Int64Array]:
+        # Written in the order of users.parquet: row u is that user's.
+        return list_values(self._read(HISTORY_FILE)["item_ids"])
+
+    def _read(self, name: str) -> pa.Table:
+        path = self.root / name
+        try:
+            return pq.read_table(path)
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"{path}: not a readable Parquet file: {error}") from error
+
+
+def _only_place(keys: pd.Index, key: str) -> int | None:
+    place = int(keys.get_indexer([str(key)])[0])
+    return None if place < 0 else place

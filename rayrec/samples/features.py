@@ -1,0 +1,262 @@
+"""Feature computation: rows as read become jagged item positions and deduplicated table lookups.
+
+Axes beyond those of `batches`: I items of the catalogue, S sampled negatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from rayrec.samples.batches import FeatureBatch, Int64Array, SampleBatch, TableLookup
+from rayrec.samples.jagged import concatenated_ranges, offsets_from_lengths
+
+NegativeDistribution = Literal["uniform", "popularity"]
+
+_NEGATIVES_STREAM = 2
+"""Negatives of a step come from `default_rng([seed, 2, step])`: part of what makes a run repeatable."""
+
+
+def deduplicate(ids: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Distinct ids in order of first appearance, and the inverse in the shape of `ids`.
+
+    `distinct[inverse]` equals `ids`. By hashing, which is several times faster than sorting.
+    """
+    inverse, ids_M = pd.factorize(ids.reshape(-1))
+    return np.asarray(ids_M, dtype=np.int64), inverse.astype(np.int64, copy=False).reshape(ids.shape)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """One trainer's rows, as far as a table may ask for them."""
+
+    user_ids_B: Int64Array
+    items_N: Int64Array
+    targets_N: Int64Array | None
+    negatives_S: Int64Array | None
+
+
+class SequenceFeatures:
+    """SampleBatch -> one FeatureBatch per trainer; needs nothing but arrays.
+
+    Training reads the newest `max_length + 1` known items s of a row: inputs are s[:-1], targets
+    s[1:]. Ids that are not in the catalogue are skipped (`unknown_items`); a row with fewer than
+    two known items stays in the batch without tokens (`rows_without_target`).
+
+    The tables, by name, and the shape of their `inverse`:
+
+    * `item`: [N] ids of the input items. With sampled negatives [2N + S]: the input items, then
+      the targets, then the negatives, so that the output vectors come from the same lookup.
+    * `user`: [B] ids of the users.
+    * `code`: [N, L] codes of the input items; code c of level l has the id `l << 32 | c`.
+
+    Negatives are drawn once for the global batch, from `(seed, step)`: every trainer sees the same.
+    """
+
+    def __init__(
+        self,
+        item_ids_I: Int64Array,
+        *,
+        max_length: int,
+        tables: Sequence[str] = ("item",),
+        codes_IL: NDArray[np.integer] | None = None,
+        num_negatives: int = 0,
+        negatives: NegativeDistribution = "uniform",
+        train_counts_I: Int64Array | None = None,
+        seed: int = 0,
+        num_trainers: int = 1,
+    ) -> None:
+        """
+        Args:
+            item_ids_I: the catalogue, `Dataset.items.ids_I`.
+            max_length: most input items of a row.
+            tables: names of the embedding tables that the model reads.
+            codes_IL: semantic codes per catalogue position; needed for the table `code`.
+            num_negatives: S; 0 for a softmax over the whole catalogue.
+            negatives: every item alike, or in proportion to its training events.
+            train_counts_I: `Dataset.items.train_counts_I`; needed for popularity.
+        """
+        self._item_ids_I = np.asarray(item_ids_I, dtype=np.int64)
+        self._index = pd.Index(self._item_ids_I)
+        if not self._index.is_unique:
+            raise ValueError("item_ids_I holds an id twice; every item has one catalogue position")
+        if max_length < 1:
+            raise ValueError(f"max_length must be at least 1, got {max_length}: a row needs an input item")
+        if num_trainers < 1:
+            raise ValueError(f"num_trainers must be at least 1, got {num_trainers}")
+        self._max_length = max_length
+        self._num_negatives = num_negatives
+        self._cumulative_I = _cumulative(negatives, len(self._item_ids_I), train_counts_I)
+        self._seed = seed
+        self._num_trainers = num_trainers
+        self._code_ids_IL = None if codes_IL is None else self._code_ids(codes_IL)
+        known: Mapping[str, Callable[[_Share], Int64Array]] = {
+            "item": self._item_table,
+            "user": self._user_table,
+            "code": self._code_table,
+        }
+        unknown = sorted(set(tables) - set(known))
+        if unknown:
+            raise ValueError(f"there is no table {unknown[0]!r}; known tables: {', '.join(known)}")
+        if "code" in tables and codes_IL is None:
+            raise ValueError("the table 'code' needs codes_IL, the semantic codes of the items")
+        self._tables = {name: known[name] for name in tables}
+
+    def __call__(self, batch: SampleBatch) -> list[FeatureBatch]:
+        """Training features; trainer r gets the r-th contiguous share of the rows.
+
+        `counts` of the shares add up to those of the batch; each carries the cursor of all of it.
+        """
+        known_N, offsets_B1, unknown_B = self._known_positions(batch)
+        starts_B, lengths_B = _newest(offsets_B1, self._max_length + 1)
+        num_targets_B = np.maximum(lengths_B - 1, 0)
+        input_at_N = concatenated_ranges(starts_B, num_targets_B)
+        items_N, targets_N = known_N[input_at_N], known_N[input_at_N + 1]
+        offsets_B1 = offsets_from_lengths(num_targets_B)
+        negatives_S = self._draw_negatives(batch.step)
+
+        bounds = [rank * batch.num_rows // self._num_trainers for rank in range(self._num_trainers + 1)]
+        rows = [slice(low, high) for low, high in pairwise(bounds)]
+        tokens = [slice(offsets_B1[mine.start], offsets_B1[mine.stop]) for mine in rows]
+        lookups = self._lookups(
+            [
+                _Share(batch.user_ids_B[mine], items_N[held], targets_N[held], negatives_S)
+                for mine, held in zip(rows, tokens, strict=True)
+            ]
+        )
+        return [
+            FeatureBatch(
+                step=batch.step,
+                row_keys_B=batch.row_keys_B[mine],
+                offsets_B1=offsets_B1[mine.start : mine.stop + 1] - offsets_B1[mine.start],
+                items_N=items_N[held],
+                targets_N=targets_N[held],
+                num_targets=len(targets_N),
+                lookups=lookups[rank],
+                negatives_S=negatives_S,
+                cursor=batch.cursor,
+                counts={
+                    "unknown_items": int(unknown_B[mine].sum()),
+                    "rows_without_target": int((num_targets_B[mine] == 0).sum()),
+                },
+            )
+            for rank, (mine, held) in enumerate(zip(rows, tokens, strict=True))
+        ]
+
+    def ranking(self, batch: SampleBatch) -> FeatureBatch:
+        """Features to rank what comes next: the newest `max_length` known items of the history.
+
+        There are no targets per token and no negatives, so the table `item` is [N]. `targets_B` is
+        -1 where the target is not in the catalogue, None where the batch has no targets.
+        """
+        known_N, offsets_B1, unknown_B = self._known_positions(batch)
+        starts_B, lengths_B = _newest(offsets_B1, self._max_length)
+        items_N = known_N[concatenated_ranges(starts_B, lengths_B)]
+        (lookups,) = self._lookups([_Share(batch.user_ids_B, items_N, None, None)])
+        return FeatureBatch(
+            step=batch.step,
+            row_keys_B=batch.row_keys_B,
+            offsets_B1=offsets_from_lengths(lengths_B),
+            items_N=items_N,
+            targets_N=None,
+            num_targets=0,
+            lookups=lookups,
+            targets_B=None if batch.targets_B is None else self._positions(batch.targets_B),
+            cursor=batch.cursor,
+            counts={
+                "unknown_items": int(unknown_B.sum()),
+                "rows_without_history": int((lengths_B == 0).sum()),
+            },
+        )
+
+    def negative_log_q_I(self) -> NDArray[np.float64]:  # noqa: N802 - the suffix names the axis
+        """[I] log-probability of each item in one draw of a negative; -inf if it is never drawn."""
+        probabilities_I = np.diff(self._cumulative_I, prepend=0) / self._cumulative_I[-1]
+        with np.errstate(divide="ignore"):
+            return np.log(probabilities_I)
+
+    def _known_positions(self, batch: SampleBatch) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """(catalogue positions of the known items, their offsets_B1, unknown items per row)."""
+        positions_N = self._positions(batch.item_ids_N)
+        known_N = positions_N >= 0
+        # Known items before each place: its differences at the old offsets are the new lengths.
+        known_before_N1 = offsets_from_lengths(known_N)
+        offsets_B1 = known_before_N1[batch.offsets_B1]
+        return positions_N[known_N], offsets_B1, np.diff(batch.offsets_B1) - np.diff(offsets_B1)
+
+    def _positions(self, item_ids: Int64Array) -> Int64Array:
+        return self._index.get_indexer(pd.Index(item_ids)).astype(np.int64, copy=False)
+
+    def _draw_negatives(self, step: int) -> Int64Array | None:
+        if not self._num_negatives:
+            return None
+        random = np.random.default_rng([self._seed, _NEGATIVES_STREAM, step])
+        draws_S = random.integers(self._cumulative_I[-1], size=self._num_negatives)
+        return np.searchsorted(self._cumulative_I, draws_S, side="right")
+
+    def _lookups(self, shares: list[_Share]) -> list[dict[str, TableLookup]]:
+        """For each share: table name -> lookup; `touched` is common to all of them."""
+        lookups: list[dict[str, TableLookup]] = [{} for _ in shares]
+        for name, ids_of in self._tables.items():
+            deduplicated = [deduplicate(ids_of(share)) for share in shares]
+            touched = deduplicated[0][0]
+            if len(shares) > 1:
+                touched, _ = deduplicate(np.concatenate([ids_M for ids_M, _ in deduplicated]))
+            for mine, (ids_M, inverse) in zip(lookups, deduplicated, strict=True):
+                mine[name] = TableLookup(ids_M, inverse, touched)
+        return lookups
+
+    def _item_table(self, share: _Share) -> Int64Array:
+        positions = [share.items_N]
+        if share.targets_N is not None and share.negatives_S is not None:
+            positions += [share.targets_N, share.negatives_S]
+        return self._item_ids_I[np.concatenate(positions)]
+
+    def _user_table(self, share: _Share) -> Int64Array:
+        return share.user_ids_B
+
+    def _code_table(self, share: _Share) -> Int64Array:
+        assert self._code_ids_IL is not None, "checked in the constructor"
+        return self._code_ids_IL[share.items_N]
+
+    def _code_ids(self, codes_IL: NDArray[np.integer]) -> Int64Array:
+        if codes_IL.ndim != 2 or len(codes_IL) != len(self._item_ids_I):
+            raise ValueError(
+                f"codes_IL has shape {codes_IL.shape}, expected one row of codes for each of the "
+                f"{len(self._item_ids_I)} items"
+            )
+        if codes_IL.size and codes_IL.min() < 0:
+            position = int(np.argwhere(codes_IL < 0)[0, 0])
+            raise ValueError(f"codes_IL has a negative code at position {position}; every item needs codes")
+        return code_ids(codes_IL)
+
+
+def code_ids(codes_IL: NDArray[np.integer]) -> Int64Array:
+    """[I, L] ids of codes in the table `code`: `level << 32 | code`, levels from 0."""
+    levels_L = np.arange(codes_IL.shape[1], dtype=np.int64) << 32
+    return codes_IL.astype(np.int64) | levels_L
+
+
+def _newest(offsets_B1: Int64Array, most: int) -> tuple[Int64Array, Int64Array]:
+    """(starts_B, lengths_B) of the last `most` values of every row."""
+    lengths_B = np.minimum(np.diff(offsets_B1), most)
+    return offsets_B1[1:] - lengths_B, lengths_B
+
+
+def _cumulative(
+    negatives: NegativeDistribution, num_items: int, train_counts_I: Int64Array | None
+) -> Int64Array:
+    """[I] cumulated weights of the distribution of negatives."""
+    if negatives == "uniform":
+        return np.arange(1, num_items + 1)
+    if train_counts_I is None or len(train_counts_I) != num_items or not train_counts_I.sum():
+        raise ValueError(
+            f"negatives by popularity need train_counts_I, the training events of the {num_items} items"
+        )
+    return np.cumsum(train_counts_I)

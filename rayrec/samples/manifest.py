@@ -1,0 +1,116 @@
+"""`dataset.json`: what a prepared data set contains, and the checksums that say it is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Literal
+
+from rayrec.platform.config import Config
+from rayrec.platform.errors import InputError
+
+FORMAT = 1
+MANIFEST_FILE = "dataset.json"
+ITEMS_FILE = "items.parquet"
+USERS_FILE = "users.parquet"
+HISTORY_FILE = "history.parquet"
+TRAIN_FOLDER = "train"
+
+Split = Literal["valid", "test"]
+EVALUATION_FILES: dict[Split, str] = {"valid": "valid.parquet", "test": "test.parquet"}
+
+IdKind = Literal["integer", "string"]
+
+
+class FileEntry(Config):
+    """One file of the data set."""
+
+    rows: int
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path, rows: int) -> FileEntry:
+        return cls(rows=rows, bytes=path.stat().st_size, sha256=sha256_of(path))
+
+
+class SplitInfo(Config):
+    """How events were divided; boundaries in UNIX seconds, for a split by time."""
+
+    kind: Literal["leave_one_out", "time"]
+    valid_start: float | None = None
+    test_start: float | None = None
+
+
+class TiesInfo(Config):
+    """Events of one user that share their time."""
+
+    rule: Literal["shuffle", "file"]
+    """`shuffle`: in an order drawn from the seed; `file`: as the source has them."""
+    neighbours: int
+    """Pairs of neighbouring events of one user with the same time."""
+    users: int
+    """Users with at least one such pair."""
+
+
+class Manifest(Config):
+    """Everything `Dataset.open` has to know before it reads a table."""
+
+    format: int
+    name: str
+    source: str
+    layout: str
+    split: SplitInfo
+    seed: int
+    ties: TiesInfo
+    id_kinds: dict[Literal["user", "item"], IdKind]
+    behaviors: tuple[str, ...]
+    """Names of the behaviour codes in the training rows; empty when the source has none."""
+    counts: dict[str, int]
+    files: dict[str, FileEntry]
+    fingerprint: str
+    """Two data sets with the same fingerprint hold the same rows in the same order."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """The manifest of a data set folder.
+
+        Raises:
+            InputError: no such folder, no manifest in it, or one that is damaged or of another format.
+        """
+        path = folder / MANIFEST_FILE
+        if not folder.is_dir():
+            raise InputError(f"{folder}: no such data set; `rayrec prepare SOURCE {folder}` makes one")
+        if not path.is_file():
+            raise InputError(
+                f"{folder}: not a data set, {MANIFEST_FILE} is missing; "
+                "give a folder that `rayrec prepare` has written"
+            )
+        try:
+            values = json.loads(path.read_text())
+        except ValueError as error:
+            raise InputError(f"{path}: not valid JSON ({error}); prepare the data set again") from error
+        found = values.get("format") if isinstance(values, dict) else None
+        if found != FORMAT:
+            raise InputError(
+                f"{path}: data set format {found!r}, this version reads {FORMAT}; prepare the data set again"
+            )
+        manifest = cls.parse(values, source=str(path))
+        if fingerprint_of(manifest.files, manifest.behaviors) != manifest.fingerprint:
+            raise InputError(f"{path}: its fingerprint does not fit its content; prepare the data set again")
+        return manifest
+
+    def write(self, folder: Path) -> None:
+        (folder / MANIFEST_FILE).write_text(json.dumps(self.model_dump(mode="json"), indent=2) + "\n")
+
+
+def fingerprint_of(files: dict[str, FileEntry], behaviors: tuple[str, ...]) -> str:
+    """Hex sha256 over the names, row counts and checksums of all files."""
+    content = [[name, entry.rows, entry.sha256] for name, entry in sorted(files.items())]
+    return hashlib.sha256(json.dumps([FORMAT, list(behaviors), content]).encode()).hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
