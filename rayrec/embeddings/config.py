@@ -1,0 +1,77 @@
+"""Settings of the sparse stage: its tables, their optimizers, how many servers hold them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rayrec.platform.config import Config
+
+
+class RowwiseAdagradConfig(Config):
+    """Adagrad with one accumulator per row: the least state, the usual choice for sparse ids."""
+
+    kind: Literal["rowwise_adagrad"] = "rowwise_adagrad"
+    lr: float = Field(default=0.05, gt=0)
+    """Learning rate."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the accumulator; keeps the first division finite."""
+    initial_accumulator: float = Field(default=0.0, ge=0)
+    """Value of a new row's accumulator; larger values soften the first steps."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """L2 penalty, added to the gradient of the rows a step touches (not decoupled)."""
+
+
+class AdamConfig(Config):
+    """Lazy Adam, as torch.optim.SparseAdam: only touched rows move, and only their moments decay."""
+
+    kind: Literal["adam"] = "adam"
+    lr: float = Field(default=0.001, gt=0)
+    """Learning rate."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """Decay of the running mean of the gradient and of its square."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment, before bias correction, as SparseAdam does."""
+
+
+OptimizerConfig = Annotated[RowwiseAdagradConfig | AdamConfig, Field(discriminator="kind")]
+
+
+class TableConfig(Config):
+    """One embedding table: rows for any 64-bit ids, created when an update first names them."""
+
+    name: str = Field(min_length=1)
+    dim: int = Field(gt=0, le=8192)
+    """Numbers in one row."""
+    optimizer: OptimizerConfig = RowwiseAdagradConfig()
+    init_scale: float = Field(default=0.05, ge=0)
+    """A new row is uniform in [-init_scale, init_scale)."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """New rows depend on this and the id alone. Tables of one run have different seeds."""
+
+
+class SparseConfig(Config):
+    """The sparse stage of a run."""
+
+    tables: tuple[TableConfig, ...] = Field(min_length=1)
+    num_servers: int = Field(default=2, ge=1, le=65_536)
+    """Parameter servers; each holds one shard of every table."""
+    wait_timeout_s: float = Field(default=120.0, gt=0)
+    """Longest a lookup waits for the step it depends on before it fails."""
+
+    @model_validator(mode="after")
+    def _tables_are_distinct(self) -> Self:
+        names = [table.name for table in self.tables]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two embedding tables are named {name!r}; give each its own name")
+        by_seed: dict[int, str] = {}
+        for table in self.tables:
+            other = by_seed.setdefault(table.seed, table.name)
+            if other != table.name:
+                raise ValueError(
+                    f"tables {other!r} and {table.name!r} share seed {table.seed}: an id that is in both "
+                    "would start with the same values; give each table its own seed."
+                )
+        return self

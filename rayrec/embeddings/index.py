@@ -1,0 +1,131 @@
+"""id -> row: an open-addressing hash table over any 64-bit ids.
+
+A slot is an (id, row) pair in one cache line; a slot is empty when its row is -1, so that every int64
+is a valid id. Collisions go to the next slot. Deleting later needs no tombstones: the followers of the
+freed slot are shifted back (Knuth, TAOCP 3, 6.4, algorithm R).
+
+Axes: M ids of one call, C slots, R ids in the index.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from rayrec.embeddings.compiled import kernel_input, mix64, prefetch
+
+Int64Array = NDArray[np.int64]
+
+MISSING = -1
+"""Row number of an id that is not in the index."""
+
+_MIN_SLOTS = 1024
+_MAX_LOAD = 0.6
+_AHEAD = 8  # slots asked for this many ids early; enough to cover one memory access
+
+
+class IdIndex:
+    """Maps ids to row numbers; rows are numbered 0, 1, 2, ... as their ids arrive. Not thread-safe."""
+
+    def __init__(self, expected_ids: int = 0) -> None:
+        self._slots_C2 = _empty_slots(_slots_for(expected_ids))
+        self._num_ids = 0
+
+    def __len__(self) -> int:
+        return self._num_ids
+
+    @property
+    def num_bytes(self) -> int:
+        return self._slots_C2.nbytes
+
+    def find(self, ids_M: Int64Array) -> Int64Array:
+        """[M] row of each id, -1 where the id is not in the index."""
+        return _find(self._slots_C2, _shift(self._slots_C2), kernel_input(ids_M, np.int64))
+
+    def find_or_add(self, ids_M: Int64Array) -> Int64Array:
+        """[M] row of each id; new ids get the next row numbers, in the order in which they appear."""
+        ids_M = kernel_input(ids_M, np.int64)
+        rows_M = _find(self._slots_C2, _shift(self._slots_C2), ids_M)
+        num_missing = int(np.count_nonzero(rows_M == MISSING))
+        if num_missing:
+            self.reserve(self._num_ids + num_missing)
+            self._num_ids = _add_missing(
+                self._slots_C2, _shift(self._slots_C2), ids_M, rows_M, self._num_ids
+            )
+        return rows_M
+
+    def reserve(self, num_ids: int) -> None:
+        """Make room for `num_ids` in all, so that adding up to there cannot fail for memory."""
+        if num_ids > _MAX_LOAD * len(self._slots_C2):
+            grown_C2 = _empty_slots(_slots_for(num_ids))
+            _move(self._slots_C2, grown_C2, _shift(grown_C2))
+            self._slots_C2 = grown_C2
+
+    def items(self) -> tuple[Int64Array, Int64Array]:
+        """([R] ids, [R] rows), ordered by row."""
+        used_R2 = self._slots_C2[self._slots_C2[:, 1] != MISSING]
+        used_R2 = used_R2[np.argsort(used_R2[:, 1])]
+        return np.ascontiguousarray(used_R2[:, 0]), np.ascontiguousarray(used_R2[:, 1])
+
+
+def _slots_for(num_ids: int) -> int:
+    needed = max(_MIN_SLOTS, int(num_ids / _MAX_LOAD) + 1)
+    return 1 << (needed - 1).bit_length()
+
+
+def _empty_slots(num_slots: int) -> Int64Array:
+    return np.full((num_slots, 2), MISSING, dtype=np.int64)
+
+
+def _shift(slots_C2: Int64Array) -> np.uint64:
+    # An id's slot is the *high* bits of its hash: the low ones chose the shard, so that within one
+    # shard they take few values and would crowd its ids into a corner of the table.
+    return np.uint64(64 - (len(slots_C2).bit_length() - 1))
+
+
+@njit(nogil=True, cache=True)
+def _find(slots_C2, shift, ids_M):  # type: ignore[no-untyped-def]
+    mask = len(slots_C2) - 1
+    rows_M = np.empty(len(ids_M), dtype=np.int64)
+    base = np.uint64(slots_C2.ctypes.data)
+    for m in range(len(ids_M)):
+        if m + _AHEAD < len(ids_M):
+            slot = mix64(np.uint64(ids_M[m + _AHEAD])) >> shift
+            prefetch(base + slot * np.uint64(16))
+        slot = np.int64(mix64(np.uint64(ids_M[m])) >> shift)
+        while slots_C2[slot, 1] != MISSING and slots_C2[slot, 0] != ids_M[m]:
+            slot = (slot + 1) & mask
+        rows_M[m] = slots_C2[slot, 1]
+    return rows_M
+
+
+@njit(nogil=True, cache=True)
+def _add_missing(slots_C2, shift, ids_M, rows_M, next_row):  # type: ignore[no-untyped-def]
+    """Give every id whose entry of rows_M is -1 a row, from next_row; return the row after the last."""
+    mask = len(slots_C2) - 1
+    for m in range(len(ids_M)):
+        if rows_M[m] != MISSING:
+            continue
+        slot = np.int64(mix64(np.uint64(ids_M[m])) >> shift)
+        while slots_C2[slot, 1] != MISSING and slots_C2[slot, 0] != ids_M[m]:
+            slot = (slot + 1) & mask
+        if slots_C2[slot, 1] == MISSING:  # otherwise the id was added a moment ago: it is in ids_M twice
+            slots_C2[slot, 0] = ids_M[m]
+            slots_C2[slot, 1] = next_row
+            next_row += 1
+        rows_M[m] = slots_C2[slot, 1]
+    return next_row
+
+
+@njit(nogil=True, cache=True)
+def _move(old_C2, new_C2, shift):  # type: ignore[no-untyped-def]
+    mask = len(new_C2) - 1
+    for old in range(len(old_C2)):
+        if old_C2[old, 1] == MISSING:
+            continue
+        slot = np.int64(mix64(np.uint64(old_C2[old, 0])) >> shift)
+        while new_C2[slot, 1] != MISSING:
+            slot = (slot + 1) & mask
+        new_C2[slot, 0] = old_C2[old, 0]
+        new_C2[slot, 1] = old_C2[old, 1]
