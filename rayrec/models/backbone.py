@@ -1,0 +1,59 @@
+"""Causal transformer over jagged histories, shared by every sequence model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rayrec.models.jagged import JaggedLayout, causal_attention
+from rayrec.models.keyed_random import KeyedDropout
+
+
+class Block(nn.Module):
+    """Pre-norm attention and feed-forward, each added to its input (Xiong et al., ICML 2020)."""
+
+    def __init__(self, dim: int, num_heads: int, feedforward_dim: int, dropout: float, index: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.attention_norm = nn.LayerNorm(dim)
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.out = nn.Linear(dim, dim)
+        self.feedforward_norm = nn.LayerNorm(dim)
+        self.up = nn.Linear(dim, feedforward_dim)
+        self.down = nn.Linear(feedforward_dim, dim)
+        # Index 0 belongs to the input's dropout.
+        self.attention_dropout = KeyedDropout(dropout, 1 + 3 * index)
+        self.hidden_dropout = KeyedDropout(dropout, 2 + 3 * index)
+        self.feedforward_dropout = KeyedDropout(dropout, 3 + 3 * index)
+
+    def forward(self, x_ND: Tensor, layout: JaggedLayout, keys_N: Tensor) -> Tensor:
+        query, key, value = self.qkv(self.attention_norm(x_ND)).chunk(3, dim=1)
+        attended = self.out(causal_attention(query, key, value, layout, self.num_heads))
+        x_ND = x_ND + self.attention_dropout(attended, keys_N)
+        hidden = functional.gelu(self.up(self.feedforward_norm(x_ND)))
+        hidden = self.down(self.hidden_dropout(hidden, keys_N))
+        return x_ND + self.feedforward_dropout(hidden, keys_N)
+
+
+class CausalTransformer(nn.Module):
+    """[N, D] token vectors to [N, D] contexts, each knowing only its row's past."""
+
+    def __init__(
+        self, dim: int, num_layers: int, num_heads: int, feedforward_dim: int, max_length: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.max_length = max_length
+        self.positions_TD = nn.Parameter(torch.empty(max_length, dim).normal_(std=0.02))
+        self.input_dropout = KeyedDropout(dropout, 0)
+        self.blocks = nn.ModuleList(
+            Block(dim, num_heads, feedforward_dim, dropout, index) for index in range(num_layers)
+        )
+        self.final_norm = nn.LayerNorm(dim)
+
+    def forward(self, x_ND: Tensor, layout: JaggedLayout, keys_N: Tensor) -> Tensor:
+        x_ND = x_ND + functional.embedding(layout.place_N, self.positions_TD)
+        x_ND = self.input_dropout(x_ND, keys_N)
+        for block in self.blocks:
+            x_ND = block(x_ND, layout, keys_N)
+        return self.final_norm(x_ND)

@@ -1,0 +1,72 @@
+"""Settings of the models and of their dense optimizer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from rayrec.platform.config import Config
+
+
+class BackboneConfig(Config):
+    """The causal transformer that reads a history."""
+
+    dim: int = Field(64, gt=0)
+    """Width of every vector, sparse rows included."""
+    num_layers: int = Field(2, gt=0)
+    num_heads: int = Field(2, gt=0)
+    feedforward_dim: int = Field(256, gt=0)
+    max_length: int = Field(50, gt=1)
+    """Events a history may have; longer ones are cut to the newest."""
+    dropout: float = Field(0.2, ge=0.0, lt=1.0)
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> BackboneConfig:
+        if self.dim % self.num_heads:
+            raise ValueError(
+                f"backbone.dim must be a multiple of backbone.num_heads, got {self.dim} and {self.num_heads}"
+            )
+        return self
+
+
+class SasRecConfig(Config):
+    """Items are predicted one by one, by inner product."""
+
+    name: Literal["sasrec"]
+    backbone: BackboneConfig = BackboneConfig()
+    item_matrix: Literal["dense", "sparse"] = "dense"
+    """`dense`: weights of the network and a full softmax. `sparse`: rows of the
+    parameter servers and a sampled softmax, for catalogues of any size."""
+    num_negatives: int = Field(1024, gt=0)
+    """Sampled for each batch where the item matrix is sparse."""
+    negative_sampling: Literal["uniform", "popularity"] = "popularity"
+    user_embedding: bool = False
+
+
+class GenerativeConfig(Config):
+    """Items are generated code by code."""
+
+    name: Literal["generative"]
+    backbone: BackboneConfig = BackboneConfig()
+    decoder_dim: int = Field(256, gt=0)
+    """Hidden width of the decoder's feed-forward layers."""
+    item_embedding: bool = True
+    """Whether a history event is its item's row plus its code rows, or those alone."""
+    user_embedding: bool = False
+    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
+    beam_width: int = Field(100, gt=0)
+    """Beams of evaluation and serving; never fewer than the items asked for."""
+
+
+ModelConfig = Annotated[SasRecConfig | GenerativeConfig, Field(discriminator="name")]
+
+
+class DenseOptimizerConfig(Config):
+    """AdamW of the dense weights."""
+
+    learning_rate: float = Field(1e-3, gt=0.0)
+    weight_decay: float = Field(0.0, ge=0.0)
+    warmup_steps: int = Field(100, ge=0)
+    schedule: Literal["constant", "cosine"] = "constant"
+    max_grad_norm: float | None = Field(None, gt=0.0)

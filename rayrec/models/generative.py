@@ -1,0 +1,107 @@
+"""Generates the next item's semantic ID, code by code.
+
+A history event enters as the sum of its code embeddings (and, if asked for,
+its item embedding), all rows of the sparse stage. A causal transformer reads
+the events; at every position a light decoder then predicts the codes of the
+next item one level after the other. The context is computed once and shared by
+all levels and beams, as in OneRec-V2's lazy decoder (arXiv:2508.20900), here
+reduced to feed-forward layers, so that all positions and levels train at once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rayrec.models.backbone import CausalTransformer
+from rayrec.models.beam import beam_search
+from rayrec.models.keyed_random import KeyedDropout
+from rayrec.models.sequence_model import Ranking, SequenceModel
+from rayrec.models.tensor_batch import TensorBatch
+from rayrec.models.trie import CodeTrie
+
+
+class CodeDecoder(nn.Module):
+    """Logits of one level's codes from a context and the codes chosen before it."""
+
+    def __init__(
+        self, dim: int, level_sizes: tuple[int, ...], feedforward_dim: int, dropout: float, dropout_index: int
+    ) -> None:
+        super().__init__()
+        # The last level's code conditions nothing.
+        self.chosen_KD = nn.ParameterList(
+            nn.Parameter(torch.empty(size, dim).normal_(std=0.02)) for size in level_sizes[:-1]
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in level_sizes)
+        self.up = nn.ModuleList(nn.Linear(dim, feedforward_dim) for _ in level_sizes)
+        self.down = nn.ModuleList(nn.Linear(feedforward_dim, dim) for _ in level_sizes)
+        self.output_norms = nn.ModuleList(nn.LayerNorm(dim) for _ in level_sizes)
+        self.heads = nn.ModuleList(nn.Linear(dim, size) for size in level_sizes)
+        self.dropouts = nn.ModuleList(
+            KeyedDropout(dropout, dropout_index + level) for level in range(len(level_sizes))
+        )
+
+    def condition(self, state: Tensor, level: int, codes: Tensor) -> Tensor:
+        """[..., D] state after choosing `codes` [...] at `level`."""
+        return state + functional.embedding(codes, self.chosen_KD[level])
+
+    def logits(self, state: Tensor, level: int, keys_N: Tensor | None = None) -> Tensor:
+        """[..., D] state to [..., K] logits; `keys_N` only while training."""
+        hidden = functional.gelu(self.up[level](self.norms[level](state)))
+        if keys_N is not None:
+            hidden = self.dropouts[level](hidden, keys_N)
+        return self.heads[level](self.output_norms[level](state + self.down[level](hidden)))
+
+
+class GenerativeRecommender(SequenceModel):
+    """Semantic IDs in, semantic IDs out; items appear only as paths of the trie."""
+
+    codes_IL: Tensor
+
+    def __init__(
+        self,
+        backbone: CausalTransformer,
+        decoder: CodeDecoder,
+        codes_IL: Tensor,
+        beam_width: int,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(backbone)
+        self.decoder = decoder
+        self.register_buffer("codes_IL", codes_IL, persistent=False)
+        self.trie = CodeTrie.from_codes(codes_IL)
+        self.beam_width = beam_width
+        self.label_smoothing = label_smoothing
+
+    def embed_history(self, batch: TensorBatch) -> Tensor:
+        x_ND = batch.embed("code").sum(1)
+        return x_ND + batch.embed("item") if "item" in batch.rows else x_ND
+
+    def loss(self, batch: TensorBatch) -> Tensor:
+        assert batch.targets_N is not None
+        codes_NL = self.codes_IL[batch.targets_N].long()
+        state_ND = self.contexts(batch)
+        total = state_ND.new_zeros(())
+        for level in range(codes_NL.shape[1]):
+            logits_NK = self.decoder.logits(state_ND, level, batch.keys_N if self.training else None)
+            total = total + functional.cross_entropy(
+                logits_NK, codes_NL[:, level], reduction="sum", label_smoothing=self.label_smoothing
+            )
+            if level + 1 < codes_NL.shape[1]:
+                state_ND = self.decoder.condition(state_ND, level, codes_NL[:, level])
+        return total
+
+    def rank(self, batch: TensorBatch, k: int, excluded_BE: Tensor | None) -> Ranking:
+        context_BD = self.last_contexts(batch)
+
+        def next_logits(depth: int, codes_BWd: Tensor, parent_BW: Tensor | None) -> Tensor:
+            state_BWD = context_BD[:, None, :]
+            for level in range(depth):
+                state_BWD = self.decoder.condition(state_BWD, level, codes_BWd[:, :, level])
+            return self.decoder.logits(state_BWD, depth)
+
+        if self.trie.device != context_BD.device:  # the trie is no buffer that Module.to() would move
+            self.trie = self.trie.to(context_BD.device)
+        found = beam_search(next_logits, self.trie, max(self.beam_width, k), len(context_BD), excluded_BE)
+        return Ranking(found.items_BW[:, :k], found.log_probs_BW[:, :k])

@@ -1,0 +1,60 @@
+"""Random numbers that depend on *what* they are for, not on when they are drawn.
+
+Dropout keyed by (seed, step, row, place in the row) gives the same masks
+however a global batch is split over trainers, and needs no generator state in
+a snapshot. Counter-based generators of this kind are described in Salmon et
+al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011; the mixing steps
+are those of splitmix64 (Steele et al., OOPSLA 2014).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+# Signed forms of splitmix64's constants: torch has no unsigned 64-bit product.
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
+
+
+def _shift_right(values: Tensor, bits: int) -> Tensor:
+    """Logical shift: torch's `>>` on int64 copies the sign bit."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix64(values: Tensor) -> Tensor:
+    """splitmix64 of int64 values; equals `rayrec.platform.hashing.mix64` bit for bit."""
+    z = values + _GOLDEN
+    z = (z ^ _shift_right(z, 30)) * _FIRST
+    z = (z ^ _shift_right(z, 27)) * _SECOND
+    return z ^ _shift_right(z, 31)
+
+
+def token_keys(seed: int, step: int, row_keys_N: Tensor, place_N: Tensor) -> Tensor:
+    """[N] key of every token from the run's seed, the step, its row and its place there."""
+    # Built on the host: two scalar hashes.
+    root = mix64(mix64(torch.tensor(seed)) ^ step).to(row_keys_N.device)
+    return mix64(mix64(row_keys_N ^ root) ^ place_N)
+
+
+class KeyedDropout(nn.Module):
+    """Dropout whose mask is a hash of (token key, index of this layer, element).
+
+    Probabilities are rounded to 1/65536: one 64-bit hash yields four 16-bit draws.
+    """
+
+    def __init__(self, probability: float, index: int) -> None:
+        super().__init__()
+        self.probability = probability
+        self.index = index
+
+    def forward(self, x_ND: Tensor, keys_N: Tensor) -> Tensor:
+        if not self.training or self.probability == 0.0:
+            return x_ND
+        words = (x_ND.shape[1] + 3) // 4
+        counters = torch.arange(words, device=x_ND.device) + (self.index << 32)
+        bits = mix64(keys_N[:, None] ^ mix64(counters)[None, :])
+        draws = bits.view(torch.int16)[:, : x_ND.shape[1]]
+        threshold = round(self.probability * 65536) - 32768
+        return x_ND * (draws >= threshold).to(x_ND.dtype) / (1.0 - self.probability)

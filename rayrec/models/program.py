@@ -1,0 +1,207 @@
+"""The dense stage behind one small interface, so that nothing above it knows the framework."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayrec.models.sequence_model import SequenceModel
+from rayrec.models.tensor_batch import Features, TensorBatch
+
+Rows = Mapping[str, np.ndarray]
+"""Table name to [M, D] float32 rows, in the order of the batch's distinct ids."""
+
+SumOverTrainers = Callable[[Tensor], None]
+"""Replaces a flat tensor by its sum over all trainers, in place."""
+
+
+class DenseGradients(NamedTuple):
+    """What one batch asks of the sparse stage, and how good the model was on it."""
+
+    loss_sum: float
+    """Summed over this trainer's targets, not divided by their number."""
+    row_grads: dict[str, np.ndarray]
+    """Table name to [M, D] gradients of the loss divided by the global number of targets."""
+
+
+class RankedItems(NamedTuple):
+    """Best items of each row, best first; see `models.sequence_model.Ranking`."""
+
+    items_BK: np.ndarray
+    scores_BK: np.ndarray
+
+
+class DenseProgram(Protocol):
+    """A dense network with its optimizer, whatever framework it is written in."""
+
+    table_of_catalogue: str | None
+    """Sparse table whose rows of every item `rank` needs, if any."""
+
+    def backward(self, features: Features, rows: Rows) -> DenseGradients:
+        """Loss and gradients; dense gradients are kept for `update`."""
+
+    def update(self) -> None:
+        """Sum the kept gradients over the trainers and take one optimizer step."""
+
+    def rank(self, features: Features, rows: Rows, k: int, excluded_BE: np.ndarray | None) -> RankedItems:
+        """The k best next items of each row, none of them in `excluded_BE` (padded with -1)."""
+
+    def set_catalogue(self, rows_ID: np.ndarray) -> None:
+        """Give the rows of every item to a program with a `table_of_catalogue`."""
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Every dense weight by name, as copies."""
+
+    def optimizer_state(self) -> dict[str, np.ndarray]:
+        """Everything but the weights that the next `update` depends on, as copies."""
+
+    def load(self, weights: Mapping[str, np.ndarray], optimizer_state: Mapping[str, np.ndarray] | None) -> None:
+        """Take over saved values; names and shapes have to match.
+
+        Raises:
+            ValueError: a weight is missing, unknown or of another shape.
+        """
+
+
+@dataclass(frozen=True)
+class DenseOptimizerSettings:
+    """AdamW with linear warm-up, then constant or cosine decay to zero at `total_steps`."""
+
+    learning_rate: float
+    weight_decay: float
+    warmup_steps: int
+    total_steps: int | None
+    """Where the cosine reaches zero; None keeps the rate constant."""
+    max_grad_norm: float | None
+    fused: bool
+
+    def rate(self, step: int) -> float:
+        """Learning rate of `step`, counted from 0."""
+        warmup = min(1.0, (step + 1) / max(self.warmup_steps, 1))
+        if self.total_steps is None:
+            return self.learning_rate * warmup
+        progress = min(1.0, step / self.total_steps)
+        return self.learning_rate * warmup * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+class TorchProgram:
+    """A `SequenceModel` on one device; several trainers hold identical copies."""
+
+    def __init__(
+        self,
+        model: SequenceModel,
+        settings: DenseOptimizerSettings,
+        device: torch.device,
+        seed: int,
+        sum_over_trainers: SumOverTrainers | None = None,
+    ) -> None:
+        self.model = model.to(device)
+        self.table_of_catalogue = model.table_of_catalogue
+        self._settings = settings
+        self._device = device
+        self._seed = seed
+        self._sum_over_trainers = sum_over_trainers
+        self._step = 0
+        self._parameters = dict(model.named_parameters())
+        self._optimizer = torch.optim.AdamW(
+            self._parameters.values(),
+            lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            fused=settings.fused,
+        )
+
+    def backward(self, features: Features, rows: Rows) -> DenseGradients:
+        batch = TensorBatch.build(features, rows, self._seed, self._device, training=True)
+        self.model.train()
+        self._optimizer.zero_grad()
+        loss_sum = torch.zeros((), device=self._device)
+        if len(features.items_N):
+            loss_sum = self.model.loss(batch)
+            (loss_sum / features.num_targets).backward()
+        return DenseGradients(float(loss_sum), {name: _gradient(rows) for name, rows in batch.rows.items()})
+
+    def update(self) -> None:
+        gradients = [_or_zeros(parameter) for parameter in self._parameters.values()]
+        if self._sum_over_trainers is not None:
+            _sum_in_place(gradients, self._sum_over_trainers)
+        for parameter, gradient in zip(self._parameters.values(), gradients, strict=True):
+            parameter.grad = gradient
+        if self._settings.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._settings.max_grad_norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._settings.rate(self._step)
+        self._optimizer.step()
+        self._step += 1
+
+    @torch.inference_mode()
+    def rank(self, features: Features, rows: Rows, k: int, excluded_BE: np.ndarray | None) -> RankedItems:
+        batch = TensorBatch.build(features, rows, self._seed, self._device, training=False)
+        self.model.eval()
+        excluded = None if excluded_BE is None else torch.tensor(excluded_BE, device=self._device)
+        items_BK, scores_BK = self.model.rank(batch, k, excluded)
+        return RankedItems(items_BK.cpu().numpy(), scores_BK.cpu().numpy())
+
+    def set_catalogue(self, rows_ID: np.ndarray) -> None:
+        self.model.set_catalogue(torch.tensor(rows_ID, device=self._device))
+
+    def weights(self) -> dict[str, np.ndarray]:
+        return {name: _copy(parameter) for name, parameter in self._parameters.items()}
+
+    def optimizer_state(self) -> dict[str, np.ndarray]:
+        state = {"step": np.array(self._step, dtype=np.int64)}
+        for name, parameter in self._parameters.items():
+            for key, value in self._optimizer.state[parameter].items():
+                state[f"{name}/{key}"] = _copy(value)
+        return state
+
+    def load(self, weights: Mapping[str, np.ndarray], optimizer_state: Mapping[str, np.ndarray] | None) -> None:
+        if unmatched := weights.keys() ^ self._parameters.keys():
+            raise ValueError(f"dense weights {sorted(unmatched)} are in only one of the snapshot and the model")
+        for name, parameter in self._parameters.items():
+            if weights[name].shape != tuple(parameter.shape):
+                raise ValueError(
+                    f"dense weight {name!r} has shape {weights[name].shape} in the snapshot, "
+                    f"but {tuple(parameter.shape)} in the model"
+                )
+            with torch.no_grad():
+                parameter.copy_(torch.tensor(weights[name]))
+        if optimizer_state is None:
+            return
+        self._step = int(optimizer_state["step"])
+        if self._step == 0:
+            return
+        for name, parameter in self._parameters.items():
+            self._optimizer.state[parameter] = {
+                key: torch.tensor(optimizer_state[f"{name}/{key}"]).to(
+                    "cpu" if key == "step" and not self._settings.fused else self._device
+                )
+                for key in ("step", "exp_avg", "exp_avg_sq")
+            }
+
+
+def _gradient(rows_MD: Tensor) -> np.ndarray:
+    return _or_zeros(rows_MD).cpu().numpy()
+
+
+def _or_zeros(tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+
+
+def _copy(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy().copy()
+
+
+def _sum_in_place(tensors: list[Tensor], sum_over_trainers: SumOverTrainers) -> None:
+    """One collective for all tensors: many small ones would pay its latency each."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    sum_over_trainers(flat)
+    offset = 0
+    for tensor in tensors:
+        tensor.copy_(flat[offset : offset + tensor.numel()].view_as(tensor))
+        offset += tensor.numel()

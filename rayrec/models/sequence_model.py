@@ -1,0 +1,75 @@
+"""What a sequence recommender has to offer to training, evaluation and serving."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rayrec.models.backbone import CausalTransformer
+from rayrec.models.tensor_batch import TensorBatch
+
+
+class Ranking(NamedTuple):
+    """The best items of each row, best first."""
+
+    items_BK: Tensor
+    """Catalogue positions; -1 where fewer than K items could be ranked."""
+    scores_BK: Tensor
+    """Log-probabilities or inner products, as the model has them; -inf at -1."""
+
+
+class SequenceModel(nn.Module, ABC):
+    """A causal transformer between an input embedding and a head."""
+
+    table_of_catalogue: str | None = None
+    """Sparse table whose rows for every item `rank` needs; see `set_catalogue`."""
+
+    def __init__(self, backbone: CausalTransformer) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    @abstractmethod
+    def embed_history(self, batch: TensorBatch) -> Tensor:
+        """[N, D] input vector of every history event."""
+
+    @abstractmethod
+    def loss(self, batch: TensorBatch) -> Tensor:
+        """Scalar: the loss summed over the batch's targets."""
+
+    @abstractmethod
+    def rank(self, batch: TensorBatch, k: int, excluded_BE: Tensor | None) -> Ranking:
+        """The k best next items of each row.
+
+        Args:
+            excluded_BE: [B, E] catalogue positions never to return, padded with -1.
+        """
+
+    def set_catalogue(self, rows_ID: Tensor) -> None:
+        """Take the rows of every item; only models with a `table_of_catalogue` need them."""
+        raise AssertionError(f"{type(self).__name__} ranks without the rows of the catalogue")
+
+    def contexts(self, batch: TensorBatch) -> Tensor:
+        """[N, D] what the model knows after each event."""
+        x_ND = self.embed_history(batch)
+        if "user" in batch.rows:
+            x_ND = x_ND + batch.embed("user").index_select(0, batch.layout.row_N)
+        return self.backbone(x_ND, batch.layout, batch.keys_N)
+
+    def last_contexts(self, batch: TensorBatch) -> Tensor:
+        """[B, D] what the model knows at the end of each row."""
+        return self.contexts(batch).index_select(0, batch.layout.last_B)
+
+
+def rank_by_scores(scores_BI: Tensor, k: int, excluded_BE: Tensor | None) -> Ranking:
+    """Exhaustive ranking of a score for every item."""
+    if excluded_BE is not None:
+        # Padding goes to an extra column that is cut off again.
+        mask_BI = torch.zeros(len(scores_BI), scores_BI.shape[1] + 1, dtype=torch.bool, device=scores_BI.device)
+        columns_BE = torch.where(excluded_BE < 0, scores_BI.shape[1], excluded_BE)
+        mask_BI.scatter_(1, columns_BE, True)
+        scores_BI = scores_BI.masked_fill(mask_BI[:, :-1], -torch.inf)
+    scores_BK, items_BK = scores_BI.topk(min(k, scores_BI.shape[1]), dim=1)
+    return Ranking(items_BK.masked_fill(scores_BK == -torch.inf, -1), scores_BK)

@@ -1,0 +1,76 @@
+"""Starting or joining a Ray cluster, and leaving it clean."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pydantic import Field
+
+from rayrec.platform.config import Config
+from rayrec.platform.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+
+class ClusterConfig(Config):
+    """Where a run finds its Ray cluster."""
+
+    address: str | None = None
+    """`auto`, `ray://host:port` or `host:port`; None joins the cluster of the
+    surrounding Ray job, or starts one on this machine."""
+    object_store_bytes: int = Field(512 * 1024 * 1024, ge=80 * 1024 * 1024)
+    """Shared memory of a cluster started here; batches in flight live in it."""
+    dashboard: bool = True
+    """Whether a cluster started here serves the Ray dashboard (on loopback)."""
+
+
+@contextmanager
+def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
+    """Be connected to Ray inside the block; a cluster started here ends with it.
+
+    Raises:
+        InputError: the cluster that was joined has fewer CPUs than the run's actors ask for.
+    """
+    import ray
+
+    if ray.is_initialized():
+        _check_capacity(cpus_needed)
+        yield
+        return
+    address = config.address or os.environ.get("RAY_ADDRESS")
+    try:
+        if address is not None:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        else:
+            # Our own cluster may promise more CPUs than there are: small machines run every stage, only slower.
+            ray.init(
+                num_cpus=max(os.cpu_count() or 1, int(cpus_needed + 0.999)),
+                object_store_memory=config.object_store_bytes,
+                include_dashboard=config.dashboard,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+            )
+    except ConnectionError as error:
+        raise InputError(
+            f"cluster.address: no Ray cluster answers at {address!r}; start one with "
+            "'ray start --head', or leave the address out to start one for this run"
+        ) from error
+    try:
+        _check_capacity(cpus_needed)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_capacity(cpus_needed: float) -> None:
+    import ray
+
+    available = ray.cluster_resources().get("CPU", 0.0)
+    if available < cpus_needed:
+        raise InputError(
+            f"the run's actors need {cpus_needed:g} CPUs and the Ray cluster has {available:g}; "
+            "lower pipeline.num_trainers, sparse.num_servers or pipeline.cpus_per_trainer, or join a larger cluster"
+        )

@@ -1,0 +1,92 @@
+"""The only place that knows `cuda`, `npu` or `cpu`. Imports torch alone.
+
+Everything that differs between devices is a field of `Device`; moving a run
+to another device changes the one line of its config that names it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from rayrec.platform.errors import InputError
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the rest of the code may ask about the device it runs on."""
+
+    kind: str
+    """Name in the config: `cpu`, `cuda` or `npu`."""
+    collective_backend: str
+    """Backend of `torch.distributed` for tensors on this device."""
+    ray_resource: str
+    """Key under which Ray counts this device."""
+    autocast_dtype: torch.dtype
+    fused_optimizer: bool
+    """Whether torch's fused optimizers exist for this device."""
+
+    @property
+    def torch(self) -> torch.device:
+        return torch.device(self.kind)
+
+    def synchronize(self) -> None:
+        """Wait for queued work, so that a host clock measures it."""
+        if self.kind != "cpu":
+            getattr(torch, self.kind).synchronize()
+
+
+def _cpu_is_there() -> str | None:
+    return None
+
+
+def _cuda_is_there() -> str | None:
+    if torch.cuda.is_available():
+        return None
+    if torch.version.cuda is None:
+        return "this torch was built without CUDA; install the extra: pip install 'rayrec[gpu]'"
+    return "torch sees no CUDA device; check the driver with nvidia-smi"
+
+
+def _npu_is_there() -> str | None:
+    # torch_npu is imported only here: without its driver it breaks `import torch` for everyone.
+    if not hasattr(torch, "npu"):
+        if importlib.util.find_spec("torch_npu") is None:
+            return "torch_npu is not installed; install the extra: pip install 'rayrec[npu]'"
+        importlib.import_module("torch_npu")
+    if torch.get_device_module("npu").is_available():
+        return None
+    return "torch_npu sees no NPU; check the Ascend driver with npu-smi info"
+
+
+_DEVICES: dict[str, tuple[Device, Callable[[], str | None]]] = {
+    "cpu": (Device("cpu", "gloo", "CPU", torch.bfloat16, True), _cpu_is_there),
+    "cuda": (Device("cuda", "nccl", "GPU", torch.bfloat16, True), _cuda_is_there),
+    "npu": (Device("npu", "hccl", "NPU", torch.bfloat16, False), _npu_is_there),
+}
+KINDS = tuple(_DEVICES)
+
+
+def why_missing(kind: str) -> str | None:
+    """None where the device can be used, else one sentence on what would bring it."""
+    try:
+        return _DEVICES[kind][1]()
+    except (ImportError, OSError, RuntimeError) as error:
+        return f"{kind} cannot be initialised: {error}"
+
+
+def get_device(kind: str) -> Device:
+    """The device named in a config.
+
+    Raises:
+        InputError: an unknown name, or a device this machine does not have.
+    """
+    if kind not in _DEVICES:
+        raise InputError(f"device: there is no device {kind!r}; expected one of {', '.join(KINDS)}")
+    if (reason := why_missing(kind)) is not None:
+        raise InputError(f"device: {kind!r} was asked for, but {reason}; or set device to 'cpu'")
+    return _DEVICES[kind][0]
