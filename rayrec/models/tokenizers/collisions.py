@@ -72,7 +72,8 @@ def reassign_last_code(codes_IL: Tensor, vectors_ID: Tensor, kmeans: ResidualKMe
         prefix = codes[np.argmax(prefix_I == fullest), :-1].tolist()
         raise ValueError(
             f"collision policy reassign: {num_items_of[fullest]} items share the prefix {prefix}, but the "
-            f"last level has only {size} codes; choose a larger codebook_size, more levels, or the policy extra_digit"
+            f"last level has only {size} codes; choose a larger codebook_size, more levels, or the policy "
+            "extra_digit"
         )
     residuals_ID = vectors_ID.to(torch.float32)
     if codes.shape[1] > 1:
