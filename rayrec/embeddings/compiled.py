@@ -7,7 +7,7 @@ what never changes: the hash is a contract, the rest are single machine instruct
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -25,7 +25,7 @@ _S31 = np.uint64(31)
 
 
 @njit(nogil=True, cache=True, inline="always")
-def mix64(value: int) -> int:
+def mix64(value: Any) -> Any:
     """`rayrec.platform.hashing.mix64` of one uint64."""
     z = np.uint64(value) + _GOLDEN
     z = (z ^ (z >> _S30)) * _FIRST
@@ -34,23 +34,13 @@ def mix64(value: int) -> int:
 
 
 @njit(nogil=True, cache=True, inline="always")
-def extend64(prefix: int, part: int) -> int:
+def extend64(prefix: Any, part: Any) -> Any:
     """One more part for `combine64`: combine64(a, b) = extend64(extend64(0, a), b)."""
     return mix64(np.uint64(prefix) ^ np.uint64(part))
 
 
-@intrinsic
-def float32_at(typingctx: Any, address: Any) -> Any:
-    """Pointer to float32 from an address, for `numba.carray`."""
-    return _pointer_from_address(types.float32)
-
-
-@intrinsic
-def int32_at(typingctx: Any, address: Any) -> Any:
-    """Pointer to int32 from an address, for `numba.carray`."""
-    return _pointer_from_address(types.int32)
-
-
+# Intrinsics are called from compiled code only, with another signature than the one defined here;
+# hence their names are given to the compiler's objects, typed Any.
 def _pointer_from_address(dtype: Any) -> tuple[Any, Any]:
     pointer_type = types.CPointer(dtype)
 
@@ -60,9 +50,15 @@ def _pointer_from_address(dtype: Any) -> tuple[Any, Any]:
     return pointer_type(types.uint64), generate
 
 
-@intrinsic
-def prefetch(typingctx: Any, address: Any) -> Any:
-    """Ask for the cache line at an address; never faults, has no effect on results."""
+def _float32_at(typingctx: Any, address: Any) -> tuple[Any, Any]:
+    return _pointer_from_address(types.float32)
+
+
+def _int32_at(typingctx: Any, address: Any) -> tuple[Any, Any]:
+    return _pointer_from_address(types.int32)
+
+
+def _prefetch(typingctx: Any, address: Any) -> tuple[Any, Any]:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer_type, flag_type = cgutils.voidptr_t, ir.IntType(32)
@@ -77,6 +73,40 @@ def prefetch(typingctx: Any, address: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.uint64), generate
+
+
+float32_at: Any = intrinsic(_float32_at)
+"""float32_at(address): pointer to float32, for `numba.carray`."""
+int32_at: Any = intrinsic(_int32_at)
+"""int32_at(address): pointer to int32, for `numba.carray`."""
+prefetch: Any = intrinsic(_prefetch)
+"""prefetch(address): ask for a cache line; never faults, has no effect on results."""
+
+
+class RowAddresses(NamedTuple):
+    """Where row records are: row r is record `r mod 2**shift` of block `r >> shift`."""
+
+    blocks: NDArray[np.uint64]
+    """Address of every block."""
+    shift: int
+    """Logarithm of the rows in a block."""
+    words: int
+    """4-byte words in a record."""
+
+
+@njit(nogil=True, cache=True, inline="always")
+def row_address(rows: RowAddresses, row: Any) -> Any:
+    """Address of the record of a row."""
+    within = row & ((1 << rows.shift) - 1)
+    return rows.blocks[row >> rows.shift] + np.uint64(within * rows.words * 4)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def prefetch_row(rows: RowAddresses, row: Any) -> None:
+    """Ask for every cache line of a row's record."""
+    address = row_address(rows, row)
+    for offset in range(0, rows.words * 4 + 63, 64):
+        prefetch(address + np.uint64(offset))
 
 
 def kernel_input(array: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:

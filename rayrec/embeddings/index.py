@@ -50,9 +50,7 @@ class IdIndex:
         num_missing = int(np.count_nonzero(rows_M == MISSING))
         if num_missing:
             self.reserve(self._num_ids + num_missing)
-            self._num_ids = _add_missing(
-                self._slots_C2, _shift(self._slots_C2), ids_M, rows_M, self._num_ids
-            )
+            self._num_ids = _add_missing(self._slots_C2, _shift(self._slots_C2), ids_M, rows_M, self._num_ids)
         return rows_M
 
     def reserve(self, num_ids: int) -> None:
@@ -85,7 +83,7 @@ def _shift(slots_C2: Int64Array) -> np.uint64:
 
 
 @njit(nogil=True, cache=True)
-def _find(slots_C2, shift, ids_M):  # type: ignore[no-untyped-def]
+def _find(slots_C2: Int64Array, shift: np.uint64, ids_M: Int64Array) -> Int64Array:
     mask = len(slots_C2) - 1
     rows_M = np.empty(len(ids_M), dtype=np.int64)
     base = np.uint64(slots_C2.ctypes.data)
@@ -101,7 +99,9 @@ def _find(slots_C2, shift, ids_M):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _add_missing(slots_C2, shift, ids_M, rows_M, next_row):  # type: ignore[no-untyped-def]
+def _add_missing(
+    slots_C2: Int64Array, shift: np.uint64, ids_M: Int64Array, rows_M: Int64Array, next_row: int
+) -> int:
     """Give every id whose entry of rows_M is -1 a row, from next_row; return the row after the last."""
     mask = len(slots_C2) - 1
     for m in range(len(ids_M)):
@@ -119,7 +119,7 @@ def _add_missing(slots_C2, shift, ids_M, rows_M, next_row):  # type: ignore[no-u
 
 
 @njit(nogil=True, cache=True)
-def _move(old_C2, new_C2, shift):  # type: ignore[no-untyped-def]
+def _move(old_C2: Int64Array, new_C2: Int64Array, shift: np.uint64) -> None:
     mask = len(new_C2) - 1
     for old in range(len(old_C2)):
         if old_C2[old, 1] == MISSING:

@@ -28,13 +28,11 @@ class ShardMap:
     def __init__(self, num_shards: int) -> None:
         if not 1 <= num_shards <= NUM_BUCKETS:
             raise ValueError(
-                f"the number of shards must be between 1 and {NUM_BUCKETS} (virtual buckets), got {num_shards}"
+                f"the number of shards must be from 1 to {NUM_BUCKETS}, the virtual buckets, got {num_shards}"
             )
         self.num_shards = num_shards
         self._first_bucket = [shard * NUM_BUCKETS // num_shards for shard in range(num_shards + 1)]
-        self._shard_of_bucket = np.repeat(
-            np.arange(num_shards, dtype=np.int32), np.diff(self._first_bucket)
-        )
+        self._shard_of_bucket = np.repeat(np.arange(num_shards, dtype=np.int32), np.diff(self._first_bucket))
 
     def buckets(self, shard: int) -> range:
         """The virtual buckets that `shard` holds."""
@@ -55,7 +53,7 @@ class ShardMap:
 
 
 @njit(nogil=True, cache=True)
-def _buckets(ids_M):  # type: ignore[no-untyped-def]
+def _buckets(ids_M: Int64Array) -> NDArray[np.int32]:
     buckets_M = np.empty(len(ids_M), dtype=np.int32)
     for m in range(len(ids_M)):
         buckets_M[m] = mix64(np.uint64(ids_M[m])) % np.uint64(NUM_BUCKETS)
@@ -63,7 +61,9 @@ def _buckets(ids_M):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _positions_by_shard(ids_M, shard_of_bucket, num_shards):  # type: ignore[no-untyped-def]
+def _positions_by_shard(
+    ids_M: Int64Array, shard_of_bucket: NDArray[np.int32], num_shards: int
+) -> tuple[Int64Array, Int64Array]:
     """Counting sort of the positions by shard, stable; with each shard's end in the result."""
     shards_M = np.empty(len(ids_M), dtype=np.int32)
     counts = np.zeros(num_shards, dtype=np.int64)

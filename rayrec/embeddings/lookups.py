@@ -1,0 +1,243 @@
+"""The lookup and update stages of one trainer: which rows are read when.
+
+Two modes give a trainer the rows of step t as they are after the update of step t - 1:
+
+    sync             rows t ─► dense t ─► update t ─► rows t + 1 ...        each waits for the servers
+
+    exact_prefetch   prefetch t + 1   ids that batch t does not touch: they need step t - 1 only
+                     rows t           what was asked for earlier, most of it here already
+                     dense t          the servers work on what prefetch asked for
+                     update t         sent, not waited for; behind it goes the request for the overlap,
+                                      the ids of t + 1 that batch t touches: they need step t
+
+A request names the step it needs and the server holds it until that step is committed, so rows can be
+late, never stale: both modes read the same bits. Not thread-safe; every trainer has its own object.
+
+Axes: M distinct ids of one table, D numbers of a row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayrec.embeddings.client import PendingRows, Reply, ShardClient, ShardTransport
+from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.index import MISSING, IdIndex
+from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.shard import UpdateTag
+
+Int64Array = NDArray[np.int64]
+Float32Array = NDArray[np.float32]
+
+
+class TableIds(Protocol):
+    """The ids of one table that a batch reads; `rayrec.samples.batches.TableLookup` is one."""
+
+    @property
+    def ids_M(self) -> Int64Array:
+        """Distinct ids of this trainer's share of the batch."""
+        ...
+
+    @property
+    def touched(self) -> Int64Array:
+        """Distinct ids of the whole global batch: those its update may change."""
+        ...
+
+
+Lookups = Mapping[str, TableIds]
+
+
+@dataclass
+class LookupStats:
+    """What one trainer waited for, and what was hidden from it."""
+
+    rows_wait_s: float = 0.0
+    """Time `rows` waited for servers."""
+    update_wait_s: float = 0.0
+    """Time `update` and `drain` waited for servers."""
+    num_early: int = 0
+    """Rows asked for before the update of the step before was sent."""
+    num_late: int = 0
+    """Rows that had to wait for it."""
+
+
+class LookupMode(Protocol):
+    """One trainer's view of the tables; the steps of a run come in order, without gaps."""
+
+    @property
+    def stats(self) -> LookupStats: ...
+
+    def prefetch(self, step: int, lookups: Lookups) -> None:
+        """Announce a batch; its rows may be read ahead."""
+        ...
+
+    def rows(self, step: int, lookups: Lookups) -> dict[str, Float32Array]:
+        """[M, D] rows by table, in the order of ids_M, after the update of step - 1."""
+        ...
+
+    def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
+        """Send [M, D] gradients by table, in the order of ids_M; a table may be left out.
+
+        Called for every step, also for one without ids: the servers wait for every trainer.
+        """
+        ...
+
+    def drain(self) -> None:
+        """Wait until the servers have every update that was sent; raises what they refused."""
+        ...
+
+
+class SyncLookups:
+    """Everything in its turn; what the other mode is measured against."""
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        shard_map: ShardMap,
+        transport: ShardTransport,
+        source: int = 0,
+        incarnation: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.stats = LookupStats()
+        self._client = ShardClient(tables, shard_map, transport)
+        self._source = source
+        self._incarnation = incarnation
+        self._clock = clock
+
+    def prefetch(self, step: int, lookups: Lookups) -> None:
+        """Nothing: rows are read when they are asked for."""
+
+    def rows(self, step: int, lookups: Lookups) -> dict[str, Float32Array]:
+        ids = _ids(lookups)
+        started = self._clock()
+        rows = self._client.read(ids, after_step=step - 1)
+        self.stats.rows_wait_s += self._clock() - started
+        self.stats.num_late += sum(map(len, ids.values()))
+        return rows
+
+    def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
+        started = self._clock()
+        tag = UpdateTag(self._incarnation, step, self._source)
+        for reply in self._client.send(tag, _ids(lookups), grads):
+            reply.result()
+        self.stats.update_wait_s += self._clock() - started
+
+    def drain(self) -> None:
+        """Nothing: every update was waited for."""
+
+
+@dataclass
+class _Announced:
+    """A batch between its announcement and its update."""
+
+    step: int
+    lookups: Lookups
+    requests: list[PendingRows] = field(default_factory=list)
+    overlap: dict[str, Int64Array] = field(default_factory=dict)
+    """Places, by table, of the ids that are asked for after the update of the step before."""
+
+
+class ExactPrefetch:
+    """Reads the next batch ahead, except what the batch before it may still change.
+
+    Called as prefetch(t + 1), rows(t), update(t). A batch whose predecessor was not announced is read
+    after the predecessor's update: later, but just as exact. A refused update raises in the next
+    `update` or in `drain`, and in `rows` if those rows depend on it.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        shard_map: ShardMap,
+        transport: ShardTransport,
+        source: int = 0,
+        incarnation: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.stats = LookupStats()
+        self._client = ShardClient(tables, shard_map, transport)
+        self._source = source
+        self._incarnation = incarnation
+        self._clock = clock
+        self._announced: dict[int, _Announced] = {}
+        self._unacknowledged: list[Reply[int]] = []
+
+    def prefetch(self, step: int, lookups: Lookups) -> None:
+        batch = self._announced[step] = _Announced(step, lookups)
+        before = self._announced.get(step - 1)
+        if before is None:
+            # Updated already, or never announced: then any id may depend on it.
+            everything = {name: np.arange(len(ids.ids_M)) for name, ids in lookups.items()}
+            self._request(batch, everything, after_step=step - 1)
+        else:
+            early, batch.overlap = _split_by_touched(lookups, before.lookups)
+            self._request(batch, early, after_step=step - 2)
+
+    def rows(self, step: int, lookups: Lookups) -> dict[str, Float32Array]:
+        if step not in self._announced:
+            self.prefetch(step, lookups)
+        batch = self._announced[step]
+        self._request_overlap(batch)
+        rows = self._client.empty_rows(_ids(batch.lookups))
+        started = self._clock()
+        for pending in batch.requests:
+            pending.write_to(rows)
+        self.stats.rows_wait_s += self._clock() - started
+        batch.requests.clear()
+        return rows
+
+    def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
+        # The servers keep contributions one step ahead of the slowest trainer, no more; to have sent
+        # this one a step after an update that has not arrived would be two.
+        self.drain()
+        tag = UpdateTag(self._incarnation, step, self._source)
+        self._unacknowledged = self._client.send(tag, _ids(lookups), grads)
+        self._announced.pop(step, None)
+        following = self._announced.get(step + 1)
+        if following is not None:
+            self._request_overlap(following)
+
+    def drain(self) -> None:
+        sent, self._unacknowledged = self._unacknowledged, []
+        started = self._clock()
+        for reply in sent:
+            reply.result()
+        self.stats.update_wait_s += self._clock() - started
+
+    def _request_overlap(self, batch: _Announced) -> None:
+        overlap, batch.overlap = batch.overlap, {}
+        self._request(batch, overlap, after_step=batch.step - 1)
+
+    def _request(self, batch: _Announced, places: Mapping[str, Int64Array], after_step: int) -> None:
+        batch.requests.append(self._client.request(_ids(batch.lookups), places, after_step))
+        num_ids = sum(map(len, places.values()))
+        if after_step == batch.step - 1:
+            self.stats.num_late += num_ids
+        else:
+            self.stats.num_early += num_ids
+
+
+def _ids(lookups: Lookups) -> dict[str, Int64Array]:
+    return {name: ids.ids_M for name, ids in lookups.items()}
+
+
+def _split_by_touched(
+    lookups: Lookups, before: Lookups
+) -> tuple[dict[str, Int64Array], dict[str, Int64Array]]:
+    """Places, by table, of the ids that the batch before does not touch, and of those it does."""
+    early, overlap = {}, {}
+    for name, ids in lookups.items():
+        touched = IdIndex()
+        if name in before:
+            touched.find_or_add(before[name].touched)
+        is_touched_M = touched.find(ids.ids_M) != MISSING
+        early[name] = np.flatnonzero(~is_touched_M)
+        overlap[name] = np.flatnonzero(is_touched_M)
+    return early, overlap

@@ -1,0 +1,79 @@
+"""Memory of table rows: fixed-size blocks that never move, so that growing copies nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+
+import numpy as np
+from numba import carray, njit
+from numpy.typing import NDArray
+
+from rayrec.embeddings.compiled import RowAddresses, int32_at, kernel_input, prefetch_row, row_address
+
+_BLOCK_BYTES = 16 * 2**20  # several huge pages; pages that no row has reached cost nothing
+_AHEAD = 4  # records asked for this many rows early
+
+
+class Records:
+    """Rows of 4-byte words, one contiguous record per row, numbered from 0. Not thread-safe.
+
+    Axes: M rows of one call, W words of a part of the record.
+    """
+
+    def __init__(self, words: int) -> None:
+        self._blocks: list[mmap.mmap] = []
+        shift = max(0, (_BLOCK_BYTES // (4 * words)).bit_length() - 1)
+        self._block_bytes = (4 * words) << shift
+        self.addresses = RowAddresses(np.empty(0, dtype=np.uint64), shift, words)
+
+    def reserve(self, num_rows: int) -> None:
+        """Make rows 0 to num_rows - 1 addressable; raises MemoryError and changes nothing if it cannot."""
+        num_blocks = -(-num_rows >> self.addresses.shift)
+        added = [_new_block(self._block_bytes) for _ in range(num_blocks - len(self._blocks))]
+        if added:
+            self._blocks += added
+            starts = [np.frombuffer(block, dtype=np.int32).ctypes.data for block in self._blocks]
+            self.addresses = self.addresses._replace(blocks=np.array(starts, dtype=np.uint64))
+
+    def read(self, rows_M: NDArray[np.int64], first: int, num_words: int) -> NDArray[np.int32]:
+        """[M, W] copy of words `first` to `first + num_words` of each row's record."""
+        words_MW = np.empty((len(rows_M), num_words), dtype=np.int32)
+        _read(self.addresses, kernel_input(rows_M, np.int64), first, words_MW)
+        return words_MW
+
+    def write(self, rows_M: NDArray[np.int64], first: int, words_MW: NDArray[np.int32]) -> None:
+        """Set words `first` to `first + W` of each row's record."""
+        _write(self.addresses, kernel_input(rows_M, np.int64), first, kernel_input(words_MW, np.int32))
+
+
+def _new_block(num_bytes: int) -> mmap.mmap:
+    try:
+        block = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(
+            f"no memory for another block of {num_bytes} bytes of embedding rows: {error}"
+        ) from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # Random rows miss the translation buffer with 4 KiB pages; a third of the gather time is there.
+        with contextlib.suppress(OSError):  # a kernel built without them; only speed is lost
+            block.madvise(mmap.MADV_HUGEPAGE)
+    return block
+
+
+@njit(nogil=True, cache=True)
+def _read(rows: RowAddresses, rows_M: NDArray[np.int64], first: int, words_MW: NDArray[np.int32]) -> None:
+    for m in range(len(rows_M)):
+        if m + _AHEAD < len(rows_M):
+            prefetch_row(rows, rows_M[m + _AHEAD])
+        record = carray(int32_at(row_address(rows, rows_M[m])), rows.words)
+        for w in range(words_MW.shape[1]):
+            words_MW[m, w] = record[first + w]
+
+
+@njit(nogil=True, cache=True)
+def _write(rows: RowAddresses, rows_M: NDArray[np.int64], first: int, words_MW: NDArray[np.int32]) -> None:
+    for m in range(len(rows_M)):
+        record = carray(int32_at(row_address(rows, rows_M[m])), rows.words)
+        for w in range(words_MW.shape[1]):
+            record[first + w] = words_MW[m, w]

@@ -1,0 +1,323 @@
+"""One server's share of every table: lookups that wait for a step, steps that commit whole.
+
+    lookup(after_step=t-1) ──waits──► [ committed_step >= t-1 ] ──► rows
+                                            ▲ wakes
+    apply(step t, source 0) ─┐              │
+    apply(step t, source 1) ─┴► all there ──┴► summed in source order, committed to every table
+
+`apply` never waits: it keeps a contribution until the last source's arrives, whose call commits the
+step. A refused contribution ends the incarnation: whoever waits for that step gets the error at once.
+A server that runs these calls on threads needs one for `apply` beside every lookup that may be waiting.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from rayrec.embeddings.compiled import kernel_input
+from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.index import IdIndex
+from rayrec.embeddings.table import EmbeddingTable, TableRows
+
+Int64Array = NDArray[np.int64]
+Float32Array = NDArray[np.float32]
+
+LookupRequest = Mapping[str, Int64Array]
+"""Distinct ids by table."""
+LookupReply = dict[str, Float32Array]
+"""[M, D] rows by table, in the order of the requested ids."""
+SparseUpdate = Mapping[str, tuple[Int64Array, Float32Array]]
+"""(distinct ids [M], gradients [M, D]) by table."""
+
+# A source may be a step ahead of another one's update that is still on its way; two steps it cannot
+# be, since sources wait for their own last update and meet in every dense step.
+_STEPS_AHEAD = 1
+
+
+class UpdateTag(NamedTuple):
+    """Identity of one contribution; the same tag twice is the same contribution sent again."""
+
+    incarnation: int
+    """Raised by every recovery."""
+    step: int
+    source: int
+    """Rank of the trainer that sends it."""
+
+
+@dataclass(frozen=True)
+class ShardStats:
+    """What one shard holds and has done since it was made."""
+
+    num_rows: dict[str, int]
+    num_bytes: int
+    num_lookups: int
+    """Rows read."""
+    num_applied: int
+    """Row updates committed."""
+    num_duplicates: int
+    """Contributions dropped because they had arrived before."""
+    busy_s: float
+    """Time spent reading and changing rows."""
+    waiting_s: float
+    """Time lookups spent waiting for a step, added over all of them."""
+
+
+class EmbeddingShard:
+    """Thread-safe; every row read and every commit happens under one lock."""
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        shard: int,
+        num_sources: int,
+        incarnation: int = 0,
+        wait_timeout_s: float = 120.0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._configs = tuple(tables)
+        self._shard = shard
+        self._num_sources = num_sources
+        self._wait_timeout_s = wait_timeout_s
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._tables = {config.name: EmbeddingTable(config) for config in tables}
+        self._incarnation = incarnation
+        self._committed_step = -1
+        self._pending: dict[int, dict[int, SparseUpdate]] = {}
+        self._failure: Exception | None = None
+        self._num_lookups = 0
+        self._num_applied = 0
+        self._num_duplicates = 0
+        self._busy_s = 0.0
+        self._waiting_s = 0.0
+
+    @property
+    def committed_step(self) -> int:
+        """Last step whose update is in the rows; -1 before the first."""
+        return self._committed_step
+
+    @property
+    def incarnation(self) -> int:
+        return self._incarnation
+
+    def lookup(self, request: LookupRequest, after_step: int | None = None) -> LookupReply:
+        """Rows of the requested ids, once step `after_step` is committed; creates nothing.
+
+        Args:
+            request: ids by table.
+            after_step: step to wait for; None or -1 reads what is there.
+
+        Raises:
+            ValueError: unknown table, or ids of the wrong shape or dtype; or the error with which the
+                update of a step it waits for was refused.
+            TimeoutError: the step was not committed in time.
+            RuntimeError: a new incarnation began meanwhile.
+        """
+        with self._changed:
+            if after_step is not None:
+                self._wait_for(after_step)
+            started = self._clock()
+            reply = {name: self._table(name).lookup(ids_M) for name, ids_M in request.items()}
+            self._num_lookups += sum(len(ids_M) for ids_M in request.values())
+            self._busy_s += self._clock() - started
+            return reply
+
+    def apply(self, tag: UpdateTag, update: SparseUpdate) -> int:
+        """Take one source's contribution to a step; the last one commits the step to all tables.
+
+        A source sends one contribution for every step, empty if it has none. A contribution that came
+        before is dropped. All of a step is refused together: then no row has changed.
+
+        Returns:
+            The last committed step, after this call.
+
+        Raises:
+            ValueError: another incarnation's tag, a step too far ahead, an unknown source or table,
+                wrong shapes, or a gradient that is not finite (names table, id and source).
+        """
+        with self._changed:
+            if self._is_duplicate(tag):
+                self._num_duplicates += 1
+                return self._committed_step
+            if self._failure is not None:
+                raise self._failure
+            self._check_order(tag)
+            started = self._clock()
+            try:
+                self._check_contribution(tag, update)
+                self._pending.setdefault(tag.step, {})[tag.source] = update
+                self._commit_complete_steps()
+            except Exception as error:
+                self._failure = error
+                raise
+            finally:
+                self._busy_s += self._clock() - started
+                self._changed.notify_all()
+            return self._committed_step
+
+    def begin(self, committed_step: int, incarnation: int) -> None:
+        """Start an incarnation whose next step is `committed_step + 1`; lookups that wait are woken.
+
+        Raises:
+            ValueError: an incarnation older than the current one.
+        """
+        with self._changed:
+            if incarnation < self._incarnation:
+                raise ValueError(
+                    f"shard {self._shard} is in incarnation {self._incarnation} and cannot return to "
+                    f"{incarnation}; a recovery raises the number"
+                )
+            self._incarnation = incarnation
+            self._committed_step = committed_step
+            self._pending = {}
+            self._failure = None
+            self._changed.notify_all()
+
+    def export(self, table: str) -> TableRows:
+        """A copy of one table's rows, ordered by virtual bucket, then by id as uint64."""
+        with self._changed:
+            return self._table(table).export()
+
+    def restore(self, rows: Mapping[str, TableRows]) -> None:
+        """Replace the contents of every table; follow with `begin`.
+
+        Raises:
+            ValueError: a table is missing, unknown, or does not fit; nothing has changed.
+        """
+        if set(rows) != set(self._tables):
+            raise ValueError(
+                f"shard {self._shard} holds tables {sorted(self._tables)}, got rows of {sorted(rows)}"
+            )
+        restored = {config.name: EmbeddingTable(config) for config in self._configs}
+        for name, table in restored.items():
+            table.load(rows[name])
+        with self._changed:
+            self._tables = restored
+
+    def stats(self) -> ShardStats:
+        with self._changed:
+            return ShardStats(
+                num_rows={name: table.num_rows for name, table in self._tables.items()},
+                num_bytes=sum(table.num_bytes for table in self._tables.values()),
+                num_lookups=self._num_lookups,
+                num_applied=self._num_applied,
+                num_duplicates=self._num_duplicates,
+                busy_s=self._busy_s,
+                waiting_s=self._waiting_s,
+            )
+
+    def _table(self, name: str) -> EmbeddingTable:
+        if name not in self._tables:
+            raise ValueError(f"there is no embedding table {name!r}; tables: {', '.join(self._tables)}")
+        return self._tables[name]
+
+    def _wait_for(self, step: int) -> None:
+        incarnation, started = self._incarnation, self._clock()
+        in_time = self._changed.wait_for(
+            lambda: (
+                self._committed_step >= step or self._failure is not None or self._incarnation != incarnation
+            ),
+            self._wait_timeout_s,
+        )
+        self._waiting_s += self._clock() - started
+        if self._incarnation != incarnation:
+            raise RuntimeError(
+                f"shard {self._shard}: incarnation {self._incarnation} began while a lookup of "
+                f"incarnation {incarnation} waited for step {step}"
+            )
+        if self._committed_step >= step:
+            return
+        if self._failure is not None:
+            raise self._failure
+        assert not in_time
+        arrived = self._pending.get(self._committed_step + 1, {})
+        missing = [source for source in range(self._num_sources) if source not in arrived]
+        raise TimeoutError(
+            f"shard {self._shard}: waited {self._wait_timeout_s:g} s for step {step}, but the last "
+            f"committed step is {self._committed_step}; no update of step {self._committed_step + 1} "
+            f"came from trainers {missing}"
+        )
+
+    def _is_duplicate(self, tag: UpdateTag) -> bool:
+        return tag.incarnation == self._incarnation and (
+            tag.step <= self._committed_step or tag.source in self._pending.get(tag.step, {})
+        )
+
+    def _check_order(self, tag: UpdateTag) -> None:
+        if tag.incarnation != self._incarnation:
+            raise ValueError(
+                f"shard {self._shard} is in incarnation {self._incarnation} and refuses the update of "
+                f"step {tag.step} from trainer {tag.source} of incarnation {tag.incarnation}"
+            )
+        if not 0 <= tag.source < self._num_sources:
+            raise ValueError(
+                f"shard {self._shard} expects trainers 0 to {self._num_sources - 1}, got an update from "
+                f"trainer {tag.source}"
+            )
+        if tag.step > self._committed_step + 1 + _STEPS_AHEAD:
+            raise ValueError(
+                f"shard {self._shard}: the update of step {tag.step} from trainer {tag.source} leaves a "
+                f"gap after step {self._committed_step}, the last committed one; an update was lost"
+            )
+
+    def _check_contribution(self, tag: UpdateTag, update: SparseUpdate) -> None:
+        try:
+            for name, (ids_M, grads_MD) in update.items():
+                self._table(name).check_update(ids_M, grads_MD)
+        except ValueError as error:
+            raise ValueError(
+                f"shard {self._shard} refuses step {tag.step} because of trainer {tag.source}: {error}"
+            ) from error
+
+    def _commit_complete_steps(self) -> None:
+        while len(self._pending.get(self._committed_step + 1, {})) == self._num_sources:
+            step = self._committed_step + 1
+            contributions = self._pending[step]
+            in_source_order = [contributions[source] for source in range(self._num_sources)]
+            merged = {
+                name: sum_by_id([update[name] for update in in_source_order if name in update])
+                for name in self._tables
+                if any(name in update for update in in_source_order)
+            }
+            if self._num_sources > 1:  # finite numbers can have an infinite sum
+                for name, (ids_M, grads_MD) in merged.items():
+                    self._tables[name].check_update(ids_M, grads_MD)
+            for name, (ids_M, grads_MD) in merged.items():
+                self._tables[name].apply_checked(ids_M, grads_MD, step)
+                self._num_applied += len(ids_M)
+            del self._pending[step]
+            self._committed_step = step
+
+
+def sum_by_id(parts: Sequence[tuple[Int64Array, Float32Array]]) -> tuple[Int64Array, Float32Array]:
+    """Add up gradients per id, in the order of the parts, whatever order they arrived in.
+
+    Args:
+        parts: one or more of (distinct ids [M], gradients [M, D]).
+
+    Returns:
+        (distinct ids in order of first appearance, their summed gradients).
+    """
+    if len(parts) == 1:
+        return parts[0]
+    index = IdIndex(expected_ids=sum(len(ids_M) for ids_M, _ in parts))
+    rows_by_part = [index.find_or_add(ids_M) for ids_M, _ in parts]
+    summed_RD = np.zeros((len(index), parts[0][1].shape[1]), dtype=np.float32)
+    for rows_M, (_, grads_MD) in zip(rows_by_part, parts, strict=True):
+        _add_rows(summed_RD, kernel_input(rows_M, np.int64), kernel_input(grads_MD, np.float32))
+    return index.items()[0], summed_RD
+
+
+@njit(nogil=True, cache=True)
+def _add_rows(sum_RD: Float32Array, rows_M: Int64Array, grads_MD: Float32Array) -> None:
+    for m in range(len(rows_M)):
+        for d in range(grads_MD.shape[1]):
+            sum_RD[rows_M[m], d] += grads_MD[m, d]
