@@ -175,6 +175,18 @@ class SequenceFeatures:
             },
         )
 
+    def seen(self, batch: SampleBatch) -> Int64Array:
+        """[B, E] catalogue positions of every known item of each history, padded with -1.
+
+        All of the history, not only the newest `max_length` items that the model reads.
+        """
+        known_N, offsets_B1, _ = self._known_positions(batch)
+        lengths_B = np.diff(offsets_B1)
+        seen_BE = np.full((batch.num_rows, lengths_B.max(initial=0)), -1, dtype=np.int64)
+        place_N = concatenated_ranges(np.zeros_like(lengths_B), lengths_B)
+        seen_BE[np.repeat(np.arange(batch.num_rows), lengths_B), place_N] = known_N
+        return seen_BE
+
     def negative_log_q_I(self) -> NDArray[np.float64]:  # noqa: N802 - the suffix names the axis
         """[I] log-probability of each item in one draw of a negative; -inf if it is never drawn."""
         probabilities_I = np.diff(self._cumulative_I, prepend=0) / self._cumulative_I[-1]

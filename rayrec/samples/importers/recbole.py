@@ -1,0 +1,87 @@
+"""The layout `recbole`: atomic files, tab-separated, with `name:type` in the header.
+
+Source: https://recbole.io/docs/user_guide/data/atomic_files.html
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+
+from rayrec.platform.errors import InputError
+from rayrec.samples.config import PrepareConfig
+from rayrec.samples.importers.events import ALIASES
+from rayrec.samples.importers.tables import RawTable, RawTables, files_of, rename
+
+_TYPES = ("token", "token_seq", "float", "float_seq")
+
+
+def recognises(source: Path) -> bool:
+    return source.is_dir() and any(source.glob("*.inter"))
+
+
+def load(source: Path, config: PrepareConfig) -> RawTables:
+    interactions = _only(source, ".inter")
+    if interactions is None:
+        raise InputError(f"{source}: no .inter file in it; found {files_of(source)}")
+    items, users = _only(source, ".item"), _only(source, ".user")
+    return RawTables(
+        name=interactions.stem,
+        interactions=_read(interactions, ("user_id", "item_id", "timestamp")),
+        items=None if items is None else _read(items, ("item_id",)),
+        users=None if users is None else _read(users, ("user_id",)),
+    )
+
+
+def _only(source: Path, suffix: str) -> Path | None:
+    found = sorted(source.glob(f"*{suffix}")) if source.is_dir() else []
+    if len(found) > 1:
+        raise InputError(
+            f"{source}: {' and '.join(path.name for path in found)} are both there; keep one {suffix}"
+        )
+    return found[0] if found else None
+
+
+def _read(path: Path, required: tuple[str, ...]) -> RawTable:
+    if path.stat().st_size == 0:
+        raise InputError(f"{path}: the file is empty; expected a header such as user_id:token")
+    with path.open(encoding="utf-8") as file:
+        header = file.readline().rstrip("\r\n").split("\t")
+    names, types = [], []
+    for field in header:
+        name, _, kind = field.partition(":")
+        if kind not in _TYPES:
+            raise InputError(
+                f"{path} line 1: {field!r} is not a typed column; expected name:type with one of "
+                f"{', '.join(_TYPES)}"
+            )
+        names.append(name)
+        types.append(kind)
+    try:
+        table = pa_csv.read_csv(
+            path,
+            read_options=pa_csv.ReadOptions(column_names=names, skip_rows=1),
+            parse_options=pa_csv.ParseOptions(delimiter="\t", quote_char=False),
+            # Everything as text first: a number that is none is then reported with its row.
+            convert_options=pa_csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()), null_values=[""], strings_can_be_null=True
+            ),
+        )
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path}: cannot be read as a tab-separated table: {error}") from error
+    for name, kind in zip(names, types, strict=True):
+        if kind == "float" and name != "timestamp":
+            table = table.set_column(names.index(name), name, _floats(path, name, table[name]))
+    titles = [name for name in names if name.lower().replace("_", "") in ALIASES["title"]]
+    raw = RawTable(table, str(path), lambda row: f"{path} line {row + 2}")
+    return rename(raw, {titles[0]: "title"} if titles and "title" not in names else {}, required)
+
+
+def _floats(path: Path, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    try:
+        return pc.cast(column, pa.float64())
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{path}: column {name} is declared float, but {error}") from error

@@ -1,0 +1,111 @@
+"""The layout `s3rec`: one line per user in `NAME.txt`, the times of its events in `NAME_time.txt`.
+
+Both files start a line with the user id, then one entry per event. `items.tsv` (tab-separated, no
+quoting) and `NAME_item2attributes.json` describe the items. The times have whole days, and within a
+day the lines stand in the order of the item number: nothing but the time may order these events.
+
+Source: Zhou et al., "S3-Rec", CIKM 2020, https://github.com/aHuiWang/CIKM2020-S3Rec
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from rayrec.platform.errors import InputError
+from rayrec.samples.config import PrepareConfig
+from rayrec.samples.importers.tables import RawTable, RawTables, files_of, read_table, rename
+
+_TIMES = "_time.txt"
+
+
+def recognises(source: Path) -> bool:
+    return source.is_dir() and any(source.glob(f"*{_TIMES}"))
+
+
+def load(source: Path, config: PrepareConfig) -> RawTables:
+    times = sorted(source.glob(f"*{_TIMES}")) if source.is_dir() else []
+    if len(times) != 1:
+        raise InputError(
+            f"{source}: expected exactly one NAME{_TIMES}, found {len(times)} among {files_of(source)}; "
+            "without times the order within a line would have to be believed"
+        )
+    name = times[0].name.removesuffix(_TIMES)
+    return RawTables(
+        name=name,
+        interactions=_interactions(source / f"{name}.txt", times[0]),
+        items=_items(source / "items.tsv", source / f"{name}_item2attributes.json"),
+    )
+
+
+def _interactions(items_file: Path, times_file: Path) -> RawTable:
+    if not items_file.is_file():
+        raise InputError(f"{items_file}: no such file; expected the items to the times of {times_file.name}")
+    item_lines = [line.split() for line in items_file.read_text(encoding="utf-8").splitlines()]
+    time_lines = [line.split() for line in times_file.read_text(encoding="utf-8").splitlines()]
+    if len(item_lines) != len(time_lines):
+        raise InputError(
+            f"{times_file}: {len(time_lines)} lines, but {items_file.name} has {len(item_lines)}; "
+            "expected one line per user in both"
+        )
+    for number, (items, times) in enumerate(zip(item_lines, time_lines, strict=True), start=1):
+        if items[:1] != times[:1]:
+            raise InputError(
+                f"{times_file} line {number}: user {' '.join(times[:1])!r}, but {items_file.name} has user "
+                f"{' '.join(items[:1])!r} there; expected the same users in the same order"
+            )
+        if len(items) != len(times):
+            raise InputError(
+                f"{times_file} line {number}: {len(times) - 1} times for {len(items) - 1} items; "
+                "expected one time per item"
+            )
+    lengths_U = np.array([max(len(items) - 1, 0) for items in item_lines], dtype=np.int64)
+    table = pa.table(
+        {
+            "user_id": pa.array([line[0] for line in item_lines if line for _ in line[1:]], pa.string()),
+            "item_id": pa.array([item for line in item_lines for item in line[1:]], pa.string()),
+            "timestamp": pa.array([time for line in time_lines for time in line[1:]], pa.string()),
+        }
+    )
+    stops_U = np.cumsum(lengths_U)
+
+    def where(row: int) -> str:
+        user = int(np.searchsorted(stops_U, row, side="right"))
+        entry = row - int(stops_U[user] - lengths_U[user]) + 1
+        return f"{items_file} line {user + 1} entry {entry}"
+
+    return RawTable(table, str(items_file), where)
+
+
+def _items(table_file: Path, attributes_file: Path) -> RawTable | None:
+    attributes = _attributes(attributes_file)
+    if not table_file.is_file():
+        if attributes is None:
+            return None
+        table = pa.table(
+            {"item_id": list(attributes), "attributes": pa.array(attributes.values(), _ATTRIBUTES)}
+        )
+        return RawTable(table, str(attributes_file), lambda row: f"{attributes_file} entry {row + 1}")
+    text = ("item_id", "asin", "title", "textual_id")
+    raw = rename(read_table(table_file, text, quoted=False), {}, ("item_id",))
+    if attributes is None:
+        return raw
+    column = pa.array([attributes.get(key) for key in raw.table["item_id"].to_pylist()], _ATTRIBUTES)
+    return RawTable(raw.table.append_column("attributes", column), raw.file, raw.where)
+
+
+_ATTRIBUTES = pa.list_(pa.int64())
+
+
+def _attributes(path: Path) -> dict[str, list[int]] | None:
+    if not path.is_file():
+        return None
+    try:
+        attributes = json.loads(path.read_text(encoding="utf-8"))
+        pa.array(attributes.values(), _ATTRIBUTES)
+    except (ValueError, AttributeError, pa.ArrowException) as error:
+        raise InputError(f"{path}: expected {{item: [attribute number, ...]}} in JSON: {error}") from error
+    return attributes

@@ -1,0 +1,264 @@
+"""`prepare`: a source becomes a data set.
+
+source ─ importers ─► raw tables ─ validation ─► events ─┬─ partitions by user, in parallel
+                                                         │      SequenceBuilder
+data set ◄─ renamed when whole ◄─ items, users, manifest ◄┴─ SplitWriter, in order of mix64(user)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from rayrec.platform.errors import InputError
+from rayrec.samples.batches import Int64Array
+from rayrec.samples.catalogue import item_table, user_table
+from rayrec.samples.config import Allowance, PrepareConfig
+from rayrec.samples.importers import load_source
+from rayrec.samples.importers.tables import RawTables
+from rayrec.samples.manifest import (
+    EVALUATION_FILES,
+    FORMAT,
+    ITEMS_FILE,
+    TRAIN_FOLDER,
+    USERS_FILE,
+    FileEntry,
+    Manifest,
+    SplitInfo,
+    TiesInfo,
+    fingerprint_of,
+)
+from rayrec.samples.partitions import RunPartitions, run_partitions_locally
+from rayrec.samples.report import PrepareReport
+from rayrec.samples.sequences import SequenceBuilder
+from rayrec.samples.splits import SplitWriter
+from rayrec.samples.validation import Events, validate
+from rayrec.samples.writer import check_target, whole_folder, write_table
+
+Progress = Callable[[str, int, int], None]
+"""(what is being done, how much is done, of how much)."""
+
+
+def _silent(phase: str, done: int, total: int) -> None:
+    pass
+
+
+def prepare(
+    source: str | Path,
+    out: str | Path,
+    config: PrepareConfig | None = None,
+    run_partitions: RunPartitions = run_partitions_locally,
+    progress: Progress = _silent,
+) -> PrepareReport:
+    """Write the data set `out` from `source`; `out` appears when it is whole, or not at all.
+
+    The result depends on the source and the config alone: not on the partitions, nor on where they
+    run, nor (unless `ties` is "file") on the order of the source's rows.
+
+    Raises:
+        InputError: something in the source or the config cannot be used, or `out` is taken.
+    """
+    config = config or PrepareConfig()
+    out = Path(out)
+    check_target(out, config.overwrite)
+    progress("reading", 0, 1)
+    raw, layout = load_source(source, config)
+    events = validate(raw, config)
+    progress("reading", 1, 1)
+    split = _split_of(events, config)
+    with whole_folder(out) as folder:
+        totals = _write_splits(folder, events, split, config, run_partitions, progress)
+        _refuse_what_is_not_allowed(raw, events, totals, config)
+        files = totals.files
+        kept_items_K = totals.events_of_item_K > 0
+        if events.item_rows is not None:
+            kept_items_K[events.items.places(events.item_rows)] = True
+        items = item_table(events.items, kept_items_K, totals.train_counts_K, raw.items, events.item_rows)
+        users = user_table(events.users, totals.seen_user_K, raw.users, events.user_rows)
+        files[ITEMS_FILE] = write_table(folder / ITEMS_FILE, items)
+        files[USERS_FILE] = write_table(folder / USERS_FILE, users)
+        manifest = Manifest(
+            format=FORMAT,
+            name=raw.name,
+            source=str(source),
+            layout=layout,
+            split=split,
+            seed=config.seed,
+            ties=TiesInfo(rule=config.ties, neighbours=totals.ties, users=totals.tied_users),
+            id_kinds={"user": events.users.kind, "item": events.items.kind},
+            behaviors=events.behaviors,
+            counts=_counts(events, totals, items, users),
+            files=files,
+            fingerprint=fingerprint_of(files, events.behaviors),
+        )
+        manifest.write(folder)
+    return PrepareReport(out, manifest)
+
+
+@dataclass
+class _Totals:
+    """What is summed up while the partitions pass by."""
+
+    train_counts_K: Int64Array
+    events_of_item_K: Int64Array
+    seen_user_K: np.ndarray
+    files: dict[str, FileEntry] = field(default_factory=dict)
+    ties: int = 0
+    tied_users: int = 0
+    duplicates: int = 0
+    first_duplicate: int = -1
+    """Source row; -1 when there is none."""
+    short_users: int = 0
+    first_short: int = -1
+    """Source row of the only event of a user; -1 when there is no such user."""
+
+    def add(self, sequences: pa.Table) -> None:
+        ties_U = sequences["ties"].to_numpy()
+        self.ties += int(ties_U.sum())
+        self.tied_users += int((ties_U > 0).sum())
+        self.duplicates += int(sequences["duplicates"].to_numpy().sum())
+        first_U = sequences["first_duplicate"].to_numpy()
+        self.first_duplicate = _earliest(self.first_duplicate, first_U[first_U >= 0])
+        short_U = np.diff(sequences["item_ids"].combine_chunks().offsets.to_numpy()) == 1
+        self.short_users += int(short_U.sum())
+        self.first_short = _earliest(self.first_short, sequences["first_row"].to_numpy()[short_U])
+
+
+def _earliest(row: int, rows: Int64Array) -> int:
+    if not len(rows):
+        return row
+    return int(rows.min()) if row < 0 else min(row, int(rows.min()))
+
+
+def _write_splits(
+    folder: Path,
+    events: Events,
+    split: SplitInfo,
+    config: PrepareConfig,
+    run_partitions: RunPartitions,
+    progress: Progress,
+) -> _Totals:
+    builder = SequenceBuilder(split, config.ties, config.seed, with_behaviors=bool(events.behaviors))
+    totals = _Totals(
+        train_counts_K=np.zeros(len(events.items.ids_K), dtype=np.int64),
+        events_of_item_K=np.zeros(len(events.items.ids_K), dtype=np.int64),
+        seen_user_K=np.zeros(len(events.users.ids_K), dtype=bool),
+    )
+    writer: SplitWriter | None = None
+    done = 0
+    progress("sequences", done, len(events.table))
+    for sequences in run_partitions(events.table, "user_id", config.num_partitions, builder):
+        if writer is None:
+            writer = SplitWriter(folder, sequences.schema, config.rows_per_group, config.rows_per_file)
+        train_ids = writer.add(sequences)
+        totals.add(sequences)
+        item_ids = sequences["item_ids"].combine_chunks().flatten().to_numpy()
+        num_items = len(events.items.ids_K)
+        totals.train_counts_K += np.bincount(events.items.places(train_ids), minlength=num_items)
+        totals.events_of_item_K += np.bincount(events.items.places(item_ids), minlength=num_items)
+        totals.seen_user_K[events.users.places(sequences["user_id"].to_numpy())] = True
+        done += len(item_ids) + int(sequences["duplicates"].to_numpy().sum())
+        progress("sequences", done, len(events.table))
+    assert writer is not None, "validation refuses a source without events"
+    totals.files = writer.close()
+    return totals
+
+
+def _split_of(events: Events, config: PrepareConfig) -> SplitInfo:
+    """The split with its boundaries; fractions are of the source's events, duplicates included."""
+    if config.split == "leave_one_out":
+        return SplitInfo(kind="leave_one_out")
+    times_E = events.table["timestamp"].to_numpy()
+    if config.valid_start is not None and config.test_start is not None:
+        split = SplitInfo(kind="time", valid_start=config.valid_start, test_start=config.test_start)
+    else:
+        last = len(times_E) - 1
+        test_at = min(round(len(times_E) * (1 - config.test_fraction)), last)
+        valid_at = min(round(len(times_E) * (1 - config.test_fraction - config.valid_fraction)), last)
+        ordered_E = np.partition(times_E, [valid_at, test_at])
+        split = SplitInfo(
+            kind="time",
+            valid_start=float(ordered_E[valid_at]) / 1_000_000,
+            test_start=float(ordered_E[test_at]) / 1_000_000,
+        )
+    assert split.valid_start is not None, "set above"
+    earliest_s = times_E.min() / 1_000_000
+    if earliest_s >= split.valid_start:
+        raise InputError(
+            f"no event is before the validation boundary {split.valid_start:.0f} (UNIX s; the earliest is at "
+            f"{earliest_s:.0f}), so nothing is left to train on; move the boundary or lower the fractions"
+        )
+    return split
+
+
+def _refuse_what_is_not_allowed(
+    raw: RawTables, events: Events, totals: _Totals, config: PrepareConfig
+) -> None:
+    """One sentence for each kind of row that needs a decision of the caller's."""
+    log = raw.interactions
+    problems: list[tuple[Allowance, str]] = []
+    if totals.duplicates:
+        row = totals.first_duplicate
+        user, item, time = (log.table[name][row].as_py() for name in ("user_id", "item_id", "timestamp"))
+        problems.append(
+            (
+                "duplicates",
+                f"{log.where(row)}: user {user!r} has item {item!r} at {time} a second time "
+                f"({totals.duplicates} duplicate events in all); remove them, or --allow duplicates keeps the first of each",
+            )
+        )
+    if totals.short_users:
+        row = totals.first_short
+        problems.append(
+            (
+                "short-users",
+                f"{log.where(row)}: user {log.table['user_id'][row].as_py()!r} has only this event "
+                f"({totals.short_users} such users); remove them, or --allow short-users trains on them only",
+            )
+        )
+    cold_rows = _cold_rows(events, totals)
+    if raw.items is not None and len(cold_rows):
+        row = int(cold_rows[0])
+        item = raw.items.table["item_id"][row].as_py()
+        problems.append(
+            (
+                "cold-items",
+                f"{raw.items.where(row)}: item {item!r} has no interactions "
+                f"({len(cold_rows)} such items); remove them, or --allow cold-items keeps them "
+                "in the catalogue",
+            )
+        )
+    refused = [sentence for name, sentence in problems if name not in config.allow]
+    if refused:
+        raise InputError(". ".join(refused))
+
+
+def _cold_rows(events: Events, totals: _Totals) -> Int64Array:
+    """Rows of the source's table of items whose item has no event."""
+    if events.item_rows is None:
+        return np.zeros(0, dtype=np.int64)
+    return np.flatnonzero(totals.events_of_item_K[events.items.places(events.item_rows)] == 0)
+
+
+def _counts(events: Events, totals: _Totals, items: pa.Table, users: pa.Table) -> dict[str, int]:
+    described_items = 0 if events.item_rows is None else len(events.item_rows)
+    described_users = np.zeros(0, dtype=np.int64) if events.user_rows is None else events.user_rows
+    rows = {name: entry.rows for name, entry in totals.files.items()}
+    return {
+        "users": len(users),
+        "items": len(items),
+        "events": int(totals.events_of_item_K.sum()),
+        "train_rows": sum(count for name, count in rows.items() if name.startswith(f"{TRAIN_FOLDER}/")),
+        "train_events": int(totals.train_counts_K.sum()),
+        **{f"{split}_rows": rows[name] for split, name in EVALUATION_FILES.items()},
+        "duplicates": totals.duplicates,
+        "short_users": totals.short_users,
+        "cold_items": len(_cold_rows(events, totals)),
+        "undescribed_items": len(items) - described_items,
+        "users_without_events": int((~totals.seen_user_K[events.users.places(described_users)]).sum()),
+        "events_filtered": events.num_filtered,
+    }
