@@ -129,7 +129,9 @@ def text_vectors(
     tokenizer.no_padding()
     # Not from_pretrained, which may ask the model hub about a folder that is already here.
     model: Any = BertModel(BertConfig.from_json_file(folder / "config.json"))
-    model.load_state_dict(load_file(folder / "model.safetensors"))
+    weights = load_file(folder / "model.safetensors")
+    del weights["embeddings.position_ids"]  # a constant that the class no longer stores
+    model.load_state_dict(weights)
     model = model.to(device).eval()
 
     vectors_ID = np.full((len(texts), model.config.hidden_size), np.nan, dtype=np.float32)
@@ -193,7 +195,7 @@ def combine(
             raise ValueError(f"the weight of the {name} vectors must be positive, got {weight}")
         if len(block_ID) != len(item_ids_I):
             raise ValueError(f"{len(item_ids_I)} items, but {len(block_ID)} {name} vectors")
-        block_known_I = np.isfinite(block_ID).all(axis=1)
+        block_known_I = np.asarray(np.isfinite(block_ID).all(axis=1))
         scaled.append(np.sqrt(weight) * _standardised(name, block_ID, block_known_I))
         known_I |= block_known_I
     vectors_ID = np.concatenate(scaled, axis=1)

@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayrec.models.trie import CodeTrie
+
+
+def children_of(trie, depth, node):
+    start, end = trie.child_offsets[depth][node : node + 2].tolist()
+    return {int(trie.child_codes[depth][child]): child for child in range(start, end)}
+
+
+def item_at(trie, codes):
+    node = 0
+    for depth, code in enumerate(codes):
+        node = children_of(trie, depth, node)[code]
+    return int(trie.leaf_items_I[node])
+
+
+def test_children_are_numbered_in_the_order_of_their_prefixes():
+    trie = CodeTrie.from_codes(np.array([[2, 0], [0, 5], [2, 7], [0, 1], [2, 3]]))
+
+    assert [offsets.tolist() for offsets in trie.child_offsets] == [[0, 2], [0, 2, 5]]
+    assert [codes.tolist() for codes in trie.child_codes] == [[0, 2], [1, 5, 0, 3, 7]]
+    assert trie.leaf_items_I.tolist() == [3, 1, 0, 4, 2]
+    assert trie.max_children == (2, 3)
+    assert [trie.num_nodes(depth) for depth in range(3)] == [1, 2, 5]
+
+
+@given(
+    st.integers(1, 4).flatmap(
+        lambda depth: st.sets(st.tuples(*[st.integers(0, 6)] * depth), min_size=1, max_size=40)
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_walking_an_items_codes_ends_at_that_item(tuples, random):
+    tuples = sorted(tuples)
+    random.shuffle(tuples)
+    trie = CodeTrie.from_codes(np.array(tuples, dtype=np.int16))
+
+    assert [item_at(trie, codes) for codes in tuples] == list(range(len(tuples)))
+    assert trie.depth == len(tuples[0])
+    assert trie.num_items == len(tuples)
+    for depth in range(trie.depth):
+        assert trie.num_nodes(depth + 1) == len({codes[: depth + 1] for codes in tuples})
+
+
+def test_items_that_share_a_tuple_are_refused_and_counted():
+    with pytest.raises(ValueError, match="4 items have only 2 distinct code tuples"):
+        CodeTrie.from_codes(torch.tensor([[1, 2], [1, 2], [3, 4], [1, 2]]))
+
+
+@pytest.mark.parametrize(
+    ("codes", "message"),
+    [
+        (np.zeros((0, 3), dtype=np.int64), "shape"),
+        (np.zeros(4, dtype=np.int64), "shape"),
+        (np.zeros((2, 3)), "float64"),
+        (np.array([[0, 1], [3, -1]]), r"\[3, -1\] at item 1"),
+    ],
+)
+def test_codes_that_are_none_are_refused(codes, message):
+    with pytest.raises(ValueError, match=message):
+        CodeTrie.from_codes(codes)
+
+
+def test_a_restored_trie_is_the_same():
+    trie = CodeTrie.from_codes(np.array([[2, 0, 1], [0, 5, 1], [2, 7, 0]]))
+    restored = CodeTrie.from_state(trie.state()).to("cpu")
+
+    assert restored.max_children == trie.max_children
+    assert restored.state().keys() == trie.state().keys()
+    assert all(torch.equal(tensor, trie.state()[name]) for name, tensor in restored.state().items())
