@@ -208,7 +208,8 @@ def _refuse_what_is_not_allowed(
             (
                 "duplicates",
                 f"{log.where(row)}: user {user!r} has item {item!r} at {time} a second time "
-                f"({totals.duplicates} duplicate events in all); remove them, or --allow duplicates keeps the first of each",
+                f"({totals.duplicates} duplicate events in all); remove them, or --allow duplicates keeps "
+                "the first of each",
             )
         )
     if totals.short_users:

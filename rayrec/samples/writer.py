@@ -53,9 +53,9 @@ def whole_folder(out: Path) -> Iterator[Path]:
                 draft.rename(out)
             except BaseException:
                 (replaced / out.name).rename(out)
+                replaced.rmdir()
                 raise
-            finally:
-                shutil.rmtree(replaced)
+            shutil.rmtree(replaced)
         else:
             draft.rename(out)
     except BaseException:
