@@ -63,7 +63,7 @@ class EmbeddingTable:
         self._state_size = self._optimizer.state_size(config.dim)
         self._index = IdIndex()
         self._records = Records(config.dim + self._state_size + 2)
-        self._seed_hash = extend64(np.uint64(0), np.uint64(config.seed))
+        self._seed_hash = np.uint64(extend64(np.uint64(0), np.uint64(config.seed)))
         self._init_scale = np.float32(config.init_scale)
 
     @property

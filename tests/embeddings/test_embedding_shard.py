@@ -1,0 +1,227 @@
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
+from rayrec.embeddings.shard import EmbeddingShard, UpdateTag, sum_by_id
+
+# With this accumulator a step moves a row by its gradient, to within 1e-6: lr / sqrt(1e12) = 1.
+PLAIN = RowwiseAdagradConfig(lr=1e6, initial_accumulator=1e12)
+TABLES = (
+    TableConfig(name="items", dim=2, init_scale=0, optimizer=PLAIN),
+    TableConfig(name="users", dim=1, init_scale=0, optimizer=PLAIN, seed=1),
+)
+
+
+def make_shard(num_sources: int = 1, incarnation: int = 0, wait_timeout_s: float = 10) -> EmbeddingShard:
+    return EmbeddingShard(TABLES, 0, num_sources, incarnation, wait_timeout_s)
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def items(*pairs: tuple[int, float]) -> dict:
+    """An update of `items` whose gradient of every element is the given number."""
+    grads = [[value, value] for _, value in pairs]
+    return {"items": (ids(*(i for i, _ in pairs)), np.array(grads, dtype=np.float32).reshape(-1, 2))}
+
+
+def item_values(shard: EmbeddingShard, *values: int) -> list[float]:
+    return shard.lookup({"items": ids(*values)})["items"][:, 0].round(4).tolist()
+
+
+def test_a_step_commits_when_the_last_source_has_sent_it():
+    shard = make_shard(num_sources=2)
+    assert shard.apply(UpdateTag(0, 0, 1), items((5, 1.0), (6, 2.0))) == -1
+    assert item_values(shard, 5, 6) == [0, 0]
+    assert shard.apply(UpdateTag(0, 0, 0), items((6, 3.0))) == 0
+    assert item_values(shard, 5, 6) == [-1, -5]
+    assert shard.committed_step == 0
+
+
+def test_an_empty_step_commits_too():
+    shard = make_shard(num_sources=2)
+    shard.apply(UpdateTag(0, 0, 0), {})
+    assert shard.apply(UpdateTag(0, 0, 1), {}) == 0
+    assert shard.stats().num_rows == {"items": 0, "users": 0}
+
+
+def test_sums_are_in_source_order_whatever_order_they_arrive_in():
+    # 1e8 + 1 - 1e8 is 0 in float32 in this order and 1 in another.
+    parts = [items((7, 1e8)), items((7, 1.0)), items((7, -1e8))]
+    assert sum_by_id([part["items"] for part in parts])[1].tolist() == [[0, 0]]
+    for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
+        shard = make_shard(num_sources=3)
+        for source in order:
+            shard.apply(UpdateTag(0, 0, source), parts[source])
+        assert item_values(shard, 7) == [0]
+
+
+def test_all_tables_of_a_request_are_answered_in_the_order_of_the_ids():
+    shard = make_shard()
+    shard.apply(UpdateTag(0, 0, 0), items((1, 1.0), (2, 2.0)) | {"users": (ids(1), np.float32([[9]]))})
+    reply = shard.lookup({"items": ids(2, 3, 1), "users": ids(1)}, after_step=0)
+    assert reply["items"][:, 0].round(4).tolist() == [-2, 0, -1]
+    assert reply["users"].round(4).tolist() == [[-9]]
+
+
+def test_a_repeated_contribution_changes_nothing():
+    shard = make_shard(num_sources=2)
+    for tag in (UpdateTag(0, 0, 0), UpdateTag(0, 0, 0), UpdateTag(0, 0, 1), UpdateTag(0, 0, 1)):
+        committed = shard.apply(tag, items((5, 1.0)))
+    assert committed == 0
+    assert item_values(shard, 5) == [-2]
+    assert shard.stats().num_duplicates == 2
+
+
+def test_another_incarnation_is_refused_and_does_no_harm():
+    shard = make_shard(incarnation=3)
+    for incarnation in (2, 4):
+        with pytest.raises(ValueError, match=f"incarnation 3 and refuses.*incarnation {incarnation}"):
+            shard.apply(UpdateTag(incarnation, 0, 0), items((5, 1.0)))
+    assert shard.apply(UpdateTag(3, 0, 0), items((5, 2.0))) == 0
+    assert item_values(shard, 5) == [-2]
+
+
+def test_a_source_may_be_one_step_ahead_but_no_more():
+    shard = make_shard(num_sources=2)
+    shard.apply(UpdateTag(0, 0, 0), items((5, 1.0)))
+    shard.apply(UpdateTag(0, 1, 0), items((5, 2.0)))
+    with pytest.raises(ValueError, match="step 2 from trainer 0 leaves a gap after step -1"):
+        shard.apply(UpdateTag(0, 2, 0), items((5, 4.0)))
+    assert shard.apply(UpdateTag(0, 1, 1), {}) == -1
+    assert shard.apply(UpdateTag(0, 0, 1), {}) == 1, "both steps are complete now"
+    assert item_values(shard, 5) == [-3]
+    assert shard.apply(UpdateTag(0, 2, 0), items((5, 4.0))) == 1, "the refused one can come again"
+
+
+def test_a_source_out_of_range_is_refused():
+    with pytest.raises(ValueError, match="trainers 0 to 1, got an update from trainer 2"):
+        make_shard(num_sources=2).apply(UpdateTag(0, 0, 2), {})
+
+
+def test_a_lookup_waits_for_the_step_it_names():
+    shard = make_shard()
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(shard.lookup, {"items": ids(5)}, 1)
+        shard.apply(UpdateTag(0, 0, 0), items((5, 1.0)))
+        assert item_values(shard, 5) == [-1]
+        shard.apply(UpdateTag(0, 1, 0), items((5, 1.0)))
+        assert reply.result(10)["items"][:, 0].round(4).tolist() == [-2]
+
+
+def test_a_step_that_never_comes_is_a_timeout_that_names_the_missing_trainer():
+    shard = make_shard(num_sources=2, wait_timeout_s=0.01)
+    shard.apply(UpdateTag(0, 0, 0), {})
+    with pytest.raises(TimeoutError, match=r"last committed step is -1.*step 0 came from trainers \[1\]"):
+        shard.lookup({"items": ids(5)}, after_step=0)
+
+
+def nan_update() -> dict:
+    return {"users": (ids(3), np.float32([[1]]))} | items((5, 1.0), (8, np.nan))
+
+
+def test_a_gradient_that_is_not_finite_refuses_the_whole_step():
+    shard = make_shard(num_sources=2)
+    shard.apply(UpdateTag(0, 0, 0), items((5, 1.0)))
+    with pytest.raises(ValueError, match=r"step 0 because of trainer 1: table 'items'.*id 8 is nan"):
+        shard.apply(UpdateTag(0, 0, 1), nan_update())
+    assert shard.committed_step == -1
+    assert shard.stats().num_rows == {"items": 0, "users": 0}
+    assert item_values(shard, 5) == [0], "what is committed can still be read"
+
+
+def test_an_infinite_sum_of_finite_gradients_is_refused():
+    shard = make_shard(num_sources=2)
+    shard.apply(UpdateTag(0, 0, 0), items((5, 3e38)))
+    with pytest.raises(ValueError, match="id 5 is inf"):
+        shard.apply(UpdateTag(0, 0, 1), items((5, 3e38)))
+    assert shard.stats().num_rows["items"] == 0
+
+
+@pytest.mark.parametrize(
+    ("update", "message"),
+    [
+        (nan_update(), "id 8 is nan"),
+        ({"films": (ids(1), np.float32([[1]]))}, "no embedding table 'films'; tables: items, users"),
+        ({"items": (ids(1), np.float32([[1]]))}, r"shape \(1, 2\)"),
+    ],
+)
+def test_a_refused_update_wakes_the_lookups_that_wait_for_it(update, message):
+    shard = make_shard(num_sources=2)
+    waiting = threading.Event()
+
+    def wait_for_step_0():
+        waiting.set()
+        return shard.lookup({"items": ids(5)}, after_step=0)
+
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(wait_for_step_0)
+        waiting.wait(10)
+        with pytest.raises(ValueError, match=message):
+            shard.apply(UpdateTag(0, 0, 0), update)
+        with pytest.raises(ValueError, match=message):
+            reply.result(5)
+    with pytest.raises(ValueError, match=message):  # the other trainer hears of it as well
+        shard.apply(UpdateTag(0, 0, 1), {})
+
+
+def test_a_new_incarnation_starts_clean_and_wakes_old_waiters():
+    shard = make_shard(num_sources=2)
+    shard.apply(UpdateTag(0, 0, 0), items((5, 1.0)))
+    started, woken = threading.Event(), []
+
+    def wait_for_step_0():
+        started.set()
+        with pytest.raises(RuntimeError, match="incarnation 1 began"):
+            shard.lookup({"items": ids(5)}, after_step=0)
+        woken.append(True)
+
+    waiter = threading.Thread(target=wait_for_step_0)
+    waiter.start()
+    started.wait(10)
+    while not shard._changed._waiters:  # until it really waits
+        threading.Event().wait(0.001)
+    shard.begin(committed_step=41, incarnation=1)
+    waiter.join(10)
+    assert woken == [True]
+    assert shard.apply(UpdateTag(1, 42, 0), items((5, 4.0))) == 41
+    assert shard.apply(UpdateTag(1, 42, 1), {}) == 42
+    assert item_values(shard, 5) == [-4], "the contribution of the old incarnation is gone"
+    with pytest.raises(ValueError, match="cannot return to 0"):
+        shard.begin(0, 0)
+
+
+def test_a_restored_shard_holds_what_was_exported():
+    shard, other = make_shard(), make_shard()
+    shard.apply(UpdateTag(0, 0, 0), items((5, 1.0)))
+    other.apply(UpdateTag(0, 0, 0), items((6, 1.0)))
+    other.restore({name: shard.export(name) for name in ("items", "users")})
+    other.begin(0, 1)
+    assert item_values(other, 5, 6) == [-1, 0]
+    assert other.apply(UpdateTag(1, 1, 0), items((5, 1.0))) == 1
+    with pytest.raises(ValueError, match=r"holds tables.*items.*users"):
+        other.restore({"items": shard.export("items")})
+
+
+def test_stats_count_what_was_done():
+    ticks = iter(range(100))
+    shard = EmbeddingShard(TABLES, 0, 1, clock=lambda: float(next(ticks)))
+    shard.apply(UpdateTag(0, 0, 0), items((5, 1.0), (6, 1.0)))
+    shard.lookup({"items": ids(5, 6, 7)}, after_step=0)
+    stats = shard.stats()
+    assert (stats.num_rows["items"], stats.num_applied, stats.num_lookups) == (2, 2, 3)
+    assert (stats.busy_s, stats.waiting_s) == (2.0, 1.0)
+    assert stats.num_bytes > 0
+
+
+def test_tags_and_refusals_cross_processes():
+    tag = UpdateTag(0, 1, 2)
+    assert pickle.loads(pickle.dumps(tag)) == tag
+    with pytest.raises(ValueError, match="id 8 is nan") as caught:
+        make_shard().apply(UpdateTag(0, 0, 0), nan_update())
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

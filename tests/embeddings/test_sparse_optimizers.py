@@ -1,0 +1,61 @@
+"""Each optimizer beside the torch one (or the equation) that it is meant to be."""
+
+import numpy as np
+import pytest
+import torch
+
+from rayrec.embeddings.config import AdamConfig, RowwiseAdagradConfig, TableConfig
+from rayrec.embeddings.table import EmbeddingTable
+
+
+def steps(num_rows: int, dim: int, num_steps: int):
+    rng = np.random.default_rng(0)
+    for step in range(num_steps):
+        ids_M = np.sort(rng.choice(num_rows, size=num_rows // 3, replace=False))
+        yield step, ids_M, rng.standard_normal((len(ids_M), dim)).astype(np.float32)
+
+
+def sparse(ids_M: np.ndarray, grads_MD: np.ndarray, shape: torch.Size) -> torch.Tensor:
+    ids, grads = torch.from_numpy(ids_M)[None], torch.from_numpy(grads_MD)
+    return torch.sparse_coo_tensor(ids, grads, shape, check_invariants=True)
+
+
+@pytest.mark.parametrize("dim", [1, 16, 19])
+def test_adam_is_torch_sparse_adam(dim):
+    config = TableConfig(name="t", dim=dim, optimizer=AdamConfig(lr=0.01, betas=(0.8, 0.99), eps=1e-6))
+    table, ids = EmbeddingTable(config), np.arange(30)
+    weight = torch.nn.Parameter(torch.from_numpy(table.lookup(ids)))
+    optimizer = torch.optim.SparseAdam([weight], lr=0.01, betas=(0.8, 0.99), eps=1e-6)
+    for step, ids_M, grads_MD in steps(30, dim, 20):
+        table.apply(ids_M, grads_MD, step)
+        weight.grad = sparse(ids_M, grads_MD, weight.shape)
+        optimizer.step()
+        np.testing.assert_allclose(table.lookup(ids), weight.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dim", [1, 16, 19])
+def test_rowwise_adagrad_is_its_equation(dim):
+    optimizer = RowwiseAdagradConfig(lr=0.1, eps=1e-6, initial_accumulator=0.5, weight_decay=0.01)
+    table, ids = EmbeddingTable(TableConfig(name="t", dim=dim, optimizer=optimizer)), np.arange(30)
+    weights, sums = table.lookup(ids).astype(float), np.full(30, 0.5)
+    for step, ids_M, grads_MD in steps(30, dim, 20):
+        table.apply(ids_M, grads_MD, step)
+        g = grads_MD + 0.01 * weights[ids_M]
+        sums[ids_M] += (g * g).mean(axis=1)
+        weights[ids_M] -= 0.1 * g / (np.sqrt(sums[ids_M])[:, None] + 1e-6)
+        np.testing.assert_allclose(table.lookup(ids), weights, rtol=1e-5, atol=1e-6)
+
+
+def test_rowwise_adagrad_of_one_element_is_torch_adagrad():
+    table = EmbeddingTable(
+        TableConfig(name="t", dim=1, optimizer=RowwiseAdagradConfig(lr=0.1, eps=1e-10, weight_decay=0))
+    )
+    ids = np.arange(12)
+    weight = torch.nn.Parameter(torch.from_numpy(table.lookup(ids)))
+    optimizer = torch.optim.Adagrad([weight], lr=0.1, eps=1e-10)
+    for step, ids_M, grads_MD in steps(12, 1, 20):
+        table.apply(ids_M, grads_MD, step)
+        weight.grad = torch.zeros_like(weight)  # of which Adagrad takes no notice in the other rows
+        weight.grad[ids_M] = torch.from_numpy(grads_MD)
+        optimizer.step()
+    np.testing.assert_allclose(table.lookup(ids), weight.detach().numpy(), rtol=1e-5, atol=1e-6)

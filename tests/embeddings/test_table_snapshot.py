@@ -1,0 +1,140 @@
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rayrec.embeddings import snapshot
+from rayrec.embeddings.config import AdamConfig, RowwiseAdagradConfig, TableConfig
+from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.shard import EmbeddingShard, UpdateTag
+from rayrec.embeddings.snapshot import load_tables, write_table
+from rayrec.embeddings.table import TableRows
+from rayrec.platform.errors import InputError
+
+TABLES = (
+    TableConfig(name="items", dim=3, seed=1, optimizer=RowwiseAdagradConfig()),
+    TableConfig(name="users", dim=2, seed=2, optimizer=AdamConfig()),
+)
+IDS = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, size=400)
+
+
+def grown_shards(num_shards: int) -> list[EmbeddingShard]:
+    shard_map = ShardMap(num_shards)
+    rng = np.random.default_rng(1)
+    shards = [EmbeddingShard(TABLES, shard, 1) for shard in range(num_shards)]
+    for step in range(3):
+        grads = {t.name: rng.standard_normal((len(IDS), t.dim)).astype(np.float32) for t in TABLES}
+        for shard, at in enumerate(shard_map.split(IDS)):
+            update = {name: (IDS[at], grads_MD[at]) for name, grads_MD in grads.items()}
+            shards[shard].apply(UpdateTag(0, step, 0), update)
+    return shards
+
+
+def save(shards: list[EmbeddingShard], folder) -> list:
+    files = []
+    for shard, server in enumerate(shards):
+        for table in TABLES:
+            path = folder / f"{table.name}-{shard}.parquet"
+            write_table(path, table, server.export(table.name))
+            files.append(path)
+    return files
+
+
+@pytest.mark.parametrize(("num_saved", "num_loaded"), [(1, 1), (1, 3), (3, 2), (2, 5)])
+def test_any_number_of_shards_loads_what_any_number_saved(tmp_path, num_saved, num_loaded, monkeypatch):
+    monkeypatch.setattr(snapshot, "_ROWS_PER_GROUP", 32)
+    files = save(grown_shards(num_saved), tmp_path)
+    expected = grown_shards(num_loaded)
+    for shard in range(num_loaded):
+        restored = EmbeddingShard(TABLES, shard, 1)
+        restored.restore(load_tables(files[::-1], TABLES, ShardMap(num_loaded), shard))
+        for table in TABLES:
+            assert_same(restored.export(table.name), expected[shard].export(table.name))
+
+
+def assert_same(first: TableRows, second: TableRows) -> None:
+    for name in vars(first):
+        assert (getattr(first, name) == getattr(second, name)).all(), name
+
+
+def test_a_shard_may_be_empty(tmp_path):
+    files = save([EmbeddingShard(TABLES, 0, 1)], tmp_path)
+    rows = load_tables(files, TABLES, ShardMap(2), 1)
+    assert rows["items"].weights_MD.shape == (0, 3)
+    assert rows["users"].state_MS.shape == (0, 4)
+
+
+def test_files_are_plain_parquet_ordered_by_bucket_and_id(tmp_path):
+    path = save(grown_shards(1), tmp_path)[0]
+    table = pq.read_table(path)
+    assert {field.name: str(field.type) for field in table.schema} == {
+        "id": "int64",
+        "bucket": "int32",
+        "step": "int32",
+        "count": "int32",
+        "weights": "fixed_size_list<element: float>[3]",
+        "state": "fixed_size_list<element: float>[1]",
+    }
+    keys = [(b, i % 2**64) for b, i in zip(table["bucket"].to_pylist(), table["id"].to_pylist(), strict=True)]
+    assert keys == sorted(keys)
+    assert len(keys) == len(IDS)
+    assert json.loads(table.schema.metadata[b"rayrec.table"]) == {
+        "format_version": 1,
+        "table": "items",
+        "dim": 3,
+        "optimizer": "rowwise_adagrad",
+        "seed": 1,
+        "init_scale": 0.05,
+    }
+    assert [p.name for p in sorted(tmp_path.iterdir())] == ["items-0.parquet", "users-0.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dim": 4}, "'items' was saved with dim 3, the config says 4"),
+        ({"seed": 9}, "'items' was saved with seed 1, the config says 9"),
+        ({"init_scale": 0.5}, "init_scale 0.05, the config says 0.5"),
+        ({"optimizer": AdamConfig()}, "optimizer 'rowwise_adagrad', the config says 'adam'"),
+        ({"name": "films"}, "holds rows of table 'items'; the config has tables 'films', 'users'"),
+    ],
+)
+def test_a_snapshot_of_another_table_is_refused_with_both_values(tmp_path, change, message):
+    files = save(grown_shards(1), tmp_path)
+    other = (TABLES[0].model_copy(update=change), TABLES[1])
+    with pytest.raises(InputError, match=message):
+        load_tables(files, other, ShardMap(1), 0)
+
+
+def test_another_learning_rate_may_go_on_from_a_snapshot(tmp_path):
+    files = save(grown_shards(1), tmp_path)
+    slower = (TABLES[0].model_copy(update={"optimizer": RowwiseAdagradConfig(lr=1e-4)}), TABLES[1])
+    assert len(load_tables(files, slower, ShardMap(1), 0)["items"].ids_M) == len(IDS)
+
+
+def test_files_that_are_no_snapshot_are_refused(tmp_path):
+    files = save(grown_shards(1), tmp_path)
+    with pytest.raises(InputError, match="no file of table 'users'"):
+        load_tables(files[:1], TABLES, ShardMap(1), 0)
+    text = tmp_path / "notes.parquet"
+    text.write_text("not Parquet")
+    with pytest.raises(InputError, match=r"notes\.parquet: cannot be read"):
+        load_tables([text], TABLES, ShardMap(1), 0)
+    pq.write_table(pa.table({"id": [1]}), text)
+    with pytest.raises(InputError, match="not a snapshot of embedding rows"):
+        load_tables([text], TABLES, ShardMap(1), 0)
+    with pytest.raises(InputError, match=r"gone\.parquet: cannot be read"):
+        load_tables([tmp_path / "gone.parquet"], TABLES, ShardMap(1), 0)
+
+
+def test_a_write_that_fails_leaves_no_file(tmp_path, monkeypatch):
+    def disk_full(table, path, **options):
+        path.write_bytes(b"half of it")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(snapshot.pq, "write_table", disk_full)
+    with pytest.raises(OSError, match="No space left"):
+        save(grown_shards(1), tmp_path)
+    assert list(tmp_path.iterdir()) == []
