@@ -226,3 +226,16 @@ def test_a_beam_without_width_is_refused():
     trie = CodeTrie.from_codes(np.array([[0]]))
     with pytest.raises(ValueError, match="beam_width must be at least 1, got 0"):
         beam_search(lambda depth, codes, parent: torch.zeros(1, 1, 1), trie, 0, 1)
+
+
+def test_decoding_reads_no_value_back_to_the_host():
+    # Tensors on the meta device have no values, so reading one raises.
+    codes_IL = np.unique(np.random.default_rng(0).integers(0, 5, (60, 3)), axis=0)
+    trie = CodeTrie.from_codes(codes_IL).to("meta")
+    excluded_BE = torch.zeros(2, 4, dtype=torch.int64, device="meta")
+
+    def step(depth, codes_BWd, parent_BW):
+        return torch.empty(2, codes_BWd.shape[1], 5, device="meta")
+
+    found = beam_search(step, trie, 7, 2, excluded_BE)
+    assert found.items_BW.shape == found.log_probs_BW.shape == (2, 7)
