@@ -142,6 +142,7 @@ class EmbeddingShard:
         Raises:
             ValueError: another incarnation's tag, a step too far ahead, an unknown source or table,
                 wrong shapes, or a gradient that is not finite (names table, id and source).
+            MemoryError: no room for new rows. Tables may differ by this step now: restore before going on.
         """
         with self._changed:
             if self._is_duplicate(tag):

@@ -143,6 +143,17 @@ def test_an_infinite_sum_of_finite_gradients_is_refused():
     assert shard.stats().num_rows["items"] == 0
 
 
+def shard_that_tells_of_waiting() -> tuple[EmbeddingShard, threading.Event]:
+    """A shard of two sources; the event is set once a lookup holds the lock, just before it waits."""
+    waiting = threading.Event()
+
+    def clock() -> float:
+        waiting.set()
+        return 0.0
+
+    return EmbeddingShard(TABLES, 0, num_sources=2, wait_timeout_s=10, clock=clock), waiting
+
+
 @pytest.mark.parametrize(
     ("update", "message"),
     [
@@ -152,16 +163,10 @@ def test_an_infinite_sum_of_finite_gradients_is_refused():
     ],
 )
 def test_a_refused_update_wakes_the_lookups_that_wait_for_it(update, message):
-    shard = make_shard(num_sources=2)
-    waiting = threading.Event()
-
-    def wait_for_step_0():
-        waiting.set()
-        return shard.lookup({"items": ids(5)}, after_step=0)
-
+    shard, waiting = shard_that_tells_of_waiting()
     with ThreadPoolExecutor(1) as pool:
-        reply = pool.submit(wait_for_step_0)
-        waiting.wait(10)
+        reply = pool.submit(shard.lookup, {"items": ids(5)}, 0)
+        assert waiting.wait(10)
         with pytest.raises(ValueError, match=message):
             shard.apply(UpdateTag(0, 0, 0), update)
         with pytest.raises(ValueError, match=message):
@@ -171,24 +176,14 @@ def test_a_refused_update_wakes_the_lookups_that_wait_for_it(update, message):
 
 
 def test_a_new_incarnation_starts_clean_and_wakes_old_waiters():
-    shard = make_shard(num_sources=2)
-    shard.apply(UpdateTag(0, 0, 0), items((5, 1.0)))
-    started, woken = threading.Event(), []
-
-    def wait_for_step_0():
-        started.set()
+    shard, waiting = shard_that_tells_of_waiting()
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(shard.lookup, {"items": ids(5)}, 0)
+        assert waiting.wait(10)
+        shard.apply(UpdateTag(0, 0, 0), items((5, 1.0)))
+        shard.begin(committed_step=41, incarnation=1)
         with pytest.raises(RuntimeError, match="incarnation 1 began"):
-            shard.lookup({"items": ids(5)}, after_step=0)
-        woken.append(True)
-
-    waiter = threading.Thread(target=wait_for_step_0)
-    waiter.start()
-    started.wait(10)
-    while not shard._changed._waiters:  # until it really waits
-        threading.Event().wait(0.001)
-    shard.begin(committed_step=41, incarnation=1)
-    waiter.join(10)
-    assert woken == [True]
+            reply.result(5)
     assert shard.apply(UpdateTag(1, 42, 0), items((5, 4.0))) == 41
     assert shard.apply(UpdateTag(1, 42, 1), {}) == 42
     assert item_values(shard, 5) == [-4], "the contribution of the old incarnation is gone"
