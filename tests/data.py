@@ -1,0 +1,87 @@
+"""Tiny data for tests: sources on disk, data sets made of them, and where the real data lies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+
+from rayrec.samples.batches import SampleBatch
+from rayrec.samples.config import PrepareConfig
+from rayrec.samples.dataset import Dataset
+from rayrec.samples.prepare import prepare
+
+Event = tuple[object, object, object]
+"""user, item, timestamp"""
+
+
+def real_data(name: str) -> Path:
+    """A folder of the public data sets; skips the test where they are not to be had."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("RAYREC_DATA", beside)) / name
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is missing; set RAYREC_DATA to the folder of the public data sets")
+    return folder
+
+
+def write_source(
+    folder: Path,
+    events: Sequence[Event],
+    items: dict[str, list] | None = None,
+    users: dict[str, list] | None = None,
+    kind: str = "parquet",
+    **further: list,
+) -> Path:
+    """A source in the layout `folder`; `further` are more columns of the interactions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    user_ids, item_ids, timestamps = zip(*events, strict=True) if events else ((), (), ())
+    interactions = {"user_id": list(user_ids), "item_id": list(item_ids), "timestamp": list(timestamps)}
+    tables = {"interactions": interactions | further, "items": items, "users": users}
+    for stem, columns in tables.items():
+        if columns is not None:
+            table = pa.table(columns)
+            if kind == "parquet":
+                pq.write_table(table, folder / f"{stem}.parquet")
+            else:
+                pa_csv.write_csv(table, folder / f"{stem}.csv")
+    return folder
+
+
+def random_events(num_users: int, num_items: int, seed: int = 0, length: int = 9) -> list[Event]:
+    """Users "u0", ... with 3 to `length` different items "i0", ..., several of them at the same time."""
+    random = np.random.default_rng(seed)
+    events: list[Event] = []
+    for user in range(num_users):
+        count = int(random.integers(3, length + 1))
+        items = random.choice(num_items, size=count, replace=False)
+        times = 1000 + np.sort(random.integers(0, 6, size=count))
+        events += [(f"u{user}", f"i{item}", int(time)) for item, time in zip(items, times, strict=True)]
+    return events
+
+
+def small_dataset(folder: Path, num_users: int = 40, num_items: int = 30, **settings: object) -> Dataset:
+    """A prepared data set of random events, in small row groups and files."""
+    source = write_source(folder / "source", random_events(num_users, num_items))
+    config = PrepareConfig.parse({"rows_per_group": 4, "rows_per_file": 16, "num_partitions": 3} | settings)
+    prepare(source, folder / "data", config)
+    return Dataset.open(folder / "data")
+
+
+def sample_batch(
+    rows: Sequence[Sequence[int]], step: int = 0, targets: list[int] | None = None
+) -> SampleBatch:
+    """Rows of item ids as a batch; user ids are 100, 101, ..., row keys 0, 1, ..."""
+    return SampleBatch(
+        step=step,
+        row_keys_B=np.arange(len(rows)),
+        user_ids_B=100 + np.arange(len(rows)),
+        item_ids_N=np.array([item for row in rows for item in row], dtype=np.int64),
+        offsets_B1=np.cumsum([0, *map(len, rows)]),
+        targets_B=None if targets is None else np.array(targets),
+    )

@@ -1,0 +1,153 @@
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayrec.samples.features import SequenceFeatures, code_ids, deduplicate
+from tests.data import sample_batch
+
+CATALOGUE = np.array([50, 10, 40, 20, 30])  # position 0 is item 50, position 1 item 10, ...
+
+
+def restored(lookup):
+    return lookup.ids_M[lookup.inverse].tolist()
+
+
+def test_inputs_and_targets_are_the_newest_items_shifted_by_one():
+    (features,) = SequenceFeatures(CATALOGUE, max_length=2)(sample_batch([[10, 20, 30, 40], [50, 10]]))
+    assert features.offsets_B1.tolist() == [0, 2, 3]
+    assert features.items_N.tolist() == [3, 4, 0]  # 20, 30 | 50
+    assert features.targets_N.tolist() == [4, 2, 1]  # 30, 40 | 10
+    assert features.num_targets == 3
+    assert restored(features.lookups["item"]) == [20, 30, 50]
+
+
+def test_unknown_items_are_skipped_and_counted():
+    (features,) = SequenceFeatures(CATALOGUE, max_length=5)(sample_batch([[10, 99, 20], [98, 30], [], [97]]))
+    assert features.items_N.tolist() == [1]
+    assert features.targets_N.tolist() == [3]
+    assert features.offsets_B1.tolist() == [0, 1, 1, 1, 1]
+    assert features.counts == {"unknown_items": 3, "rows_without_target": 3}
+
+
+def test_ranking_reads_the_whole_history_and_leaves_unknown_targets_out():
+    features = SequenceFeatures(CATALOGUE, max_length=2, tables=["item", "user"], num_negatives=3)
+    ranked = features.ranking(sample_batch([[10, 20, 30], [], [40]], targets=[40, 99, 50]))
+    assert ranked.items_N.tolist() == [3, 4, 2]
+    assert ranked.offsets_B1.tolist() == [0, 2, 2, 3]
+    assert ranked.targets_B.tolist() == [2, -1, 0]
+    assert ranked.targets_N is None
+    assert ranked.negatives_S is None
+    assert restored(ranked.lookups["item"]) == [20, 30, 40]
+    assert restored(ranked.lookups["user"]) == [100, 101, 102]
+    assert ranked.counts == {"unknown_items": 0, "rows_without_history": 1}
+
+
+def test_seen_items_are_those_of_the_whole_history():
+    features = SequenceFeatures(CATALOGUE, max_length=1)
+    assert features.seen(sample_batch([[10, 99, 20], [], [30]])).tolist() == [[1, 3], [-1, -1], [4, -1]]
+
+
+def test_codes_of_different_levels_have_different_ids():
+    codes_IL = np.array([[0, 1], [1, 1], [2, 0], [3, 3], [4, 4]])
+    (features,) = SequenceFeatures(CATALOGUE, max_length=5, tables=["code"], codes_IL=codes_IL)(
+        sample_batch([[10, 50, 20]])
+    )
+    second_level = 1 << 32
+    assert restored(features.lookups["code"]) == [[1, second_level | 1], [0, second_level | 1]]
+    assert len(features.lookups["code"].ids_M) == 3
+    assert code_ids(codes_IL)[4].tolist() == [4, second_level | 4]
+
+
+def test_negatives_are_shared_and_looked_up_behind_tokens_and_targets():
+    rows = [[10, 20, 30], [40, 50]]
+    features = SequenceFeatures(CATALOGUE, max_length=5, num_negatives=4, seed=3, num_trainers=2)
+    first, second = features(sample_batch(rows, step=7))
+    expected_S = np.random.default_rng([3, 2, 7]).integers(5, size=4)
+    assert first.negatives_S.tolist() == second.negatives_S.tolist() == expected_S.tolist()
+    assert restored(first.lookups["item"]) == [10, 20, 20, 30, *CATALOGUE[expected_S]]
+    assert restored(second.lookups["item"]) == [40, 50, *CATALOGUE[expected_S]]
+
+
+def test_popular_negatives_follow_the_training_counts():
+    counts_I = np.array([0, 1, 2, 0, 5])
+    features = SequenceFeatures(
+        CATALOGUE, max_length=5, num_negatives=8000, negatives="popularity", train_counts_I=counts_I
+    )
+    np.testing.assert_allclose(np.exp(features.negative_log_q_I()), counts_I / 8)
+    (batch,) = features(sample_batch([[10, 20]]))
+    drawn_I = np.bincount(batch.negatives_S, minlength=5)
+    assert drawn_I[[0, 3]].tolist() == [0, 0]
+    np.testing.assert_allclose(drawn_I / 8000, counts_I / 8, atol=0.02)
+
+
+def test_uniform_negatives_have_one_probability():
+    features = SequenceFeatures(CATALOGUE, max_length=5, num_negatives=1)
+    np.testing.assert_allclose(features.negative_log_q_I(), np.log(np.full(5, 0.2)))
+
+
+rows_of_items = st.lists(
+    st.lists(st.sampled_from([10, 20, 30, 40, 50, 99]), max_size=7), min_size=1, max_size=9
+)
+
+
+@given(rows_of_items, st.integers(1, 4), st.integers(1, 5))
+def test_shares_of_several_trainers_together_are_the_batch_of_one(rows, num_trainers, max_length):
+    settings = {"max_length": max_length, "tables": ["item", "user"], "num_negatives": 2}
+    batch = sample_batch(rows)
+    (whole,) = SequenceFeatures(CATALOGUE, **settings)(batch)
+    shares = SequenceFeatures(CATALOGUE, **settings, num_trainers=num_trainers)(batch)
+
+    assert len(shares) == num_trainers
+    for name in ("items_N", "targets_N", "row_keys_B"):
+        assert (
+            np.concatenate([getattr(share, name) for share in shares]).tolist()
+            == getattr(whole, name).tolist()
+        )
+    lengths = [length for share in shares for length in np.diff(share.offsets_B1)]
+    assert lengths == np.diff(whole.offsets_B1).tolist()
+    sizes = [share.num_rows for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+    for reason, count in whole.counts.items():
+        assert sum(share.counts[reason] for share in shares) == count
+    for share in shares:
+        assert share.num_targets == whole.num_targets
+        for table, lookup in share.lookups.items():
+            assert sorted(lookup.touched) == sorted(whole.lookups[table].ids_M)
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1)))
+def test_deduplicated_ids_are_distinct_and_come_back(values):
+    ids = np.array(values, dtype=np.int64)
+    ids_M, inverse = deduplicate(ids)
+    assert len(set(ids_M.tolist())) == len(ids_M)
+    assert ids_M[inverse].tolist() == values
+
+
+def test_features_travel_and_take_arrays_that_cannot_be_written():
+    features = SequenceFeatures(CATALOGUE, max_length=5, tables=["item", "user"])
+    batch = sample_batch([[10, 20, 99], [30]])
+    for name in ("row_keys_B", "user_ids_B", "item_ids_N", "offsets_B1"):
+        getattr(batch, name).flags.writeable = False
+    (features_there,) = pickle.loads(pickle.dumps(features))(batch)
+    assert features_there.items_N.tolist() == features(batch)[0].items_N.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_length": 0}, "max_length must be at least 1"),
+        ({"num_trainers": 0}, "num_trainers must be at least 1"),
+        ({"tables": ["itms"]}, "no table 'itms'; known tables: item, user, code"),
+        ({"tables": ["code"]}, "needs codes_IL"),
+        ({"codes_IL": np.zeros((4, 2), int)}, "one row of codes for each of the 5 items"),
+        ({"codes_IL": np.full((5, 2), -1)}, "negative code at position 0"),
+        ({"negatives": "popularity"}, "need train_counts_I"),
+        ({"item_ids_I": np.array([1, 1])}, "holds an id twice"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        SequenceFeatures(**({"item_ids_I": CATALOGUE, "max_length": 5} | settings))

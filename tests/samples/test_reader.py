@@ -1,0 +1,187 @@
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.platform.errors import InputError
+from rayrec.samples.dataset import Dataset
+from rayrec.samples.reader import ReadPlan, SampleReader, evaluation_batches, intervals
+from tests.data import small_dataset
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return small_dataset(tmp_path_factory.mktemp("reader"))  # 40 rows: files of 16, 16, 8; groups of 4
+
+
+def copy_of(dataset, folder):
+    shutil.copytree(dataset.root, folder)
+    return Dataset(folder, dataset.manifest)
+
+
+def rows_in_file_order(dataset):
+    tables = [pq.read_table(dataset.root / name) for name in dataset.train_files]
+    return pa.concat_tables(tables)
+
+
+def read_epoch(plan, epoch):
+    reader = SampleReader(plan)
+    first = epoch * plan.steps_per_epoch
+    return [reader.read(step) for step in range(first, first + plan.steps_per_epoch)]
+
+
+def rows_of(batches):
+    return [(interval.file, row) for b in batches for interval in b.cursor for row in range(*interval[1:])]
+
+
+def test_within_one_window_the_order_is_one_permutation_of_file_order(dataset):
+    plan = ReadPlan.of(dataset, batch_size=16, seed=5)
+    table = rows_in_file_order(dataset)
+    for epoch in (0, 1):
+        order = np.random.default_rng([5, epoch, 1]).permutation(40)
+        batches = read_epoch(plan, epoch)
+        assert [batch.num_rows for batch in batches] == [16, 16, 8]
+        assert np.concatenate([batch.user_ids_B for batch in batches]).tolist() == (
+            table["user_id"].to_numpy()[order].tolist()
+        )
+        items = [
+            batch.item_ids_N[start:stop].tolist()
+            for batch in batches
+            for start, stop in zip(batch.offsets_B1, batch.offsets_B1[1:], strict=False)
+        ]
+        assert items == [table["item_ids"][int(row)].as_py() for row in order]
+
+
+def test_windows_are_drawn_from_permuted_row_groups(dataset):
+    plan = ReadPlan.of(dataset, batch_size=16, seed=5, window_rows=7)
+    windows = plan.windows(epoch=3)
+    drawn = np.random.default_rng([5, 3, 0]).permutation(10).tolist()
+    assert [window.groups for window in windows] == [
+        tuple(sorted(drawn[start : start + 2])) for start in range(0, 10, 2)
+    ]
+    assert [window.start for window in windows] == [0, 8, 16, 24, 32]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    batch_size=st.integers(1, 45),
+    window_rows=st.integers(1, 50),
+    seed=st.integers(0, 5),
+    num_readers=st.integers(1, 4),
+    epoch=st.integers(0, 2),
+)
+def test_each_row_comes_once_per_epoch_for_any_number_of_readers(
+    dataset, batch_size, window_rows, seed, num_readers, epoch
+):
+    plan = ReadPlan.of(dataset, batch_size=batch_size, seed=seed, window_rows=window_rows)
+    batches = read_epoch(plan, epoch)
+    assert sorted(rows_of(batches)) == sorted(
+        (name, row) for name in plan.files for row in range(dataset.manifest.files[name].rows)
+    )
+    assert len({key for batch in batches for key in batch.row_keys_B.tolist()}) == 40
+
+    readers = [SampleReader(plan, cached_windows=1) for _ in range(num_readers)]
+    first = epoch * plan.steps_per_epoch
+    for number, expected in enumerate(batches):
+        again = readers[number % num_readers].read(first + number)
+        assert again.user_ids_B.tolist() == expected.user_ids_B.tolist()
+        assert again.cursor == expected.cursor
+
+
+def test_steps_can_be_read_in_any_order(dataset):
+    plan = ReadPlan.of(dataset, batch_size=6, window_rows=8)
+    forwards = [SampleReader(plan).read(step) for step in range(14)]
+    reader = SampleReader(plan)
+    for step in reversed(range(14)):
+        batch = reader.read(step)
+        assert batch.step == step
+        assert batch.row_keys_B.tolist() == forwards[step].row_keys_B.tolist()
+        assert batch.item_ids_N.tolist() == forwards[step].item_ids_N.tolist()
+
+
+def test_batches_do_not_mix_epochs(dataset):
+    plan = ReadPlan.of(dataset, batch_size=16)
+    assert plan.steps_per_epoch == 3
+    assert [plan.locate(step) for step in (0, 2, 3, 8)] == [(0, 0), (0, 2), (1, 0), (2, 2)]
+
+
+def test_the_cache_of_windows_is_bounded(dataset):
+    reader = SampleReader(ReadPlan.of(dataset, batch_size=3, window_rows=4), cached_windows=2)
+    for step in range(30):
+        reader.read(step)
+        assert len(reader._decoded) <= 2
+
+
+def test_intervals_are_merged_and_sorted():
+    files = ("a", "b")
+    assert intervals(files, np.array([1, 0, 0, 0, 1]), np.array([3, 9, 4, 5, 2])) == (
+        ("a", 4, 6),
+        ("a", 9, 10),
+        ("b", 2, 4),
+    )
+
+
+def test_evaluation_rows_carry_their_target_and_keys_of_their_own(dataset):
+    plan = ReadPlan.of(dataset, batch_size=40)
+    keys = SampleReader(plan).read(0).row_keys_B.tolist()
+    for split in ("valid", "test"):
+        rows = dataset.evaluation_rows(split)
+        batches = list(evaluation_batches(dataset, split, batch_size=15))
+        assert [batch.num_rows for batch in batches] == [15, 15, 10]
+        assert np.concatenate([batch.targets_B for batch in batches]).tolist() == rows.targets_B.tolist()
+        assert np.concatenate([batch.item_ids_N for batch in batches]).tolist() == rows.history_ids_N.tolist()
+        keys += [key for batch in batches for key in batch.row_keys_B.tolist()]
+    assert len(set(keys)) == 120
+
+
+def test_a_file_with_other_columns_is_refused_by_name(dataset, tmp_path):
+    copy = copy_of(dataset, tmp_path / "copy")
+    path = copy.root / copy.train_files[1]
+    pq.write_table(pq.read_table(path).append_column("extra", pa.array(range(16))), path)
+    with pytest.raises(InputError, match=r"part-00001.parquet: its columns .* differ"):
+        ReadPlan.of(copy, batch_size=4)
+
+
+def test_a_column_of_the_wrong_type_is_refused_by_name(dataset, tmp_path):
+    copy = copy_of(dataset, tmp_path / "copy")
+    path = copy.root / copy.train_files[0]
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(0, "user_id", table["user_id"].cast(pa.string())), path)
+    with pytest.raises(InputError, match=r"part-00000.parquet: column 'user_id' is string, expected int64"):
+        ReadPlan.of(copy, batch_size=4)
+
+
+def test_a_truncated_file_is_refused_by_name(dataset, tmp_path):
+    copy = copy_of(dataset, tmp_path / "copy")
+    path = copy.root / copy.train_files[2]
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(InputError, match=r"part-00002.parquet: not a readable Parquet file"):
+        ReadPlan.of(copy, batch_size=4)
+
+
+def test_a_damaged_row_group_is_refused_by_name(dataset, tmp_path):
+    copy = copy_of(dataset, tmp_path / "copy")
+    plan = ReadPlan.of(copy, batch_size=4)
+    path = copy.root / copy.train_files[0]
+    content = bytearray(path.read_bytes())
+    content[4:400] = bytes(396)
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"part-00000.parquet"):
+        read_epoch(plan, 0)
+
+
+def test_an_empty_training_set_is_refused(dataset, tmp_path):
+    copy = copy_of(dataset, tmp_path / "copy")
+    for name in copy.train_files:
+        pq.write_table(pq.read_table(copy.root / name).slice(0, 0), copy.root / name)
+    with pytest.raises(InputError, match="the training set is empty"):
+        ReadPlan.of(copy, batch_size=4)
+
+
+def test_a_batch_size_of_nothing_is_refused(dataset):
+    with pytest.raises(InputError, match="batch_size and window_rows must be at least 1"):
+        ReadPlan.of(dataset, batch_size=0)
