@@ -43,7 +43,8 @@ class CausalTransformer(nn.Module):
         self, dim: int, num_layers: int, num_heads: int, feedforward_dim: int, max_length: int, dropout: float
     ) -> None:
         super().__init__()
-        self.max_length = max_length
+        self.num_dropouts = 1 + 3 * num_layers
+        """Indices taken by the dropouts in here; a head's own start after them."""
         self.positions_TD = nn.Parameter(torch.empty(max_length, dim).normal_(std=0.02))
         self.input_dropout = KeyedDropout(dropout, 0)
         self.blocks = nn.ModuleList(

@@ -55,7 +55,9 @@ class JaggedLayout:
         return x_BTD.reshape(self.num_rows * self.longest, -1).index_select(0, self.slot_N)
 
 
-def causal_attention(query_ND: Tensor, key_ND: Tensor, value_ND: Tensor, layout: JaggedLayout, num_heads: int) -> Tensor:
+def causal_attention(
+    query_ND: Tensor, key_ND: Tensor, value_ND: Tensor, layout: JaggedLayout, num_heads: int
+) -> Tensor:
     """Softmax attention of each token to itself and the earlier tokens of its row.
 
     Rows are padded on the right, so the causal mask alone keeps padding out of

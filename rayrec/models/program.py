@@ -61,7 +61,9 @@ class DenseProgram(Protocol):
     def optimizer_state(self) -> dict[str, np.ndarray]:
         """Everything but the weights that the next `update` depends on, as copies."""
 
-    def load(self, weights: Mapping[str, np.ndarray], optimizer_state: Mapping[str, np.ndarray] | None) -> None:
+    def load(
+        self, weights: Mapping[str, np.ndarray], optimizer_state: Mapping[str, np.ndarray] | None
+    ) -> None:
         """Take over saved values; names and shapes have to match.
 
         Raises:
@@ -160,9 +162,13 @@ class TorchProgram:
                 state[f"{name}/{key}"] = _copy(value)
         return state
 
-    def load(self, weights: Mapping[str, np.ndarray], optimizer_state: Mapping[str, np.ndarray] | None) -> None:
+    def load(
+        self, weights: Mapping[str, np.ndarray], optimizer_state: Mapping[str, np.ndarray] | None
+    ) -> None:
         if unmatched := weights.keys() ^ self._parameters.keys():
-            raise ValueError(f"dense weights {sorted(unmatched)} are in only one of the snapshot and the model")
+            raise ValueError(
+                f"dense weights {sorted(unmatched)} are in only one of the snapshot and the model"
+            )
         for name, parameter in self._parameters.items():
             if weights[name].shape != tuple(parameter.shape):
                 raise ValueError(

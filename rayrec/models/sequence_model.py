@@ -67,7 +67,9 @@ def rank_by_scores(scores_BI: Tensor, k: int, excluded_BE: Tensor | None) -> Ran
     """Exhaustive ranking of a score for every item."""
     if excluded_BE is not None:
         # Padding goes to an extra column that is cut off again.
-        mask_BI = torch.zeros(len(scores_BI), scores_BI.shape[1] + 1, dtype=torch.bool, device=scores_BI.device)
+        mask_BI = torch.zeros(
+            len(scores_BI), scores_BI.shape[1] + 1, dtype=torch.bool, device=scores_BI.device
+        )
         columns_BE = torch.where(excluded_BE < 0, scores_BI.shape[1], excluded_BE)
         mask_BI.scatter_(1, columns_BE, True)
         scores_BI = scores_BI.masked_fill(mask_BI[:, :-1], -torch.inf)

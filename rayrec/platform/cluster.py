@@ -45,7 +45,7 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
         if address is not None:
             ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
         else:
-            # Our own cluster may promise more CPUs than there are: small machines run every stage, only slower.
+            # Our own cluster may promise more CPUs than there are: a small machine is only slower.
             ray.init(
                 num_cpus=max(os.cpu_count() or 1, int(cpus_needed + 0.999)),
                 object_store_memory=config.object_store_bytes,
@@ -72,5 +72,6 @@ def _check_capacity(cpus_needed: float) -> None:
     if available < cpus_needed:
         raise InputError(
             f"the run's actors need {cpus_needed:g} CPUs and the Ray cluster has {available:g}; "
-            "lower pipeline.num_trainers, sparse.num_servers or pipeline.cpus_per_trainer, or join a larger cluster"
+            "lower pipeline.num_trainers, sparse.num_servers or pipeline.cpus_per_trainer, "
+            "or join a larger cluster"
         )

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -90,3 +91,11 @@ def get_device(kind: str) -> Device:
     if (reason := why_missing(kind)) is not None:
         raise InputError(f"device: {kind!r} was asked for, but {reason}; or set device to 'cpu'")
     return _DEVICES[kind][0]
+
+
+def ray_claim(kind: str) -> dict[str, Any]:
+    """Options with which an actor claims one accelerator; the driver may lack the device itself."""
+    resource = _DEVICES[kind][0].ray_resource
+    if resource == "CPU":  # counted by the actor's own num_cpus
+        return {}
+    return {"num_gpus": 1} if resource == "GPU" else {"resources": {resource: 1}}

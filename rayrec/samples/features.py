@@ -187,7 +187,7 @@ class SequenceFeatures:
         seen_BE[np.repeat(np.arange(batch.num_rows), lengths_B), place_N] = known_N
         return seen_BE
 
-    def negative_log_q_I(self) -> NDArray[np.float64]:  # noqa: N802 - the suffix names the axis
+    def negative_log_q_I(self) -> NDArray[np.float64]:
         """[I] log-probability of each item in one draw of a negative; -inf if it is never drawn."""
         probabilities_I = np.diff(self._cumulative_I, prepend=0) / self._cumulative_I[-1]
         with np.errstate(divide="ignore"):

@@ -1,0 +1,52 @@
+"""Turns rows into features; all arithmetic is in `SequenceFeatures`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import ray
+from ray.actor import ActorHandle
+
+from rayrec.actors.spawning import ActorRole, spawn
+from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
+from rayrec.samples.batches import FeatureBatch, SampleBatch
+from rayrec.samples.features import SequenceFeatures
+
+
+class FeatureWorker:
+    """Stateless: any worker can take any batch."""
+
+    def __init__(self, role: ActorRole, features: SequenceFeatures) -> None:
+        self._role = role
+        self._features = features
+        self._clock = StageClock()
+        self._metrics = RayStageMetrics(role.run, role.stage, role.member)
+
+    def __repr__(self) -> str:
+        return self._role.actor_name
+
+    def compute(self, samples: SampleBatch) -> FeatureBatch | tuple[FeatureBatch, ...]:
+        """One share per trainer, each an object of its own."""
+        with self._clock.busy():
+            shares = self._features(samples)
+        return shares[0] if len(shares) == 1 else tuple(shares)
+
+    def ranking(self, samples: SampleBatch) -> tuple[FeatureBatch, np.ndarray]:
+        """Features to rank what comes next, and the items each row has seen ([B, E], padded with -1)."""
+        return self._features.ranking(samples), self._features.seen(samples)
+
+    def stats(self) -> StageTimes:
+        times = self._clock.times()
+        self._metrics.publish(times)
+        return times
+
+
+def spawn_feature_workers(
+    run: str, features: SequenceFeatures, num_workers: int, num_cpus: float
+) -> list[ActorHandle]:
+    shared: Any = ray.put(features)  # the catalogue's arrays travel once
+    return [
+        spawn(FeatureWorker, ActorRole(run, "feature_worker", member), {"num_cpus": num_cpus}, shared)
+        for member in range(num_workers)
+    ]

@@ -1,0 +1,108 @@
+"""Serves one shard of every embedding table; all arithmetic is in `EmbeddingShard`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ray.actor import ActorHandle
+
+from rayrec.actors.spawning import ActorRole, spawn
+from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.shard import (
+    EmbeddingShard,
+    LookupReply,
+    LookupRequest,
+    ShardStats,
+    SparseUpdate,
+    UpdateTag,
+)
+from rayrec.embeddings.snapshot import load_tables, write_table
+from rayrec.platform.metrics import RayStageMetrics, StageTimes
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """What one parameter server has to know."""
+
+    tables: tuple[TableConfig, ...]
+    num_shards: int
+    shard: int
+    num_trainers: int
+    wait_timeout_s: float
+
+
+class ParameterServer:
+    """A thin shell; its methods run on several threads, since lookups wait for updates."""
+
+    def __init__(self, role: ActorRole, spec: ServerSpec) -> None:
+        self._role = role
+        self._spec = spec
+        self._shard = EmbeddingShard(
+            spec.tables, spec.shard, spec.num_trainers, wait_timeout_s=spec.wait_timeout_s
+        )
+        self._metrics = RayStageMetrics(role.run, role.stage, role.member)
+
+    def __repr__(self) -> str:
+        return self._role.actor_name
+
+    def ready(self) -> None:
+        """Returns once the actor has started."""
+
+    def lookup(self, request: LookupRequest, after_step: int | None = None) -> LookupReply:
+        return self._shard.lookup(request, after_step)
+
+    def apply(self, tag: UpdateTag, update: SparseUpdate) -> int:
+        return self._shard.apply(tag, update)
+
+    def stats(self) -> ShardStats:
+        stats = self._shard.stats()
+        self._metrics.publish(
+            StageTimes(stats.busy_s, stats.waiting_s, num_batches=self._shard.committed_step + 1)
+        )
+        return stats
+
+    def save(self, folder: str) -> list[str]:
+        """Write every table's rows below `folder`; returns the file names."""
+        names = []
+        for table in self._spec.tables:
+            name = f"{table.name}-{self._spec.shard:05d}.parquet"
+            write_table(Path(folder) / name, table, self._shard.export(table.name))
+            names.append(name)
+        return names
+
+    def load(self, files: Sequence[str], committed_step: int) -> int:
+        """Take this shard's rows out of a snapshot's files, whatever number of shards wrote them.
+
+        Returns:
+            The new incarnation: updates of the time before are refused from now on.
+        """
+        if self._spec.tables:
+            paths = [Path(file) for file in files]
+            shard_map = ShardMap(self._spec.num_shards)
+            self._shard.restore(load_tables(paths, self._spec.tables, shard_map, self._spec.shard))
+        self._shard.begin(committed_step, self._shard.incarnation + 1)
+        return self._shard.incarnation
+
+
+def spawn_parameter_servers(
+    run: str,
+    tables: tuple[TableConfig, ...],
+    num_servers: int,
+    num_trainers: int,
+    wait_timeout_s: float,
+    num_cpus: float,
+) -> list[ActorHandle]:
+    # Of every trainer, two lookups may wait for a step whose update needs a thread to arrive on.
+    options = {"num_cpus": num_cpus, "max_concurrency": 3 * num_trainers + 2}
+    return [
+        spawn(
+            ParameterServer,
+            ActorRole(run, "parameter_server", shard),
+            options,
+            ServerSpec(tables, num_servers, shard, num_trainers, wait_timeout_s),
+        )
+        for shard in range(num_servers)
+    ]

@@ -1,0 +1,39 @@
+"""Reads training batches; the order and the cursor are those of `SampleReader`."""
+
+from __future__ import annotations
+
+from ray.actor import ActorHandle
+
+from rayrec.actors.spawning import ActorRole, spawn
+from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
+from rayrec.samples.batches import SampleBatch
+from rayrec.samples.reader import ReadPlan, SampleReader
+
+
+class SampleReaderActor:
+    """Any reader can read any step, so it keeps no position that could be lost with it."""
+
+    def __init__(self, role: ActorRole, plan: ReadPlan) -> None:
+        self._role = role
+        self._reader = SampleReader(plan)
+        self._clock = StageClock()
+        self._metrics = RayStageMetrics(role.run, role.stage, role.member)
+
+    def __repr__(self) -> str:
+        return self._role.actor_name
+
+    def read(self, step: int) -> SampleBatch:
+        with self._clock.busy():
+            return self._reader.read(step)
+
+    def stats(self) -> StageTimes:
+        times = self._clock.times()
+        self._metrics.publish(times)
+        return times
+
+
+def spawn_sample_readers(run: str, plan: ReadPlan, num_readers: int, num_cpus: float) -> list[ActorHandle]:
+    return [
+        spawn(SampleReaderActor, ActorRole(run, "sample_reader", member), {"num_cpus": num_cpus}, plan)
+        for member in range(num_readers)
+    ]

@@ -1,0 +1,197 @@
+"""One data-parallel trainer: lookup, dense compute and update of its share of every batch.
+
+    look_ahead(t + 1)   asks the servers for rows that batch t leaves alone
+    train(t)            rows ─► forward, backward ─► row gradients to the servers
+                                                 ─► dense gradients summed over the trainers, one step
+
+The arithmetic is in `rayrec.embeddings.lookups` and `rayrec.models.program`.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import ray
+import torch
+from ray.actor import ActorHandle
+
+from rayrec.actors.spawning import ActorRole, spawn
+from rayrec.actors.transport import RayTransport
+from rayrec.embeddings.client import ShardClient
+from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.lookups import ExactPrefetch, LookupMode, LookupStats, SyncLookups
+from rayrec.embeddings.routing import ShardMap
+from rayrec.models.build import Catalogue, build_model
+from rayrec.models.config import GenerativeConfig, SasRecConfig
+from rayrec.models.program import DenseOptimizerSettings, RankedItems, TorchProgram
+from rayrec.platform.devices import get_device, ray_claim
+from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
+from rayrec.samples.batches import FeatureBatch
+
+PipelineMode = Literal["sync", "exact_prefetch"]
+LOOKUP_MODES: dict[PipelineMode, Callable[..., LookupMode]] = {
+    "sync": SyncLookups,
+    "exact_prefetch": ExactPrefetch,
+}
+
+CATALOGUE_CHUNK = 65_536
+"""Rows of the whole catalogue are read in pieces of this many items."""
+
+
+@dataclass(frozen=True)
+class TrainerSpec:
+    """What every trainer has to know; the same for all of them."""
+
+    model: SasRecConfig | GenerativeConfig
+    optimizer: DenseOptimizerSettings
+    catalogue: Catalogue
+    item_ids_I: np.ndarray
+    tables: tuple[TableConfig, ...]
+    device: str
+    seed: int
+    mode: PipelineMode
+    num_trainers: int
+    num_threads: int
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One trainer's account of one step."""
+
+    step: int
+    loss_sum: float
+    num_targets: int
+    """Of the global batch: the sum of all trainers' `loss_sum` over this is the batch's loss."""
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class TrainerStats:
+    """Where a trainer's time went, in seconds since it started."""
+
+    stage: StageTimes
+    dense_s: float
+    """Forward, backward and the dense optimizer."""
+    lookups: LookupStats
+
+
+class Trainer:
+    """A thin shell around lookups and a dense program."""
+
+    def __init__(self, role: ActorRole, spec: TrainerSpec, servers: Sequence[ActorHandle]) -> None:
+        torch.set_num_threads(spec.num_threads)
+        self._role = role
+        self._spec = spec
+        self._device = get_device(spec.device)
+        transport, shard_map = RayTransport(servers), ShardMap(len(servers))
+        self._client = ShardClient(spec.tables, shard_map, transport)
+        self._new_lookups = lambda incarnation: LOOKUP_MODES[spec.mode](
+            spec.tables, shard_map, transport, source=role.member, incarnation=incarnation
+        )
+        self._lookups = self._new_lookups(0)
+        self._program = TorchProgram(
+            build_model(spec.model, spec.catalogue, spec.seed),
+            spec.optimizer,
+            self._device.torch,
+            spec.seed,
+            sum_over_trainers=_all_reduce if spec.num_trainers > 1 else None,
+        )
+        self._clock, self._dense_clock = StageClock(), StageClock()
+        self._metrics = RayStageMetrics(role.run, role.stage, role.member)
+
+    def __repr__(self) -> str:
+        return self._role.actor_name
+
+    def address(self) -> str:
+        """Where the process group of the trainers can meet; asked of the first one."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+        return f"tcp://{ray.util.get_node_ip_address()}:{port}"
+
+    def join(self, address: str) -> None:
+        """Form the process group over which dense gradients are summed."""
+        torch.distributed.init_process_group(
+            self._device.collective_backend,
+            init_method=address,
+            world_size=self._spec.num_trainers,
+            rank=self._role.member,
+        )
+
+    def look_ahead(self, features: FeatureBatch) -> None:
+        """Stage 3, early: request the rows of the next batch that the current one cannot change."""
+        self._lookups.prefetch(features.step, features.lookups)
+
+    def train(self, features: FeatureBatch) -> StepReport:
+        """Stages 3 to 5 for one batch; steps come in order."""
+        with self._clock.busy():
+            rows = self._lookups.rows(features.step, features.lookups)
+            with self._dense_clock.busy():
+                gradients = self._program.backward(features, rows)
+            self._lookups.update(features.step, features.lookups, gradients.row_grads)
+            with self._dense_clock.busy():
+                self._program.update()
+        return StepReport(features.step, gradients.loss_sum, features.num_targets, features.counts)
+
+    def drain(self) -> None:
+        """Wait until the servers have committed every step sent so far."""
+        self._lookups.drain()
+
+    def read_catalogue(self) -> None:
+        """Before ranking: give the model the rows of every item, if it ranks by them."""
+        table = self._program.table_of_catalogue
+        if table is None:
+            return
+        chunks = np.array_split(self._spec.item_ids_I, max(1, len(self._spec.item_ids_I) // CATALOGUE_CHUNK))
+        self._program.set_catalogue(
+            np.concatenate([self._client.read({table: ids})[table] for ids in chunks])
+        )
+
+    def rank(self, prepared: tuple[FeatureBatch, np.ndarray], k: int, exclude_seen: bool) -> RankedItems:
+        """The k best next items of each row, with the tables as they are now."""
+        features, seen_BE = prepared
+        rows = self._client.read({name: lookup.ids_M for name, lookup in features.lookups.items()})
+        return self._program.rank(features, rows, k, seen_BE if exclude_seen else None)
+
+    def dense_weights(self) -> dict[str, np.ndarray]:
+        return self._program.weights()
+
+    def dense_optimizer(self) -> dict[str, np.ndarray]:
+        return self._program.optimizer_state()
+
+    def load(
+        self, weights: Mapping[str, np.ndarray], optimizer_state: Mapping[str, np.ndarray], incarnation: int
+    ) -> None:
+        """Take over a snapshot's dense part; updates are sent under the servers' new incarnation."""
+        self._program.load(weights, optimizer_state)
+        self._lookups = self._new_lookups(incarnation)
+
+    def stats(self) -> TrainerStats:
+        times = self._clock.times()
+        self._metrics.publish(times)
+        return TrainerStats(times, self._dense_clock.times().busy_s, self._lookups.stats)
+
+
+def _all_reduce(flat: torch.Tensor) -> None:
+    torch.distributed.all_reduce(flat)
+
+
+def spawn_trainers(
+    run: str, spec: TrainerSpec, servers: Sequence[ActorHandle], num_cpus: float
+) -> list[ActorHandle]:
+    options = {"num_cpus": num_cpus, **ray_claim(spec.device)}
+    shared = ray.put(spec)  # the catalogue's arrays travel once
+    return [
+        spawn(Trainer, ActorRole(run, "trainer", rank), options, shared, list(servers))
+        for rank in range(spec.num_trainers)
+    ]
+
+
+def connect_trainers(trainers: Sequence[ActorHandle]) -> None:
+    """Let several trainers meet, so that they can sum their dense gradients."""
+    address: Any = trainers[0].address.remote()
+    ray.get([trainer.join.remote(address) for trainer in trainers])

@@ -1,0 +1,111 @@
+"""From a run's settings to the objects of its stages, wherever they will run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayrec.embeddings.config import TableConfig
+from rayrec.models.build import Catalogue, sparse_tables
+from rayrec.models.config import GenerativeConfig, SasRecConfig
+from rayrec.models.tokenizers.registry import SemanticIdRegistry
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.snapshots import Snapshot
+from rayrec.platform.errors import InputError
+from rayrec.samples.dataset import Dataset
+from rayrec.samples.features import SequenceFeatures
+from rayrec.samples.reader import ReadPlan
+
+SEMANTIC_IDS_FOLDER = "semantic_ids"
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A run's inputs, opened and checked against each other."""
+
+    config: RunConfig
+    dataset: Dataset
+    registry: SemanticIdRegistry | None
+    features: SequenceFeatures
+    catalogue: Catalogue
+
+    @property
+    def tables(self) -> tuple[TableConfig, ...]:
+        return self.config.tables
+
+    @property
+    def trainer_threads(self) -> int:
+        pipeline = self.config.pipeline
+        return pipeline.trainer_threads or max(1, (os.cpu_count() or 1) // pipeline.num_trainers)
+
+    def read_plan(self) -> ReadPlan:
+        config = self.config
+        return ReadPlan.of(self.dataset, config.training.batch_size, config.seed, config.data.window_rows)
+
+
+def assemble(config: RunConfig, checksums: bool = True) -> Assembly:
+    """Open what a run reads; every mistake shows here, before anything is started.
+
+    Raises:
+        InputError: the data set or the semantic IDs are missing, damaged, or of each other's.
+    """
+    dataset = Dataset.open(config.data.path, checksums)
+    registry = _open_registry(config, dataset) if isinstance(config.model, GenerativeConfig) else None
+    model = config.model
+    num_negatives = 0
+    if isinstance(model, SasRecConfig) and model.item_matrix == "sparse":
+        num_negatives = model.num_negatives
+    features = SequenceFeatures(
+        dataset.items.ids_I,
+        max_length=config.model.backbone.max_length,
+        tables=sparse_tables(config.model),
+        codes_IL=None if registry is None else registry.codes_IL,
+        num_negatives=num_negatives,
+        negatives=model.negative_sampling if isinstance(model, SasRecConfig) else "uniform",
+        train_counts_I=dataset.items.train_counts_I,
+        seed=config.seed,
+        num_trainers=config.pipeline.num_trainers,
+    )
+    catalogue = Catalogue(
+        num_items=len(dataset.items),
+        codes_IL=None if registry is None else registry.codes_IL,
+        level_sizes=() if registry is None else registry.level_sizes,
+        negative_log_q_I=features.negative_log_q_I() if num_negatives else None,
+    )
+    return Assembly(config, dataset, registry, features, catalogue)
+
+
+def check_snapshot(snapshot: Snapshot, assembly: Assembly) -> None:
+    """Refuse a snapshot of another data set or of other semantic IDs.
+
+    Raises:
+        InputError: names the snapshot and what differs.
+    """
+    if snapshot.dataset_fingerprint != assembly.dataset.fingerprint:
+        raise InputError(
+            f"{snapshot.path}: was trained on another data set than {assembly.config.data.path} holds now; "
+            "prepare the same data again, or train anew"
+        )
+    if assembly.registry is not None:
+        assembly.registry.check_matches(snapshot.semantic_ids_version or "none", str(snapshot.path))
+
+
+def registry_folder(config: RunConfig) -> Path:
+    return Path(config.data.semantic_ids or Path(config.data.path) / SEMANTIC_IDS_FOLDER)
+
+
+def _open_registry(config: RunConfig, dataset: Dataset) -> SemanticIdRegistry:
+    folder = registry_folder(config)
+    if not folder.is_dir():
+        raise InputError(
+            f"{folder}: there are no semantic IDs, which the generative model needs; "
+            f"make them with: rayrec tokenize {config.data.path}"
+        )
+    registry = SemanticIdRegistry.load(folder)
+    if registry.dataset_fingerprint != dataset.fingerprint:
+        raise InputError(
+            f"{folder}: the semantic IDs were made for another data set than {config.data.path} is now; "
+            f"make them again with: rayrec tokenize {config.data.path}"
+        )
+    return registry

@@ -1,0 +1,140 @@
+"""One run, described: what `configs/*.yaml` holds and `train` takes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from rayrec.embeddings.config import OptimizerConfig, RowwiseAdagradConfig, TableConfig
+from rayrec.models.build import sparse_tables
+from rayrec.models.config import DenseOptimizerConfig, ModelConfig
+from rayrec.models.program import DenseOptimizerSettings
+from rayrec.platform.cluster import ClusterConfig
+from rayrec.platform.config import Config
+
+TABLE_SEEDS = {"item": 1, "user": 2, "code": 3}
+"""Added to 1,000 times the run's seed: tables of one run start with different rows."""
+
+
+class DataConfig(Config):
+    """What is trained on."""
+
+    path: str
+    """Folder written by `rayrec prepare`."""
+    semantic_ids: str | None = None
+    """Folder written by `rayrec tokenize`; None is `semantic_ids` inside the data set."""
+    window_rows: int = Field(65_536, gt=0)
+    """Rows that are shuffled together, and held in memory by each reader."""
+
+
+class SparseConfig(Config):
+    """The parameter servers and the tables they hold."""
+
+    num_servers: int = Field(2, ge=1)
+    optimizer: OptimizerConfig = RowwiseAdagradConfig()
+    """For every table that `optimizers` does not name."""
+    optimizers: dict[str, OptimizerConfig] = Field(default_factory=dict)
+    """By table: `item`, `user`, `code`."""
+    init_scale: float = Field(0.02, ge=0)
+    """New rows are uniform in [-init_scale, init_scale)."""
+    wait_timeout_s: float = Field(300.0, gt=0)
+    """Longest a lookup waits for the update it depends on before the run is given up."""
+
+    @model_validator(mode="after")
+    def _optimizers_are_of_known_tables(self) -> SparseConfig:
+        for name in self.optimizers:
+            if name not in TABLE_SEEDS:
+                raise ValueError(
+                    f"sparse.optimizers names table {name!r}; tables are {', '.join(TABLE_SEEDS)}"
+                )
+        return self
+
+
+class PipelineConfig(Config):
+    """How the five stages are laid out and joined."""
+
+    mode: Literal["sync", "exact_prefetch"] = "exact_prefetch"
+    """`sync` looks up batch t after update t - 1; `exact_prefetch` reads ahead
+    what that update cannot change, and gives the same bits."""
+    num_readers: int = Field(1, ge=1)
+    num_feature_workers: int = Field(1, ge=1)
+    num_trainers: int = Field(1, ge=1)
+    trainer_threads: int | None = Field(None, ge=1)
+    """Threads of each trainer's dense compute; None shares the machine's cores."""
+    queue_depth: int = Field(4, ge=2)
+    """Batches between reading and update; more are not begun."""
+    cpus_per_actor: float = Field(0.25, ge=0)
+    """CPUs that Ray reserves for a reader, feature worker or server."""
+    cpus_per_trainer: float = Field(1.0, ge=0)
+
+
+class TrainingConfig(Config):
+    """How long and how fast."""
+
+    batch_size: int = Field(256, gt=0)
+    """Rows of a global batch, over all trainers."""
+    epochs: int = Field(10, gt=0)
+    """Most passes over the data."""
+    optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
+
+
+class EvaluationConfig(Config):
+    """Validation while training."""
+
+    every_epochs: int = Field(1, gt=0)
+    """A snapshot is written after each validation."""
+    patience: int | None = Field(None, ge=1)
+    """Validations without improvement after which training stops; None never stops early."""
+    metric: Literal["recall", "ndcg"] = "ndcg"
+    """At 10, seen items masked: what the best snapshot is best in."""
+    max_users: int | None = Field(None, gt=0)
+    """Users validated on while training; None takes all. The final evaluation always does."""
+    batch_size: int = Field(512, gt=0)
+
+
+class RunConfig(Config):
+    """Everything a run depends on."""
+
+    seed: int = Field(0, ge=0, lt=2**31)
+    device: str = "cpu"
+    """`cpu`, `cuda` or `npu`: where dense compute runs."""
+    data: DataConfig
+    model: ModelConfig
+    sparse: SparseConfig = SparseConfig()
+    pipeline: PipelineConfig = PipelineConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    cluster: ClusterConfig = ClusterConfig()
+
+    @property
+    def tables(self) -> tuple[TableConfig, ...]:
+        """The embedding tables that the model reads."""
+        return tuple(
+            TableConfig(
+                name=name,
+                dim=self.model.backbone.dim,
+                optimizer=self.sparse.optimizers.get(name, self.sparse.optimizer),
+                init_scale=self.sparse.init_scale,
+                seed=1000 * self.seed + TABLE_SEEDS[name],
+            )
+            for name in sparse_tables(self.model)
+        )
+
+    @property
+    def cpus_needed(self) -> float:
+        pipeline = self.pipeline
+        num_actors = pipeline.num_readers + pipeline.num_feature_workers + self.sparse.num_servers
+        return num_actors * pipeline.cpus_per_actor + pipeline.num_trainers * pipeline.cpus_per_trainer
+
+    def optimizer_settings(self, steps_per_epoch: int, fused: bool) -> DenseOptimizerSettings:
+        optimizer = self.training.optimizer
+        total_steps = self.training.epochs * steps_per_epoch
+        return DenseOptimizerSettings(
+            learning_rate=optimizer.learning_rate,
+            weight_decay=optimizer.weight_decay,
+            warmup_steps=optimizer.warmup_steps,
+            total_steps=total_steps if optimizer.schedule == "cosine" else None,
+            max_grad_norm=optimizer.max_grad_norm,
+            fused=fused,
+        )

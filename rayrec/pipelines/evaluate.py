@@ -1,0 +1,116 @@
+"""`rayrec evaluate`: every user, all items ranked, beside popularity, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rayrec.models.program import RankedItems
+from rayrec.pipelines.ranking_metrics import LIST_LENGTH, Estimate, summarise, target_places
+from rayrec.pipelines.recommender import Recommender
+from rayrec.platform.files import write_json
+from rayrec.samples.batches import SampleBatch
+from rayrec.samples.manifest import Split
+from rayrec.samples.reader import evaluation_batches
+
+OnBatch = Callable[[int, int], None]
+"""Called with (users done, users of the split)."""
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """Metrics by what was ranked and whether items of the history were left out."""
+
+    run: str
+    split: Split
+    snapshot_step: int
+    num_users: int
+    results: dict[str, dict[str, Estimate]]
+    """`model`, `model, seen items kept`, `popularity`, ... to metric to estimate."""
+
+    def to_json(self) -> dict[str, Any]:
+        results = {
+            name: {metric: estimate._asdict() for metric, estimate in metrics.items()}
+            for name, metrics in self.results.items()
+        }
+        return {
+            "run": self.run,
+            "split": self.split,
+            "snapshot_step": self.snapshot_step,
+            "num_users": self.num_users,
+            "results": results,
+        }
+
+
+MODEL, MODEL_UNMASKED = "model", "model, seen items kept"
+POPULARITY, POPULARITY_UNMASKED = "popularity", "popularity, seen items kept"
+
+
+def evaluate(
+    run: str | Path,
+    split: Split = "test",
+    which: str = "best",
+    batch_size: int = 512,
+    on_batch: OnBatch | None = None,
+) -> EvaluationReport:
+    """Rank the whole catalogue for every user of a split; also written to the run's folder.
+
+    Raises:
+        InputError: the run has no usable snapshot, or the split has no users.
+    """
+    recommender = Recommender.load(run, which)
+    report = evaluate_recommender(recommender, split, batch_size, on_batch)
+    write_json(Path(run) / f"evaluation-{split}.json", report.to_json())
+    return report
+
+
+def evaluate_recommender(
+    recommender: Recommender, split: Split, batch_size: int = 512, on_batch: OnBatch | None = None
+) -> EvaluationReport:
+    """`evaluate` for a model that is loaded already."""
+    dataset = recommender.dataset
+    popularity = Popularity(dataset.items.train_counts_I)
+    rankers: dict[str, Callable[[SampleBatch], RankedItems]] = {
+        MODEL: lambda samples: recommender.rank(samples, LIST_LENGTH, exclude_seen=True),
+        MODEL_UNMASKED: lambda samples: recommender.rank(samples, LIST_LENGTH, exclude_seen=False),
+        POPULARITY: lambda samples: popularity.rank(recommender.seen(samples)),
+        POPULARITY_UNMASKED: lambda samples: popularity.rank(np.empty((samples.num_rows, 0), dtype=np.int64)),
+    }
+    places: dict[str, list[np.ndarray]] = {name: [] for name in rankers}
+    num_users, done = len(dataset.evaluation_rows(split)), 0
+    for samples in evaluation_batches(dataset, split, batch_size):
+        assert samples.targets_B is not None
+        targets_B = dataset.item_positions(samples.targets_B)
+        for name, rank in rankers.items():
+            places[name].append(target_places(rank(samples).items_BK, targets_B))
+        done += samples.num_rows
+        if on_batch is not None:
+            on_batch(done, num_users)
+    return EvaluationReport(
+        run=recommender.run,
+        split=split,
+        snapshot_step=recommender.committed_step + 1,
+        num_users=num_users,
+        results={name: summarise(np.concatenate(parts)) for name, parts in places.items()},
+    )
+
+
+class Popularity:
+    """Ranks items by their number of training events: what a model has to beat."""
+
+    def __init__(self, train_counts_I: np.ndarray) -> None:
+        self._counts_I = train_counts_I
+        self._order_I = np.argsort(-train_counts_I, kind="stable")
+
+    def rank(self, seen_BE: np.ndarray) -> RankedItems:
+        """The most frequent items that a row has not seen; `seen_BE` is padded with -1."""
+        # No row can need more candidates than the list and all it has seen.
+        candidates_C = self._order_I[: LIST_LENGTH + seen_BE.shape[1]]
+        allowed_BC = ~(candidates_C[None, :, None] == seen_BE[:, None, :]).any(axis=2)
+        first_BK = np.argsort(~allowed_BC, axis=1, kind="stable")[:, :LIST_LENGTH]
+        items_BK = np.where(np.take_along_axis(allowed_BC, first_BK, axis=1), candidates_C[first_BK], -1)
+        return RankedItems(items_BK, self._counts_I[items_BK].astype(np.float32))

@@ -1,0 +1,145 @@
+"""A trained model in one process, without Ray: what evaluation, the command line and a replica hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rayrec.embeddings.client import LocalTransport, ShardClient
+from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.shard import EmbeddingShard
+from rayrec.embeddings.snapshot import load_tables
+from rayrec.models.build import build_model
+from rayrec.models.program import RankedItems, TorchProgram
+from rayrec.pipelines.assembly import Assembly, assemble, check_snapshot
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.snapshots import Snapshot, read_snapshot
+from rayrec.platform.devices import get_device
+from rayrec.samples.batches import Int64Array, SampleBatch
+from rayrec.samples.dataset import Dataset
+from rayrec.samples.jagged import offsets_from_lengths
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """One recommended item."""
+
+    item_key: str
+    """The id as the source of the data writes it."""
+    title: str | None
+    score: float
+    """Generative models: the log-probability of the item; others: an inner product."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """Whom to recommend to."""
+
+    history_ids: Int64Array
+    """Item ids, oldest first; ids that are not in the catalogue are skipped."""
+    user_id: int = 0
+
+
+class Recommender:
+    """Ranks the catalogue for histories. Not thread-safe."""
+
+    def __init__(self, run: str, assembly: Assembly, snapshot: Snapshot) -> None:
+        config = assembly.config
+        device = get_device(config.device)
+        self.run = run
+        self.committed_step = snapshot.committed_step
+        self._assembly = assembly
+        self._program = TorchProgram(
+            build_model(config.model, assembly.catalogue, config.seed),
+            config.optimizer_settings(steps_per_epoch=1, fused=device.fused_optimizer),
+            device.torch,
+            config.seed,
+        )
+        self._program.load(snapshot.weights, optimizer_state=None)
+        self._client = _local_tables(assembly, snapshot)
+        if (table := self._program.table_of_catalogue) is not None:
+            item_ids_I = assembly.dataset.items.ids_I
+            self._program.set_catalogue(self._client.read({table: item_ids_I})[table])
+
+    @classmethod
+    def load(cls, run: str | Path, which: str = "best", device: str | None = None) -> Recommender:
+        """Load a run's `best` or `last` snapshot.
+
+        Args:
+            device: overrides the device that the run was trained on.
+
+        Raises:
+            InputError: no such run, an incomplete or changed snapshot, or one of other data.
+        """
+        folder = RunFolder.open(Path(run))
+        config = folder.config
+        if device is not None:
+            config = config.model_copy(update={"device": device})
+        snapshot = read_snapshot(folder.chosen_snapshot(which))
+        assembly = assemble(config, checksums=False)
+        check_snapshot(snapshot, assembly)
+        return cls(folder.name, assembly, snapshot)
+
+    @property
+    def dataset(self) -> Dataset:
+        return self._assembly.dataset
+
+    def rank(self, samples: SampleBatch, k: int, exclude_seen: bool) -> RankedItems:
+        """Catalogue positions of the k best next items of each row; -1 where there are fewer."""
+        features = self._assembly.features.ranking(samples)
+        rows = self._client.read({name: lookup.ids_M for name, lookup in features.lookups.items()})
+        seen_BE = self.seen(samples) if exclude_seen else None
+        ranked = self._program.rank(features, rows, k, seen_BE)
+        # A row without any known item gives the model nothing to go by.
+        empty_B = np.diff(features.offsets_B1) == 0
+        items_BK = np.where(empty_B[:, None], -1, ranked.items_BK)
+        return RankedItems(items_BK, np.where(items_BK < 0, -np.inf, ranked.scores_BK))
+
+    def seen(self, samples: SampleBatch) -> Int64Array:
+        """[B, E] catalogue positions of each history's items, padded with -1."""
+        return self._assembly.features.seen(samples)
+
+    def recommend(
+        self, queries: Sequence[Query], k: int, exclude_seen: bool = True
+    ) -> list[list[Recommendation]]:
+        """The k best items for each query, best first; an empty list where its history has no known item."""
+        ranked = self.rank(_as_samples(queries), k, exclude_seen)
+        return [
+            [self._describe(item, score) for item, score in zip(items_K, scores_K, strict=True) if item >= 0]
+            for items_K, scores_K in zip(ranked.items_BK.tolist(), ranked.scores_BK.tolist(), strict=True)
+        ]
+
+    def popular(self, k: int, exclude_ids: Int64Array | None = None) -> list[Recommendation]:
+        """The items with most training events; what is left when nothing is known of a user."""
+        counts_I = self.dataset.items.train_counts_I
+        order_I = np.argsort(-counts_I, kind="stable")
+        if exclude_ids is not None:
+            order_I = order_I[~np.isin(self.dataset.items.ids_I[order_I], exclude_ids)]
+        return [self._describe(item, float(counts_I[item])) for item in order_I[:k].tolist()]
+
+    def _describe(self, item: int, score: float) -> Recommendation:
+        items = self.dataset.items
+        return Recommendation(items.keys[item].as_py(), items.titles[item].as_py(), score)
+
+
+def _local_tables(assembly: Assembly, snapshot: Snapshot) -> ShardClient:
+    """The run's embedding tables as one shard in this process, read-only by use."""
+    shard_map = ShardMap(1)
+    shard = EmbeddingShard(assembly.tables, shard=0, num_sources=1)
+    if assembly.tables:
+        shard.restore(load_tables(snapshot.sparse_files, assembly.tables, shard_map, shard=0))
+    return ShardClient(assembly.tables, shard_map, LocalTransport([shard]))
+
+
+def _as_samples(queries: Sequence[Query]) -> SampleBatch:
+    histories = [np.asarray(query.history_ids, dtype=np.int64) for query in queries]
+    return SampleBatch(
+        step=0,
+        row_keys_B=np.arange(len(queries)),
+        user_ids_B=np.array([query.user_id for query in queries], dtype=np.int64),
+        item_ids_N=np.concatenate(histories) if histories else np.zeros(0, dtype=np.int64),
+        offsets_B1=offsets_from_lengths(np.array([len(history) for history in histories], dtype=np.int64)),
+    )

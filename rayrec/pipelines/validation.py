@@ -1,0 +1,45 @@
+"""Ranking an evaluation split with the actors of a run that is training."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import ray
+
+from rayrec.models.program import RankedItems
+from rayrec.pipelines.assembly import Assembly
+from rayrec.pipelines.ranking_metrics import LIST_LENGTH, target_places
+from rayrec.pipelines.stages import Stages
+from rayrec.samples.reader import evaluation_batches
+
+
+def validate(stages: Stages, assembly: Assembly) -> np.ndarray:
+    """[U] place of each validation user's target among all items, seen ones masked.
+
+    The users are in an order that hashes their ids, so the first `max_users` are a random sample.
+    """
+    config = assembly.config.evaluation
+    ray.get([trainer.read_catalogue.remote() for trainer in stages.trainers])
+    in_flight: deque[tuple[Any, np.ndarray]] = deque()
+    places: list[np.ndarray] = []
+    num_users = 0
+    for number, samples in enumerate(evaluation_batches(assembly.dataset, "valid", config.batch_size)):
+        if config.max_users is not None and num_users >= config.max_users:
+            break
+        assert samples.targets_B is not None
+        num_users += samples.num_rows
+        worker = stages.feature_workers[number % len(stages.feature_workers)]
+        trainer = stages.trainers[number % len(stages.trainers)]
+        ranked: Any = trainer.rank.remote(worker.ranking.remote(samples), LIST_LENGTH, exclude_seen=True)
+        in_flight.append((ranked, assembly.dataset.item_positions(samples.targets_B)))
+        if len(in_flight) > 2 * len(stages.trainers):
+            places.append(_collect(*in_flight.popleft()))
+    places.extend(_collect(*entry) for entry in in_flight)
+    return np.concatenate(places)
+
+
+def _collect(ranked: Any, targets_B: np.ndarray) -> np.ndarray:
+    result: RankedItems = ray.get(ranked)
+    return target_places(result.items_BK, targets_B)
