@@ -105,8 +105,12 @@ def _joined_text(attributes: pa.Table, nothing: pa.ChunkedArray) -> pa.ChunkedAr
     if not names:
         return nothing
     names.sort(key=lambda name: name != "title")
-    columns = [_texts(attributes[name]) for name in names]
-    return _texts(pc.binary_join_element_wise(*columns, ". ", null_handling="skip"))
+    # Not by null_handling="skip": Arrow then drops the rows in which every column is null.
+    parts = [
+        pc.fill_null(pc.binary_join_element_wise(". ", _texts(attributes[name]), ""), "") for name in names
+    ]
+    joined = pc.binary_join_element_wise(*parts, "")
+    return _texts(pc.utf8_slice_codeunits(joined, start=len(". ")))
 
 
 def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -86,12 +86,13 @@ def read_table(path: Path, as_text: Collection[str], quoted: bool = True) -> Raw
                 f"{file}: its columns are {', '.join(table.schema.names)}, but those of {files[0].name} are "
                 f"{', '.join(tables[0].schema.names)}; all parts must have the same columns"
             )
+    names = tables[0].schema.names
+    if len(set(names)) < len(names):
+        raise InputError(f"{path}: a column is there twice in {', '.join(names)}; rename one")
     try:
         table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
         raise InputError(f"{path}: a column differs in type between the files ({error})") from error
-    if len(set(table.schema.names)) < len(table.schema.names):
-        raise InputError(f"{path}: a column is there twice in {', '.join(table.schema.names)}; rename one")
     return RawTable(table, str(path), _tracer(files, [len(part) for part in tables]))
 
 
@@ -130,7 +131,7 @@ def _parts(path: Path) -> list[Path]:
 
 def _read_file(path: Path, as_text: Collection[str], quoted: bool) -> pa.Table:
     if path.suffix == ".parquet":
-        return _guarded(path, lambda: pq.read_table(path, partitioning=None))
+        return _guarded(path, lambda: pq.ParquetFile(path).read())
     types = {name: pa.string() for name in as_text}
 
     def read_text() -> pa.Table:

@@ -1,0 +1,509 @@
+import json
+import random
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rayrec.platform.errors import InputError
+from rayrec.platform.hashing import mix64
+from rayrec.samples.config import PrepareConfig
+from rayrec.samples.dataset import Dataset
+from rayrec.samples.partitions import run_partitions_locally
+from rayrec.samples.prepare import prepare
+from tests.data import random_events, real_data, small_dataset, write_source
+
+EVENTS = [(1, 10, 5), (1, 30, 7), (1, 20, 6), (1, 40, 8), (2, 20, 5), (2, 10, 9), (2, 40, 6)]
+
+
+def prepared(tmp_path, events, run_partitions=run_partitions_locally, source=None, **settings):
+    """Prepare events and open the result; `source` holds more arguments of `write_source`."""
+    number = len(list(tmp_path.iterdir()))
+    folder = write_source(tmp_path / f"source{number}", events, **(source or {}))
+    out = tmp_path / f"data{number}"
+    report = prepare(folder, out, PrepareConfig.parse(settings), run_partitions)
+    return Dataset.open(out), report
+
+
+def training_rows(dataset):
+    tables = [pq.read_table(dataset.root / name) for name in dataset.train_files]
+    return pa.concat_tables(tables)
+
+
+def sequences(dataset):
+    rows = training_rows(dataset)
+    return dict(zip(rows["user_id"].to_pylist(), rows["item_ids"].to_pylist(), strict=True))
+
+
+def targets(dataset, split):
+    """User -> (history, target, time)."""
+    rows = dataset.evaluation_rows(split)
+    return {
+        int(user): (rows.history_ids_N[start:stop].tolist(), int(target), int(time))
+        for user, start, stop, target, time in zip(
+            rows.user_ids_B,
+            rows.offsets_B1,
+            rows.offsets_B1[1:],
+            rows.targets_B,
+            rows.timestamps_B,
+            strict=False,
+        )
+    }
+
+
+def refusal(tmp_path, events, **settings):
+    with pytest.raises(InputError) as caught:
+        prepared(tmp_path, events, **settings)
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("source")] == []
+    return str(caught.value)
+
+
+def test_leave_one_out_holds_the_last_two_events_out(tmp_path):
+    dataset, report = prepared(tmp_path, EVENTS)
+    assert sequences(dataset) == {1: [10, 20], 2: [20]}
+    assert targets(dataset, "valid") == {1: ([10, 20], 30, 7), 2: ([20], 40, 6)}
+    assert targets(dataset, "test") == {1: ([10, 20, 30], 40, 8), 2: ([20, 40], 10, 9)}
+    assert dataset.history_of("1").tolist() == [10, 20, 30, 40]
+    assert dataset.history_of("nobody") is None
+    rows = training_rows(dataset)
+    assert dict(zip(rows["user_id"].to_pylist(), rows["timestamps"].to_pylist(), strict=True)) == {
+        1: [5, 6],
+        2: [5],
+    }
+    assert report.manifest.counts["events"] == 7
+    assert report.manifest.counts["train_events"] == 3
+
+
+def test_users_with_fewer_than_three_events_train_only(tmp_path):
+    dataset, _ = prepared(tmp_path, [*EVENTS, (3, 10, 1), (3, 20, 2)])
+    assert sequences(dataset)[3] == [10, 20]
+    assert 3 not in targets(dataset, "valid")
+    assert 3 not in targets(dataset, "test")
+    assert dataset.history_of("3").tolist() == [10, 20]
+
+
+def test_a_split_by_time_takes_the_first_event_on_or_after_each_boundary(tmp_path):
+    events = [(1, 10, 1), (1, 20, 5), (1, 30, 6), (1, 40, 9), (2, 10, 2), (2, 20, 8), (3, 30, 7), (3, 40, 8)]
+    dataset, _ = prepared(tmp_path, events, split="time", valid_start=5, test_start=8)
+    assert sequences(dataset) == {1: [10], 2: [10]}
+    # User 2 has no event between the boundaries; user 3 has no history before the first.
+    assert targets(dataset, "valid") == {1: ([10], 20, 5)}
+    assert targets(dataset, "test") == {1: ([10, 20, 30], 40, 9), 2: ([10], 20, 8), 3: ([30], 40, 8)}
+
+
+def test_boundaries_by_fraction_are_quantiles_of_the_events(tmp_path):
+    events = [(user, item, 10 * item + user) for user in range(2) for item in range(10)]
+    dataset, _ = prepared(tmp_path, events, split="time", valid_fraction=0.2, test_fraction=0.3)
+    split = dataset.manifest.split
+    assert (split.valid_start, split.test_start) == (50, 70)  # times 0, 1, 10, 11, ..., 91
+    assert dataset.manifest.counts["train_events"] == 10
+
+
+def test_positions_are_in_order_of_a_hash_and_counts_are_of_training_events(tmp_path):
+    items = {
+        "item_id": [40, 10, 20, 30],
+        "title": ["Forty", "Ten", "", None],
+        "year": ["1990", None, "1991", None],
+    }
+    dataset, _ = prepared(
+        tmp_path, EVENTS, source={"items": items | {"price": [4, 1, 2, 3], "asin": ["B"] * 4}}
+    )
+    ids_I = dataset.items.ids_I
+    assert np.all(np.diff(mix64(ids_I).astype(object)) > 0)
+    assert dataset.item_positions(np.array([[ids_I[2], 99], [ids_I[0], ids_I[3]]])).tolist() == [
+        [2, -1],
+        [0, 3],
+    ]
+    place = {int(item): position for position, item in enumerate(ids_I)}
+    assert dataset.item_by_key("40") == place[40]
+    assert dataset.item_by_key("41") is None
+    titles = dataset.items.titles.to_pylist()
+    assert [titles[place[item]] for item in (10, 20, 30, 40)] == ["Ten", None, None, "Forty"]
+    texts = dataset.items.texts.to_pylist()
+    assert [texts[place[item]] for item in (10, 20, 30, 40)] == ["Ten", "1991", None, "Forty. 1990"]
+    assert [dataset.items.label(place[item]) for item in (10, 20)] == ["Ten", "20"]
+    counts_I = dataset.items.train_counts_I
+    assert [int(counts_I[place[item]]) for item in (10, 20, 30, 40)] == [1, 2, 0, 0]
+    assert dataset.items.attributes.schema.names == ["year", "price", "asin"]
+
+
+def test_items_without_a_description_are_there_and_counted(tmp_path):
+    dataset, report = prepared(tmp_path, EVENTS, source={"items": {"item_id": [10], "title": ["Ten"]}})
+    assert len(dataset.items) == 4
+    assert report.manifest.counts["undescribed_items"] == 3
+
+
+def test_users_keep_their_columns(tmp_path):
+    users = {"user_id": [2, 7, 1], "age": [20, 70, 10]}
+    dataset, report = prepared(tmp_path, EVENTS, source={"users": users})
+    assert sorted(
+        zip(dataset.users["user_key"].to_pylist(), dataset.users["age"].to_pylist(), strict=True)
+    ) == [
+        ("1", 10),
+        ("2", 20),
+    ]
+    assert report.manifest.counts["users_without_events"] == 1
+
+
+def test_further_columns_and_behaviours_follow_their_events(tmp_path):
+    behaviors = ["view", "buy", "like", "view", "view", "view", "buy"]
+    source = {"behavior": behaviors, "rating": [5, 7, 6, 8, 5, 9, 6]}
+    dataset, _ = prepared(tmp_path, EVENTS, source=source)
+    assert dataset.manifest.behaviors == ("buy", "like", "view")
+    rows = {row["user_id"]: row for row in training_rows(dataset).to_pylist()}
+    assert rows[1]["behaviors"] == [2, 1]
+    assert rows[1]["rating"] == rows[1]["timestamps"] == [5, 6]
+
+
+def test_only_the_behaviours_asked_for_are_kept(tmp_path):
+    source = {"behavior": ["view", "view", "view", "buy", "view", "view", "view"]}
+    dataset, report = prepared(tmp_path, EVENTS, source=source, behaviors=["view"])
+    assert dataset.history_of("1").tolist() == [10, 20, 30]
+    assert dataset.manifest.behaviors == ("view",)
+    assert report.manifest.counts["events_filtered"] == 1
+    with pytest.raises(
+        InputError, match="no event has the behaviour 'purchase'; those that occur: buy, view"
+    ):
+        prepared(tmp_path, EVENTS, source=source, behaviors=["purchase"])
+
+
+def same_content(first, second):
+    """Row for row; every file is covered by the fingerprint."""
+    return first.fingerprint == second.fingerprint
+
+
+def test_ties_are_shuffled_whatever_the_order_of_the_file_and_the_partitions(tmp_path):
+    events = random_events(30, 25)
+    first, _ = prepared(tmp_path, events)
+    random.Random(1).shuffle(events)
+    shuffled, _ = prepared(tmp_path, events, num_partitions=5)
+    other_seed, _ = prepared(tmp_path, events, seed=1)
+    assert same_content(first, shuffled)
+    assert not same_content(first, other_seed)
+
+
+def test_ties_are_counted_and_can_keep_the_order_of_the_file(tmp_path):
+    events = [(1, item, 5) for item in range(8)] + [(2, 3, 1), (2, 1, 1), (2, 2, 2)]
+    kept, report = prepared(tmp_path, events, ties="file")
+    assert kept.history_of("1").tolist() == list(range(8))
+    assert kept.history_of("2").tolist() == [3, 1, 2]
+    assert (report.manifest.ties.neighbours, report.manifest.ties.users) == (8, 2)
+    shuffled, report = prepared(tmp_path, events)
+    assert shuffled.history_of("1").tolist() != list(range(8))
+    assert sorted(shuffled.history_of("1").tolist()) == list(range(8))
+    assert (report.manifest.ties.neighbours, report.manifest.ties.users) == (8, 2)
+
+
+def test_times_are_ordered_below_the_second(tmp_path):
+    dataset, report = prepared(tmp_path, [(1, 1, 5.75), (1, 2, 5.25), (1, 3, 5.5)])
+    assert dataset.history_of("1").tolist() == [2, 3, 1]
+    assert report.manifest.ties.neighbours == 0
+    milliseconds, _ = prepared(tmp_path, [(1, 1, 5750), (1, 2, 5250), (1, 3, 5500)], time_unit="ms")
+    assert same_content(dataset, milliseconds)
+
+
+def test_dates_are_times(tmp_path):
+    dates = ["1970-01-01 00:00:07", "1970-01-01 00:00:05", "1970-01-01 00:00:06"]
+    events = [(1, number, date) for number, date in enumerate(dates)]
+    for kind in ("parquet", "csv"):
+        dataset, _ = prepared(tmp_path, events, source={"kind": kind})
+        assert dataset.history_of("1").tolist() == [1, 2, 0]
+
+
+def test_training_files_hold_full_row_groups_in_order_of_a_hash(tmp_path):
+    dataset = small_dataset(tmp_path)
+    metadata = [pq.read_metadata(dataset.root / name) for name in dataset.train_files]
+    groups = [[data.row_group(number).num_rows for number in range(data.num_row_groups)] for data in metadata]
+    assert groups == [[4] * 4, [4] * 4, [4, 4]]
+    users = training_rows(dataset)["user_id"].to_numpy()
+    assert np.all(np.diff(mix64(users).astype(object)) > 0)
+
+
+def test_integer_and_string_ids_are_told_apart(tmp_path):
+    integers, _ = prepared(tmp_path, EVENTS, source={"kind": "csv"})
+    assert integers.manifest.id_kinds == {"user": "integer", "item": "integer"}
+    strings, _ = prepared(tmp_path, [(f"u{user}", item, time) for user, item, time in EVENTS])
+    assert strings.manifest.id_kinds == {"user": "string", "item": "integer"}
+    assert strings.history_of("u1").tolist() == [10, 20, 30, 40]
+    assert strings.user_by_key("u1") in strings.users["user_id"].to_pylist()
+
+
+def test_the_report_prints_and_serialises(tmp_path):
+    _, report = prepared(tmp_path, EVENTS)
+    rows = dict(report.rows())
+    assert rows["users"] == "2"
+    assert rows["neighbouring events at the same time"] == "0 of 0 users, shuffled by seed 0"
+    assert "duplicate events dropped" not in rows
+    assert json.loads(json.dumps(report.to_json()))["counts"]["items"] == 4
+
+
+def test_progress_ends_when_all_events_are_done(tmp_path):
+    seen = []
+    prepare(
+        write_source(tmp_path / "source", EVENTS),
+        tmp_path / "data",
+        progress=lambda phase, done, total: seen.append((phase, done, total)),
+    )
+    assert seen[-1] == ("sequences", 7, 7)
+
+
+# What is refused, and what may be allowed
+
+
+def test_duplicates_are_refused_and_the_first_can_be_kept(tmp_path):
+    events = [*EVENTS, (2, 20, 5), (1, 10, 5), (1, 10, 5)]
+    message = refusal(tmp_path, events)
+    assert "interactions.parquet row 8: user 2 has item 20 at 5 a second time (3 duplicate events" in message
+    assert "--allow duplicates" in message
+    allowed, report = prepared(tmp_path, events, allow=["duplicates"])
+    assert report.manifest.counts["duplicates"] == 3
+    plain, _ = prepared(tmp_path, EVENTS)
+    assert same_content(allowed, plain)
+
+
+def test_the_same_item_with_another_behaviour_is_no_duplicate(tmp_path):
+    events = [(1, 10, 5), (1, 10, 5), (1, 20, 6)]
+    dataset, _ = prepared(tmp_path, events, source={"behavior": ["view", "like", "view"]})
+    assert dataset.history_of("1").tolist() == [10, 10, 20]
+
+
+def test_users_with_one_event_are_refused_or_trained_on_only(tmp_path):
+    events = [*EVENTS, (3, 20, 1)]
+    message = refusal(tmp_path, events)
+    assert "row 8: user 3 has only this event (1 such users)" in message
+    assert "--allow short-users" in message
+    dataset, report = prepared(tmp_path, events, allow=["short-users"])
+    assert sequences(dataset)[3] == [20]
+    assert 3 not in targets(dataset, "test")
+    assert report.manifest.counts["short_users"] == 1
+
+
+def test_items_without_interactions_are_refused_or_kept(tmp_path):
+    items = {"items": {"item_id": [10, 50, 20], "title": ["Ten", "Fifty", "Twenty"]}}
+    message = refusal(tmp_path, EVENTS, source=items)
+    assert "items.parquet row 2: item 50 has no interactions (1 such items)" in message
+    assert "--allow cold-items" in message
+    dataset, report = prepared(tmp_path, EVENTS, source=items, allow=["cold-items"])
+    assert dataset.items.label(dataset.item_by_key("50")) == "Fifty"
+    assert dataset.items.train_counts_I[dataset.item_by_key("50")] == 0
+    assert report.manifest.counts["cold_items"] == 1
+
+
+def test_everything_that_needs_a_decision_is_said_at_once(tmp_path):
+    message = refusal(tmp_path, [*EVENTS, (1, 10, 5), (3, 20, 1)])
+    assert "--allow duplicates" in message
+    assert "--allow short-users" in message
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+@pytest.mark.parametrize(
+    ("time", "message"),
+    [
+        (float("nan"), "timestamp is nan, expected a number"),
+        (float("inf"), "timestamp is inf, expected a number"),
+        (-3.5, "timestamp is -3.5, expected a time since 1970, which is not negative"),
+        (1.5e12, "lies beyond the year 5138; set time_unit"),
+    ],
+)
+def test_impossible_times_are_refused_with_their_row(tmp_path, kind, time, message):
+    found = refusal(tmp_path, [(1, 10, 1.5), (1, 20, 2.5), (1, 30, time)], source={"kind": kind})
+    assert message in found
+    assert ("interactions.parquet row 3" if kind == "parquet" else "interactions.csv line 4") in found
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        (["5", "soon", "7"], "row 2: timestamp is soon, expected a number of seconds since 1970 or a date"),
+        (["2020-01-01", "2020-01-02", "soon"], "row 3: timestamp is soon"),
+        (["5", "nan", "7"], "row 2: timestamp is nan"),
+        (["5", None, "7"], "row 2: timestamp is missing"),
+        ([True, False, True], "column timestamp has the type bool"),
+    ],
+)
+def test_times_that_are_none_are_refused(tmp_path, times, message):
+    assert message in refusal(tmp_path, [(1, number, time) for number, time in enumerate(times)])
+
+
+@pytest.mark.parametrize(
+    ("users", "message"),
+    [
+        ([1, None, 1], "row 2: user_id is missing (1 rows have none)"),
+        (["a", "", "a"], "row 2: user_id is empty"),
+        ([1.5, 2.5, 3.5], "column user_id has the type double; expected integers or strings"),
+        (["1", str(2**70), "1"], f"user id {2**70} is outside 64 bits"),
+    ],
+)
+def test_ids_that_are_none_are_refused(tmp_path, users, message):
+    assert message in refusal(tmp_path, [(user, 10 + time, time) for time, user in enumerate(users)])
+
+
+def test_an_empty_source_is_refused(tmp_path):
+    assert "no events in it" in refusal(tmp_path, [])
+
+
+def test_items_described_twice_are_refused(tmp_path):
+    message = refusal(tmp_path, EVENTS, source={"items": {"item_id": [10, 20, 10]}})
+    assert "items.parquet row 3: item 10 is described a second time" in message
+
+
+def test_a_boundary_that_leaves_nothing_to_train_on_is_refused(tmp_path):
+    message = refusal(tmp_path, EVENTS, split="time", valid_start=5, test_start=6)
+    assert "no event is before the validation boundary 5" in message
+
+
+def test_columns_with_a_name_of_ours_are_refused(tmp_path):
+    message = refusal(tmp_path, EVENTS, source={"items": {"item_id": [10], "train_count": [3]}})
+    assert "the column train_count has a name that the data set uses itself" in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"allow": ["dups"]}, "allow"),
+        ({"valid_start": 3, "test_start": 4}, "split by time"),
+        ({"split": "time", "valid_start": 3}, "go together"),
+        ({"split": "time", "valid_start": 5, "test_start": 3}, "lies after"),
+        ({"valid_fraction": 0.5, "test_fraction": 0.5}, "no event to train on"),
+        ({"rows_per_group": 10, "rows_per_file": 5}, "less than rows_per_group"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        PrepareConfig.parse(settings)
+
+
+# The folder
+
+
+def test_a_place_that_is_taken_is_left_alone(tmp_path):
+    source = write_source(tmp_path / "source", EVENTS)
+    with pytest.raises(InputError, match="not empty and holds no data set"):
+        prepare(source, source, PrepareConfig(overwrite=True))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="a file of this name"):
+        prepare(source, tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    prepare(source, tmp_path / "empty")
+    with pytest.raises(InputError, match="a data set is there already"):
+        prepare(source, tmp_path / "empty")
+
+
+def test_an_interrupted_preparation_leaves_the_old_data_set(tmp_path):
+    source = write_source(tmp_path / "source", EVENTS)
+    out = tmp_path / "data"
+    before = prepare(source, out).manifest.fingerprint
+
+    def interrupted(*arguments):
+        yield next(run_partitions_locally(*arguments))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(source, out, PrepareConfig(seed=1, overwrite=True), interrupted)
+    assert Dataset.open(out).fingerprint == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "source"]
+
+    more = write_source(tmp_path / "source", [*EVENTS, (2, 30, 10)])
+    assert prepare(more, out, PrepareConfig(overwrite=True)).manifest.fingerprint != before
+    assert Dataset.open(out).manifest.counts["events"] == 8
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "source"]
+
+
+def test_a_data_set_that_is_not_whole_is_refused_by_file(tmp_path):
+    with pytest.raises(InputError, match="nothing: no such data set"):
+        Dataset.open(tmp_path / "nothing")
+    with pytest.raises(InputError, match=r"dataset.json is missing"):
+        Dataset.open(tmp_path)
+    root = small_dataset(tmp_path).root
+    items = root / "items.parquet"
+    content = items.read_bytes()
+    items.write_bytes(content[:-1])
+    with pytest.raises(
+        InputError, match=rf"items.parquet: {len(content) - 1} bytes, {len(content)} were written"
+    ):
+        Dataset.open(root)
+    items.write_bytes(content[:-1] + b"!")
+    Dataset.open(root, checksums=False)
+    with pytest.raises(InputError, match=r"items.parquet: its checksum"):
+        Dataset.open(root)
+    items.unlink()
+    with pytest.raises(InputError, match=r"items.parquet: missing"):
+        Dataset.open(root)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"format": 1', '"format": 9', "data set format 9, this version reads 1"),
+        ('"rows": 16', '"rows": 17', "its fingerprint does not fit"),
+        ("{", "", "not valid JSON"),
+        ('"seed"', '"sed"', "there is no setting 'sed'"),
+    ],
+)
+def test_a_manifest_that_was_changed_is_refused(tmp_path, old, new, message):
+    path = small_dataset(tmp_path).root / "dataset.json"
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(InputError, match=message):
+        Dataset.open(path.parent)
+
+
+# Ray, and real data
+
+
+@pytest.mark.ray
+def test_ray_data_writes_the_same_files(ray_cluster, tmp_path):
+    from rayrec.samples.ray_jobs import run_partitions_on_ray
+
+    events = [*random_events(60, 40), ("u0", "i0", 1), ("u0", "i0", 1)]
+    local, local_report = prepared(tmp_path, events, allow=["duplicates"])
+    on_ray, ray_report = prepared(
+        tmp_path, events, run_partitions_on_ray, allow=["duplicates"], num_partitions=4
+    )
+    assert on_ray.manifest.files == local.manifest.files
+    assert ray_report.manifest.counts == local_report.manifest.counts
+    assert ray_report.manifest.ties == local_report.manifest.ties
+
+
+def test_movielens(tmp_path):
+    report = prepare(real_data("movielens-100k"), tmp_path / "data")
+    counts = report.manifest.counts
+    assert [counts[name] for name in ("users", "items", "events", "test_rows")] == [943, 1_682, 100_000, 943]
+    dataset = Dataset.open(tmp_path / "data")
+    assert dataset.items.label(dataset.item_by_key("1")) == "Toy Story"
+
+
+def test_beauty_has_the_published_counts_and_forgets_the_order_within_a_day(tmp_path):
+    source = real_data("amazon14-beauty")
+    report = prepare(source, tmp_path / "data")
+    counts = report.manifest.counts
+    assert [counts[name] for name in ("users", "items", "events")] == [22_363, 12_101, 198_502]
+    assert report.manifest.ties.neighbours == 77_402
+    assert counts["train_rows"] == counts["valid_rows"] == counts["test_rows"] == 22_363
+    assert counts["train_events"] == 198_502 - 2 * 22_363
+
+    # The source has every same-day pair in ascending order of ASIN; shuffled, half of them are.
+    dataset = Dataset.open(tmp_path / "data")
+    asins = np.array(dataset.items.attributes["asin"].to_pylist())
+    history = pq.read_table(dataset.root / "history.parquet")["item_ids"].combine_chunks()
+    ranks = np.argsort(np.argsort(asins))[dataset.item_positions(history.flatten().to_numpy())]
+    lines = (source / "Beauty_time.txt").read_text().splitlines()
+    times_of_user = {line.split()[0]: np.array(line.split()[1:], dtype=np.int64) for line in lines}
+    times = np.concatenate([times_of_user[key] for key in dataset.users["user_key"].to_pylist()])
+    same_user = np.ones(len(ranks), dtype=bool)
+    same_user[history.offsets.to_numpy()[:-1]] = False
+    tied = np.flatnonzero(same_user & (np.diff(times, prepend=-1) == 0))
+    assert len(tied) == 77_402
+    assert abs(np.mean(ranks[tied] > ranks[tied - 1]) - 0.5) < 0.01
+
+
+def test_deskdrop_needs_two_decisions(tmp_path):
+    source = real_data("deskdrop")
+    with pytest.raises(InputError, match=r"--allow duplicates .* --allow short-users"):
+        prepare(source, tmp_path / "data", PrepareConfig(split="time"))
+    allow = frozenset({"duplicates", "short-users"})
+    report = prepare(source, tmp_path / "data", PrepareConfig(split="time", allow=allow))
+    assert report.manifest.behaviors == ("BOOKMARK", "COMMENT CREATED", "FOLLOW", "LIKE", "VIEW")
+    counts = report.manifest.counts
+    assert counts["events"] + counts["duplicates"] == 72_312
+    assert [counts["users"], counts["items"]] == [1_895, 2_987]
