@@ -160,7 +160,7 @@ class Trainer:
     def dense_weights(self) -> dict[str, np.ndarray]:
         return self._program.weights()
 
-    def dense_optimizer(self) -> dict[str, np.ndarray]:
+    def dense_optimizer_state(self) -> dict[str, np.ndarray]:
         return self._program.optimizer_state()
 
     def load(
