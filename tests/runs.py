@@ -1,0 +1,118 @@
+"""A tiny finished run: one epoch trained in this process, by the pieces the actors are made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from rayrec.embeddings.client import LocalTransport
+from rayrec.embeddings.lookups import SyncLookups
+from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.shard import EmbeddingShard
+from rayrec.embeddings.snapshot import write_table
+from rayrec.models.build import build_model
+from rayrec.models.program import TorchProgram
+from rayrec.models.tokenizers import fit_registry
+from rayrec.pipelines.assembly import SEMANTIC_IDS_FOLDER, Assembly, assemble
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.snapshots import write_snapshot
+from rayrec.platform.devices import get_device
+from rayrec.samples.config import PrepareConfig
+from rayrec.samples.dataset import Dataset
+from rayrec.samples.prepare import prepare
+from rayrec.samples.reader import SampleReader
+from tests.data import random_events, write_source
+
+NUM_USERS, NUM_ITEMS = 40, 30
+"""Users "u0", ..., "u39"; items "i0", ..., "i29" with the titles "Title of i0", ..."""
+
+BACKBONE = {"dim": 8, "num_layers": 1, "num_heads": 2, "feedforward_dim": 16, "max_length": 8, "dropout": 0.1}
+MODELS: dict[str, dict[str, Any]] = {
+    "sasrec": {"name": "sasrec", "backbone": BACKBONE},
+    "generative": {"name": "generative", "backbone": BACKBONE, "decoder_dim": 16, "beam_width": 40},
+}
+
+
+def make_run(
+    folder: Path, model: Literal["sasrec", "generative"] = "sasrec", **model_settings: object
+) -> Path:
+    """`folder`/run: a run with one snapshot, trained on `folder`/data.
+
+    Args:
+        model_settings: more settings of the model, such as `item_matrix="sparse"`.
+    """
+    dataset = _dataset(folder)
+    if model == "generative":
+        _semantic_ids(dataset)
+    config = RunConfig.parse(
+        {
+            "data": {"path": str(dataset.root)},
+            "model": MODELS[model] | model_settings,
+            "pipeline": {"trainer_threads": 1},
+            "training": {"batch_size": 16, "epochs": 1},
+        }
+    )
+    run = RunFolder.create(folder / "run", config)
+    _train_one_epoch(run, assemble(config))
+    run.update(state="finished")
+    return run.path
+
+
+def _dataset(folder: Path) -> Dataset:
+    keys = [f"i{item}" for item in range(NUM_ITEMS)]
+    source = write_source(
+        folder / "source",
+        random_events(NUM_USERS, NUM_ITEMS),
+        items={"item_id": keys, "title": [f"Title of {key}" for key in keys]},
+    )
+    prepare(source, folder / "data", PrepareConfig(rows_per_group=4, rows_per_file=16, num_partitions=3))
+    return Dataset.open(folder / "data")
+
+
+def _semantic_ids(dataset: Dataset) -> None:
+    """Codes of random vectors: enough levels and codes for a trie that branches."""
+    vectors_ID = np.random.default_rng(0).normal(size=(len(dataset.items), 6)).astype(np.float32)
+    registry, _ = fit_registry(
+        vectors_ID, dataset.items.ids_I, dataset.fingerprint, num_levels=2, codebook_size=4
+    )
+    registry.save(dataset.root / SEMANTIC_IDS_FOLDER)
+
+
+def _train_one_epoch(run: RunFolder, assembly: Assembly) -> None:
+    config, plan = assembly.config, assembly.read_plan()
+    shard = EmbeddingShard(assembly.tables, shard=0, num_sources=1)
+    lookups = SyncLookups(assembly.tables, ShardMap(1), LocalTransport([shard]))
+    device = get_device(config.device)
+    program = TorchProgram(
+        build_model(config.model, assembly.catalogue, config.seed),
+        config.optimizer_settings(plan.steps_per_epoch, fused=device.fused_optimizer),
+        device.torch,
+        config.seed,
+    )
+    reader = SampleReader(plan)
+    for step in range(plan.steps_per_epoch):
+        (features,) = assembly.features(reader.read(step))
+        gradients = program.backward(features, lookups.rows(step, features.lookups))
+        lookups.update(step, features.lookups, gradients.row_grads)
+        program.update()
+
+    def save_sparse(folder: str) -> list[str]:
+        names = [f"{table.name}-00000.parquet" for table in assembly.tables]
+        for table, name in zip(assembly.tables, names, strict=True):
+            write_table(Path(folder) / name, table, shard.export(table.name))
+        return names
+
+    path = run.snapshot_path(plan.steps_per_epoch)
+    write_snapshot(
+        path,
+        committed_step=plan.steps_per_epoch - 1,
+        dataset_fingerprint=assembly.dataset.fingerprint,
+        semantic_ids_version=None if assembly.registry is None else assembly.registry.version,
+        weights=program.weights(),
+        optimizer_state=program.optimizer_state(),
+        save_sparse=save_sparse,
+    )
+    run.update(last=path.name, best=path.name)
