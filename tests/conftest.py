@@ -5,7 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
+import torch
+
+# The same examples every time, and no deadline: a busy machine is no failure.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable")
+
+# Tensors here are tiny: on a busy machine, threads that wait for each other cost more than they add.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _same_draws_in_any_order_of_tests() -> None:
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

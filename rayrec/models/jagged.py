@@ -52,7 +52,7 @@ class JaggedLayout:
 
     def unpad(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D] to [N, D]; the inverse of `pad`."""
-        return x_BTD.reshape(self.num_rows * self.longest, -1).index_select(0, self.slot_N)
+        return x_BTD.flatten(0, 1).index_select(0, self.slot_N)
 
 
 def causal_attention(

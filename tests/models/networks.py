@@ -1,0 +1,79 @@
+"""Tiny networks and batches for them: item ids equal catalogue positions, table rows are random."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from rayrec.models.backbone import CausalTransformer
+from rayrec.models.jagged import JaggedLayout
+from rayrec.models.tensor_batch import TensorBatch
+from rayrec.samples.batches import FeatureBatch
+from rayrec.samples.features import SequenceFeatures
+from tests.data import sample_batch
+
+CPU = torch.device("cpu")
+DIM = 8
+
+
+def backbone(dropout: float = 0.0, num_layers: int = 2, max_length: int = 6) -> CausalTransformer:
+    """A transformer whose weights are large enough for its parts to matter."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        network = CausalTransformer(DIM, num_layers, 2, 16, max_length, dropout)
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return network
+
+
+def layout(lengths: Sequence[int]) -> JaggedLayout:
+    return JaggedLayout.from_offsets(np.cumsum([0, *lengths]), CPU)
+
+
+def shares(
+    rows: Sequence[Sequence[int]],
+    num_items: int,
+    tables: Sequence[str] = (),
+    codes_IL: np.ndarray | None = None,
+    num_negatives: int = 0,
+    num_trainers: int = 1,
+    step: int = 0,
+) -> list[FeatureBatch]:
+    """Training features of rows of items, one share per trainer."""
+    features = SequenceFeatures(
+        np.arange(num_items),
+        max_length=6,
+        tables=tables,
+        codes_IL=codes_IL,
+        num_negatives=num_negatives,
+        num_trainers=num_trainers,
+    )
+    return features(sample_batch(rows, step))
+
+
+def histories(
+    rows: Sequence[Sequence[int]],
+    num_items: int,
+    tables: Sequence[str] = (),
+    codes_IL: np.ndarray | None = None,
+) -> FeatureBatch:
+    """Features to rank what follows rows of items."""
+    features = SequenceFeatures(np.arange(num_items), max_length=6, tables=tables, codes_IL=codes_IL)
+    return features.ranking(sample_batch(rows))
+
+
+def table_rows(features: FeatureBatch, dim: int = DIM) -> dict[str, np.ndarray]:
+    """A row for every looked-up id, which depends on the id alone."""
+    return {
+        name: np.stack(
+            [np.random.default_rng(ident).normal(scale=0.3, size=dim) for ident in lookup.ids_M.tolist()]
+        ).astype(np.float32)
+        for name, lookup in features.lookups.items()
+    }
+
+
+def tensor_batch(features: FeatureBatch, training: bool = False) -> TensorBatch:
+    return TensorBatch.build(features, table_rows(features), seed=3, device=CPU, training=training)

@@ -1,0 +1,147 @@
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from rayrec.models.generative import CodeDecoder, GenerativeRecommender
+from rayrec.samples.features import code_ids
+from tests.models.networks import DIM, backbone, histories, shares, tensor_batch
+
+CODES_IL = np.array([[0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 0], [1, 1, 1], [2, 0, 0], [2, 2, 0]])
+LEVEL_SIZES = (3, 3, 2)
+NUM_ITEMS = len(CODES_IL)
+ROWS = [[0, 3, 5, 2], [6, 1], [4, 0, 1]]
+TABLES = ("item", "code")
+
+
+def recommender(beam_width: int = NUM_ITEMS, label_smoothing: float = 0.0) -> GenerativeRecommender:
+    torch.manual_seed(0)
+    network = backbone()
+    decoder = CodeDecoder(DIM, LEVEL_SIZES, 16, 0.0, network.num_dropouts)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return GenerativeRecommender(network, decoder, torch.tensor(CODES_IL), beam_width, label_smoothing).eval()
+
+
+def code_log_probs(model: GenerativeRecommender, context_D: torch.Tensor, item: int) -> list[float]:
+    """Log-probability of each code of an item, every level normalised over all of its codes."""
+    state_D, log_probs = context_D, []
+    for level, code in enumerate(CODES_IL[item].tolist()):
+        log_probs.append(float(model.decoder.logits(state_D, level).log_softmax(0)[code]))
+        if level + 1 < len(LEVEL_SIZES):
+            state_D = model.decoder.condition(state_D, level, torch.tensor(code))
+    return log_probs
+
+
+def item_log_probs(model: GenerativeRecommender, context_D: torch.Tensor) -> list[float]:
+    """Log-probability of every item, each level normalised over the codes that lead to an item."""
+    scores = []
+    for codes in CODES_IL:
+        state_D, score = context_D, 0.0
+        for level, code in enumerate(codes.tolist()):
+            same_prefix = (CODES_IL[:, :level] == codes[:level]).all(axis=1)
+            allowed = sorted(set(CODES_IL[same_prefix, level].tolist()))
+            log_probs = model.decoder.logits(state_D, level)[allowed].log_softmax(0)
+            score += float(log_probs[allowed.index(code)])
+            if level + 1 < len(LEVEL_SIZES):
+                state_D = model.decoder.condition(state_D, level, torch.tensor(code))
+        scores.append(score)
+    return scores
+
+
+def test_an_event_is_the_sum_of_its_code_rows_and_its_item_row():
+    (features,) = shares([[3, 5]], NUM_ITEMS, TABLES, CODES_IL)
+    batch = tensor_batch(features)
+
+    rows = {
+        name: dict(zip(lookup.ids_M.tolist(), batch.rows[name], strict=True))
+        for name, lookup in features.lookups.items()
+    }
+    expected_D = rows["item"][3] + sum(rows["code"][ident] for ident in code_ids(CODES_IL)[3].tolist())
+
+    torch.testing.assert_close(recommender().embed_history(batch), expected_D[None, :])
+
+
+def test_loss_is_minus_the_log_probability_of_the_next_items_codes():
+    model, (features,) = recommender(), shares(ROWS, NUM_ITEMS, TABLES, CODES_IL)
+    batch = tensor_batch(features)
+
+    loss = model.loss(batch).item()
+
+    targets = [3, 5, 2, 1, 0, 1]
+    by_hand = -sum(
+        sum(code_log_probs(model, context_D, target))
+        for context_D, target in zip(model.contexts(batch), targets, strict=True)
+    )
+    assert loss == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_label_smoothing_mixes_in_the_mean_loss_over_all_codes():
+    (features,) = shares([[3, 5]], NUM_ITEMS, TABLES, CODES_IL)
+    batch, model = tensor_batch(features), recommender(label_smoothing=0.1)
+
+    loss = model.loss(batch).item()
+
+    state_D, by_hand = model.contexts(batch)[0], 0.0
+    for level, code in enumerate(CODES_IL[5].tolist()):
+        log_probs = functional.log_softmax(model.decoder.logits(state_D, level), dim=0)
+        by_hand -= 0.9 * float(log_probs[code]) + 0.1 * float(log_probs.mean())
+        if level + 1 < len(LEVEL_SIZES):
+            state_D = model.decoder.condition(state_D, level, torch.tensor(code))
+    assert loss == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_a_beam_as_wide_as_the_catalogue_ranks_exhaustively():
+    model, batch = recommender(), tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, CODES_IL))
+
+    ranking = model.rank(batch, NUM_ITEMS, None)
+
+    for row, context_D in enumerate(model.last_contexts(batch)):
+        scores = item_log_probs(model, context_D)
+        assert ranking.items_BK[row].tolist() == sorted(range(NUM_ITEMS), key=lambda item: -scores[item])
+        torch.testing.assert_close(ranking.scores_BK[row].exp().sum(), torch.tensor(1.0))
+        np.testing.assert_allclose(
+            ranking.scores_BK[row].detach(), sorted(scores, reverse=True), rtol=1e-5, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("beam_width", [1, 2, NUM_ITEMS])
+def test_only_real_items_come_out_each_once(beam_width):
+    model = recommender(beam_width)
+
+    ranking = model.rank(tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, CODES_IL)), 4, None)
+
+    for items_K in ranking.items_BK.tolist():
+        found = [item for item in items_K if item >= 0]
+        assert found
+        assert len(set(found)) == len(found)
+        assert all(item < NUM_ITEMS for item in found)
+
+
+def test_excluded_items_never_come_out():
+    excluded = [[0, 3, 5, 2], [6, 1, -1, -1], [4, 0, 1, -1]]
+
+    ranking = recommender().rank(
+        tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, CODES_IL)), NUM_ITEMS, torch.tensor(excluded)
+    )
+
+    for items_K, scores_K, left_out in zip(
+        ranking.items_BK.tolist(), ranking.scores_BK.tolist(), excluded, strict=True
+    ):
+        allowed = set(range(NUM_ITEMS)) - set(left_out)
+        assert set(items_K) == allowed | {-1}
+        assert scores_K[len(allowed) :] == [-np.inf] * (NUM_ITEMS - len(allowed))
+
+
+def test_gradients_reach_every_code_and_item_row_of_the_inputs():
+    (features,) = shares(ROWS, NUM_ITEMS, TABLES, CODES_IL)
+    batch = tensor_batch(features, training=True)
+    model = recommender()
+
+    model.loss(batch).backward()
+
+    for name in TABLES:
+        assert (batch.rows[name].grad.abs().sum(1) > 0).all(), name
+    untrained = [name for name, weight in model.named_parameters() if weight.grad is None]
+    assert untrained == []

@@ -1,0 +1,54 @@
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from rayrec.models.jagged import JaggedLayout, causal_attention
+from tests.models.networks import CPU, layout
+
+LENGTHS = st.lists(st.integers(0, 5), min_size=1, max_size=6)
+
+
+def test_layout_places_every_token():
+    placed = JaggedLayout.from_offsets(np.array([0, 2, 2, 5]), CPU)
+
+    assert (placed.num_rows, placed.longest) == (3, 3)
+    assert placed.row_N.tolist() == [0, 0, 2, 2, 2]
+    assert placed.place_N.tolist() == [0, 1, 0, 1, 2]
+    assert placed.slot_N.tolist() == [0, 1, 6, 7, 8]
+    assert placed.last_B.tolist() == [1, 1, 4]
+
+
+def test_a_leading_row_without_tokens_points_at_the_first_token():
+    assert layout([0, 2]).last_B.tolist() == [0, 1]
+
+
+@given(LENGTHS)
+def test_unpad_is_the_inverse_of_pad(lengths):
+    x_ND = torch.randn(sum(lengths), 3)
+    placed = layout(lengths)
+
+    padded_BTD = placed.pad(x_ND)
+
+    assert padded_BTD.shape == (len(lengths), max(lengths), 3)
+    assert torch.equal(placed.unpad(padded_BTD), x_ND)
+    for row, length in enumerate(lengths):
+        assert not padded_BTD[row, length:].any()
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_attention_equals_softmax_over_each_tokens_past(lengths):
+    num_tokens, num_heads = sum(lengths), 2
+    query_ND, key_ND, value_ND = torch.randn(3, num_tokens, 6, dtype=torch.float64)
+
+    out_ND = causal_attention(query_ND, key_ND, value_ND, layout(lengths), num_heads)
+
+    start = 0
+    for length in lengths:
+        for token in range(start, start + length):
+            past = slice(start, token + 1)
+            for head in (slice(0, 3), slice(3, 6)):
+                weights = functional.softmax(key_ND[past, head] @ query_ND[token, head] / 3**0.5, dim=0)
+                torch.testing.assert_close(out_ND[token, head], weights @ value_ND[past, head])
+        start += length
