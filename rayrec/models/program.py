@@ -44,13 +44,20 @@ class DenseProgram(Protocol):
     """Sparse table whose rows of every item `rank` needs, if any."""
 
     def backward(self, features: Features, rows: Rows) -> DenseGradients:
-        """Loss and gradients; dense gradients are kept for `update`."""
+        """Loss and gradients; dense gradients are kept for `update`.
+
+        Raises:
+            FloatingPointError: the loss is not finite; names the step.
+        """
 
     def update(self) -> None:
         """Sum the kept gradients over the trainers and take one optimizer step."""
 
     def rank(self, features: Features, rows: Rows, k: int, excluded_BE: np.ndarray | None) -> RankedItems:
-        """The k best next items of each row, none of them in `excluded_BE` (padded with -1)."""
+        """The k best next items of each row, none of them in `excluded_BE` (padded with -1).
+
+        A row without history gives nothing to go by and gets no items.
+        """
 
     def set_catalogue(self, rows_ID: np.ndarray) -> None:
         """Give the rows of every item to a program with a `table_of_catalogue`."""
@@ -126,7 +133,13 @@ class TorchProgram:
         if len(features.items_N):
             loss_sum = self.model.loss(batch)
             (loss_sum / features.num_targets).backward()
-        return DenseGradients(float(loss_sum), {name: _gradient(rows) for name, rows in batch.rows.items()})
+        loss = loss_sum.item()
+        if not math.isfinite(loss):
+            raise FloatingPointError(
+                f"step {features.step}: the loss is {loss}; the training diverged: lower the learning rates "
+                "(training.optimizer, sparse.optimizer) or set training.optimizer.max_grad_norm"
+            )
+        return DenseGradients(loss, {name: _gradient(rows) for name, rows in batch.rows.items()})
 
     def update(self) -> None:
         gradients = [_or_zeros(parameter) for parameter in self._parameters.values()]
@@ -143,11 +156,17 @@ class TorchProgram:
 
     @torch.inference_mode()
     def rank(self, features: Features, rows: Rows, k: int, excluded_BE: np.ndarray | None) -> RankedItems:
+        empty_B = np.diff(features.offsets_B1) == 0
+        if empty_B.all():
+            shape = (len(empty_B), k)
+            return RankedItems(np.full(shape, -1), np.full(shape, -np.inf, dtype=np.float32))
         batch = TensorBatch.build(features, rows, self._seed, self._device, training=False)
         self.model.eval()
         excluded = None if excluded_BE is None else torch.tensor(excluded_BE, device=self._device)
-        items_BK, scores_BK = self.model.rank(batch, k, excluded)
-        return RankedItems(items_BK.cpu().numpy(), scores_BK.cpu().numpy())
+        ranking = self.model.rank(batch, k, excluded)
+        items_BK, scores_BK = ranking.items_BK.cpu().numpy(), ranking.scores_BK.cpu().numpy()
+        items_BK[empty_B], scores_BK[empty_B] = -1, -np.inf
+        return RankedItems(items_BK, scores_BK)
 
     def set_catalogue(self, rows_ID: np.ndarray) -> None:
         self.model.set_catalogue(torch.tensor(rows_ID, device=self._device))

@@ -88,15 +88,14 @@ class Recommender:
         return self._assembly.dataset
 
     def rank(self, samples: SampleBatch, k: int, exclude_seen: bool) -> RankedItems:
-        """Catalogue positions of the k best next items of each row; -1 where there are fewer."""
+        """Catalogue positions of the k best next items of each row; -1 where there are fewer.
+
+        A row without any known item gives the model nothing to go by and gets none.
+        """
         features = self._assembly.features.ranking(samples)
         rows = self._client.read({name: lookup.ids_M for name, lookup in features.lookups.items()})
         seen_BE = self.seen(samples) if exclude_seen else None
-        ranked = self._program.rank(features, rows, k, seen_BE)
-        # A row without any known item gives the model nothing to go by.
-        empty_B = np.diff(features.offsets_B1) == 0
-        items_BK = np.where(empty_B[:, None], -1, ranked.items_BK)
-        return RankedItems(items_BK, np.where(items_BK < 0, -np.inf, ranked.scores_BK))
+        return self._program.rank(features, rows, k, seen_BE)
 
     def seen(self, samples: SampleBatch) -> Int64Array:
         """[B, E] catalogue positions of each history's items, padded with -1."""

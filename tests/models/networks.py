@@ -68,9 +68,10 @@ def histories(
 def table_rows(features: FeatureBatch, dim: int = DIM) -> dict[str, np.ndarray]:
     """A row for every looked-up id, which depends on the id alone."""
     return {
-        name: np.stack(
-            [np.random.default_rng(ident).normal(scale=0.3, size=dim) for ident in lookup.ids_M.tolist()]
-        ).astype(np.float32)
+        name: np.array(
+            [np.random.default_rng(ident).normal(scale=0.3, size=dim) for ident in lookup.ids_M.tolist()],
+            dtype=np.float32,
+        ).reshape(-1, dim)
         for name, lookup in features.lookups.items()
     }
 

@@ -1,0 +1,209 @@
+import numpy as np
+import pytest
+import torch
+
+from rayrec.models.program import DenseOptimizerSettings, TorchProgram
+from rayrec.models.sasrec import FullSoftmaxSasRec, SampledSoftmaxSasRec
+from tests.models.networks import CPU, DIM, backbone, histories, shares, table_rows
+
+NUM_ITEMS = 9
+ROWS = [[1, 4, 2], [3, 5], [0, 8, 7, 6], [2, 3]]
+SETTINGS = DenseOptimizerSettings(
+    learning_rate=0.01, weight_decay=0.01, warmup_steps=0, total_steps=None, max_grad_norm=None, fused=True
+)
+
+
+def program(sum_over_trainers=None, dropout: float = 0.3, num_layers: int = 1) -> TorchProgram:
+    torch.manual_seed(0)
+    model = FullSoftmaxSasRec(backbone(dropout, num_layers), NUM_ITEMS, DIM)
+    return TorchProgram(model, SETTINGS, CPU, seed=5, sum_over_trainers=sum_over_trainers)
+
+
+def train(trained: TorchProgram, steps: range) -> list[float]:
+    losses = []
+    for step in steps:
+        (features,) = shares(ROWS, NUM_ITEMS, tables=("user",), step=step)
+        losses.append(trained.backward(features, table_rows(features)).loss_sum)
+        trained.update()
+    return losses
+
+
+def test_training_lowers_the_loss():
+    losses = train(program(dropout=0.0), range(30))
+
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_row_gradients_are_those_of_the_mean_loss_over_the_global_batch():
+    (features,) = shares(ROWS, NUM_ITEMS, tables=("user",))
+    rows = table_rows(features)
+    tested = program()
+    gradients = tested.backward(features, rows)
+
+    step = 1e-2
+    nudged = {"user": rows["user"].copy()}
+    nudged["user"][2, 3] += step
+    slope = (tested.backward(features, nudged).loss_sum - gradients.loss_sum) / step / features.num_targets
+
+    assert gradients.row_grads["user"].shape == (4, DIM)
+    assert gradients.row_grads["user"][2, 3] == pytest.approx(slope, rel=0.05, abs=1e-4)
+
+
+@pytest.mark.parametrize("num_trainers", [2, 3, 5])
+def test_several_trainers_compute_what_one_would(num_trainers):
+    """Losses and gradients of the shares add up; five trainers leave one of them without rows."""
+    (whole,) = shares(ROWS, NUM_ITEMS, tables=("user",))
+    one = program()
+    expected = one.backward(whole, table_rows(whole))
+    one.update()
+
+    parts = shares(ROWS, NUM_ITEMS, tables=("user",), num_trainers=num_trainers)
+    kept: list[torch.Tensor] = []
+    trainers = [program(lambda flat: kept.append(flat.clone())) for _ in parts]
+    found = [
+        trainer.backward(share, table_rows(share)) for trainer, share in zip(trainers, parts, strict=True)
+    ]
+    for trainer in trainers:
+        trainer.update()  # only shows its gradients: nothing is summed yet
+    total = torch.stack(kept).sum(0)
+    last = program(lambda flat: flat.copy_(total))
+    last.backward(parts[0], table_rows(parts[0]))
+    last.update()
+
+    assert sum(part.loss_sum for part in found) == pytest.approx(expected.loss_sum, rel=1e-5)
+    summed = {ident: np.zeros(DIM) for ident in whole.lookups["user"].ids_M.tolist()}
+    for share, part in zip(parts, found, strict=True):
+        for ident, gradient in zip(share.lookups["user"].ids_M.tolist(), part.row_grads["user"], strict=True):
+            summed[ident] += gradient
+    np.testing.assert_allclose(list(summed.values()), expected.row_grads["user"], rtol=1e-4, atol=1e-6)
+    for name, weight in one.weights().items():
+        # Adam divides by the gradient's size, which magnifies rounding where that is tiny.
+        np.testing.assert_allclose(last.weights()[name], weight, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_a_share_without_tokens_takes_part_with_zero_gradients():
+    (features,) = shares([[4], [7]], NUM_ITEMS, tables=("user",))
+
+    gradients = program().backward(features, table_rows(features))
+
+    assert gradients.loss_sum == 0.0
+    assert gradients.row_grads["user"].tolist() == np.zeros((2, DIM)).tolist()
+
+
+def test_loaded_state_continues_to_the_same_bits():
+    whole, first = program(), program()
+    train(whole, range(6))
+    train(first, range(3))
+    second = program()
+    second.load(first.weights(), first.optimizer_state())
+
+    train(second, range(3, 6))
+
+    for name, weight in whole.weights().items():
+        assert second.weights()[name].tobytes() == weight.tobytes(), name
+    for name, value in whole.optimizer_state().items():
+        assert second.optimizer_state()[name].tobytes() == value.tobytes(), name
+
+
+def test_saved_state_is_a_copy():
+    trained = program()
+    before = trained.weights()
+    kept = {name: weight.copy() for name, weight in before.items()}
+
+    train(trained, range(1))
+
+    assert all((before[name] == kept[name]).all() for name in kept)
+    assert any((trained.weights()[name] != kept[name]).any() for name in kept)
+
+
+def test_weights_that_do_not_fit_are_named():
+    weights = program().weights()
+
+    with pytest.raises(ValueError, match=r"'items_ID'.*only one of the snapshot and the model"):
+        program().load({name: weight for name, weight in weights.items() if name != "items_ID"}, None)
+    with pytest.raises(ValueError, match="'extra'"):
+        program().load({**weights, "extra": np.zeros(1)}, None)
+    with pytest.raises(ValueError, match=r"'items_ID' has shape \(2, 8\).*\(9, 8\) in the model"):
+        program().load({**weights, "items_ID": np.zeros((2, 8), dtype=np.float32)}, None)
+    with pytest.raises(ValueError, match="blocks"):
+        program(num_layers=2).load(weights, None)
+
+
+def test_a_loss_that_is_not_finite_stops_training_at_its_step():
+    diverged = program()
+    weights = diverged.weights()
+    diverged.load({**weights, "items_ID": np.full_like(weights["items_ID"], np.nan)}, None)
+    (features,) = shares(ROWS, NUM_ITEMS, tables=("user",), step=12)
+
+    with pytest.raises(FloatingPointError, match="step 12: the loss is nan"):
+        diverged.backward(features, table_rows(features))
+
+
+def test_ranking_does_not_drop_out_and_leaves_training_as_it_was():
+    trained, other = program(dropout=0.9), program(dropout=0.0)
+    features = histories(ROWS, NUM_ITEMS, tables=("user",))
+
+    ranked = trained.rank(features, table_rows(features), 4, None)
+
+    expected = other.rank(features, table_rows(features), 4, None)
+    assert ranked.items_BK.tolist() == expected.items_BK.tolist()
+    untouched = program(dropout=0.9)
+    assert train(trained, range(2)) == train(untouched, range(2))
+
+
+@pytest.mark.parametrize("rows", [[[], [3, 1], []], [[], []], []])
+def test_rows_without_history_get_no_items(rows):
+    features = histories(rows, NUM_ITEMS, tables=("user",))
+    values = {"user": np.zeros((len(features.lookups["user"].ids_M), DIM), dtype=np.float32)}
+
+    ranked = program().rank(features, values, 3, None)
+
+    assert ranked.items_BK.shape == ranked.scores_BK.shape == (len(rows), 3)
+    for history, items_K, scores_K in zip(rows, ranked.items_BK, ranked.scores_BK, strict=True):
+        assert (items_K >= 0).all() == (scores_K > -np.inf).all() == bool(history)
+
+
+def test_the_catalogue_is_taken_as_arrays():
+    model = SampledSoftmaxSasRec(backbone(), torch.zeros(NUM_ITEMS))
+    sampled = TorchProgram(model, SETTINGS, CPU, seed=0)
+    features = histories([[1, 2]], NUM_ITEMS, tables=("item",))
+
+    assert sampled.table_of_catalogue == "item"
+    sampled.set_catalogue(np.eye(NUM_ITEMS, DIM, dtype=np.float32))
+    assert sampled.rank(features, table_rows(features), NUM_ITEMS, None).items_BK.shape == (1, NUM_ITEMS)
+
+
+def test_learning_rate_warms_up_then_stays():
+    settings = DenseOptimizerSettings(
+        0.1, 0.0, warmup_steps=4, total_steps=None, max_grad_norm=None, fused=True
+    )
+
+    assert [settings.rate(step) for step in (0, 1, 3, 4, 1000)] == pytest.approx([0.025, 0.05, 0.1, 0.1, 0.1])
+
+
+def test_learning_rate_falls_along_a_cosine():
+    settings = DenseOptimizerSettings(
+        0.1, 0.0, warmup_steps=0, total_steps=100, max_grad_norm=None, fused=True
+    )
+
+    assert [settings.rate(step) for step in (0, 25, 50, 75, 100, 120)] == pytest.approx(
+        [0.1, 0.1 * (1 + 0.5**0.5) / 2, 0.05, 0.1 * (1 - 0.5**0.5) / 2, 0.0, 0.0]
+    )
+
+
+def test_a_gradient_norm_limit_bounds_the_step():
+    def moved(max_grad_norm):
+        settings = DenseOptimizerSettings(1.0, 0.0, 0, None, max_grad_norm, fused=True)
+        torch.manual_seed(0)
+        tested = TorchProgram(FullSoftmaxSasRec(backbone(), NUM_ITEMS, DIM), settings, CPU, seed=0)
+        (features,) = shares(ROWS, NUM_ITEMS, tables=())
+        tested.backward(features, {})
+        tested.update()
+        moments = [value for name, value in tested.optimizer_state().items() if name.endswith("/exp_avg")]
+        # After one step the first moment is a tenth of the gradient that was applied.
+        return 10 * np.sqrt(sum((moment**2).sum() for moment in moments))
+
+    unbounded = moved(None)
+
+    assert moved(unbounded / 2) == pytest.approx(unbounded / 2, rel=1e-3)
+    assert moved(2 * unbounded) == pytest.approx(unbounded, rel=1e-3)
