@@ -31,6 +31,7 @@ app = typer.Typer(
 class Layout(StrEnum):
     auto = "auto"
     folder = "folder"
+    movielens = "movielens"
     recbole = "recbole"
     s3rec = "s3rec"
     events = "events"

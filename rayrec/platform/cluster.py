@@ -41,6 +41,7 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
         yield
         return
     address = config.address or os.environ.get("RAY_ADDRESS")
+    logging.getLogger("ray").setLevel(logging.ERROR)  # before init: it speaks while it starts
     try:
         if address is not None:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)

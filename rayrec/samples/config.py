@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from rayrec.platform.config import Config
 
-Layout = Literal["auto", "folder", "recbole", "s3rec", "events"]
+Layout = Literal["auto", "folder", "movielens", "recbole", "s3rec", "events"]
 Role = Literal["user_id", "item_id", "timestamp", "behavior", "title"]
 Allowance = Literal["duplicates", "short-users", "cold-items"]
 

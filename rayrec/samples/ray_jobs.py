@@ -34,8 +34,8 @@ def run_partitions_on_ray(
         part.append_column(_NUMBER, pa.repeat(pa.scalar(number, pa.int32()), len(part)))
         for number, part in enumerate(split_by_key(table, key, num_partitions))
     ]
-    logging.getLogger("ray.data").setLevel(logging.ERROR)  # it announces every plan
     dataset = ray.data.from_arrow(parts)
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # it announces every plan
     dataset.context.execution_options.preserve_order = True
     dataset.context.enable_progress_bars = False  # the caller shows its own
     # One block is one partition: batch_size=None hands over whole blocks.

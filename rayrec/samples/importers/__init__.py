@@ -7,11 +7,12 @@ from pathlib import Path
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.config import PrepareConfig
-from rayrec.samples.importers import events, folder, recbole, s3rec
+from rayrec.samples.importers import events, folder, movielens, recbole, s3rec
 from rayrec.samples.importers.tables import RawTables, files_of
 
 _LAYOUTS: dict[str, tuple[Callable[[Path], bool], Callable[[Path, PrepareConfig], RawTables]]] = {
     "recbole": (recbole.recognises, recbole.load),
+    "movielens": (movielens.recognises, movielens.load),
     "folder": (folder.recognises, folder.load),
     "s3rec": (s3rec.recognises, s3rec.load),
     "events": (events.recognises, events.load),
@@ -37,6 +38,7 @@ def load_source(source: str | Path, config: PrepareConfig) -> tuple[RawTables, s
         if not found:
             raise InputError(
                 f"{path}: no known layout; expected interactions.parquet or .csv, RecBole's *.inter, "
+                f"MovieLens' u.data or ratings.csv with movies.csv, "
                 f"S3-Rec's NAME.txt with NAME_time.txt, or one CSV file of events; found {files_of(path)}"
             )
         layout = found[0]  # type: ignore[assignment]

@@ -1,0 +1,166 @@
+"""The layout `movielens`: the archives as GroupLens publishes them.
+
+    ml-100k                  u.data (tabs), u.item and u.user (bars, Latin-1)
+    ml-1m, ml-10m            ratings.dat, movies.dat (double colons, Latin-1)
+    ml-latest, ml-20m, ...   ratings.csv, movies.csv (commas, UTF-8)
+
+Source: the README of each archive, https://grouplens.org/datasets/movielens/
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from rayrec.platform.errors import InputError
+from rayrec.samples.config import PrepareConfig
+from rayrec.samples.importers.tables import RawTable, RawTables, files_of
+
+_GENRES_100K = (
+    "unknown",
+    "Action",
+    "Adventure",
+    "Animation",
+    "Children's",
+    "Comedy",
+    "Crime",
+    "Documentary",
+    "Drama",
+    "Fantasy",
+    "Film-Noir",
+    "Horror",
+    "Musical",
+    "Mystery",
+    "Romance",
+    "Sci-Fi",
+    "Thriller",
+    "War",
+    "Western",
+)
+
+
+@dataclass(frozen=True)
+class _Archive:
+    """How one generation of archives writes its tables."""
+
+    ratings: str
+    movies: str
+    separator: str
+    encoding: str
+    header: bool
+    users: str | None = None
+
+
+_ARCHIVES = (
+    _Archive("u.data", "u.item", "|", "latin-1", header=False, users="u.user"),
+    _Archive("ratings.dat", "movies.dat", "::", "latin-1", header=False),
+    _Archive("ratings.csv", "movies.csv", ",", "utf-8", header=True),
+)
+
+
+def recognises(source: Path) -> bool:
+    return source.is_dir() and _archive(source) is not None
+
+
+def load(source: Path, config: PrepareConfig) -> RawTables:
+    archive = _archive(source) if source.is_dir() else None
+    if archive is None:
+        raise InputError(
+            f"{source}: no MovieLens archive; expected u.data, ratings.dat or ratings.csv, "
+            f"found {files_of(source)}"
+        )
+    movies = source / archive.movies
+    users = None if archive.users is None else source / archive.users
+    return RawTables(
+        name=source.name,
+        interactions=_ratings(source / archive.ratings, archive),
+        items=_movies(movies, archive) if movies.is_file() else None,
+        users=_users(users, archive) if users is not None and users.is_file() else None,
+    )
+
+
+def _archive(source: Path) -> _Archive | None:
+    found = [archive for archive in _ARCHIVES if (source / archive.ratings).is_file()]
+    return next((archive for archive in found if not archive.header or _has_header(source, archive)), None)
+
+
+def _has_header(source: Path, archive: _Archive) -> bool:
+    """A ratings.csv may be anyone's; GroupLens' starts with these names."""
+    with (source / archive.ratings).open(encoding=archive.encoding) as file:
+        return file.readline().strip() == "userId,movieId,rating,timestamp"
+
+
+def _ratings(path: Path, archive: _Archive) -> RawTable:
+    separator = "\t" if path.name == "u.data" else archive.separator
+    rows = list(_rows(path, separator, archive, num_columns=4))
+    users, items, ratings, times = zip(*rows, strict=True) if rows else ((), (), (), ())
+    table = pa.table(
+        {
+            "user_id": pa.array(users, pa.string()),
+            "item_id": pa.array(items, pa.string()),
+            "timestamp": pa.array(times, pa.string()),
+            "rating": _numbers(path, ratings),
+        }
+    )
+    return _raw(table, path, archive)
+
+
+def _movies(path: Path, archive: _Archive) -> RawTable:
+    if path.name == "u.item":
+        rows = list(_rows(path, archive.separator, archive, num_columns=5 + len(_GENRES_100K)))
+        genres = [
+            " ".join(genre for genre, flag in zip(_GENRES_100K, row[5:], strict=True) if flag == "1")
+            for row in rows
+        ]
+    else:
+        rows = list(_rows(path, archive.separator, archive, num_columns=3))
+        genres = [row[2].replace("|", " ") for row in rows]
+    table = pa.table(
+        {
+            "item_id": pa.array([row[0] for row in rows], pa.string()),
+            "title": pa.array([row[1] for row in rows], pa.string()),
+            "genres": pa.array(genres, pa.string()),
+        }
+    )
+    return _raw(table, path, archive)
+
+
+def _users(path: Path, archive: _Archive) -> RawTable:
+    rows = list(_rows(path, archive.separator, archive, num_columns=5))
+    names = ("user_id", "age", "gender", "occupation", "zip_code")
+    columns = {name: pa.array([row[at] for row in rows], pa.string()) for at, name in enumerate(names)}
+    return _raw(pa.table(columns), path, archive)
+
+
+def _rows(path: Path, separator: str, archive: _Archive, num_columns: int) -> Iterator[list[str]]:
+    with path.open(encoding=archive.encoding, newline="") as file:
+        lines: Iterable[list[str]] = csv.reader(file)
+        if separator != ",":
+            lines = (line.rstrip("\r\n").split(separator) for line in file)
+        for number, row in enumerate(lines, start=1):
+            if (archive.header and number == 1) or not any(row):
+                continue
+            if len(row) != num_columns:
+                raise InputError(
+                    f"{path} line {number}: {len(row)} values, "
+                    f"expected {num_columns} separated by {separator!r}"
+                )
+            yield row
+
+
+def _numbers(path: Path, values: tuple[str, ...]) -> pa.Array:
+    try:
+        return pa.array([float(value) for value in values], pa.float64())
+    except ValueError as error:
+        raise InputError(
+            f"{path}: a rating is not a number ({error}); expected one such as 4 or 3.5"
+        ) from error
+
+
+def _raw(table: pa.Table, path: Path, archive: _Archive) -> RawTable:
+    first_line = 2 if archive.header else 1
+    return RawTable(table, str(path), lambda row: f"{path} line {row + first_line}")

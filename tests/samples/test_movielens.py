@@ -1,0 +1,69 @@
+"""The archives of GroupLens, in each of their three generations."""
+
+import pytest
+
+from rayrec.platform.errors import InputError
+from rayrec.samples.config import PrepareConfig
+from rayrec.samples.importers import load_source
+
+GENRE_FLAGS = "|".join("1" if at in (3, 5) else "0" for at in range(19))
+
+
+def write(folder, **files):
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text, encoding="latin-1")
+    return folder
+
+
+@pytest.fixture
+def archives(tmp_path):
+    return {
+        "ml-100k": write(
+            tmp_path / "ml-100k",
+            u__data="1\t7\t5\t100\n2\t7\t3\t50\n",
+            u__item=f"7|Amélie (2001)|01-Jan-2001||http://x|{GENRE_FLAGS}\n",
+            u__user="1|24|M|technician|85711\n2|53|F|other|94043\n",
+        ),
+        "ml-1m": write(
+            tmp_path / "ml-1m",
+            ratings__dat="1::7::5::100\n2::7::3::50\n",
+            movies__dat="7::Amélie (2001)::Animation|Comedy\n",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["ml-100k", "ml-1m"])
+def test_archives_are_recognised_and_read_alike(archives, name):
+    tables, layout = load_source(archives[name], PrepareConfig())
+
+    assert layout == "movielens"
+    assert tables.name == name
+    assert tables.interactions.table.to_pylist() == [
+        {"user_id": "1", "item_id": "7", "timestamp": "100", "rating": 5.0},
+        {"user_id": "2", "item_id": "7", "timestamp": "50", "rating": 3.0},
+    ]
+    assert tables.items.table.to_pylist() == [
+        {"item_id": "7", "title": "Amélie (2001)", "genres": "Animation Comedy"}
+    ]
+
+
+def test_comma_separated_archives_quote_titles_with_commas(tmp_path):
+    source = write(
+        tmp_path / "ml-latest",
+        ratings__csv="userId,movieId,rating,timestamp\n1,7,4.5,100\n",
+        movies__csv='movieId,title,genres\n7,"Godfather, The (1972)",Crime|Drama\n',
+    )
+
+    tables, layout = load_source(source, PrepareConfig())
+
+    assert layout == "movielens"
+    assert tables.items.table["title"].to_pylist() == ["Godfather, The (1972)"]
+    assert tables.interactions.where(0).endswith("ratings.csv line 2")
+
+
+def test_a_line_with_missing_values_is_named(tmp_path):
+    source = write(tmp_path / "ml-100k", u__data="1\t7\t5\t100\n2\t7\n")
+
+    with pytest.raises(InputError, match=r"u\.data line 2: 2 values, expected 4"):
+        load_source(source, PrepareConfig())
