@@ -1,4 +1,4 @@
-"""The archives of GroupLens, in each of their three generations."""
+"""The archives of GroupLens, in both of their older generations."""
 
 import pytest
 
@@ -46,20 +46,6 @@ def test_archives_are_recognised_and_read_alike(archives, name):
     assert tables.items.table.to_pylist() == [
         {"item_id": "7", "title": "Amélie (2001)", "genres": "Animation Comedy"}
     ]
-
-
-def test_comma_separated_archives_quote_titles_with_commas(tmp_path):
-    source = write(
-        tmp_path / "ml-latest",
-        ratings__csv="userId,movieId,rating,timestamp\n1,7,4.5,100\n",
-        movies__csv='movieId,title,genres\n7,"Godfather, The (1972)",Crime|Drama\n',
-    )
-
-    tables, layout = load_source(source, PrepareConfig())
-
-    assert layout == "movielens"
-    assert tables.items.table["title"].to_pylist() == ["Godfather, The (1972)"]
-    assert tables.interactions.where(0).endswith("ratings.csv line 2")
 
 
 def test_a_line_with_missing_values_is_named(tmp_path):

@@ -38,7 +38,7 @@ def load_source(source: str | Path, config: PrepareConfig) -> tuple[RawTables, s
         if not found:
             raise InputError(
                 f"{path}: no known layout; expected interactions.parquet or .csv, RecBole's *.inter, "
-                f"MovieLens' u.data or ratings.csv with movies.csv, "
+                f"MovieLens' u.data or ratings.dat, "
                 f"S3-Rec's NAME.txt with NAME_time.txt, or one CSV file of events; found {files_of(path)}"
             )
         layout = found[0]  # type: ignore[assignment]

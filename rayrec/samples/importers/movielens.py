@@ -2,15 +2,14 @@
 
     ml-100k                  u.data (tabs), u.item and u.user (bars, Latin-1)
     ml-1m, ml-10m            ratings.dat, movies.dat (double colons, Latin-1)
-    ml-latest, ml-20m, ...   ratings.csv, movies.csv (commas, UTF-8)
 
+The newer ones (ratings.csv) are ordinary event logs: see `events`.
 Source: the README of each archive, https://grouplens.org/datasets/movielens/
 """
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,15 +49,12 @@ class _Archive:
     ratings: str
     movies: str
     separator: str
-    encoding: str
-    header: bool
     users: str | None = None
 
 
 _ARCHIVES = (
-    _Archive("u.data", "u.item", "|", "latin-1", header=False, users="u.user"),
-    _Archive("ratings.dat", "movies.dat", "::", "latin-1", header=False),
-    _Archive("ratings.csv", "movies.csv", ",", "utf-8", header=True),
+    _Archive("u.data", "u.item", "|", users="u.user"),
+    _Archive("ratings.dat", "movies.dat", "::"),
 )
 
 
@@ -70,7 +66,7 @@ def load(source: Path, config: PrepareConfig) -> RawTables:
     archive = _archive(source) if source.is_dir() else None
     if archive is None:
         raise InputError(
-            f"{source}: no MovieLens archive; expected u.data, ratings.dat or ratings.csv, "
+            f"{source}: no MovieLens archive; expected u.data or ratings.dat, "
             f"found {files_of(source)}"
         )
     movies = source / archive.movies
@@ -84,19 +80,12 @@ def load(source: Path, config: PrepareConfig) -> RawTables:
 
 
 def _archive(source: Path) -> _Archive | None:
-    found = [archive for archive in _ARCHIVES if (source / archive.ratings).is_file()]
-    return next((archive for archive in found if not archive.header or _has_header(source, archive)), None)
-
-
-def _has_header(source: Path, archive: _Archive) -> bool:
-    """A ratings.csv may be anyone's; GroupLens' starts with these names."""
-    with (source / archive.ratings).open(encoding=archive.encoding) as file:
-        return file.readline().strip() == "userId,movieId,rating,timestamp"
+    return next((archive for archive in _ARCHIVES if (source / archive.ratings).is_file()), None)
 
 
 def _ratings(path: Path, archive: _Archive) -> RawTable:
     separator = "\t" if path.name == "u.data" else archive.separator
-    rows = list(_rows(path, separator, archive, num_columns=4))
+    rows = list(_rows(path, separator, num_columns=4))
     users, items, ratings, times = zip(*rows, strict=True) if rows else ((), (), (), ())
     table = pa.table(
         {
@@ -106,18 +95,18 @@ def _ratings(path: Path, archive: _Archive) -> RawTable:
             "rating": _numbers(path, ratings),
         }
     )
-    return _raw(table, path, archive)
+    return _raw(table, path)
 
 
 def _movies(path: Path, archive: _Archive) -> RawTable:
     if path.name == "u.item":
-        rows = list(_rows(path, archive.separator, archive, num_columns=5 + len(_GENRES_100K)))
+        rows = list(_rows(path, archive.separator, num_columns=5 + len(_GENRES_100K)))
         genres = [
             " ".join(genre for genre, flag in zip(_GENRES_100K, row[5:], strict=True) if flag == "1")
             for row in rows
         ]
     else:
-        rows = list(_rows(path, archive.separator, archive, num_columns=3))
+        rows = list(_rows(path, archive.separator, num_columns=3))
         genres = [row[2].replace("|", " ") for row in rows]
     table = pa.table(
         {
@@ -126,24 +115,21 @@ def _movies(path: Path, archive: _Archive) -> RawTable:
             "genres": pa.array(genres, pa.string()),
         }
     )
-    return _raw(table, path, archive)
+    return _raw(table, path)
 
 
 def _users(path: Path, archive: _Archive) -> RawTable:
-    rows = list(_rows(path, archive.separator, archive, num_columns=5))
+    rows = list(_rows(path, archive.separator, num_columns=5))
     names = ("user_id", "age", "gender", "occupation", "zip_code")
     columns = {name: pa.array([row[at] for row in rows], pa.string()) for at, name in enumerate(names)}
-    return _raw(pa.table(columns), path, archive)
+    return _raw(pa.table(columns), path)
 
 
-def _rows(path: Path, separator: str, archive: _Archive, num_columns: int) -> Iterator[list[str]]:
-    with path.open(encoding=archive.encoding, newline="") as file:
-        lines: Iterable[list[str]] = csv.reader(file)
-        if separator != ",":
-            lines = (line.rstrip("\r\n").split(separator) for line in file)
-        for number, row in enumerate(lines, start=1):
-            if (archive.header and number == 1) or not any(row):
-                continue
+def _rows(path: Path, separator: str, num_columns: int) -> Iterator[list[str]]:
+    with path.open(encoding="latin-1") as file:
+        for number, line in enumerate(file, start=1):
+            row = line.rstrip("
+").split(separator)
             if len(row) != num_columns:
                 raise InputError(
                     f"{path} line {number}: {len(row)} values, "
@@ -161,6 +147,5 @@ def _numbers(path: Path, values: tuple[str, ...]) -> pa.Array:
         ) from error
 
 
-def _raw(table: pa.Table, path: Path, archive: _Archive) -> RawTable:
-    first_line = 2 if archive.header else 1
-    return RawTable(table, str(path), lambda row: f"{path} line {row + first_line}")
+def _raw(table: pa.Table, path: Path) -> RawTable:
+    return RawTable(table, str(path), lambda row: f"{path} line {row + 1}")
