@@ -66,8 +66,7 @@ def load(source: Path, config: PrepareConfig) -> RawTables:
     archive = _archive(source) if source.is_dir() else None
     if archive is None:
         raise InputError(
-            f"{source}: no MovieLens archive; expected u.data or ratings.dat, "
-            f"found {files_of(source)}"
+            f"{source}: no MovieLens archive; expected u.data or ratings.dat, found {files_of(source)}"
         )
     movies = source / archive.movies
     users = None if archive.users is None else source / archive.users
@@ -128,8 +127,7 @@ def _users(path: Path, archive: _Archive) -> RawTable:
 def _rows(path: Path, separator: str, num_columns: int) -> Iterator[list[str]]:
     with path.open(encoding="latin-1") as file:
         for number, line in enumerate(file, start=1):
-            row = line.rstrip("
-").split(separator)
+            row = line.rstrip("\r\n").split(separator)
             if len(row) != num_columns:
                 raise InputError(
                     f"{path} line {number}: {len(row)} values, "
