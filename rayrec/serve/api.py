@@ -1,0 +1,144 @@
+"""The HTTP side of the service: routes, error answers, and the thread on which the model computes.
+
+    event loop: parse, check ─► at most `max_waiting` in hand ─► one thread: service.recommend
+                health answers                └ else 503
+
+It knows nothing of Ray, so that it can be tested, or embedded, without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from rayrec import __version__
+from rayrec.serve.request_guard import RequestGuard, error_response
+from rayrec.serve.schemas import (
+    ErrorAnswer,
+    LiveAnswer,
+    ReadyAnswer,
+    RecommendAnswer,
+    RecommendRequest,
+)
+from rayrec.serve.service import RecommendationService, RefusedRequestError
+
+MAX_BODY_BYTES = 1024 * 1024
+
+_ERRORS: dict[int, str] = {
+    400: "The body is not JSON.",
+    413: "The body is too large.",
+    422: "The request is not one the service answers.",
+    500: "Something failed; the log says what, under the id of the answer.",
+    503: "More requests are waiting than the service holds; try again.",
+}
+
+
+class ModelThread:
+    """Runs the service, which is not thread-safe and would hold up the event loop, on one thread."""
+
+    def __init__(self, service: RecommendationService, max_waiting: int) -> None:
+        self._service = service
+        self._max_waiting = max_waiting
+        self._num_waiting = 0
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+
+    async def recommend(self, request: RecommendRequest) -> RecommendAnswer:
+        """Answer in turn.
+
+        Raises:
+            HTTPException: as many requests are waiting as may.
+        """
+        if self._num_waiting >= self._max_waiting:
+            raise HTTPException(
+                503,
+                f"{self._num_waiting} requests are waiting already; try again in a second",
+                headers={"Retry-After": "1"},
+            )
+        self._num_waiting += 1
+        # Counted until it is computed or dropped, not until its caller has gone.
+        future = self._executor.submit(self._service.recommend, request)
+        loop = asyncio.get_running_loop()
+        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._done))
+        return await asyncio.wrap_future(future)
+
+    def _done(self) -> None:
+        self._num_waiting -= 1
+
+
+def build_api(service: RecommendationService, max_waiting: int) -> FastAPI:
+    """The application that answers for one service.
+
+    Args:
+        max_waiting: requests in hand at most, the one being computed included.
+    """
+    api = FastAPI(title="RayRec", version=__version__, summary="Recommendations from a trained model.")
+    api.add_middleware(RequestGuard, max_body_bytes=MAX_BODY_BYTES)
+    api.add_exception_handler(StarletteHTTPException, _http_error)
+    api.add_exception_handler(RequestValidationError, _invalid_request)
+    api.add_exception_handler(RefusedRequestError, _refused_request)
+    model_thread = ModelThread(service, max_waiting)
+
+    @api.post(
+        "/v1/recommend",
+        responses={status: {"model": ErrorAnswer, "description": text} for status, text in _ERRORS.items()},
+    )
+    async def recommend(request: RecommendRequest) -> RecommendAnswer:
+        """The items that the model expects next."""
+        return await model_thread.recommend(request)
+
+    @api.get("/health/ready")
+    async def ready() -> ReadyAnswer:
+        """Answers once the model is loaded."""
+        return ReadyAnswer(model=service.model)
+
+    @api.get("/health/live")
+    async def live() -> LiveAnswer:
+        """Answers while the process runs."""
+        return LiveAnswer()
+
+    return api
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, StarletteHTTPException)
+    text = error.detail
+    if error.status_code in (404, 405):
+        text = f"there is no {request.method} {request.url.path}; /docs lists what there is"
+    return error_response(error.status_code, text, headers=dict(error.headers or {}))
+
+
+async def _invalid_request(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    problems = error.errors()
+    if any(problem["type"] == "json_invalid" for problem in problems):
+        return error_response(400, "the body is not valid JSON")
+    return error_response(422, _explain(problems))
+
+
+async def _refused_request(request: Request, error: Exception) -> JSONResponse:
+    return error_response(422, str(error))
+
+
+def _explain(problems: Sequence[dict[str, Any]]) -> str:
+    """One sentence on the first problem; where a value may be of two types, on both."""
+    first = problems[0]
+    location = first["loc"][1:]  # without the leading "body"
+    if not location:
+        return "expected a JSON object, sent with the header 'Content-Type: application/json'"
+    if first["type"] == "extra_forbidden":
+        return f"{location[0]}: unknown field; known are {', '.join(RecommendRequest.model_fields)}"
+    if location[-1] in ("str", "int"):  # the members of a key's union
+        return f"{_dotted(location[:-1])}: expected a string or an integer"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{_dotted(location)}: {message[0].lower()}{message[1:]}"
+
+
+def _dotted(location: Sequence[str | int]) -> str:
+    return ".".join(map(str, location))

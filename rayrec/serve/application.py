@@ -1,0 +1,59 @@
+"""The Ray Serve application: replicas that each hold the model and its HTTP side."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.schema import LoggingConfig
+
+from rayrec.pipelines.recommender import Recommender
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.platform.devices import ray_claim
+from rayrec.serve.api import build_api
+from rayrec.serve.config import ServeConfig
+from rayrec.serve.service import RecommendationService
+
+QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
+
+_SPARE_REQUESTS = 32
+"""Requests beyond `max_waiting` that reach a replica: health checks, and those it refuses at once."""
+
+
+class RecommendReplica:
+    """A thin shell: loads a run and hands it to `RecommendationService`."""
+
+    def __init__(self, run: str, config: ServeConfig, working_directory: str) -> None:
+        # The run's config may name its data relative to where the command was started.
+        os.chdir(working_directory)
+        torch.set_num_threads(config.threads)
+        recommender = Recommender.load(run, config.snapshot, config.device)
+        self._service = RecommendationService(recommender, config.max_k)
+        self._service.warm_up()
+        self._max_waiting = config.max_waiting
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called by Ray Serve after the constructor."""
+        return build_api(self._service, self._max_waiting)
+
+
+def build_application(run: Path, config: ServeConfig) -> serve.Application:
+    """What `ray.serve.run` takes; nothing is loaded until then."""
+    deployed = serve.deployment(
+        name="recommend",
+        num_replicas=config.num_replicas,
+        max_ongoing_requests=config.max_waiting + _SPARE_REQUESTS,
+        ray_actor_options={
+            "num_cpus": config.threads,
+            **ray_claim(config.device or RunFolder.open(run).config.device),
+        },
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=5,
+        # A model that cannot be loaded cannot be loaded a second time either.
+        max_constructor_retry_count=1,
+        logging_config=QUIET,
+    )
+    return deployed(serve.ingress()(RecommendReplica)).bind(str(run.resolve()), config, os.getcwd())

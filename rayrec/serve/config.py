@@ -1,0 +1,31 @@
+"""Settings of the HTTP service."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rayrec.platform.cluster import ClusterConfig
+from rayrec.platform.config import Config
+
+
+class ServeConfig(Config):
+    """Where the service listens and how it answers."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; by default nothing outside this machine reaches the service."""
+    port: int = Field(8000, ge=1, le=65_535)
+    num_replicas: int = Field(1, ge=1)
+    """Processes that answer, each with the whole model."""
+    threads: int = Field(1, ge=1)
+    """Threads of each replica's model, and the CPUs Ray reserves for it; more help large models only."""
+    max_k: int = Field(1000, ge=1)
+    """Most items a request may ask for."""
+    max_waiting: int = Field(64, ge=1)
+    """Requests a replica holds, the one it computes included; it refuses more with status 503."""
+    snapshot: Literal["best", "last"] = "best"
+    """Which snapshot of the run."""
+    device: str | None = None
+    """Device to compute on; None takes that of the run."""
+    cluster: ClusterConfig = ClusterConfig()

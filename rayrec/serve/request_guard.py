@@ -1,0 +1,65 @@
+"""Between server and application: bodies stay small, and no failure leaves as a stack trace."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+from fastapi import HTTPException
+from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rayrec.serve.schemas import ErrorAnswer
+
+logger = logging.getLogger(__name__)
+
+
+class RequestGuard:
+    """ASGI middleware, outside of everything that may fail.
+
+    Args:
+        max_body_bytes: a larger body is refused with status 413 as soon as that much of it has come,
+            whatever length its header announces.
+    """
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        num_bytes, answering = 0, False
+
+        async def receive_limited() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._max_body_bytes:
+                # Raised where the application reads the body, which hands it to its error handlers.
+                raise HTTPException(413, f"the body is larger than {self._max_body_bytes} bytes; send less")
+            return message
+
+        async def send_noted(message: Message) -> None:
+            nonlocal answering
+            answering = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive_limited, send_noted)
+        except Exception:
+            error_id = uuid.uuid4().hex[:12]
+            logger.exception("%s %s failed, error %s", scope["method"], scope["path"], error_id)
+            if answering:  # too late for another answer: the server has to cut this one off
+                raise
+            answer = error_response(500, "something failed in the service; its log says what", error_id)
+            await answer(scope, receive, send)
+
+
+def error_response(
+    status: int, error: str, error_id: str | None = None, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    """The one form in which errors leave the service."""
+    answer = ErrorAnswer(error=error, error_id=error_id)
+    return JSONResponse(answer.model_dump(exclude_none=True), status, headers)

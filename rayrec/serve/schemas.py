@@ -1,0 +1,93 @@
+"""Requests and answers of the HTTP service, as its OpenAPI page describes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+
+MAX_HISTORY = 10_000
+"""Most items of a request's history: far above what a model reads, far below what would hold up others."""
+
+
+def _encodable(key: str | int) -> str | int:
+    """JSON can write half of a surrogate pair, which is no text that a source could hold."""
+    if isinstance(key, str) and not key.isascii():
+        try:
+            key.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("expected text that UTF-8 can encode") from error
+    return key
+
+
+Key = Annotated[StrictStr | StrictInt, AfterValidator(_encodable)]
+"""An id as the source of the data writes it; 7 and "7" are the same."""
+
+
+class _Schema(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class RecommendRequest(_Schema):
+    """Whom to recommend to: a known user, a history, or both; without either, popular items come back."""
+
+    user_id: Key | None = None
+    """The user. A user of the training data brings the history that is stored there."""
+    history: list[Key] | None = Field(None, max_length=MAX_HISTORY)
+    """Items, oldest first. Takes the place of the stored history, even if it is empty."""
+    k: StrictInt = Field(10, ge=1)
+    """How many items; fewer come back where there are not as many."""
+    exclude_seen: StrictBool = True
+    """Whether items of the history are left out."""
+
+
+class RecommendedItem(_Schema):
+    """One item of an answer."""
+
+    item_id: str
+    """The id as the source of the data writes it."""
+    title: str | None
+    score: float
+    """Source `model`: log-probability (generative) or inner product; source `popular`: training events."""
+
+
+class ModelInfo(_Schema):
+    """What the answer was computed with."""
+
+    run: str
+    """Name of the run's folder."""
+    step: int
+    """Training steps in the weights."""
+
+
+class RecommendAnswer(_Schema):
+    """Recommended items, best first."""
+
+    items: list[RecommendedItem]
+    source: Literal["model", "popular"]
+    """`popular` where nothing is known of the user: no history, or no item of it in the catalogue."""
+    ignored_items: list[Key]
+    """Items of the request's history that are not in the catalogue, each once."""
+    model: ModelInfo
+
+
+class ReadyAnswer(_Schema):
+    """The service can answer."""
+
+    status: Literal["ready"] = "ready"
+    model: ModelInfo
+
+
+class LiveAnswer(_Schema):
+    """The process runs."""
+
+    status: Literal["live"] = "live"
+
+
+class ErrorAnswer(_Schema):
+    """Why there is no answer."""
+
+    error: str
+    """A sentence for people."""
+    error_id: str | None = None
+    """Status 500 only: the log has the cause under this id."""

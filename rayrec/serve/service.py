@@ -1,0 +1,82 @@
+"""What a request means: whose history counts, which items are known, and what to do when nothing is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from rayrec.pipelines.recommender import Query, Recommendation, Recommender
+from rayrec.samples.batches import Int64Array
+from rayrec.serve.schemas import Key, ModelInfo, RecommendAnswer, RecommendedItem, RecommendRequest
+
+
+class RefusedRequestError(ValueError):
+    """A well-formed request that this service does not answer; the message is for the caller."""
+
+
+class RecommendationService:
+    """Answers requests with one model. Not thread-safe."""
+
+    def __init__(self, recommender: Recommender, max_k: int) -> None:
+        self._recommender = recommender
+        self._max_k = max_k
+        # Of our own: keys are looked up all at once, a thousand take hardly longer than one.
+        self._item_keys = pd.Index(recommender.dataset.items.keys.to_pandas())
+        self._nobody = _unused_id(recommender.dataset.users["user_id"].to_numpy())
+        self.model = ModelInfo(run=recommender.run, step=recommender.committed_step + 1)
+
+    def recommend(self, request: RecommendRequest) -> RecommendAnswer:
+        """The k best items for the request's history, or popular ones where it has no known item.
+
+        Raises:
+            RefusedRequestError: more items are asked for than the service gives.
+        """
+        if request.k > self._max_k:
+            raise RefusedRequestError(f"k: {request.k} items are more than the {self._max_k} of one answer")
+        k = min(request.k, len(self._item_keys))
+        history_ids, ignored = self._history(request)
+        if len(history_ids) == 0:
+            return self._answer(self._recommender.popular(k), "popular", ignored)
+        query = Query(history_ids, self._user_id(request.user_id))
+        (found,) = self._recommender.recommend([query], k, request.exclude_seen)
+        return self._answer(found, "model", ignored)
+
+    def warm_up(self) -> None:
+        """Take every path once, so that the first request does not wait for tables and compilers."""
+        dataset = self._recommender.dataset
+        self.recommend(RecommendRequest(user_id=dataset.users["user_key"][0].as_py()))
+        self.recommend(RecommendRequest(history=[dataset.items.keys[0].as_py()]))
+        self.recommend(RecommendRequest())
+
+    def _history(self, request: RecommendRequest) -> tuple[Int64Array, list[Key]]:
+        """Item ids of the history that counts, and the items of the request that are unknown."""
+        if request.history is not None:
+            return self._known_items(request.history)
+        stored = None
+        if request.user_id is not None:
+            stored = self._recommender.dataset.history_of(str(request.user_id))
+        return (np.zeros(0, dtype=np.int64) if stored is None else stored), []
+
+    def _known_items(self, history: Sequence[Key]) -> tuple[Int64Array, list[Key]]:
+        places = self._item_keys.get_indexer([str(key) for key in history])
+        unknown = [key for key, place in zip(history, places, strict=True) if place < 0]
+        return self._recommender.dataset.items.ids_I[places[places >= 0]], list(dict.fromkeys(unknown))
+
+    def _user_id(self, key: Key | None) -> int:
+        """Id of a known user; for others one that no user has, whose row was never trained."""
+        found = None if key is None else self._recommender.dataset.user_by_key(str(key))
+        return self._nobody if found is None else found
+
+    def _answer(
+        self, found: Sequence[Recommendation], source: Literal["model", "popular"], ignored: list[Key]
+    ) -> RecommendAnswer:
+        items = [RecommendedItem(item_id=item.item_key, title=item.title, score=item.score) for item in found]
+        return RecommendAnswer(items=items, source=source, ignored_items=ignored, model=self.model)
+
+
+def _unused_id(ids_U: Int64Array) -> int:
+    """The smallest number from 0 that is not among the ids."""
+    return int(np.setdiff1d(np.arange(len(ids_U) + 1), ids_U)[0])
