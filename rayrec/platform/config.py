@@ -34,7 +34,7 @@ class Config(BaseModel):
         if not path.is_file():
             raise InputError(f"{path}: no such config file; expected a YAML file that describes a run")
         try:
-            values = yaml.safe_load(path.read_text())
+            values = yaml.safe_load(path.read_bytes())
         except yaml.YAMLError as error:
             raise InputError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
         if not isinstance(values, dict):
@@ -76,7 +76,12 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         target = target.setdefault(section, {})
         if not isinstance(target, dict):
             raise InputError(f"--set {override}: {section!r} is a value, not a section")
-    target[name] = yaml.safe_load(text)
+    try:
+        target[name] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(
+            f"--set {override}: the value is not valid YAML; quote it if it is a text"
+        ) from error
 
 
 def _explain(root: type[Config], values: dict[str, Any], problem: Any) -> str:
@@ -85,16 +90,31 @@ def _explain(root: type[Config], values: dict[str, Any], problem: Any) -> str:
     keys = _keys_in_file(values, location)
     name = ".".join(map(str, keys))
     if problem["type"] == "extra_forbidden":
-        known = _known_keys(root, location[:-1])
+        known = {name for model in _models_at(root, location[:-1]) for name in model.model_fields}
         close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(known))}"
         return f"there is no setting {name!r}; {hint}"
     message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        return _explain_tag(root, name, location, problem)
     if problem["type"] == "missing":
         return f"the setting {name!r} is missing"
     if problem["type"] == "value_error":
         return message
     return f"{name}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
+
+
+def _explain_tag(root: type[Config], name: str, location: tuple[Any, ...], problem: Any) -> str:
+    """A union's members are chosen by a key that is missing or has a value nobody knows."""
+    key = problem["ctx"]["discriminator"].strip("'")
+    choices = ", ".join(
+        repr(tag)
+        for model in _models_at(root, location)
+        for tag in get_args(model.model_fields[key].annotation)
+    )
+    if problem["type"] == "union_tag_not_found":
+        return f"the setting '{name}.{key}' is missing; expected one of {choices}"
+    return f"{name}.{key}: expected one of {choices}, got {problem['ctx']['tag']!r}"
 
 
 def _keys_in_file(values: Any, location: tuple[Any, ...]) -> list[Any]:
@@ -104,14 +124,14 @@ def _keys_in_file(values: Any, location: tuple[Any, ...]) -> list[Any]:
         if isinstance(values, dict) and (part in values or last):
             keys.append(part)
             values = values.get(part)
-        elif isinstance(values, list) and isinstance(part, int) and part < len(values):
+        elif isinstance(values, list) and isinstance(part, int) and (part < len(values) or last):
             keys.append(part)
-            values = values[part]
+            values = None if last else values[part]
     return keys
 
 
-def _known_keys(root: type[Config], location: tuple[Any, ...]) -> list[str]:
-    """Field names of the model at `location`, following unions by their tag."""
+def _models_at(root: type[Config], location: tuple[Any, ...]) -> list[type[Config]]:
+    """The config at `location`, or the members of a union that is there, following unions by their tag."""
     models: list[type[Config]] = [root]
     for part in location:
         step = [
@@ -125,7 +145,7 @@ def _known_keys(root: type[Config], location: tuple[Any, ...]) -> list[str]:
         else:  # a union's tag: keep the members that carry it
             tagged = [m for m in models if part in _tags(m)]
             models = tagged or models
-    return sorted({name for model in models for name in model.model_fields})
+    return models
 
 
 def _config_types(annotation: Any) -> list[type[Config]]:

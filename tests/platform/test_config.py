@@ -1,0 +1,173 @@
+from typing import Annotated, Literal
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+
+from rayrec.platform.config import Config, differing_keys
+from rayrec.platform.errors import InputError
+
+
+class Layers(Config):
+    num_layers: int = Field(2, gt=0)
+    widths: tuple[int, int] = (4, 4)
+
+
+class Tree(Config):
+    kind: Literal["tree"]
+    depth: int = 3
+
+
+class Network(Config):
+    kind: Literal["network"]
+    layers: Layers = Layers()
+
+
+class Settings(Config):
+    seed: int = 0
+    model: Annotated[Tree | Network, Field(discriminator="kind")]
+    layers: Layers = Layers()
+    by_name: dict[str, Layers] = Field(default_factory=dict)
+
+
+TREE = {"model": {"kind": "tree"}}
+NETWORK = {"model": {"kind": "network"}}
+
+
+def complaint(values: dict) -> str:
+    with pytest.raises(InputError) as raised:
+        Settings.parse(values, source="run.yaml")
+    return str(raised.value)
+
+
+def with_layers(layers: dict) -> dict:
+    return {"model": {"kind": "network", "layers": layers}}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({**TREE, "sed": 1}, "there is no setting 'sed'; did you mean 'seed'?"),
+        ({**TREE, "layers": {"num_layer": 1}}, "no setting 'layers.num_layer'; did you mean 'num_layers'?"),
+        (with_layers({"num_layer": 3}), "no setting 'model.layers.num_layer'; did you mean 'num_layers'?"),
+        ({"model": {"kind": "tree", "layers": {}}}, "no setting 'model.layers'; known keys: depth, kind"),
+        ({**TREE, "by_name": {"item": {"width": 1}}}, "'by_name.item.width'; did you mean 'widths'?"),
+        ({**TREE, "zzz": 1}, "known keys: by_name, layers, model, seed"),
+    ],
+)
+def test_unknown_keys_suggest_the_nearest_of_their_place(values, expected):
+    assert expected in complaint(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({**TREE, "seed": "many"}, "seed: input should be a valid integer"),
+        (with_layers({"num_layers": 0}), "model.layers.num_layers: input should be greater than 0, got 0"),
+        ({**TREE, "layers": {"widths": [1, "b"]}}, "layers.widths.1: input should be a valid integer"),
+        ({**TREE, "layers": {"widths": [1]}}, "the setting 'layers.widths.1' is missing"),
+        ({}, "the setting 'model' is missing"),
+        ({"model": {}}, "the setting 'model.kind' is missing; expected one of 'tree', 'network'"),
+        ({"model": {"kind": "bush"}}, "model.kind: expected one of 'tree', 'network', got 'bush'"),
+    ],
+)
+def test_wrong_values_are_named_by_their_dotted_key(values, expected):
+    assert expected in complaint(values)
+
+
+def test_every_mistake_is_reported_at_once_and_names_the_source():
+    message = complaint({**TREE, "sed": 1, "layers": {"num_layers": -1}})
+
+    assert message.startswith("run.yaml: ")
+    assert "'sed'" in message
+    assert "layers.num_layers" in message
+
+
+def test_settings_cannot_be_changed():
+    with pytest.raises(ValueError, match="frozen"):
+        Settings.parse(TREE).seed = 3
+
+
+def load(tmp_path, text: str | bytes, *overrides: str) -> Settings:
+    path = tmp_path / "run.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return Settings.load(path, overrides)
+
+
+def test_overrides_are_applied_in_order_and_make_sections(tmp_path):
+    settings = load(
+        tmp_path, "{seed: 1, model: {kind: network}}", "seed=2", "seed=3", "model.layers.num_layers=5"
+    )
+
+    assert settings.seed == 3
+    assert settings.model == Network(kind="network", layers=Layers(num_layers=5))
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("seed", "--set seed: expected the form section.key=value"),
+        ("=3", "--set =3: expected the form"),
+        ("seed.deep=1", "--set seed.deep=1: 'seed' is a value, not a section"),
+        ("seed=[1", "--set seed=[1: the value is not valid YAML"),
+        ("model.dept=1", "no setting 'model.dept'; did you mean 'depth'?"),
+    ],
+)
+def test_overrides_that_cannot_be_applied_are_explained(tmp_path, override, expected):
+    with pytest.raises(InputError) as raised:
+        load(tmp_path, "{seed: 1, model: {kind: tree}}", override)
+
+    assert expected in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("seed: [1", "not valid YAML"),
+        (b"seed: \xff\xfe\x00", "not valid YAML"),
+        ("- 1", "expected a mapping of settings, found list"),
+        ("", "expected a mapping of settings, found NoneType"),
+    ],
+)
+def test_files_that_hold_no_settings_are_refused_by_name(tmp_path, content, expected):
+    with pytest.raises(InputError) as raised:
+        load(tmp_path, content)
+
+    assert str(raised.value).startswith(str(tmp_path / "run.yaml"))
+    assert expected in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"nothing\.yaml: no such config file"):
+        Settings.load(tmp_path / "nothing.yaml")
+
+
+@given(
+    st.builds(
+        Settings,
+        seed=st.integers(),
+        model=st.one_of(
+            st.builds(Tree, kind=st.just("tree"), depth=st.integers()),
+            st.builds(Network, kind=st.just("network"), layers=st.builds(Layers, num_layers=st.just(7))),
+        ),
+        by_name=st.dictionaries(st.text(), st.just(Layers(widths=(1, 2)))),
+    )
+)
+def test_yaml_holds_everything(settings):
+    assert Settings.parse(yaml.safe_load(settings.to_yaml())) == settings
+
+
+def test_differing_keys_are_dotted_and_sorted():
+    first = Settings.parse({"seed": 1, "model": {"kind": "network", "layers": {"num_layers": 3}}})
+    second = Settings.parse({"seed": 2, **NETWORK, "by_name": {"item": {}}})
+
+    assert differing_keys(first, first) == []
+    assert differing_keys(first, second) == [
+        "by_name.item.num_layers",
+        "by_name.item.widths",
+        "model.layers.num_layers",
+        "seed",
+    ]

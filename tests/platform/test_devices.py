@@ -1,0 +1,81 @@
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import rayrec
+from rayrec.platform import devices
+from rayrec.platform.errors import InputError
+
+PACKAGE = Path(rayrec.__file__).parent
+DEVICE_NAMES = re.compile(r"(?<![a-z])(cuda|npu|hccl|nccl|gloo)(?![a-z])")
+
+
+def test_the_cpu_is_always_there():
+    assert devices.why_missing("cpu") is None
+    assert devices.get_device("cpu").torch == torch.device("cpu")
+    assert devices.get_device("cpu").collective_backend == "gloo"
+    devices.get_device("cpu").synchronize()
+
+
+@pytest.mark.parametrize("kind", ["cuda", "npu"])
+def test_an_absent_device_is_explained_in_one_sentence(kind, monkeypatch):
+    reason = devices.why_missing(kind)
+    if reason is None:
+        pytest.skip(f"this machine has {kind}")
+
+    with pytest.raises(InputError) as raised:
+        devices.get_device(kind)
+
+    assert str(raised.value) == f"device: {kind!r} was asked for, but {reason}; or set device to 'cpu'"
+    assert "\n" not in reason
+
+
+def test_a_driver_that_fails_to_load_is_a_reason_too(monkeypatch):
+    def broken() -> bool:
+        raise RuntimeError("driver too old")
+
+    monkeypatch.setattr(torch.cuda, "is_available", broken)
+
+    assert devices.why_missing("cuda") == "cuda cannot be initialised: driver too old"
+
+
+def test_an_unknown_device_is_refused():
+    with pytest.raises(InputError, match="there is no device 'tpu'; expected one of cpu, cuda, npu"):
+        devices.get_device("tpu")
+
+
+def test_actors_claim_what_ray_counts():
+    assert devices.ray_claim("cpu") == {}
+    assert devices.ray_claim("cuda") == {"num_gpus": 1}
+    assert devices.ray_claim("npu") == {"resources": {"NPU": 1}}
+
+
+def names_in_code(source: str) -> list[str]:
+    """Device names in identifiers and strings; docstrings and comments may speak of devices."""
+    tree = ast.parse(source)
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            found += DEVICE_NAMES.findall(node.value)
+        elif isinstance(node, ast.Attribute):
+            found += DEVICE_NAMES.findall(node.attr)
+        elif isinstance(node, ast.alias):
+            found += DEVICE_NAMES.findall(node.name)
+    return found
+
+
+def test_the_search_for_device_names_finds_them():
+    assert names_in_code("'''cuda'''\nx.cuda()  # npu") == ["cuda"]
+    assert names_in_code("import torch_npu\ny = 'cuda:0'") == ["npu", "cuda"]
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_only_the_device_module_knows_devices_by_name(path):
+    if path == PACKAGE / "platform" / "devices.py":
+        assert names_in_code(path.read_text())
+    else:
+        assert names_in_code(path.read_text()) == []

@@ -1,0 +1,38 @@
+import hashlib
+import json
+import os
+
+import pytest
+
+from rayrec.platform.files import checksum, write_atomically, write_json
+
+
+def test_content_is_replaced_and_nothing_else_left(tmp_path):
+    path = tmp_path / "run.json"
+    write_json(path, {"a": 1})
+    write_json(path, {"a": 2})
+
+    assert json.loads(path.read_text()) == {"a": 2}
+    assert os.listdir(tmp_path) == ["run.json"]
+
+
+def test_a_write_that_fails_keeps_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    write_atomically(path, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, b"new")
+
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["run.json"]
+
+
+def test_checksum_is_sha256(tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(b"rayrec")
+
+    assert checksum(path) == hashlib.sha256(b"rayrec").hexdigest()
