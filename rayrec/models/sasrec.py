@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.backbone import CausalTransformer
+from rayrec.models.linear_cross_entropy import linear_cross_entropy
 from rayrec.models.sequence_model import Ranking, SequenceModel, rank_by_scores
 from rayrec.models.tensor_batch import TensorBatch
 
@@ -28,8 +29,7 @@ class FullSoftmaxSasRec(SequenceModel):
 
     def loss(self, batch: TensorBatch) -> Tensor:
         assert batch.targets_N is not None
-        logits_NI = self.contexts(batch) @ self.items_ID.T
-        return functional.cross_entropy(logits_NI, batch.targets_N, reduction="sum")
+        return linear_cross_entropy(self.contexts(batch), self.items_ID, batch.targets_N)
 
     def rank(self, batch: TensorBatch, k: int, excluded_BE: Tensor | None) -> Ranking:
         return rank_by_scores(self.last_contexts(batch) @ self.items_ID.T, k, excluded_BE)
