@@ -15,6 +15,7 @@ from rayrec.pipelines.snapshots import Snapshot
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.features import SequenceFeatures
+from rayrec.samples.manifest import Split
 from rayrec.samples.reader import ReadPlan
 
 SEMANTIC_IDS_FOLDER = "semantic_ids"
@@ -89,6 +90,19 @@ def check_snapshot(snapshot: Snapshot, assembly: Assembly) -> None:
         )
     if assembly.registry is not None:
         assembly.registry.check_matches(snapshot.semantic_ids_version or "none", str(snapshot.path))
+
+
+def check_split(dataset: Dataset, split: Split) -> None:
+    """Refuse to evaluate on nobody.
+
+    Raises:
+        InputError: no user has a target in the split.
+    """
+    if not len(dataset.evaluation_rows(split)):
+        raise InputError(
+            f"{dataset.root}: no user has an item to predict in the split {split!r}; "
+            "prepare the data set with another split"
+        )
 
 
 def registry_folder(config: RunConfig) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rayrec.models.program import RankedItems
+from rayrec.pipelines.assembly import check_split
 from rayrec.pipelines.ranking_metrics import LIST_LENGTH, Estimate, summarise, target_places
 from rayrec.pipelines.recommender import Recommender
 from rayrec.platform.files import write_json
@@ -73,6 +74,7 @@ def evaluate_recommender(
 ) -> EvaluationReport:
     """`evaluate` for a model that is loaded already."""
     dataset = recommender.dataset
+    check_split(dataset, split)
     popularity = Popularity(dataset.items.train_counts_I)
     rankers: dict[str, Callable[[SampleBatch], RankedItems]] = {
         MODEL: lambda samples: recommender.rank(samples, LIST_LENGTH, exclude_seen=True),
@@ -110,7 +112,11 @@ class Popularity:
         """The most frequent items that a row has not seen; `seen_BE` is padded with -1."""
         # No row can need more candidates than the list and all it has seen.
         candidates_C = self._order_I[: LIST_LENGTH + seen_BE.shape[1]]
-        allowed_BC = ~(candidates_C[None, :, None] == seen_BE[:, None, :]).any(axis=2)
-        first_BK = np.argsort(~allowed_BC, axis=1, kind="stable")[:, :LIST_LENGTH]
-        items_BK = np.where(np.take_along_axis(allowed_BC, first_BK, axis=1), candidates_C[first_BK], -1)
-        return RankedItems(items_BK, self._counts_I[items_BK].astype(np.float32))
+        is_seen_BI = np.zeros((len(seen_BE), len(self._counts_I) + 1), dtype=bool)
+        np.put_along_axis(is_seen_BI, seen_BE, True, axis=1)  # -1 marks the last column, which is no item
+        is_seen_BC = is_seen_BI[:, candidates_C]
+        first_BK = np.argsort(is_seen_BC, axis=1, kind="stable")[:, :LIST_LENGTH]
+        missing_BK = np.take_along_axis(is_seen_BC, first_BK, axis=1)
+        items_BK = candidates_C[first_BK]
+        scores_BK = self._counts_I[items_BK].astype(np.float32)
+        return RankedItems(np.where(missing_BK, -1, items_BK), np.where(missing_BK, -np.inf, scores_BK))

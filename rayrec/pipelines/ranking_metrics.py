@@ -22,9 +22,15 @@ class Estimate(NamedTuple):
 
 
 def target_places(items_UK: np.ndarray, targets_U: np.ndarray) -> np.ndarray:
-    """[U] place of each user's target in the list, from 0; K where it is missing."""
-    hit_UK = items_UK == targets_U[:, None]
-    return np.where(hit_UK.any(axis=1), hit_UK.argmax(axis=1), items_UK.shape[1])
+    """[U] place of each user's target in the list, from 0; LIST_LENGTH where it is missing.
+
+    Args:
+        items_UK: [U, K] catalogue positions, -1 after the last; K is at most LIST_LENGTH, less where
+            the catalogue is smaller.
+        targets_U: [U] catalogue positions; a target of -1 is not in the catalogue, hence in no list.
+    """
+    hit_UK = (items_UK == targets_U[:, None]) & (targets_U >= 0)[:, None]
+    return np.where(hit_UK.any(axis=1), hit_UK.argmax(axis=1), LIST_LENGTH)
 
 
 def user_scores(places_U: np.ndarray) -> dict[str, np.ndarray]:

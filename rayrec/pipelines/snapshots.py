@@ -90,11 +90,14 @@ def read_snapshot(path: Path) -> Snapshot:
     manifest_path = path / "manifest.json"
     if not manifest_path.is_file():
         raise InputError(f"{manifest_path}: missing; {path} is not a complete snapshot")
-    manifest: dict[str, Any] = json.loads(manifest_path.read_text())
-    if manifest["format_version"] != FORMAT_VERSION:
+    try:
+        manifest: dict[str, Any] = json.loads(manifest_path.read_bytes())
+        format_version = manifest["format_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{manifest_path}: not the manifest of a snapshot; the file was changed") from error
+    if format_version != FORMAT_VERSION:
         raise InputError(
-            f"{manifest_path}: format version {manifest['format_version']}, "
-            f"this version reads {FORMAT_VERSION}"
+            f"{manifest_path}: format version {format_version}, this version reads {FORMAT_VERSION}"
         )
     for name, expected in manifest["sha256"].items():
         if not (path / name).is_file():

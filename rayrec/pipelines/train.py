@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 
-from rayrec.pipelines.assembly import Assembly, assemble, check_snapshot
+from rayrec.pipelines.assembly import Assembly, assemble, check_snapshot, check_split
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.ranking_metrics import Estimate, summarise
 from rayrec.pipelines.run_folder import RunFolder
@@ -69,6 +69,7 @@ def train(
         Exception: a stage's own error, after every actor has been stopped.
     """
     assembly = assemble(config)
+    check_split(assembly.dataset, "valid")
     plan = assembly.read_plan()
     path = Path(run)
     folder = RunFolder.resume(path, config) if resume else RunFolder.create(path, config)
@@ -121,8 +122,7 @@ class TrainingRun:
             step = stop
             summary = summarise(validate(self._stages, self._assembly))
             progress = {**self._judge(progress, summary, step), "loss": self._loss}
-            self._snapshot(step, is_best=progress["best_step"] == step)
-            self._folder.update(progress=progress)
+            self._snapshot(step, progress)
             self._record(step, period_loss, summary)
         training_s = max(self._training_s, 1e-9)
         return TrainingResult(
@@ -195,7 +195,7 @@ class TrainingRun:
             self._training_s,
         )
 
-    def _snapshot(self, step: int, is_best: bool) -> None:
+    def _snapshot(self, step: int, progress: dict[str, Any]) -> None:
         path = self._folder.snapshot_path(step)
         first_trainer = self._stages.trainers[0]  # all hold the same dense weights
         registry = self._assembly.registry
@@ -213,8 +213,9 @@ class TrainingRun:
             optimizer_state=optimizer_state,
             save_sparse=self._save_sparse,
         )
-        best = path.name if is_best else self._folder.state["best"]
-        self._folder.update(last=path.name, best=best)
+        best = path.name if progress["best_step"] == step else self._folder.state["best"]
+        # One write: a run that is killed here resumes with the progress that belongs to its snapshot.
+        self._folder.update(last=path.name, best=best, progress=progress)
         self._folder.keep_only({path.name, best})
 
     def _save_sparse(self, folder: str) -> list[str]:

@@ -1,0 +1,103 @@
+import pytest
+
+from rayrec.models.config import GenerativeConfig, SasRecConfig
+from rayrec.pipelines.config import RunConfig
+from rayrec.platform.config import differing_keys
+from rayrec.platform.errors import InputError
+
+SMALLEST = {"data": {"path": "data"}, "model": {"name": "sasrec"}}
+
+
+def complaint(values: dict) -> str:
+    with pytest.raises(InputError) as raised:
+        RunConfig.parse(values)
+    return str(raised.value)
+
+
+def test_data_and_a_model_are_all_a_run_needs():
+    config = RunConfig.parse(SMALLEST)
+
+    assert isinstance(config.model, SasRecConfig)
+    assert config.device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (
+            {"model": {"name": "generative", "backbone": {"num_layer": 2}}},
+            "'model.backbone.num_layer'; did you mean 'num_layers'?",
+        ),
+        ({"model": {"name": "sasrec", "beam_width": 2}}, "there is no setting 'model.beam_width'"),
+        ({"model": {"name": "gru"}}, "model.name: expected one of 'sasrec', 'generative', got 'gru'"),
+        ({"training": {"batchsize": 2}}, "'training.batchsize'; did you mean 'batch_size'?"),
+        (
+            {"sparse": {"optimizer": {"lr": 0.1}}},
+            "'sparse.optimizer.kind' is missing; expected one of 'rowwise_adagrad', 'adam'",
+        ),
+        ({"sparse": {"optimizers": {"itm": {"kind": "adam"}}}}, "table 'itm'; tables are item, user, code"),
+        (
+            {"pipeline": {"queue_depth": 1}},
+            "pipeline.queue_depth: input should be greater than or equal to 2",
+        ),
+        ({"pipeline": {"mode": "async"}}, "pipeline.mode: input should be 'sync' or 'exact_prefetch'"),
+        ({"model": {"name": "sasrec", "backbone": {"dim": 9}}}, "backbone.dim must be a multiple"),
+        ({"training": {"epochs": "many"}}, "training.epochs: input should be a valid integer"),
+    ],
+)
+def test_mistakes_name_their_key(values, expected):
+    assert expected in complaint(SMALLEST | values)
+
+
+def test_settings_survive_the_run_folder(tmp_path):
+    config = RunConfig.parse(
+        SMALLEST
+        | {
+            "model": {"name": "generative", "backbone": {"dim": 32, "dropout": 0.15}},
+            "sparse": {"optimizers": {"code": {"kind": "adam", "betas": [0.8, 0.99]}}},
+            "evaluation": {"patience": 3},
+        }
+    )
+    path = tmp_path / "config.yaml"
+    path.write_text(config.to_yaml())
+
+    assert RunConfig.load(path) == config
+    changed = RunConfig.load(path, ["model.backbone.dim=64", "sparse.optimizers.code.lr=1e-2"])
+    assert differing_keys(config, changed) == ["model.backbone.dim", "sparse.optimizers.code.lr"]
+
+
+def test_tables_are_those_the_model_reads_each_with_its_own_seed_and_optimizer():
+    config = RunConfig.parse(
+        {
+            "seed": 3,
+            "data": {"path": "data"},
+            "model": {"name": "generative", "user_embedding": True, "backbone": {"dim": 16}},
+            "sparse": {"optimizers": {"code": {"kind": "adam"}}},
+        }
+    )
+
+    assert isinstance(config.model, GenerativeConfig)
+    assert {table.name: (table.seed, table.dim, table.optimizer.kind) for table in config.tables} == {
+        "item": (3001, 16, "rowwise_adagrad"),
+        "code": (3003, 16, "adam"),
+        "user": (3002, 16, "rowwise_adagrad"),
+    }
+
+
+def test_a_small_catalogue_needs_no_table():
+    assert RunConfig.parse(SMALLEST).tables == ()
+
+
+def test_cpus_are_counted_over_all_actors():
+    config = RunConfig.parse(
+        SMALLEST | {"pipeline": {"num_readers": 2, "num_trainers": 3}, "sparse": {"num_servers": 4}}
+    )
+
+    assert config.cpus_needed == (2 + 1 + 4) * 0.25 + 3 * 1.0
+
+
+def test_the_cosine_ends_with_the_last_epoch():
+    schedule = {"training": {"epochs": 5, "optimizer": {"schedule": "cosine"}}}
+
+    assert RunConfig.parse(SMALLEST | schedule).optimizer_settings(7, fused=True).total_steps == 35
+    assert RunConfig.parse(SMALLEST).optimizer_settings(7, fused=True).total_steps is None

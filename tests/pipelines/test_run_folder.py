@@ -1,0 +1,116 @@
+import json
+
+import pytest
+
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.platform.errors import InputError
+
+
+def config(**changes: object) -> RunConfig:
+    return RunConfig.parse({"data": {"path": "data"}, "model": {"name": "sasrec"}} | changes)
+
+
+def test_a_new_run_has_settings_and_a_state(tmp_path):
+    folder = RunFolder.create(tmp_path / "deep" / "run", config(seed=4))
+
+    assert RunFolder.open(folder.path).config == config(seed=4)
+    assert folder.state == {"state": "running", "error": None, "best": None, "last": None}
+    assert folder.name == "run"
+
+
+def test_a_folder_that_holds_a_run_is_refused_whatever_became_of_it(tmp_path):
+    RunFolder.create(tmp_path / "run", config()).update(state="failed")
+
+    with pytest.raises(InputError, match=r"run: this folder holds another run \(failed\); continue it with"):
+        RunFolder.create(tmp_path / "run", config())
+
+
+def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("important")
+    file = tmp_path / "file"
+    file.write_text("a file")
+
+    for path in (tmp_path, file):
+        with pytest.raises(InputError, match=f"{path}: not an empty folder"):
+            RunFolder.create(path, config())
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "thesis.tex"]
+
+
+def test_an_empty_folder_may_be_used(tmp_path):
+    RunFolder.create(tmp_path, config())
+
+    assert (tmp_path / "run.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"seed": 1}, "seed"),
+        ({"training": {"batch_size": 3}}, r"training\.batch_size"),
+        ({"model": {"name": "sasrec", "backbone": {"dim": 32}}}, r"model\.backbone\.dim"),
+        ({"sparse": {"optimizer": {"kind": "adam"}}}, r"sparse\.optimizer\.kind"),
+        ({"data": {"path": "other"}}, r"data\.path"),
+        ({"device": "cuda"}, "device"),
+    ],
+)
+def test_a_run_goes_on_only_with_the_settings_its_results_depend_on(tmp_path, changes, key):
+    RunFolder.create(tmp_path, config()).update(state="failed")
+
+    with pytest.raises(InputError, match=f"holds another run: it differs from this config in .*{key}"):
+        RunFolder.resume(tmp_path, config(**changes))
+
+    assert RunFolder.open(tmp_path).state["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pipeline": {"num_trainers": 2, "num_readers": 3, "mode": "sync"}},
+        {"sparse": {"num_servers": 5, "wait_timeout_s": 9}},
+        {"evaluation": {"patience": 2, "batch_size": 7}},
+        {"cluster": {"dashboard": False}},
+    ],
+)
+def test_a_run_goes_on_with_its_work_laid_out_differently(tmp_path, changes):
+    RunFolder.create(tmp_path, config()).update(state="failed", error="boom", last="step-000000003")
+
+    state = RunFolder.resume(tmp_path, config(**changes)).state
+
+    assert state == {"state": "running", "error": None, "best": None, "last": "step-000000003"}
+
+
+def test_no_run_cannot_be_opened(tmp_path):
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(InputError, match="not a run folder; expected one that 'rayrec train' made"):
+            RunFolder.open(path)
+
+
+def test_a_run_without_snapshot_says_how_it_stands(tmp_path):
+    folder = RunFolder.create(tmp_path, config())
+    folder.update(state="failed")
+
+    with pytest.raises(InputError, match="the run has no snapshot yet; it was failed"):
+        folder.chosen_snapshot("best")
+
+
+def test_only_the_named_snapshots_are_kept(tmp_path):
+    folder = RunFolder.create(tmp_path, config())
+    for step in (1, 2, 3):
+        folder.snapshot_path(step).mkdir(parents=True)
+    (tmp_path / "snapshots" / ".step-000000004.unfinished").mkdir()
+
+    folder.keep_only({"step-000000001", "step-000000003"})
+
+    kept = sorted(path.name for path in (tmp_path / "snapshots").iterdir())
+    assert kept == ["step-000000001", "step-000000003"]
+
+
+def test_the_log_has_one_line_of_json_per_record(tmp_path):
+    folder = RunFolder.create(tmp_path, config())
+    folder.log({"step": 1})
+    folder.log({"step": 2})
+
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]

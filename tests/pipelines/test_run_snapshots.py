@@ -1,0 +1,123 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rayrec.pipelines.snapshots import Snapshot, read_snapshot, write_snapshot
+from rayrec.platform.errors import InputError
+
+WEIGHTS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}
+OPTIMIZER = {"step": np.array(7), "w/exp_avg": np.ones((2, 3), dtype=np.float32)}
+
+
+def save_sparse(folder: str) -> list[str]:
+    (Path(folder) / "item-00000.parquet").write_bytes(b"rows of shard 0")
+    (Path(folder) / "item-00001.parquet").write_bytes(b"rows of shard 1")
+    return ["item-00000.parquet", "item-00001.parquet"]
+
+
+def write(path: Path, step: int = 6, save=save_sparse) -> None:
+    write_snapshot(
+        path,
+        committed_step=step,
+        dataset_fingerprint="data",
+        semantic_ids_version=None,
+        weights=WEIGHTS,
+        optimizer_state=OPTIMIZER,
+        save_sparse=save,
+    )
+
+
+def same_arrays(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
+    return found.keys() == expected.keys() and all(
+        found[name].dtype == expected[name].dtype and np.array_equal(found[name], expected[name])
+        for name in found
+    )
+
+
+def test_what_was_written_is_read(tmp_path):
+    path = tmp_path / "step-7"
+    write(path)
+
+    snapshot = read_snapshot(path)
+
+    files = (path / "item-00000.parquet", path / "item-00001.parquet")
+    assert snapshot == Snapshot(path, 6, "data", None, files)
+    assert same_arrays(snapshot.weights, WEIGHTS)
+    assert same_arrays(snapshot.optimizer_state, OPTIMIZER)
+
+
+@pytest.mark.parametrize("name", ["dense.safetensors", "optimizer.safetensors", "item-00001.parquet"])
+def test_a_flipped_byte_and_a_missing_file_are_refused_by_name(tmp_path, name):
+    path = tmp_path / "step-7"
+    write(path)
+    content = bytearray((path / name).read_bytes())
+    content[-1] ^= 1
+    (path / name).write_bytes(content)
+
+    with pytest.raises(InputError, match=f"{path / name}: its checksum differs"):
+        read_snapshot(path)
+
+    (path / name).unlink()
+    with pytest.raises(InputError, match=f"{path / name}: missing from the snapshot"):
+        read_snapshot(path)
+
+
+def test_a_folder_without_manifest_is_no_snapshot(tmp_path):
+    path = tmp_path / "step-7"
+    write(path)
+    (path / "manifest.json").unlink()
+
+    with pytest.raises(InputError, match="not a complete snapshot"):
+        read_snapshot(path)
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"format_version": 1', "\x00"])
+def test_a_manifest_that_is_none_is_refused(tmp_path, content):
+    (tmp_path / "manifest.json").write_text(content)
+
+    with pytest.raises(InputError, match="not the manifest of a snapshot"):
+        read_snapshot(tmp_path)
+
+
+def test_another_format_is_refused(tmp_path):
+    (tmp_path / "manifest.json").write_text('{"format_version": 99}')
+
+    with pytest.raises(InputError, match="format version 99, this version reads 1"):
+        read_snapshot(tmp_path)
+
+
+def test_a_snapshot_that_fails_half_way_is_not_seen(tmp_path):
+    path = tmp_path / "step-7"
+
+    def fail(folder: str) -> list[str]:
+        save_sparse(folder)
+        assert not path.exists()
+        raise OSError("No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        write(path, save=fail)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_snapshot_that_was_killed_half_way_is_not_seen_and_written_over(tmp_path):
+    path = tmp_path / "step-7"
+    unfinished = tmp_path / ".step-7.unfinished"
+    unfinished.mkdir()
+    (unfinished / "leftover").write_bytes(b"half")
+
+    with pytest.raises(InputError, match="not a complete snapshot"):
+        read_snapshot(path)
+
+    write(path)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["step-7"]
+    assert not (path / "leftover").exists()
+
+
+def test_a_snapshot_of_the_same_step_is_replaced(tmp_path):
+    path = tmp_path / "step-7"
+    write(path, step=1)
+    write(path, step=2)
+
+    assert read_snapshot(path).committed_step == 2
