@@ -7,6 +7,7 @@ serve_run ─► serving ─► check run, port ─► ray_cluster ─► Ray Se
 from __future__ import annotations
 
 import errno
+import io
 import ipaddress
 import logging
 import signal
@@ -15,7 +16,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,10 @@ def serving(run: str | Path, config: ServeConfig) -> Iterator[str]:
         try:
             yield _start(run, config)
         finally:
-            serve.shutdown()
+            # Serve's controller ends before it answers the call that ends it, as it should, and Ray
+            # reports that as a failed task on this process's standard output.
+            with redirect_stdout(io.StringIO()):
+                serve.shutdown()
 
 
 def _start(run: Path, config: ServeConfig) -> str:
