@@ -37,7 +37,7 @@ model: {item_matrix: dense, item_embedding: true, user_embedding: false, decoder
 sparse: {optimizer: {kind: rowwise_adagrad}, optimizers: {}, init_scale: 0.02}
 pipeline: {trainer_threads: null}
 training: {batch_size: 256, epochs: 10, optimizer: {learning_rate: 0.001, weight_decay: 0.0,
-  warmup_steps: 100, schedule: constant, max_grad_norm: null}}
+  max_grad_norm: null}, schedule: {warmup_steps: 100, decay: none}}
 """)
 GOLDEN, FIRST, SECOND = (n - 2**64 for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
@@ -128,27 +128,27 @@ class Table:
         self.state_VS = torch.full((len(ids_V), 1 if self.change is rowwise_adagrad else 2 * dim), initial)
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
+    def update(self, step: int, factor: float) -> None:
         grad, self.weight_VD.grad = self.weight_VD.grad.coalesce(), None
         rows_M = grad.indices()[0]
         weight_MD, state_MS = self.weight_VD[rows_M], self.state_VS[rows_M]
-        self.change(weight_MD, state_MS, grad.values(), step, **self.settings)
+        self.change(weight_MD, state_MS, grad.values(), step, factor, **self.settings)
         self.weight_VD[rows_M], self.state_VS[rows_M] = weight_MD, state_MS
 
 
-def rowwise_adagrad(weight_MD, sum_M1, grad_MD, step, lr=0.05, eps=1e-8, weight_decay=0.0) -> None:
+def rowwise_adagrad(weight_MD, sum_M1, grad_MD, step, factor, lr=0.05, eps=1e-8, weight_decay=0.0) -> None:
     """Adagrad with one accumulator per row: the running sum of its mean squared gradient."""
     grad_MD = grad_MD + weight_decay * weight_MD
     sum_M1 += grad_MD.square().mean(1, keepdim=True)
-    weight_MD -= lr / (sum_M1.sqrt() + eps) * grad_MD
+    weight_MD -= factor * lr / (sum_M1.sqrt() + eps) * grad_MD
 
 
-def lazy_adam(weight_MD, moments_MS, grad_MD, step, lr=0.001, betas=(0.9, 0.999), eps=1e-8) -> None:
+def lazy_adam(weight_MD, moments_MS, grad_MD, step, factor, lr=0.001, betas=(0.9, 0.999), eps=1e-8) -> None:
     """Adam as torch.optim.SparseAdam has it: a row's moments decay only when it is touched."""
     mean_MD, square_MD = moments_MS.chunk(2, dim=1)
     mean_MD.lerp_(grad_MD, 1 - betas[0])
     square_MD.lerp_(grad_MD.square(), 1 - betas[1])
-    rate = lr * math.sqrt(1 - betas[1] ** (step + 1)) / (1 - betas[0] ** (step + 1))
+    rate = factor * lr * math.sqrt(1 - betas[1] ** (step + 1)) / (1 - betas[0] ** (step + 1))
     weight_MD -= rate * (mean_MD / (square_MD.sqrt() + eps))
 
 
@@ -248,7 +248,8 @@ class Generative(nn.Module):
 
 def steps(model: nn.Module, data: TrainingData, training: dict) -> Iterator[float]:
     """Train, batch after batch, without an end; yields the mean loss of each."""
-    settings, total_steps = training["optimizer"], training["epochs"] * data.steps_per_epoch
+    settings, schedule = training["optimizer"], training["schedule"]
+    total_steps = training["epochs"] * data.steps_per_epoch
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=settings["weight_decay"], fused=True)
     for step in itertools.count():
         batch = data.batch(step)
@@ -258,13 +259,13 @@ def steps(model: nn.Module, data: TrainingData, training: dict) -> Iterator[floa
         if settings["max_grad_norm"]:
             nn.utils.clip_grad_norm_(model.parameters(), settings["max_grad_norm"])
         # Linear warm-up, then constant, or along a cosine to zero.
-        rate = settings["learning_rate"] * min(1.0, (step + 1) / max(settings["warmup_steps"], 1))
-        if settings["schedule"] == "cosine":
-            rate *= 0.5 * (1 + math.cos(math.pi * min(1.0, step / total_steps)))
-        optimizer.param_groups[0]["lr"] = rate
+        factor = min(1.0, (step + 1) / max(schedule["warmup_steps"], 1))
+        if schedule["decay"] == "cosine":
+            factor *= 0.5 * (1 + math.cos(math.pi * min(1.0, step / total_steps)))
+        optimizer.param_groups[0]["lr"] = settings["learning_rate"] * factor
         optimizer.step()
         for table in model.tables.values():
-            table.update(step)
+            table.update(step, factor)
         yield loss.item()
 
 

@@ -82,13 +82,13 @@ def _semantic_ids(dataset: Dataset) -> None:
 
 
 def _train_one_epoch(run: RunFolder, assembly: Assembly) -> None:
-    config, plan = assembly.config, assembly.read_plan()
+    config, plan = assembly.config, assembly.plan
     shard = EmbeddingShard(assembly.tables, shard=0, num_sources=1)
     lookups = SyncLookups(assembly.tables, ShardMap(1), LocalTransport([shard]))
     device = get_device(config.device)
     program = TorchProgram(
         build_model(config.model, assembly.catalogue, config.seed),
-        config.optimizer_settings(plan.steps_per_epoch, fused=device.fused_optimizer),
+        assembly.dense_optimizer(),
         device.torch,
         config.seed,
     )

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from rayrec.platform.config import Config
+from rayrec.platform.schedule import RateSchedule
 
 
 class RowwiseAdagradConfig(Config):
@@ -47,6 +48,8 @@ class TableConfig(Config):
     optimizer: OptimizerConfig = RowwiseAdagradConfig()
     init_scale: float = Field(default=0.05, ge=0)
     """A new row is uniform in [-init_scale, init_scale)."""
+    schedule: RateSchedule = RateSchedule()
+    """What the optimizer's learning rate is multiplied by at each step."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """New rows depend on this and the id alone. Tables of one run have different seeds."""
 

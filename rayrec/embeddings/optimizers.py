@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from rayrec.embeddings.compiled import RowAddresses, float32_at, int32_at, prefetch_row, row_address
 from rayrec.embeddings.config import AdamConfig, OptimizerConfig, RowwiseAdagradConfig
+from rayrec.platform.schedule import RateSchedule
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
@@ -51,9 +52,10 @@ class RowwiseAdagrad:
     Source: EXACT_ROWWISE_ADAGRAD of FBGEMM (with its L2 weight decay); Gupta et al., arXiv:1412.1193.
     """
 
-    def __init__(self, config: RowwiseAdagradConfig) -> None:
+    def __init__(self, config: RowwiseAdagradConfig, schedule: RateSchedule) -> None:
+        self._schedule = schedule
         self.initial_state = config.initial_accumulator
-        self._lr = np.float32(config.lr)
+        self._lr = config.lr
         self._eps = np.float32(config.eps)
         self._weight_decay = np.float32(config.weight_decay)
 
@@ -61,7 +63,8 @@ class RowwiseAdagrad:
         return 1
 
     def apply(self, rows: RowAddresses, rows_M: Int64Array, grads_MD: Float32Array, step: int) -> int:
-        return _apply_rowwise_adagrad(rows, rows_M, grads_MD, step, self._lr, self._eps, self._weight_decay)
+        lr = np.float32(self._lr * self._schedule.factor(step))
+        return _apply_rowwise_adagrad(rows, rows_M, grads_MD, step, lr, self._eps, self._weight_decay)
 
 
 class Adam:
@@ -78,15 +81,17 @@ class Adam:
 
     initial_state = 0.0
 
-    def __init__(self, config: AdamConfig) -> None:
+    def __init__(self, config: AdamConfig, schedule: RateSchedule) -> None:
         self._config = config
+        self._schedule = schedule
 
     def state_size(self, dim: int) -> int:
         return 2 * dim
 
     def apply(self, rows: RowAddresses, rows_M: Int64Array, grads_MD: Float32Array, step: int) -> int:
         (beta1, beta2), t = self._config.betas, step + 1
-        step_size = self._config.lr * math.sqrt(1 - beta2**t) / (1 - beta1**t)
+        lr = self._config.lr * self._schedule.factor(step)
+        step_size = lr * math.sqrt(1 - beta2**t) / (1 - beta1**t)
         return _apply_adam(
             rows,
             rows_M,
@@ -99,10 +104,10 @@ class Adam:
         )
 
 
-def make_optimizer(config: OptimizerConfig) -> RowOptimizer:
+def make_optimizer(config: OptimizerConfig, schedule: RateSchedule) -> RowOptimizer:
     if isinstance(config, AdamConfig):
-        return Adam(config)
-    return RowwiseAdagrad(config)
+        return Adam(config, schedule)
+    return RowwiseAdagrad(config, schedule)
 
 
 # Without `reassoc` a sum keeps the order of its terms, one addition at a time. With it the compiler

@@ -59,7 +59,7 @@ class EmbeddingTable:
 
     def __init__(self, config: TableConfig) -> None:
         self.config = config
-        self._optimizer = make_optimizer(config.optimizer)
+        self._optimizer = make_optimizer(config.optimizer, config.schedule)
         self._state_size = self._optimizer.state_size(config.dim)
         self._index = IdIndex()
         self._records = Records(config.dim + self._state_size + 2)

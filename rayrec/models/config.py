@@ -67,6 +67,4 @@ class DenseOptimizerConfig(Config):
 
     learning_rate: float = Field(1e-3, gt=0.0)
     weight_decay: float = Field(0.0, ge=0.0)
-    warmup_steps: int = Field(100, ge=0)
-    schedule: Literal["constant", "cosine"] = "constant"
     max_grad_norm: float | None = Field(None, gt=0.0)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rayrec.models.sequence_model import SequenceModel
 from rayrec.models.tensor_batch import Features, TensorBatch
+from rayrec.platform.schedule import RateSchedule
 
 Rows = Mapping[str, np.ndarray]
 """Table name to [M, D] float32 rows, in the order of the batch's distinct ids."""
@@ -80,23 +81,13 @@ class DenseProgram(Protocol):
 
 @dataclass(frozen=True)
 class DenseOptimizerSettings:
-    """AdamW with linear warm-up, then constant or cosine decay to zero at `total_steps`."""
+    """AdamW of the dense weights."""
 
     learning_rate: float
     weight_decay: float
-    warmup_steps: int
-    total_steps: int | None
-    """Where the cosine reaches zero; None keeps the rate constant."""
+    schedule: RateSchedule
     max_grad_norm: float | None
     fused: bool
-
-    def rate(self, step: int) -> float:
-        """Learning rate of `step`, counted from 0."""
-        warmup = min(1.0, (step + 1) / max(self.warmup_steps, 1))
-        if self.total_steps is None:
-            return self.learning_rate * warmup
-        progress = min(1.0, step / self.total_steps)
-        return self.learning_rate * warmup * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 class TorchProgram:
@@ -150,7 +141,7 @@ class TorchProgram:
         if self._settings.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._settings.max_grad_norm)
         for group in self._optimizer.param_groups:
-            group["lr"] = self._settings.rate(self._step)
+            group["lr"] = self._settings.learning_rate * self._settings.schedule.factor(self._step)
         self._optimizer.step()
         self._step += 1
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from rayrec.embeddings.config import TableConfig
 from rayrec.models.build import Catalogue, sparse_tables
 from rayrec.models.config import GenerativeConfig, SasRecConfig
+from rayrec.models.program import DenseOptimizerSettings
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.snapshots import Snapshot
+from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
+from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.features import SequenceFeatures
 from rayrec.samples.manifest import Split
@@ -31,18 +35,27 @@ class Assembly:
     features: SequenceFeatures
     catalogue: Catalogue
 
+    @cached_property
+    def plan(self) -> ReadPlan:
+        """Which training rows make up which step."""
+        config = self.config
+        return ReadPlan.of(self.dataset, config.training.batch_size, config.seed, config.data.window_rows)
+
     @property
     def tables(self) -> tuple[TableConfig, ...]:
-        return self.config.tables
+        return self.config.tables(self._schedule)
+
+    def dense_optimizer(self) -> DenseOptimizerSettings:
+        return self.config.dense_optimizer(self._schedule, get_device(self.config.device).fused_optimizer)
 
     @property
     def trainer_threads(self) -> int:
         pipeline = self.config.pipeline
         return pipeline.trainer_threads or max(1, (os.cpu_count() or 1) // pipeline.num_trainers)
 
-    def read_plan(self) -> ReadPlan:
-        config = self.config
-        return ReadPlan.of(self.dataset, config.training.batch_size, config.seed, config.data.window_rows)
+    @property
+    def _schedule(self) -> RateSchedule:
+        return self.config.rate_schedule(self.plan.steps_per_epoch)
 
 
 def assemble(config: RunConfig, checksums: bool = True) -> Assembly:

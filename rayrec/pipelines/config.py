@@ -12,6 +12,7 @@ from rayrec.models.config import DenseOptimizerConfig, ModelConfig
 from rayrec.models.program import DenseOptimizerSettings
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
+from rayrec.platform.schedule import RateSchedule
 
 TABLE_SEEDS = {"item": 1, "user": 2, "code": 3}
 """Added to 1,000 times the run's seed: tables of one run start with different rows."""
@@ -69,6 +70,15 @@ class PipelineConfig(Config):
     cpus_per_trainer: float = Field(1.0, ge=0)
 
 
+class ScheduleConfig(Config):
+    """How learning rates change over the run."""
+
+    warmup_steps: int = Field(100, ge=0)
+    """Steps over which the rates rise linearly."""
+    decay: Literal["none", "cosine"] = "none"
+    """`cosine` lets them fall to zero at the end of the last epoch."""
+
+
 class TrainingConfig(Config):
     """How long and how fast."""
 
@@ -77,6 +87,8 @@ class TrainingConfig(Config):
     epochs: int = Field(10, gt=0)
     """Most passes over the data."""
     optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Of dense and sparse learning rates alike."""
 
 
 class EvaluationConfig(Config):
@@ -108,7 +120,17 @@ class RunConfig(Config):
     cluster: ClusterConfig = ClusterConfig()
 
     @property
-    def tables(self) -> tuple[TableConfig, ...]:
+    def cpus_needed(self) -> float:
+        pipeline = self.pipeline
+        num_actors = pipeline.num_readers + pipeline.num_feature_workers + self.sparse.num_servers
+        return num_actors * pipeline.cpus_per_actor + pipeline.num_trainers * pipeline.cpus_per_trainer
+
+    def rate_schedule(self, steps_per_epoch: int) -> RateSchedule:
+        schedule = self.training.schedule
+        cosine_steps = self.training.epochs * steps_per_epoch if schedule.decay == "cosine" else None
+        return RateSchedule(schedule.warmup_steps, cosine_steps)
+
+    def tables(self, schedule: RateSchedule) -> tuple[TableConfig, ...]:
         """The embedding tables that the model reads."""
         return tuple(
             TableConfig(
@@ -116,25 +138,18 @@ class RunConfig(Config):
                 dim=self.model.backbone.dim,
                 optimizer=self.sparse.optimizers.get(name, self.sparse.optimizer),
                 init_scale=self.sparse.init_scale,
+                schedule=schedule,
                 seed=1000 * self.seed + TABLE_SEEDS[name],
             )
             for name in sparse_tables(self.model)
         )
 
-    @property
-    def cpus_needed(self) -> float:
-        pipeline = self.pipeline
-        num_actors = pipeline.num_readers + pipeline.num_feature_workers + self.sparse.num_servers
-        return num_actors * pipeline.cpus_per_actor + pipeline.num_trainers * pipeline.cpus_per_trainer
-
-    def optimizer_settings(self, steps_per_epoch: int, fused: bool) -> DenseOptimizerSettings:
+    def dense_optimizer(self, schedule: RateSchedule, fused: bool) -> DenseOptimizerSettings:
         optimizer = self.training.optimizer
-        total_steps = self.training.epochs * steps_per_epoch
         return DenseOptimizerSettings(
             learning_rate=optimizer.learning_rate,
             weight_decay=optimizer.weight_decay,
-            warmup_steps=optimizer.warmup_steps,
-            total_steps=total_steps if optimizer.schedule == "cosine" else None,
+            schedule=schedule,
             max_grad_norm=optimizer.max_grad_norm,
             fused=fused,
         )

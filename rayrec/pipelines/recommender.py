@@ -54,7 +54,7 @@ class Recommender:
         self._assembly = assembly
         self._program = TorchProgram(
             build_model(config.model, assembly.catalogue, config.seed),
-            config.optimizer_settings(steps_per_epoch=1, fused=device.fused_optimizer),
+            assembly.dense_optimizer(),
             device.torch,
             config.seed,
         )

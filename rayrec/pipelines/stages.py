@@ -15,9 +15,7 @@ from rayrec.actors.sample_reader import spawn_sample_readers
 from rayrec.actors.trainer import TrainerSpec, TrainerStats, connect_trainers, spawn_trainers
 from rayrec.embeddings.shard import ShardStats
 from rayrec.pipelines.assembly import Assembly
-from rayrec.platform.devices import get_device
 from rayrec.platform.metrics import StageTimes
-from rayrec.samples.reader import ReadPlan
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class Stages:
 
 
 @contextmanager
-def running_stages(run: str, assembly: Assembly, plan: ReadPlan) -> Iterator[Stages]:
+def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
     """Start every actor of a run; leaving the block ends them, whatever happened inside."""
     pipeline, sparse = assembly.config.pipeline, assembly.config.sparse
     started: list[ActorHandle] = []
@@ -88,13 +86,15 @@ def running_stages(run: str, assembly: Assembly, plan: ReadPlan) -> Iterator[Sta
                 pipeline.cpus_per_actor,
             )
         )
-        readers = keep(spawn_sample_readers(run, plan, pipeline.num_readers, pipeline.cpus_per_actor))
+        readers = keep(
+            spawn_sample_readers(run, assembly.plan, pipeline.num_readers, pipeline.cpus_per_actor)
+        )
         workers = keep(
             spawn_feature_workers(
                 run, assembly.features, pipeline.num_feature_workers, pipeline.cpus_per_actor
             )
         )
-        trainers = keep(spawn_trainers(run, trainer_spec(assembly, plan), servers, pipeline.cpus_per_trainer))
+        trainers = keep(spawn_trainers(run, trainer_spec(assembly), servers, pipeline.cpus_per_trainer))
         ray.get([actor.stats.remote() for actor in started])  # every constructor has run
         if len(trainers) > 1:
             connect_trainers(trainers)
@@ -104,12 +104,11 @@ def running_stages(run: str, assembly: Assembly, plan: ReadPlan) -> Iterator[Sta
             ray.kill(actor)
 
 
-def trainer_spec(assembly: Assembly, plan: ReadPlan) -> TrainerSpec:
+def trainer_spec(assembly: Assembly) -> TrainerSpec:
     config = assembly.config
-    fused = get_device(config.device).fused_optimizer
     return TrainerSpec(
         model=config.model,
-        optimizer=config.optimizer_settings(plan.steps_per_epoch, fused),
+        optimizer=assembly.dense_optimizer(),
         catalogue=assembly.catalogue,
         item_ids_I=assembly.dataset.items.ids_I,
         tables=assembly.tables,

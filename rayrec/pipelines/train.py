@@ -26,7 +26,6 @@ from rayrec.pipelines.validation import validate
 from rayrec.platform.cluster import ray_cluster
 from rayrec.platform.metrics import RayRunMetrics
 from rayrec.platform.ray_errors import root_cause
-from rayrec.samples.reader import ReadPlan
 
 logger = logging.getLogger(__name__)
 
@@ -70,15 +69,15 @@ def train(
     """
     assembly = assemble(config)
     check_split(assembly.dataset, "valid")
-    plan = assembly.read_plan()
+    _ = assembly.plan  # footers are read before anything starts
     path = Path(run)
     folder = RunFolder.resume(path, config) if resume else RunFolder.create(path, config)
     try:
         with (
             ray_cluster(config.cluster, config.cpus_needed),
-            running_stages(folder.name, assembly, plan) as stages,
+            running_stages(folder.name, assembly) as stages,
         ):
-            result = TrainingRun(assembly, plan, folder, stages, on_step).run()
+            result = TrainingRun(assembly, folder, stages, on_step).run()
     except KeyboardInterrupt:
         folder.update(state="stopped", error="interrupted")
         raise
@@ -95,19 +94,17 @@ def train(
 class TrainingRun:
     """Alternates between training and validation until epochs or patience run out."""
 
-    def __init__(
-        self, assembly: Assembly, plan: ReadPlan, folder: RunFolder, stages: Stages, on_step: OnStep | None
-    ) -> None:
+    def __init__(self, assembly: Assembly, folder: RunFolder, stages: Stages, on_step: OnStep | None) -> None:
         self._assembly = assembly
         self._config = assembly.config
-        self._plan = plan
+        self._plan = assembly.plan
         self._folder = folder
         self._stages = stages
         self._on_step = on_step
         self._pipeline = TrainingPipeline(stages, self._config.pipeline.queue_depth)
         self._metrics = RayRunMetrics(folder.name)
         self._metric = f"{self._config.evaluation.metric}@10"
-        self._total_steps = self._config.training.epochs * plan.steps_per_epoch
+        self._total_steps = self._config.training.epochs * self._plan.steps_per_epoch
         self._training_s = 0.0
         self._counts: dict[str, int] = {}
 

@@ -6,6 +6,7 @@ import torch
 
 from rayrec.embeddings.config import AdamConfig, RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.table import EmbeddingTable
+from rayrec.platform.schedule import RateSchedule
 
 
 def steps(num_rows: int, dim: int, num_steps: int):
@@ -59,3 +60,15 @@ def test_rowwise_adagrad_of_one_element_is_torch_adagrad():
         weight.grad[ids_M] = torch.from_numpy(grads_MD)
         optimizer.step()
     np.testing.assert_allclose(table.lookup(ids), weight.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_schedule_scales_the_learning_rate_of_a_step():
+    def moved(schedule):
+        table = EmbeddingTable(
+            TableConfig(name="t", dim=2, optimizer=AdamConfig(lr=0.1), init_scale=0.0, schedule=schedule)
+        )
+        ids = np.array([5], dtype=np.int64)
+        table.apply(ids, np.ones((1, 2), dtype=np.float32), step=0)
+        return table.lookup(ids)
+
+    np.testing.assert_allclose(moved(RateSchedule(warmup_steps=4)), 0.25 * moved(RateSchedule()), rtol=1e-6)

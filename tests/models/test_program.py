@@ -4,12 +4,13 @@ import torch
 
 from rayrec.models.program import DenseOptimizerSettings, TorchProgram
 from rayrec.models.sasrec import FullSoftmaxSasRec, SampledSoftmaxSasRec
+from rayrec.platform.schedule import RateSchedule
 from tests.models.networks import CPU, DIM, backbone, histories, shares, table_rows
 
 NUM_ITEMS = 9
 ROWS = [[1, 4, 2], [3, 5], [0, 8, 7, 6], [2, 3]]
 SETTINGS = DenseOptimizerSettings(
-    learning_rate=0.01, weight_decay=0.01, warmup_steps=0, total_steps=None, max_grad_norm=None, fused=True
+    learning_rate=0.01, weight_decay=0.01, schedule=RateSchedule(), max_grad_norm=None, fused=True
 )
 
 
@@ -173,27 +174,9 @@ def test_the_catalogue_is_taken_as_arrays():
     assert sampled.rank(features, table_rows(features), NUM_ITEMS, None).items_BK.shape == (1, NUM_ITEMS)
 
 
-def test_learning_rate_warms_up_then_stays():
-    settings = DenseOptimizerSettings(
-        0.1, 0.0, warmup_steps=4, total_steps=None, max_grad_norm=None, fused=True
-    )
-
-    assert [settings.rate(step) for step in (0, 1, 3, 4, 1000)] == pytest.approx([0.025, 0.05, 0.1, 0.1, 0.1])
-
-
-def test_learning_rate_falls_along_a_cosine():
-    settings = DenseOptimizerSettings(
-        0.1, 0.0, warmup_steps=0, total_steps=100, max_grad_norm=None, fused=True
-    )
-
-    assert [settings.rate(step) for step in (0, 25, 50, 75, 100, 120)] == pytest.approx(
-        [0.1, 0.1 * (1 + 0.5**0.5) / 2, 0.05, 0.1 * (1 - 0.5**0.5) / 2, 0.0, 0.0]
-    )
-
-
 def test_a_gradient_norm_limit_bounds_the_step():
     def moved(max_grad_norm):
-        settings = DenseOptimizerSettings(1.0, 0.0, 0, None, max_grad_norm, fused=True)
+        settings = DenseOptimizerSettings(1.0, 0.0, RateSchedule(), max_grad_norm, fused=True)
         torch.manual_seed(0)
         tested = TorchProgram(FullSoftmaxSasRec(backbone(), NUM_ITEMS, DIM), settings, CPU, seed=0)
         (features,) = shares(ROWS, NUM_ITEMS, tables=())

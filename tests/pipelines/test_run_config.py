@@ -4,6 +4,7 @@ from rayrec.models.config import GenerativeConfig, SasRecConfig
 from rayrec.pipelines.config import RunConfig
 from rayrec.platform.config import differing_keys
 from rayrec.platform.errors import InputError
+from rayrec.platform.schedule import RateSchedule
 
 SMALLEST = {"data": {"path": "data"}, "model": {"name": "sasrec"}}
 
@@ -77,7 +78,9 @@ def test_tables_are_those_the_model_reads_each_with_its_own_seed_and_optimizer()
     )
 
     assert isinstance(config.model, GenerativeConfig)
-    assert {table.name: (table.seed, table.dim, table.optimizer.kind) for table in config.tables} == {
+    assert {
+        table.name: (table.seed, table.dim, table.optimizer.kind) for table in config.tables(RateSchedule())
+    } == {
         "item": (3001, 16, "rowwise_adagrad"),
         "code": (3003, 16, "adam"),
         "user": (3002, 16, "rowwise_adagrad"),
@@ -85,7 +88,7 @@ def test_tables_are_those_the_model_reads_each_with_its_own_seed_and_optimizer()
 
 
 def test_a_small_catalogue_needs_no_table():
-    assert RunConfig.parse(SMALLEST).tables == ()
+    assert RunConfig.parse(SMALLEST).tables(RateSchedule()) == ()
 
 
 def test_cpus_are_counted_over_all_actors():
@@ -97,7 +100,7 @@ def test_cpus_are_counted_over_all_actors():
 
 
 def test_the_cosine_ends_with_the_last_epoch():
-    schedule = {"training": {"epochs": 5, "optimizer": {"schedule": "cosine"}}}
+    schedule = {"training": {"epochs": 5, "schedule": {"decay": "cosine"}}}
 
-    assert RunConfig.parse(SMALLEST | schedule).optimizer_settings(7, fused=True).total_steps == 35
-    assert RunConfig.parse(SMALLEST).optimizer_settings(7, fused=True).total_steps is None
+    assert RunConfig.parse(SMALLEST | schedule).rate_schedule(steps_per_epoch=7).cosine_steps == 35
+    assert RunConfig.parse(SMALLEST).rate_schedule(steps_per_epoch=7).cosine_steps is None

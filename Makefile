@@ -1,0 +1,45 @@
+# Everything a newcomer runs. `make demo` and `make test` need nothing but Python 3.11 or 3.12.
+
+PYTHON ?= python3
+VENV ?= .venv
+# More arguments for pip, for example the address of PyTorch's CPU wheels (see README).
+PIP_ARGS ?=
+
+BIN := $(VENV)/bin
+TORCH := $(shell sed -n 's/^ *\(torch==[0-9.]*\).*/\1/p' setup.cfg | head -n 1)
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+
+help: ## This list.
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+env: $(INSTALLED) ## Make .venv with everything that the targets below need.
+
+# torch first and alone: no other package may choose its build.
+$(INSTALLED): setup.cfg pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) $(TORCH)
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[cpu,text,dev]'
+	touch $@
+
+demo: env ## Train, evaluate and serve a recommender on MovieLens 100K.
+	$(BIN)/python examples/demo.py
+
+test: env ## Run the tests.
+	$(BIN)/python -m pytest
+
+lint: env ## Check style and types.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: env ## Mend style where that is possible.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## Remove the environment, caches and everything the demo made.
+	rm -rf $(VENV) .cache runs/demo data/movielens-100k .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.PHONY: help env demo test lint format clean
