@@ -1,0 +1,57 @@
+import numpy as np
+
+from rayrec.actors.feature_worker import FeatureWorker
+from rayrec.actors.sample_reader import SampleReaderActor
+from rayrec.actors.spawning import ActorRole
+from rayrec.samples.features import SequenceFeatures
+from rayrec.samples.reader import ReadPlan, SampleReader
+from tests.data import sample_batch, small_dataset
+
+
+def worker(num_trainers: int) -> FeatureWorker:
+    features = SequenceFeatures(np.arange(9), max_length=5, num_trainers=num_trainers)
+    return FeatureWorker(ActorRole("run", "feature_worker", 1), features)
+
+
+def test_every_trainer_gets_an_object_of_its_own():
+    """Ray splits a tuple over several returns, but a single return is the value itself."""
+    batch = sample_batch([[1, 2, 3], [4, 5]])
+
+    assert worker(1).compute(batch).items_N.tolist() == [1, 2, 4]
+    first, second = worker(2).compute(batch)
+    assert (first.items_N.tolist(), second.items_N.tolist()) == ([1, 2], [4])
+    assert first.num_targets == second.num_targets == 3
+
+
+def test_ranking_comes_with_the_items_a_row_has_seen():
+    features, seen_BE = worker(1).ranking(sample_batch([[1, 2, 3, 4, 5, 6], [7]], targets=[8, 0]))
+
+    assert features.items_N.tolist() == [2, 3, 4, 5, 6, 7]  # the newest five, and the other row
+    assert seen_BE.tolist() == [[1, 2, 3, 4, 5, 6], [7, -1, -1, -1, -1, -1]]
+
+
+def test_members_are_known_by_run_stage_and_number():
+    assert repr(worker(1)) == "run/feature_worker-1"
+
+
+def test_time_spent_on_batches_is_counted():
+    member = worker(1)
+    for step in range(3):
+        member.compute(sample_batch([[1, 2]], step))
+
+    times = member.stats()
+
+    assert times.num_batches == 3
+    assert times.busy_s > 0
+
+
+def test_the_reading_actor_reads_what_its_reader_reads(tmp_path):
+    plan = ReadPlan.of(small_dataset(tmp_path), batch_size=7, seed=3)
+    actor = SampleReaderActor(ActorRole("run", "sample_reader", 0), plan)
+
+    found, expected = actor.read(2), SampleReader(plan).read(2)
+
+    assert found.row_keys_B.tolist() == expected.row_keys_B.tolist()
+    assert found.item_ids_N.tolist() == expected.item_ids_N.tolist()
+    assert found.cursor == expected.cursor
+    assert actor.stats().num_batches == 1

@@ -1,0 +1,97 @@
+"""The server's shell: what it saves and loads, and that its threads let updates pass waiting lookups."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+
+from rayrec.actors.parameter_server import ParameterServer, ServerSpec, spawn_parameter_servers
+from rayrec.actors.spawning import ActorRole
+from rayrec.actors.transport import RayTransport
+from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.shard import UpdateTag
+from rayrec.platform.ray_errors import root_cause
+
+TABLES = (TableConfig(name="item", dim=4, seed=1), TableConfig(name="user", dim=4, seed=2))
+IDS_M = np.arange(100, 160)
+
+
+def servers(num_shards: int) -> list[ParameterServer]:
+    return [
+        ParameterServer(
+            ActorRole("run", "parameter_server", shard),
+            ServerSpec(TABLES, num_shards, shard, num_trainers=1, wait_timeout_s=5.0),
+        )
+        for shard in range(num_shards)
+    ]
+
+
+def rows(members: list[ParameterServer]) -> dict[str, np.ndarray]:
+    """[M, D] rows of `IDS_M` by table, whichever shard has them."""
+    found = {table.name: np.empty((len(IDS_M), table.dim), dtype=np.float32) for table in TABLES}
+    for server, at in zip(members, ShardMap(len(members)).split(IDS_M), strict=True):
+        for name, part_MD in server.lookup({table.name: IDS_M[at] for table in TABLES}).items():
+            found[name][at] = part_MD
+    return found
+
+
+def train_one_step(members: list[ParameterServer], incarnation: int = 0, step: int = 0) -> None:
+    grads_MD = np.random.default_rng(step).normal(size=(len(IDS_M), 4)).astype(np.float32)
+    for server, at in zip(members, ShardMap(len(members)).split(IDS_M), strict=True):
+        update = {table.name: (IDS_M[at], grads_MD[at]) for table in TABLES}
+        assert server.apply(UpdateTag(incarnation, step, source=0), update) == step
+
+
+@pytest.mark.parametrize("num_after", [1, 2, 3])
+def test_any_number_of_servers_loads_what_two_saved_and_goes_on_alike(tmp_path, num_after):
+    before, after = servers(2), servers(num_after)
+    train_one_step(before)
+    files = [str(Path(tmp_path) / name) for server in before for name in server.save(str(tmp_path))]
+
+    incarnations = {server.load(files, committed_step=0) for server in after}
+    train_one_step(before, step=1)
+    train_one_step(after, incarnation=1, step=1)
+
+    assert incarnations == {1}
+    assert len(set(files)) == 4
+    for name, expected_MD in rows(before).items():
+        assert rows(after)[name].tobytes() == expected_MD.tobytes()
+
+
+def test_updates_of_the_time_before_a_recovery_are_refused(tmp_path):
+    (server,) = servers(1)
+    train_one_step([server])
+    files = [str(tmp_path / name) for name in server.save(str(tmp_path))]
+    server.load(files, committed_step=0)
+
+    with pytest.raises(ValueError, match="incarnation 1 and refuses the update of step 1"):
+        server.apply(UpdateTag(0, 1, source=0), {})
+
+
+@pytest.mark.ray
+def test_lookups_that_wait_let_updates_pass_and_errors_arrive_as_they_were_raised(ray_cluster):
+    handles = spawn_parameter_servers("server-test", TABLES, 1, num_trainers=2, wait_timeout_s=60, num_cpus=0)
+    try:
+        assert "server-test/parameter_server-0" in ray.util.list_named_actors()
+        transport = RayTransport(handles)
+        # As many as two trainers can have waiting: two each.
+        waiting = [transport.lookup(0, {"item": IDS_M}, after_step=0) for _ in range(4)]
+        before = transport.lookup(0, {"item": IDS_M}, after_step=None).result()
+        grads_MD = np.ones((len(IDS_M), 4), dtype=np.float32)
+        for source in (0, 1):
+            transport.apply(0, UpdateTag(0, 0, source), {"item": (IDS_M, grads_MD)}).result()
+
+        for reply in waiting:
+            assert (reply.result()["item"] < before["item"]).all()
+        assert ray.get(handles[0].stats.remote()).num_rows == {"item": len(IDS_M), "user": 0}
+
+        with pytest.raises(ray.exceptions.RayTaskError) as raised:
+            transport.apply(0, UpdateTag(0, 1, 0), {"item": (IDS_M, grads_MD * np.nan)}).result()
+        cause = root_cause(raised.value)
+        assert type(cause) is ValueError
+        assert "refuses step 1 because of trainer 0" in str(cause)
+    finally:
+        for handle in handles:
+            ray.kill(handle)

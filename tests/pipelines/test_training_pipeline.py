@@ -1,0 +1,158 @@
+"""The joining loop, with stand-ins for the actors whose calls it submits; they answer through Ray's store."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import ray
+
+from rayrec.actors.trainer import StepReport
+from rayrec.pipelines.stages import Stages
+from rayrec.pipelines.training_pipeline import TrainingPipeline
+from rayrec.platform.ray_errors import root_cause
+
+pytestmark = pytest.mark.ray
+
+
+class Method:
+    """What `actor.method` is: something with `remote` and `options`."""
+
+    def __init__(self, answer: Any) -> None:
+        self.remote = answer
+
+    def options(self, num_returns: int) -> Method:
+        return Method(lambda *arguments: self.remote(num_returns, *arguments))
+
+
+@dataclass
+class Calls:
+    """Stages whose calls are noted in order; every answer is there at once."""
+
+    num_trainers: int = 1
+    num_readers: int = 1
+    log: list[tuple[Any, ...]] = field(default_factory=list)
+    train_answers: dict[tuple[int, int], Any] = field(default_factory=dict)
+    """(trainer, step) to another answer than a report."""
+
+    def stages(self) -> Stages:
+        members: Any = {
+            "readers": [self._reader(member) for member in range(self.num_readers)],
+            "feature_workers": [self._actor(compute=self._compute)],
+            "servers": [],
+            "trainers": [self._trainer(rank) for rank in range(self.num_trainers)],
+        }
+        return Stages(**members)
+
+    def _actor(self, **methods: Any) -> Any:
+        return type("Actor", (), {name: Method(answer) for name, answer in methods.items()})()
+
+    def _reader(self, member: int) -> Any:
+        def read(step: int) -> Any:
+            self.log.append(("read", member, step))
+            return step
+
+        return self._actor(read=read)
+
+    def _compute(self, num_returns: int, step: int) -> Any:
+        shares = [(step, rank) for rank in range(num_returns)]
+        return shares if num_returns > 1 else shares[0]
+
+    def _trainer(self, rank: int) -> Any:
+        def look_ahead(share: tuple[int, int]) -> None:
+            assert share[1] == rank
+            self.log.append(("look_ahead", rank, share[0]))
+
+        def train(share: tuple[int, int]) -> Any:
+            step, _ = share
+            self.log.append(("train", rank, step))
+            report = StepReport(
+                step, loss_sum=3.0 * (rank + 1), num_targets=6, counts={"unknown_items": rank}
+            )
+            return self.train_answers.get((rank, step)) or ray.put(report)
+
+        def drain() -> Any:
+            self.log.append(("drain", rank))
+            return ray.put(None)
+
+        return self._actor(look_ahead=look_ahead, train=train, drain=drain)
+
+
+@pytest.mark.parametrize("queue_depth", [2, 3, 7])
+def test_no_more_batches_are_begun_than_the_queue_holds(ray_cluster, queue_depth):
+    calls = Calls()
+    reported, most = 0, 0
+
+    for result in TrainingPipeline(calls.stages(), queue_depth).run(0, 12):
+        begun = sum(name == "read" for name, *_ in calls.log)
+        most = max(most, begun - reported)
+        assert result.step == reported
+        reported += 1
+
+    assert reported == 12
+    assert most == queue_depth
+
+
+def test_a_batch_is_announced_before_the_one_before_it_is_trained(ray_cluster):
+    calls = Calls()
+
+    list(TrainingPipeline(calls.stages(), queue_depth=4).run(5, 8))
+
+    of_trainer = [call for call in calls.log if call[0] != "read"]
+    assert of_trainer == [
+        ("look_ahead", 0, 5),
+        ("look_ahead", 0, 6),
+        ("train", 0, 5),
+        ("look_ahead", 0, 7),
+        ("train", 0, 6),
+        ("train", 0, 7),
+        ("drain", 0),
+    ]
+
+
+def test_readers_take_turns_and_every_trainer_gets_its_share(ray_cluster):
+    calls = Calls(num_trainers=2, num_readers=3)
+
+    results = list(TrainingPipeline(calls.stages(), queue_depth=2).run(0, 4))
+
+    assert [call for call in calls.log if call[0] == "read"] == [
+        ("read", 0, 0),
+        ("read", 1, 1),
+        ("read", 2, 2),
+        ("read", 0, 3),
+    ]
+    assert [call for call in calls.log if call[0] == "drain"] == [("drain", 0), ("drain", 1)]
+    assert [result.loss for result in results] == [(3.0 + 6.0) / 6] * 4
+    assert results[0].counts == {"unknown_items": 1}
+
+
+def test_no_steps_is_no_work(ray_cluster):
+    calls = Calls()
+
+    assert list(TrainingPipeline(calls.stages(), queue_depth=2).run(3, 3)) == []
+    assert calls.log == [("drain", 0)]
+
+
+def test_one_trainers_error_is_not_held_up_by_another_that_waits_for_it(ray_cluster):
+    """Trainers meet in a collective: when one has failed, the others hang."""
+
+    @ray.remote
+    def fails() -> None:
+        raise FloatingPointError("the loss is nan")
+
+    @ray.remote
+    def hangs() -> None:
+        time.sleep(600)
+
+    hanging = hangs.remote()
+    calls = Calls(num_trainers=2, train_answers={(0, 1): hanging, (1, 1): fails.remote()})
+    pipeline = TrainingPipeline(calls.stages(), queue_depth=3).run(0, 5)
+    assert next(pipeline).step == 0
+
+    with pytest.raises(ray.exceptions.RayTaskError) as raised:
+        next(pipeline)
+
+    ray.cancel(hanging, force=True)
+    assert repr(root_cause(raised.value)) == repr(FloatingPointError("the loss is nan"))
