@@ -168,7 +168,7 @@ class Backbone(nn.Module):
         self.num_heads, self.probability, self.blocks = num_heads, dropout, nn.ModuleList()
         self.positions_TD = nn.Parameter(torch.empty(max_length, dim).normal_(std=0.02))
         for _ in range(num_layers):
-            block = {"attention_norm": nn.LayerNorm(dim), "qkv": nn.Linear(dim, 3 * dim)}
+            block = {"attention_norm": nn.LayerNorm(dim), "qkv": nn.Linear(dim, 3 * dim, bias=False)}
             block |= {"out": nn.Linear(dim, dim), "feedforward_norm": nn.LayerNorm(dim)}
             block |= {"up": nn.Linear(dim, feedforward_dim), "down": nn.Linear(feedforward_dim, dim)}
             self.blocks.append(nn.ModuleDict(block))

@@ -17,7 +17,9 @@ class Block(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.attention_norm = nn.LayerNorm(dim)
-        self.qkv = nn.Linear(dim, 3 * dim)
+        # No bias: one on the keys cancels in the softmax, so that its gradient is rounding noise, which
+        # Adam scales up to full steps; then no two runs would agree. One on the values repeats out's.
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
         self.out = nn.Linear(dim, dim)
         self.feedforward_norm = nn.LayerNorm(dim)
         self.up = nn.Linear(dim, feedforward_dim)

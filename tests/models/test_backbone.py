@@ -20,10 +20,10 @@ def padded_reference(network, x_ND, lengths):
     x_BTD = x_BTD + network.positions_TD[:longest]
     future_TT = torch.ones(longest, longest, dtype=torch.bool).triu(1)
     for block in network.blocks:
+        # Its biases of queries, keys and values start as zeros, which is what the block has: none.
         attention = nn.MultiheadAttention(DIM, block.num_heads, batch_first=True, dtype=x_BTD.dtype)
         with torch.no_grad():
             attention.in_proj_weight.copy_(block.qkv.weight)
-            attention.in_proj_bias.copy_(block.qkv.bias)
             attention.out_proj.weight.copy_(block.out.weight)
             attention.out_proj.bias.copy_(block.out.bias)
         normed = block.attention_norm(x_BTD)
