@@ -51,35 +51,43 @@ def test_row_gradients_are_those_of_the_mean_loss_over_the_global_batch():
 
 
 @pytest.mark.parametrize("num_trainers", [2, 3, 5])
-def test_several_trainers_compute_what_one_would(num_trainers):
-    """Losses and gradients of the shares add up; five trainers leave one of them without rows."""
+def test_the_shares_of_several_trainers_add_up_to_the_whole_batch(num_trainers):
+    """Losses, dense gradients and row gradients; five trainers leave one of them without rows."""
+
+    def backward(features):
+        """(loss, row gradients, the flat dense gradient that goes to the other trainers)."""
+        sent: list[np.ndarray] = []
+        trained = program(lambda flat: sent.append(flat.numpy().copy()))
+        gradients = trained.backward(features, table_rows(features))
+        trained.update()
+        return gradients.loss_sum, gradients.row_grads["user"], sent[0]
+
     (whole,) = shares(ROWS, NUM_ITEMS, tables=("user",))
-    one = program()
-    expected = one.backward(whole, table_rows(whole))
-    one.update()
-
     parts = shares(ROWS, NUM_ITEMS, tables=("user",), num_trainers=num_trainers)
-    kept: list[torch.Tensor] = []
-    trainers = [program(lambda flat: kept.append(flat.clone())) for _ in parts]
-    found = [
-        trainer.backward(share, table_rows(share)) for trainer, share in zip(trainers, parts, strict=True)
-    ]
-    for trainer in trainers:
-        trainer.update()  # only shows its gradients: nothing is summed yet
-    total = torch.stack(kept).sum(0)
-    last = program(lambda flat: flat.copy_(total))
-    last.backward(parts[0], table_rows(parts[0]))
-    last.update()
 
-    assert sum(part.loss_sum for part in found) == pytest.approx(expected.loss_sum, rel=1e-5)
+    loss, row_grads_MD, flat = backward(whole)
+    losses, row_grads, flats = zip(*map(backward, parts), strict=True)
+
+    assert sum(losses) == pytest.approx(loss, rel=1e-5)
+    np.testing.assert_allclose(sum(flats), flat, rtol=1e-4, atol=1e-6)
     summed = {ident: np.zeros(DIM) for ident in whole.lookups["user"].ids_M.tolist()}
-    for share, part in zip(parts, found, strict=True):
-        for ident, gradient in zip(share.lookups["user"].ids_M.tolist(), part.row_grads["user"], strict=True):
+    for part, part_grads_MD in zip(parts, row_grads, strict=True):
+        for ident, gradient in zip(part.lookups["user"].ids_M.tolist(), part_grads_MD, strict=True):
             summed[ident] += gradient
-    np.testing.assert_allclose(list(summed.values()), expected.row_grads["user"], rtol=1e-4, atol=1e-6)
-    for name, weight in one.weights().items():
-        # Adam divides by the gradient's size, which magnifies rounding where that is tiny.
-        np.testing.assert_allclose(last.weights()[name], weight, rtol=1e-3, atol=1e-4, err_msg=name)
+    np.testing.assert_allclose(list(summed.values()), row_grads_MD, rtol=1e-4, atol=1e-6)
+
+
+def test_trainers_with_the_same_sum_take_the_same_step():
+    """Whatever share a trainer had, it ends with the weights of the others, to the bit."""
+    total = torch.linspace(-1, 1, sum(weight.size for weight in program().weights().values()))
+    ended = []
+    for share in shares(ROWS, NUM_ITEMS, tables=("user",), num_trainers=3):
+        trained = program(lambda flat: flat.copy_(total))
+        trained.backward(share, table_rows(share))
+        trained.update()
+        ended.append({name: weight.tobytes() for name, weight in trained.weights().items()})
+
+    assert ended[0] == ended[1] == ended[2]
 
 
 def test_a_share_without_tokens_takes_part_with_zero_gradients():
@@ -172,6 +180,23 @@ def test_the_catalogue_is_taken_as_arrays():
     assert sampled.table_of_catalogue == "item"
     sampled.set_catalogue(np.eye(NUM_ITEMS, DIM, dtype=np.float32))
     assert sampled.rank(features, table_rows(features), NUM_ITEMS, None).items_BK.shape == (1, NUM_ITEMS)
+
+
+def test_the_learning_rate_follows_its_schedule():
+    """Adam's first step moves a weight by the learning rate, or less where the gradient is tiny."""
+
+    def moved(schedule: RateSchedule) -> float:
+        torch.manual_seed(0)
+        settings = DenseOptimizerSettings(0.1, 0.0, schedule, max_grad_norm=None, fused=True)
+        tested = TorchProgram(FullSoftmaxSasRec(backbone(), NUM_ITEMS, DIM), settings, CPU, seed=0)
+        before = tested.weights()["items_ID"]
+        (features,) = shares(ROWS, NUM_ITEMS)
+        tested.backward(features, {})
+        tested.update()
+        return float(np.abs(tested.weights()["items_ID"] - before).max())
+
+    assert moved(RateSchedule()) == pytest.approx(0.1, rel=1e-3)
+    assert moved(RateSchedule(warmup_steps=4)) == pytest.approx(0.025, rel=1e-3)
 
 
 def test_a_gradient_norm_limit_bounds_the_step():
