@@ -1,0 +1,229 @@
+"""The pipeline of actors against one plain loop, and its modes and sizes against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from examples import one_file_trainer
+from rayrec.models.tokenizers.fit import fit_registry
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.snapshots import read_snapshot
+from rayrec.pipelines.train import train
+from rayrec.samples.dataset import Dataset
+from tests.data import small_dataset
+
+BATCH_SIZE, EPOCHS = 24, 20
+BACKBONE = {
+    "dim": 16,
+    "num_layers": 2,
+    "num_heads": 2,
+    "feedforward_dim": 32,
+    "max_length": 6,
+    "dropout": 0.2,
+}
+
+# Between them the two use every setting that changes the numbers.
+SASREC = {
+    "seed": 3,
+    "model": {"name": "sasrec", "backbone": BACKBONE},
+    "training": {
+        "optimizer": {"learning_rate": 0.003, "weight_decay": 0.01},
+        "schedule": {"warmup_steps": 20, "decay": "none"},
+    },
+}
+GENERATIVE = {
+    "seed": 4,
+    "model": {"name": "generative", "backbone": BACKBONE, "decoder_dim": 32, "label_smoothing": 0.1},
+    "sparse": {
+        "optimizer": {
+            "kind": "rowwise_adagrad",
+            "lr": 0.03,
+            "initial_accumulator": 0.001,
+            "weight_decay": 0.01,
+        },
+        "optimizers": {"code": {"kind": "adam", "lr": 0.002}},
+    },
+    "training": {"optimizer": {"max_grad_norm": 1.0}, "schedule": {"warmup_steps": 10, "decay": "cosine"}},
+}
+
+
+RunPipeline = Callable[..., "Trained"]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run ends with; each table is its rows by id."""
+
+    steps: int
+    final_loss: float
+    dense: dict[str, np.ndarray]
+    optimizer: dict[str, np.ndarray]
+    tables: dict[str, dict[int, np.ndarray]]
+    """Weights and optimizer state of every row, one after the other."""
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """230 users, so that the last batch of an epoch is short, with semantic IDs of random vectors."""
+    dataset = small_dataset(tmp_path_factory.mktemp("oracle"), 230, 60, rows_per_group=8, rows_per_file=64)
+    ids_I = dataset.items.ids_I
+    vectors_ID = np.random.default_rng(0).normal(size=(len(ids_I), 4)).astype(np.float32)
+    registry, _ = fit_registry(vectors_ID, ids_I, dataset.fingerprint, num_levels=2, codebook_size=8)
+    registry.save(dataset.root / "semantic_ids")
+    return dataset
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def run_pipeline(
+    dataset: Dataset, tmp_path_factory: pytest.TempPathFactory, ray_cluster: None
+) -> RunPipeline:
+    """Trains through the actors; the same settings are trained once."""
+    done: dict[str, Trained] = {}
+
+    def run(settings: dict[str, Any], again: bool = False, **pipeline: Any) -> Trained:
+        config = run_config(dataset, settings, **pipeline)
+        if again or config.to_yaml() not in done:
+            folder = tmp_path_factory.mktemp("runs") / "run"
+            result = train(config, folder)
+            done[config.to_yaml()] = read_run(folder, result.steps, result.final_loss)
+        return done[config.to_yaml()]
+
+    return run
+
+
+def run_config(dataset: Dataset, settings: dict[str, Any], **pipeline: Any) -> RunConfig:
+    return RunConfig.parse(
+        settings
+        | {
+            # Several windows of several row groups each.
+            "data": {"path": str(dataset.root), "window_rows": 50},
+            "training": settings["training"] | {"batch_size": BATCH_SIZE, "epochs": EPOCHS},
+            "pipeline": {"trainer_threads": 1, "mode": "sync"} | pipeline,
+            "evaluation": {"every_epochs": EPOCHS, "max_users": 8},
+        }
+    )
+
+
+def read_run(folder: Path, steps: int, final_loss: float) -> Trained:
+    snapshot = read_snapshot(RunFolder.open(folder).chosen_snapshot("last"))
+    tables: dict[str, dict[int, np.ndarray]] = {}
+    for path in snapshot.sparse_files:
+        rows = pq.read_table(path).to_pydict()
+        table = tables.setdefault(path.name.split("-")[0], {})
+        for row_id, weights, state in zip(rows["id"], rows["weights"], rows["state"], strict=True):
+            table[row_id] = np.array(weights + state, dtype=np.float32)
+    return Trained(steps, final_loss, snapshot.weights, snapshot.optimizer_state, tables)
+
+
+def oracle(config: RunConfig, num_steps: int) -> Trained:
+    model, losses, _ = one_file_trainer.start(config.model_dump(mode="json"))
+    first = {name: table.weight_VD.detach().clone() for name, table in model.tables.items()}
+    *_, final_loss = islice(losses, num_steps)
+    tables: dict[str, dict[int, np.ndarray]] = {}
+    for name, table in model.tables.items():
+        records = torch.cat([table.weight_VD.detach(), table.state_VS], dim=1).numpy()
+        touched_V = (table.weight_VD != first[name]).any(1).numpy()
+        ids_M = table.ids_V.numpy()[touched_V]
+        tables[name] = dict(zip(ids_M.tolist(), records[touched_V], strict=True))
+    dense = {snapshot_name(name): weight.detach().numpy() for name, weight in model.named_parameters()}
+    return Trained(num_steps, final_loss, dense, {}, tables)
+
+
+def snapshot_name(name: str) -> str:
+    """The one file has its decoder's weights beside the backbone, not in a module of their own."""
+    return name if name.startswith(("backbone.", "items_ID")) else f"decoder.{name}"
+
+
+def largest_difference(first: dict[Any, np.ndarray], second: dict[Any, np.ndarray]) -> float:
+    assert first.keys() == second.keys()
+    return max((float(np.abs(first[key] - second[key]).max()) for key in first), default=0.0)
+
+
+def assert_same_bits(first: Trained, second: Trained) -> None:
+    assert first.final_loss == second.final_loss
+    pairs = [(first.dense, second.dense), (first.optimizer, second.optimizer)]
+    assert first.tables.keys() == second.tables.keys()
+    pairs += [(first.tables[name], second.tables[name]) for name in first.tables]
+    for ours, theirs in pairs:
+        assert ours.keys() == theirs.keys()
+        assert all(np.array_equal(ours[key], theirs[key]) for key in ours)
+
+
+def assert_close(first: Trained, second: Trained, tolerance: float = 1e-4) -> None:
+    assert first.steps == second.steps
+    assert first.final_loss == pytest.approx(second.final_loss, abs=tolerance)
+    assert largest_difference(first.dense, second.dense) <= tolerance
+    assert first.tables.keys() == second.tables.keys()
+    for name in first.tables:
+        assert largest_difference(first.tables[name], second.tables[name]) <= tolerance
+
+
+@pytest.mark.parametrize("model", ["sasrec", "generative"])
+def test_defaults_of_the_one_file_trainer_are_those_of_a_run(model: str):
+    given = {"data": {"path": "data"}, "model": {"name": model}}
+    of_a_run = RunConfig.parse(given).model_dump(mode="json")
+
+    completed = one_file_trainer.with_defaults(given)
+
+    assert common(completed, of_a_run) == common(of_a_run, completed)
+    assert completed["training"] == of_a_run["training"]
+    assert completed["model"]["backbone"] == of_a_run["model"]["backbone"]
+
+
+def common(values: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """What is in `values` under keys that `other` has, too, section by section."""
+    return {
+        key: common(value, other[key]) if isinstance(value, dict) and isinstance(other[key], dict) else value
+        for key, value in values.items()
+        if key in other
+    }
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("settings", [SASREC, GENERATIVE], ids=["sasrec", "generative"])
+def test_sync_reaches_the_weights_of_the_one_file_trainer(
+    settings: dict[str, Any], dataset: Dataset, run_pipeline: RunPipeline, one_thread: None
+):
+    trained = run_pipeline(settings)
+    assert trained.steps >= 200
+
+    assert_close(trained, oracle(run_config(dataset, settings), trained.steps))
+
+
+@pytest.mark.ray
+def test_two_sync_runs_with_one_seed_end_with_the_same_bits(run_pipeline: RunPipeline):
+    first, second = (run_pipeline(GENERATIVE, again=again) for again in (False, True))
+
+    assert_same_bits(first, second)
+
+
+@pytest.mark.ray
+def test_exact_prefetch_ends_with_the_bits_of_sync(run_pipeline: RunPipeline):
+    ahead = run_pipeline(GENERATIVE, mode="exact_prefetch", queue_depth=6)
+
+    assert_same_bits(ahead, run_pipeline(GENERATIVE))
+
+
+@pytest.mark.ray
+def test_two_trainers_end_where_one_does_up_to_rounding(run_pipeline: RunPipeline):
+    two = run_pipeline(GENERATIVE, num_trainers=2, mode="exact_prefetch")
+
+    assert_close(two, run_pipeline(GENERATIVE))
