@@ -1,0 +1,280 @@
+"""Whole runs through real actors: how they end, how they go on, how they fail.
+
+Each takes seconds to start its actors, so several tests look at the same runs.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import ray
+import safetensors.numpy
+
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.snapshots import Snapshot, read_snapshot
+from rayrec.pipelines.train import train
+from rayrec.platform.errors import InputError
+from rayrec.platform.files import checksum, write_json
+from rayrec.samples.config import PrepareConfig
+from rayrec.samples.prepare import prepare
+from tests.data import write_source
+
+pytestmark = pytest.mark.ray
+
+STEPS_PER_EPOCH = 5  # 40 users in batches of 8
+EPOCHS = 3
+
+
+def settings(data: Path, **changes: Any) -> RunConfig:
+    """Sampled-softmax SASRec with sparse items and users; `changes` by dotted key with `__` for dots."""
+    values: dict[str, Any] = {
+        "data": {"path": str(data)},
+        "model": {
+            "name": "sasrec",
+            "item_matrix": "sparse",
+            "num_negatives": 16,
+            "user_embedding": True,
+            "backbone": {
+                "dim": 8,
+                "num_layers": 1,
+                "num_heads": 2,
+                "feedforward_dim": 16,
+                "max_length": 8,
+                "dropout": 0.1,
+            },
+        },
+        "sparse": {"num_servers": 1, "optimizer": {"kind": "adam", "lr": 0.03}},
+        "pipeline": {"trainer_threads": 1, "cpus_per_trainer": 0.5},
+        "training": {
+            "batch_size": 8,
+            "epochs": EPOCHS,
+            "optimizer": {"learning_rate": 0.02},
+            "schedule": {"warmup_steps": 4},
+        },
+    }
+    for key, value in changes.items():
+        *sections, name = key.split("__")
+        target = values
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[name] = value
+    return RunConfig.parse(values)
+
+
+def walks(folder: Path) -> Path:
+    """A data set that can be learned: item i is followed by item i + 1 of a ring of 20.
+
+    Of 40 users one, "long", trains on seven inputs, the others on four.
+    """
+    events = [
+        (f"u{user}" if user else "long", f"i{(user + place) % 20}", 1000 + place)
+        for user in range(40)
+        for place in range(7 if user else 10)
+    ]
+    config = PrepareConfig(rows_per_group=4, rows_per_file=16, num_partitions=3)
+    prepare(write_source(folder / "source", events), folder / "data", config)
+    return folder / "data"
+
+
+def last_snapshot(run: Path) -> Snapshot:
+    return read_snapshot(RunFolder.open(run).chosen_snapshot("last"))
+
+
+def sparse_rows(snapshot: Snapshot) -> dict[tuple[str, int], tuple[Any, ...]]:
+    """Every column of every row by (table, id), whatever shard wrote it."""
+    rows = {}
+    for path in snapshot.sparse_files:
+        for row in pq.read_table(path).to_pylist():
+            ident = row.pop("id")
+            rows[path.name.split("-")[0], ident] = tuple(map(str, row.values()))
+    return rows
+
+
+def assert_no_actor_survives() -> None:
+    assert ray.util.list_named_actors() == []
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return walks(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(ray_cluster, data, tmp_path_factory) -> tuple[Path, list[float]]:
+    """A finished run and the loss of each of its steps."""
+    run = tmp_path_factory.mktemp("uninterrupted") / "run"
+    losses: list[float] = []
+
+    def on_step(done: int, total: int, loss: float) -> None:
+        losses.append(loss)
+        assert (done, total) == (len(losses), EPOCHS * STEPS_PER_EPOCH)
+
+    result = train(settings(data), run, on_step=on_step)
+
+    assert_no_actor_survives()
+    assert (result.steps, result.epochs, result.final_loss) == (len(losses), EPOCHS, losses[-1])
+    return run, losses
+
+
+@pytest.fixture(scope="module")
+def interrupted(ray_cluster, data, tmp_path_factory) -> Path:
+    """A run that was stopped in its second epoch, of which it has one snapshot."""
+    run = tmp_path_factory.mktemp("interrupted") / "run"
+
+    def on_step(done: int, total: int, loss: float) -> None:
+        if done == STEPS_PER_EPOCH + 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(settings(data), run, on_step=on_step)
+
+    assert_no_actor_survives()
+    return run
+
+
+def test_a_run_trains_every_step_and_its_loss_falls(uninterrupted):
+    run, losses = uninterrupted
+
+    assert len(losses) == EPOCHS * STEPS_PER_EPOCH
+    assert np.mean(losses[-STEPS_PER_EPOCH:]) < np.mean(losses[:STEPS_PER_EPOCH]) - 0.3
+    assert RunFolder.open(run).state["state"] == "finished"
+
+
+def test_every_validation_is_logged_with_where_the_time_went(uninterrupted):
+    run, losses = uninterrupted
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+    assert [record["step"] for record in records] == [5, 10, 15]
+    assert records[0]["loss"] == pytest.approx(np.mean(losses[:STEPS_PER_EPOCH]), rel=0.1)
+    for record in records:
+        assert set(record["valid"]) == {f"{metric}@{k}" for metric in ("recall", "ndcg") for k in (5, 10, 50)}
+        assert all(seconds >= 0 for seconds in record["stages"].values())
+        assert record["stages"]["dense_busy_s"] > 0
+    assert records[-1]["stages"]["sparse_rows"] > 40  # every user, and the items
+
+
+def test_the_best_and_the_last_snapshot_are_kept(uninterrupted):
+    run, _ = uninterrupted
+    folder = RunFolder.open(run)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    best = max(records, key=lambda record: record["valid"]["ndcg@10"])  # the first of equal ones
+
+    assert read_snapshot(folder.chosen_snapshot("best")).committed_step == best["step"] - 1
+    assert folder.state["progress"]["best_value"] == best["valid"]["ndcg@10"]
+    assert last_snapshot(run).committed_step == EPOCHS * STEPS_PER_EPOCH - 1
+    kept = {path.name for path in (run / "snapshots").iterdir()}
+    assert kept == {folder.state["best"], folder.state["last"]}
+
+
+def test_an_interrupted_run_says_so_and_has_what_it_had(interrupted):
+    state = RunFolder.open(interrupted).state
+
+    assert (state["state"], state["error"]) == ("stopped", "interrupted")
+    assert last_snapshot(interrupted).committed_step == STEPS_PER_EPOCH - 1
+
+
+def test_a_resumed_run_ends_with_the_bits_of_one_that_was_never_stopped(
+    uninterrupted, interrupted, data, tmp_path
+):
+    """Also on another number of servers, readers and feature workers, and in the other mode."""
+    expected_run, losses = uninterrupted
+    run = tmp_path / "run"
+    shutil.copytree(interrupted, run)
+    elsewhere = settings(
+        data,
+        sparse__num_servers=2,
+        pipeline__num_readers=2,
+        pipeline__num_feature_workers=2,
+        pipeline__mode="sync",
+    )
+
+    result = train(elsewhere, run, resume=True)
+
+    found, expected = last_snapshot(run), last_snapshot(expected_run)
+    assert result.final_loss == losses[-1]
+    assert found.committed_step == expected.committed_step
+    for part in ("weights", "optimizer_state"):
+        arrays, expected_arrays = getattr(found, part), getattr(expected, part)
+        assert arrays.keys() == expected_arrays.keys()
+        for name in arrays:
+            assert arrays[name].tobytes() == expected_arrays[name].tobytes(), name
+    assert len(found.sparse_files) == 2 * len(expected.sparse_files)
+    assert sparse_rows(found) == sparse_rows(expected)
+    assert RunFolder.open(run).state["progress"] == RunFolder.open(expected_run).state["progress"]
+
+
+def test_a_stage_that_fails_ends_the_run_with_its_own_error(ray_cluster, tmp_path):
+    """A training file is damaged while the run is under way; the next epoch reads it again."""
+    data = walks(tmp_path)
+    damaged = sorted((data / "train").glob("*.parquet"))[0]
+
+    def on_step(done: int, total: int, loss: float) -> None:
+        if done == 1:
+            damaged.write_bytes(b"PAR1 no longer PAR1")
+
+    with pytest.raises(InputError, match=rf"^{damaged}: not a readable Parquet file") as raised:
+        train(settings(data), tmp_path / "run", on_step=on_step)
+
+    assert_no_actor_survives()
+    state = RunFolder.open(tmp_path / "run").state
+    assert state["state"] == "failed"
+    assert state["error"] == f"InputError: {raised.value}"
+    assert last_snapshot(tmp_path / "run").committed_step == STEPS_PER_EPOCH - 1
+
+
+def test_one_of_two_trainers_that_diverges_ends_the_run(interrupted, data, tmp_path):
+    """Only one has the long history in its share; the other would wait for its gradients for ever."""
+    run = tmp_path / "run"
+    shutil.copytree(interrupted, run)
+    poison(last_snapshot(run))
+
+    with pytest.raises(FloatingPointError, match=r"^step \d+: the loss is nan"):
+        train(settings(data, pipeline__num_trainers=2), run, resume=True)
+
+    assert_no_actor_survives()
+    assert RunFolder.open(run).state["error"].startswith("FloatingPointError: step")
+
+
+def poison(snapshot: Snapshot) -> None:
+    """Make a weight NaN, under a manifest that vouches for it."""
+    weights = snapshot.weights
+    weights["backbone.positions_TD"][6] = np.nan  # where only the long history has a place
+    safetensors.numpy.save_file(weights, snapshot.path / "dense.safetensors")
+    manifest = json.loads((snapshot.path / "manifest.json").read_text())
+    manifest["sha256"]["dense.safetensors"] = checksum(snapshot.path / "dense.safetensors")
+    write_json(snapshot.path / "manifest.json", manifest)
+
+
+def test_patience_ends_a_run_of_two_trainers_and_keeps_the_best(ray_cluster, data, tmp_path):
+    """With rates of next to nothing the ranking never changes: the first validation stays the best."""
+    config = settings(
+        data,
+        pipeline__num_trainers=2,
+        training__optimizer__learning_rate=1e-12,
+        sparse__optimizer__lr=1e-12,
+        training__epochs=50,
+        evaluation__patience=1,
+    )
+
+    result = train(config, tmp_path / "run")
+
+    assert_no_actor_survives()
+    assert result.steps == 2 * STEPS_PER_EPOCH
+    assert result.best_step == STEPS_PER_EPOCH
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.state["state"] == "finished"
+    assert (folder.state["best"], folder.state["last"]) == ("step-000000005", "step-000000010")
+
+
+def test_mistakes_are_found_before_anything_is_started(tmp_path):
+    with pytest.raises(InputError, match="nowhere"):
+        train(settings(tmp_path / "nowhere"), tmp_path / "run")
+
+    assert not (tmp_path / "run").exists()
