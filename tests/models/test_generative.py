@@ -28,7 +28,7 @@ def code_log_probs(model: GenerativeRecommender, context_D: torch.Tensor, item: 
     """Log-probability of each code of an item, every level normalised over all of its codes."""
     state_D, log_probs = context_D, []
     for level, code in enumerate(CODES_IL[item].tolist()):
-        log_probs.append(float(model.decoder.logits(state_D, level).log_softmax(0)[code]))
+        log_probs.append(model.decoder.logits(state_D, level).log_softmax(0)[code].item())
         if level + 1 < len(LEVEL_SIZES):
             state_D = model.decoder.condition(state_D, level, torch.tensor(code))
     return log_probs

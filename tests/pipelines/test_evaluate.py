@@ -1,0 +1,121 @@
+import json
+
+import numpy as np
+import pytest
+
+from rayrec.pipelines.assembly import check_split
+from rayrec.pipelines.evaluate import (
+    MODEL,
+    MODEL_UNMASKED,
+    POPULARITY,
+    POPULARITY_UNMASKED,
+    Popularity,
+    evaluate,
+    evaluate_recommender,
+)
+from rayrec.pipelines.ranking_metrics import LIST_LENGTH, target_places, user_scores
+from rayrec.pipelines.recommender import Query, Recommender
+from rayrec.platform.errors import InputError
+from rayrec.samples.config import PrepareConfig
+from rayrec.samples.dataset import Dataset
+from rayrec.samples.prepare import prepare
+from tests.data import write_source
+from tests.runs import NUM_USERS, make_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("run"))
+
+
+def test_every_user_is_ranked_over_all_items_as_single_requests_would_be(run):
+    recommender = Recommender.load(run)
+    dataset = recommender.dataset
+
+    report = evaluate_recommender(recommender, "test", batch_size=7)
+
+    rows = dataset.evaluation_rows("test")
+    assert report.num_users == len(rows)
+    for name, exclude_seen in ((MODEL, True), (MODEL_UNMASKED, False)):
+        recalls, gains = [], []
+        for user in range(len(rows)):
+            history = rows.history_ids_N[rows.offsets_B1[user] : rows.offsets_B1[user + 1]]
+            target = int(dataset.item_positions(rows.targets_B[user : user + 1])[0])
+            key = dataset.items.keys[target].as_py()
+            (answers,) = recommender.recommend([Query(history)], LIST_LENGTH, exclude_seen)
+            keys = [answer.item_key for answer in answers]
+            place = keys.index(key) if key in keys else None
+            recalls.append(place is not None and place < 10)
+            gains.append(1 / np.log2(2 + place) if place is not None and place < 10 else 0.0)
+        assert report.results[name]["recall@10"].value == pytest.approx(np.mean(recalls))
+        assert report.results[name]["ndcg@10"].value == pytest.approx(np.mean(gains))
+
+
+def test_the_report_names_everything_and_is_written_beside_the_run(run):
+    seen = []
+
+    report = evaluate(run, "valid", batch_size=16, on_batch=lambda done, total: seen.append((done, total)))
+
+    assert list(report.results) == [MODEL, MODEL_UNMASKED, POPULARITY, POPULARITY_UNMASKED]
+    for metrics in report.results.values():
+        assert set(metrics) == {f"{name}@{k}" for name in ("recall", "ndcg") for k in (5, 10, 50)}
+        for estimate in metrics.values():
+            assert 0 <= estimate.low <= estimate.value <= estimate.high <= 1
+    assert report.snapshot_step == 3  # 40 users in batches of 16
+    assert seen[-1] == (report.num_users, report.num_users)
+    assert report.num_users <= NUM_USERS
+    written = json.loads((run / "evaluation-valid.json").read_text())
+    assert written == report.to_json()
+    assert written["results"][MODEL]["ndcg@10"]["value"] == report.results[MODEL]["ndcg@10"].value
+
+
+def test_masking_seen_items_never_hurts_users_who_see_nothing_twice(run):
+    report = evaluate_recommender(Recommender.load(run), "test")
+
+    for masked, unmasked in ((MODEL, MODEL_UNMASKED), (POPULARITY, POPULARITY_UNMASKED)):
+        for metric, estimate in report.results[masked].items():
+            assert estimate.value >= report.results[unmasked][metric].value
+
+
+def test_a_split_that_does_not_exist_is_refused(run):
+    with pytest.raises(InputError, match="there is no split 'train'"):
+        evaluate(run, "train")  # type: ignore[arg-type]
+
+
+def test_a_split_without_users_is_refused(tmp_path):
+    """Split by time, nobody may have an event in the time of a split."""
+    events = [(f"u{user}", f"i{(user + place) % 5}", place) for user in range(9) for place in range(4)]
+    source = write_source(tmp_path / "source", [*events, ("u0", "i4", 100)])
+    prepare(source, tmp_path / "data", PrepareConfig(split="time", valid_start=50, test_start=90))
+
+    with pytest.raises(InputError, match="no user has an item to predict in the split 'valid'"):
+        check_split(Dataset.open(tmp_path / "data"), "valid")
+
+
+def test_popularity_ranks_by_training_events_without_what_was_seen():
+    popularity = Popularity(np.array([5, 9, 0, 7]))
+
+    ranked = popularity.rank(np.array([[1, -1], [3, 0], [-1, -1]]))
+
+    assert ranked.items_BK.tolist() == [[3, 0, 2, -1], [1, 2, -1, -1], [1, 3, 0, 2]]
+    assert ranked.scores_BK.tolist() == [[7, 5, 0, -np.inf], [9, 0, -np.inf, -np.inf], [9, 7, 5, 0]]
+
+
+def test_popularity_lists_stay_full_however_much_was_seen():
+    """The most popular items are the ones that were seen."""
+    counts_I = np.arange(200)[::-1]
+    seen_BE = np.array([np.arange(120), np.full(120, -1)])
+
+    items_BK = Popularity(counts_I).rank(seen_BE).items_BK
+
+    assert items_BK.shape == (2, LIST_LENGTH)
+    assert items_BK[0].tolist() == list(range(120, 170))
+    assert items_BK[1].tolist() == list(range(50))
+
+
+def test_popularity_of_a_small_catalogue_counts_misses_as_misses():
+    ranked = Popularity(np.array([3, 2, 1])).rank(np.array([[2]]))
+
+    places_U = target_places(ranked.items_BK, np.array([2]))
+
+    assert user_scores(places_U)["recall@50"].tolist() == [0.0]

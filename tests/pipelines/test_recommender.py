@@ -1,0 +1,168 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from rayrec.pipelines.recommender import Query, Recommender
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.platform.errors import InputError
+from tests.data import sample_batch
+from tests.runs import NUM_ITEMS, make_run
+
+MODELS = {
+    "dense": ("sasrec", {}),
+    "sparse": ("sasrec", {"item_matrix": "sparse"}),
+    "generative": ("generative", {}),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def recommender(request, tmp_path_factory) -> Recommender:
+    model, further = MODELS[request.param]
+    return Recommender.load(make_run(tmp_path_factory.mktemp(request.param), model, **further))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("run"), user_embedding=True)
+
+
+def history(recommender: Recommender, user: str) -> np.ndarray:
+    found = recommender.dataset.history_of(user)
+    assert found is not None
+    return found
+
+
+def test_recommendations_are_new_items_of_the_catalogue_best_first(recommender):
+    queries = [Query(history(recommender, user)) for user in ("u0", "u1", "u2")]
+
+    for query, answers in zip(queries, recommender.recommend(queries, k=5), strict=True):
+        keys = [answer.item_key for answer in answers]
+        assert len(set(keys)) == 5
+        seen = recommender.dataset.item_positions(query.history_ids)
+        assert not set(keys) & {recommender.dataset.items.keys[item].as_py() for item in seen.tolist()}
+        assert [answer.title for answer in answers] == [f"Title of {key}" for key in keys]
+        scores = [answer.score for answer in answers]
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_asking_for_everything_gives_every_item_not_seen(recommender):
+    ids = history(recommender, "u3")
+
+    (answers,) = recommender.recommend([Query(ids)], k=NUM_ITEMS + 5)
+    (unmasked,) = recommender.recommend([Query(ids)], k=NUM_ITEMS + 5, exclude_seen=False)
+
+    num_items = len(recommender.dataset.items)
+    assert len(answers) == num_items - len(set(ids.tolist()))
+    assert len(unmasked) == num_items
+
+
+def test_an_answer_does_not_depend_on_the_others_in_the_batch(recommender):
+    queries = [Query(history(recommender, f"u{user}")) for user in range(4)]
+
+    together = recommender.recommend(queries, k=5)
+
+    for query, answers in zip(queries, together, strict=True):
+        (alone,) = recommender.recommend([query], k=5)
+        assert [answer.item_key for answer in alone] == [answer.item_key for answer in answers]
+        assert [answer.score for answer in alone] == pytest.approx(
+            [answer.score for answer in answers], rel=1e-4, abs=1e-5
+        )
+
+
+def test_a_history_without_known_items_gets_nothing(recommender):
+    known = history(recommender, "u0")
+    unknown = np.array([12345, -9])
+
+    answers = recommender.recommend([Query(unknown), Query(known), Query(np.zeros(0, dtype=np.int64))], k=3)
+
+    assert [len(answer) for answer in answers] == [0, 3, 0]
+    assert recommender.recommend([Query(unknown)], k=3) == [[]]
+    assert recommender.recommend([], k=3) == []
+
+
+def test_unknown_items_of_a_history_are_skipped(recommender):
+    known = history(recommender, "u0")
+    mixed = np.concatenate([[777], known, [888]])
+
+    assert recommender.recommend([Query(mixed)], k=4) == recommender.recommend([Query(known)], k=4)
+
+
+def test_popular_items_come_by_their_training_events(run):
+    recommender = Recommender.load(run)
+    counts = dict(
+        zip(
+            recommender.dataset.items.keys.to_pylist(),
+            recommender.dataset.items.train_counts_I.tolist(),
+            strict=True,
+        )
+    )
+
+    answers = recommender.popular(k=NUM_ITEMS)
+
+    assert [answer.score for answer in answers] == sorted(counts.values(), reverse=True)
+    assert all(counts[answer.item_key] == answer.score for answer in answers)
+    first_id = recommender.dataset.items.ids_I[
+        recommender.dataset.items.keys.to_pylist().index(answers[0].item_key)
+    ]
+    assert recommender.popular(k=3, exclude_ids=np.array([first_id])) == answers[1:4]
+
+
+def test_a_user_row_changes_the_scores(run):
+    recommender = Recommender.load(run)
+    ids = history(recommender, "u5")
+    known_user = recommender.dataset.user_by_key("u5")
+
+    (as_known,), (as_other,) = (
+        recommender.recommend([Query(ids, user_id=user)], k=3) for user in (known_user, 1)
+    )
+
+    assert [answer.score for answer in as_known] != [answer.score for answer in as_other]
+
+
+def test_ranks_are_catalogue_positions(run):
+    recommender = Recommender.load(run)
+    ids = recommender.dataset.items.ids_I[:3].tolist()
+
+    ranked = recommender.rank(sample_batch([ids]), k=NUM_ITEMS, exclude_seen=True)
+
+    found = ranked.items_BK[0][ranked.items_BK[0] >= 0]
+    assert sorted(found.tolist()) == list(range(3, len(recommender.dataset.items)))
+
+
+def test_a_run_without_snapshot_is_refused(run, tmp_path):
+    RunFolder.create(tmp_path / "new", RunFolder.open(run).config)
+
+    with pytest.raises(InputError, match="the run has no snapshot yet; it was running"):
+        Recommender.load(tmp_path / "new")
+
+
+def test_a_snapshot_of_other_data_is_refused(run, tmp_path):
+    other = tmp_path / "run"
+    shutil.copytree(run, other)
+    manifest_path = RunFolder.open(other).chosen_snapshot("best") / "manifest.json"
+    manifest = json.loads(manifest_path.read_text())
+    manifest_path.write_text(json.dumps(manifest | {"dataset_fingerprint": "of other data"}))
+
+    with pytest.raises(InputError, match="was trained on another data set"):
+        Recommender.load(other)
+
+
+def test_semantic_ids_made_anew_do_not_fit_an_older_model(tmp_path):
+    run = make_run(tmp_path, "generative")
+    manifest_path = RunFolder.open(run).chosen_snapshot("best") / "manifest.json"
+    manifest = json.loads(manifest_path.read_text())
+    manifest_path.write_text(json.dumps(manifest | {"semantic_ids_version": "0123456789abcdef"}))
+
+    with pytest.raises(InputError, match="was made with version 0123456789abcdef of the semantic IDs"):
+        Recommender.load(run)
+
+    shutil.rmtree(tmp_path / "data" / "semantic_ids")
+    with pytest.raises(InputError, match=r"there are no semantic IDs.*rayrec tokenize"):
+        Recommender.load(run)
+
+
+def test_a_device_that_is_not_there_is_refused(run):
+    with pytest.raises(InputError, match="there is no device 'abacus'"):
+        Recommender.load(run, device="abacus")
