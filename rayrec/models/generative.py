@@ -103,5 +103,9 @@ class GenerativeRecommender(SequenceModel):
 
         if self.trie.device != context_BD.device:  # the trie is no buffer that Module.to() would move
             self.trie = self.trie.to(context_BD.device)
-        found = beam_search(next_logits, self.trie, max(self.beam_width, k), len(context_BD), excluded_BE)
+        # Excluded items take part until the last level; each may keep another one from the beam.
+        width = max(self.beam_width, k) + (0 if excluded_BE is None else excluded_BE.shape[1])
+        found = beam_search(
+            next_logits, self.trie, min(width, self.trie.num_items), len(context_BD), excluded_BE
+        )
         return Ranking(found.items_BW[:, :k], found.log_probs_BW[:, :k])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -118,6 +119,13 @@ class RunConfig(Config):
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     cluster: ClusterConfig = ClusterConfig()
+
+    def with_absolute_paths(self) -> RunConfig:
+        """The same run, to be understood from any working directory."""
+        paths = {"path": str(Path(self.data.path).resolve())}
+        if self.data.semantic_ids is not None:
+            paths["semantic_ids"] = str(Path(self.data.semantic_ids).resolve())
+        return self.model_copy(update={"data": self.data.model_copy(update=paths)})
 
     @property
     def cpus_needed(self) -> float:

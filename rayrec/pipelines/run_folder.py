@@ -31,18 +31,19 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> RunFolder:
-        """Begin a run in a new or empty folder.
+        """Begin a run in a new or empty folder, or in that of a run that ended before its first snapshot.
 
         Raises:
             InputError: the folder already holds a run, or something else.
         """
         folder = cls(path)
-        if (path / "run.json").exists():
+        held = folder.state if (path / "run.json").exists() else None
+        if held is not None and (held["last"] is not None or held["state"] == "running"):
             raise InputError(
-                f"{path}: this folder holds another run ({folder.state['state']}); "
+                f"{path}: this folder holds another run ({held['state']}); "
                 "continue it with --resume, or choose another folder with --run"
             )
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if held is None and path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise InputError(f"{path}: not an empty folder; choose another one with --run")
         path.mkdir(parents=True, exist_ok=True)
         write_atomically(path / "config.yaml", config.to_yaml().encode())

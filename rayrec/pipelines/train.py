@@ -67,6 +67,7 @@ def train(
         InputError: the config, the data or the folder cannot be used; nothing was started.
         Exception: a stage's own error, after every actor has been stopped.
     """
+    config = config.with_absolute_paths()
     assembly = assemble(config)
     check_split(assembly.dataset, "valid")
     _ = assembly.plan  # footers are read before anything starts

@@ -6,10 +6,11 @@ import functools
 import inspect
 import json
 import logging
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -38,6 +39,8 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[..., Answer]], Ca
         def run(*args: Any, json_line: bool, debug: bool, **kwargs: Any) -> None:
             logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
             logging.getLogger("rayrec").setLevel(logging.INFO)
+            # What a scheduler sends to end a job: cleaned up after like Ctrl-C.
+            signal.signal(signal.SIGTERM, lambda *_: _interrupt())
             try:
                 answer = function(*args, **kwargs)
             except KeyboardInterrupt:
@@ -65,6 +68,10 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[..., Answer]], Ca
         return run
 
     return register
+
+
+def _interrupt() -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _report(error: Exception) -> int:

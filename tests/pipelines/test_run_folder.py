@@ -20,10 +20,20 @@ def test_a_new_run_has_settings_and_a_state(tmp_path):
 
 
 def test_a_folder_that_holds_a_run_is_refused_whatever_became_of_it(tmp_path):
-    RunFolder.create(tmp_path / "run", config()).update(state="failed")
+    RunFolder.create(tmp_path / "run", config()).update(state="failed", last="step-000000007")
 
     with pytest.raises(InputError, match=r"run: this folder holds another run \(failed\); continue it with"):
         RunFolder.create(tmp_path / "run", config())
+
+
+def test_a_run_that_goes_on_is_not_replaced_but_one_that_ended_without_a_snapshot_is(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", config())
+
+    with pytest.raises(InputError, match=r"another run \(running\)"):
+        RunFolder.create(tmp_path / "run", config())
+    folder.update(state="failed", error="the cluster is too small")
+
+    assert RunFolder.create(tmp_path / "run", config()).state["state"] == "running"
 
 
 def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path):
