@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from fastapi import FastAPI
@@ -17,6 +18,7 @@ from rayrec.serve.api import build_api
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.service import RecommendationService
 
+DEPLOYMENT = "recommend"
 QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
 _SPARE_REQUESTS = 32
@@ -40,16 +42,19 @@ class RecommendReplica:
         return build_api(self._service, self._max_waiting)
 
 
+def replica_resources(run: Path, config: ServeConfig) -> dict[str, Any]:
+    """What each replica asks of Ray, as options of an actor."""
+    device = config.device or RunFolder.open(run).config.device
+    return {"num_cpus": config.threads, **ray_claim(device)}
+
+
 def build_application(run: Path, config: ServeConfig) -> serve.Application:
     """What `ray.serve.run` takes; nothing is loaded until then."""
     deployed = serve.deployment(
-        name="recommend",
+        name=DEPLOYMENT,
         num_replicas=config.num_replicas,
         max_ongoing_requests=config.max_waiting + _SPARE_REQUESTS,
-        ray_actor_options={
-            "num_cpus": config.threads,
-            **ray_claim(config.device or RunFolder.open(run).config.device),
-        },
+        ray_actor_options=replica_resources(run, config),
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=5,
         # A model that cannot be loaded cannot be loaded a second time either.

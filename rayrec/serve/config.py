@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
+from rayrec.platform.devices import KINDS
 
 
 class ServeConfig(Config):
@@ -29,3 +30,10 @@ class ServeConfig(Config):
     device: str | None = None
     """Device to compute on; None takes that of the run."""
     cluster: ClusterConfig = ClusterConfig()
+
+    @field_validator("device")
+    @classmethod
+    def _device_is_known(cls, value: str | None) -> str | None:
+        if value is not None and value not in KINDS:
+            raise ValueError(f"device: there is no device {value!r}; expected one of {', '.join(KINDS)}")
+        return value

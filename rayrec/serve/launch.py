@@ -20,15 +20,14 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve.config import ProxyLocation
 
-from rayrec.pipelines.assembly import assemble, check_snapshot
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import read_snapshot
+from rayrec.pipelines.recommender import Recommender
 from rayrec.platform.cluster import ray_cluster
 from rayrec.platform.errors import InputError
-from rayrec.serve.application import QUIET, build_application
+from rayrec.serve.application import DEPLOYMENT, QUIET, build_application, replica_resources
 from rayrec.serve.config import ServeConfig
 
 logger = logging.getLogger(__name__)
@@ -65,6 +64,7 @@ def serving(run: str | Path, config: ServeConfig) -> Iterator[str]:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it reports every step of its own
     with ray_cluster(config.cluster, config.num_replicas * config.threads):
         _refuse_second_serve()
+        _check_accelerators(replica_resources(run, config), config.num_replicas)
         try:
             yield _start(run, config)
         finally:
@@ -80,17 +80,27 @@ def _start(run: Path, config: ServeConfig) -> str:
         http_options={"host": config.host, "port": config.port},
         logging_config=QUIET,
     )
-    serve.run(build_application(run, config), name=APPLICATION, route_prefix="/")
+    try:
+        serve.run(build_application(run, config), name=APPLICATION, route_prefix="/")
+    except RuntimeError as error:
+        raise RuntimeError(_why_not_running()) from error
     url = _url(config.host, config.port)
     _wait_until_ready(url)
     return url
 
 
+def _why_not_running() -> str:
+    """The reason that `serve.run` leaves out of its error: the last line of a replica's traceback."""
+    found = serve.status().applications.get(APPLICATION)
+    deployed = None if found is None else found.deployments.get(DEPLOYMENT)
+    lines = deployed.message.strip().splitlines() if deployed is not None else []
+    return f"the service could not be started: {lines[-1].strip() if lines else 'Ray Serve gives no reason'}"
+
+
 def _check_run(run: Path, config: ServeConfig) -> None:
-    """What a replica would refuse, short of loading the tables."""
-    folder = RunFolder.open(run)
-    snapshot = read_snapshot(folder.chosen_snapshot(config.snapshot))
-    check_snapshot(snapshot, assemble(folder.config, checksums=False))
+    """Load the model as a replica will, so that one that cannot be loaded is refused in its own words."""
+    # On the CPU, which is always here; this machine may lack the device of the replicas.
+    Recommender.load(run, config.snapshot, device="cpu")
 
 
 def _check_port(host: str, port: int) -> None:
@@ -106,6 +116,20 @@ def _check_port(host: str, port: int) -> None:
         raise InputError(
             f"cannot listen on port {port} of {host}: {error.strerror}; choose others with --host and --port"
         ) from error
+
+
+def _check_accelerators(resources: dict[str, Any], num_replicas: int) -> None:
+    """Replicas for which the cluster has no accelerator would be waited for without end."""
+    claims = dict(resources.get("resources", {}))
+    if "num_gpus" in resources:
+        claims["GPU"] = resources["num_gpus"]
+    for name, each in claims.items():
+        available = ray.cluster_resources().get(name, 0.0)
+        if available < each * num_replicas:
+            raise InputError(
+                f"{num_replicas} replicas need {each * num_replicas:g} {name} and the Ray cluster has "
+                f"{available:g}; choose another device with --device, or fewer --replicas"
+            )
 
 
 def _refuse_second_serve() -> None:
