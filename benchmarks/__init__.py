@@ -1,0 +1,8 @@
+"""What the project claims of itself in figures, and how each of them is measured."""
+
+from benchmarks import spine
+from benchmarks.harness import Bench
+
+BENCHES: dict[str, Bench] = {
+    "spine": spine.bench,
+}

@@ -1,0 +1,210 @@
+"""Does the spine waste the machine? Five stages of Ray actors against one plain loop.
+
+Steps per second of the pipeline with one trainer, divided by those of `examples/one_file_trainer.py`: the
+same model, global batch and data set, the same number of threads for dense compute. Bars:
+
+* `sasrec` and `generative`: against the file as it is.
+* `sasrec-same-softmax`: against the file with our softmax over the catalogue put in, which is faster
+  than torch's. What is left is what the actors cost, so this is the one to watch.
+
+How it is measured. Both sides are started, and one window of steps is run and thrown away: start-up,
+compilation, first touch of every page. Then windows alternate. A window of the pipeline lasts from the
+first call to the moment when the servers have committed its last step, so filling and draining the
+pipeline count against it. The side that waits has no work: the peer blocks on a pipe in a process of
+its own, the actors wait for calls. Reading the data set into memory is start-up for the peer; our reader
+decodes and shuffles its windows while training. Validation and snapshots are in neither.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.harness import Bar, BenchOptions, interleaved
+from examples import one_file_trainer
+from rayrec.models.linear_cross_entropy import linear_cross_entropy
+from rayrec.models.tokenizers.fit import fit_registry
+from rayrec.pipelines.assembly import SEMANTIC_IDS_FOLDER, Assembly, assemble
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.stages import Stages, running_stages
+from rayrec.pipelines.training_pipeline import TrainingPipeline
+from rayrec.platform.checkout import CHECKOUT
+from rayrec.platform.cluster import ray_cluster
+from rayrec.platform.console import log
+from rayrec.samples.config import PrepareConfig
+from rayrec.samples.dataset import Dataset
+from rayrec.samples.prepare import prepare
+
+TARGET = 0.60
+NUM_USERS, NUM_ITEMS, MEAN_LENGTH = 22_363, 12_101, 8.88
+"""Of Amazon Beauty (5-core), which the synthetic data set resembles."""
+SETTLE_S = 0.3
+"""OpenMP's threads spin for 0.2 s after their last work; the other side starts later."""
+
+
+def bench(options: BenchOptions) -> list[Bar]:
+    with _data_set(options.data) as data:
+        # Both before anything runs: what is missing shows at once.
+        sasrec, generative = (
+            assemble(_config(name, data)) for name in ("beauty-sasrec", "beauty-generative")
+        )
+        with _running(sasrec) as stages:
+            ours = PipelineWindows(stages, sasrec.config, options.steps)
+            bars = [
+                _bar("sasrec", ours, sasrec.config, options),
+                _bar("sasrec-same-softmax", ours, sasrec.config, options, our_softmax=True),
+            ]
+        with _running(generative) as stages:
+            ours = PipelineWindows(stages, generative.config, options.steps)
+            bars.append(_bar("generative", ours, generative.config, options))
+    return bars
+
+
+class PipelineWindows:
+    """Windows of a running pipeline, one after the other."""
+
+    def __init__(self, stages: Stages, config: RunConfig, num_steps: int) -> None:
+        self._pipeline = TrainingPipeline(stages, config.pipeline.queue_depth)
+        self._num_steps = num_steps
+        self._step = 0
+
+    def rate(self) -> float:
+        """Steps per second over the next window."""
+        first, self._step = self._step, self._step + self._num_steps
+        time.sleep(SETTLE_S)
+        started = time.perf_counter()
+        for _ in self._pipeline.run(first, self._step):
+            pass
+        return self._num_steps / (time.perf_counter() - started)
+
+
+class PeerWindows:
+    """Windows of the one-file trainer, in a process that is idle between them."""
+
+    def __init__(self, config: RunConfig, num_steps: int, our_softmax: bool) -> None:
+        context = multiprocessing.get_context("spawn")  # a forked process would share our thread pools
+        self._connection, theirs = context.Pipe()
+        values = config.model_dump(mode="json")
+        self._process = context.Process(
+            target=_serve_windows, args=(theirs, values, our_softmax), daemon=True
+        )
+        self._process.start()
+        theirs.close()  # so that the peer's end is the only one, and its death an EOFError here
+        self._num_steps = num_steps
+
+    def rate(self) -> float:
+        time.sleep(SETTLE_S)
+        self._connection.send(self._num_steps)
+        seconds: float = self._connection.recv()
+        return self._num_steps / seconds
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.join()
+
+
+def _serve_windows(connection: Connection, config: dict[str, Any], our_softmax: bool) -> None:
+    """The peer's process: trains as many steps as it is told, answers with the seconds they took."""
+    torch.set_num_threads(config["pipeline"]["trainer_threads"])
+    if our_softmax:
+        one_file_trainer.SasRec = SasRecWithOurSoftmax  # type: ignore[misc]  # where the file looks it up
+    _, losses, _ = one_file_trainer.start(config)
+    while True:
+        num_steps = connection.recv()
+        started = time.perf_counter()
+        for _ in range(num_steps):
+            next(losses)
+        connection.send(time.perf_counter() - started)
+
+
+class SasRecWithOurSoftmax(one_file_trainer.SasRec):
+    """The one file's model with RayRec's loss over the catalogue."""
+
+    def forward(self, batch: one_file_trainer.Batch) -> Tensor:
+        context_ND = self.backbone(functional.embedding(batch.items_N, self.items_ID), batch)
+        return linear_cross_entropy(context_ND, self.items_ID, batch.targets_N)
+
+
+def _bar(
+    name: str, ours: PipelineWindows, config: RunConfig, options: BenchOptions, our_softmax: bool = False
+) -> Bar:
+    peer = PeerWindows(config, options.steps, our_softmax)
+
+    def show(a: float, b: float) -> None:
+        log.print(f"{name}: {a:.2f} steps/s, one file {b:.2f}, ratio {a / b:.3f}", highlight=False)
+
+    try:
+        interleaved(ours.rate, peer.rate, repeats=1)  # thrown away
+        ratios = interleaved(ours.rate, peer.rate, options.pairs, show)
+    finally:
+        peer.stop()
+    threads = config.pipeline.trainer_threads
+    return Bar.of(f"spine-{name}", ratios, f"one-file trainer, {threads} threads", TARGET)
+
+
+@contextmanager
+def _running(assembly: Assembly) -> Iterator[Stages]:
+    config = assembly.config
+    with (
+        ray_cluster(config.cluster, config.cpus_needed),
+        running_stages(f"bench-{config.model.name}", assembly) as stages,
+    ):
+        yield stages
+
+
+def _config(name: str, data: Path) -> RunConfig:
+    return RunConfig.load(
+        CHECKOUT / "configs" / f"{name}.yaml",
+        [
+            f"data.path={data}",
+            "pipeline.num_trainers=1",
+            f"pipeline.trainer_threads={min(2, os.cpu_count() or 1)}",
+            "cluster.dashboard=false",
+        ],
+    )
+
+
+@contextmanager
+def _data_set(given: Path | None) -> Iterator[Path]:
+    if given is not None:
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder:
+        log.print("spine: making a data set of Beauty's size; RAYREC_BENCH_DATA names one to use instead")
+        yield _synthetic(Path(folder))
+
+
+def _synthetic(folder: Path) -> Path:
+    """Users with 5 events or more, items by a Zipf law; semantic IDs of random vectors."""
+    random = np.random.default_rng(0)
+    lengths_U = 4 + random.geometric(1 / (MEAN_LENGTH - 4), size=NUM_USERS)
+    users_N = np.repeat(np.arange(NUM_USERS), lengths_U)
+    popularity_I = 1.0 / np.arange(10, NUM_ITEMS + 10)
+    items_N = random.choice(NUM_ITEMS, size=len(users_N), p=popularity_I / popularity_I.sum())
+    # Nobody has an item twice: the first of each (user, item) stays.
+    _, first_M = np.unique(users_N * NUM_ITEMS + items_N, return_index=True)
+    first_M.sort()
+    columns = {"user_id": users_N[first_M], "item_id": items_N[first_M], "timestamp": first_M}
+    (folder / "source").mkdir()
+    pq.write_table(pa.table(columns), folder / "source" / "interactions.parquet")
+    data = folder / "data"
+    prepare(folder / "source", data, PrepareConfig(allow=frozenset({"short-users", "cold-items"})))
+    dataset = Dataset.open(data)
+    vectors_ID = random.normal(size=(len(dataset.items), 16)).astype(np.float32)
+    registry, _ = fit_registry(vectors_ID, dataset.items.ids_I, dataset.fingerprint, num_iterations=5)
+    registry.save(data / SEMANTIC_IDS_FOLDER)
+    return data
