@@ -138,7 +138,9 @@ def run_bench(name: str, out: Console, options: BenchOptions | None = None) -> d
 
 
 def _table(name: str, bars: Sequence[Bar]) -> Table:
-    table = Table("bar", "measured against", title=name, title_justify="left")
+    table = Table(title=name, title_justify="left")
+    table.add_column("bar", no_wrap=True)
+    table.add_column("measured against")
     for heading in ("median", "95 % low", "target"):
         table.add_column(heading, justify="right")
     table.add_column("")
