@@ -13,11 +13,11 @@ import argparse
 import itertools
 import json
 import math
-import time
 from collections import namedtuple
 from collections.abc import Iterator
 from functools import lru_cache, partial
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -31,8 +31,7 @@ from torch.nn import functional
 DEFAULTS = yaml.safe_load("""
 seed: 0
 data: {semantic_ids: null, window_rows: 65536}
-model: {item_matrix: dense, item_embedding: true, user_embedding: false, decoder_dim: 256,
-  label_smoothing: 0.0,
+model: {item_matrix: dense, item_embedding: true, decoder_dim: 256, label_smoothing: 0.0,
   backbone: {dim: 64, num_layers: 2, num_heads: 2, feedforward_dim: 256, max_length: 50, dropout: 0.2}}
 sparse: {optimizer: {kind: rowwise_adagrad}, optimizers: {}, init_scale: 0.02}
 pipeline: {trainer_threads: null}
@@ -153,9 +152,8 @@ def lazy_adam(weight_MD, moments_MS, grad_MD, step, factor, lr=0.001, betas=(0.9
 
 
 def dropout(keys_N: Tensor, probability: float, index: int, x_ND: Tensor) -> Tensor:
-    """The mask is a hash of the event's key, of which dropout of the model this is, and of the element."""
-    counters = torch.arange((x_ND.shape[1] + 3) // 4) + (index << 32)
-    bits = hash64(keys_N[:, None] ^ hash64(counters))  # each hash yields four draws of 16 bits
+    """A hash of the event's key and this dropout's index decides on four elements, by 16 bits each."""
+    bits = hash64(keys_N[:, None] ^ hash64(torch.arange((x_ND.shape[1] + 3) // 4) + (index << 32)))
     kept = bits.view(torch.int16)[:, : x_ND.shape[1]] >= round(probability * 65536) - 32768
     return x_ND * kept.to(x_ND.dtype) / (1 - probability)
 
@@ -166,13 +164,18 @@ class Backbone(nn.Module):
     def __init__(self, dim, num_layers, num_heads, feedforward_dim, max_length, dropout) -> None:
         super().__init__()
         self.num_heads, self.probability, self.blocks = num_heads, dropout, nn.ModuleList()
-        self.positions_TD = nn.Parameter(torch.empty(max_length, dim).normal_(std=0.02))
+        self.positions_TD = nn.Parameter(torch.empty(max_length, dim))
         for _ in range(num_layers):
             block = {"attention_norm": nn.LayerNorm(dim), "qkv": nn.Linear(dim, 3 * dim, bias=False)}
             block |= {"out": nn.Linear(dim, dim), "feedforward_norm": nn.LayerNorm(dim)}
             block |= {"up": nn.Linear(dim, feedforward_dim), "down": nn.Linear(feedforward_dim, dim)}
             self.blocks.append(nn.ModuleDict(block))
-        self.final_norm = nn.LayerNorm(dim)
+        self.input_norm, self.final_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim > 1:
+                nn.init.normal_(parameter, std=0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
 
     def forward(self, x_ND: Tensor, batch: Batch) -> Tensor:
         drop = partial(dropout, batch.keys_N, self.probability)
@@ -181,7 +184,7 @@ class Backbone(nn.Module):
             padded = x_ND.new_zeros(math.prod(batch.shape), x_ND.shape[1]).index_copy(0, batch.slot_N, x_ND)
             return padded.view(*batch.shape, self.num_heads, -1).transpose(1, 2)
 
-        x_ND = drop(0, x_ND + functional.embedding(batch.place_N, self.positions_TD))
+        x_ND = drop(0, self.input_norm(x_ND + functional.embedding(batch.place_N, self.positions_TD)))
         for layer, block in enumerate(self.blocks):
             parts = map(heads, block.qkv(block.attention_norm(x_ND)).chunk(3, dim=1))
             # A causal mask does not look to the right, where the padding is.
@@ -208,7 +211,7 @@ class SasRec(nn.Module):
 
 
 class Generative(nn.Module):
-    """Semantic IDs: an event enters as the sum of its codes' rows, the next item leaves code by code."""
+    """An event enters as the sum of its codes' rows; a feed-forward decoder emits the next item's codes."""
 
     def __init__(self, config: dict, data: TrainingData) -> None:
         super().__init__()
@@ -223,7 +226,6 @@ class Generative(nn.Module):
             self.tables["item"] = Table("item", torch.tensor(data.item_ids), config)
         self.cross_entropy = nn.CrossEntropyLoss(reduction="sum", label_smoothing=model["label_smoothing"])
         self.backbone = Backbone(**model["backbone"])
-        # The decoder: on each level a feed-forward network, told the codes of the levels before.
         self.chosen_KD = nn.ParameterList(torch.empty(size, dim).normal_(std=0.02) for size in sizes[:-1])
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in sizes)
         self.up = nn.ModuleList(nn.Linear(dim, model["decoder_dim"]) for _ in sizes)
@@ -272,12 +274,12 @@ def steps(model: nn.Module, data: TrainingData, training: dict) -> Iterator[floa
 def start(config: dict) -> tuple[nn.Module, Iterator[float], int]:
     """The untrained model, the steps that train it (`next` takes one), and how many the config asks for."""
     config = with_defaults(config)
-    kind, training, data = config["model"]["name"], config["training"], TrainingData(config)
-    if config["model"]["user_embedding"] or (kind == "sasrec" and config["model"]["item_matrix"] != "dense"):
+    model, training, data = config["model"], config["training"], TrainingData(config)
+    if model.get("user_embedding") or (model["name"] == "sasrec" and model["item_matrix"] != "dense"):
         raise SystemExit("this file knows neither user embeddings nor sparse SASRec; use `rayrec train`")
     torch.manual_seed(config["seed"])
-    model = {"sasrec": SasRec, "generative": Generative}[kind](config, data)
-    return model, steps(model, data, training), training["epochs"] * data.steps_per_epoch
+    network = {"sasrec": SasRec, "generative": Generative}[model["name"]](config, data)
+    return network, steps(network, data, training), training["epochs"] * data.steps_per_epoch
 
 
 if __name__ == "__main__":
@@ -289,11 +291,10 @@ if __name__ == "__main__":
     run = with_defaults(yaml.safe_load(Path(arguments.config).read_text()))
     torch.set_num_threads(run["pipeline"]["trainer_threads"] or torch.get_num_threads())
     trained, losses, num_steps = start(run)
-    num_steps, started = arguments.steps or num_steps, time.perf_counter()
+    num_steps, began = arguments.steps or num_steps, perf_counter()
     for done, loss in enumerate(itertools.islice(losses, num_steps), start=1):
         if done % 100 == 0 or done == num_steps:
-            rate = done / (time.perf_counter() - started)
-            print(f"step {done} of {num_steps}: loss {loss:.4f}, {rate:.1f} steps/s", flush=True)
+            print(f"step {done}: loss {loss:.4f}, {done / (perf_counter() - began):.1f} steps/s", flush=True)
     if arguments.out:
         arrays = dict(trained.named_parameters()) | {n: t.weight_VD for n, t in trained.tables.items()}
         np.savez(arguments.out, **{name: array.detach().numpy() for name, array in arrays.items()})

@@ -9,6 +9,9 @@ from torch.nn import functional
 from rayrec.models.jagged import JaggedLayout, causal_attention
 from rayrec.models.keyed_random import KeyedDropout
 
+INITIAL_STD = 0.02
+"""Of every weight matrix and the positions, as in GPT-2 and BERT."""
+
 
 class Block(nn.Module):
     """Pre-norm attention and feed-forward, each added to its input (Xiong et al., ICML 2020)."""
@@ -47,15 +50,22 @@ class CausalTransformer(nn.Module):
         super().__init__()
         self.num_dropouts = 1 + 3 * num_layers
         """Indices taken by the dropouts in here; a head's own start after them."""
-        self.positions_TD = nn.Parameter(torch.empty(max_length, dim).normal_(std=0.02))
+        self.positions_TD = nn.Parameter(torch.empty(max_length, dim))
+        # Item rows begin small; without this norm the blocks' outputs drown them for the first epochs.
+        self.input_norm = nn.LayerNorm(dim)
         self.input_dropout = KeyedDropout(dropout, 0)
         self.blocks = nn.ModuleList(
             Block(dim, num_heads, feedforward_dim, dropout, index) for index in range(num_layers)
         )
         self.final_norm = nn.LayerNorm(dim)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim > 1:
+                nn.init.normal_(parameter, std=INITIAL_STD)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
 
     def forward(self, x_ND: Tensor, layout: JaggedLayout, keys_N: Tensor) -> Tensor:
-        x_ND = x_ND + functional.embedding(layout.place_N, self.positions_TD)
+        x_ND = self.input_norm(x_ND + functional.embedding(layout.place_N, self.positions_TD))
         x_ND = self.input_dropout(x_ND, keys_N)
         for block in self.blocks:
             x_ND = block(x_ND, layout, keys_N)

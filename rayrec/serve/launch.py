@@ -10,6 +10,7 @@ import errno
 import io
 import ipaddress
 import logging
+import os
 import signal
 import socket
 import threading
@@ -62,6 +63,9 @@ def serving(run: str | Path, config: ServeConfig) -> Iterator[str]:
     _check_run(run, config)
     _check_port(config.host, config.port)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it reports every step of its own
+    # Read by the processes of a cluster that starts here. Ray gives its workers a low priority: on a busy
+    # machine a proxy may need longer than the default of 5 s, and would be started again and again.
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", f"{READY_TIMEOUT_S:g}")
     with ray_cluster(config.cluster, config.num_replicas * config.threads):
         _refuse_second_serve()
         _check_accelerators(replica_resources(run, config), config.num_replicas)

@@ -17,7 +17,7 @@ def padded_reference(network, x_ND, lengths):
     longest = max(lengths)
     rows = x_ND.split(lengths)
     x_BTD = torch.stack([functional.pad(row, (0, 0, 0, longest - len(row))) for row in rows])
-    x_BTD = x_BTD + network.positions_TD[:longest]
+    x_BTD = network.input_norm(x_BTD + network.positions_TD[:longest])
     future_TT = torch.ones(longest, longest, dtype=torch.bool).triu(1)
     for block in network.blocks:
         # Its biases of queries, keys and values start as zeros, which is what the block has: none.

@@ -1,0 +1,50 @@
+"""Stands in for a trained model: three films, two users, and answers that can be told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+
+from rayrec.pipelines.recommender import Query, Recommendation
+
+ITEM_IDS = {"alien": 11, "7": 12, "brazil": 13}
+USER_IDS = {"ann": 0, "42": 1}
+HISTORIES = {"ann": [11, 12], "42": [13]}
+
+
+class FakeDataset:
+    items = SimpleNamespace(
+        keys=pa.chunked_array([list(ITEM_IDS)]), ids_I=np.array(list(ITEM_IDS.values()), dtype=np.int64)
+    )
+    users = pa.table({"user_key": list(USER_IDS), "user_id": list(USER_IDS.values())})
+
+    def user_by_key(self, key: str) -> int | None:
+        return USER_IDS.get(key)
+
+    def history_of(self, key: str) -> np.ndarray | None:
+        return np.array(HISTORIES[key], dtype=np.int64) if key in HISTORIES else None
+
+
+class FakeRecommender:
+    """Recommends "m0", "m1", ... by the model, "p0", "p1", ... by popularity; remembers what it was asked."""
+
+    run = "films"
+    committed_step = 99
+
+    def __init__(self) -> None:
+        self.dataset = FakeDataset()
+        self.asked: list[tuple[list[int], int, int, bool]] = []
+        """History ids, user id, k and exclude_seen of every question to the model."""
+
+    def recommend(
+        self, queries: Sequence[Query], k: int, exclude_seen: bool = True
+    ) -> list[list[Recommendation]]:
+        (query,) = queries
+        self.asked.append((query.history_ids.tolist(), query.user_id, k, exclude_seen))
+        return [[Recommendation(f"m{place}", f"Film {place}", -0.5 - place) for place in range(k)]]
+
+    def popular(self, k: int) -> list[Recommendation]:
+        return [Recommendation(f"p{place}", None, 9.0 - place) for place in range(k)]

@@ -1,0 +1,218 @@
+import asyncio
+import json
+import logging
+import threading
+
+import httpx
+import pytest
+from fastapi import HTTPException
+from fastapi.testclient import TestClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.serve.api import MAX_BODY_BYTES, ModelThread, build_api
+from rayrec.serve.schemas import MAX_HISTORY, ModelInfo, RecommendAnswer, RecommendRequest
+from rayrec.serve.service import RecommendationService
+from tests.serve.fake_recommender import FakeRecommender
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def client():
+    service = RecommendationService(FakeRecommender(), max_k=50)
+    return TestClient(build_api(service, max_waiting=4))
+
+
+def test_answer_is_what_the_page_promises(client):
+    answer = client.post("/v1/recommend", json={"history": ["alien", "nosuch"], "k": 1})
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "items": [{"item_id": "m0", "title": "Film 0", "score": -0.5}],
+        "source": "model",
+        "ignored_items": ["nosuch"],
+        "model": {"run": "films", "step": 100},
+    }
+
+
+def test_health_says_which_model_is_ready(client):
+    assert client.get("/health/live").json() == {"status": "live"}
+    assert client.get("/health/ready").json() == {
+        "status": "ready",
+        "model": {"run": "films", "step": 100},
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ({"k": 0}, "k: input should be greater than or equal to 1"),
+        ({"k": 51}, "k: 51 items are more than the 50 of one answer"),
+        ({"k": True}, "k: input should be a valid integer"),
+        ({"k": "3"}, "k: input should be a valid integer"),
+        ({"user_id": 1.5}, "user_id: expected a string or an integer"),
+        ({"user_id": "\ud800"}, "user_id: expected text that UTF-8 can encode"),
+        ({"history": "alien"}, "history: input should be a valid list"),
+        ({"history": ["alien", None]}, "history.1: expected a string or an integer"),
+        ({"history": ["alien", "\ud800"]}, "history.1: expected text that UTF-8 can encode"),
+        (
+            {"histroy": []},
+            "histroy: unknown field; known are user_id, history, k, exclude_seen",
+        ),
+        ([], "expected a JSON object, sent with the header 'Content-Type: application/json'"),
+    ],
+)
+def test_wrong_fields_are_named(client, body, sentence):
+    answer = client.post("/v1/recommend", content=json.dumps(body), headers=JSON)
+    assert (answer.status_code, answer.json()) == (422, {"error": sentence})
+
+
+def test_overlong_history_is_refused(client):
+    allowed = {"history": ["alien"] * MAX_HISTORY, "k": 1}
+    assert client.post("/v1/recommend", json=allowed).status_code == 200
+    answer = client.post("/v1/recommend", json={"history": ["alien"] * (MAX_HISTORY + 1)})
+    assert answer.status_code == 422
+    assert answer.json()["error"].startswith("history: list should have at most 10000 items")
+
+
+def test_a_body_that_is_not_announced_as_json_says_so(client):
+    answer = client.post("/v1/recommend", content=b'{"k": 1}')
+    assert answer.status_code == 422
+    assert "Content-Type: application/json" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("body", [b'{"k": 1', b"\xff\xfe{}", b"[" * 200_000], ids=["cut", "bytes", "deep"])
+def test_a_body_that_is_no_json_is_refused(client, body):
+    answer = client.post("/v1/recommend", content=body, headers=JSON)
+    assert answer.status_code == 400
+    assert set(answer.json()) == {"error"}
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_large_body_is_refused_before_it_is_read_whole(announced, client):
+    whole = b" " * (MAX_BODY_BYTES + 1)
+    body = whole if announced else (whole[start : start + 65_536] for start in range(0, len(whole), 65_536))
+    answer = client.post("/v1/recommend", content=body, headers=JSON)
+    assert answer.status_code == 413
+    assert answer.json() == {"error": "the body is larger than 1048576 bytes; send less"}
+
+
+def test_unknown_paths_and_methods_get_json(client):
+    missing, wrong = client.get("/v1/recommendations"), client.get("/v1/recommend")
+    assert (missing.status_code, wrong.status_code) == (404, 405)
+    assert missing.json() == {"error": "there is no GET /v1/recommendations; /docs lists what there is"}
+    assert wrong.headers["allow"] == "POST"
+
+
+KEYS = st.text() | st.integers()
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.floats() | KEYS, lambda some: st.lists(some, max_size=4), max_leaves=6
+)
+NEAR_MISSES = st.fixed_dictionaries(
+    {},
+    optional={
+        "user_id": KEYS | VALUES,
+        "history": st.lists(KEYS, max_size=5) | VALUES,
+        "k": st.integers(-2, 60) | VALUES,
+        "exclude_seen": VALUES,
+        "more": VALUES,
+    },
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(body=NEAR_MISSES | VALUES)
+def test_whatever_json_comes_the_answer_is_items_or_a_sentence(client, body):
+    answer = client.post("/v1/recommend", content=json.dumps(body), headers=JSON)
+    if answer.status_code == 200:
+        assert len(answer.json()["items"]) == min(body.get("k", 10), 3)
+    else:
+        assert answer.status_code in (400, 422)
+        assert isinstance(answer.json()["error"], str)
+
+
+def test_a_failure_is_logged_under_the_id_that_is_answered(caplog):
+    class Broken:
+        model = ModelInfo(run="films", step=1)
+
+        def recommend(self, request):
+            raise ZeroDivisionError("division of secrets")
+
+    client = TestClient(build_api(Broken(), max_waiting=1))
+    with caplog.at_level(logging.ERROR):
+        answer = client.post("/v1/recommend", json={})
+
+    assert answer.status_code == 500
+    assert answer.json()["error"] == "something failed in the service; its log says what"
+    assert "secrets" not in answer.text
+    (record,) = [record for record in caplog.records if record.name == "rayrec.serve.request_guard"]
+    assert answer.json()["error_id"] in record.getMessage()
+    assert record.exc_info[0] is ZeroDivisionError
+
+
+class SlowService:
+    """Computes one request at a time, each for as long as it is not released."""
+
+    model = ModelInfo(run="films", step=1)
+
+    def __init__(self):
+        self.begun, self.release = threading.Semaphore(0), threading.Semaphore(0)
+
+    def recommend(self, request):
+        self.begun.release()
+        self.release.acquire()
+        return RecommendAnswer(items=[], source="model", ignored_items=[], model=self.model)
+
+    async def computing(self):
+        await asyncio.to_thread(self.begun.acquire)
+
+
+def test_health_answers_and_more_requests_are_refused_while_the_model_computes():
+    service = SlowService()
+
+    async def scenario():
+        transport = httpx.ASGITransport(build_api(service, max_waiting=2))
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+            first = asyncio.create_task(client.post("/v1/recommend", json={}))
+            await service.computing()
+            others = [asyncio.create_task(client.post("/v1/recommend", json={})) for _ in range(2)]
+            (refused,), (waiting,) = await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+            live = await client.get("/health/live")
+            service.release.release(2)
+            return await first, await waiting, live, await refused
+
+    first, waiting, live, refused = asyncio.run(asyncio.wait_for(scenario(), timeout=20))
+    assert (first.status_code, waiting.status_code, live.status_code) == (200, 200, 200)
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"] == "1"
+    assert refused.json() == {"error": "2 requests are waiting already; try again in a second"}
+
+
+def test_a_caller_that_leaves_keeps_its_place_until_the_model_is_done():
+    service = SlowService()
+
+    async def scenario():
+        thread = ModelThread(service, max_waiting=1)
+        gone = asyncio.create_task(thread.recommend(RecommendRequest()))
+        await service.computing()
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        with pytest.raises(HTTPException):
+            await thread.recommend(RecommendRequest())
+        service.release.release(2)
+        while True:  # the place is free soon after the model is done
+            try:
+                return await thread.recommend(RecommendRequest())
+            except HTTPException:
+                await asyncio.sleep(0)
+
+    assert asyncio.run(asyncio.wait_for(scenario(), timeout=20)).source == "model"
+
+
+def test_page_describes_fields_and_errors(client):
+    page = client.get("/openapi.json").json()
+    schemas = page["components"]["schemas"]
+    described = page["paths"]["/v1/recommend"]["post"]["responses"]
+    assert "oldest first" in schemas["RecommendRequest"]["properties"]["history"]["description"]
+    assert set(described) == {"200", "400", "413", "422", "500", "503"}
+    assert described["422"]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorAnswer")

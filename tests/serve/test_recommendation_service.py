@@ -1,0 +1,88 @@
+import pytest
+
+from rayrec.serve.schemas import RecommendRequest
+from rayrec.serve.service import RecommendationService, RefusedRequestError
+from tests.serve.fake_recommender import FakeRecommender
+
+NOBODY = 2  # the smallest id that neither user has
+
+
+@pytest.fixture
+def recommender():
+    return FakeRecommender()
+
+
+@pytest.fixture
+def service(recommender):
+    return RecommendationService(recommender, max_k=50)
+
+
+def ask(service, **fields):
+    return service.recommend(RecommendRequest(**fields))
+
+
+def test_known_user_brings_the_stored_history(service, recommender):
+    answer = ask(service, user_id="ann", k=2)
+
+    assert recommender.asked == [([11, 12], 0, 2, True)]
+    assert answer.source == "model"
+    assert answer.ignored_items == []
+    assert [(item.item_id, item.title, item.score) for item in answer.items] == [
+        ("m0", "Film 0", -0.5),
+        ("m1", "Film 1", -1.5),
+    ]
+
+
+def test_answer_names_the_run_and_the_steps_in_its_weights(service):
+    model = ask(service, k=1).model
+    assert (model.run, model.step) == ("films", 100)  # steps 0 to 99
+
+
+def test_integer_keys_mean_what_their_digits_mean(service, recommender):
+    ask(service, user_id=42, k=1)
+    ask(service, history=[7], k=1)
+    assert recommender.asked == [([13], 1, 1, True), ([12], NOBODY, 1, True)]
+
+
+def test_history_of_the_request_wins_and_the_user_stays(service, recommender):
+    ask(service, user_id="ann", history=["brazil", "alien", "brazil"], k=1, exclude_seen=False)
+    assert recommender.asked == [([13, 11, 13], 0, 1, False)]
+
+
+def test_unknown_user_with_a_history_is_nobody_of_the_training_data(service, recommender):
+    ask(service, user_id="zoe", history=["alien"], k=1)
+    assert recommender.asked == [([11], NOBODY, 1, True)]
+
+
+def test_unknown_items_are_left_out_and_named_once(service, recommender):
+    answer = ask(service, history=["nosuch", "alien", 99, "nosuch"], k=1)
+    assert recommender.asked == [([11], NOBODY, 1, True)]
+    assert answer.ignored_items == ["nosuch", 99]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"user_id": "zoe"}, {"history": []}, {"user_id": "ann", "history": []}, {"history": ["nosuch"]}],
+    ids=["nothing", "unknown user", "empty history", "known user, empty history", "unknown item"],
+)
+def test_popular_items_answer_where_no_item_is_known(service, recommender, fields):
+    answer = ask(service, k=2, **fields)
+    assert recommender.asked == []
+    assert answer.source == "popular"
+    assert [item.item_id for item in answer.items] == ["p0", "p1"]
+    assert answer.ignored_items == fields.get("history", [])
+
+
+def test_more_than_the_catalogue_is_all_of_it(service, recommender):
+    assert len(ask(service, user_id="ann", k=50).items) == 3
+    assert len(ask(service, k=4).items) == 3
+
+
+def test_more_than_an_answer_holds_is_refused(service):
+    with pytest.raises(RefusedRequestError, match="k: 51 items are more than the 50 of one answer"):
+        ask(service, k=51)
+
+
+def test_warming_up_takes_the_model_through_a_user_and_a_history(service, recommender):
+    service.warm_up()
+    assert recommender.asked == [([11, 12], 0, 3, True), ([11], NOBODY, 3, True)]

@@ -1,0 +1,104 @@
+import json
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+
+from rayrec.pipelines.recommender import Query, Recommender
+from rayrec.platform.errors import InputError
+from rayrec.serve.config import ServeConfig
+from rayrec.serve.launch import serving
+from tests.runs import make_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("serve"))
+
+
+@pytest.fixture
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(run, **settings):
+    with serving(run, ServeConfig(**settings)):
+        raise AssertionError("the service was started")
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(InputError, match="not a run folder"):
+        start(tmp_path)
+
+
+def test_a_changed_snapshot_is_refused(tmp_path, free_port):
+    run = make_run(tmp_path)
+    (weights,) = run.glob("snapshots/*/dense.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")
+    with pytest.raises(InputError, match="dense.safetensors: its checksum differs"):
+        start(run, port=free_port)
+
+
+def test_a_port_in_use_is_refused(run):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            InputError, match=f"port {port} on 127.0.0.1 is in use; choose another with --port"
+        ):
+            start(run, port=port)
+
+
+def test_a_host_that_is_not_of_this_machine_is_refused(run, free_port):
+    with pytest.raises(InputError, match=f"cannot listen on port {free_port} of 192.0.2.1: "):
+        start(run, host="192.0.2.1", port=free_port)
+
+
+def test_an_unknown_device_is_refused():
+    with pytest.raises(InputError, match="there is no device 'abacus'"):
+        ServeConfig.parse({"device": "abacus"})
+
+
+def fetch(url, body=None):
+    """Status and JSON of an answer; never through a proxy of the environment."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    content = None if body is None else json.dumps(body).encode()
+    try:
+        with opener.open(
+            urllib.request.Request(url, content, {"Content-Type": "application/json"}), timeout=30
+        ) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_the_service_answers_like_the_model_and_leaves_nothing_behind(run, free_port):
+    recommender = Recommender.load(run)
+    dataset = recommender.dataset
+    query = Query(dataset.history_of("u3"), dataset.user_by_key("u3"))
+    (expected,) = recommender.recommend([query], 3)
+
+    with serving(run, ServeConfig(port=free_port)) as url:
+        assert url == f"http://127.0.0.1:{free_port}"
+        ready, health = fetch(f"{url}/health/ready")
+        status, answer = fetch(f"{url}/v1/recommend", {"user_id": "u3", "k": 3})
+        refused, error = fetch(f"{url}/v1/recommend", {"k": 0})
+        with pytest.raises(InputError, match="is in use"):
+            start(run, port=free_port)
+        with pytest.raises(InputError, match="runs Ray Serve already"):
+            start(run, port=free_port + 1)
+
+    assert (ready, health["status"], health["model"]) == (200, "ready", {"run": "run", "step": 3})
+    assert (status, answer["source"]) == (200, "model")
+    assert [item["item_id"] for item in answer["items"]] == [item.item_key for item in expected]
+    assert [item["title"] for item in answer["items"]] == [item.title for item in expected]
+    assert [item["score"] for item in answer["items"]] == pytest.approx([item.score for item in expected])
+    assert (refused, error) == (422, {"error": "k: input should be greater than or equal to 1"})
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", free_port)) != 0
