@@ -164,6 +164,7 @@ def tokenize_command(
     text_weight: Annotated[float, typer.Option(help="Weight of text beside interactions.")] = 1.0,
     window: Annotated[int, typer.Option(help="Places between events that count as neighbours.")] = 5,
     dim: Annotated[int, typer.Option(help="Width of interaction vectors.")] = 64,
+    components: Annotated[int, typer.Option(help="Principal components that are clustered.")] = 64,
     seed: Annotated[int, typer.Option(help="Seed of the clustering.")] = 0,
 ) -> Answer:
     """Give every item of a data set its semantic ID."""
@@ -178,6 +179,7 @@ def tokenize_command(
             "text_weight": text_weight,
             "window": window,
             "dim": dim,
+            "components": components,
             "seed": seed,
         },
         source="rayrec tokenize",

@@ -204,6 +204,20 @@ def combine(
     return ItemVectors(vectors_ID.astype(np.float32), int((~known_I).sum()))
 
 
+def principal_components(vectors_ID: FloatArray, dim: int) -> NDArray[np.float32]:
+    """[I, min(dim, D)] coordinates along the directions of largest variance, about the mean.
+
+    Residual k-means needs few dimensions: what is left of wide vectors after a level or two points
+    everywhere, a centroid near zero is then closer to most of them than any other is, and a level ends
+    with most items in a handful of its codes.
+    """
+    centred_ID = np.asarray(vectors_ID, dtype=np.float64) - np.mean(vectors_ID, axis=0, dtype=np.float64)
+    if dim >= centred_ID.shape[1]:
+        return centred_ID.astype(np.float32)
+    _, directions_DD = np.linalg.eigh(centred_ID.T @ centred_ID)  # by rising eigenvalue
+    return (centred_ID @ directions_DD[:, : -dim - 1 : -1]).astype(np.float32)
+
+
 def _neighbour_counts(
     item_positions_N: NDArray[np.int64], offsets_B1: NDArray[np.int64], num_items: int, window: int
 ) -> csr_array:

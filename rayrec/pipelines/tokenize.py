@@ -13,7 +13,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import Field
 
-from rayrec.models.item_vectors import ItemVectors, combine, interaction_vectors, text_vectors
+from rayrec.models.item_vectors import (
+    ItemVectors,
+    combine,
+    interaction_vectors,
+    principal_components,
+    text_vectors,
+)
 from rayrec.models.tokenizers.fit import fit_registry
 from rayrec.pipelines.assembly import SEMANTIC_IDS_FOLDER
 from rayrec.platform.config import Config
@@ -33,6 +39,8 @@ class TokenizeConfig(Config):
     texts (needs the extra `text`), or the two side by side."""
     text_weight: float = Field(1.0, gt=0)
     """With `both`: length of a text vector beside an interaction vector of length 1."""
+    components: int = Field(64, ge=1)
+    """Principal components of these vectors that are clustered; k-means fails in many more."""
     num_levels: int = Field(3, ge=1, le=8)
     codebook_size: int = Field(256, ge=2, le=32_768)
     collisions: Literal["extra_digit", "reassign"] = "extra_digit"
@@ -74,14 +82,14 @@ def tokenize(
     vectors = _item_vectors(dataset, config, progress)
     try:
         registry, report = fit_registry(
-            vectors.vectors_ID,
+            principal_components(vectors.vectors_ID, config.components),
             dataset.items.ids_I,
             dataset.fingerprint,
             num_levels=config.num_levels,
             codebook_size=config.codebook_size,
             collision_policy=config.collisions,
             seed=config.seed,
-            vectors_from=config.vectors,
+            vectors_from=f"{config.components} components of {config.vectors}",
         )
     except ValueError as error:
         raise InputError(f"{data}: {error}; try a smaller --codebook-size or fewer --levels") from error

@@ -3,7 +3,8 @@ import sys
 import numpy as np
 import pytest
 
-from rayrec.models.item_vectors import combine, interaction_vectors, text_vectors
+from rayrec.models.item_vectors import combine, interaction_vectors, principal_components, text_vectors
+from rayrec.models.tokenizers.fit import fit_registry
 from rayrec.platform.errors import InputError
 
 
@@ -120,6 +121,30 @@ def test_items_without_data_get_distinct_noise_keyed_by_their_id():
 def test_blocks_that_cannot_be_combined_are_refused(blocks, weights, message):
     with pytest.raises(ValueError, match=message):
         combine(blocks, np.arange(3), weights)
+
+
+def test_principal_components_keep_the_directions_of_largest_variance():
+    scales_D = np.array([1.0, 5.0, 0.1, 3.0])
+    vectors_ID = np.random.default_rng(0).standard_normal((4000, 4)) * scales_D + 7
+    components_IC = principal_components(vectors_ID.astype(np.float32), 2)
+
+    assert components_IC.shape == (4000, 2)
+    np.testing.assert_allclose(components_IC.std(axis=0), [5.0, 3.0], rtol=0.05)
+    np.testing.assert_allclose(components_IC.mean(axis=0), 0.0, atol=1e-4)
+    centred_ID = vectors_ID - vectors_ID.mean(axis=0)
+    np.testing.assert_allclose(principal_components(vectors_ID, 9), centred_ID, rtol=1e-4, atol=1e-5)
+
+
+def test_codes_of_components_are_used_more_evenly_than_codes_of_wide_vectors():
+    rng = np.random.default_rng(0)
+    lengths_I1 = rng.gamma(1.0, size=(1500, 1))
+    wide_ID = (rng.standard_normal((1500, 200)) / np.sqrt(np.arange(1, 201)) * lengths_I1).astype(np.float32)
+
+    def last_perplexity(vectors_ID):
+        _, report = fit_registry(vectors_ID, np.arange(1500), "data", codebook_size=32)
+        return report["levels"][2]["perplexity"]
+
+    assert last_perplexity(principal_components(wide_ID, 16)) > 1.5 * last_perplexity(wide_ID)
 
 
 def test_a_missing_text_extra_is_named(monkeypatch):

@@ -38,7 +38,7 @@ def test_a_changed_snapshot_is_refused(tmp_path, free_port):
     run = make_run(tmp_path)
     (weights,) = run.glob("snapshots/*/dense.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")
-    with pytest.raises(InputError, match="dense.safetensors: its checksum differs"):
+    with pytest.raises(InputError, match=r"dense\.safetensors: its checksum differs"):
         start(run, port=free_port)
 
 
