@@ -86,7 +86,7 @@ def test_label_smoothing_mixes_in_the_mean_loss_over_all_codes():
     state_D, by_hand = model.contexts(batch)[0], 0.0
     for level, code in enumerate(CODES_IL[5].tolist()):
         log_probs = functional.log_softmax(model.decoder.logits(state_D, level), dim=0)
-        by_hand -= 0.9 * float(log_probs[code]) + 0.1 * float(log_probs.mean())
+        by_hand -= 0.9 * log_probs[code].item() + 0.1 * log_probs.mean().item()
         if level + 1 < len(LEVEL_SIZES):
             state_D = model.decoder.condition(state_D, level, torch.tensor(code))
     assert loss == pytest.approx(by_hand, rel=1e-5)

@@ -1,0 +1,201 @@
+"""The command as a person meets it: exit codes, the error in one line, the last line for machines."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from rayrec.cli import app
+from tests.data import random_events, write_source
+from tests.runs import make_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("cli"))
+
+
+@pytest.fixture
+def source(tmp_path):
+    return write_source(tmp_path / "source", random_events(20, 10))
+
+
+def rayrec(*arguments):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def refused(*arguments):
+    """The one line that says why a command did nothing."""
+    code, stdout, stderr = rayrec(*arguments)
+    assert (code, stdout) == (2, "")
+    *above, line = stderr.splitlines()
+    assert not any("Traceback" in other for other in above)
+    assert line.startswith("rayrec: ")
+    return line
+
+
+def answer(*arguments):
+    """The last line of a command that succeeds."""
+    code, stdout, stderr = rayrec(*arguments, "--json")
+    assert code == 0, stderr
+    return json.loads(stdout.splitlines()[-1])
+
+
+COMMANDS = ("prepare", "tokenize", "train", "evaluate", "recommend", "serve", "bench", "doctor")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name):
+    code, stdout, _ = rayrec(name, "--help")
+    assert code == 0
+    for option in ("--json", "--debug"):
+        assert option in stdout
+
+
+def test_a_log_becomes_a_data_set_with_semantic_ids(source, tmp_path):
+    prepared = answer("prepare", source, tmp_path / "data", "--no-ray")
+    assert prepared["counts"]["users"] == 20
+    tokenized = answer("tokenize", tmp_path / "data", "--codebook-size", 3, "--levels", 2)
+    assert tokenized["num_items"] == 10
+    assert (tmp_path / "data" / "semantic_ids" / "registry.json").is_file()
+
+
+def test_without_json_the_standard_output_is_a_table(source, tmp_path):
+    code, stdout, _ = rayrec("prepare", source, tmp_path / "data", "--no-ray")
+    assert code == 0
+    assert "Prepared" in stdout
+    assert "{" not in stdout
+
+
+def test_a_missing_source_is_named(tmp_path):
+    assert f"{tmp_path / 'nothing'}: " in refused("prepare", tmp_path / "nothing", tmp_path / "data")
+
+
+def test_what_is_refused_leaves_nothing_behind(tmp_path):
+    source = write_source(tmp_path / "source", [("u", "i", 1.0), ("u", "j", -5.0), ("u", "k", 3.0)])
+    before = sorted(tmp_path.rglob("*"))
+    assert "-5" in refused("prepare", source, tmp_path / "data", "--no-ray")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_debug_shows_the_traceback(tmp_path):
+    result = CliRunner().invoke(
+        app, ["prepare", str(tmp_path / "nothing"), str(tmp_path / "data"), "--debug"]
+    )
+    assert result.exit_code == 1
+    assert type(result.exception).__name__ == "InputError"  # raised on, so that Python prints it
+
+
+def test_a_column_without_a_role_is_explained(source, tmp_path):
+    line = refused("prepare", source, tmp_path / "data", "--column", "customer")
+    assert "expected ROLE=NAME" in line
+
+
+def test_a_setting_that_does_not_exist_suggests_the_nearest(tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text("data: {path: nowhere}\nmodel: {name: sasrec}\ntraining: {batchsize: 4}\n")
+    line = refused("train", config, "--run", tmp_path / "run")
+    assert "training.batchsize" in line
+    assert "batch_size" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_override_that_does_not_exist_suggests_the_nearest(tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text("data: {path: nowhere}\nmodel: {name: sasrec}\n")
+    assert "epochs" in refused("train", config, "--set", "training.epoch=3")
+
+
+def test_a_data_set_that_is_missing_is_named(tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text(f"data: {{path: {tmp_path / 'nowhere'}}}\nmodel: {{name: sasrec}}\n")
+    assert str(tmp_path / "nowhere") in refused("train", config, "--run", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_holds_another_run_is_left_alone(run, tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text(f"data: {{path: {run.parent / 'data'}}}\nmodel: {{name: sasrec}}\n")
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    line = refused("train", config, "--run", run)
+    assert str(run) in line
+    assert "--run" in line
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_evaluating_reports_model_and_popularity(run):
+    report = answer("evaluate", run)
+    assert {"recall@10", "ndcg@10"} <= set(report["results"]["popularity"])
+    assert set(report["results"]) >= {"model", "popularity"}
+
+
+def test_recommending_answers_with_titles(run):
+    found = answer("recommend", run, "--user", "u3", "-k", 4)
+    assert [item["title"] for item in found["items"]] == [
+        f"Title of {item['item_key']}" for item in found["items"]
+    ]
+    assert len(found["items"]) == 4
+
+
+def test_a_user_who_is_not_there_is_named(run):
+    assert "--user nobody: there is no such user" in refused("recommend", run, "--user", "nobody")
+
+
+@pytest.mark.parametrize("name", ["evaluate", "serve"])
+def test_a_folder_that_is_no_run_is_refused(name, tmp_path):
+    assert "not a run folder" in refused(name, tmp_path)
+
+
+def test_a_port_in_use_is_refused(run):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"port {port} on 127.0.0.1 is in use" in refused("serve", run, "--port", port)
+
+
+def test_benchmarks_are_listed_and_a_wrong_name_suggests_one():
+    assert "spine" in answer("bench")["benches"]
+    assert "did you mean 'spine'?" in refused("bench", "spin")
+
+
+def test_the_doctor_finds_what_every_run_needs():
+    findings = {finding["subject"]: finding["status"] for finding in answer("doctor")["findings"]}
+    assert findings["ray"] == findings["torch"] == "ok"
+
+
+def test_as_a_module_it_is_the_same_command():
+    shown = subprocess.run(
+        [sys.executable, "-m", "rayrec", "--help"], capture_output=True, text=True, check=True
+    )
+    assert all(name in shown.stdout for name in COMMANDS)
+
+
+SLEEPER = """
+import time, typer
+from rayrec.platform.console import command
+
+app = typer.Typer()
+
+@command(app, "sleep")
+def sleep():
+    print("asleep", flush=True)
+    time.sleep(60)
+
+app()
+"""
+
+
+def test_sigterm_ends_a_command_like_ctrl_c():
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", SLEEPER], **pipes) as process:
+        assert process.stdout.readline() == "asleep\n"
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert stderr == "rayrec: interrupted\n"
