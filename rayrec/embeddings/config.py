@@ -1,10 +1,10 @@
-"""Settings of the sparse stage: its tables, their optimizers, how many servers hold them."""
+"""Settings of an embedding table and its optimizer."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rayrec.platform.config import Config
 from rayrec.platform.schedule import RateSchedule
@@ -52,29 +52,3 @@ class TableConfig(Config):
     """What the optimizer's learning rate is multiplied by at each step."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """New rows depend on this and the id alone. Tables of one run have different seeds."""
-
-
-class SparseConfig(Config):
-    """The sparse stage of a run."""
-
-    tables: tuple[TableConfig, ...] = Field(min_length=1)
-    num_servers: int = Field(default=2, ge=1, le=65_536)
-    """Parameter servers; each holds one shard of every table."""
-    wait_timeout_s: float = Field(default=120.0, gt=0)
-    """Longest a lookup waits for the step it depends on before it fails."""
-
-    @model_validator(mode="after")
-    def _tables_are_distinct(self) -> Self:
-        names = [table.name for table in self.tables]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"two embedding tables are named {name!r}; give each its own name")
-        by_seed: dict[int, str] = {}
-        for table in self.tables:
-            other = by_seed.setdefault(table.seed, table.name)
-            if other != table.name:
-                raise ValueError(
-                    f"tables {other!r} and {table.name!r} share seed {table.seed}: an id that is in both "
-                    "would start with the same values; give each table its own seed."
-                )
-        return self

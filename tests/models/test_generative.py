@@ -43,7 +43,7 @@ def item_log_probs(model: GenerativeRecommender, context_D: torch.Tensor) -> lis
             same_prefix = (CODES_IL[:, :level] == codes[:level]).all(axis=1)
             allowed = sorted(set(CODES_IL[same_prefix, level].tolist()))
             log_probs = model.decoder.logits(state_D, level)[allowed].log_softmax(0)
-            score += float(log_probs[allowed.index(code)])
+            score += log_probs[allowed.index(code)].item()
             if level + 1 < len(LEVEL_SIZES):
                 state_D = model.decoder.condition(state_D, level, torch.tensor(code))
         scores.append(score)
