@@ -10,16 +10,23 @@ reduced to feed-forward layers, so that all positions and levels train at once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.backbone import CausalTransformer
-from rayrec.models.beam import beam_search
+from rayrec.models.beam import Step, beam_search
 from rayrec.models.keyed_random import KeyedDropout
 from rayrec.models.sequence_model import Ranking, SequenceModel
 from rayrec.models.tensor_batch import TensorBatch
 from rayrec.models.trie import CodeTrie
+
+MIN_EXTRA_BEAMS = 16
+"""Fewest beams beside the configured ones, of rows that exclude items: short histories share a width."""
+MAX_BEAMS = 1 << 16
+"""Most beams decoded at once, over all rows: bounds the logits to 64 MiB for 256 codes a level."""
 
 
 class CodeDecoder(nn.Module):
@@ -94,18 +101,47 @@ class GenerativeRecommender(SequenceModel):
 
     def rank(self, batch: TensorBatch, k: int, excluded_BE: Tensor | None) -> Ranking:
         context_BD = self.last_contexts(batch)
-
-        def next_logits(depth: int, codes_BWd: Tensor, parent_BW: Tensor | None) -> Tensor:
-            state_BWD = context_BD[:, None, :]
-            for level in range(depth):
-                state_BWD = self.decoder.condition(state_BWD, level, codes_BWd[:, :, level])
-            return self.decoder.logits(state_BWD, depth)
-
         if self.trie.device != context_BD.device:  # the trie is no buffer that Module.to() would move
             self.trie = self.trie.to(context_BD.device)
-        # Excluded items take part until the last level; each may keep another one from the beam.
-        width = max(self.beam_width, k) + (0 if excluded_BE is None else excluded_BE.shape[1])
-        found = beam_search(
-            next_logits, self.trie, min(width, self.trie.num_items), len(context_BD), excluded_BE
-        )
-        return Ranking(found.items_BW[:, :k], found.log_probs_BW[:, :k])
+        items_BK = torch.full((len(context_BD), k), -1, device=context_BD.device)
+        scores_BK = torch.full((len(context_BD), k), -torch.inf, device=context_BD.device)
+        for rows_R, width, excluded_RE in self._groups(len(context_BD), max(self.beam_width, k), excluded_BE):
+            step = self._decoding_step(context_BD[rows_R])
+            found = beam_search(step, self.trie, width, len(rows_R), excluded_RE)
+            size = min(k, width)
+            items_BK[rows_R, :size] = found.items_BW[:, :size]
+            scores_BK[rows_R, :size] = found.log_probs_BW[:, :size]
+        return Ranking(items_BK, scores_BK)
+
+    def _decoding_step(self, context_RD: Tensor) -> Step:
+        def next_logits(depth: int, codes_RWd: Tensor, parent_RW: Tensor | None) -> Tensor:
+            state_RWD = context_RD[:, None, :]
+            for level in range(depth):
+                state_RWD = self.decoder.condition(state_RWD, level, codes_RWd[:, :, level])
+            return self.decoder.logits(state_RWD, depth)
+
+        return next_logits
+
+    def _groups(
+        self, num_rows: int, base_width: int, excluded_BE: Tensor | None
+    ) -> Iterator[tuple[Tensor, int, Tensor | None]]:
+        """Rows to decode together, the width of their beams and what they exclude.
+
+        Excluded items take part until the last level, where each may keep another one from the beam; so a
+        beam is wider by their number, rounded up to a power of two. A row's beam does not depend on the
+        rows beside it: one long history makes no other request slower, nor answer it differently.
+        """
+        if excluded_BE is None:
+            extra_B = torch.zeros(num_rows, dtype=torch.int64)
+        else:
+            counts_B = (excluded_BE >= 0).sum(1).cpu()
+            extra_B = 2 ** counts_B.clamp(min=MIN_EXTRA_BEAMS).double().log2().ceil().long()
+        for extra in extra_B.unique().tolist():
+            width = min(base_width + extra, self.trie.num_items)
+            for rows_R in (extra_B == extra).nonzero()[:, 0].split(max(1, MAX_BEAMS // width)):
+                rows_R = rows_R.to(self.trie.device)
+                if excluded_BE is None:
+                    yield rows_R, width, None
+                else:
+                    excluded_RE = excluded_BE[rows_R]
+                    yield rows_R, width, excluded_RE[:, (excluded_RE >= 0).any(0)]

@@ -3,6 +3,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from rayrec.models.beam import beam_search
 from rayrec.models.generative import CodeDecoder, GenerativeRecommender
 from rayrec.samples.features import code_ids
 from tests.models.networks import DIM, backbone, histories, shares, tensor_batch
@@ -132,6 +133,37 @@ def test_excluded_items_never_come_out():
         allowed = set(range(NUM_ITEMS)) - set(left_out)
         assert set(items_K) == allowed | {-1}
         assert scores_K[len(allowed) :] == [-np.inf] * (NUM_ITEMS - len(allowed))
+
+
+def test_a_rows_ranking_does_not_depend_on_the_rows_beside_it(monkeypatch):
+    """One row excludes much more than the others, and few beams fit at once."""
+    monkeypatch.setattr("rayrec.models.generative.MIN_EXTRA_BEAMS", 1)
+    monkeypatch.setattr("rayrec.models.generative.MAX_BEAMS", 3)
+    excluded_BE = torch.tensor([[0, 3, 5, 2, 4], [6, -1, -1, -1, -1], [-1, 4, 0, -1, -1]])
+    model = recommender(beam_width=1)
+    together = model.rank(tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, CODES_IL)), 2, excluded_BE)
+
+    for row, history in enumerate(ROWS):
+        batch = tensor_batch(histories([history], NUM_ITEMS, TABLES, CODES_IL))
+        alone = model.rank(batch, 2, excluded_BE[row : row + 1])
+        assert together.items_BK[row].tolist() == alone.items_BK[0].tolist()
+        torch.testing.assert_close(together.scores_BK[row], alone.scores_BK[0])
+
+
+def test_beams_grow_with_what_their_own_row_excludes(monkeypatch):
+    widths = []
+
+    def recorded(step, trie, width, num_rows, excluded):
+        widths.append((num_rows, width, excluded.shape[1]))
+        return beam_search(step, trie, width, num_rows, excluded)
+
+    monkeypatch.setattr("rayrec.models.generative.beam_search", recorded)
+    monkeypatch.setattr("rayrec.models.generative.MIN_EXTRA_BEAMS", 1)
+    excluded_BE = torch.tensor([[0, 3, 5], [6, -1, -1], [1, -1, -1]])
+    model = recommender(beam_width=2)
+    model.rank(tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, CODES_IL)), 1, excluded_BE)
+
+    assert widths == [(2, 3, 1), (1, 6, 3)]
 
 
 def test_gradients_reach_every_code_and_item_row_of_the_inputs():
