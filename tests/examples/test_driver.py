@@ -1,0 +1,24 @@
+"""The driver script, as a user starts it."""
+
+import pytest
+
+from examples import driver
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.tokenize import TokenizeConfig, tokenize
+from tests.data import small_dataset
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_the_driver_trains_and_evaluates(tmp_path, monkeypatch, capsys):
+    dataset = small_dataset(tmp_path / "data")
+    tokenize(dataset.root, config=TokenizeConfig(num_levels=2, codebook_size=4))
+    run = tmp_path / "run"
+    monkeypatch.setattr("sys.argv", ["driver.py", str(dataset.root), str(run), "--epochs", "1"])
+
+    driver.main()
+
+    printed = capsys.readouterr().out
+    assert "recall@10" in printed
+    assert "popularity" in printed
+    assert RunFolder.open(run).state["state"] == "finished"
