@@ -60,7 +60,7 @@ class LookupStats:
     rows_wait_s: float = 0.0
     """Time `rows` waited for servers."""
     update_wait_s: float = 0.0
-    """Time `update` and `drain` waited for servers."""
+    """Time `update` and `drain` waited for servers, not that of preparing what is sent."""
     num_early: int = 0
     """Rows asked for before the update of the step before was sent."""
     num_late: int = 0
@@ -116,16 +116,20 @@ class SyncLookups:
 
     def rows(self, step: int, lookups: Lookups) -> dict[str, Float32Array]:
         ids = _ids(lookups)
+        everything = {name: np.arange(len(ids_M)) for name, ids_M in ids.items()}
+        rows = self._client.empty_rows(ids)
+        pending = self._client.request(ids, everything, after_step=step - 1)
         started = self._clock()
-        rows = self._client.read(ids, after_step=step - 1)
+        pending.write_to(rows)
         self.stats.rows_wait_s += self._clock() - started
         self.stats.num_late += sum(map(len, ids.values()))
         return rows
 
     def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
-        started = self._clock()
         tag = UpdateTag(self._incarnation, step, self._source)
-        for reply in self._client.send(tag, _ids(lookups), grads):
+        sent = self._client.send(tag, _ids(lookups), grads)
+        started = self._clock()
+        for reply in sent:
             reply.result()
         self.stats.update_wait_s += self._clock() - started
 
@@ -142,6 +146,8 @@ class _Announced:
     requests: list[PendingRows] = field(default_factory=list)
     overlap: dict[str, Int64Array] = field(default_factory=dict)
     """Places, by table, of the ids that are asked for after the update of the step before."""
+    num_requested: dict[str, int] = field(default_factory=dict)
+    """Places, by table, that `requests` will fill; no place is asked for twice."""
 
 
 class ExactPrefetch:
@@ -170,7 +176,7 @@ class ExactPrefetch:
         self._unacknowledged: list[Reply[int]] = []
 
     def prefetch(self, step: int, lookups: Lookups) -> None:
-        batch = self._announced[step] = _Announced(step, lookups)
+        batch = _Announced(step, lookups)
         before = self._announced.get(step - 1)
         if before is None:
             # Updated already, or never announced: then any id may depend on it.
@@ -179,18 +185,21 @@ class ExactPrefetch:
         else:
             early, batch.overlap = _split_by_touched(lookups, before.lookups)
             self._request(batch, early, after_step=step - 2)
+        self._announced[step] = batch  # last: a batch whose requests could not be sent is not announced
 
     def rows(self, step: int, lookups: Lookups) -> dict[str, Float32Array]:
         if step not in self._announced:
             self.prefetch(step, lookups)
         batch = self._announced[step]
         self._request_overlap(batch)
+        _check_complete(batch)
         rows = self._client.empty_rows(_ids(batch.lookups))
         started = self._clock()
         for pending in batch.requests:
             pending.write_to(rows)
         self.stats.rows_wait_s += self._clock() - started
         batch.requests.clear()
+        batch.num_requested.clear()
         return rows
 
     def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
@@ -212,11 +221,14 @@ class ExactPrefetch:
         self.stats.update_wait_s += self._clock() - started
 
     def _request_overlap(self, batch: _Announced) -> None:
-        overlap, batch.overlap = batch.overlap, {}
-        self._request(batch, overlap, after_step=batch.step - 1)
+        if batch.overlap:
+            self._request(batch, batch.overlap, after_step=batch.step - 1)
+            batch.overlap = {}
 
     def _request(self, batch: _Announced, places: Mapping[str, Int64Array], after_step: int) -> None:
         batch.requests.append(self._client.request(_ids(batch.lookups), places, after_step))
+        for name, places_M in places.items():
+            batch.num_requested[name] = batch.num_requested.get(name, 0) + len(places_M)
         num_ids = sum(map(len, places.values()))
         if after_step == batch.step - 1:
             self.stats.num_late += num_ids
@@ -226,6 +238,17 @@ class ExactPrefetch:
 
 def _ids(lookups: Lookups) -> dict[str, Int64Array]:
     return {name: ids.ids_M for name, ids in lookups.items()}
+
+
+def _check_complete(batch: _Announced) -> None:
+    """Rows are written into uninitialised memory: every place needs a request of its own."""
+    for name, ids in batch.lookups.items():
+        num_requested = batch.num_requested.get(name, 0)
+        if num_requested != len(ids.ids_M):
+            raise RuntimeError(
+                f"step {batch.step}, table {name!r}: rows of {num_requested} of {len(ids.ids_M)} ids were "
+                "asked for; the rows of a step can be taken once"
+            )
 
 
 def _split_by_touched(

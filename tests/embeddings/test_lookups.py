@@ -1,5 +1,6 @@
 """Rows read ahead are the rows read in turn, bit for bit, however replies are delayed and reordered."""
 
+import contextlib
 import random
 import threading
 from collections.abc import Callable
@@ -242,6 +243,57 @@ def test_a_batch_that_was_not_announced_is_read_after_the_update_before_it():
         mode.rows(step, alone(7))
         mode.update(step, alone(7), ones(alone(7)))
     assert [call[::3] for call in transport.calls if call[0] == "lookup"] == [("lookup", -1), ("lookup", 0)]
+
+
+class RefusingTransport(AdversarialTransport):
+    """Cannot send lookups of the given number, counted from the first."""
+
+    def __init__(self, shards, refused: set[int]) -> None:
+        super().__init__(shards, seed=0)
+        self._refused = refused
+        self._num_lookups = 0
+
+    def lookup(self, shard, request, after_step):
+        self._num_lookups += 1
+        if self._num_lookups - 1 in self._refused:
+            raise ConnectionError("no way to the server")
+        return super().lookup(shard, request, after_step)
+
+
+def trained_rows(mode: LookupMode) -> np.ndarray:
+    """Rows of the second of two batches, each announced and asked for again where that failed."""
+
+    def insist(call, *arguments):
+        try:
+            return call(*arguments)
+        except ConnectionError:
+            return call(*arguments)
+
+    first, second = alone(1, 2, 3), alone(3, 4, 5)
+    for step, batch in enumerate((first, second)):
+        with contextlib.suppress(ConnectionError):
+            mode.prefetch(step, batch)
+    insist(mode.rows, 0, first)
+    with contextlib.suppress(ConnectionError):
+        mode.update(0, first, ones(first))
+    return insist(mode.rows, 1, second)["items"]
+
+
+@pytest.mark.parametrize("refused", [{0}, {1}, {2}, {1, 2}], ids=str)
+def test_a_request_that_could_not_be_sent_never_becomes_rows(refused):
+    expected_MD = trained_rows(SyncLookups(ITEMS, ShardMap(1), LocalTransport(make_shards(ITEMS, 1))))
+
+    transport = RefusingTransport(make_shards(ITEMS, 1), refused)
+    found_MD = trained_rows(ExactPrefetch(ITEMS, ShardMap(1), transport))
+
+    assert found_MD.tobytes() == expected_MD.tobytes()
+
+
+def test_rows_of_a_step_are_not_given_out_twice():
+    mode = ExactPrefetch(ITEMS, ShardMap(1), LocalTransport(make_shards(ITEMS, 1)))
+    mode.rows(0, alone(1, 2))
+    with pytest.raises(RuntimeError, match=r"step 0, table 'items': rows of 0 of 2 ids"):
+        mode.rows(0, alone(1, 2))
 
 
 @pytest.mark.parametrize("mode_type", [SyncLookups, ExactPrefetch])
