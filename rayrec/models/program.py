@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from rayrec.models.sequence_model import SequenceModel
 from rayrec.models.tensor_batch import Features, TensorBatch
@@ -48,11 +49,16 @@ class DenseProgram(Protocol):
         """Loss and gradients; dense gradients are kept for `update`.
 
         Raises:
-            FloatingPointError: the loss is not finite; names the step.
+            FloatingPointError: the loss or a gradient is not finite; names the step, and the
+                parameter or table. Nothing has changed then.
         """
 
     def update(self) -> None:
-        """Sum the kept gradients over the trainers and take one optimizer step."""
+        """Sum the kept gradients over the trainers and take one optimizer step.
+
+        Raises:
+            FloatingPointError: the sum is not finite; names step and parameter. No weight has changed.
+        """
 
     def rank(self, features: Features, rows: Rows, k: int, excluded_BE: np.ndarray | None) -> RankedItems:
         """The k best next items of each row, none of them in `excluded_BE` (padded with -1).
@@ -108,6 +114,8 @@ class TorchProgram:
         self._seed = seed
         self._sum_over_trainers = sum_over_trainers
         self._step = 0
+        self._batch_step = 0
+        """Step of the batch whose gradients the parameters hold."""
         self._parameters = dict(model.named_parameters())
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(),
@@ -124,26 +132,64 @@ class TorchProgram:
         if len(features.items_N):
             loss_sum = self.model.loss(batch)
             (loss_sum / features.num_targets).backward()
-        loss = loss_sum.item()
-        if not math.isfinite(loss):
-            raise FloatingPointError(
-                f"step {features.step}: the loss is {loss}; the training diverged: lower the learning rates "
-                "(training.optimizer, sparse.optimizer) or set training.optimizer.max_grad_norm"
-            )
-        return DenseGradients(loss, {name: _gradient(rows) for name, rows in batch.rows.items()})
+        for parameter in self._parameters.values():
+            parameter.grad = _or_zeros(parameter)
+        row_grads = {name: _or_zeros(rows_MD) for name, rows_MD in batch.rows.items()}
+        self._batch_step = features.step
+        self._check_finite(loss_sum.detach(), row_grads)
+        return DenseGradients(
+            loss_sum.item(), {name: grads_MD.cpu().numpy() for name, grads_MD in row_grads.items()}
+        )
 
     def update(self) -> None:
-        gradients = [_or_zeros(parameter) for parameter in self._parameters.values()]
+        gradients = self._dense_gradients()
         if self._sum_over_trainers is not None:
             _sum_in_place(gradients, self._sum_over_trainers)
-        for parameter, gradient in zip(self._parameters.values(), gradients, strict=True):
-            parameter.grad = gradient
+            if not math.isfinite(get_total_norm(gradients).item()):
+                raise self._diverged(self._what_is_not_finite())
         if self._settings.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._settings.max_grad_norm)
         for group in self._optimizer.param_groups:
             group["lr"] = self._settings.learning_rate * self._settings.schedule.factor(self._step)
         self._optimizer.step()
         self._step += 1
+
+    def _check_finite(self, loss_sum: Tensor, row_grads: Mapping[str, Tensor]) -> None:
+        """One number for the loss and all gradients: the device is waited for once.
+
+        Gradients are judged by their norm. Where it is a finite float32, no number exceeds 2e19, so
+        that no sum over trainers can become infinite later, when parts of the step are committed.
+        """
+        norm = get_total_norm([*self._dense_gradients(), *row_grads.values(), loss_sum])
+        if math.isfinite(norm.item()):
+            return
+        if not math.isfinite(loss_sum.item()):
+            raise self._diverged(f"the loss is {loss_sum.item()}")
+        for name, grads_MD in row_grads.items():
+            norm = torch.linalg.vector_norm(grads_MD)
+            if not math.isfinite(norm.item()):
+                raise self._diverged(f"the gradient of table {name!r} has a norm of {norm.item()}")
+        raise self._diverged(self._what_is_not_finite())
+
+    def _what_is_not_finite(self) -> str:
+        norms = {
+            name: torch.linalg.vector_norm(gradient).item()
+            for name, gradient in zip(self._parameters, self._dense_gradients(), strict=True)
+        }
+        for name, norm in norms.items():
+            if not math.isfinite(norm):
+                return f"the gradient of {name!r} has a norm of {norm}"
+        largest = max(norms, key=norms.__getitem__)
+        return f"the norm of all gradients overflows; the largest is {norms[largest]:.3g}, of {largest!r}"
+
+    def _diverged(self, what: str) -> FloatingPointError:
+        return FloatingPointError(
+            f"step {self._batch_step}: {what}; the training diverged: lower the learning rates "
+            "(training.optimizer, sparse.optimizer) or set training.optimizer.max_grad_norm"
+        )
+
+    def _dense_gradients(self) -> list[Tensor]:
+        return [_or_zeros(parameter) for parameter in self._parameters.values()]
 
     @torch.inference_mode()
     def rank(self, features: Features, rows: Rows, k: int, excluded_BE: np.ndarray | None) -> RankedItems:
@@ -199,10 +245,6 @@ class TorchProgram:
                 )
                 for key in ("step", "exp_avg", "exp_avg_sq")
             }
-
-
-def _gradient(rows_MD: Tensor) -> np.ndarray:
-    return _or_zeros(rows_MD).cpu().numpy()
 
 
 def _or_zeros(tensor: Tensor) -> Tensor:

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -144,8 +146,60 @@ def test_a_loss_that_is_not_finite_stops_training_at_its_step():
     diverged.load({**weights, "items_ID": np.full_like(weights["items_ID"], np.nan)}, None)
     (features,) = shares(ROWS, NUM_ITEMS, tables=("user",), step=12)
 
-    with pytest.raises(FloatingPointError, match="step 12: the loss is nan"):
+    with pytest.raises(FloatingPointError, match=r"step 12: the loss is nan"):
         diverged.backward(features, table_rows(features))
+
+
+def steep(trained: TorchProgram, place: str, slope: float) -> TorchProgram:
+    """The program with a finite loss, but gradients times `slope` at a weight or table."""
+    if place in dict(trained.model.named_parameters()):
+        trained.model.get_parameter(place).register_hook(lambda gradient: gradient * slope)
+        return trained
+    loss = trained.model.loss
+
+    def loss_with_steep_rows(batch):
+        batch.rows[place].register_hook(lambda gradient: gradient * slope)
+        return loss(batch) + batch.rows[place].sum()
+
+    trained.model.loss = loss_with_steep_rows
+    return trained
+
+
+@pytest.mark.parametrize("slope", [np.inf, np.nan, 1e30])
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+def test_a_dense_gradient_that_is_not_finite_is_refused_before_anything_is_sent(slope, max_grad_norm):
+    """Clipping by an infinite norm would silently make every gradient zero."""
+    settings = dataclasses.replace(SETTINGS, max_grad_norm=max_grad_norm)
+    model = FullSoftmaxSasRec(backbone(), NUM_ITEMS, DIM)
+    trained = steep(TorchProgram(model, settings, CPU, seed=5), "items_ID", slope)
+    before = trained.weights()
+    (features,) = shares(ROWS, NUM_ITEMS, tables=("user",), step=12)
+
+    with pytest.raises(
+        FloatingPointError, match=r"step 12: the gradient of 'items_ID' has a norm of (inf|nan)"
+    ):
+        trained.backward(features, table_rows(features))
+
+    assert all((weight == before[name]).all() for name, weight in trained.weights().items())
+
+
+def test_a_row_gradient_that_is_not_finite_is_refused_before_it_is_sent():
+    (features,) = shares(ROWS, NUM_ITEMS, tables=("user",), step=3)
+
+    with pytest.raises(FloatingPointError, match="step 3: the gradient of table 'user' has a norm of"):
+        steep(program(), "user", np.inf).backward(features, table_rows(features))
+
+
+def test_a_sum_over_trainers_that_is_not_finite_changes_no_weight():
+    trained = program(lambda flat: flat[0].fill_(np.inf))
+    before = trained.weights()
+    (features,) = shares(ROWS, NUM_ITEMS, tables=("user",), step=7)
+    trained.backward(features, table_rows(features))
+
+    with pytest.raises(FloatingPointError, match=r"step 7: the gradient of '\w+' has a norm of inf"):
+        trained.update()
+
+    assert all((weight == before[name]).all() for name, weight in trained.weights().items())
 
 
 def test_ranking_does_not_drop_out_and_leaves_training_as_it_was():
