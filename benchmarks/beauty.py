@@ -19,6 +19,7 @@ from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log, progress_bar
 
 METRIC = "recall@10"
+POPULAR_ITEMS = "the most popular items"
 
 
 def sasrec(options: BenchOptions) -> list[Bar]:
@@ -32,7 +33,11 @@ def generative(options: BenchOptions) -> list[Bar]:
 
 
 def _bars(name: str, options: BenchOptions, peer: str, target: float) -> list[Bar]:
+    bar, over_popularity = f"{name}-{METRIC}", f"{name}-over-popularity"
     data = options.data or CHECKOUT / "data" / "beauty"
+    if not data.is_dir():
+        log.print(f"{name}: {data} is missing; configs/{name}.yaml says how to make it")
+        return [Bar.of(bar, [], peer, target), Bar.of(over_popularity, [], POPULAR_ITEMS, 1.0)]
     overrides = [f"data.path={data}", "cluster.dashboard=false"]
     config = RunConfig.load(CHECKOUT / "configs" / f"{name}.yaml", overrides)
     with tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder:
@@ -44,13 +49,13 @@ def _bars(name: str, options: BenchOptions, peer: str, target: float) -> list[Ba
             report = evaluate(run, on_batch=progress)
     ours, popularity = report.results[MODEL][METRIC], report.results[POPULARITY][METRIC]
     return [
-        Bar(f"{name}-{METRIC}", ours.value, ours.low, peer, target, ours.low >= target),
+        Bar(bar, ours.value, ours.low, peer, target, ours.low >= target),
         # The least favourable ratio of the two intervals, which is a bound below theirs.
         Bar(
-            f"{name}-over-popularity",
+            over_popularity,
             ours.value / popularity.value,
             ours.low / popularity.high,
-            "the most popular items",
+            POPULAR_ITEMS,
             1.0,
             ours.low > popularity.high,
         ),

@@ -92,8 +92,26 @@ def prepare_command(
         list[str] | None, typer.Option(help="Keep only this behaviour; may be repeated.")
     ] = None,
     allow: Annotated[list[Allow] | None, typer.Option(help="Accept and count; may be repeated.")] = None,
+    valid_start: Annotated[
+        str | None, typer.Option(help="Split by time: first date (ISO) or UNIX second that validates.")
+    ] = None,
+    test_start: Annotated[
+        str | None, typer.Option(help="Split by time: first date (ISO) or UNIX second that is tested.")
+    ] = None,
+    valid_fraction: Annotated[
+        float | None, typer.Option(help="Split by time: part of the events that validates [0.1].")
+    ] = None,
+    test_fraction: Annotated[
+        float | None, typer.Option(help="Split by time: part of the events that is tested [0.1].")
+    ] = None,
     column: Annotated[
         list[str] | None, typer.Option(help="ROLE=NAME of a column in an event log; may be repeated.")
+    ] = None,
+    text_column: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Column of items that is text, besides title, genres and the like; may be repeated."
+        ),
     ] = None,
     time_unit: Annotated[str, typer.Option(help="Unit of numeric times: s, ms, us or ns.")] = "s",
     use_ray: Annotated[
@@ -114,7 +132,12 @@ def prepare_command(
             "seed": seed,
             "behaviors": tuple(behavior) if behavior else None,
             "allow": frozenset(entry.value for entry in allow or ()),
+            "valid_start": valid_start,
+            "test_start": test_start,
+            "valid_fraction": valid_fraction,
+            "test_fraction": test_fraction,
             "columns": dict(_role(entry) for entry in column or ()),
+            "text_columns": tuple(text_column or ()),
             "time_unit": time_unit,
             "overwrite": overwrite,
         },
@@ -341,7 +364,11 @@ def serve_command(
 def bench_command(
     name: Annotated[str, typer.Argument(help="Name of a benchmark; without one, they are listed.")] = "",
 ) -> Answer:
-    """Measure a figure that the project claims, as a ratio within one run."""
+    """Measure what the project claims of itself, and say whether it holds.
+
+    RAYREC_BENCH_DATA names a prepared data set to measure on, RAYREC_BENCH_PAIRS the interleaved
+    measurements of each bar and RAYREC_BENCH_STEPS the training steps of one.
+    """
     from rayrec.platform.checkout import load_benchmarks
 
     benchmarks = load_benchmarks()

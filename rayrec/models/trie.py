@@ -14,7 +14,6 @@ Axes: I items (leaves), L codes of an item.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,7 +91,10 @@ class CodeTrie:
                 f"{len(codes)} items have only {num_parents} distinct code tuples; "
                 "apply a collision policy before building the trie"
             )
-        return cls._assemble([_tensor(o) for o in offsets], [_tensor(c) for c in children], _tensor(order_I))
+        max_children = tuple(int(np.diff(depth_offsets).max()) for depth_offsets in offsets)
+        return cls(
+            tuple(map(_tensor, offsets)), tuple(map(_tensor, children)), _tensor(order_I), max_children
+        )
 
     def to(self, device: torch.device | str) -> CodeTrie:
         """A copy on another device."""
@@ -102,28 +104,6 @@ class CodeTrie:
             self.leaf_items_I.to(device),
             self.max_children,
         )
-
-    def state(self) -> dict[str, Tensor]:
-        """Tensors from which `from_state` restores the trie."""
-        tensors = {"leaf_items_I": self.leaf_items_I}
-        for depth in range(self.depth):
-            tensors[f"child_offsets.{depth}"] = self.child_offsets[depth]
-            tensors[f"child_codes.{depth}"] = self.child_codes[depth]
-        return tensors
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Tensor]) -> CodeTrie:
-        depths = range((len(state) - 1) // 2)
-        return cls._assemble(
-            [state[f"child_offsets.{depth}"] for depth in depths],
-            [state[f"child_codes.{depth}"] for depth in depths],
-            state["leaf_items_I"],
-        )
-
-    @classmethod
-    def _assemble(cls, offsets: list[Tensor], codes: list[Tensor], leaf_items_I: Tensor) -> CodeTrie:
-        max_children = tuple(int(depth_offsets.diff().max()) for depth_offsets in offsets)
-        return cls(tuple(offsets), tuple(codes), leaf_items_I, max_children)
 
 
 def _tensor(array: np.ndarray) -> Tensor:

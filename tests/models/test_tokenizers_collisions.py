@@ -11,7 +11,7 @@ from rayrec.models.tokenizers.collisions import add_extra_digit, reassign_last_c
 def line_codebooks(num_levels=2):
     """Level 0 at 0 and 100 (where there are two levels), the last level at 0, 10, 20 and 30."""
     coarse, fine = [[0.0], [100.0], [200.0], [300.0]], [[0.0], [10.0], [20.0], [30.0]]
-    return ResidualKMeans.from_state({"codebooks_LKD": torch.tensor([coarse, fine][-num_levels:])})
+    return ResidualKMeans.from_codebooks(torch.tensor([coarse, fine][-num_levels:]))
 
 
 def test_extra_digit_numbers_the_items_of_a_tuple_in_catalogue_order():

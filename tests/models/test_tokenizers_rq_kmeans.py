@@ -105,7 +105,7 @@ def test_fitting_leaves_the_vectors_alone():
 def test_restored_codebooks_encode_alike():
     vectors_ID, _ = clustered_vectors(100, 4, seed=5)
     kmeans = ResidualKMeans(num_levels=2, codebook_size=8).fit(vectors_ID)
-    restored = ResidualKMeans.from_state(kmeans.state())
+    restored = ResidualKMeans.from_codebooks(kmeans.codebooks_LKD)
 
     assert (restored.num_levels, restored.codebook_size) == (2, 8)
     assert torch.equal(restored.encode(vectors_ID), kmeans.encode(vectors_ID))

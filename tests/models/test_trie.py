@@ -64,12 +64,3 @@ def test_items_that_share_a_tuple_are_refused_and_counted():
 def test_codes_that_are_none_are_refused(codes, message):
     with pytest.raises(ValueError, match=message):
         CodeTrie.from_codes(codes)
-
-
-def test_a_restored_trie_is_the_same():
-    trie = CodeTrie.from_codes(np.array([[2, 0, 1], [0, 5, 1], [2, 7, 0]]))
-    restored = CodeTrie.from_state(trie.state()).to("cpu")
-
-    assert restored.max_children == trie.max_children
-    assert restored.state().keys() == trie.state().keys()
-    assert all(torch.equal(tensor, trie.state()[name]) for name, tensor in restored.state().items())

@@ -14,7 +14,7 @@ T trial centroids.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ class ResidualKMeans:
     def codebooks_LKD(self) -> Tensor:
         """[L, K, D] float32 centroids. Raises ValueError before `fit`."""
         if self._codebooks_LKD is None:
-            raise ValueError("the residual k-means has no codebooks yet: call fit, or from_state, first")
+            raise ValueError("the residual k-means has no codebooks yet: call fit, or from_codebooks, first")
         return self._codebooks_LKD
 
     def fit(self, vectors_ID: Tensor) -> ResidualKMeans:
@@ -105,13 +105,9 @@ class ResidualKMeans:
             vectors_ID = vectors_ID + codebooks_LKD[level][codes_IL[:, level]]
         return vectors_ID
 
-    def state(self) -> dict[str, Tensor]:
-        """Tensors from which `from_state` restores `encode` and `decode`."""
-        return {"codebooks_LKD": self.codebooks_LKD}
-
     @classmethod
-    def from_state(cls, state: Mapping[str, Tensor]) -> ResidualKMeans:
-        codebooks_LKD = state["codebooks_LKD"]
+    def from_codebooks(cls, codebooks_LKD: Tensor) -> ResidualKMeans:
+        """One that encodes and decodes with codebooks fitted before, such as those of a registry."""
         restored = cls(num_levels=codebooks_LKD.shape[0], codebook_size=codebooks_LKD.shape[1])
         restored._codebooks_LKD = codebooks_LKD.to(torch.float32)
         return restored
