@@ -29,6 +29,7 @@ from rayrec.pipelines.evaluate import MODEL, POPULARITY, EvaluationReport, evalu
 from rayrec.pipelines.tokenize import TokenizeConfig, tokenize
 from rayrec.pipelines.train import TrainingResult, train
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
+from rayrec.platform.errors import InputError
 from rayrec.samples.config import PrepareConfig
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.prepare import prepare
@@ -171,4 +172,7 @@ def free_port() -> int:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        sys.exit(f"demo: {error}")

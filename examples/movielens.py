@@ -1,8 +1,8 @@
 """Fetches MovieLens 100K: cached, checked, and with its terms said aloud.
 
-The five megabytes come from the wheel of RecBole 1.2.1, which ships the data
-set: a package registry is reachable almost everywhere, and its file can be
-pinned by checksum. Where that fails, they come from GroupLens itself.
+The five megabytes come from GroupLens, who publish them, or, where only a
+package registry can be reached, from the wheel of RecBole 1.2.1, which ships
+the data set.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
+from rayrec.platform.errors import InputError
+
 CACHE = Path(__file__).resolve().parents[1] / ".cache" / "movielens-100k"
 
 WHEEL = "recbole==1.2.1"
@@ -22,6 +24,7 @@ WHEEL_FILES = [f"recbole/dataset_example/ml-100k/ml-100k.{kind}" for kind in ("i
 
 ARCHIVE_URL = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
 ARCHIVE_MD5 = "0e33842e24a9c977be4e0107933c0723"  # published beside the archive
+TIMEOUT_S = 10
 ARCHIVE_FILES = [f"ml-100k/u.{kind}" for kind in ("data", "item", "user")]
 
 TERMS = (
@@ -34,16 +37,16 @@ def fetch(cache: Path = CACHE) -> Path:
     """Folder with the data set, in a layout that `rayrec prepare` knows; downloads it once.
 
     Raises:
-        RuntimeError: it could be had from nowhere, or what came was not what was published.
+        InputError: it could be had from nowhere, or what came was not what was published.
     """
     complete = cache / "complete"
     if complete.is_file():
         return cache / complete.read_text()
     cache.mkdir(parents=True, exist_ok=True)
     try:
-        archive, files = _wheel(cache), WHEEL_FILES
-    except subprocess.CalledProcessError:
         archive, files = _published(cache), ARCHIVE_FILES
+    except OSError as error:
+        archive, files = _wheel(cache, error), WHEEL_FILES
     with zipfile.ZipFile(archive) as opened:
         for name in files:
             opened.extract(name, cache)
@@ -53,31 +56,31 @@ def fetch(cache: Path = CACHE) -> Path:
     return cache / folder
 
 
-def _wheel(cache: Path) -> Path:
-    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(cache), WHEEL]
-    subprocess.run(download, check=True, stderr=subprocess.DEVNULL)
-    (wheel,) = cache.glob("recbole-*.whl")
-    return _checked(wheel, "sha256", WHEEL_SHA256)
-
-
 def _published(cache: Path) -> Path:
     archive = cache / "ml-100k.zip"
-    try:
-        with urllib.request.urlopen(ARCHIVE_URL, timeout=20) as answer:
-            archive.write_bytes(answer.read())
-    except OSError as error:
-        raise RuntimeError(
-            f"MovieLens 100K could not be had: pip cannot download {WHEEL}, and {ARCHIVE_URL} "
-            f"does not answer ({error}); unpack ml-100k.zip anywhere and use 'rayrec prepare' on it"
-        ) from error
+    with urllib.request.urlopen(ARCHIVE_URL, timeout=TIMEOUT_S) as answer:
+        archive.write_bytes(answer.read())
     return _checked(archive, "md5", ARCHIVE_MD5)
+
+
+def _wheel(cache: Path, not_published: OSError) -> Path:
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(cache), WHEEL]
+    try:
+        subprocess.run(download, check=True, stderr=subprocess.DEVNULL)
+    except subprocess.CalledProcessError:
+        raise InputError(
+            f"MovieLens 100K could not be had: {ARCHIVE_URL} does not answer ({not_published}), and pip "
+            f"cannot download {WHEEL}; unpack ml-100k.zip anywhere and use 'rayrec prepare' on it"
+        ) from not_published
+    (wheel,) = cache.glob("recbole-*.whl")
+    return _checked(wheel, "sha256", WHEEL_SHA256)
 
 
 def _checked(path: Path, algorithm: str, expected: str) -> Path:
     found = hashlib.new(algorithm, path.read_bytes()).hexdigest()
     if found != expected:
         path.unlink()
-        raise RuntimeError(
+        raise InputError(
             f"{path.name}: its {algorithm} is {found}, expected {expected}; it was deleted, try again"
         )
     return path
