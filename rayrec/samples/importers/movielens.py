@@ -42,6 +42,10 @@ _GENRES_100K = (
 )
 
 
+_BYTE_ORDER_MARK = "\xef\xbb\xbf"
+"""What some editors put before a text, in the encoding of these archives."""
+
+
 @dataclass(frozen=True)
 class _Archive:
     """How one generation of archives writes its tables."""
@@ -125,8 +129,12 @@ def _users(path: Path, archive: _Archive) -> RawTable:
 
 
 def _rows(path: Path, separator: str, num_columns: int) -> Iterator[list[str]]:
+    if path.stat().st_size == 0:
+        raise InputError(f"{path}: the file is empty; expected rows of {num_columns} values")
     with path.open(encoding="latin-1") as file:
         for number, line in enumerate(file, start=1):
+            if number == 1:
+                line = line.removeprefix(_BYTE_ORDER_MARK)
             row = line.rstrip("\r\n").split(separator)
             if len(row) != num_columns:
                 raise InputError(

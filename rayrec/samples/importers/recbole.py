@@ -14,7 +14,7 @@ import pyarrow.csv as pa_csv
 from rayrec.platform.errors import InputError
 from rayrec.samples.config import PrepareConfig
 from rayrec.samples.importers.events import ALIASES
-from rayrec.samples.importers.tables import RawTable, RawTables, files_of, rename
+from rayrec.samples.importers.tables import RawTable, RawTables, files_of, line_of, not_utf8, rename
 
 _TYPES = ("token", "token_seq", "float", "float_seq")
 
@@ -48,8 +48,12 @@ def _only(source: Path, suffix: str) -> Path | None:
 def _read(path: Path, required: tuple[str, ...]) -> RawTable:
     if path.stat().st_size == 0:
         raise InputError(f"{path}: the file is empty; expected a header such as user_id:token")
-    with path.open(encoding="utf-8") as file:
-        header = file.readline().rstrip("\r\n").split("\t")
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            header = file.readline().rstrip("\n").split("\t")
+            has_rows = bool(file.read(1))
+    except UnicodeDecodeError as error:
+        raise not_utf8(path) from error
     names, types = [], []
     for field in header:
         name, _, kind = field.partition(":")
@@ -60,24 +64,29 @@ def _read(path: Path, required: tuple[str, ...]) -> RawTable:
             )
         names.append(name)
         types.append(kind)
-    try:
-        table = pa_csv.read_csv(
-            path,
-            read_options=pa_csv.ReadOptions(column_names=names, skip_rows=1),
-            parse_options=pa_csv.ParseOptions(delimiter="\t", quote_char=False),
-            # Everything as text first: a number that is none is then reported with its row.
-            convert_options=pa_csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()), null_values=[""], strings_can_be_null=True
-            ),
-        )
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{path}: cannot be read as a tab-separated table: {error}") from error
+    # Everything as text first: a number that is none is then reported with its row.
+    schema = pa.schema([(name, pa.string()) for name in names])
+    table = _rows(path, schema) if has_rows else schema.empty_table()
     for name, kind in zip(names, types, strict=True):
         if kind == "float" and name != "timestamp":
             table = table.set_column(names.index(name), name, _floats(path, name, table[name]))
     titles = [name for name in names if name.lower().replace("_", "") in ALIASES["title"]]
-    raw = RawTable(table, str(path), lambda row: f"{path} line {row + 2}")
+    raw = RawTable(table, str(path), lambda row: f"{path} line {line_of(path, row, quoted=False)}")
     return rename(raw, {titles[0]: "title"} if titles and "title" not in names else {}, required)
+
+
+def _rows(path: Path, schema: pa.Schema) -> pa.Table:
+    try:
+        return pa_csv.read_csv(
+            path,
+            read_options=pa_csv.ReadOptions(column_names=schema.names, skip_rows=1),
+            parse_options=pa_csv.ParseOptions(delimiter="\t", quote_char=False),
+            convert_options=pa_csv.ConvertOptions(
+                column_types=schema, null_values=[""], strings_can_be_null=True
+            ),
+        )
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path}: cannot be read as a tab-separated table: {error}") from error
 
 
 def _floats(path: Path, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.config import PrepareConfig
-from rayrec.samples.importers.tables import RawTable, RawTables, files_of, read_table, rename
+from rayrec.samples.importers.tables import RawTable, RawTables, files_of, read_table, read_text, rename
 
 _TIMES = "_time.txt"
 
@@ -44,8 +44,8 @@ def load(source: Path, config: PrepareConfig) -> RawTables:
 def _interactions(items_file: Path, times_file: Path) -> RawTable:
     if not items_file.is_file():
         raise InputError(f"{items_file}: no such file; expected the items to the times of {times_file.name}")
-    item_lines = [line.split() for line in items_file.read_text(encoding="utf-8").splitlines()]
-    time_lines = [line.split() for line in times_file.read_text(encoding="utf-8").splitlines()]
+    item_lines = [line.split() for line in read_text(items_file).splitlines()]
+    time_lines = [line.split() for line in read_text(times_file).splitlines()]
     if len(item_lines) != len(time_lines):
         raise InputError(
             f"{times_file}: {len(time_lines)} lines, but {items_file.name} has {len(item_lines)}; "
@@ -103,8 +103,10 @@ _ATTRIBUTES = pa.list_(pa.int64())
 def _attributes(path: Path) -> dict[str, list[int]] | None:
     if not path.is_file():
         return None
+    if path.stat().st_size == 0:
+        raise InputError(f"{path}: the file is empty; expected {{item: [attribute number, ...]}} in JSON")
     try:
-        attributes = json.loads(path.read_text(encoding="utf-8"))
+        attributes = json.loads(read_text(path))
         pa.array(attributes.values(), _ATTRIBUTES)
     except (ValueError, AttributeError, pa.ArrowException) as error:
         raise InputError(f"{path}: expected {{item: [attribute number, ...]}} in JSON: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,38 @@ class RawTables:
     """item_id, perhaps title, and any further columns."""
     users: RawTable | None = None
     """user_id and any further columns."""
+
+
+def read_text(path: Path) -> str:
+    """A text file in UTF-8, with or without a byte order mark.
+
+    Raises:
+        InputError: it is in another encoding.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise not_utf8(path) from error
+
+
+def not_utf8(path: Path) -> InputError:
+    return InputError(f"{path}: not in UTF-8; save it in this encoding")
+
+
+def line_of(path: Path, row: int, quoted: bool) -> int:
+    """Line, from 1, at which a row below the header begins: blank lines are no rows, and a quoted value
+    may have several. It reads the file up to there, which only a message is worth."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    at, begins, inside = -2, 0, False
+    with opened(path, "rt", encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            if not inside and line.strip("\n"):
+                at, begins = at + 1, number
+            if at == row:
+                break
+            if quoted:
+                inside ^= line.count('"') % 2 == 1
+    return begins
 
 
 def files_of(path: Path) -> str:
@@ -93,7 +126,7 @@ def read_table(path: Path, as_text: Collection[str], quoted: bool = True) -> Raw
         table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
         raise InputError(f"{path}: a column differs in type between the files ({error})") from error
-    return RawTable(table, str(path), _tracer(files, [len(part) for part in tables]))
+    return RawTable(table, str(path), _tracer(files, [len(part) for part in tables], quoted))
 
 
 def rename(raw: RawTable, names: dict[str, str], required: Iterable[str]) -> RawTable:
@@ -116,7 +149,8 @@ def missing_columns(file: str | Path, found: Sequence[str], missing: Sequence[st
     plural = "s" if len(missing) > 1 else ""
     return InputError(
         f"{file}: no column{plural} {', '.join(missing)}; found {', '.join(found)}; rename them, "
-        "or say what they are called with `columns` in the layout `events`"
+        "or say what they are called with columns in the layout events "
+        "(--layout events --column user_id=customer)"
     )
 
 
@@ -134,7 +168,7 @@ def _read_file(path: Path, as_text: Collection[str], quoted: bool) -> pa.Table:
         return _guarded(path, lambda: pq.ParquetFile(path).read())
     types = {name: pa.string() for name in as_text}
 
-    def read_text() -> pa.Table:
+    def read_table() -> pa.Table:
         try:
             return _open_text(path, types, quoted).read_all()
         except pa.ArrowInvalid as error:
@@ -144,7 +178,10 @@ def _read_file(path: Path, as_text: Collection[str], quoted: bool) -> pa.Table:
             names = _open_text(path, types, quoted).schema.names
             return _open_text(path, dict.fromkeys(names, pa.string()), quoted).read_all()
 
-    return _guarded(path, read_text)
+    table = _guarded(path, read_table)
+    if any(pa.types.is_binary(kind) for kind in table.schema.types):  # what Arrow makes of other encodings
+        raise not_utf8(path)
+    return table
 
 
 def _open_text(path: Path, types: dict[str, pa.DataType], quoted: bool = True) -> pa_csv.CSVStreamingReader:
@@ -168,19 +205,29 @@ def _guarded(path: Path, read: Callable[[], _T]) -> _T:
         raise InputError(f"{path}: no such file")
     if path.stat().st_size == 0:
         raise InputError(f"{path}: the file is empty; expected a table with column names")
+    with path.open("rb") as file:
+        if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):  # the byte order marks of UTF-16
+            raise not_utf8(path)
     try:
         return read()
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        if "invalid UTF8" in str(error):
+            raise not_utf8(path) from error
+        if "Empty CSV" in str(error):
+            raise InputError(
+                f"{path}: there is no table in it; expected a line with column names, and rows"
+            ) from error
         raise InputError(f"{path}: cannot be read as a table: {error}") from error
 
 
-def _tracer(files: Sequence[Path], rows: Sequence[int]) -> Callable[[int], str]:
+def _tracer(files: Sequence[Path], rows: Sequence[int], quoted: bool) -> Callable[[int], str]:
     starts = [sum(rows[:number]) for number in range(len(rows))]
 
     def where(row: int) -> str:
         number = bisect_right(starts, row) - 1
         file, place = files[number], row - starts[number]
-        # Line 1 of a text file is its header; rows of a Parquet file count from 1.
-        return f"{file} row {place + 1}" if file.suffix == ".parquet" else f"{file} line {place + 2}"
+        if file.suffix == ".parquet":
+            return f"{file} row {place + 1}"
+        return f"{file} line {line_of(file, place, quoted)}"
 
     return where
