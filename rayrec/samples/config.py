@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from rayrec.platform.config import Config
 
 Layout = Literal["auto", "folder", "movielens", "recbole", "s3rec", "events"]
 Role = Literal["user_id", "item_id", "timestamp", "behavior", "title"]
 Allowance = Literal["duplicates", "short-users", "cold-items"]
+
+_DEFAULT_FRACTION = 0.1
+
+
+def option(name: str, flag: str = "") -> str:
+    """How messages name a setting: its key, as Python has it, and the option of the command."""
+    return f"{name} ({flag or '--' + name.replace('_', '-')})"
+
+
+def _unix_seconds(value: Any, info: ValidationInfo) -> Any:
+    """An ISO date, in UTC unless it says otherwise, as UNIX seconds; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        pass
+    try:
+        date = datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError(
+            f"{option(str(info.field_name))} is {value!r}; expected a date such as 2020-01-31 or "
+            "2020-01-31T12:00:00Z, or UNIX seconds"
+        ) from None
+    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+
+
+Boundary = Annotated[
+    float, BeforeValidator(_unix_seconds), Field(ge=0, le=100_000_000_000, allow_inf_nan=False)
+]
+"""UNIX seconds before the year 5138; an ISO date, as a text, is turned into them."""
 
 
 class PrepareConfig(Config):
@@ -25,14 +57,14 @@ class PrepareConfig(Config):
     split: Literal["leave_one_out", "time"] = "leave_one_out"
     """`leave_one_out`: each user's last event is tested, the last but one validates; `time`: each
     user's first event on or after a boundary."""
-    valid_fraction: float = Field(0.1, ge=0, lt=1)
-    """Split by time: part of all events between the two boundaries."""
-    test_fraction: float = Field(0.1, gt=0, lt=1)
-    """Split by time: part of all events on or after the later boundary."""
-    valid_start: int | None = Field(None, ge=0)
-    """Split by time: the boundary in UNIX seconds, instead of `valid_fraction`."""
-    test_start: int | None = Field(None, ge=0)
-    """Split by time: the boundary in UNIX seconds, instead of `test_fraction`."""
+    valid_fraction: float | None = Field(None, ge=0, lt=1)
+    """Split by time: part of all events between the two boundaries; a tenth if nothing else is said."""
+    test_fraction: float | None = Field(None, gt=0, lt=1)
+    """Split by time: part of all events on or after the later boundary; a tenth if nothing else is said."""
+    valid_start: Boundary | None = None
+    """Split by time: the first time that validates, as an ISO date or UNIX seconds, instead of fractions."""
+    test_start: Boundary | None = None
+    """Split by time: the first time that is tested, as an ISO date or UNIX seconds, instead of fractions."""
     seed: int = Field(0, ge=0)
     """Orders events that share their time."""
     ties: Literal["shuffle", "file"] = "shuffle"
@@ -40,6 +72,8 @@ class PrepareConfig(Config):
     them, which may give away what a model should predict."""
     behaviors: tuple[str, ...] | None = None
     """Keep only these behaviours; None keeps all."""
+    text_columns: tuple[str, ...] = ()
+    """Columns of `items` that are part of an item's text besides those with a usual name."""
     allow: frozenset[Allowance] = frozenset()
     """What is accepted and counted instead of refused."""
     num_partitions: int = Field(16, ge=1)
@@ -53,17 +87,35 @@ class PrepareConfig(Config):
 
     @model_validator(mode="after")
     def _check_boundaries(self) -> Self:
-        if self.split == "leave_one_out" and (self.valid_start is not None or self.test_start is not None):
-            raise ValueError("valid_start and test_start belong to the split by time; set split to 'time'")
+        starts = {"valid_start": self.valid_start, "test_start": self.test_start}
+        fractions = {"valid_fraction": self.valid_fraction, "test_fraction": self.test_fraction}
+        given = [name for name, value in (starts | fractions).items() if value is not None]
+        if self.split == "leave_one_out" and given:
+            raise ValueError(
+                f"{option(given[0])} belongs to the split by time; set split to time (--split time)"
+            )
+        if set(starts) & set(given) and set(fractions) & set(given):
+            raise ValueError(
+                f"{option(given[0])} and {option(given[-1])} say the same thing twice; "
+                "give either boundaries or fractions"
+            )
         if (self.valid_start is None) != (self.test_start is None):
-            raise ValueError("valid_start and test_start go together; give both or neither")
-        start, stop = self.valid_start, self.test_start
-        if start is not None and stop is not None and start > stop:
-            raise ValueError(f"valid_start ({start}) lies after test_start ({stop}); swap them")
-        held_out = self.valid_fraction + self.test_fraction
+            raise ValueError(
+                f"{option('valid_start')} and {option('test_start')} go together; give both or neither"
+            )
+        if (
+            self.valid_start is not None
+            and self.test_start is not None
+            and self.valid_start > self.test_start
+        ):
+            raise ValueError(
+                f"{option('valid_start')} lies after {option('test_start')}, "
+                f"at {self.valid_start:.0f} and {self.test_start:.0f} (UNIX s); swap them"
+            )
+        held_out = sum(self.fractions)
         if held_out >= 1:
             raise ValueError(
-                f"valid_fraction and test_fraction are {held_out:g} together, "
+                f"{option('valid_fraction')} and {option('test_fraction')} are {held_out:g} together, "
                 "which leaves no event to train on"
             )
         if self.rows_per_file < self.rows_per_group:
@@ -71,3 +123,12 @@ class PrepareConfig(Config):
                 f"rows_per_file ({self.rows_per_file}) is less than rows_per_group ({self.rows_per_group})"
             )
         return self
+
+    @property
+    def fractions(self) -> tuple[float, float]:
+        """Parts of the events that validate and that are tested, in a split by time without boundaries."""
+        valid, test = self.valid_fraction, self.test_fraction
+        return (
+            _DEFAULT_FRACTION if valid is None else valid,
+            _DEFAULT_FRACTION if test is None else test,
+        )

@@ -39,11 +39,9 @@ class Items:
     titles: pa.ChunkedArray
     """[I] strings, null where the source has none."""
     texts: pa.ChunkedArray
-    """[I] strings: everything textual the source says of the item; null where nothing."""
+    """[I] strings: the columns `text_columns` of the manifest, joined; null where all are."""
     train_counts_I: Int64Array
     """Training events of each item: what popularity may be computed from."""
-    attributes: pa.Table
-    """[I] rows: the remaining columns of the source."""
 
     def __len__(self) -> int:
         return len(self.ids_I)
@@ -63,8 +61,6 @@ class EvaluationRows:
     offsets_B1: Int64Array
     targets_B: Int64Array
     """Item id of the event to predict."""
-    timestamps_B: Int64Array
-    """Its time in UNIX seconds."""
 
     def __len__(self) -> int:
         return len(self.user_ids_B)
@@ -123,14 +119,12 @@ class Dataset:
     @cached_property
     def items(self) -> Items:
         table = self._read(ITEMS_FILE)
-        own = ["item_id", "item_key", "title", "text", "train_count"]
         return Items(
             ids_I=table["item_id"].to_numpy(),
             keys=table["item_key"],
             titles=table["title"],
             texts=table["text"],
             train_counts_I=table["train_count"].to_numpy(),
-            attributes=table.drop_columns(own),
         )
 
     @cached_property
@@ -144,10 +138,6 @@ class Dataset:
         found = self._item_index.get_indexer(pd.Index(item_ids.reshape(-1)))
         return found.astype(np.int64, copy=False).reshape(item_ids.shape)
 
-    def item_by_key(self, key: str) -> int | None:
-        """Catalogue position of the item the source calls `key`; None when unknown."""
-        return _only_place(self._item_keys, key)
-
     def evaluation_rows(self, split: Split) -> EvaluationRows:
         """The users that have a target in this split."""
         if split not in EVALUATION_FILES:
@@ -159,7 +149,6 @@ class Dataset:
             history_ids_N=history_ids_N,
             offsets_B1=offsets_B1,
             targets_B=table["target"].to_numpy(),
-            timestamps_B=table["timestamp"].to_numpy(),
         )
 
     def user_by_key(self, key: str) -> int | None:
@@ -178,10 +167,6 @@ class Dataset:
     @cached_property
     def _item_index(self) -> pd.Index:
         return pd.Index(self.items.ids_I)
-
-    @cached_property
-    def _item_keys(self) -> pd.Index:
-        return pd.Index(self.items.keys.to_pandas())
 
     @cached_property
     def _user_keys(self) -> pd.Index:

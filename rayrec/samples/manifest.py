@@ -67,6 +67,8 @@ class Manifest(Config):
     id_kinds: dict[Literal["user", "item"], IdKind]
     behaviors: tuple[str, ...]
     """Names of the behaviour codes in the training rows; empty when the source has none."""
+    text_columns: tuple[str, ...] = ()
+    """Columns of the source that the items' texts are made of."""
     counts: dict[str, int]
     files: dict[str, FileEntry]
     fingerprint: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,8 @@ import pyarrow as pa
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.batches import Int64Array
-from rayrec.samples.catalogue import item_table, user_table
-from rayrec.samples.config import Allowance, PrepareConfig
+from rayrec.samples.catalogue import item_table, text_columns, user_table
+from rayrec.samples.config import Allowance, PrepareConfig, option
 from rayrec.samples.importers import load_source
 from rayrec.samples.importers.tables import RawTables
 from rayrec.samples.manifest import (
@@ -70,6 +71,7 @@ def prepare(
     events = validate(raw, config)
     progress("reading", 1, 1)
     split = _split_of(events, config)
+    textual = text_columns(raw.items, config.text_columns)
     with whole_folder(out) as folder:
         totals = _write_splits(folder, events, split, config, run_partitions, progress)
         _refuse_what_is_not_allowed(raw, events, totals, config)
@@ -77,7 +79,9 @@ def prepare(
         kept_items_K = totals.events_of_item_K > 0
         if events.item_rows is not None:
             kept_items_K[events.items.places(events.item_rows)] = True
-        items = item_table(events.items, kept_items_K, totals.train_counts_K, raw.items, events.item_rows)
+        items = item_table(
+            events.items, kept_items_K, totals.train_counts_K, raw.items, events.item_rows, textual
+        )
         users = user_table(events.users, totals.seen_user_K, raw.users, events.user_rows)
         files[ITEMS_FILE] = write_table(folder / ITEMS_FILE, items)
         files[USERS_FILE] = write_table(folder / USERS_FILE, users)
@@ -91,6 +95,7 @@ def prepare(
             ties=TiesInfo(rule=config.ties, neighbours=totals.ties, users=totals.tied_users),
             id_kinds={"user": events.users.kind, "item": events.items.kind},
             behaviors=events.behaviors,
+            text_columns=textual,
             counts=_counts(events, totals, items, users),
             files=files,
             fingerprint=fingerprint_of(files, events.behaviors),
@@ -177,8 +182,9 @@ def _split_of(events: Events, config: PrepareConfig) -> SplitInfo:
         split = SplitInfo(kind="time", valid_start=config.valid_start, test_start=config.test_start)
     else:
         last = len(times_E) - 1
-        test_at = min(round(len(times_E) * (1 - config.test_fraction)), last)
-        valid_at = min(round(len(times_E) * (1 - config.test_fraction - config.valid_fraction)), last)
+        valid_fraction, test_fraction = config.fractions
+        test_at = min(round(len(times_E) * (1 - test_fraction)), last)
+        valid_at = min(round(len(times_E) * (1 - test_fraction - valid_fraction)), last)
         ordered_E = np.partition(times_E, [valid_at, test_at])
         split = SplitInfo(
             kind="time",
@@ -186,13 +192,25 @@ def _split_of(events: Events, config: PrepareConfig) -> SplitInfo:
             test_start=float(ordered_E[test_at]) / 1_000_000,
         )
     assert split.valid_start is not None, "set above"
-    earliest_s = times_E.min() / 1_000_000
+    assert split.test_start is not None, "set above"
+    earliest_s, latest_s = times_E.min() / 1_000_000, times_E.max() / 1_000_000
     if earliest_s >= split.valid_start:
         raise InputError(
-            f"no event is before the validation boundary {split.valid_start:.0f} (UNIX s; the earliest is at "
-            f"{earliest_s:.0f}), so nothing is left to train on; move the boundary or lower the fractions"
+            f"no event is before the validation boundary {_time(split.valid_start)}, the earliest is at "
+            f"{_time(earliest_s)}, so nothing is left to train on; move {option('valid_start')} or lower "
+            f"{option('valid_fraction')} and {option('test_fraction')}"
+        )
+    if latest_s < split.test_start:
+        raise InputError(
+            f"no event is on or after the test boundary {_time(split.test_start)}, the latest is at "
+            f"{_time(latest_s)}, so nothing is left to test on; move {option('test_start')}"
         )
     return split
+
+
+def _time(seconds: float) -> str:
+    """For messages: the date, and the number that a log of numbers has for it."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC ({seconds:.0f} s)"
 
 
 def _refuse_what_is_not_allowed(
@@ -208,8 +226,8 @@ def _refuse_what_is_not_allowed(
             (
                 "duplicates",
                 f"{log.where(row)}: user {user!r} has item {item!r} at {time} a second time "
-                f"({totals.duplicates} duplicate events in all); remove them, or --allow duplicates keeps "
-                "the first of each",
+                f"({totals.duplicates} duplicate events in all); remove them, or allow duplicates "
+                "(--allow duplicates) to keep the first of each",
             )
         )
     if totals.short_users:
@@ -218,7 +236,8 @@ def _refuse_what_is_not_allowed(
             (
                 "short-users",
                 f"{log.where(row)}: user {log.table['user_id'][row].as_py()!r} has only this event "
-                f"({totals.short_users} such users); remove them, or --allow short-users trains on them only",
+                f"({totals.short_users} such users); remove them, or allow short-users (--allow short-users) "
+                "to only train on them",
             )
         )
     cold_rows = _cold_rows(events, totals)
@@ -229,8 +248,8 @@ def _refuse_what_is_not_allowed(
             (
                 "cold-items",
                 f"{raw.items.where(row)}: item {item!r} has no interactions "
-                f"({len(cold_rows)} such items); remove them, or --allow cold-items keeps them "
-                "in the catalogue",
+                f"({len(cold_rows)} such items); remove them, or allow cold-items (--allow cold-items) "
+                "to keep them in the catalogue",
             )
         )
     refused = [sentence for name, sentence in problems if name not in config.allow]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import ray
@@ -30,11 +31,12 @@ def run_partitions_on_ray(
     table: pa.Table, key: str, num_partitions: int, function: PartitionFunction
 ) -> Iterator[pa.Table]:
     """`RunPartitions` on the cluster; needs `ray.init` and a function that pickles."""
-    parts = [
-        part.append_column(_NUMBER, pa.repeat(pa.scalar(number, pa.int32()), len(part)))
+    # One by one into the object store: beside the log, the driver then holds one partition, not all.
+    parts: list[Any] = [  # Ray declares two types of references
+        ray.put(part.append_column(_NUMBER, pa.repeat(pa.scalar(number, pa.int32()), len(part))))
         for number, part in enumerate(split_by_key(table, key, num_partitions))
     ]
-    dataset = ray.data.from_arrow(parts)
+    dataset = ray.data.from_arrow_refs(parts)
     logging.getLogger("ray.data").setLevel(logging.ERROR)  # it announces every plan
     dataset.context.execution_options.preserve_order = True
     dataset.context.enable_progress_bars = False  # the caller shows its own

@@ -53,6 +53,7 @@ class PrepareReport:
             ("source", f"{manifest.source} ({manifest.layout})"),
             ("split", shown),
             *counts,
+            ("columns that are the items' text", ", ".join(manifest.text_columns) or "none"),
             (
                 "neighbouring events at the same time",
                 f"{ties.neighbours:,} of {ties.users:,} users, {rule[ties.rule]}",

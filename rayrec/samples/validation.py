@@ -42,10 +42,6 @@ class Events:
     num_filtered: int
     """Events left out because their behaviour was not asked for."""
 
-    @property
-    def further_columns(self) -> list[str]:
-        return [name for name in self.table.schema.names if name not in (*EVENT_COLUMNS, SOURCE_ROW)]
-
 
 def validate(raw: RawTables, config: PrepareConfig) -> Events:
     """Check the source.
@@ -91,30 +87,40 @@ def validate(raw: RawTables, config: PrepareConfig) -> Events:
 def parse_times(raw: RawTable, unit: str) -> Int64Array:
     """[R] microseconds since 1970 of the column `timestamp`: numbers in `unit`, or dates.
 
+    Dates without an offset are in UTC; what lies below the microsecond is cut off.
+
     Raises:
         InputError: a missing, NaN, infinite or negative time, one that is neither number nor date, or one
             beyond the year 5138.
     """
-    column = raw.table["timestamp"]
+    column = _plain(raw.table["timestamp"])
     _refuse_nulls(raw, "timestamp", column)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         column = _parse_text(raw, column)
-    if pa.types.is_temporal(column.type) and not pa.types.is_time(column.type):
-        times_R = column.cast(pa.timestamp("us")).cast(pa.int64()).to_numpy()
-        unit = "us"
-    elif pa.types.is_integer(column.type):
+    kind, unit_is_given = column.type, False
+    if pa.types.is_date(kind):
+        column = column.cast(pa.timestamp("ms"))
+        kind = column.type
+    if pa.types.is_timestamp(kind):
+        times_R = column.cast(pa.int64()).to_numpy()
+        unit, unit_is_given = kind.unit, True
+    elif pa.types.is_integer(kind):
         times_R = column.to_numpy()
-    elif pa.types.is_floating(column.type):
+    elif pa.types.is_floating(kind):
         times_R = column.cast(pa.float64()).to_numpy()
-        _refuse(raw, ~np.isfinite(times_R), times_R, "expected a number of seconds since 1970")
+        _refuse_times(raw, ~np.isfinite(times_R), "expected a number of seconds since 1970")
     else:
         raise InputError(
-            f"{raw.file}: column timestamp has the type {column.type}; "
-            f"expected numbers ({unit} since 1970) or dates"
+            f"{raw.file}: column timestamp has the type {kind}; expected numbers ({unit} since 1970) or dates"
         )
-    _refuse(raw, times_R < 0, times_R, "expected a time since 1970, which is not negative")
-    late_R = times_R > _LATEST_S * _PER_SECOND[unit]
-    _refuse(raw, late_R, times_R, f"which in {unit} lies beyond the year 5138; set time_unit to ms, us or ns")
+    _refuse_times(raw, times_R < 0, "expected a time since 1970, which is not negative")
+    _refuse_times(
+        raw,
+        times_R > _LATEST_S * _PER_SECOND[unit],
+        "which lies beyond the year 5138"
+        if unit_is_given
+        else f"which in {unit} lies beyond the year 5138; set time_unit (--time-unit) to ms, us or ns",
+    )
     if times_R.dtype.kind == "f":
         return np.rint(times_R * (1_000_000 / _PER_SECOND[unit])).astype(np.int64)
     times_R = times_R.astype(np.int64)
@@ -122,18 +128,23 @@ def parse_times(raw: RawTable, unit: str) -> Int64Array:
 
 
 def _parse_text(raw: RawTable, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Texts as integers, floats or timestamps: whichever most of them are."""
     for kind in (pa.int64(), pa.float64(), pa.timestamp("us")):
         try:
             return column.cast(kind)
         except pa.ArrowInvalid:
             continue
+    # Arrow wants all dates of a column alike; pandas reads offsets, fractions of any length and mixtures.
     texts_R = column.to_pandas()
     numbers_R = pd.to_numeric(texts_R, errors="coerce")
-    wrong_R = numbers_R.isna() & (texts_R.str.lower() != "nan")
-    if wrong_R.all():  # dates, then, and one of them is none
-        wrong_R = pd.to_datetime(texts_R, errors="coerce", format="ISO8601").isna()
-    _refuse(raw, wrong_R.to_numpy(), texts_R.to_numpy(), "expected a number of seconds since 1970 or a date")
-    return pa.chunked_array([pa.array(numbers_R.to_numpy(dtype=np.float64))])
+    dates_R = pd.to_datetime(texts_R, errors="coerce", format="ISO8601", utc=True)
+    are_dates = dates_R.notna().sum() > numbers_R.notna().sum()
+    values_R = dates_R if are_dates else numbers_R
+    expected = (
+        "a date such as 2020-01-31T12:00:00Z" if are_dates else "a number of seconds since 1970 or a date"
+    )
+    _refuse_times(raw, values_R.isna().to_numpy(), f"expected {expected}")
+    return pa.chunked_array([pa.Array.from_pandas(values_R)])
 
 
 def _check_ids(raw: RawTable, name: str) -> None:
@@ -161,12 +172,14 @@ def _refuse_nulls(raw: RawTable, name: str, column: pa.ChunkedArray) -> None:
         )
 
 
-def _refuse(raw: RawTable, wrong_R: np.ndarray, values_R: np.ndarray, expected: str) -> None:
+def _refuse_times(raw: RawTable, wrong_R: np.ndarray, expected: str) -> None:
     if wrong_R.any():
         row = int(np.argmax(wrong_R))
         more = int(wrong_R.sum()) - 1
         others = f" (and {more} more rows)" if more else ""
-        raise InputError(f"{raw.where(row)}: timestamp is {values_R[row]}, {expected}{others}")
+        # Arrow's words for it: Python has none for a date beyond the year 9999.
+        value = pc.cast(_plain(raw.table["timestamp"])[row], pa.string()).as_py()
+        raise InputError(f"{raw.where(row)}: timestamp is {value}, {expected}{others}")
 
 
 def _ids(

@@ -31,7 +31,9 @@ def check_target(out: Path, overwrite: bool) -> None:
     if not (out / MANIFEST_FILE).is_file():
         raise InputError(f"{out}: the folder is not empty and holds no data set; give a new folder")
     if not overwrite:
-        raise InputError(f"{out}: a data set is there already; give a new folder, or overwrite it")
+        raise InputError(
+            f"{out}: a data set is there already; give a new folder, or set overwrite (--overwrite)"
+        )
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 import json
 import random
+from datetime import timedelta
 
 import numpy as np
 import pyarrow as pa
@@ -10,8 +11,10 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import mix64
 from rayrec.samples.config import PrepareConfig
 from rayrec.samples.dataset import Dataset
+from rayrec.samples.importers.tables import RawTable
 from rayrec.samples.partitions import run_partitions_locally
 from rayrec.samples.prepare import prepare
+from rayrec.samples.validation import parse_times
 from tests.data import random_events, real_data, small_dataset, write_source
 
 EVENTS = [(1, 10, 5), (1, 30, 7), (1, 20, 6), (1, 40, 8), (2, 20, 5), (2, 10, 9), (2, 40, 6)]
@@ -39,17 +42,24 @@ def sequences(dataset):
 def targets(dataset, split):
     """User -> (history, target, time)."""
     rows = dataset.evaluation_rows(split)
+    times_B = pq.read_table(dataset.root / f"{split}.parquet")["timestamp"].to_pylist()
     return {
-        int(user): (rows.history_ids_N[start:stop].tolist(), int(target), int(time))
+        int(user): (rows.history_ids_N[start:stop].tolist(), int(target), time)
         for user, start, stop, target, time in zip(
             rows.user_ids_B,
             rows.offsets_B1,
             rows.offsets_B1[1:],
             rows.targets_B,
-            rows.timestamps_B,
+            times_B,
             strict=False,
         )
     }
+
+
+def items_by_key(dataset, column):
+    """Key of the source -> value of a column of the data set's items."""
+    table = pq.read_table(dataset.root / "items.parquet")
+    return dict(zip(table["item_key"].to_pylist(), table[column].to_pylist(), strict=True))
 
 
 def refusal(tmp_path, events, **settings):
@@ -92,6 +102,17 @@ def test_a_split_by_time_takes_the_first_event_on_or_after_each_boundary(tmp_pat
     assert targets(dataset, "test") == {1: ([10, 20, 30], 40, 9), 2: ([10], 20, 8), 3: ([30], 40, 8)}
 
 
+@pytest.mark.parametrize("start", ["1970-01-01T00:00:05", "1970-01-01T01:00:05+01:00", "5", 5])
+def test_boundaries_may_be_dates(tmp_path, start):
+    settings = {"split": "time", "valid_start": start, "test_start": "1970-01-01 00:00:08Z"}
+    dataset, _ = prepared(tmp_path, [(1, 50, 4), *EVENTS], **settings)
+    assert (dataset.manifest.split.valid_start, dataset.manifest.split.test_start) == (5, 8)
+    assert sequences(dataset) == {1: [50]}
+    assert PrepareConfig.parse(
+        settings | {"valid_start": "1970-01-02", "test_start": 90_000}
+    ).valid_start == (86_400)
+
+
 def test_boundaries_by_fraction_are_quantiles_of_the_events(tmp_path):
     events = [(user, item, 10 * item + user) for user in range(2) for item in range(10)]
     dataset, _ = prepared(tmp_path, events, split="time", valid_fraction=0.2, test_fraction=0.3)
@@ -116,8 +137,6 @@ def test_positions_are_in_order_of_a_hash_and_counts_are_of_training_events(tmp_
         [0, 3],
     ]
     place = {int(item): position for position, item in enumerate(ids_I)}
-    assert dataset.item_by_key("40") == place[40]
-    assert dataset.item_by_key("41") is None
     titles = dataset.items.titles.to_pylist()
     assert [titles[place[item]] for item in (10, 20, 30, 40)] == ["Ten", None, None, "Forty"]
     texts = dataset.items.texts.to_pylist()
@@ -125,7 +144,8 @@ def test_positions_are_in_order_of_a_hash_and_counts_are_of_training_events(tmp_
     assert [dataset.items.label(place[item]) for item in (10, 20)] == ["Ten", "20"]
     counts_I = dataset.items.train_counts_I
     assert [int(counts_I[place[item]]) for item in (10, 20, 30, 40)] == [1, 2, 0, 0]
-    assert dataset.items.attributes.schema.names == ["year", "price", "asin"]
+    assert items_by_key(dataset, "price") == {"10": 1, "20": 2, "30": 3, "40": 4}
+    assert items_by_key(dataset, "asin") == dict.fromkeys(["10", "20", "30", "40"], "B")
 
 
 def test_items_without_a_description_are_there_and_counted(tmp_path):
@@ -211,6 +231,34 @@ def test_dates_are_times(tmp_path):
         assert dataset.history_of("1").tolist() == [1, 2, 0]
 
 
+def test_dates_may_have_offsets_and_fractions_of_any_length(tmp_path):
+    dates = [
+        "2020-01-01T00:00:00Z",
+        "2020-01-01T00:30:00+01:00",
+        "2019-12-31T23:59:59.123456789Z",
+        "2020-01-01 00:00:01",
+        "2020-01-01T00:00:02.5Z",
+    ]
+    events = [(1, number, date) for number, date in enumerate(dates)]
+    dataset, _ = prepared(tmp_path, events, source={"kind": "csv"})
+    assert dataset.history_of("1").tolist() == [1, 2, 0, 3, 4]
+    assert targets(dataset, "test") == {1: ([1, 2, 0, 3], 4, 1_577_836_802)}
+
+
+def test_dates_of_a_table_are_cut_to_the_microsecond(tmp_path):
+    ns = np.array([5_000_001_999, 5_000_001_000, 5_000_000_999], dtype="datetime64[ns]")
+    raw = RawTable(pa.table({"timestamp": ns}), "log.parquet", str)
+    assert parse_times(raw, "s").tolist() == [5_000_001, 5_000_001, 5_000_000]
+    days = RawTable(pa.table({"timestamp": pa.array([1, 2], pa.date32())}), "log.parquet", str)
+    assert parse_times(days, "s").tolist() == [86_400_000_000, 2 * 86_400_000_000]
+    late = RawTable(pa.table({"timestamp": np.array([10**12], dtype="datetime64[s]")}), "log.parquet", str)
+    with pytest.raises(InputError, match="which lies beyond the year 5138"):
+        parse_times(late, "s")
+    before = RawTable(pa.table({"timestamp": np.array([-1], dtype=ns.dtype)}), "log.parquet", str)
+    with pytest.raises(InputError, match="expected a time since 1970"):
+        parse_times(before, "s")
+
+
 def test_training_files_hold_full_row_groups_in_order_of_a_hash(tmp_path):
     dataset = small_dataset(tmp_path)
     metadata = [pq.read_metadata(dataset.root / name) for name in dataset.train_files]
@@ -285,8 +333,8 @@ def test_items_without_interactions_are_refused_or_kept(tmp_path):
     assert "items.parquet row 2: item 50 has no interactions (1 such items)" in message
     assert "--allow cold-items" in message
     dataset, report = prepared(tmp_path, EVENTS, source=items, allow=["cold-items"])
-    assert dataset.items.label(dataset.item_by_key("50")) == "Fifty"
-    assert dataset.items.train_counts_I[dataset.item_by_key("50")] == 0
+    assert items_by_key(dataset, "title")["50"] == "Fifty"
+    assert items_by_key(dataset, "train_count")["50"] == 0
     assert report.manifest.counts["cold_items"] == 1
 
 
@@ -316,10 +364,21 @@ def test_impossible_times_are_refused_with_their_row(tmp_path, kind, time, messa
     ("times", "message"),
     [
         (["5", "soon", "7"], "row 2: timestamp is soon, expected a number of seconds since 1970 or a date"),
-        (["2020-01-01", "2020-01-02", "soon"], "row 3: timestamp is soon"),
+        (["2020-01-01", "2020-01-02", "soon"], "row 3: timestamp is soon, expected a date such as"),
+        (["nan", "2020-01-01", "2020-01-02"], "row 1: timestamp is nan, expected a date such as"),
+        (
+            ["2020-01-01T00:00:00Z", "x", "2020-01-01T00:00:00+01:00"],
+            "row 2: timestamp is x, expected a date",
+        ),
+        (["2020-01-01", "5", "2020-01-02"], "row 2: timestamp is 5, expected a date"),
+        (["2020-01-01", "1960-01-01", "2020-01-02"], "row 2: timestamp is 1960-01-01, expected a time since"),
         (["5", "nan", "7"], "row 2: timestamp is nan"),
         (["5", None, "7"], "row 2: timestamp is missing"),
-        ([True, False, True], "column timestamp has the type bool"),
+        ([True, False, True], "interactions.parquet: column timestamp has the type bool"),
+        (
+            [timedelta(seconds=seconds) for seconds in range(3)],
+            "interactions.parquet: column timestamp has the type duration[us]; expected numbers",
+        ),
     ],
 )
 def test_times_that_are_none_are_refused(tmp_path, times, message):
@@ -350,7 +409,14 @@ def test_items_described_twice_are_refused(tmp_path):
 
 def test_a_boundary_that_leaves_nothing_to_train_on_is_refused(tmp_path):
     message = refusal(tmp_path, EVENTS, split="time", valid_start=5, test_start=6)
-    assert "no event is before the validation boundary 5" in message
+    assert "no event is before the validation boundary 1970-01-01 00:00:05 UTC (5 s)" in message
+    assert "move valid_start (--valid-start)" in message
+
+
+def test_a_boundary_that_leaves_nothing_to_test_on_is_refused(tmp_path):
+    message = refusal(tmp_path, EVENTS, split="time", valid_start=6, test_start="1970-01-01T00:00:10")
+    assert "no event is on or after the test boundary 1970-01-01 00:00:10 UTC (10 s)" in message
+    assert "move test_start (--test-start)" in message
 
 
 def test_columns_with_a_name_of_ours_are_refused(tmp_path):
@@ -362,10 +428,17 @@ def test_columns_with_a_name_of_ours_are_refused(tmp_path):
     ("settings", "message"),
     [
         ({"allow": ["dups"]}, "allow"),
-        ({"valid_start": 3, "test_start": 4}, "split by time"),
+        ({"valid_start": 3, "test_start": 4}, r"valid_start \(--valid-start\) belongs to the split by time"),
+        ({"test_fraction": 0.2}, r"test_fraction \(--test-fraction\) belongs to the split by time"),
+        (
+            {"split": "time", "valid_start": 3, "test_start": 4, "test_fraction": 0.2},
+            "either boundaries or fractions",
+        ),
+        ({"split": "time", "valid_start": "soon", "test_start": 4}, "is 'soon'; expected a date such as"),
+        ({"split": "time", "valid_start": 3, "test_start": 1_577_836_800_000}, "test_start: input should be"),
         ({"split": "time", "valid_start": 3}, "go together"),
         ({"split": "time", "valid_start": 5, "test_start": 3}, "lies after"),
-        ({"valid_fraction": 0.5, "test_fraction": 0.5}, "no event to train on"),
+        ({"split": "time", "valid_fraction": 0.5, "test_fraction": 0.5}, "no event to train on"),
         ({"rows_per_group": 10, "rows_per_file": 5}, "less than rows_per_group"),
     ],
 )
@@ -470,7 +543,8 @@ def test_movielens(tmp_path):
     counts = report.manifest.counts
     assert [counts[name] for name in ("users", "items", "events", "test_rows")] == [943, 1_682, 100_000, 943]
     dataset = Dataset.open(tmp_path / "data")
-    assert dataset.items.label(dataset.item_by_key("1")) == "Toy Story"
+    assert items_by_key(dataset, "title")["1"] == "Toy Story"
+    assert items_by_key(dataset, "text")["1"] == "Toy Story. 1995. Animation Children's Comedy"
 
 
 def test_beauty_has_the_published_counts_and_forgets_the_order_within_a_day(tmp_path):
@@ -484,7 +558,10 @@ def test_beauty_has_the_published_counts_and_forgets_the_order_within_a_day(tmp_
 
     # The source has every same-day pair in ascending order of ASIN; shuffled, half of them are.
     dataset = Dataset.open(tmp_path / "data")
-    asins = np.array(dataset.items.attributes["asin"].to_pylist())
+    asins = pq.read_table(dataset.root / "items.parquet")["asin"].to_numpy()
+    assert items_by_key(dataset, "text")["2"] == (
+        "OPI Red Shatter Crackle Nail Polish E55 New. red shatter crackle nail polish e55"
+    )
     history = pq.read_table(dataset.root / "history.parquet")["item_ids"].combine_chunks()
     ranks = np.argsort(np.argsort(asins))[dataset.item_positions(history.flatten().to_numpy())]
     lines = (source / "Beauty_time.txt").read_text().splitlines()
@@ -499,7 +576,7 @@ def test_beauty_has_the_published_counts_and_forgets_the_order_within_a_day(tmp_
 
 def test_deskdrop_needs_two_decisions(tmp_path):
     source = real_data("deskdrop")
-    with pytest.raises(InputError, match=r"--allow duplicates .* --allow short-users"):
+    with pytest.raises(InputError, match=r"allow duplicates .* allow short-users "):
         prepare(source, tmp_path / "data", PrepareConfig(split="time"))
     allow = frozenset({"duplicates", "short-users"})
     report = prepare(source, tmp_path / "data", PrepareConfig(split="time", allow=allow))
