@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self, get_args
+from types import NoneType
+from typing import Any, Self, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from rayrec.platform.errors import InputError
 
@@ -16,7 +17,16 @@ from rayrec.platform.errors import InputError
 class Config(BaseModel):
     """Base of every component's settings: immutable, unknown keys refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_sections_are_there(cls, values: Any) -> Any:
+        """YAML reads a section with nothing below its name as null."""
+        if not isinstance(values, dict):
+            return values
+        empty = {name for name, value in values.items() if value is None and _is_section(cls, name)}
+        return {name: {} if name in empty else value for name, value in values.items()}
 
     @classmethod
     def parse(cls, values: dict[str, Any], source: str = "config") -> Self:
@@ -34,7 +44,7 @@ class Config(BaseModel):
         if not path.is_file():
             raise InputError(f"{path}: no such config file; expected a YAML file that describes a run")
         try:
-            values = yaml.safe_load(path.read_bytes())
+            values = _read_yaml(path.read_bytes(), str(path))
         except yaml.YAMLError as error:
             raise InputError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
         if not isinstance(values, dict):
@@ -45,6 +55,24 @@ class Config(BaseModel):
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's own silently keeps the last of several values of one key."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            line, ident = key.start_mark.line + 1, (key.tag, key.value)
+            if ident in lines:
+                raise InputError(
+                    f"{self.name}: the key {key.value!r} in line {line} stands in line {lines[ident]} "
+                    "already; keep one of them"
+                )
+            lines[ident] = line
+        return super().construct_mapping(node, deep)
 
 
 def differing_keys(first: Config, second: Config) -> list[str]:
@@ -73,15 +101,41 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     *sections, name = key.split(".")
     target = values
     for section in sections:
-        target = target.setdefault(section, {})
+        if target.get(section) is None:
+            target[section] = {}
+        target = target[section]
         if not isinstance(target, dict):
             raise InputError(f"--set {override}: {section!r} is a value, not a section")
     try:
-        target[name] = yaml.safe_load(text)
+        target[name] = _read_yaml(text, f"--set {override}")
     except yaml.YAMLError as error:
         raise InputError(
             f"--set {override}: the value is not valid YAML; quote it if it is a text"
         ) from error
+
+
+def _read_yaml(content: str | bytes, source: str) -> Any:
+    """
+    Raises:
+        InputError: a key stands twice in one section.
+        yaml.YAMLError: it is no YAML.
+    """
+    loader = _Loader(content)
+    loader.name = source
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+def _is_section(model: type[Config], name: Any) -> bool:
+    """Whether a setting holds settings, and null is not one of its values."""
+    if name not in model.model_fields:
+        return False
+    annotation = model.model_fields[name].annotation
+    if NoneType in get_args(annotation):
+        return False
+    return get_origin(annotation) is dict or bool(_config_types(annotation))
 
 
 def _explain(root: type[Config], values: dict[str, Any], problem: Any) -> str:

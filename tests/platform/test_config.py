@@ -27,6 +27,8 @@ class Network(Config):
 
 class Settings(Config):
     seed: int = 0
+    rate: float = 0.1
+    note: str | None = None
     model: Annotated[Tree | Network, Field(discriminator="kind")]
     layers: Layers = Layers()
     by_name: dict[str, Layers] = Field(default_factory=dict)
@@ -54,7 +56,7 @@ def with_layers(layers: dict) -> dict:
         (with_layers({"num_layer": 3}), "no setting 'model.layers.num_layer'; did you mean 'num_layers'?"),
         ({"model": {"kind": "tree", "layers": {}}}, "no setting 'model.layers'; known keys: depth, kind"),
         ({**TREE, "by_name": {"item": {"width": 1}}}, "'by_name.item.width'; did you mean 'widths'?"),
-        ({**TREE, "zzz": 1}, "known keys: by_name, layers, model, seed"),
+        ({**TREE, "zzz": 1}, "known keys: by_name, layers, model, note, rate, seed"),
     ],
 )
 def test_unknown_keys_suggest_the_nearest_of_their_place(values, expected):
@@ -70,6 +72,10 @@ def test_unknown_keys_suggest_the_nearest_of_their_place(values, expected):
         ({**TREE, "layers": {"widths": [1]}}, "the setting 'layers.widths.1' is missing"),
         ({}, "the setting 'model' is missing"),
         ({"model": {}}, "the setting 'model.kind' is missing; expected one of 'tree', 'network'"),
+        ({"model": None}, "the setting 'model.kind' is missing; expected one of 'tree', 'network'"),
+        ({**TREE, "rate": float("inf")}, "rate: input should be a finite number, got inf"),
+        ({**TREE, "rate": float("nan")}, "rate: input should be a finite number, got nan"),
+        ({**TREE, "seed": None}, "seed: input should be a valid integer, got None"),
         ({"model": {"kind": "bush"}}, "model.kind: expected one of 'tree', 'network', got 'bush'"),
     ],
 )
@@ -103,6 +109,41 @@ def test_overrides_are_applied_in_order_and_make_sections(tmp_path):
 
     assert settings.seed == 3
     assert settings.model == Network(kind="network", layers=Layers(num_layers=5))
+
+
+def test_an_empty_section_has_its_defaults(tmp_path):
+    text = "model:\n  kind: network\n  layers:\nlayers:\nby_name:\nnote:\n"
+
+    assert load(tmp_path, text) == Settings.parse(NETWORK)
+    assert load(tmp_path, text, "layers.num_layers=7").layers == Layers(num_layers=7)
+
+
+def test_a_key_that_stands_twice_is_named_with_its_line(tmp_path):
+    text = "model: {kind: network}\nlayers:\n  num_layers: 1\n  widths: [1, 2]\n  num_layers: 2\n"
+
+    with pytest.raises(InputError) as raised:
+        load(tmp_path, text)
+    assert str(raised.value) == (
+        f"{tmp_path}/run.yaml: the key 'num_layers' in line 5 stands in line 3 already; keep one of them"
+    )
+
+    override = "layers={num_layers: 1, num_layers: 2}"
+    with pytest.raises(
+        InputError, match=r"^--set layers=.*: the key 'num_layers' in line 1 stands in line 1"
+    ):
+        load(tmp_path, "model: {kind: tree}", override)
+
+
+def test_one_key_in_several_sections_and_merged_sections_are_no_repetition(tmp_path):
+    text = (
+        "model: {kind: network, layers: &small {num_layers: 1}}\nlayers: {<<: *small, num_layers: 3}\n"
+        "by_name: {layers: {<<: *small}}\n"
+    )
+
+    settings = load(tmp_path, text)
+
+    assert settings.layers == Layers(num_layers=3)
+    assert settings.by_name == {"layers": Layers(num_layers=1)}
 
 
 @pytest.mark.parametrize(
