@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rayrec.embeddings.config import OptimizerConfig, RowwiseAdagradConfig, TableConfig
 from rayrec.models.build import sparse_tables
@@ -13,6 +13,7 @@ from rayrec.models.config import DenseOptimizerConfig, ModelConfig
 from rayrec.models.program import DenseOptimizerSettings
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
+from rayrec.platform.devices import device_named
 from rayrec.platform.schedule import RateSchedule
 
 TABLE_SEEDS = {"item": 1, "user": 2, "code": 3}
@@ -120,11 +121,23 @@ class RunConfig(Config):
     evaluation: EvaluationConfig = EvaluationConfig()
     cluster: ClusterConfig = ClusterConfig()
 
+    @field_validator("device")
+    @classmethod
+    def _device_is_known(cls, value: str) -> str:
+        return device_named(value).kind  # which refuses other names
+
     def with_absolute_paths(self) -> RunConfig:
         """The same run, to be understood from any working directory."""
         paths = {"path": str(Path(self.data.path).resolve())}
         if self.data.semantic_ids is not None:
             paths["semantic_ids"] = str(Path(self.data.semantic_ids).resolve())
+        return self.model_copy(update={"data": self.data.model_copy(update=paths)})
+
+    def with_data(self, path: str | Path) -> RunConfig:
+        """The same run on data that lies elsewhere now; semantic IDs inside the data set come along."""
+        old, paths = Path(self.data.path), {"path": str(path)}
+        if self.data.semantic_ids is not None and Path(self.data.semantic_ids).is_relative_to(old):
+            paths["semantic_ids"] = str(Path(path) / Path(self.data.semantic_ids).relative_to(old))
         return self.model_copy(update={"data": self.data.model_copy(update=paths)})
 
     @property

@@ -57,13 +57,17 @@ def evaluate(
     which: str = "best",
     batch_size: int = 512,
     on_batch: OnBatch | None = None,
+    data: str | Path | None = None,
 ) -> EvaluationReport:
     """Rank the whole catalogue for every user of a split; also written to the run's folder.
+
+    Args:
+        data: where the run's data set lies now, if it was moved.
 
     Raises:
         InputError: the run has no usable snapshot, or the split has no users.
     """
-    recommender = Recommender.load(run, which)
+    recommender = Recommender.load(run, which, data=data)
     report = evaluate_recommender(recommender, split, batch_size, on_batch)
     write_json(Path(run) / f"evaluation-{split}.json", report.to_json())
     return report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,8 @@ class Query:
 
     history_ids: Int64Array
     """Item ids, oldest first; ids that are not in the catalogue are skipped."""
-    user_id: int = 0
+    user_id: int | None = None
+    """Id of a user of the data set; None is nobody of it, whose row no training has touched."""
 
 
 class Recommender:
@@ -65,11 +67,18 @@ class Recommender:
             self._program.set_catalogue(self._client.read({table: item_ids_I})[table])
 
     @classmethod
-    def load(cls, run: str | Path, which: str = "best", device: str | None = None) -> Recommender:
+    def load(
+        cls,
+        run: str | Path,
+        which: str = "best",
+        device: str | None = None,
+        data: str | Path | None = None,
+    ) -> Recommender:
         """Load a run's `best` or `last` snapshot.
 
         Args:
             device: overrides the device that the run was trained on.
+            data: where the run's data set lies now, if it was moved.
 
         Raises:
             InputError: no such run, an incomplete or changed snapshot, or one of other data.
@@ -78,6 +87,8 @@ class Recommender:
         config = folder.config
         if device is not None:
             config = config.model_copy(update={"device": device})
+        if data is not None:
+            config = config.with_data(data)
         snapshot = read_snapshot(folder.chosen_snapshot(which))
         assembly = assemble(config, checksums=False)
         check_snapshot(snapshot, assembly)
@@ -105,7 +116,7 @@ class Recommender:
         self, queries: Sequence[Query], k: int, exclude_seen: bool = True
     ) -> list[list[Recommendation]]:
         """The k best items for each query, best first; an empty list where its history has no known item."""
-        ranked = self.rank(_as_samples(queries), k, exclude_seen)
+        ranked = self.rank(self._as_samples(queries), k, exclude_seen)
         return [
             [self._describe(item, score) for item, score in zip(items_K, scores_K, strict=True) if item >= 0]
             for items_K, scores_K in zip(ranked.items_BK.tolist(), ranked.scores_BK.tolist(), strict=True)
@@ -119,6 +130,24 @@ class Recommender:
             order_I = order_I[~np.isin(self.dataset.items.ids_I[order_I], exclude_ids)]
         return [self._describe(item, float(counts_I[item])) for item in order_I[:k].tolist()]
 
+    def _as_samples(self, queries: Sequence[Query]) -> SampleBatch:
+        histories = [np.asarray(query.history_ids, dtype=np.int64) for query in queries]
+        user_ids = [self._nobody if query.user_id is None else query.user_id for query in queries]
+        lengths = np.array([len(history) for history in histories], dtype=np.int64)
+        return SampleBatch(
+            step=0,
+            row_keys_B=np.arange(len(queries)),
+            user_ids_B=np.array(user_ids, dtype=np.int64),
+            item_ids_N=np.concatenate(histories) if histories else np.zeros(0, dtype=np.int64),
+            offsets_B1=offsets_from_lengths(lengths),
+        )
+
+    @cached_property
+    def _nobody(self) -> int:
+        """The smallest number from 0 that is the id of no user."""
+        ids_U = self.dataset.users["user_id"].to_numpy()
+        return int(np.setdiff1d(np.arange(len(ids_U) + 1), ids_U)[0])
+
     def _describe(self, item: int, score: float) -> Recommendation:
         items = self.dataset.items
         return Recommendation(items.keys[item].as_py(), items.titles[item].as_py(), score)
@@ -131,14 +160,3 @@ def _local_tables(assembly: Assembly, snapshot: Snapshot) -> ShardClient:
     if assembly.tables:
         shard.restore(load_tables(snapshot.sparse_files, assembly.tables, shard_map, shard=0))
     return ShardClient(assembly.tables, shard_map, LocalTransport([shard]))
-
-
-def _as_samples(queries: Sequence[Query]) -> SampleBatch:
-    histories = [np.asarray(query.history_ids, dtype=np.int64) for query in queries]
-    return SampleBatch(
-        step=0,
-        row_keys_B=np.arange(len(queries)),
-        user_ids_B=np.array([query.user_id for query in queries], dtype=np.int64),
-        item_ids_N=np.concatenate(histories) if histories else np.zeros(0, dtype=np.int64),
-        offsets_B1=offsets_from_lengths(np.array([len(history) for history in histories], dtype=np.int64)),
-    )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from pydantic import Field
 
@@ -27,6 +28,13 @@ class ClusterConfig(Config):
     """Whether a cluster started here serves the Ray dashboard (on loopback)."""
 
 
+def starts_cluster(config: ClusterConfig) -> bool:
+    """Whether `ray_cluster` starts a cluster on this machine, rather than joins one."""
+    import ray
+
+    return not ray.is_initialized() and _address(config) is None
+
+
 @contextmanager
 def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
     """Be connected to Ray inside the block; a cluster started here ends with it.
@@ -40,7 +48,7 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
         _check_capacity(cpus_needed)
         yield
         return
-    address = config.address or os.environ.get("RAY_ADDRESS")
+    address = _address(config)
     logging.getLogger("ray").setLevel(logging.ERROR)  # before init: it speaks while it starts
     try:
         if address is not None:
@@ -48,6 +56,7 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
         else:
             # Our own cluster may promise more CPUs than there are: a small machine is only slower.
             ray.init(
+                address="local",  # never a cluster that happens to run on this machine
                 num_cpus=max(os.cpu_count() or 1, int(cpus_needed + 0.999)),
                 object_store_memory=config.object_store_bytes,
                 include_dashboard=config.dashboard,
@@ -66,7 +75,39 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
         ray.shutdown()
 
 
+def check_accelerators(claim: Mapping[str, Any], num_actors: int, actors: str, remedy: str) -> None:
+    """Refuse actors for which the connected cluster has no accelerator: Ray would wait for one without end.
+
+    Like the check of CPUs it looks at totals: what another job holds now is waited for.
+
+    Args:
+        claim: what each of them asks for, as `devices.ray_claim` says it.
+        actors: what they are called, in plural.
+        remedy: what to do about it.
+
+    Raises:
+        InputError: names the resource, and how many there are.
+    """
+    import ray
+
+    needed = dict(claim.get("resources", {}))
+    if "num_gpus" in claim:
+        needed["GPU"] = claim["num_gpus"]
+    for name, each in needed.items():
+        available = ray.cluster_resources().get(name, 0.0)
+        if available < each * num_actors:
+            raise InputError(
+                f"the {actors} need {each * num_actors:g} {name} and the Ray cluster has "
+                f"{available:g}; {remedy}"
+            )
+
+
+def _address(config: ClusterConfig) -> str | None:
+    return config.address or os.environ.get("RAY_ADDRESS") or None
+
+
 def _check_capacity(cpus_needed: float) -> None:
+    """Looks at the total: CPUs that another job holds now are waited for."""
     import ray
 
     available = ray.cluster_resources().get("CPU", 0.0)

@@ -80,22 +80,32 @@ def why_missing(kind: str) -> str | None:
         return f"{kind} cannot be initialised: {error}"
 
 
+def device_named(kind: str) -> Device:
+    """What is known of a device, whether or not this machine has it.
+
+    Raises:
+        InputError: an unknown name.
+    """
+    if kind not in _DEVICES:
+        raise InputError(f"device: there is no device {kind!r}; expected one of {', '.join(KINDS)}")
+    return _DEVICES[kind][0]
+
+
 def get_device(kind: str) -> Device:
-    """The device named in a config.
+    """The device named in a config, to be used in this process.
 
     Raises:
         InputError: an unknown name, or a device this machine does not have.
     """
-    if kind not in _DEVICES:
-        raise InputError(f"device: there is no device {kind!r}; expected one of {', '.join(KINDS)}")
+    device = device_named(kind)
     if (reason := why_missing(kind)) is not None:
         raise InputError(f"device: {kind!r} was asked for, but {reason}; or set device to 'cpu'")
-    return _DEVICES[kind][0]
+    return device
 
 
 def ray_claim(kind: str) -> dict[str, Any]:
     """Options with which an actor claims one accelerator; the driver may lack the device itself."""
-    resource = _DEVICES[kind][0].ray_resource
+    resource = device_named(kind).ray_resource
     if resource == "CPU":  # counted by the actor's own num_cpus
         return {}
     return {"num_gpus": 1} if resource == "GPU" else {"resources": {resource: 1}}

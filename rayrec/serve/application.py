@@ -32,7 +32,7 @@ class RecommendReplica:
         # The run's config may name its data relative to where the command was started.
         os.chdir(working_directory)
         torch.set_num_threads(config.threads)
-        recommender = Recommender.load(run, config.snapshot, config.device)
+        recommender = Recommender.load(run, config.snapshot, config.device, config.data)
         self._service = RecommendationService(recommender, config.max_k)
         self._service.warm_up()
         self._max_waiting = config.max_waiting

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
-from rayrec.platform.devices import KINDS
+from rayrec.platform.devices import device_named
 
 
 class ServeConfig(Config):
@@ -29,11 +29,11 @@ class ServeConfig(Config):
     """Which snapshot of the run."""
     device: str | None = None
     """Device to compute on; None takes that of the run."""
+    data: str | None = None
+    """Where the run's data set lies now, if it was moved."""
     cluster: ClusterConfig = ClusterConfig()
 
     @field_validator("device")
     @classmethod
     def _device_is_known(cls, value: str | None) -> str | None:
-        if value is not None and value not in KINDS:
-            raise ValueError(f"device: there is no device {value!r}; expected one of {', '.join(KINDS)}")
-        return value
+        return None if value is None else device_named(value).kind  # which refuses other names

@@ -21,12 +21,11 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import ray
 from ray import serve
 from ray.serve.config import ProxyLocation
 
 from rayrec.pipelines.recommender import Recommender
-from rayrec.platform.cluster import ray_cluster
+from rayrec.platform.cluster import check_accelerators, ray_cluster
 from rayrec.platform.errors import InputError
 from rayrec.serve.application import DEPLOYMENT, QUIET, build_application, replica_resources
 from rayrec.serve.config import ServeConfig
@@ -68,7 +67,12 @@ def serving(run: str | Path, config: ServeConfig) -> Iterator[str]:
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", f"{READY_TIMEOUT_S:g}")
     with ray_cluster(config.cluster, config.num_replicas * config.threads):
         _refuse_second_serve()
-        _check_accelerators(replica_resources(run, config), config.num_replicas)
+        check_accelerators(
+            replica_resources(run, config),
+            config.num_replicas,
+            "replicas",
+            "choose another device with --device, or fewer --replicas",
+        )
         try:
             yield _start(run, config)
         finally:
@@ -104,7 +108,7 @@ def _why_not_running() -> str:
 def _check_run(run: Path, config: ServeConfig) -> None:
     """Load the model as a replica will, so that one that cannot be loaded is refused in its own words."""
     # On the CPU, which is always here; this machine may lack the device of the replicas.
-    Recommender.load(run, config.snapshot, device="cpu")
+    Recommender.load(run, config.snapshot, device="cpu", data=config.data)
 
 
 def _check_port(host: str, port: int) -> None:
@@ -120,20 +124,6 @@ def _check_port(host: str, port: int) -> None:
         raise InputError(
             f"cannot listen on port {port} of {host}: {error.strerror}; choose others with --host and --port"
         ) from error
-
-
-def _check_accelerators(resources: dict[str, Any], num_replicas: int) -> None:
-    """Replicas for which the cluster has no accelerator would be waited for without end."""
-    claims = dict(resources.get("resources", {}))
-    if "num_gpus" in resources:
-        claims["GPU"] = resources["num_gpus"]
-    for name, each in claims.items():
-        available = ray.cluster_resources().get(name, 0.0)
-        if available < each * num_replicas:
-            raise InputError(
-                f"{num_replicas} replicas need {each * num_replicas:g} {name} and the Ray cluster has "
-                f"{available:g}; choose another device with --device, or fewer --replicas"
-            )
 
 
 def _refuse_second_serve() -> None:

@@ -25,7 +25,6 @@ class RecommendationService:
         self._max_k = max_k
         # Of our own: keys are looked up all at once, a thousand take hardly longer than one.
         self._item_keys = pd.Index(recommender.dataset.items.keys.to_pandas())
-        self._nobody = _unused_id(recommender.dataset.users["user_id"].to_numpy())
         self.model = ModelInfo(run=recommender.run, step=recommender.committed_step + 1)
 
     def recommend(self, request: RecommendRequest) -> RecommendAnswer:
@@ -65,18 +64,12 @@ class RecommendationService:
         unknown = [key for key, place in zip(history, places, strict=True) if place < 0]
         return self._recommender.dataset.items.ids_I[places[places >= 0]], list(dict.fromkeys(unknown))
 
-    def _user_id(self, key: Key | None) -> int:
-        """Id of a known user; for others one that no user has, whose row was never trained."""
-        found = None if key is None else self._recommender.dataset.user_by_key(str(key))
-        return self._nobody if found is None else found
+    def _user_id(self, key: Key | None) -> int | None:
+        """Id of a known user; None for others."""
+        return None if key is None else self._recommender.dataset.user_by_key(str(key))
 
     def _answer(
         self, found: Sequence[Recommendation], source: Literal["model", "popular"], ignored: list[Key]
     ) -> RecommendAnswer:
         items = [RecommendedItem(item_id=item.item_key, title=item.title, score=item.score) for item in found]
         return RecommendAnswer(items=items, source=source, ignored_items=ignored, model=self.model)
-
-
-def _unused_id(ids_U: Int64Array) -> int:
-    """The smallest number from 0 that is not among the ids."""
-    return int(np.setdiff1d(np.arange(len(ids_U) + 1), ids_U)[0])

@@ -3,6 +3,7 @@ import pytest
 from rayrec.models.config import GenerativeConfig, SasRecConfig
 from rayrec.pipelines.config import RunConfig
 from rayrec.platform.config import differing_keys
+from rayrec.platform.devices import KINDS
 from rayrec.platform.errors import InputError
 from rayrec.platform.schedule import RateSchedule
 
@@ -43,6 +44,7 @@ def test_data_and_a_model_are_all_a_run_needs():
         ),
         ({"pipeline": {"mode": "async"}}, "pipeline.mode: input should be 'sync' or 'exact_prefetch'"),
         ({"model": {"name": "sasrec", "backbone": {"dim": 9}}}, "backbone.dim must be a multiple"),
+        ({"device": "tpu"}, "device: there is no device 'tpu'; expected one of cpu, "),
         ({"training": {"epochs": "many"}}, "training.epochs: input should be a valid integer"),
     ],
 )
@@ -104,3 +106,21 @@ def test_the_cosine_ends_with_the_last_epoch():
 
     assert RunConfig.parse(SMALLEST | schedule).rate_schedule(steps_per_epoch=7).cosine_steps == 35
     assert RunConfig.parse(SMALLEST).rate_schedule(steps_per_epoch=7).cosine_steps is None
+
+
+def test_a_run_knows_a_device_that_this_machine_may_lack():
+    for device in KINDS:
+        assert RunConfig.parse(SMALLEST | {"device": device}).device == device
+
+
+@pytest.mark.parametrize(
+    ("semantic_ids", "expected"),
+    [(None, None), ("old/data/codes/a", "new/place/codes/a"), ("elsewhere/codes", "elsewhere/codes")],
+)
+def test_semantic_ids_inside_the_data_set_move_with_it(semantic_ids, expected):
+    config = RunConfig.parse(SMALLEST | {"data": {"path": "old/data", "semantic_ids": semantic_ids}})
+
+    moved = config.with_data("new/place")
+
+    assert moved.data.path == "new/place"
+    assert moved.data.semantic_ids == expected

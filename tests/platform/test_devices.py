@@ -47,6 +47,12 @@ def test_an_unknown_device_is_refused():
         devices.get_device("tpu")
 
 
+def test_what_is_known_of_a_device_needs_no_device():
+    assert [devices.device_named(kind).kind for kind in devices.KINDS] == list(devices.KINDS)
+    with pytest.raises(InputError, match="there is no device 'tpu'"):
+        devices.device_named("tpu")
+
+
 def test_actors_claim_what_ray_counts():
     assert devices.ray_claim("cpu") == {}
     assert devices.ray_claim("cuda") == {"num_gpus": 1}

@@ -36,7 +36,7 @@ class FakeRecommender:
 
     def __init__(self) -> None:
         self.dataset = FakeDataset()
-        self.asked: list[tuple[list[int], int, int, bool]] = []
+        self.asked: list[tuple[list[int], int | None, int, bool]] = []
         """History ids, user id, k and exclude_seen of every question to the model."""
 
     def recommend(

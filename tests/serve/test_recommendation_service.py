@@ -4,8 +4,6 @@ from rayrec.serve.schemas import RecommendRequest
 from rayrec.serve.service import RecommendationService, RefusedRequestError
 from tests.serve.fake_recommender import FakeRecommender
 
-NOBODY = 2  # the smallest id that neither user has
-
 
 @pytest.fixture
 def recommender():
@@ -41,7 +39,7 @@ def test_answer_names_the_run_and_the_steps_in_its_weights(service):
 def test_integer_keys_mean_what_their_digits_mean(service, recommender):
     ask(service, user_id=42, k=1)
     ask(service, history=[7], k=1)
-    assert recommender.asked == [([13], 1, 1, True), ([12], NOBODY, 1, True)]
+    assert recommender.asked == [([13], 1, 1, True), ([12], None, 1, True)]
 
 
 def test_history_of_the_request_wins_and_the_user_stays(service, recommender):
@@ -51,12 +49,12 @@ def test_history_of_the_request_wins_and_the_user_stays(service, recommender):
 
 def test_unknown_user_with_a_history_is_nobody_of_the_training_data(service, recommender):
     ask(service, user_id="zoe", history=["alien"], k=1)
-    assert recommender.asked == [([11], NOBODY, 1, True)]
+    assert recommender.asked == [([11], None, 1, True)]
 
 
 def test_unknown_items_are_left_out_and_named_once(service, recommender):
     answer = ask(service, history=["nosuch", "alien", 99, "nosuch"], k=1)
-    assert recommender.asked == [([11], NOBODY, 1, True)]
+    assert recommender.asked == [([11], None, 1, True)]
     assert answer.ignored_items == ["nosuch", 99]
 
 
@@ -85,4 +83,4 @@ def test_more_than_an_answer_holds_is_refused(service):
 
 def test_warming_up_takes_the_model_through_a_user_and_a_history(service, recommender):
     service.warm_up()
-    assert recommender.asked == [([11, 12], 0, 3, True), ([11], NOBODY, 3, True)]
+    assert recommender.asked == [([11, 12], 0, 3, True), ([11], None, 3, True)]
