@@ -37,14 +37,18 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def make_run(
-    folder: Path, model: Literal["sasrec", "generative"] = "sasrec", **model_settings: object
+    folder: Path,
+    model: Literal["sasrec", "generative"] = "sasrec",
+    integer_users: bool = False,
+    **model_settings: object,
 ) -> Path:
     """`folder`/run: a run with one snapshot, trained on `folder`/data.
 
     Args:
+        integer_users: users are 0, 1, ... instead of "u0", "u1", ...
         model_settings: more settings of the model, such as `item_matrix="sparse"`.
     """
-    dataset = _dataset(folder)
+    dataset = _dataset(folder, integer_users)
     if model == "generative":
         _semantic_ids(dataset)
     config = RunConfig.parse(
@@ -61,11 +65,14 @@ def make_run(
     return run.path
 
 
-def _dataset(folder: Path) -> Dataset:
+def _dataset(folder: Path, integer_users: bool) -> Dataset:
+    events = random_events(NUM_USERS, NUM_ITEMS)
+    if integer_users:
+        events = [(int(str(user)[1:]), item, time) for user, item, time in events]
     keys = [f"i{item}" for item in range(NUM_ITEMS)]
     source = write_source(
         folder / "source",
-        random_events(NUM_USERS, NUM_ITEMS),
+        events,
         items={"item_id": keys, "title": [f"Title of {key}" for key in keys]},
     )
     prepare(source, folder / "data", PrepareConfig(rows_per_group=4, rows_per_file=16, num_partitions=3))
@@ -111,6 +118,7 @@ def _train_one_epoch(run: RunFolder, assembly: Assembly) -> None:
         committed_step=plan.steps_per_epoch - 1,
         dataset_fingerprint=assembly.dataset.fingerprint,
         semantic_ids_version=None if assembly.registry is None else assembly.registry.version,
+        read_position=plan.position(plan.steps_per_epoch),
         weights=program.weights(),
         optimizer_state=program.optimizer_state(),
         save_sparse=save_sparse,

@@ -14,7 +14,7 @@ from rayrec.models.program import DenseOptimizerSettings
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.snapshots import Snapshot
-from rayrec.platform.devices import get_device
+from rayrec.platform.devices import device_named
 from rayrec.platform.errors import InputError
 from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.dataset import Dataset
@@ -42,11 +42,16 @@ class Assembly:
         return ReadPlan.of(self.dataset, config.training.batch_size, config.seed, config.data.window_rows)
 
     @property
+    def total_steps(self) -> int:
+        """Most steps that the run trains."""
+        return self.config.training.epochs * self.plan.steps_per_epoch
+
+    @property
     def tables(self) -> tuple[TableConfig, ...]:
         return self.config.tables(self._schedule)
 
     def dense_optimizer(self) -> DenseOptimizerSettings:
-        return self.config.dense_optimizer(self._schedule, get_device(self.config.device).fused_optimizer)
+        return self.config.dense_optimizer(self._schedule, device_named(self.config.device).fused_optimizer)
 
     @property
     def trainer_threads(self) -> int:
@@ -59,7 +64,7 @@ class Assembly:
 
 
 def assemble(config: RunConfig, checksums: bool = True) -> Assembly:
-    """Open what a run reads; every mistake shows here, before anything is started.
+    """Open what a run reads; every mistake in it shows here, before anything is started.
 
     Raises:
         InputError: the data set or the semantic IDs are missing, damaged, or of each other's.
@@ -103,6 +108,23 @@ def check_snapshot(snapshot: Snapshot, assembly: Assembly) -> None:
         )
     if assembly.registry is not None:
         assembly.registry.check_matches(snapshot.semantic_ids_version or "none", str(snapshot.path))
+
+
+def check_continues(snapshot: Snapshot, assembly: Assembly) -> None:
+    """Refuse to train on from a snapshot with a plan that reads other rows than its own went on to.
+
+    Raises:
+        InputError: names the snapshot and both positions.
+    """
+    ours = assembly.plan.position(snapshot.committed_step + 1)
+    theirs = snapshot.read_position
+    if theirs is not None and theirs != ours:
+        what = "in another order" if theirs.order != ours.order else "from another place"
+        raise InputError(
+            f"{snapshot.path}: its run goes on in epoch {theirs.epoch} after {theirs.rows} rows, and this "
+            f"one would read {what} (epoch {ours.epoch}, {ours.rows} rows); "
+            "continue it with the settings and the version of RayRec it was begun with, or train anew"
+        )
 
 
 def check_split(dataset: Dataset, split: Split) -> None:

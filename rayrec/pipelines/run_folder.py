@@ -1,6 +1,7 @@
 """What a run leaves on disk, and which run a folder belongs to.
 
 RUN/config.yaml            the settings
+RUN/.lock                  held by the process that trains; names it
 RUN/run.json               state, the error that ended it, best and last snapshot
 RUN/metrics.jsonl          one line per validation
 RUN/snapshots/step-N/      dense weights, optimizer state, embedding rows, manifest.json
@@ -9,8 +10,13 @@ RUN/evaluation-SPLIT.json  written by `rayrec evaluate`
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +25,25 @@ from rayrec.platform.config import differing_keys
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import write_atomically, write_json
 
-FREE_TO_CHANGE = ("cluster.", "pipeline.", "sparse.num_servers", "sparse.wait_timeout_s", "evaluation.")
-"""Settings that a resumed run may change: they move work about, or only look at it."""
+FREE_TO_CHANGE = (
+    "cluster.",
+    "pipeline.",
+    "sparse.num_servers",
+    "sparse.wait_timeout_s",
+    "evaluation.every_epochs",
+    "evaluation.patience",
+    "evaluation.batch_size",
+    "data.path",
+    "data.semantic_ids",
+)
+"""Settings that a resumed run may change: they move work about, or say when to look at it.
+
+What is validated (`evaluation.metric`, `evaluation.max_users`) stays, or the best value so far would be
+compared with values of another kind. Where data and semantic IDs lie is free: a snapshot knows the
+fingerprint of the one and the version of the other.
+"""
+
+LOCK_FILE = ".lock"
 
 
 class RunFolder:
@@ -28,6 +51,38 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    @classmethod
+    @contextmanager
+    def locked(cls, path: Path, resume: bool) -> Iterator[None]:
+        """Inside the block, no other process trains in the folder; around `create` or `resume`.
+
+        The lock is the operating system's (flock): it ends with the process that holds it, however that
+        ends. A new run's folder is made.
+
+        Raises:
+            InputError: a run is alive in the folder, or the folder is none that could be locked: to be
+                resumed, it holds no run; otherwise it holds something else than a run.
+        """
+        if resume:
+            cls.open(path)
+        else:
+            _refuse_other_content(path)
+            path.mkdir(parents=True, exist_ok=True)
+        # Never deleted: another process may be about to lock the file that would be gone.
+        with open(path / LOCK_FILE, "a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                lock.seek(0)
+                raise InputError(
+                    f"{path}: a run is alive in this folder ({lock.read() or 'just started'}); "
+                    "wait until it ends, or choose another folder with --run"
+                ) from error
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+            lock.flush()
+            yield
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> RunFolder:
@@ -38,13 +93,12 @@ class RunFolder:
         """
         folder = cls(path)
         held = folder.state if (path / "run.json").exists() else None
-        if held is not None and (held["last"] is not None or held["state"] == "running"):
+        if held is not None and held["last"] is not None:
             raise InputError(
                 f"{path}: this folder holds another run ({held['state']}); "
                 "continue it with --resume, or choose another folder with --run"
             )
-        if held is None and path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise InputError(f"{path}: not an empty folder; choose another one with --run")
+        _refuse_other_content(path)
         path.mkdir(parents=True, exist_ok=True)
         write_atomically(path / "config.yaml", config.to_yaml().encode())
         folder.update(state="running", error=None, best=None, last=None)
@@ -52,7 +106,7 @@ class RunFolder:
 
     @classmethod
     def resume(cls, path: Path, config: RunConfig) -> RunFolder:
-        """Continue a run with the settings it was begun with.
+        """The folder of a run that may continue with these settings; `begin` says that it does.
 
         Raises:
             InputError: there is no run, or its settings differ in what the results depend on.
@@ -64,7 +118,6 @@ class RunFolder:
                 f"{path}: holds another run: it differs from this config in {', '.join(changed)}; "
                 "use the config it was begun with, or choose another folder with --run"
             )
-        folder.update(state="running", error=None)
         return folder
 
     @classmethod
@@ -86,6 +139,11 @@ class RunFolder:
     def state(self) -> dict[str, Any]:
         values: dict[str, Any] = json.loads((self.path / "run.json").read_text())
         return values
+
+    def begin(self, config: RunConfig) -> None:
+        """From now on the run is running, with these settings."""
+        write_atomically(self.path / "config.yaml", config.to_yaml().encode())
+        self.update(state="running", error=None)
 
     def update(self, **values: Any) -> None:
         """Change fields of run.json."""
@@ -111,3 +169,10 @@ class RunFolder:
     def log(self, record: dict[str, Any]) -> None:
         with open(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(record) + "\n")
+
+
+def _refuse_other_content(path: Path) -> None:
+    if (path / "run.json").exists() or not path.exists():
+        return
+    if not path.is_dir() or any(entry.name != LOCK_FILE for entry in path.iterdir()):
+        raise InputError(f"{path}: not an empty folder; choose another one with --run")

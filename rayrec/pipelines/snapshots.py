@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import safetensors.numpy
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import checksum, write_json
+from rayrec.samples.reader import ReadPosition
 
 FORMAT_VERSION = 1
 WEIGHTS, OPTIMIZER = "dense.safetensors", "optimizer.safetensors"
@@ -36,6 +37,8 @@ class Snapshot:
     dataset_fingerprint: str
     semantic_ids_version: str | None
     sparse_files: tuple[Path, ...]
+    read_position: ReadPosition | None = None
+    """Where the training read goes on; None in snapshots from before it was written down."""
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
@@ -52,6 +55,7 @@ def write_snapshot(
     committed_step: int,
     dataset_fingerprint: str,
     semantic_ids_version: str | None,
+    read_position: ReadPosition,
     weights: dict[str, np.ndarray],
     optimizer_state: dict[str, np.ndarray],
     save_sparse: SaveSparse,
@@ -69,6 +73,7 @@ def write_snapshot(
             "committed_step": committed_step,
             "dataset_fingerprint": dataset_fingerprint,
             "semantic_ids_version": semantic_ids_version,
+            "read_position": asdict(read_position),
             "sparse_files": sparse_files,
             "sha256": {name: checksum(unfinished / name) for name in [WEIGHTS, OPTIMIZER, *sparse_files]},
         }
@@ -104,10 +109,12 @@ def read_snapshot(path: Path) -> Snapshot:
             raise InputError(f"{path / name}: missing from the snapshot")
         if checksum(path / name) != expected:
             raise InputError(f"{path / name}: its checksum differs from the manifest's: the file was changed")
+    position = manifest.get("read_position")
     return Snapshot(
         path=path,
         committed_step=manifest["committed_step"],
         dataset_fingerprint=manifest["dataset_fingerprint"],
         semantic_ids_version=manifest["semantic_ids_version"],
         sparse_files=tuple(path / name for name in manifest["sparse_files"]),
+        read_position=None if position is None else ReadPosition(**position),
     )

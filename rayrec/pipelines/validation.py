@@ -24,12 +24,9 @@ def validate(stages: Stages, assembly: Assembly) -> np.ndarray:
     ray.get([trainer.read_catalogue.remote() for trainer in stages.trainers])
     in_flight: deque[tuple[Any, np.ndarray]] = deque()
     places: list[np.ndarray] = []
-    num_users = 0
-    for number, samples in enumerate(evaluation_batches(assembly.dataset, "valid", config.batch_size)):
-        if config.max_users is not None and num_users >= config.max_users:
-            break
+    batches = evaluation_batches(assembly.dataset, "valid", config.batch_size, config.max_users)
+    for number, samples in enumerate(batches):
         assert samples.targets_B is not None
-        num_users += samples.num_rows
         worker = stages.feature_workers[number % len(stages.feature_workers)]
         trainer = stages.trainers[number % len(stages.trainers)]
         ranked: Any = trainer.rank.remote(worker.ranking.remote(samples), LIST_LENGTH, exclude_seen=True)

@@ -42,7 +42,7 @@ class SampleBatch:
     targets_B: Int64Array | None = None
     """Evaluation only: id of the item that came next."""
     cursor: tuple[Interval, ...] = ()
-    """The rows this batch consumes once its update is committed."""
+    """Training: where the rows were read. Ends here; features and trainers know rows by their keys."""
 
     @property
     def num_rows(self) -> int:
@@ -81,9 +81,6 @@ class FeatureBatch:
     lookups: dict[str, TableLookup]
     negatives_S: Int64Array | None = None
     """Catalogue positions of sampled negatives, the same for every trainer."""
-    targets_B: Int64Array | None = None
-    """Evaluation: catalogue position of the item that came next."""
-    cursor: tuple[Interval, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
     """Dropped work, by reason (`unknown_items`, `rows_without_target`, ...)."""
 

@@ -111,7 +111,7 @@ class SequenceFeatures:
     def __call__(self, batch: SampleBatch) -> list[FeatureBatch]:
         """Training features; trainer r gets the r-th contiguous share of the rows.
 
-        `counts` of the shares add up to those of the batch; each carries the cursor of all of it.
+        `counts` of the shares add up to those of the batch.
         """
         known_N, offsets_B1, unknown_B = self._known_positions(batch)
         starts_B, lengths_B = _newest(offsets_B1, self._max_length + 1)
@@ -140,7 +140,6 @@ class SequenceFeatures:
                 num_targets=len(targets_N),
                 lookups=lookups[rank],
                 negatives_S=negatives_S,
-                cursor=batch.cursor,
                 counts={
                     "unknown_items": int(unknown_B[mine].sum()),
                     "rows_without_target": int((num_targets_B[mine] == 0).sum()),
@@ -152,8 +151,7 @@ class SequenceFeatures:
     def ranking(self, batch: SampleBatch) -> FeatureBatch:
         """Features to rank what comes next: the newest `max_length` known items of the history.
 
-        There are no targets per token and no negatives, so the table `item` is [N]. `targets_B` is
-        -1 where the target is not in the catalogue, None where the batch has no targets.
+        There are no targets and no negatives, so the table `item` is [N].
         """
         known_N, offsets_B1, unknown_B = self._known_positions(batch)
         starts_B, lengths_B = _newest(offsets_B1, self._max_length)
@@ -167,8 +165,6 @@ class SequenceFeatures:
             targets_N=None,
             num_targets=0,
             lookups=lookups,
-            targets_B=None if batch.targets_B is None else self._positions(batch.targets_B),
-            cursor=batch.cursor,
             counts={
                 "unknown_items": int(unknown_B.sum()),
                 "rows_without_history": int((lengths_B == 0).sum()),

@@ -10,6 +10,7 @@ Axes: G row groups of all files in file order, W windows of an epoch, R rows of 
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from rayrec.samples.dataset import Dataset
 from rayrec.samples.jagged import list_values, offsets_from_lengths, take_rows
 from rayrec.samples.manifest import EVALUATION_FILES, Split
 
+ORDER = 1
+"""Version of the way in which `windows` and `window_order` draw; another one reads other rows."""
 COLUMNS = {"user_id": pa.int64(), "item_ids": pa.list_(pa.int64())}
 """What training reads of a row; other columns are never decoded."""
 
@@ -41,6 +44,17 @@ class Window:
     start: int
     """Place of its first row in the epoch."""
     num_rows: int
+
+
+@dataclass(frozen=True)
+class ReadPosition:
+    """What has been read of a run's data once a step is committed, and in which order."""
+
+    epoch: int
+    rows: int
+    """Rows of this epoch that were read."""
+    order: str
+    """`ReadPlan.order_fingerprint`: two plans with the same one read the same rows from here on."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +127,19 @@ class ReadPlan:
     def locate(self, step: int) -> tuple[int, int]:
         """(epoch, batch within the epoch) of a step; all count from 0."""
         return divmod(step, self.steps_per_epoch)
+
+    def position(self, step: int) -> ReadPosition:
+        """What has been read before a step."""
+        epoch, batch = self.locate(step)
+        return ReadPosition(epoch, batch * self.batch_size, self.order_fingerprint)
+
+    @property
+    def order_fingerprint(self) -> str:
+        """Hex sha256 of all that the order of rows depends on: the row groups, seed and window."""
+        digest = hashlib.sha256(repr((ORDER, self.files, self.seed, self.window_rows)).encode())
+        for array_G in (self.group_file_G, self.group_number_G, self.group_start_G, self.group_rows_G):
+            digest.update(array_G.tobytes())
+        return digest.hexdigest()
 
     def windows(self, epoch: int) -> list[Window]:
         """The windows of an epoch, in the order they are read."""
@@ -229,13 +256,19 @@ class SampleReader:
         return _Rows.concatenate(parts)
 
 
-def evaluation_batches(dataset: Dataset, split: Split, batch_size: int) -> Iterator[SampleBatch]:
-    """The rows of an evaluation split in file order, with `targets_B`; the last batch may be short."""
+def evaluation_batches(
+    dataset: Dataset, split: Split, batch_size: int, max_rows: int | None = None
+) -> Iterator[SampleBatch]:
+    """The first `max_rows` rows of an evaluation split, in file order, with `targets_B`; None is all.
+
+    The last batch may be short.
+    """
     rows = dataset.evaluation_rows(split)
+    num_rows = len(rows) if max_rows is None else min(max_rows, len(rows))
     # A file number of its own: keys differ from those of the training rows and of the other split.
     file_number = len(dataset.train_files) + list(EVALUATION_FILES).index(split)
-    for step, start in enumerate(range(0, len(rows), batch_size)):
-        rows_B = np.arange(start, min(start + batch_size, len(rows)))
+    for step, start in enumerate(range(0, num_rows, batch_size)):
+        rows_B = np.arange(start, min(start + batch_size, num_rows))
         item_ids_N, offsets_B1 = take_rows(rows.history_ids_N, rows.offsets_B1, rows_B)
         yield SampleBatch(
             step=step,

@@ -4,11 +4,12 @@ import shutil
 import numpy as np
 import pytest
 
+from rayrec.pipelines.evaluate import evaluate
 from rayrec.pipelines.recommender import Query, Recommender
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.platform.errors import InputError
-from tests.data import sample_batch
-from tests.runs import NUM_ITEMS, make_run
+from tests.data import sample_batch, small_dataset
+from tests.runs import NUM_ITEMS, NUM_USERS, make_run
 
 MODELS = {
     "dense": ("sasrec", {}),
@@ -119,6 +120,37 @@ def test_a_user_row_changes_the_scores(run):
     )
 
     assert [answer.score for answer in as_known] != [answer.score for answer in as_other]
+
+
+def test_a_query_without_a_user_is_nobody_of_the_data_set(tmp_path):
+    """Also where ids are the integers of the source, 0 among them."""
+    recommender = Recommender.load(make_run(tmp_path, integer_users=True, user_embedding=True))
+    assert sorted(recommender.dataset.users["user_id"].to_pylist()) == list(range(NUM_USERS))
+    ids = history(recommender, "5")
+
+    nobody, user_0, unused = (
+        [answer.score for answer in answers]
+        for answers in recommender.recommend([Query(ids), Query(ids, 0), Query(ids, NUM_USERS)], k=3)
+    )
+
+    assert nobody == unused
+    assert nobody != user_0
+
+
+def test_data_that_was_moved_is_pointed_at(tmp_path):
+    run = make_run(tmp_path, "generative")
+    expected = Recommender.load(run).popular(k=3)
+    (tmp_path / "data").rename(tmp_path / "moved")
+
+    with pytest.raises(InputError, match="no such data set"):
+        Recommender.load(run)
+    assert Recommender.load(run, data=tmp_path / "moved").popular(k=3) == expected
+    assert evaluate(run, data=tmp_path / "moved").num_users > 0
+
+    other = small_dataset(tmp_path / "other", num_items=29).root
+    (tmp_path / "moved" / "semantic_ids").rename(other / "semantic_ids")
+    with pytest.raises(InputError, match="another data set"):
+        Recommender.load(run, data=other)
 
 
 def test_ranks_are_catalogue_positions(run):

@@ -1,4 +1,8 @@
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -26,14 +30,70 @@ def test_a_folder_that_holds_a_run_is_refused_whatever_became_of_it(tmp_path):
         RunFolder.create(tmp_path / "run", config())
 
 
-def test_a_run_that_goes_on_is_not_replaced_but_one_that_ended_without_a_snapshot_is(tmp_path):
-    folder = RunFolder.create(tmp_path / "run", config())
+@pytest.mark.parametrize("state", ["failed", "stopped", "running"])
+def test_a_run_that_ended_without_a_snapshot_is_replaced(tmp_path, state):
+    """Killed ones still say `running`; that none is alive is the lock's to know."""
+    RunFolder.create(tmp_path / "run", config()).update(state=state, error="the cluster is too small")
 
-    with pytest.raises(InputError, match=r"another run \(running\)"):
-        RunFolder.create(tmp_path / "run", config())
-    folder.update(state="failed", error="the cluster is too small")
+    with RunFolder.locked(tmp_path / "run", resume=False):
+        folder = RunFolder.create(tmp_path / "run", config(seed=5))
 
-    assert RunFolder.create(tmp_path / "run", config()).state["state"] == "running"
+    assert (folder.state["state"], folder.state["error"], folder.config.seed) == ("running", None, 5)
+
+
+TRAINING = """
+import sys, time
+from pathlib import Path
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.run_folder import RunFolder
+
+path = Path(sys.argv[1])
+with RunFolder.locked(path, resume=False):
+    RunFolder.create(path, RunConfig.parse({"data": {"path": "data"}, "model": {"name": "sasrec"}}))
+    print("holds it", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_folder_in_which_a_run_is_alive_is_refused_until_it_is_killed(tmp_path):
+    path = tmp_path / "run"
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAINING, path], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout.readline() == "holds it\n"
+            for resume in (True, False):
+                with (
+                    pytest.raises(InputError, match=r"run: a run is alive in this folder") as raised,
+                    RunFolder.locked(path, resume),
+                ):
+                    pass
+                assert f"(process {process.pid} on " in str(raised.value)
+                assert "--resume" not in str(raised.value)
+            RunFolder.open(path)  # to look at it is allowed
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+
+    with RunFolder.locked(path, resume=True):
+        assert RunFolder.resume(path, config()).state["state"] == "running"
+
+
+def test_no_lock_is_left_in_a_folder_of_something_else(tmp_path):
+    (tmp_path / "thesis.tex").write_text("important")
+
+    for resume, expected in ((True, "not a run folder"), (False, "not an empty folder")):
+        with pytest.raises(InputError, match=expected), RunFolder.locked(tmp_path, resume):
+            pass
+
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_an_empty_folder_stays_one_that_may_be_used_when_a_lock_was_left_in_it(tmp_path):
+    with RunFolder.locked(tmp_path, resume=False):
+        pass
+
+    with RunFolder.locked(tmp_path, resume=False):
+        RunFolder.create(tmp_path, config())
 
 
 def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path):
@@ -61,7 +121,9 @@ def test_an_empty_folder_may_be_used(tmp_path):
         ({"training": {"batch_size": 3}}, r"training\.batch_size"),
         ({"model": {"name": "sasrec", "backbone": {"dim": 32}}}, r"model\.backbone\.dim"),
         ({"sparse": {"optimizer": {"kind": "adam"}}}, r"sparse\.optimizer\.kind"),
-        ({"data": {"path": "other"}}, r"data\.path"),
+        ({"data": {"path": "data", "window_rows": 9}}, r"data\.window_rows"),
+        ({"evaluation": {"metric": "recall"}}, r"evaluation\.metric"),
+        ({"evaluation": {"max_users": 10}}, r"evaluation\.max_users"),
         ({"device": "cuda"}, "device"),
     ],
 )
@@ -79,16 +141,20 @@ def test_a_run_goes_on_only_with_the_settings_its_results_depend_on(tmp_path, ch
     [
         {"pipeline": {"num_trainers": 2, "num_readers": 3, "mode": "sync"}},
         {"sparse": {"num_servers": 5, "wait_timeout_s": 9}},
-        {"evaluation": {"patience": 2, "batch_size": 7}},
+        {"evaluation": {"patience": 2, "batch_size": 7, "every_epochs": 3}},
+        {"data": {"path": "moved", "semantic_ids": "moved/codes"}},
         {"cluster": {"dashboard": False}},
     ],
 )
 def test_a_run_goes_on_with_its_work_laid_out_differently(tmp_path, changes):
     RunFolder.create(tmp_path, config()).update(state="failed", error="boom", last="step-000000003")
 
-    state = RunFolder.resume(tmp_path, config(**changes)).state
+    folder = RunFolder.resume(tmp_path, config(**changes))
+    assert folder.state["state"] == "failed"  # so far it may still be refused
+    folder.begin(config(**changes))
 
-    assert state == {"state": "running", "error": None, "best": None, "last": "step-000000003"}
+    assert folder.state == {"state": "running", "error": None, "best": None, "last": "step-000000003"}
+    assert folder.config == config(**changes)
 
 
 def test_no_run_cannot_be_opened(tmp_path):

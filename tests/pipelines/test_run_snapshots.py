@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import numpy as np
@@ -5,9 +6,13 @@ import pytest
 
 from rayrec.pipelines.snapshots import Snapshot, read_snapshot, write_snapshot
 from rayrec.platform.errors import InputError
+from rayrec.samples.reader import ReadPosition
 
 WEIGHTS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}
 OPTIMIZER = {"step": np.array(7), "w/exp_avg": np.ones((2, 3), dtype=np.float32)}
+
+
+POSITION = ReadPosition(epoch=2, rows=128, order="of these rows")
 
 
 def save_sparse(folder: str) -> list[str]:
@@ -22,6 +27,7 @@ def write(path: Path, step: int = 6, save=save_sparse) -> None:
         committed_step=step,
         dataset_fingerprint="data",
         semantic_ids_version=None,
+        read_position=POSITION,
         weights=WEIGHTS,
         optimizer_state=OPTIMIZER,
         save_sparse=save,
@@ -42,9 +48,19 @@ def test_what_was_written_is_read(tmp_path):
     snapshot = read_snapshot(path)
 
     files = (path / "item-00000.parquet", path / "item-00001.parquet")
-    assert snapshot == Snapshot(path, 6, "data", None, files)
+    assert snapshot == Snapshot(path, 6, "data", None, files, POSITION)
     assert same_arrays(snapshot.weights, WEIGHTS)
     assert same_arrays(snapshot.optimizer_state, OPTIMIZER)
+
+
+def test_a_snapshot_from_before_positions_were_written_down_is_read(tmp_path):
+    path = tmp_path / "step-7"
+    write(path)
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["read_position"]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+    assert read_snapshot(path).read_position is None
 
 
 @pytest.mark.parametrize("name", ["dense.safetensors", "optimizer.safetensors", "item-00001.parquet"])

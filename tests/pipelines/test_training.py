@@ -20,6 +20,7 @@ from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import Snapshot, read_snapshot
 from rayrec.pipelines.train import train
+from rayrec.platform.devices import KINDS, why_missing
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import checksum, write_json
 from rayrec.samples.config import PrepareConfig
@@ -183,12 +184,13 @@ def test_an_interrupted_run_says_so_and_has_what_it_had(interrupted):
 def test_a_resumed_run_ends_with_the_bits_of_one_that_was_never_stopped(
     uninterrupted, interrupted, data, tmp_path
 ):
-    """Also on another number of servers, readers and feature workers, and in the other mode."""
+    """Also on moved data, other numbers of servers, readers and feature workers, and in the other mode."""
     expected_run, losses = uninterrupted
     run = tmp_path / "run"
     shutil.copytree(interrupted, run)
+    shutil.copytree(data, tmp_path / "moved")
     elsewhere = settings(
-        data,
+        tmp_path / "moved",
         sparse__num_servers=2,
         pipeline__num_readers=2,
         pipeline__num_feature_workers=2,
@@ -207,7 +209,92 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_never_stopped(
             assert arrays[name].tobytes() == expected_arrays[name].tobytes(), name
     assert len(found.sparse_files) == 2 * len(expected.sparse_files)
     assert sparse_rows(found) == sparse_rows(expected)
-    assert RunFolder.open(run).state["progress"] == RunFolder.open(expected_run).state["progress"]
+    progress, expected_progress = (
+        RunFolder.open(folder).state["progress"] | {"training_s": None} for folder in (run, expected_run)
+    )
+    assert progress == expected_progress
+    assert RunFolder.open(run).config.data.path == str(tmp_path / "moved")
+
+
+def test_what_a_run_counts_goes_on_when_it_is_resumed(interrupted, data, tmp_path):
+    """The time before the interruption, and the items of the training rows that are not in the catalogue."""
+    run = tmp_path / "run"
+    shutil.copytree(interrupted, run)
+    folder = RunFolder.open(run)
+    progress = folder.state["progress"]
+    folder.update(progress=progress | {"training_s": 1000.0, "dropped": {"unknown_items": 3}})
+
+    result = train(settings(data), run, resume=True)
+
+    assert 1000 < result.training_s < 1500
+    assert result.steps_per_s == result.steps / result.training_s
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["training_s"] == result.training_s == folder.state["progress"]["training_s"]
+    assert last["dropped"] == {"unknown_items": 3, "rows_without_target": 0}
+
+
+def test_a_finished_run_that_is_resumed_keeps_its_result_and_starts_nothing(
+    uninterrupted, data, tmp_path, monkeypatch
+):
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted[0], run)
+    before = RunFolder.open(run).state
+    no_cluster(monkeypatch)
+
+    result = train(settings(data), run, resume=True)
+
+    assert RunFolder.open(run).state == before
+    assert (result.run, result.training_s) == (str(run), before["result"]["training_s"])
+    assert result.final_loss == uninterrupted[1][-1]
+
+
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(*arguments: object) -> None:
+        raise AssertionError("a cluster was started or joined")
+
+    monkeypatch.setattr("rayrec.pipelines.train.ray_cluster", started)
+
+
+def change_manifest(run: Path, **changes: Any) -> None:
+    path = last_snapshot(run).path / "manifest.json"
+    write_json(path, json.loads(path.read_text()) | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"dataset_fingerprint": "of other data"}, "was trained on another data set"),
+        (
+            {"read_position": {"epoch": 0, "rows": 16, "order": "of other rows"}},
+            "its run goes on in epoch 0 after 16 rows, and this one would read in another order",
+        ),
+        ({"committed_step": 3}, r"from another place \(epoch 0, 32 rows\)"),
+        ({"sha256": {"dense.safetensors": "of others"}}, "its checksum differs"),
+    ],
+    ids=["other data", "other order", "other place", "damaged"],
+)
+def test_a_snapshot_that_does_not_fit_is_refused_before_anything_starts(
+    interrupted, data, tmp_path, monkeypatch, changes, expected
+):
+    run = tmp_path / "run"
+    shutil.copytree(interrupted, run)
+    change_manifest(run, **changes)
+    before = (run / "run.json").read_bytes(), (run / "config.yaml").read_bytes()
+    no_cluster(monkeypatch)
+
+    with pytest.raises(InputError, match=expected):
+        train(settings(data, pipeline__num_readers=2), run, resume=True)
+
+    assert before == ((run / "run.json").read_bytes(), (run / "config.yaml").read_bytes())
+
+
+def test_a_run_that_is_alive_is_not_resumed_a_second_time(interrupted, data, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    shutil.copytree(interrupted, run)
+    no_cluster(monkeypatch)
+
+    with RunFolder.locked(run, resume=True), pytest.raises(InputError, match="a run is alive in this folder"):
+        train(settings(data), run, resume=True)
 
 
 def test_a_stage_that_fails_ends_the_run_with_its_own_error(ray_cluster, tmp_path):
@@ -278,3 +365,27 @@ def test_mistakes_are_found_before_anything_is_started(tmp_path):
         train(settings(tmp_path / "nowhere"), tmp_path / "run")
 
     assert not (tmp_path / "run").exists()
+
+
+ABSENT = next((kind for kind in KINDS if why_missing(kind) is not None), "")
+
+
+@pytest.mark.skipif(not ABSENT, reason="this machine has every device")
+def test_a_device_that_is_not_there_is_refused_before_anything_starts(data, tmp_path, monkeypatch):
+    """Where the run would start a cluster of its own, on this machine."""
+    monkeypatch.setattr("rayrec.pipelines.train.starts_cluster", lambda config: True)
+    no_cluster(monkeypatch)
+
+    with pytest.raises(InputError, match=f"device: '{ABSENT}' was asked for"):
+        train(settings(data, device=ABSENT), tmp_path / "run")
+
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(not ABSENT, reason="this machine has every device")
+def test_a_joined_cluster_without_the_accelerator_is_not_waited_for(ray_cluster, data, tmp_path):
+    with pytest.raises(InputError, match=r"the trainers need 2 [GN]PU and the Ray cluster has 0"):
+        train(settings(data, device=ABSENT, pipeline__num_trainers=2), tmp_path / "run")
+
+    assert_no_actor_survives()
+    assert RunFolder.open(tmp_path / "run").state["state"] == "failed"

@@ -32,12 +32,11 @@ def test_unknown_items_are_skipped_and_counted():
     assert features.counts == {"unknown_items": 3, "rows_without_target": 3}
 
 
-def test_ranking_reads_the_whole_history_and_leaves_unknown_targets_out():
+def test_ranking_reads_the_whole_history_and_knows_no_target():
     features = SequenceFeatures(CATALOGUE, max_length=2, tables=["item", "user"], num_negatives=3)
     ranked = features.ranking(sample_batch([[10, 20, 30], [], [40]], targets=[40, 99, 50]))
     assert ranked.items_N.tolist() == [3, 4, 2]
     assert ranked.offsets_B1.tolist() == [0, 2, 2, 3]
-    assert ranked.targets_B.tolist() == [2, -1, 0]
     assert ranked.targets_N is None
     assert ranked.negatives_S is None
     assert restored(ranked.lookups["item"]) == [20, 30, 40]

@@ -109,6 +109,27 @@ def test_batches_do_not_mix_epochs(dataset):
     assert [plan.locate(step) for step in (0, 2, 3, 8)] == [(0, 0), (0, 2), (1, 0), (2, 2)]
 
 
+def test_a_position_is_the_epoch_and_what_was_read_of_it(dataset):
+    plan = ReadPlan.of(dataset, batch_size=16)  # epochs of 16, 16 and 8 rows
+    positions = [(plan.position(step).epoch, plan.position(step).rows) for step in range(5)]
+    assert positions == [(0, 0), (0, 16), (0, 32), (1, 0), (1, 16)]
+
+
+def test_plans_have_one_position_only_if_they_read_the_same_rows(dataset, tmp_path):
+    def position(data=dataset, step=4, **settings):
+        return ReadPlan.of(data, **({"batch_size": 8, "seed": 5, "window_rows": 7} | settings)).position(step)
+
+    moved = copy_of(dataset, tmp_path / "moved")
+    assert position(moved) == position()
+    assert position(batch_size=16, step=2) == position()
+    assert len({position(), position(seed=6), position(window_rows=9), position(batch_size=16)}) == 4
+    other = tmp_path / "other"
+    regrouped = copy_of(dataset, other)
+    path = regrouped.root / regrouped.train_files[0]
+    pq.write_table(pq.read_table(path), path, row_group_size=8)
+    assert position(regrouped) != position()
+
+
 def test_the_cache_of_windows_is_bounded(dataset):
     reader = SampleReader(ReadPlan.of(dataset, batch_size=3, window_rows=4), cached_windows=2)
     for step in range(30):
@@ -134,6 +155,9 @@ def test_evaluation_rows_carry_their_target_and_keys_of_their_own(dataset):
         assert [batch.num_rows for batch in batches] == [15, 15, 10]
         assert np.concatenate([batch.targets_B for batch in batches]).tolist() == rows.targets_B.tolist()
         assert np.concatenate([batch.item_ids_N for batch in batches]).tolist() == rows.history_ids_N.tolist()
+        first = list(evaluation_batches(dataset, split, batch_size=15, max_rows=22))
+        assert [batch.num_rows for batch in first] == [15, 7]
+        assert np.concatenate([batch.targets_B for batch in first]).tolist() == rows.targets_B[:22].tolist()
         keys += [key for batch in batches for key in batch.row_keys_B.tolist()]
     assert len(set(keys)) == 120
 

@@ -1,0 +1,44 @@
+"""Which users are validated on, with stand-ins for the actors; they answer through Ray's store."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from rayrec.models.program import RankedItems
+from rayrec.pipelines.assembly import assemble
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.stages import Stages
+from rayrec.pipelines.validation import validate
+from tests.data import small_dataset
+
+pytestmark = pytest.mark.ray
+
+
+def remote(answer: Any) -> Any:
+    return SimpleNamespace(remote=lambda *arguments, **named: ray.put(answer(*arguments, **named)))
+
+
+@pytest.mark.parametrize(("max_users", "num_users"), [(None, 40), (20, 20), (16, 16), (3, 3), (99, 40)])
+def test_no_more_users_are_ranked_than_asked_for(ray_cluster, tmp_path, max_users, num_users):
+    """Also where batches do not divide their number; every user's list here has no item."""
+    dataset = small_dataset(tmp_path)
+    settings = {"max_users": max_users, "batch_size": 8}
+    config = RunConfig.parse(
+        {"data": {"path": str(dataset.root)}, "model": {"name": "sasrec"}, "evaluation": settings}
+    )
+    ranked: list[int] = []
+
+    def rank(samples_ref: Any, k: int, exclude_seen: bool) -> RankedItems:
+        rows = ray.get(samples_ref).user_ids_B
+        ranked.extend(rows.tolist())
+        return RankedItems(np.full((len(rows), k), -1), np.zeros((len(rows), k), dtype=np.float32))
+
+    worker: Any = SimpleNamespace(ranking=remote(lambda samples: samples))
+    trainer: Any = SimpleNamespace(read_catalogue=remote(lambda: None), rank=remote(rank))
+    places_U = validate(Stages([], [worker], [], [trainer]), assemble(config))
+
+    assert len(places_U) == num_users
+    assert ranked == dataset.evaluation_rows("valid").user_ids_B[:num_users].tolist()
