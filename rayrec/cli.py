@@ -115,7 +115,7 @@ def prepare_command(
     ] = None,
     time_unit: Annotated[str, typer.Option(help="Unit of numeric times: s, ms, us or ns.")] = "s",
     use_ray: Annotated[
-        bool, typer.Option("--ray/--no-ray", help="Heavy work on Ray Data or in this process.")
+        bool, typer.Option("--ray/--no-ray", help="Build the sequences on Ray Data or in this process.")
     ] = True,
     overwrite: Annotated[bool, typer.Option(help="Replace a data set that is already there.")] = False,
 ) -> Answer:

@@ -77,7 +77,7 @@ class PrepareConfig(Config):
     allow: frozenset[Allowance] = frozenset()
     """What is accepted and counted instead of refused."""
     num_partitions: int = Field(16, ge=1)
-    """Parts the users are divided into for the heavy work; does not change the result."""
+    """Parts the users are divided into to build their sequences; does not change the result."""
     rows_per_group: int = Field(1024, ge=1)
     """Rows of a Parquet row group of the training files: the unit that readers permute."""
     rows_per_file: int = Field(262_144, ge=1)

@@ -1,4 +1,4 @@
-"""Heavy work by partitions: all rows of one key in one call.
+"""Work by partitions: all rows of one key in one call.
 
 A partition is a range of `mix64(key)`: partitions are alike in size, and their results one after
 the other are in the order of `mix64(key)`, however many there are.

@@ -3,6 +3,10 @@
 source ─ importers ─► raw tables ─ validation ─► events ─┬─ partitions by user, in parallel
                                                          │      SequenceBuilder
 data set ◄─ renamed when whole ◄─ items, users, manifest ◄┴─ SplitWriter, in order of mix64(user)
+
+Only `SequenceBuilder` runs elsewhere, where `run_partitions` says. This process reads and checks the log and
+writes the data set, and has to hold the log: 120 bytes an event with integer ids, 170 with short strings,
+further columns on top.
 """
 
 from __future__ import annotations
