@@ -1,0 +1,163 @@
+"""`train`, `evaluate`, `recommend` and `serve`: what is done with a run."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from rayrec.cli.app import app
+from rayrec.platform.console import Answer, command, out, print_rows, progress_bar
+from rayrec.platform.errors import InputError
+
+
+class EvaluationSplit(StrEnum):
+    valid = "valid"
+    test = "test"
+
+
+class Which(StrEnum):
+    best = "best"
+    last = "last"
+
+
+WhichOption = Annotated[Which, typer.Option("--snapshot", help="Which snapshot of the run.")]
+DataOption = Annotated[Path | None, typer.Option(help="Where the run's data set lies, if it was moved.")]
+RunArgument = Annotated[Path, typer.Argument(help="Folder that `rayrec train` wrote.")]
+
+
+@command(app, "train")
+def train_command(
+    config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file that describes the run.")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="a.b=c", help="Change a setting; may be repeated.")
+    ] = None,
+    run: Annotated[Path | None, typer.Option(help="Folder of the run [runs/<name of CONFIG>].")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's last snapshot.")] = False,
+) -> Answer:
+    """Train a model with the five-stage pipeline on Ray."""
+    from dataclasses import asdict
+
+    from rayrec.pipelines.config import RunConfig
+    from rayrec.pipelines.train import train
+
+    config = RunConfig.load(config_file, overrides or ())
+    folder = run or Path("runs") / config_file.stem
+    with progress_bar("train") as progress:
+        result = train(config, folder, resume, on_step=lambda done, total, loss: progress(done, total))
+    stages = result.stages
+    print_rows(
+        f"Trained: {folder}",
+        [
+            ("steps", f"{result.steps:,} ({result.epochs:g} epochs), {result.steps_per_s:.2f} a second"),
+            ("loss of the last step", f"{result.final_loss:.6f}"),
+            (
+                f"best {result.best_metric} (validation)",
+                f"{result.best_value:.4f} after step {result.best_step:,}",
+            ),
+            *(
+                (stage, f"busy {stages[busy]:.1f} s, waiting {stages[waiting]:.1f} s")
+                for stage, busy, waiting in _STAGES
+            ),
+            (
+                "waiting for rows, for updates",
+                f"{stages['lookup_waiting_s']:.1f} s, {stages['update_waiting_s']:.1f} s",
+            ),
+            ("embedding rows", f"{stages['sparse_rows']:,.0f} in {stages['sparse_bytes'] / 2**20:,.1f} MiB"),
+        ],
+    )
+    return asdict(result)
+
+
+_STAGES = (
+    ("sample readers", "read_busy_s", "read_waiting_s"),
+    ("feature workers", "features_busy_s", "features_waiting_s"),
+    ("parameter servers", "servers_busy_s", "servers_waiting_s"),
+    ("trainers", "trainer_busy_s", "trainer_waiting_s"),
+)
+
+
+@command(app, "evaluate")
+def evaluate_command(
+    run: RunArgument,
+    split: Annotated[
+        EvaluationSplit, typer.Option(help="Held-out events to predict.")
+    ] = EvaluationSplit.test,
+    snapshot: WhichOption = Which.best,
+    data: DataOption = None,
+) -> Answer:
+    """Rank the whole catalogue for every user; popularity beside it."""
+    from rayrec.pipelines.evaluate import evaluate
+
+    with progress_bar("evaluate") as progress:
+        report = evaluate(run, split.value, snapshot.value, on_batch=progress, data=data)
+    table = Table(title=f"{report.num_users:,} users, {split.value} split, step {report.snapshot_step:,}")
+    metrics = list(next(iter(report.results.values())))
+    for heading in ["", *metrics]:
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, estimates in report.results.items():
+        cells = [f"{e.value:.4f}\n[dim]±{(e.high - e.low) / 2:.4f}[/dim]" for e in estimates.values()]
+        table.add_row(name, *cells)
+    out.print(table)
+    return report.to_json()
+
+
+@command(app, "recommend")
+def recommend_command(
+    run: RunArgument,
+    user: Annotated[str, typer.Option(help="The user's id, as the source of the data writes it.")],
+    k: Annotated[int, typer.Option("-k", min=1, help="Items to recommend.")] = 10,
+    snapshot: WhichOption = Which.best,
+    data: DataOption = None,
+) -> Answer:
+    """Recommend items to one user of the data set."""
+    from dataclasses import asdict
+
+    from rayrec.pipelines.recommender import Query, Recommender
+
+    recommender = Recommender.load(run, snapshot.value, data=data)
+    dataset = recommender.dataset
+    history_ids, user_id = dataset.history_of(user), dataset.user_by_key(user)
+    if history_ids is None or user_id is None:
+        raise InputError(f"--user {user}: there is no such user in {dataset.root}; use an id of its source")
+    (recommendations,) = recommender.recommend([Query(history_ids, user_id)], k)
+    watched = [
+        dataset.items.label(int(item)) for item in dataset.item_positions(history_ids[-10:]) if item >= 0
+    ]
+    print_rows(f"User {user}: the latest of {len(history_ids)} events", [("", title) for title in watched])
+    table = Table("", "item", "title", "score", title="Recommended", title_justify="left")
+    for place, item in enumerate(recommendations, start=1):
+        table.add_row(str(place), item.item_key, escape(item.title or ""), f"{item.score:.3f}")
+    out.print(table)
+    return {"user": user, "items": [asdict(item) for item in recommendations]}
+
+
+@command(app, "serve")
+def serve_command(
+    run: RunArgument,
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the HTTP service.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    replicas: Annotated[int, typer.Option(min=1, help="Copies of the model that answer.")] = 1,
+    snapshot: WhichOption = Which.best,
+    device: Annotated[str | None, typer.Option(help="Device to answer on [that of the run].")] = None,
+    data: DataOption = None,
+) -> Answer:
+    """Answer requests over HTTP until interrupted."""
+    from rayrec.serve.config import ServeConfig
+    from rayrec.serve.launch import serve_run
+
+    values = {
+        "host": host,
+        "port": port,
+        "num_replicas": replicas,
+        "snapshot": snapshot.value,
+        "device": device,
+        "data": None if data is None else str(data),
+    }
+    config = ServeConfig.parse(values, source="rayrec serve")
+    serve_run(run, config)
+    return {"run": str(run), "host": host, "port": port}
