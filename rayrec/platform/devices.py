@@ -27,18 +27,12 @@ class Device:
     """Backend of `torch.distributed` for tensors on this device."""
     ray_resource: str
     """Key under which Ray counts this device."""
-    autocast_dtype: torch.dtype
     fused_optimizer: bool
     """Whether torch's fused optimizers exist for this device."""
 
     @property
     def torch(self) -> torch.device:
         return torch.device(self.kind)
-
-    def synchronize(self) -> None:
-        """Wait for queued work, so that a host clock measures it."""
-        if self.kind != "cpu":
-            getattr(torch, self.kind).synchronize()
 
 
 def _cpu_is_there() -> str | None:
@@ -65,9 +59,9 @@ def _npu_is_there() -> str | None:
 
 
 _DEVICES: dict[str, tuple[Device, Callable[[], str | None]]] = {
-    "cpu": (Device("cpu", "gloo", "CPU", torch.bfloat16, True), _cpu_is_there),
-    "cuda": (Device("cuda", "nccl", "GPU", torch.bfloat16, True), _cuda_is_there),
-    "npu": (Device("npu", "hccl", "NPU", torch.bfloat16, False), _npu_is_there),
+    "cpu": (Device("cpu", "gloo", "CPU", True), _cpu_is_there),
+    "cuda": (Device("cuda", "nccl", "GPU", True), _cuda_is_there),
+    "npu": (Device("npu", "hccl", "NPU", False), _npu_is_there),
 }
 KINDS = tuple(_DEVICES)
 

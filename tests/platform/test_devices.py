@@ -17,7 +17,6 @@ def test_the_cpu_is_always_there():
     assert devices.why_missing("cpu") is None
     assert devices.get_device("cpu").torch == torch.device("cpu")
     assert devices.get_device("cpu").collective_backend == "gloo"
-    devices.get_device("cpu").synchronize()
 
 
 @pytest.mark.parametrize("kind", ["cuda", "npu"])
