@@ -30,11 +30,20 @@ class FeatureWorker:
         """One share per trainer, each an object of its own."""
         with self._clock.busy():
             shares = self._features(samples)
+        self._metrics.after_batch(self._clock.times())
         return shares[0] if len(shares) == 1 else tuple(shares)
 
     def ranking(self, samples: SampleBatch) -> tuple[FeatureBatch, np.ndarray]:
         """Features to rank what comes next, and the items each row has seen ([B, E], padded with -1)."""
         return self._features.ranking(samples), self._features.seen(samples)
+
+    def start_clock(self) -> None:
+        """Training goes on: from now on, time between batches is waiting."""
+        self._clock.start()
+
+    def stop_clock(self) -> None:
+        """Until the next start nothing is trained."""
+        self._clock.stop()
 
     def stats(self) -> StageTimes:
         times = self._clock.times()

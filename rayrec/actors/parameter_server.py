@@ -20,7 +20,7 @@ from rayrec.embeddings.shard import (
     UpdateTag,
 )
 from rayrec.embeddings.snapshot import load_tables, write_table
-from rayrec.platform.metrics import RayStageMetrics, StageTimes
+from rayrec.platform.metrics import MeterClock, RayStageMetrics, StageTimes
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,14 @@ class ServerSpec:
     wait_timeout_s: float
 
 
+@dataclass(frozen=True)
+class ServerStats:
+    """Where a server's time went, and what its shard holds."""
+
+    stage: StageTimes
+    shard: ShardStats
+
+
 class ParameterServer:
     """A thin shell; its methods run on several threads, since lookups wait for updates."""
 
@@ -43,26 +51,37 @@ class ParameterServer:
         self._shard = EmbeddingShard(
             spec.tables, spec.shard, spec.num_trainers, wait_timeout_s=spec.wait_timeout_s
         )
+        # The shard works under one lock, so its busy seconds do not overlap however many threads call it.
+        self._clock = MeterClock(lambda: self._shard.stats().busy_s)
         self._metrics = RayStageMetrics(role.run, role.stage, role.member)
 
     def __repr__(self) -> str:
         return self._role.actor_name
 
-    def ready(self) -> None:
-        """Returns once the actor has started."""
-
     def lookup(self, request: LookupRequest, after_step: int | None = None) -> LookupReply:
         return self._shard.lookup(request, after_step)
 
     def apply(self, tag: UpdateTag, update: SparseUpdate) -> int:
-        return self._shard.apply(tag, update)
+        committed_step = self._shard.apply(tag, update)
+        if committed_step == tag.step:  # of several trainers' calls, the one that completed the step
+            self._metrics.after_batch(self._times())
+        return committed_step
 
-    def stats(self) -> ShardStats:
-        stats = self._shard.stats()
-        self._metrics.publish(
-            StageTimes(stats.busy_s, stats.waiting_s, num_batches=self._shard.committed_step + 1)
-        )
-        return stats
+    def start_clock(self) -> None:
+        """Training goes on: from now on, time between batches is waiting."""
+        self._clock.start()
+
+    def stop_clock(self) -> None:
+        """Until the next start nothing is trained."""
+        self._clock.stop()
+
+    def stats(self) -> ServerStats:
+        times = self._times()
+        self._metrics.publish(times)
+        return ServerStats(times, self._shard.stats())
+
+    def _times(self) -> StageTimes:
+        return self._clock.times(num_batches=self._shard.committed_step + 1)
 
     def save(self, folder: str) -> list[str]:
         """Write every table's rows below `folder`; returns the file names."""

@@ -24,7 +24,17 @@ class SampleReaderActor:
 
     def read(self, step: int) -> SampleBatch:
         with self._clock.busy():
-            return self._reader.read(step)
+            samples = self._reader.read(step)
+        self._metrics.after_batch(self._clock.times())
+        return samples
+
+    def start_clock(self) -> None:
+        """Training goes on: from now on, time between batches is waiting."""
+        self._clock.start()
+
+    def stop_clock(self) -> None:
+        """Until the next start nothing is trained."""
+        self._clock.stop()
 
     def stats(self) -> StageTimes:
         times = self._clock.times()

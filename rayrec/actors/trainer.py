@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -71,11 +71,12 @@ class StepReport:
 
 @dataclass(frozen=True)
 class TrainerStats:
-    """Where a trainer's time went, in seconds since it started."""
+    """Where a trainer's time went, in seconds."""
 
     stage: StageTimes
+    """Its blocked time is that of `lookups`: waiting for rows and for updates."""
     dense_s: float
-    """Forward, backward and the dense optimizer."""
+    """The part of the busy time that is forward, backward, meeting the other trainers and the optimizer."""
     lookups: LookupStats
 
 
@@ -124,7 +125,8 @@ class Trainer:
 
     def look_ahead(self, features: FeatureBatch) -> None:
         """Stage 3, early: request the rows of the next batch that the current one cannot change."""
-        self._lookups.prefetch(features.step, features.lookups)
+        with self._clock.busy(num_batches=0):  # a part of a batch that `train` counts
+            self._lookups.prefetch(features.step, features.lookups)
 
     def train(self, features: FeatureBatch) -> StepReport:
         """Stages 3 to 5 for one batch; steps come in order."""
@@ -135,11 +137,21 @@ class Trainer:
             self._lookups.update(features.step, features.lookups, gradients.row_grads)
             with self._dense_clock.busy():
                 self._program.update()
+        self._metrics.after_batch(self._times())
         return StepReport(features.step, gradients.loss_sum, features.num_targets, features.counts)
 
     def drain(self) -> None:
         """Wait until the servers have committed every step sent so far."""
-        self._lookups.drain()
+        with self._clock.busy(num_batches=0):
+            self._lookups.drain()
+
+    def start_clock(self) -> None:
+        """Training goes on: from now on, time between batches is waiting."""
+        self._clock.start()
+
+    def stop_clock(self) -> None:
+        """Until the next start nothing is trained."""
+        self._clock.stop()
 
     def read_catalogue(self) -> None:
         """Before ranking: give the model the rows of every item, if it ranks by them."""
@@ -171,9 +183,15 @@ class Trainer:
         self._lookups = self._new_lookups(incarnation)
 
     def stats(self) -> TrainerStats:
-        times = self._clock.times()
+        times = self._times()
         self._metrics.publish(times)
         return TrainerStats(times, self._dense_clock.times().busy_s, self._lookups.stats)
+
+    def _times(self) -> StageTimes:
+        """The lookups wait inside of what the clock takes for work."""
+        times, lookups = self._clock.times(), self._lookups.stats
+        blocked_s = lookups.rows_wait_s + lookups.update_wait_s
+        return replace(times, busy_s=times.busy_s - blocked_s, blocked_s=blocked_s)
 
 
 def _all_reduce(flat: torch.Tensor) -> None:

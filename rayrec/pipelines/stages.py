@@ -1,21 +1,34 @@
-"""The actors of a run: started together, stopped together."""
+"""The actors of a run: started together, stopped together, and named when one of them dies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 
 from rayrec.actors.feature_worker import spawn_feature_workers
-from rayrec.actors.parameter_server import spawn_parameter_servers
+from rayrec.actors.parameter_server import ServerStats, spawn_parameter_servers
 from rayrec.actors.sample_reader import spawn_sample_readers
+from rayrec.actors.spawning import ActorRole
 from rayrec.actors.trainer import TrainerSpec, TrainerStats, connect_trainers, spawn_trainers
-from rayrec.embeddings.shard import ShardStats
 from rayrec.pipelines.assembly import Assembly
+from rayrec.platform.devices import ray_claim
 from rayrec.platform.metrics import StageTimes
+from rayrec.platform.ray_errors import ActorDeathError, root_cause
+
+logger = logging.getLogger(__name__)
+
+START_PATIENCE_S = 60.0
+"""Time to start in, after which is said what is missing."""
+DEATH_KNOWN_S = 2.0
+"""Time in which Ray notices that a process has died."""
 
 
 @dataclass(frozen=True)
@@ -24,26 +37,32 @@ class StageStats:
 
     readers: list[StageTimes]
     feature_workers: list[StageTimes]
-    servers: list[ShardStats]
+    servers: list[ServerStats]
     trainers: list[TrainerStats]
 
     def summary(self) -> dict[str, float]:
-        """Busy and waiting seconds of each of the five stages, averaged over its members."""
+        """Where the time of training went, averaged over the members of a stage; no validation in it.
+
+        `*_busy_s` is work and `*_waiting_s` idling between batches. A trainer waits within batches as
+        well, `lookup_waiting_s` for rows and `update_waiting_s` for updates: with these, every stage's
+        seconds add up to those of training. `dense_busy_s` is a part of `trainer_busy_s`.
+        `lookup_early_rows` were asked for before the update of the step before was sent, and
+        `lookup_late_rows` had to wait for it.
+        """
         trainers = self.trainers
+        lookups = [stats.lookups for stats in trainers]
         return {
-            "read_busy_s": _mean([times.busy_s for times in self.readers]),
-            "read_waiting_s": _mean([times.waiting_s for times in self.readers]),
-            "features_busy_s": _mean([times.busy_s for times in self.feature_workers]),
-            "features_waiting_s": _mean([times.waiting_s for times in self.feature_workers]),
-            "servers_busy_s": _mean([stats.busy_s for stats in self.servers]),
-            "servers_waiting_s": _mean([stats.waiting_s for stats in self.servers]),
-            "lookup_waiting_s": _mean([stats.lookups.rows_wait_s for stats in trainers]),
-            "update_waiting_s": _mean([stats.lookups.update_wait_s for stats in trainers]),
+            **_seconds("read", self.readers),
+            **_seconds("features", self.feature_workers),
+            **_seconds("servers", [stats.stage for stats in self.servers]),
+            **_seconds("trainer", [stats.stage for stats in trainers]),
             "dense_busy_s": _mean([stats.dense_s for stats in trainers]),
-            "trainer_busy_s": _mean([stats.stage.busy_s for stats in trainers]),
-            "trainer_waiting_s": _mean([stats.stage.waiting_s for stats in trainers]),
-            "sparse_rows": float(sum(sum(stats.num_rows.values()) for stats in self.servers)),
-            "sparse_bytes": float(sum(stats.num_bytes for stats in self.servers)),
+            "lookup_waiting_s": _mean([stats.rows_wait_s for stats in lookups]),
+            "update_waiting_s": _mean([stats.update_wait_s for stats in lookups]),
+            "lookup_early_rows": float(sum(stats.num_early for stats in lookups)),
+            "lookup_late_rows": float(sum(stats.num_late for stats in lookups)),
+            "sparse_rows": float(sum(sum(stats.shard.num_rows.values()) for stats in self.servers)),
+            "sparse_bytes": float(sum(stats.shard.num_bytes for stats in self.servers)),
         }
 
 
@@ -65,43 +84,140 @@ class Stages:
         return StageStats(*(ray.get([actor.stats.remote() for actor in group]) for group in groups))
 
 
+@dataclass(frozen=True)
+class _Member:
+    """One actor, and what is said of it while it does not start."""
+
+    actor: ActorHandle
+    name: str
+    asks_for: dict[str, float]
+    """Count by Ray's name of the resource."""
+
+
 @contextmanager
 def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
-    """Start every actor of a run; leaving the block ends them, whatever happened inside."""
-    pipeline, sparse = assembly.config.pipeline, assembly.config.sparse
-    started: list[ActorHandle] = []
+    """Start every actor of a run; leaving the block ends them, whatever happened inside.
 
-    def keep(actors: list[ActorHandle]) -> list[ActorHandle]:
-        started.extend(actors)
+    Raises:
+        ActorDeathError: an actor's process died; names the actor. Other errors pass as they are.
+    """
+    pipeline, sparse = assembly.config.pipeline, assembly.config.sparse
+    accelerator = ray_claim(assembly.config.device)
+    started: list[_Member] = []
+
+    def keep(
+        stage: str, actors: list[ActorHandle], num_cpus: float, further: Mapping[str, Any] | None = None
+    ) -> list[ActorHandle]:
+        asks_for = _resources(num_cpus, further or {})
+        started.extend(
+            _Member(actor, ActorRole(run, stage, member).actor_name, asks_for)
+            for member, actor in enumerate(actors)
+        )
         return actors
 
     try:
+        num_cpus = pipeline.cpus_per_actor
         servers = keep(
+            "parameter_server",
             spawn_parameter_servers(
                 run,
                 assembly.tables,
                 sparse.num_servers,
                 pipeline.num_trainers,
                 sparse.wait_timeout_s,
-                pipeline.cpus_per_actor,
-            )
+                num_cpus,
+            ),
+            num_cpus,
         )
         readers = keep(
-            spawn_sample_readers(run, assembly.plan, pipeline.num_readers, pipeline.cpus_per_actor)
+            "sample_reader",
+            spawn_sample_readers(run, assembly.plan, pipeline.num_readers, num_cpus),
+            num_cpus,
         )
         workers = keep(
-            spawn_feature_workers(
-                run, assembly.features, pipeline.num_feature_workers, pipeline.cpus_per_actor
-            )
+            "feature_worker",
+            spawn_feature_workers(run, assembly.features, pipeline.num_feature_workers, num_cpus),
+            num_cpus,
         )
-        trainers = keep(spawn_trainers(run, trainer_spec(assembly), servers, pipeline.cpus_per_trainer))
-        ray.get([actor.stats.remote() for actor in started])  # every constructor has run
+        trainers = keep(
+            "trainer",
+            spawn_trainers(run, trainer_spec(assembly), servers, pipeline.cpus_per_trainer),
+            pipeline.cpus_per_trainer,
+            accelerator,
+        )
+        _wait_until_up(started, START_PATIENCE_S)
         if len(trainers) > 1:
             connect_trainers(trainers)
         yield Stages(readers, workers, servers, trainers)
+    except Exception as error:
+        death = _death_behind(error, started)
+        if death is None:
+            raise
+        raise ActorDeathError(f"{death}; continue the run with --resume") from error
     finally:
-        for actor in started:
-            ray.kill(actor)
+        for member in started:
+            ray.kill(member.actor)
+
+
+def _wait_until_up(started: Sequence[_Member], patience_s: float) -> None:
+    """Return when every constructor has run; raises the first error of one.
+
+    Ray waits without a word for room on the cluster. That makes sense while another job may end, or
+    nodes may join; so it is said, at growing intervals, and waited for.
+    """
+    waiting: dict[Any, _Member] = {member.actor.stats.remote(): member for member in started}
+    began = said = time.monotonic()
+    while waiting:
+        timeout_s = max(0.0, said + patience_s - time.monotonic())
+        ready, _ = ray.wait(list(waiting), num_returns=1, timeout=timeout_s)
+        ray.get(ready)
+        for ref in ready:
+            del waiting[ref]
+        if not ready:
+            logger.warning("%s", _still_waiting(list(waiting.values()), time.monotonic() - began))
+            said, patience_s = time.monotonic(), 2 * patience_s
+
+
+def _still_waiting(members: Sequence[_Member], waited_s: float) -> str:
+    free, total = ray.available_resources(), ray.cluster_resources()
+    asked = sorted({name for member in members for name in member.asks_for})
+    have = ", ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}" for name in asked)
+    names = ", ".join(f"{member.name} ({_in_words(member.asks_for)})" for member in members)
+    return (
+        f"after {waited_s:.0f} s, {len(members)} of the run's actors have not started: {names}; of the Ray "
+        f"cluster, {have} are free; waiting until other jobs end or nodes join, see `ray status`"
+    )
+
+
+def _in_words(resources: Mapping[str, float]) -> str:
+    return "asks for " + ", ".join(f"{count:g} {name}" for name, count in resources.items())
+
+
+def _resources(num_cpus: float, claim: Mapping[str, Any]) -> dict[str, float]:
+    resources = {"CPU": num_cpus, **claim.get("resources", {})}
+    if "num_gpus" in claim:
+        resources["GPU"] = claim["num_gpus"]
+    return resources
+
+
+def _death_behind(error: Exception, started: Sequence[_Member]) -> ActorDeathError | None:
+    """The death of an actor that the error tells of, or may be a consequence of."""
+    cause = root_cause(error)
+    if isinstance(cause, ActorDeathError):
+        return cause
+    if not isinstance(cause, RayError | RuntimeError):
+        return None
+    # A trainer hears of another one's death from the collective, which names nobody. The dead answer
+    # at once, with an error; the others may be too busy to answer.
+    calls: list[Any] = [member.actor.stats.remote() for member in started]
+    answered, _ = ray.wait(calls, num_returns=len(calls), timeout=DEATH_KNOWN_S)
+    for call in answered:
+        try:
+            ray.get(call)
+        except Exception as found:
+            if isinstance(death := root_cause(found), ActorDeathError):
+                return death
+    return None
 
 
 def trainer_spec(assembly: Assembly) -> TrainerSpec:
@@ -118,6 +234,13 @@ def trainer_spec(assembly: Assembly) -> TrainerSpec:
         num_trainers=config.pipeline.num_trainers,
         num_threads=assembly.trainer_threads,
     )
+
+
+def _seconds(stage: str, members: list[StageTimes]) -> dict[str, float]:
+    return {
+        f"{stage}_busy_s": _mean([times.busy_s for times in members]),
+        f"{stage}_waiting_s": _mean([times.waiting_s for times in members]),
+    }
 
 
 def _mean(values: list[float]) -> float:

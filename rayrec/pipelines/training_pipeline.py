@@ -41,6 +41,16 @@ class StepResult:
     """Dropped work, by reason."""
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """A batch that is read, made into features and announced, but not trained yet."""
+
+    shares: list[Any]
+    """Features, one object per trainer."""
+    announced: list[Any]
+    """What the trainers' `look_ahead` returns."""
+
+
 class TrainingPipeline:
     """Drives steps through the stages; one object per run."""
 
@@ -56,8 +66,10 @@ class TrainingPipeline:
         Raises:
             RayError: a stage failed; the first error that any of the actors in flight reports.
         """
-        begun: deque[list[Any]] = deque()  # shares of batches that look ahead, not yet trained
-        training: deque[list[Any]] = deque()  # reports on their way
+        begun: deque[_Begun] = deque()
+        training: deque[tuple[_Begun, list[Any]]] = deque()  # batches and their reports on their way
+        for actor in self._stages.actors:
+            actor.start_clock.remote()
         for step in range(first, stop):
             while len(begun) + len(training) >= self._queue_depth:
                 yield self._collect(training)
@@ -69,29 +81,30 @@ class TrainingPipeline:
         while training:
             yield self._collect(training)
         ray.get([trainer.drain.remote() for trainer in self._stages.trainers])
+        ray.get([actor.stop_clock.remote() for actor in self._stages.actors])
 
-    def _begin(self, step: int) -> list[Any]:
-        """Stages 1 and 2, and the early part of 3; returns one share of features per trainer."""
+    def _begin(self, step: int) -> _Begun:
+        """Stages 1 and 2, and the early part of 3."""
         stages = self._stages
         samples: Any = stages.readers[step % len(stages.readers)].read.remote(step)
         worker = stages.feature_workers[step % len(stages.feature_workers)]
         shares = worker.compute.options(num_returns=len(stages.trainers)).remote(samples)
         if len(stages.trainers) == 1:
             shares = [shares]
-        for trainer, share in zip(stages.trainers, shares, strict=True):
-            trainer.look_ahead.remote(share)
-        return shares
-
-    def _train(self, shares: list[Any]) -> list[Any]:
-        """Stages 3 to 5; returns one report per trainer."""
-        return [
-            trainer.train.remote(share) for trainer, share in zip(self._stages.trainers, shares, strict=True)
+        announced = [
+            trainer.look_ahead.remote(share) for trainer, share in zip(stages.trainers, shares, strict=True)
         ]
+        return _Begun(shares, announced)
 
-    def _collect(self, training: deque[list[Any]]) -> StepResult:
+    def _train(self, batch: _Begun) -> tuple[_Begun, list[Any]]:
+        """Stages 3 to 5; returns one report per trainer."""
+        pairs = zip(self._stages.trainers, batch.shares, strict=True)
+        return batch, [trainer.train.remote(share) for trainer, share in pairs]
+
+    def _collect(self, training: deque[tuple[_Begun, list[Any]]]) -> StepResult:
         """Wait for the oldest step; an error of any trainer ends the wait for the others."""
-        refs = training.popleft()
-        waiting = list(refs)
+        batch, refs = training.popleft()
+        waiting = [*batch.announced, *refs]
         while waiting:
             ready, waiting = ray.wait(waiting, num_returns=1)
             ray.get(ready)

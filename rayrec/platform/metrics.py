@@ -7,19 +7,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+PUBLISH_EVERY_BATCHES = 20
+
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Where one stage's wall time went since it started, in seconds."""
+    """Where one stage's time went while batches were trained, in seconds.
+
+    Busy, waiting and blocked time add up to the time that the stage's clock ran.
+    """
 
     busy_s: float
     waiting_s: float
     """Idle between two batches: for its input, or for room behind it."""
     num_batches: int
+    blocked_s: float = 0.0
+    """Waiting within a batch: a trainer for rows, and for updates to be taken."""
 
 
 class StageClock:
-    """Splits a stage's life into work on batches and waiting between them."""
+    """Splits the time from `start` to `stop` into work on batches and waiting between them.
+
+    It is stopped while nothing is trained, so that validation is no waiting. Not thread-safe.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -27,22 +37,68 @@ class StageClock:
         self._waiting_s = 0.0
         self._num_batches = 0
         self._idle_since: float | None = None
-        """None before the first batch: start-up is not waiting."""
+        """None while it is stopped."""
+
+    def start(self) -> None:
+        """From now on, what is not work is waiting."""
+        self._idle_since = self._clock()
+
+    def stop(self) -> None:
+        if self._idle_since is not None:
+            self._waiting_s += self._clock() - self._idle_since
+        self._idle_since = None
 
     @contextmanager
-    def busy(self) -> Iterator[None]:
+    def busy(self, num_batches: int = 1) -> Iterator[None]:
+        """Work on a batch, or on a part of one that is not counted as a batch of its own."""
         start = self._clock()
         if self._idle_since is not None:
             self._waiting_s += start - self._idle_since
         try:
             yield
         finally:
-            self._idle_since = self._clock()
-            self._busy_s += self._idle_since - start
-            self._num_batches += 1
+            end = self._clock()
+            self._busy_s += end - start
+            self._num_batches += num_batches
+            if self._idle_since is not None:
+                self._idle_since = end
 
     def times(self) -> StageTimes:
+        """Up to the end of the last batch, or to the last stop."""
         return StageTimes(self._busy_s, self._waiting_s, self._num_batches)
+
+
+class MeterClock:
+    """A `StageClock` for a stage of many threads, whose work is metered where it is done.
+
+    Args:
+        meter_s: seconds of work so far, of which no two overlap.
+    """
+
+    def __init__(self, meter_s: Callable[[], float], clock: Callable[[], float] = time.perf_counter) -> None:
+        self._meter_s = meter_s
+        self._clock = clock
+        self._busy_s = 0.0
+        self._running_s = 0.0
+        self._started: tuple[float, float] | None = None
+        """(time, meter) of the last start; None while it is stopped."""
+
+    def start(self) -> None:
+        self._started = self._clock(), self._meter_s()
+
+    def stop(self) -> None:
+        self._running_s, self._busy_s = self._totals()
+        self._started = None
+
+    def times(self, num_batches: int) -> StageTimes:
+        running_s, busy_s = self._totals()
+        return StageTimes(busy_s, running_s - busy_s, num_batches)
+
+    def _totals(self) -> tuple[float, float]:
+        if self._started is None:
+            return self._running_s, self._busy_s
+        started, meter_s = self._started
+        return self._running_s + self._clock() - started, self._busy_s + self._meter_s() - meter_s
 
 
 class RayStageMetrics:
@@ -55,12 +111,21 @@ class RayStageMetrics:
         keys = tuple(self._tags)
         self._busy = metrics.Gauge("rayrec_stage_busy_s", "Seconds spent on batches.", keys)
         self._waiting = metrics.Gauge("rayrec_stage_waiting_s", "Seconds idle between batches.", keys)
+        self._blocked = metrics.Gauge(
+            "rayrec_stage_blocked_s", "Seconds within batches spent waiting for rows and updates.", keys
+        )
         self._batches = metrics.Gauge("rayrec_stage_batches", "Batches handled.", keys)
 
     def publish(self, times: StageTimes) -> None:
         self._busy.set(times.busy_s, self._tags)
         self._waiting.set(times.waiting_s, self._tags)
+        self._blocked.set(times.blocked_s, self._tags)
         self._batches.set(times.num_batches, self._tags)
+
+    def after_batch(self, times: StageTimes) -> None:
+        """Publish after every few batches: Prometheus asks every few seconds only."""
+        if times.num_batches % PUBLISH_EVERY_BATCHES == 0:
+            self.publish(times)
 
 
 class RayRunMetrics:

@@ -3,6 +3,7 @@ import numpy as np
 from rayrec.actors.feature_worker import FeatureWorker
 from rayrec.actors.sample_reader import SampleReaderActor
 from rayrec.actors.spawning import ActorRole
+from rayrec.platform.metrics import PUBLISH_EVERY_BATCHES, RayStageMetrics
 from rayrec.samples.features import SequenceFeatures
 from rayrec.samples.reader import ReadPlan, SampleReader
 from tests.data import sample_batch, small_dataset
@@ -43,6 +44,19 @@ def test_time_spent_on_batches_is_counted():
 
     assert times.num_batches == 3
     assert times.busy_s > 0
+
+
+def test_times_are_published_while_batches_go_by(tmp_path, monkeypatch):
+    """Not only when somebody asks: between two validations the dashboard would stand still."""
+    published = []
+    monkeypatch.setattr(RayStageMetrics, "publish", lambda self, times: published.append(times.num_batches))
+    plan = ReadPlan.of(small_dataset(tmp_path), batch_size=7, seed=3)
+    reader, member = SampleReaderActor(ActorRole("run", "sample_reader", 0), plan), worker(1)
+
+    for step in range(2 * PUBLISH_EVERY_BATCHES + 1):
+        member.compute(reader.read(step))
+
+    assert published == [20, 20, 40, 40]
 
 
 def test_the_reading_actor_reads_what_its_reader_reads(tmp_path):

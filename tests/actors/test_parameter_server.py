@@ -12,6 +12,7 @@ from rayrec.actors.transport import RayTransport
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.shard import UpdateTag
+from rayrec.platform.metrics import PUBLISH_EVERY_BATCHES, RayStageMetrics
 from rayrec.platform.ray_errors import root_cause
 
 TABLES = (TableConfig(name="item", dim=4, seed=1), TableConfig(name="user", dim=4, seed=2))
@@ -70,6 +71,32 @@ def test_updates_of_the_time_before_a_recovery_are_refused(tmp_path):
         server.apply(UpdateTag(0, 1, source=0), {})
 
 
+def test_only_work_while_the_clock_runs_is_a_servers_time():
+    """Lookups of validation and rows of a snapshot are none of the training's seconds."""
+    (server,) = servers(1)
+    server.start_clock()
+    train_one_step([server])
+    server.stop_clock()
+    times = server.stats().stage
+    rows([server])
+
+    assert times.num_batches == 1
+    assert times.busy_s > 0
+    assert times.waiting_s > 0
+    assert server.stats().stage == times
+
+
+def test_a_server_publishes_its_times_while_steps_are_committed(monkeypatch):
+    published = []
+    monkeypatch.setattr(RayStageMetrics, "publish", lambda self, times: published.append(times.num_batches))
+    (server,) = servers(1)
+
+    for step in range(2 * PUBLISH_EVERY_BATCHES + 1):
+        train_one_step([server], step=step)
+
+    assert published == [20, 40]
+
+
 @pytest.mark.ray
 def test_lookups_that_wait_let_updates_pass_and_errors_arrive_as_they_were_raised(ray_cluster):
     handles = spawn_parameter_servers("server-test", TABLES, 1, num_trainers=2, wait_timeout_s=60, num_cpus=0)
@@ -85,7 +112,7 @@ def test_lookups_that_wait_let_updates_pass_and_errors_arrive_as_they_were_raise
 
         for reply in waiting:
             assert (reply.result()["item"] < before["item"]).all()
-        assert ray.get(handles[0].stats.remote()).num_rows == {"item": len(IDS_M), "user": 0}
+        assert ray.get(handles[0].stats.remote()).shard.num_rows == {"item": len(IDS_M), "user": 0}
 
         with pytest.raises(ray.exceptions.RayTaskError) as raised:
             transport.apply(0, UpdateTag(0, 1, 0), {"item": (IDS_M, grads_MD * np.nan)}).result()

@@ -36,6 +36,9 @@ class Calls:
     log: list[tuple[Any, ...]] = field(default_factory=list)
     train_answers: dict[tuple[int, int], Any] = field(default_factory=dict)
     """(trainer, step) to another answer than a report."""
+    look_ahead_answers: dict[tuple[int, int], Any] = field(default_factory=dict)
+    clocks: list[str] = field(default_factory=list)
+    """What the actors were told of their clocks."""
 
     def stages(self) -> Stages:
         members: Any = {
@@ -47,7 +50,13 @@ class Calls:
         return Stages(**members)
 
     def _actor(self, **methods: Any) -> Any:
+        for name in ("start_clock", "stop_clock"):
+            methods[name] = lambda name=name: self._turn(name)
         return type("Actor", (), {name: Method(answer) for name, answer in methods.items()})()
+
+    def _turn(self, clock: str) -> Any:
+        self.clocks.append(clock)
+        return ray.put(None)
 
     def _reader(self, member: int) -> Any:
         def read(step: int) -> Any:
@@ -61,9 +70,10 @@ class Calls:
         return shares if num_returns > 1 else shares[0]
 
     def _trainer(self, rank: int) -> Any:
-        def look_ahead(share: tuple[int, int]) -> None:
+        def look_ahead(share: tuple[int, int]) -> Any:
             assert share[1] == rank
             self.log.append(("look_ahead", rank, share[0]))
+            return self.look_ahead_answers.get((rank, share[0])) or ray.put(None)
 
         def train(share: tuple[int, int]) -> Any:
             step, _ = share
@@ -133,6 +143,33 @@ def test_no_steps_is_no_work(ray_cluster):
 
     assert list(TrainingPipeline(calls.stages(), queue_depth=2).run(3, 3)) == []
     assert calls.log == [("drain", 0)]
+
+
+def test_clocks_run_while_batches_are_trained(ray_cluster):
+    calls = Calls(num_trainers=2)
+    pipeline = TrainingPipeline(calls.stages(), queue_depth=2).run(0, 3)
+
+    next(pipeline)
+    assert calls.clocks == ["start_clock"] * 4  # a reader, a feature worker, two trainers
+    list(pipeline)
+    assert calls.clocks == ["start_clock"] * 4 + ["stop_clock"] * 4
+
+
+def test_a_look_ahead_that_fails_is_the_runs_error(ray_cluster):
+    """Even if the trainer could go on: what it then trains on is nothing that was asked for."""
+
+    @ray.remote
+    def fails() -> None:
+        raise ConnectionError("no way to the server")
+
+    calls = Calls(num_trainers=2, look_ahead_answers={(1, 2): fails.remote()})
+    pipeline = TrainingPipeline(calls.stages(), queue_depth=2).run(0, 5)
+    assert [next(pipeline).step, next(pipeline).step] == [0, 1]
+
+    with pytest.raises(ray.exceptions.RayTaskError) as raised:
+        next(pipeline)
+
+    assert repr(root_cause(raised.value)) == repr(ConnectionError("no way to the server"))
 
 
 def test_one_trainers_error_is_not_held_up_by_another_that_waits_for_it(ray_cluster):

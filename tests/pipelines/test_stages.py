@@ -1,0 +1,134 @@
+"""The actors of a run: how a missing one is named, before and after it ran, and where their time goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from rayrec.pipelines import stages as stages_module
+from rayrec.pipelines.assembly import Assembly, assemble
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.stages import Stages, running_stages
+from rayrec.pipelines.training_pipeline import TrainingPipeline
+from rayrec.platform.ray_errors import ActorDeathError
+from tests.data import small_dataset
+
+pytestmark = pytest.mark.ray
+
+QUEUE_DEPTH = 3
+
+
+@pytest.fixture(scope="module")
+def assembly_of(tmp_path_factory) -> Callable[..., Assembly]:
+    data = small_dataset(tmp_path_factory.mktemp("stages")).root
+
+    def assembly(**pipeline: Any) -> Assembly:
+        return assemble(config(data, pipeline))
+
+    return assembly
+
+
+def config(data: Path, pipeline: dict[str, Any]) -> RunConfig:
+    return RunConfig.parse(
+        {
+            "data": {"path": str(data)},
+            "model": {
+                "name": "sasrec",
+                "item_matrix": "sparse",
+                "num_negatives": 8,
+                "backbone": {"dim": 8, "num_layers": 1, "num_heads": 2, "feedforward_dim": 16},
+            },
+            "sparse": {"num_servers": 1, "wait_timeout_s": 60},
+            "pipeline": {"trainer_threads": 1} | pipeline,
+            "training": {"batch_size": 8, "epochs": 1},
+        }
+    )
+
+
+def kill_process(actor: Any) -> None:
+    os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+
+
+VICTIMS: dict[str, Callable[[Stages], Any]] = {
+    "sample_reader-0": lambda stages: stages.readers[0],
+    "feature_worker-0": lambda stages: stages.feature_workers[0],
+    "parameter_server-0": lambda stages: stages.servers[0],
+    "trainer-1": lambda stages: stages.trainers[1],
+}
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_an_actor_that_dies_in_a_running_pipeline_is_named(ray_cluster, assembly_of, victim):
+    """Whoever hears of it first: also when the other trainer's collective fails before Ray's call does."""
+
+    def train_and_kill() -> None:
+        with running_stages("death", assembly_of(num_trainers=2)) as stages:
+            steps = TrainingPipeline(stages, QUEUE_DEPTH).run(0, 1000)
+            next(steps)
+            kill_process(VICTIMS[victim](stages))
+            for _ in steps:
+                pass
+
+    sentence = rf"^death/{victim} died: its process was killed, .*; continue the run with --resume$"
+    with pytest.raises(ActorDeathError, match=sentence):
+        train_and_kill()
+
+    assert ray.util.list_named_actors() == []
+
+
+@pytest.mark.parametrize("mode", ["sync", "exact_prefetch"])
+def test_every_stages_seconds_add_up_to_those_of_training(ray_cluster, assembly_of, mode):
+    training_s = 0.0
+    with running_stages("times", assembly_of(mode=mode)) as stages:
+        for first in (0, 30):
+            started = time.perf_counter()
+            for _ in TrainingPipeline(stages, QUEUE_DEPTH).run(first, first + 30):
+                pass
+            training_s += time.perf_counter() - started
+            time.sleep(1.0)  # as if users were ranked
+        found = stages.stats().summary()
+
+    totals = {
+        stage: found[f"{stage}_busy_s"] + found[f"{stage}_waiting_s"]
+        for stage in ("read", "features", "servers", "trainer")
+    }
+    totals["trainer"] += found["lookup_waiting_s"] + found["update_waiting_s"]
+    for stage, total_s in totals.items():
+        # The calls that start and stop the clocks take their time.
+        assert 0.5 * training_s < total_s <= training_s, stage
+    assert all(found[f"{stage}_busy_s"] > 0 for stage in totals)
+    assert 0 < found["dense_busy_s"] <= found["trainer_busy_s"]
+    assert found["lookup_late_rows"] > 0
+    assert (found["lookup_early_rows"] > 0) == (mode == "exact_prefetch")
+
+
+def test_actors_that_find_no_room_are_named_until_there_is_some(ray_cluster, assembly_of, monkeypatch):
+    @ray.remote
+    class OtherJob:
+        def is_up(self) -> None:
+            pass
+
+    other = OtherJob.options(num_cpus=7.2).remote()  # leaves room for all but the trainer
+    ray.get(other.is_up.remote())
+    said: list[str] = []
+
+    def warning(template: str, message: str) -> None:
+        said.append(message)
+        if message.count("asks for") == 1:  # those that found room have started
+            ray.kill(other)
+
+    monkeypatch.setattr(stages_module, "START_PATIENCE_S", 2.0)
+    monkeypatch.setattr(stages_module.logger, "warning", warning)
+
+    with running_stages("room", assembly_of()) as stages:
+        assert len(stages.actors) == 4
+
+    assert "1 of the run's actors have not started: room/trainer-0 (asks for 1 CPU)" in said[-1]
+    assert "of 8 CPU are free" in said[-1]
