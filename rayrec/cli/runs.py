@@ -67,6 +67,14 @@ def train_command(
                 "waiting for rows, for updates",
                 f"{stages['lookup_waiting_s']:.1f} s, {stages['update_waiting_s']:.1f} s",
             ),
+            (
+                "servers reading, updating",
+                f"{stages['servers_lookup_s']:.1f} s, {stages['servers_update_s']:.1f} s",
+            ),
+            (
+                "rows asked for early, late",
+                f"{stages['lookup_early_rows']:,.0f}, {stages['lookup_late_rows']:,.0f}",
+            ),
             ("embedding rows", f"{stages['sparse_rows']:,.0f} in {stages['sparse_bytes'] / 2**20:,.1f} MiB"),
         ],
     )

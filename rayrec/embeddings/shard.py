@@ -58,16 +58,14 @@ class ShardStats:
 
     num_rows: dict[str, int]
     num_bytes: int
-    num_lookups: int
-    """Rows read."""
-    num_applied: int
-    """Row updates committed."""
-    num_duplicates: int
-    """Contributions dropped because they had arrived before."""
-    busy_s: float
-    """Time spent reading and changing rows."""
-    waiting_s: float
-    """Time lookups spent waiting for a step, added over all of them."""
+    lookup_s: float
+    """Time spent reading rows."""
+    update_s: float
+    """Time spent changing them."""
+
+    @property
+    def busy_s(self) -> float:
+        return self.lookup_s + self.update_s
 
 
 class EmbeddingShard:
@@ -93,11 +91,8 @@ class EmbeddingShard:
         self._committed_step = -1
         self._pending: dict[int, dict[int, SparseUpdate]] = {}
         self._failure: Exception | None = None
-        self._num_lookups = 0
-        self._num_applied = 0
-        self._num_duplicates = 0
-        self._busy_s = 0.0
-        self._waiting_s = 0.0
+        self._lookup_s = 0.0
+        self._update_s = 0.0
 
     @property
     def committed_step(self) -> int:
@@ -126,8 +121,7 @@ class EmbeddingShard:
                 self._wait_for(after_step)
             started = self._clock()
             reply = {name: self._table(name).lookup(ids_M) for name, ids_M in request.items()}
-            self._num_lookups += sum(len(ids_M) for ids_M in request.values())
-            self._busy_s += self._clock() - started
+            self._lookup_s += self._clock() - started
             return reply
 
     def apply(self, tag: UpdateTag, update: SparseUpdate) -> int:
@@ -146,7 +140,6 @@ class EmbeddingShard:
         """
         with self._changed:
             if self._is_duplicate(tag):
-                self._num_duplicates += 1
                 return self._committed_step
             if self._failure is not None:
                 raise self._failure
@@ -160,7 +153,7 @@ class EmbeddingShard:
                 self._failure = error
                 raise
             finally:
-                self._busy_s += self._clock() - started
+                self._update_s += self._clock() - started
                 self._changed.notify_all()
             return self._committed_step
 
@@ -208,11 +201,8 @@ class EmbeddingShard:
             return ShardStats(
                 num_rows={name: table.num_rows for name, table in self._tables.items()},
                 num_bytes=sum(table.num_bytes for table in self._tables.values()),
-                num_lookups=self._num_lookups,
-                num_applied=self._num_applied,
-                num_duplicates=self._num_duplicates,
-                busy_s=self._busy_s,
-                waiting_s=self._waiting_s,
+                lookup_s=self._lookup_s,
+                update_s=self._update_s,
             )
 
     def _table(self, name: str) -> EmbeddingTable:
@@ -221,14 +211,13 @@ class EmbeddingShard:
         return self._tables[name]
 
     def _wait_for(self, step: int) -> None:
-        incarnation, started = self._incarnation, self._clock()
+        incarnation = self._incarnation
         in_time = self._changed.wait_for(
             lambda: (
                 self._committed_step >= step or self._failure is not None or self._incarnation != incarnation
             ),
             self._wait_timeout_s,
         )
-        self._waiting_s += self._clock() - started
         if self._incarnation != incarnation:
             raise RuntimeError(
                 f"shard {self._shard}: incarnation {self._incarnation} began while a lookup of "
@@ -293,7 +282,6 @@ class EmbeddingShard:
                     self._tables[name].check_update(ids_M, grads_MD)
             for name, (ids_M, grads_MD) in merged.items():
                 self._tables[name].apply_checked(ids_M, grads_MD, step)
-                self._num_applied += len(ids_M)
             del self._pending[step]
             self._committed_step = step
 

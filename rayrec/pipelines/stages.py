@@ -45,7 +45,8 @@ class StageStats:
 
         `*_busy_s` is work and `*_waiting_s` idling between batches. A trainer waits within batches as
         well, `lookup_waiting_s` for rows and `update_waiting_s` for updates: with these, every stage's
-        seconds add up to those of training. `dense_busy_s` is a part of `trainer_busy_s`.
+        seconds add up to those of training. `dense_busy_s` is a part of `trainer_busy_s`; servers are
+        busy for `servers_lookup_s` and `servers_update_s`.
         `lookup_early_rows` were asked for before the update of the step before was sent, and
         `lookup_late_rows` had to wait for it.
         """
@@ -61,6 +62,8 @@ class StageStats:
             "update_waiting_s": _mean([stats.update_wait_s for stats in lookups]),
             "lookup_early_rows": float(sum(stats.num_early for stats in lookups)),
             "lookup_late_rows": float(sum(stats.num_late for stats in lookups)),
+            "servers_lookup_s": _mean([stats.shard.lookup_s for stats in self.servers]),
+            "servers_update_s": _mean([stats.shard.update_s for stats in self.servers]),
             "sparse_rows": float(sum(sum(stats.shard.num_rows.values()) for stats in self.servers)),
             "sparse_bytes": float(sum(stats.shard.num_bytes for stats in self.servers)),
         }
