@@ -143,14 +143,16 @@ def test_an_infinite_sum_of_finite_gradients_is_refused():
 
 
 def shard_that_tells_of_waiting() -> tuple[EmbeddingShard, threading.Event]:
-    """A shard of two sources; the event is set once a lookup holds the lock, just before it waits."""
     waiting = threading.Event()
 
-    def clock() -> float:
-        waiting.set()
-        return 0.0
+    class Telling(threading.Condition):
+        def wait(self, timeout=None):
+            waiting.set()
+            return super().wait(timeout)
 
-    return EmbeddingShard(TABLES, 0, num_sources=2, wait_timeout_s=10, clock=clock), waiting
+    shard = EmbeddingShard(TABLES, 0, num_sources=2, wait_timeout_s=10)
+    shard._changed = Telling()
+    return shard, waiting
 
 
 @pytest.mark.parametrize(
