@@ -14,13 +14,13 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from rayrec.actors.feature_worker import spawn_feature_workers
-from rayrec.actors.parameter_server import ServerStats, spawn_parameter_servers
+from rayrec.actors.parameter_server import spawn_parameter_servers
 from rayrec.actors.sample_reader import spawn_sample_readers
 from rayrec.actors.spawning import ActorRole
-from rayrec.actors.trainer import TrainerSpec, TrainerStats, connect_trainers, spawn_trainers
+from rayrec.actors.trainer import TrainerSpec, connect_trainers, spawn_trainers
 from rayrec.pipelines.assembly import Assembly
+from rayrec.pipelines.stage_stats import StageStats
 from rayrec.platform.devices import ray_claim
-from rayrec.platform.metrics import StageTimes
 from rayrec.platform.ray_errors import ActorDeathError, root_cause
 
 logger = logging.getLogger(__name__)
@@ -29,44 +29,6 @@ START_PATIENCE_S = 60.0
 """Time to start in, after which is said what is missing."""
 DEATH_KNOWN_S = 2.0
 """Time in which Ray notices that a process has died."""
-
-
-@dataclass(frozen=True)
-class StageStats:
-    """Every actor's account of its time, by stage."""
-
-    readers: list[StageTimes]
-    feature_workers: list[StageTimes]
-    servers: list[ServerStats]
-    trainers: list[TrainerStats]
-
-    def summary(self) -> dict[str, float]:
-        """Where the time of training went, averaged over the members of a stage; no validation in it.
-
-        `*_busy_s` is work and `*_waiting_s` idling between batches. A trainer waits within batches as
-        well, `lookup_waiting_s` for rows and `update_waiting_s` for updates: with these, every stage's
-        seconds add up to those of training. `dense_busy_s` is a part of `trainer_busy_s`; servers are
-        busy for `servers_lookup_s` and `servers_update_s`.
-        `lookup_early_rows` were asked for before the update of the step before was sent, and
-        `lookup_late_rows` had to wait for it.
-        """
-        trainers = self.trainers
-        lookups = [stats.lookups for stats in trainers]
-        return {
-            **_seconds("read", self.readers),
-            **_seconds("features", self.feature_workers),
-            **_seconds("servers", [stats.stage for stats in self.servers]),
-            **_seconds("trainer", [stats.stage for stats in trainers]),
-            "dense_busy_s": _mean([stats.dense_s for stats in trainers]),
-            "lookup_waiting_s": _mean([stats.rows_wait_s for stats in lookups]),
-            "update_waiting_s": _mean([stats.update_wait_s for stats in lookups]),
-            "lookup_early_rows": float(sum(stats.num_early for stats in lookups)),
-            "lookup_late_rows": float(sum(stats.num_late for stats in lookups)),
-            "servers_lookup_s": _mean([stats.shard.lookup_s for stats in self.servers]),
-            "servers_update_s": _mean([stats.shard.update_s for stats in self.servers]),
-            "sparse_rows": float(sum(sum(stats.shard.num_rows.values()) for stats in self.servers)),
-            "sparse_bytes": float(sum(stats.shard.num_bytes for stats in self.servers)),
-        }
 
 
 @dataclass(frozen=True)
@@ -237,14 +199,3 @@ def trainer_spec(assembly: Assembly) -> TrainerSpec:
         num_trainers=config.pipeline.num_trainers,
         num_threads=assembly.trainer_threads,
     )
-
-
-def _seconds(stage: str, members: list[StageTimes]) -> dict[str, float]:
-    return {
-        f"{stage}_busy_s": _mean([times.busy_s for times in members]),
-        f"{stage}_waiting_s": _mean([times.waiting_s for times in members]),
-    }
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)

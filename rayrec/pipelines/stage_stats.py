@@ -1,0 +1,58 @@
+"""Where the time of a run's actors went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rayrec.actors.parameter_server import ServerStats
+from rayrec.actors.trainer import TrainerStats
+from rayrec.platform.metrics import StageTimes
+
+
+@dataclass(frozen=True)
+class StageStats:
+    """Every actor's account of its time, by stage."""
+
+    readers: list[StageTimes]
+    feature_workers: list[StageTimes]
+    servers: list[ServerStats]
+    trainers: list[TrainerStats]
+
+    def summary(self) -> dict[str, float]:
+        """Where the time of training went, averaged over the members of a stage; no validation in it.
+
+        `*_busy_s` is work and `*_waiting_s` idling between batches. A trainer waits within batches as
+        well, `lookup_waiting_s` for rows and `update_waiting_s` for updates: with these, every stage's
+        seconds add up to those of training. `dense_busy_s` is a part of `trainer_busy_s`; servers are
+        busy for `servers_lookup_s` and `servers_update_s`.
+        `lookup_early_rows` were asked for before the update of the step before was sent, and
+        `lookup_late_rows` had to wait for it.
+        """
+        trainers = self.trainers
+        lookups = [stats.lookups for stats in trainers]
+        return {
+            **_seconds("read", self.readers),
+            **_seconds("features", self.feature_workers),
+            **_seconds("servers", [stats.stage for stats in self.servers]),
+            **_seconds("trainer", [stats.stage for stats in trainers]),
+            "dense_busy_s": _mean([stats.dense_s for stats in trainers]),
+            "lookup_waiting_s": _mean([stats.rows_wait_s for stats in lookups]),
+            "update_waiting_s": _mean([stats.update_wait_s for stats in lookups]),
+            "lookup_early_rows": float(sum(stats.num_early for stats in lookups)),
+            "lookup_late_rows": float(sum(stats.num_late for stats in lookups)),
+            "servers_lookup_s": _mean([stats.shard.lookup_s for stats in self.servers]),
+            "servers_update_s": _mean([stats.shard.update_s for stats in self.servers]),
+            "sparse_rows": float(sum(sum(stats.shard.num_rows.values()) for stats in self.servers)),
+            "sparse_bytes": float(sum(stats.shard.num_bytes for stats in self.servers)),
+        }
+
+
+def _seconds(stage: str, members: list[StageTimes]) -> dict[str, float]:
+    return {
+        f"{stage}_busy_s": _mean([times.busy_s for times in members]),
+        f"{stage}_waiting_s": _mean([times.waiting_s for times in members]),
+    }
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
