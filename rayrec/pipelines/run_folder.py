@@ -112,7 +112,10 @@ class RunFolder:
             InputError: there is no run, or its settings differ in what the results depend on.
         """
         folder = cls.open(path)
-        changed = [key for key in differing_keys(folder.config, config) if not key.startswith(FREE_TO_CHANGE)]
+        free: tuple[str, ...] = FREE_TO_CHANGE
+        if config.training.schedule.decay == "none":  # otherwise the rates of steps already taken hang on it
+            free += ("training.epochs",)
+        changed = [key for key in differing_keys(folder.config, config) if not key.startswith(free)]
         if changed:
             raise InputError(
                 f"{path}: holds another run: it differs from this config in {', '.join(changed)}; "

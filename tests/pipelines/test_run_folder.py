@@ -125,6 +125,7 @@ def test_an_empty_folder_may_be_used(tmp_path):
         ({"evaluation": {"metric": "recall"}}, r"evaluation\.metric"),
         ({"evaluation": {"max_users": 10}}, r"evaluation\.max_users"),
         ({"device": "cuda"}, "device"),
+        ({"training": {"epochs": 20, "schedule": {"decay": "cosine"}}}, r"training\.epochs"),
     ],
 )
 def test_a_run_goes_on_only_with_the_settings_its_results_depend_on(tmp_path, changes, key):
@@ -144,6 +145,7 @@ def test_a_run_goes_on_only_with_the_settings_its_results_depend_on(tmp_path, ch
         {"evaluation": {"patience": 2, "batch_size": 7, "every_epochs": 3}},
         {"data": {"path": "moved", "semantic_ids": "moved/codes"}},
         {"cluster": {"dashboard": False}},
+        {"training": {"epochs": 20}},
     ],
 )
 def test_a_run_goes_on_with_its_work_laid_out_differently(tmp_path, changes):
