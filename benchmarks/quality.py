@@ -22,7 +22,7 @@ from rayrec.platform.console import log, progress_bar
 METRIC = "recall@10"
 POPULAR_ITEMS = "the most popular items"
 
-CONFIGS = ("beauty-sasrec", "beauty-generative", "movielens-generative")
+CONFIGS = ("beauty-sasrec", "beauty-sasrec-sparse", "beauty-generative", "movielens-generative")
 TARGETS = {
     "beauty-sasrec": ("SASRec with cross-entropy, a good run of a plain program", 0.083),
     "beauty-generative": ("TIGER as published: 0.0648", 0.065),
