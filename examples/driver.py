@@ -7,8 +7,10 @@ or inside `ray job submit`, it joins that cluster; otherwise it starts one and s
 """
 
 import argparse
+import sys
 
 import rayrec
+from rayrec.platform.errors import InputError
 
 
 def main() -> None:
@@ -38,4 +40,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        sys.exit(f"driver: {error}")

@@ -94,7 +94,9 @@ def prepare_command(
     use_ray: Annotated[
         bool, typer.Option("--ray/--no-ray", help="Build the sequences on Ray Data or in this process.")
     ] = True,
-    overwrite: Annotated[bool, typer.Option(help="Replace a data set that is already there.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option(help="Replace a data set that is there, with its semantic IDs.")
+    ] = False,
 ) -> Answer:
     """Turn a behaviour log into a data set: checked, sorted, split."""
     from rayrec.samples.config import PrepareConfig
@@ -157,7 +159,9 @@ def tokenize_command(
     ] = None,
     vectors: Annotated[Vectors, typer.Option(help="What the codes are made of.")] = Vectors.interactions,
     levels: Annotated[int, typer.Option(help="Codes of an item.")] = 3,
-    codebook_size: Annotated[int, typer.Option(help="Values a code may have.")] = 256,
+    codebook_size: Annotated[
+        int | None, typer.Option(help="Values a code may have [256, fewer for a small catalogue].")
+    ] = None,
     collisions: Annotated[
         Collisions, typer.Option(help="Items with the same codes: a further digit, or other codes.")
     ] = Collisions.extra_digit,

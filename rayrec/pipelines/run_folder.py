@@ -68,7 +68,12 @@ class RunFolder:
             cls.open(path)
         else:
             _refuse_other_content(path)
-            path.mkdir(parents=True, exist_ok=True)
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise InputError(
+                    f"{path}: the run's folder cannot be made ({error.strerror}); choose another with --run"
+                ) from error
         # Never deleted: another process may be about to lock the file that would be gone.
         with open(path / LOCK_FILE, "a+") as lock:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,8 @@ class TokenizeConfig(Config):
     components: int = Field(64, ge=1)
     """Principal components of these vectors that are clustered; k-means fails in many more."""
     num_levels: int = Field(3, ge=1, le=8)
-    codebook_size: int = Field(256, ge=2, le=32_768)
+    codebook_size: int | None = Field(None, ge=2, le=32_768)
+    """Values a code may have; None takes 256, or fewer where the catalogue is too small to fill them."""
     collisions: Literal["extra_digit", "reassign"] = "extra_digit"
     """Items with the same codes: number them with one more digit, or move some to the nearest free tuple."""
     dim: int = Field(64, ge=1)
@@ -86,16 +88,21 @@ def tokenize(
             dataset.items.ids_I,
             dataset.fingerprint,
             num_levels=config.num_levels,
-            codebook_size=config.codebook_size,
+            codebook_size=config.codebook_size or _usual_codebook_size(len(dataset.items)),
             collision_policy=config.collisions,
             seed=config.seed,
             vectors_from=f"{config.components} components of {config.vectors}",
         )
     except ValueError as error:
-        raise InputError(f"{data}: {error}; try a smaller --codebook-size or fewer --levels") from error
+        raise InputError(f"{data}: {error} (--codebook-size, --levels)") from error
     path = Path(out) if out is not None else Path(data) / SEMANTIC_IDS_FOLDER
     registry.save(path)
     return TokenizeReport(path, vectors.num_without_data, report)
+
+
+def _usual_codebook_size(num_items: int) -> int:
+    """A power of two that leaves four items to a code on average: clusters of one leave nothing to code."""
+    return max(2, min(256, 2 ** int(math.log2(max(num_items, 8) / 4))))
 
 
 def _item_vectors(dataset: Dataset, config: TokenizeConfig, progress: Progress | None) -> ItemVectors:

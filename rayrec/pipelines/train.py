@@ -154,6 +154,8 @@ def _train_in(
                 result = TrainingRun(assembly, folder, stages, on_step).run(snapshot)
     except KeyboardInterrupt:
         folder.update(state="stopped", error="interrupted")
+        if folder.state["last"] is not None:
+            logger.info("stopped; --resume continues from %s", folder.chosen_snapshot("last"))
         raise
     except Exception as error:
         cause = root_cause(error)

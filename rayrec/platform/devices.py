@@ -43,7 +43,11 @@ def _cuda_is_there() -> str | None:
     if torch.cuda.is_available():
         return None
     if torch.version.cuda is None:
-        return "this torch was built without CUDA; install the extra: pip install 'rayrec[gpu]'"
+        version = torch.__version__.partition("+")[0]
+        return (
+            "this torch was built without CUDA; from the index that pytorch.org names for CUDA, run "
+            f"pip install --force-reinstall torch=={version}"
+        )
     return "torch sees no CUDA device; check the driver with nvidia-smi"
 
 

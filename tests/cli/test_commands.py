@@ -60,7 +60,7 @@ def test_every_command_explains_itself(name):
 def test_a_log_becomes_a_data_set_with_semantic_ids(source, tmp_path):
     prepared = answer("prepare", source, tmp_path / "data", "--no-ray")
     assert prepared["counts"]["users"] == 20
-    tokenized = answer("tokenize", tmp_path / "data", "--codebook-size", 3, "--levels", 2)
+    tokenized = answer("tokenize", tmp_path / "data")
     assert tokenized["num_items"] == 10
     assert (tmp_path / "data" / "semantic_ids" / "registry.json").is_file()
 

@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +77,14 @@ def test_a_folder_in_which_a_run_is_alive_is_refused_until_it_is_killed(tmp_path
 
     with RunFolder.locked(path, resume=True):
         assert RunFolder.resume(path, config()).state["state"] == "running"
+
+
+def test_a_folder_that_cannot_be_made_is_refused():
+    with (
+        pytest.raises(InputError, match=r"/proc/run: the run's folder cannot be made .*choose another"),
+        RunFolder.locked(Path("/proc/run"), resume=False),
+    ):
+        pass
 
 
 def test_no_lock_is_left_in_a_folder_of_something_else(tmp_path):
