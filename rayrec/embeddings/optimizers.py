@@ -1,7 +1,7 @@
 """Sparse optimizers: how one row's record changes with its gradient.
 
-A record is weights D | optimizer state S | last step | count, in 4-byte words. Each optimizer has one
-row kernel, which is its equation, and one loop over the rows of a step.
+Only the rows of a step move. Here stand the equations, their sources and what depends on the step; the
+arithmetic is compiled, in `row_kernels`.
 
 Axes: M rows of one step, D numbers of a row, S numbers of its optimizer state.
 """
@@ -9,31 +9,40 @@ Axes: M rows of one step, D numbers of a row, S numbers of its optimizer state.
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import numpy as np
-from numba import carray, njit
-from numpy.typing import NDArray
 
-from rayrec.embeddings.compiled import RowAddresses, float32_at, int32_at, prefetch_row, row_address
-from rayrec.embeddings.config import AdamConfig, OptimizerConfig, RowwiseAdagradConfig
+from rayrec.embeddings import row_kernels
+from rayrec.embeddings.compiled import RowAddresses
+from rayrec.embeddings.config import (
+    AdagradConfig,
+    AdamConfig,
+    FtrlConfig,
+    OptimizerConfig,
+    PartialRowwiseAdamConfig,
+    RowwiseAdagradConfig,
+    SgdConfig,
+)
+from rayrec.embeddings.row_kernels import Float32Array, Int64Array, Rates, apply_rows
 from rayrec.platform.schedule import RateSchedule
 
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
 
-_AHEAD = 4  # records asked for this many rows early
-
-
-class RowOptimizer(Protocol):
+class RowOptimizer(ABC):
     """Applies gradients to row records."""
 
-    initial_state: float
+    kernel: int
+    """The equation, by its number in `row_kernels`."""
+    initial_state = 0.0
     """Every state number of a new row."""
 
+    @abstractmethod
     def state_size(self, dim: int) -> int:
         """S: 4-byte words of state beside D weights."""
-        ...
+
+    @abstractmethod
+    def rates(self, step: int) -> Rates:
+        """The kernel's numbers at this step, from 0."""
 
     def apply(self, rows: RowAddresses, rows_M: Int64Array, grads_MD: Float32Array, step: int) -> int:
         """Change the rows in place and stamp them with the step.
@@ -41,10 +50,11 @@ class RowOptimizer(Protocol):
         Returns:
             How many rows had that stamp already: a row given twice, or a step applied twice.
         """
-        ...
+        state_size = self.state_size(grads_MD.shape[1])
+        return apply_rows(self.kernel, rows, rows_M, grads_MD, step, state_size, self.rates(step))
 
 
-class RowwiseAdagrad:
+class RowwiseAdagrad(RowOptimizer):
     """Adagrad whose accumulator is one number per row: the running sum of the mean squared gradient.
 
     g += weight_decay * w;  s += mean(g * g);  w -= lr * g / (sqrt(s) + eps)
@@ -52,22 +62,64 @@ class RowwiseAdagrad:
     Source: EXACT_ROWWISE_ADAGRAD of FBGEMM (with its L2 weight decay); Gupta et al., arXiv:1412.1193.
     """
 
+    kernel = row_kernels.ROWWISE_ADAGRAD
+
     def __init__(self, config: RowwiseAdagradConfig, schedule: RateSchedule) -> None:
+        self._config = config
         self._schedule = schedule
         self.initial_state = config.initial_accumulator
-        self._lr = config.lr
-        self._eps = np.float32(config.eps)
-        self._weight_decay = np.float32(config.weight_decay)
 
     def state_size(self, dim: int) -> int:
         return 1
 
-    def apply(self, rows: RowAddresses, rows_M: Int64Array, grads_MD: Float32Array, step: int) -> int:
-        lr = np.float32(self._lr * self._schedule.factor(step))
-        return _apply_rowwise_adagrad(rows, rows_M, grads_MD, step, lr, self._eps, self._weight_decay)
+    def rates(self, step: int) -> Rates:
+        lr = self._config.lr * self._schedule.factor(step)
+        return _float32(lr, self._config.eps, self._config.weight_decay)
 
 
-class Adam:
+class Adagrad(RowOptimizer):
+    """Adagrad with one accumulator per element.
+
+    g += weight_decay * w;  s += g * g;  w -= lr * g / (sqrt(s) + eps)
+
+    Source: torch.optim.Adagrad; Duchi et al., JMLR 2011.
+    """
+
+    kernel = row_kernels.ADAGRAD
+
+    def __init__(self, config: AdagradConfig, schedule: RateSchedule) -> None:
+        self._config = config
+        self._schedule = schedule
+        self.initial_state = config.initial_accumulator
+
+    def state_size(self, dim: int) -> int:
+        return dim
+
+    def rates(self, step: int) -> Rates:
+        lr = self._config.lr * self._schedule.factor(step)
+        return _float32(lr, self._config.eps, self._config.weight_decay)
+
+
+class Sgd(RowOptimizer):
+    """w -= lr * (g + weight_decay * w)
+
+    Source: torch.optim.SGD without momentum.
+    """
+
+    kernel = row_kernels.SGD
+
+    def __init__(self, config: SgdConfig, schedule: RateSchedule) -> None:
+        self._config = config
+        self._schedule = schedule
+
+    def state_size(self, dim: int) -> int:
+        return 0
+
+    def rates(self, step: int) -> Rates:
+        return _float32(self._config.lr * self._schedule.factor(step), self._config.weight_decay)
+
+
+class Adam(RowOptimizer):
     """Lazy Adam: only the rows of a step move, and only their moments decay.
 
     m += (1 - b1) * (g - m);  v += (1 - b2) * (g * g - v)
@@ -79,7 +131,7 @@ class Adam:
     Source: torch.optim.SparseAdam; Kingma and Ba, arXiv:1412.6980.
     """
 
-    initial_state = 0.0
+    kernel = row_kernels.ADAM
 
     def __init__(self, config: AdamConfig, schedule: RateSchedule) -> None:
         self._config = config
@@ -88,122 +140,77 @@ class Adam:
     def state_size(self, dim: int) -> int:
         return 2 * dim
 
-    def apply(self, rows: RowAddresses, rows_M: Int64Array, grads_MD: Float32Array, step: int) -> int:
+    def rates(self, step: int) -> Rates:
         (beta1, beta2), t = self._config.betas, step + 1
         lr = self._config.lr * self._schedule.factor(step)
         step_size = lr * math.sqrt(1 - beta2**t) / (1 - beta1**t)
-        return _apply_adam(
-            rows,
-            rows_M,
-            grads_MD,
-            step,
-            np.float32(step_size),
-            np.float32(1 - beta1),
-            np.float32(1 - beta2),
-            np.float32(self._config.eps),
-        )
+        return _float32(step_size, 1 - beta1, 1 - beta2, self._config.eps)
+
+
+class PartialRowwiseAdam(RowOptimizer):
+    """Lazy Adam whose second moment is one number per row, of the mean squared gradient.
+
+    m += (1 - b1) * (g - m);  v += (1 - b2) * (mean(g * g) - v)
+    w -= lr * m / (1 - b1**t) / (sqrt(v / (1 - b2**t)) + eps),  t = step + 1
+
+    State of a row: m, then v.
+
+    Source: PARTIAL_ROWWISE_ADAM of FBGEMM.
+    """
+
+    kernel = row_kernels.PARTIAL_ROWWISE_ADAM
+
+    def __init__(self, config: PartialRowwiseAdamConfig, schedule: RateSchedule) -> None:
+        self._config = config
+        self._schedule = schedule
+
+    def state_size(self, dim: int) -> int:
+        return dim + 1
+
+    def rates(self, step: int) -> Rates:
+        (beta1, beta2), t = self._config.betas, step + 1
+        step_size = self._config.lr * self._schedule.factor(step) / (1 - beta1**t)
+        return _float32(step_size, 1 - beta1, 1 - beta2, self._config.eps, 1 / (1 - beta2**t))
+
+
+class Ftrl(RowOptimizer):
+    """FTRL-Proximal.
+
+    z += g - (sqrt(n + g * g) - sqrt(n)) / alpha * w;  n += g * g
+    w = 0 if |z| <= l1, else -(z - sign(z) * l1) / ((beta + sqrt(n)) / alpha + l2)
+
+    State of a row: z, then n. A row's first value counts as w in its first update.
+
+    Source: McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013, Algorithm 1.
+    """
+
+    kernel = row_kernels.FTRL
+
+    def __init__(self, config: FtrlConfig, schedule: RateSchedule) -> None:
+        self._rates = _float32(config.alpha, config.beta, config.l1, config.l2)
+
+    def state_size(self, dim: int) -> int:
+        return 2 * dim
+
+    def rates(self, step: int) -> Rates:
+        return self._rates
 
 
 def make_optimizer(config: OptimizerConfig, schedule: RateSchedule) -> RowOptimizer:
-    if isinstance(config, AdamConfig):
-        return Adam(config, schedule)
-    return RowwiseAdagrad(config, schedule)
+    match config:
+        case RowwiseAdagradConfig():
+            return RowwiseAdagrad(config, schedule)
+        case AdagradConfig():
+            return Adagrad(config, schedule)
+        case SgdConfig():
+            return Sgd(config, schedule)
+        case AdamConfig():
+            return Adam(config, schedule)
+        case PartialRowwiseAdamConfig():
+            return PartialRowwiseAdam(config, schedule)
+        case FtrlConfig():
+            return Ftrl(config, schedule)
 
 
-# Without `reassoc` a sum keeps the order of its terms, one addition at a time. With it the compiler
-# sums in vector lanes: the same bits on the same kind of CPU, which is what a run promises.
-@njit(nogil=True, cache=True, fastmath={"reassoc"})
-def _rowwise_adagrad_row(
-    weights_D: Float32Array,
-    state_S: Float32Array,
-    grad_D: Float32Array,
-    lr: np.float32,
-    eps: np.float32,
-    weight_decay: np.float32,
-) -> None:
-    squares = np.float32(0)
-    for d in range(len(grad_D)):
-        grad = grad_D[d] + weight_decay * weights_D[d]
-        squares += grad * grad
-    state_S[0] += squares / np.float32(len(grad_D))
-    rate = lr / (math.sqrt(state_S[0]) + eps)
-    for d in range(len(grad_D)):
-        weights_D[d] -= rate * (grad_D[d] + weight_decay * weights_D[d])
-
-
-@njit(nogil=True, cache=True)
-def _adam_row(
-    weights_D: Float32Array,
-    state_S: Float32Array,
-    grad_D: Float32Array,
-    step_size: np.float32,
-    rest1: np.float32,
-    rest2: np.float32,
-    eps: np.float32,
-) -> None:
-    """rest1, rest2: 1 - beta1, 1 - beta2; step_size: the rate with both bias corrections."""
-    dim = len(grad_D)
-    first_D, second_D = state_S[:dim], state_S[dim:]
-    for d in range(dim):
-        grad = grad_D[d]
-        first = first_D[d] + rest1 * (grad - first_D[d])
-        second = second_D[d] + rest2 * (grad * grad - second_D[d])
-        first_D[d] = first
-        second_D[d] = second
-        weights_D[d] -= step_size * (first / (np.float32(math.sqrt(second)) + eps))
-
-
-@njit(nogil=True, cache=True)
-def _stamp(stamps: NDArray[np.int32], step: int) -> bool:
-    """Record the step and count the update; true if the row had this step's stamp already."""
-    seen = stamps[0] == step
-    stamps[0] = step
-    stamps[1] += 1
-    return seen
-
-
-@njit(nogil=True, cache=True)
-def _apply_rowwise_adagrad(
-    rows: RowAddresses,
-    rows_M: Int64Array,
-    grads_MD: Float32Array,
-    step: int,
-    lr: np.float32,
-    eps: np.float32,
-    weight_decay: np.float32,
-) -> int:
-    dim = grads_MD.shape[1]
-    repeated = 0
-    for m in range(len(rows_M)):
-        if m + _AHEAD < len(rows_M):
-            prefetch_row(rows, rows_M[m + _AHEAD])
-        address = row_address(rows, rows_M[m])
-        values = carray(float32_at(address), rows.words)
-        stamps = carray(int32_at(address), rows.words)
-        repeated += _stamp(stamps[dim + 1 :], step)
-        _rowwise_adagrad_row(values[:dim], values[dim:], grads_MD[m], lr, eps, weight_decay)
-    return repeated
-
-
-@njit(nogil=True, cache=True)
-def _apply_adam(
-    rows: RowAddresses,
-    rows_M: Int64Array,
-    grads_MD: Float32Array,
-    step: int,
-    step_size: np.float32,
-    rest1: np.float32,
-    rest2: np.float32,
-    eps: np.float32,
-) -> int:
-    dim = grads_MD.shape[1]
-    repeated = 0
-    for m in range(len(rows_M)):
-        if m + _AHEAD < len(rows_M):
-            prefetch_row(rows, rows_M[m + _AHEAD])
-        address = row_address(rows, rows_M[m])
-        values = carray(float32_at(address), rows.words)
-        stamps = carray(int32_at(address), rows.words)
-        repeated += _stamp(stamps[3 * dim :], step)
-        _adam_row(values[:dim], values[dim : 3 * dim], grads_MD[m], step_size, rest1, rest2, eps)
-    return repeated
+def _float32(a: float, b: float, c: float = 0.0, d: float = 0.0, e: float = 0.0) -> Rates:
+    return np.float32(a), np.float32(b), np.float32(c), np.float32(d), np.float32(e)

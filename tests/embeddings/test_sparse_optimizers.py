@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from rayrec.embeddings.config import AdamConfig, RowwiseAdagradConfig, TableConfig
+from rayrec.embeddings.config import (
+    AdagradConfig,
+    AdamConfig,
+    FtrlConfig,
+    PartialRowwiseAdamConfig,
+    RowwiseAdagradConfig,
+    SgdConfig,
+    TableConfig,
+)
 from rayrec.embeddings.table import EmbeddingTable
 from rayrec.platform.schedule import RateSchedule
 
@@ -60,6 +68,86 @@ def test_rowwise_adagrad_of_one_element_is_torch_adagrad():
         weight.grad[ids_M] = torch.from_numpy(grads_MD)
         optimizer.step()
     np.testing.assert_allclose(table.lookup(ids), weight.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dim", [1, 16, 19])
+@pytest.mark.parametrize(
+    ("config", "make"),
+    [
+        (
+            AdagradConfig(lr=0.1, eps=1e-6, initial_accumulator=0.5, weight_decay=0.01),
+            lambda weight: torch.optim.Adagrad(
+                [weight], lr=0.1, eps=1e-6, initial_accumulator_value=0.5, weight_decay=0.01
+            ),
+        ),
+        (
+            SgdConfig(lr=0.1, weight_decay=0.01),
+            lambda weight: torch.optim.SGD([weight], lr=0.1, weight_decay=0.01),
+        ),
+    ],
+    ids=["adagrad", "sgd"],
+)
+def test_rows_of_a_step_move_as_torch_moves_them(config, make, dim):
+    """torch moves every row by its weight decay; ours only those of the step: each row is compared then."""
+    table, ids = EmbeddingTable(TableConfig(name="t", dim=dim, optimizer=config)), np.arange(30)
+    rows = [torch.nn.Parameter(row) for row in torch.from_numpy(table.lookup(ids))]
+    optimizers = [make(row) for row in rows]
+    for step, ids_M, grads_MD in steps(30, dim, 20):
+        table.apply(ids_M, grads_MD, step)
+        for ident, grad_D in zip(ids_M, torch.from_numpy(grads_MD), strict=True):
+            rows[ident].grad = grad_D
+            optimizers[ident].step()
+        expected = torch.stack([row.detach() for row in rows]).numpy()
+        np.testing.assert_allclose(table.lookup(ids), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dim", [1, 16, 19])
+def test_partial_rowwise_adam_is_its_equation(dim):
+    optimizer = PartialRowwiseAdamConfig(lr=0.01, betas=(0.8, 0.99), eps=1e-6)
+    table, ids = EmbeddingTable(TableConfig(name="t", dim=dim, optimizer=optimizer)), np.arange(30)
+    weights = table.lookup(ids).astype(float)
+    first, second = np.zeros((30, dim)), np.zeros((30, 1))
+    for step, ids_M, grads_MD in steps(30, dim, 20):
+        table.apply(ids_M, grads_MD, step)
+        first[ids_M] = 0.8 * first[ids_M] + 0.2 * grads_MD
+        second[ids_M] = 0.99 * second[ids_M] + 0.01 * np.square(grads_MD).mean(axis=1, keepdims=True)
+        corrected = first[ids_M] / (1 - 0.8 ** (step + 1))
+        root = np.sqrt(second[ids_M] / (1 - 0.99 ** (step + 1)))
+        weights[ids_M] -= 0.01 * corrected / (root + 1e-6)
+        np.testing.assert_allclose(table.lookup(ids), weights, rtol=1e-5, atol=1e-6)
+
+
+def test_partial_rowwise_adam_of_one_element_is_torch_adam():
+    optimizer = PartialRowwiseAdamConfig(lr=0.01, betas=(0.8, 0.99), eps=1e-6)
+    table, ids = EmbeddingTable(TableConfig(name="t", dim=1, optimizer=optimizer)), np.arange(8)
+    weight = torch.nn.Parameter(torch.from_numpy(table.lookup(ids)))
+    adam = torch.optim.Adam([weight], lr=0.01, betas=(0.8, 0.99), eps=1e-6)
+    for step in range(20):  # every row in every step: then lazy and ordinary Adam are one
+        grads_MD = np.random.default_rng(step).standard_normal((8, 1)).astype(np.float32)
+        table.apply(ids, grads_MD, step)
+        weight.grad = torch.from_numpy(grads_MD)
+        adam.step()
+    np.testing.assert_allclose(table.lookup(ids), weight.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("l1", [0.0, 0.8])
+def test_ftrl_is_algorithm_1_of_its_paper(l1):
+    alpha, beta, l2, dim = 0.1, 0.5, 0.02, 7
+    optimizer = FtrlConfig(alpha=alpha, beta=beta, l1=l1, l2=l2)
+    table, ids = EmbeddingTable(TableConfig(name="t", dim=dim, optimizer=optimizer)), np.arange(30)
+    weights = table.lookup(ids).astype(float)
+    z, n = np.zeros((30, dim)), np.zeros((30, dim))
+    for step, ids_M, grads_MD in steps(30, dim, 20):
+        table.apply(ids_M, grads_MD, step)
+        g = grads_MD.astype(float)
+        sigma = (np.sqrt(n[ids_M] + g * g) - np.sqrt(n[ids_M])) / alpha
+        z[ids_M] += g - sigma * weights[ids_M]
+        n[ids_M] += g * g
+        rate = (beta + np.sqrt(n[ids_M])) / alpha + l2
+        shrunk = np.sign(z[ids_M]) * np.maximum(np.abs(z[ids_M]) - l1, 0)
+        weights[ids_M] = -shrunk / rate
+        np.testing.assert_allclose(table.lookup(ids), weights, rtol=1e-4, atol=1e-5)
+    assert (table.lookup(ids) == 0).any() == (l1 > 0)
 
 
 def test_the_schedule_scales_the_learning_rate_of_a_step():

@@ -35,7 +35,7 @@ def test_data_and_a_model_are_all_a_run_needs():
         ({"training": {"batchsize": 2}}, "'training.batchsize'; did you mean 'batch_size'?"),
         (
             {"sparse": {"optimizer": {"lr": 0.1}}},
-            "'sparse.optimizer.kind' is missing; expected one of 'rowwise_adagrad', 'adam'",
+            "'sparse.optimizer.kind' is missing; expected one of 'rowwise_adagrad', 'adagrad', 'sgd', 'adam'",
         ),
         ({"sparse": {"optimizers": {"itm": {"kind": "adam"}}}}, "table 'itm'; tables are item, user, code"),
         (

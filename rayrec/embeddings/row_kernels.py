@@ -1,0 +1,161 @@
+"""Compiled equations of the sparse optimizers, a row at a time, and the one loop over the rows of a step.
+
+A record is weights D | optimizer state S | last step | count, in 4-byte words.
+
+Axes: M rows of one step, D numbers of a row, S numbers of its optimizer state.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import carray, njit
+from numpy.typing import NDArray
+
+from rayrec.embeddings.compiled import RowAddresses, float32_at, int32_at, prefetch_row, row_address
+
+Int64Array = NDArray[np.int64]
+Float32Array = NDArray[np.float32]
+Rates = tuple[np.float32, np.float32, np.float32, np.float32, np.float32]
+"""What an equation needs to know of its settings and the step; each kernel names its own."""
+
+ROWWISE_ADAGRAD, ADAGRAD, SGD, ADAM, PARTIAL_ROWWISE_ADAM, FTRL = range(6)
+
+_AHEAD = 4  # records asked for this many rows early
+
+
+@njit(nogil=True, cache=True)
+def apply_rows(
+    kind: int,
+    rows: RowAddresses,
+    rows_M: Int64Array,
+    grads_MD: Float32Array,
+    step: int,
+    state_size: int,
+    rates: Rates,
+) -> int:
+    """Change the rows in place by the equation `kind` and stamp them with the step.
+
+    Returns:
+        How many rows had that stamp already: a row given twice, or a step applied twice.
+    """
+    dim = grads_MD.shape[1]
+    repeated = 0
+    for m in range(len(rows_M)):
+        if m + _AHEAD < len(rows_M):
+            prefetch_row(rows, rows_M[m + _AHEAD])
+        address = row_address(rows, rows_M[m])
+        values = carray(float32_at(address), rows.words)
+        stamps = carray(int32_at(address), rows.words)
+        repeated += _stamp(stamps[dim + state_size :], step)
+        weights_D, state_S = values[:dim], values[dim : dim + state_size]
+        if kind == ROWWISE_ADAGRAD:
+            _rowwise_adagrad(weights_D, state_S, grads_MD[m], rates)
+        elif kind == ADAGRAD:
+            _adagrad(weights_D, state_S, grads_MD[m], rates)
+        elif kind == SGD:
+            _sgd(weights_D, grads_MD[m], rates)
+        elif kind == ADAM:
+            _adam(weights_D, state_S, grads_MD[m], rates)
+        elif kind == PARTIAL_ROWWISE_ADAM:
+            _partial_rowwise_adam(weights_D, state_S, grads_MD[m], rates)
+        else:
+            _ftrl(weights_D, state_S, grads_MD[m], rates)
+    return repeated
+
+
+@njit(nogil=True, cache=True)
+def _stamp(stamps: NDArray[np.int32], step: int) -> bool:
+    """Record the step and count the update; true if the row had this step's stamp already."""
+    seen = stamps[0] == step
+    stamps[0] = step
+    stamps[1] += 1
+    return seen
+
+
+# Without `reassoc` a sum keeps the order of its terms, one addition at a time. With it the compiler
+# sums in vector lanes: the same bits on the same kind of CPU, which is what a run promises.
+@njit(nogil=True, cache=True, fastmath={"reassoc"})
+def _rowwise_adagrad(
+    weights_D: Float32Array, state_S: Float32Array, grad_D: Float32Array, rates: Rates
+) -> None:
+    lr, eps, weight_decay = rates[0], rates[1], rates[2]
+    squares = np.float32(0)
+    for d in range(len(grad_D)):
+        grad = grad_D[d] + weight_decay * weights_D[d]
+        squares += grad * grad
+    state_S[0] += squares / np.float32(len(grad_D))
+    rate = lr / (math.sqrt(state_S[0]) + eps)
+    for d in range(len(grad_D)):
+        weights_D[d] -= rate * (grad_D[d] + weight_decay * weights_D[d])
+
+
+@njit(nogil=True, cache=True)
+def _adagrad(weights_D: Float32Array, state_S: Float32Array, grad_D: Float32Array, rates: Rates) -> None:
+    lr, eps, weight_decay = rates[0], rates[1], rates[2]
+    for d in range(len(grad_D)):
+        grad = grad_D[d] + weight_decay * weights_D[d]
+        total = state_S[d] + grad * grad
+        state_S[d] = total
+        weights_D[d] -= lr * (grad / (np.float32(math.sqrt(total)) + eps))
+
+
+@njit(nogil=True, cache=True)
+def _sgd(weights_D: Float32Array, grad_D: Float32Array, rates: Rates) -> None:
+    lr, weight_decay = rates[0], rates[1]
+    for d in range(len(grad_D)):
+        weights_D[d] -= lr * (grad_D[d] + weight_decay * weights_D[d])
+
+
+@njit(nogil=True, cache=True)
+def _adam(weights_D: Float32Array, state_S: Float32Array, grad_D: Float32Array, rates: Rates) -> None:
+    """rest1, rest2: 1 - beta1, 1 - beta2; step_size: the rate with both bias corrections."""
+    step_size, rest1, rest2, eps = rates[0], rates[1], rates[2], rates[3]
+    dim = len(grad_D)
+    first_D, second_D = state_S[:dim], state_S[dim:]
+    for d in range(dim):
+        grad = grad_D[d]
+        first = first_D[d] + rest1 * (grad - first_D[d])
+        second = second_D[d] + rest2 * (grad * grad - second_D[d])
+        first_D[d] = first
+        second_D[d] = second
+        weights_D[d] -= step_size * (first / (np.float32(math.sqrt(second)) + eps))
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc"})
+def _partial_rowwise_adam(
+    weights_D: Float32Array, state_S: Float32Array, grad_D: Float32Array, rates: Rates
+) -> None:
+    """step_size: the rate with the first moment's correction; `correction` is the second one's factor."""
+    step_size, rest1, rest2, eps, correction = rates[0], rates[1], rates[2], rates[3], rates[4]
+    dim = len(grad_D)
+    squares = np.float32(0)
+    for d in range(dim):
+        squares += grad_D[d] * grad_D[d]
+    second = state_S[dim] + rest2 * (squares / np.float32(dim) - state_S[dim])
+    state_S[dim] = second
+    rate = step_size / (np.float32(math.sqrt(second * correction)) + eps)
+    for d in range(dim):
+        first = state_S[d] + rest1 * (grad_D[d] - state_S[d])
+        state_S[d] = first
+        weights_D[d] -= rate * first
+
+
+@njit(nogil=True, cache=True)
+def _ftrl(weights_D: Float32Array, state_S: Float32Array, grad_D: Float32Array, rates: Rates) -> None:
+    alpha, beta, l1, l2 = rates[0], rates[1], rates[2], rates[3]
+    dim = len(grad_D)
+    linear_D, squares_D = state_S[:dim], state_S[dim:]
+    for d in range(dim):
+        grad = grad_D[d]
+        squares = squares_D[d] + grad * grad
+        root = np.float32(math.sqrt(squares))
+        linear = linear_D[d] + grad - (root - np.float32(math.sqrt(squares_D[d]))) / alpha * weights_D[d]
+        squares_D[d] = squares
+        linear_D[d] = linear
+        if abs(linear) <= l1:
+            weights_D[d] = np.float32(0)
+        else:
+            excess = linear - l1 if linear > 0 else linear + l1
+            weights_D[d] = -excess / ((beta + root) / alpha + l2)
