@@ -1,10 +1,10 @@
 """id -> row: an open-addressing hash table over any 64-bit ids.
 
 A slot is an (id, row) pair in one cache line; a slot is empty when its row is -1, so that every int64
-is a valid id. Collisions go to the next slot. Deleting later needs no tombstones: the followers of the
-freed slot are shifted back (Knuth, TAOCP 3, 6.4, algorithm R).
+is a valid id. Collisions go to the next slot. Removing leaves no marks behind: the followers of the
+freed slot are shifted back (Knuth, TAOCP 3, 6.4, algorithm R), and the row goes to a free list.
 
-Axes: M ids of one call, C slots, R ids in the index.
+Axes: M ids of one call, C slots, R ids in the index, F free rows.
 """
 
 from __future__ import annotations
@@ -26,18 +26,27 @@ _AHEAD = 8  # slots asked for this many ids early; enough to cover one memory ac
 
 
 class IdIndex:
-    """Maps ids to row numbers; rows are numbered 0, 1, 2, ... as their ids arrive. Not thread-safe."""
+    """Maps ids to row numbers. Not thread-safe.
+
+    Rows are numbered 0, 1, 2, ... as their ids arrive; a row whose id was removed is given out again first.
+    """
 
     def __init__(self, expected_ids: int = 0) -> None:
         self._slots_C2 = _empty_slots(_slots_for(expected_ids))
         self._num_ids = 0
+        self._free_F = np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
         return self._num_ids
 
     @property
     def num_bytes(self) -> int:
-        return self._slots_C2.nbytes
+        return self._slots_C2.nbytes + self._free_F.nbytes
+
+    @property
+    def num_rows(self) -> int:
+        """One more than the highest row given out so far."""
+        return self._num_ids + len(self._free_F)
 
     def find(self, ids_M: Int64Array) -> Int64Array:
         """[M] row of each id, -1 where the id is not in the index."""
@@ -49,16 +58,37 @@ class IdIndex:
         rows_M = _find(self._slots_C2, _shift(self._slots_C2), ids_M)
         num_missing = int(np.count_nonzero(rows_M == MISSING))
         if num_missing:
-            self.reserve(self._num_ids + num_missing)
-            self._num_ids = _add_missing(self._slots_C2, _shift(self._slots_C2), ids_M, rows_M, self._num_ids)
+            self.reserve(num_missing)
+            num_added = _add_missing(
+                self._slots_C2, _shift(self._slots_C2), ids_M, rows_M, self._free_F, self.num_rows
+            )
+            self._num_ids += num_added
+            self._free_F = self._free_F[: max(0, len(self._free_F) - num_added)]
         return rows_M
 
-    def reserve(self, num_ids: int) -> None:
-        """Make room for `num_ids` in all, so that adding up to there cannot fail for memory."""
+    def remove(self, ids_M: Int64Array) -> Int64Array:
+        """Forget distinct ids; their rows will be given out again.
+
+        Returns:
+            [M] the row each id had, -1 where it was not in the index.
+        """
+        rows_M = _remove(self._slots_C2, _shift(self._slots_C2), kernel_input(ids_M, np.int64))
+        freed = rows_M[rows_M != MISSING]
+        self._free_F = np.concatenate((self._free_F, freed))
+        self._num_ids -= len(freed)
+        return rows_M
+
+    def reserve(self, num_more: int) -> None:
+        """Make room for so many more ids, so that adding them cannot fail for memory."""
+        num_ids = self._num_ids + num_more
         if num_ids > _MAX_LOAD * len(self._slots_C2):
             grown_C2 = _empty_slots(_slots_for(num_ids))
             _move(self._slots_C2, grown_C2, _shift(grown_C2))
             self._slots_C2 = grown_C2
+
+    def rows_after(self, num_more: int) -> int:
+        """What `num_rows` will be at most when so many new ids have been added."""
+        return max(self.num_rows, self._num_ids + num_more)
 
     def items(self) -> tuple[Int64Array, Int64Array]:
         """([R] ids, [R] rows), ordered by row."""
@@ -100,10 +130,16 @@ def _find(slots_C2: Int64Array, shift: np.uint64, ids_M: Int64Array) -> Int64Arr
 
 @njit(nogil=True, cache=True)
 def _add_missing(
-    slots_C2: Int64Array, shift: np.uint64, ids_M: Int64Array, rows_M: Int64Array, next_row: int
+    slots_C2: Int64Array,
+    shift: np.uint64,
+    ids_M: Int64Array,
+    rows_M: Int64Array,
+    free_F: Int64Array,
+    next_row: int,
 ) -> int:
-    """Give every id whose entry of rows_M is -1 a row, from next_row; return the row after the last."""
+    """Give every id whose entry of rows_M is -1 a row, free ones first, from the end; return how many."""
     mask = len(slots_C2) - 1
+    num_added = 0
     for m in range(len(ids_M)):
         if rows_M[m] != MISSING:
             continue
@@ -111,11 +147,38 @@ def _add_missing(
         while slots_C2[slot, 1] != MISSING and slots_C2[slot, 0] != ids_M[m]:
             slot = (slot + 1) & mask
         if slots_C2[slot, 1] == MISSING:  # otherwise the id was added a moment ago: it is in ids_M twice
+            if num_added < len(free_F):
+                slots_C2[slot, 1] = free_F[len(free_F) - 1 - num_added]
+            else:
+                slots_C2[slot, 1] = next_row + num_added - len(free_F)
             slots_C2[slot, 0] = ids_M[m]
-            slots_C2[slot, 1] = next_row
-            next_row += 1
+            num_added += 1
         rows_M[m] = slots_C2[slot, 1]
-    return next_row
+    return num_added
+
+
+@njit(nogil=True, cache=True)
+def _remove(slots_C2: Int64Array, shift: np.uint64, ids_M: Int64Array) -> Int64Array:
+    mask = len(slots_C2) - 1
+    rows_M = np.empty(len(ids_M), dtype=np.int64)
+    for m in range(len(ids_M)):
+        slot = np.int64(mix64(np.uint64(ids_M[m])) >> shift)
+        while slots_C2[slot, 1] != MISSING and slots_C2[slot, 0] != ids_M[m]:
+            slot = (slot + 1) & mask
+        rows_M[m] = slots_C2[slot, 1]
+        if rows_M[m] == MISSING:
+            continue
+        # A follower may move into the hole unless its own first slot lies behind the hole.
+        hole, follower = slot, (slot + 1) & mask
+        while slots_C2[follower, 1] != MISSING:
+            first = np.int64(mix64(np.uint64(slots_C2[follower, 0])) >> shift)
+            if ((follower - first) & mask) >= ((follower - hole) & mask):
+                slots_C2[hole, 0] = slots_C2[follower, 0]
+                slots_C2[hole, 1] = slots_C2[follower, 1]
+                hole = follower
+            follower = (follower + 1) & mask
+        slots_C2[hole, 1] = MISSING
+    return rows_M
 
 
 @njit(nogil=True, cache=True)
