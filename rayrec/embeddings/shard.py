@@ -103,12 +103,19 @@ class EmbeddingShard:
     def incarnation(self) -> int:
         return self._incarnation
 
-    def lookup(self, request: LookupRequest, after_step: int | None = None) -> LookupReply:
+    def lookup(
+        self,
+        request: LookupRequest,
+        after_step: int | None = None,
+        empty: Callable[..., Float32Array] = np.empty,
+    ) -> LookupReply:
         """Rows of the requested ids, once step `after_step` is committed; creates nothing.
 
         Args:
             request: ids by table.
             after_step: step to wait for; None or -1 reads what is there.
+            empty: makes the arrays of the reply, so that a transport can have rows read right into its
+                memory; called as `np.empty`.
 
         Raises:
             ValueError: unknown table, or ids of the wrong shape or dtype; or the error with which the
@@ -120,7 +127,7 @@ class EmbeddingShard:
             if after_step is not None:
                 self._wait_for(after_step)
             started = self._clock()
-            reply = {name: self._table(name).lookup(ids_M) for name, ids_M in request.items()}
+            reply = {name: self._table(name).lookup(ids_M, empty) for name, ids_M in request.items()}
             self._lookup_s += self._clock() - started
             return reply
 

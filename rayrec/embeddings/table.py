@@ -14,6 +14,7 @@ Axes: M ids of one call, D numbers of a row, S numbers of its optimizer state.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,11 +76,15 @@ class EmbeddingTable:
         """Memory of the rows in use and of the index."""
         return 4 * self._records.addresses.words * self.num_rows + self._index.num_bytes
 
-    def lookup(self, ids_M: Int64Array) -> Float32Array:
-        """[M, D] weights of each id; creates nothing, an absent id has its initial value."""
+    def lookup(self, ids_M: Int64Array, empty: Callable[..., Float32Array] = np.empty) -> Float32Array:
+        """[M, D] weights of each id; creates nothing, an absent id has its initial value.
+
+        Args:
+            empty: makes the array of the rows where the caller wants them; called as `np.empty`.
+        """
         self._check_ids(ids_M)
         ids_M = kernel_input(ids_M, np.int64)
-        rows_MD = np.empty((len(ids_M), self.config.dim), dtype=np.float32)
+        rows_MD = empty((len(ids_M), self.config.dim), dtype=np.float32)
         _lookup(
             self._records.addresses,
             self._index.find(ids_M),
