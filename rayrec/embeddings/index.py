@@ -97,6 +97,11 @@ class IdIndex:
         return np.ascontiguousarray(used_R2[:, 0]), np.ascontiguousarray(used_R2[:, 1])
 
 
+def index_bytes(num_ids: int) -> int:
+    """`IdIndex.num_bytes` with so many ids and no free rows; one slot below a doubling it may be half of it."""
+    return 16 * _slots_for(num_ids)
+
+
 def _slots_for(num_ids: int) -> int:
     needed = max(_MIN_SLOTS, int(num_ids / _MAX_LOAD) + 1)
     return 1 << (needed - 1).bit_length()
