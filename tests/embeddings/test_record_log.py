@@ -1,0 +1,218 @@
+import os
+import resource
+import tempfile
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rayrec.embeddings import page_reads, record_log
+from rayrec.embeddings.record_log import RecordLog
+
+SMALL_SEGMENT = 2 * page_reads.ALIGNMENT
+
+
+def records(first: int, num: int, words: int) -> np.ndarray:
+    """Record i is i, i + 1, i + 2, ..."""
+    return (first + np.arange(num)[:, None] + np.arange(words)).astype(np.int32)
+
+
+@pytest.fixture(params=["queued", "threads", "without O_DIRECT"])
+def way(request, monkeypatch):
+    if request.param == "threads":
+        monkeypatch.setattr(page_reads, "_CALLS", None)
+    if request.param == "without O_DIRECT":
+        monkeypatch.delattr(os, "O_DIRECT")
+    return request.param
+
+
+@pytest.mark.parametrize("words", [1, 3, 68, 1024, 1025, 3000])
+def test_records_come_back_in_the_order_asked_for(tmp_path, way, words):
+    log = RecordLog(tmp_path, words)
+    first, second = log.write(records(0, 700, words)), log.write(records(700, 300, words))
+    addresses_M = np.concatenate((first, second))
+    order_M = np.random.default_rng(0).integers(0, 1000, 2000)  # with repetitions
+    assert (log.read(addresses_M[order_M]) == records(0, 1000, words)[order_M]).all()
+    assert len(log) == 1000
+
+
+def test_an_empty_call_changes_nothing(tmp_path):
+    log = RecordLog(tmp_path, 5)
+    assert len(log.write(records(0, 0, 5))) == 0
+    assert log.read(np.empty(0, dtype=np.int64)).shape == (0, 5)
+    assert log.compact() is None
+    assert log.disk_bytes == 0
+
+
+def test_records_of_another_width_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"records of 5 words, got shape \(3, 4\)"):
+        RecordLog(tmp_path, 5).write(records(0, 3, 4))
+
+
+def test_a_record_freed_twice_is_caught(tmp_path):
+    log = RecordLog(tmp_path, 5)
+    addresses_M = log.write(records(0, 3, 5))
+    log.free(addresses_M[:1])
+    with pytest.raises(AssertionError, match="1 records on disk were freed that are not there"):
+        log.free(addresses_M)
+
+
+def test_the_file_has_no_name(tmp_path):
+    log = RecordLog(tmp_path, 5)
+    log.write(records(0, 3, 5))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_closing_gives_the_file_back(tmp_path):
+    log = RecordLog(tmp_path, 5)
+    descriptor = log._descriptor
+    log.close()
+    log.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(OSError, match="cannot make a file for embedding rows") as caught:
+        RecordLog(tmp_path / "missing", 5)
+    assert caught.value.filename == str(tmp_path / "missing")
+
+
+class LogMachine(RuleBasedStateMachine):
+    """Any order of calls against a dictionary of records; segments of 2 pages with 4 records each."""
+
+    WORDS = 250
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before = record_log._SEGMENT_BYTES
+        record_log._SEGMENT_BYTES = SMALL_SEGMENT
+        self.log = RecordLog(tempfile.gettempdir(), self.WORDS)
+        self.addresses: dict[int, int] = {}
+        self.next_key = 0
+
+    def teardown(self) -> None:
+        record_log._SEGMENT_BYTES = self._before
+        self.log.close()
+
+    @rule(num=st.integers(1, 30))
+    def write(self, num):
+        keys = range(self.next_key, self.next_key + num)
+        addresses_M = self.log.write(records(self.next_key, num, self.WORDS))
+        self.addresses.update(zip(keys, addresses_M.tolist(), strict=True))
+        self.next_key += num
+
+    @precondition(lambda self: self.addresses)
+    @rule(data=st.data())
+    def free(self, data):
+        keys = data.draw(st.lists(st.sampled_from(sorted(self.addresses)), unique=True))
+        self.log.free(np.array([self.addresses.pop(key) for key in keys], dtype=np.int64))
+
+    @rule()
+    def compact(self):
+        while (moved := self.log.compact()) is not None:
+            self.addresses.update(zip(moved.words_KW[:, 0].tolist(), moved.addresses_K.tolist(), strict=True))
+
+    @invariant()
+    def holds_what_the_dictionary_holds(self):
+        keys = np.array(sorted(self.addresses), dtype=np.int64)
+        words = self.log.read(np.array([self.addresses[key] for key in keys.tolist()], dtype=np.int64))
+        assert (words == (keys[:, None] + np.arange(self.WORDS))).all()
+        assert len(set(self.addresses.values())) == len(self.addresses) == len(self.log)
+
+
+LogMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestLogBehavesLikeADictionary = LogMachine.TestCase
+
+
+def test_the_file_stays_within_twice_its_records_whatever_is_freed(tmp_path, monkeypatch):
+    monkeypatch.setattr(record_log, "_SEGMENT_BYTES", 8 * page_reads.ALIGNMENT)
+    words, num = 68, 6000
+    log, random = RecordLog(tmp_path, words), np.random.default_rng(0)
+    addresses_K = log.write(records(0, num, words))
+    full = log.disk_bytes
+    for _ in range(200):
+        keys_M = random.choice(num, 500, replace=False)
+        words_MW = log.read(addresses_K[keys_M])
+        assert (words_MW[:, 0] == keys_M).all()
+        log.free(addresses_K[keys_M])
+        addresses_K[keys_M] = log.write(words_MW)
+        while (moved := log.compact()) is not None:
+            addresses_K[moved.words_KW[:, 0]] = moved.addresses_K
+    assert (log.read(addresses_K) == records(0, num, words)).all()
+    assert log.disk_bytes <= 2.3 * full
+
+
+@pytest.fixture
+def file_limit():
+    """Sets the largest file that this process may write: a full disk, without filling one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda num_bytes: resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_names_folder_and_need_and_loses_nothing(tmp_path, file_limit, monkeypatch):
+    monkeypatch.setattr(record_log, "_SEGMENT_BYTES", SMALL_SEGMENT)
+    log = RecordLog(tmp_path, 250)
+    addresses_M = log.write(records(0, 50, 250))  # 13 pages
+    file_limit(20 * page_reads.ALIGNMENT)
+    before = log.disk_bytes
+    with pytest.raises(OSError, match=r"no space on disk for 102,400 more bytes.*no row is lost") as caught:
+        log.write(records(100, 100, 250))
+    assert caught.value.filename == str(tmp_path)
+    assert (len(log), log.disk_bytes) == (50, before)
+    assert (log.read(addresses_M) == records(0, 50, 250)).all()
+    file_limit(2**30)
+    more_M = log.write(records(100, 100, 250))
+    assert (log.read(more_M) == records(100, 100, 250)).all()
+
+
+def test_what_is_pinned_stays_readable_after_it_was_freed(tmp_path, monkeypatch):
+    monkeypatch.setattr(record_log, "_SEGMENT_BYTES", SMALL_SEGMENT)
+    log = RecordLog(tmp_path, 250)
+    addresses_M = log.write(records(0, 40, 250))
+    pin = log.pin()
+    log.free(addresses_M)
+    later_M = log.write(records(100, 40, 250))
+    assert (log.read(addresses_M) == records(0, 40, 250)).all()
+    log.unpin(pin)
+    before = log.disk_bytes
+    log.write(records(200, 30, 250))  # into what was freed
+    assert log.disk_bytes == before
+    assert (log.read(later_M) == records(100, 40, 250)).all()
+
+
+def test_threads_read_while_one_writes_and_compacts(tmp_path, way, monkeypatch):
+    monkeypatch.setattr(record_log, "_SEGMENT_BYTES", SMALL_SEGMENT)
+    log = RecordLog(tmp_path, 250)
+    kept_M = log.write(records(0, 64, 250))  # whole segments, so that compaction leaves them alone
+    wrong, done = [], threading.Event()
+
+    def read():
+        while not done.is_set():
+            if not (log.read(kept_M) == records(0, 64, 250)).all():
+                wrong.append(1)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for _ in range(30):
+        log.free(log.write(records(1000, 20, 250))[3:])
+        while log.compact() is not None:
+            pass
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert not wrong
+
+
+def test_a_file_that_is_cut_off_is_an_error_not_zeros(tmp_path, way):
+    log = RecordLog(tmp_path, 250)
+    addresses_M = log.write(records(0, 200, 250))
+    os.ftruncate(log._descriptor, page_reads.ALIGNMENT)
+    with pytest.raises(OSError, match="cannot read embedding rows back") as caught:
+        log.read(addresses_M)
+    assert caught.value.filename == str(tmp_path)
