@@ -107,10 +107,8 @@ def _train_one_epoch(run: RunFolder, assembly: Assembly) -> None:
         program.update()
 
     def save_sparse(folder: str) -> list[str]:
-        names = [f"{table.name}-00000.parquet" for table in assembly.tables]
-        for table, name in zip(assembly.tables, names, strict=True):
-            write_table(Path(folder) / name, table, shard.export(table.name))
-        return names
+        written = [write_table(Path(folder), table, 0, shard.export(table.name)) for table in assembly.tables]
+        return [name for names in written for name in names]
 
     path = run.snapshot_path(plan.steps_per_epoch)
     write_snapshot(

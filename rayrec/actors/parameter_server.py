@@ -87,9 +87,7 @@ class ParameterServer:
         """Write every table's rows below `folder`; returns the file names."""
         names = []
         for table in self._spec.tables:
-            name = f"{table.name}-{self._spec.shard:05d}.parquet"
-            write_table(Path(folder) / name, table, self._shard.export(table.name))
-            names.append(name)
+            names += write_table(Path(folder), table, self._spec.shard, self._shard.export(table.name))
         return names
 
     def load(self, files: Sequence[str], committed_step: int) -> int:

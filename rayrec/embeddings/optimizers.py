@@ -14,7 +14,6 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 from rayrec.embeddings import row_kernels
-from rayrec.embeddings.compiled import RowAddresses
 from rayrec.embeddings.config import (
     AdagradConfig,
     AdamConfig,
@@ -24,12 +23,12 @@ from rayrec.embeddings.config import (
     RowwiseAdagradConfig,
     SgdConfig,
 )
-from rayrec.embeddings.row_kernels import Float32Array, Int64Array, Rates, apply_rows
+from rayrec.embeddings.row_kernels import Rates
 from rayrec.platform.schedule import RateSchedule
 
 
 class RowOptimizer(ABC):
-    """Applies gradients to row records."""
+    """What the compiled loop has to know of an optimizer."""
 
     kernel: int
     """The equation, by its number in `row_kernels`."""
@@ -43,15 +42,6 @@ class RowOptimizer(ABC):
     @abstractmethod
     def rates(self, step: int) -> Rates:
         """The kernel's numbers at this step, from 0."""
-
-    def apply(self, rows: RowAddresses, rows_M: Int64Array, grads_MD: Float32Array, step: int) -> int:
-        """Change the rows in place and stamp them with the step.
-
-        Returns:
-            How many rows had that stamp already: a row given twice, or a step applied twice.
-        """
-        state_size = self.state_size(grads_MD.shape[1])
-        return apply_rows(self.kernel, rows, rows_M, grads_MD, step, state_size, self.rates(step))
 
 
 class RowwiseAdagrad(RowOptimizer):

@@ -1,7 +1,5 @@
 """Compiled equations of the sparse optimizers, a row at a time, and the one loop over the rows of a step.
 
-A record is weights D | optimizer state S | last step | count, in 4-byte words.
-
 Axes: M rows of one step, D numbers of a row, S numbers of its optimizer state.
 """
 
@@ -13,7 +11,15 @@ import numpy as np
 from numba import carray, njit
 from numpy.typing import NDArray
 
-from rayrec.embeddings.compiled import RowAddresses, float32_at, int32_at, prefetch_row, row_address
+from rayrec.embeddings.compiled import (
+    RowAddresses,
+    extend64,
+    float32_at,
+    int32_at,
+    prefetch_row,
+    row_address,
+)
+from rayrec.embeddings.layout import FLOAT32, RecordLayout, load_weights, store_weights
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
@@ -29,40 +35,60 @@ _AHEAD = 4  # records asked for this many rows early
 def apply_rows(
     kind: int,
     rows: RowAddresses,
+    layout: RecordLayout,
     rows_M: Int64Array,
+    ids_M: Int64Array,
     grads_MD: Float32Array,
     step: int,
-    state_size: int,
     rates: Rates,
+    seed_hash: np.uint64,
 ) -> int:
     """Change the rows in place by the equation `kind` and stamp them with the step.
+
+    Args:
+        ids_M, seed_hash: what the rounding of 16-bit weights is keyed by.
 
     Returns:
         How many rows had that stamp already: a row given twice, or a step applied twice.
     """
-    dim = grads_MD.shape[1]
+    first_state, first_stamp = layout.weight_words, layout.weight_words + layout.state_size
+    wide_D = np.empty(layout.dim, dtype=np.float32)
     repeated = 0
     for m in range(len(rows_M)):
         if m + _AHEAD < len(rows_M):
             prefetch_row(rows, rows_M[m + _AHEAD])
         address = row_address(rows, rows_M[m])
         values = carray(float32_at(address), rows.words)
-        stamps = carray(int32_at(address), rows.words)
-        repeated += _stamp(stamps[dim + state_size :], step)
-        weights_D, state_S = values[:dim], values[dim : dim + state_size]
-        if kind == ROWWISE_ADAGRAD:
-            _rowwise_adagrad(weights_D, state_S, grads_MD[m], rates)
-        elif kind == ADAGRAD:
-            _adagrad(weights_D, state_S, grads_MD[m], rates)
-        elif kind == SGD:
-            _sgd(weights_D, grads_MD[m], rates)
-        elif kind == ADAM:
-            _adam(weights_D, state_S, grads_MD[m], rates)
-        elif kind == PARTIAL_ROWWISE_ADAM:
-            _partial_rowwise_adam(weights_D, state_S, grads_MD[m], rates)
+        words = carray(int32_at(address), rows.words)
+        repeated += _stamp(words[first_stamp:], step)
+        state_S = values[first_state:first_stamp]
+        if layout.kind == FLOAT32:
+            apply_row(kind, values[: layout.dim], state_S, grads_MD[m], rates)
         else:
-            _ftrl(weights_D, state_S, grads_MD[m], rates)
+            load_weights(layout.kind, words, wide_D)
+            apply_row(kind, wide_D, state_S, grads_MD[m], rates)
+            step_hash = extend64(extend64(seed_hash, np.uint64(ids_M[m])), np.uint64(step))
+            store_weights(layout.kind, words, wide_D, step_hash)
     return repeated
+
+
+@njit(nogil=True, cache=True)
+def apply_row(
+    kind: int, weights_D: Float32Array, state_S: Float32Array, grad_D: Float32Array, rates: Rates
+) -> None:
+    """One row's update by the equation `kind`."""
+    if kind == ROWWISE_ADAGRAD:
+        _rowwise_adagrad(weights_D, state_S, grad_D, rates)
+    elif kind == ADAGRAD:
+        _adagrad(weights_D, state_S, grad_D, rates)
+    elif kind == SGD:
+        _sgd(weights_D, grad_D, rates)
+    elif kind == ADAM:
+        _adam(weights_D, state_S, grad_D, rates)
+    elif kind == PARTIAL_ROWWISE_ADAM:
+        _partial_rowwise_adam(weights_D, state_S, grad_D, rates)
+    else:
+        _ftrl(weights_D, state_S, grad_D, rates)
 
 
 @njit(nogil=True, cache=True)

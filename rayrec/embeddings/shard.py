@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from rayrec.embeddings.compiled import kernel_input
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.index import IdIndex
-from rayrec.embeddings.table import EmbeddingTable, TableRows
+from rayrec.embeddings.table import EmbeddingTable, TableCounts, TableRows
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
@@ -36,10 +36,10 @@ LookupReply = dict[str, Float32Array]
 """[M, D] rows by table, in the order of the requested ids."""
 SparseUpdate = Mapping[str, tuple[Int64Array, Float32Array]]
 """(distinct ids [M], gradients [M, D]) by table."""
-
-# A source may be a step ahead of another one's update that is still on its way; two steps it cannot
-# be, since sources wait for their own last update and meet in every dense step.
-_STEPS_AHEAD = 1
+FetchReply = dict[str, tuple[NDArray[np.int32], NDArray[np.bool_]]]
+"""([M, W] whole records, [M] whether the id has a row) by table, in the order of the requested ids."""
+KeptRecords = Mapping[str, tuple[Int64Array, NDArray[np.int32]]]
+"""(distinct ids [K], whole records [K, W]) by table, as a trainer's cache has changed them."""
 
 
 class UpdateTag(NamedTuple):
@@ -62,6 +62,8 @@ class ShardStats:
     """Time spent reading rows."""
     update_s: float
     """Time spent changing them."""
+    counts: dict[str, TableCounts] = field(default_factory=dict)
+    """What has become of ids, by table."""
 
     @property
     def busy_s(self) -> float:
@@ -69,7 +71,13 @@ class ShardStats:
 
 
 class EmbeddingShard:
-    """Thread-safe; every row read and every commit happens under one lock."""
+    """Thread-safe; every row read and every commit happens under one lock.
+
+    Args:
+        max_staleness: steps that a source may train without the updates before them. A source may send a
+            step while another one's update of the step before is still on its way; further ahead it
+            cannot be, since sources wait for their own older updates and meet in every dense step.
+    """
 
     def __init__(
         self,
@@ -78,18 +86,20 @@ class EmbeddingShard:
         num_sources: int,
         incarnation: int = 0,
         wait_timeout_s: float = 120.0,
+        max_staleness: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._configs = tuple(tables)
         self._shard = shard
         self._num_sources = num_sources
         self._wait_timeout_s = wait_timeout_s
+        self._steps_ahead = 1 + max_staleness
         self._clock = clock
         self._changed = threading.Condition()
         self._tables = {config.name: EmbeddingTable(config) for config in tables}
         self._incarnation = incarnation
         self._committed_step = -1
-        self._pending: dict[int, dict[int, SparseUpdate]] = {}
+        self._pending: dict[int, dict[int, tuple[SparseUpdate, KeptRecords]]] = {}
         self._failure: Exception | None = None
         self._lookup_s = 0.0
         self._update_s = 0.0
@@ -131,11 +141,56 @@ class EmbeddingShard:
             self._lookup_s += self._clock() - started
             return reply
 
-    def apply(self, tag: UpdateTag, update: SparseUpdate) -> int:
+    def fetch(self, request: LookupRequest, after_step: int | None = None) -> FetchReply:
+        """Whole records of the requested ids, for a trainer's cache; otherwise as `lookup`."""
+        with self._changed:
+            if after_step is not None:
+                self._wait_for(after_step)
+            started = self._clock()
+            reply = {name: self._table(name).read_records(ids_M) for name, ids_M in request.items()}
+            self._lookup_s += self._clock() - started
+            return reply
+
+    def evicted(self, since_step: int, after_step: int | None = None) -> dict[str, Int64Array]:
+        """By table, ids whose rows commits after `since_step` gave up and which have none now.
+
+        Waits and raises as `lookup`.
+        """
+        with self._changed:
+            if after_step is not None:
+                self._wait_for(after_step)
+            found = {name: table.evicted_since(since_step).ids_V for name, table in self._tables.items()}
+            return {name: ids_V for name, ids_V in found.items() if len(ids_V)}
+
+    def write_back(self, incarnation: int, after_step: int, kept: KeptRecords) -> int:
+        """Take records that a trainer's cache has changed, between two steps; the same twice is as once.
+
+        Returns:
+            The last committed step.
+
+        Raises:
+            ValueError: another incarnation's call. Otherwise as `lookup`.
+        """
+        with self._changed:
+            if incarnation != self._incarnation:
+                raise ValueError(
+                    f"shard {self._shard} is in incarnation {self._incarnation} and refuses rows that a "
+                    f"trainer of incarnation {incarnation} brings back"
+                )
+            self._wait_for(after_step)
+            for name, (ids_K, records_KW) in kept.items():
+                self._table(name).write_records(ids_K, records_KW)
+            return self._committed_step
+
+    def apply(self, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None) -> int:
         """Take one source's contribution to a step; the last one commits the step to all tables.
 
         A source sends one contribution for every step, empty if it has none. A contribution that came
         before is dropped. All of a step is refused together: then no row has changed.
+
+        Args:
+            kept: rows that leave the source's cache or are needed here, with this step's changes if they
+                had any; none of them is in an update.
 
         Returns:
             The last committed step, after this call.
@@ -143,7 +198,7 @@ class EmbeddingShard:
         Raises:
             ValueError: another incarnation's tag, a step too far ahead, an unknown source or table,
                 wrong shapes, or a gradient that is not finite (names table, id and source).
-            MemoryError: no room for new rows. Tables may differ by this step now: restore before going on.
+            MemoryError: no room for new rows; no row has changed.
         """
         with self._changed:
             if self._is_duplicate(tag):
@@ -154,7 +209,7 @@ class EmbeddingShard:
             started = self._clock()
             try:
                 self._check_contribution(tag, update)
-                self._pending.setdefault(tag.step, {})[tag.source] = update
+                self._pending.setdefault(tag.step, {})[tag.source] = (update, kept or {})
                 self._commit_complete_steps()
             except Exception as error:
                 self._failure = error
@@ -210,6 +265,7 @@ class EmbeddingShard:
                 num_bytes=sum(table.num_bytes for table in self._tables.values()),
                 lookup_s=self._lookup_s,
                 update_s=self._update_s,
+                counts={name: table.counts for name, table in self._tables.items()},
             )
 
     def _table(self, name: str) -> EmbeddingTable:
@@ -259,7 +315,7 @@ class EmbeddingShard:
                 f"shard {self._shard} expects trainers 0 to {self._num_sources - 1}, got an update from "
                 f"trainer {tag.source}"
             )
-        if tag.step > self._committed_step + 1 + _STEPS_AHEAD:
+        if tag.step > self._committed_step + 1 + self._steps_ahead:
             raise ValueError(
                 f"shard {self._shard}: the update of step {tag.step} from trainer {tag.source} leaves a "
                 f"gap after step {self._committed_step}, the last committed one; an update was lost"
@@ -277,20 +333,31 @@ class EmbeddingShard:
     def _commit_complete_steps(self) -> None:
         while len(self._pending.get(self._committed_step + 1, {})) == self._num_sources:
             step = self._committed_step + 1
-            contributions = self._pending[step]
-            in_source_order = [contributions[source] for source in range(self._num_sources)]
-            merged = {
-                name: sum_by_id([update[name] for update in in_source_order if name in update])
-                for name in self._tables
-                if any(name in update for update in in_source_order)
-            }
-            if self._num_sources > 1:  # finite numbers can have an infinite sum
-                for name, (ids_M, grads_MD) in merged.items():
-                    self._tables[name].check_update(ids_M, grads_MD)
-            for name, (ids_M, grads_MD) in merged.items():
-                self._tables[name].apply_checked(ids_M, grads_MD, step)
+            contributions = [self._pending[step][source] for source in range(self._num_sources)]
+            self._commit(step, [update for update, _ in contributions], [kept for _, kept in contributions])
             del self._pending[step]
             self._committed_step = step
+
+    def _commit(self, step: int, updates: list[SparseUpdate], kept: list[KeptRecords]) -> None:
+        """Updates and records come in the order of their sources."""
+        merged = {
+            name: sum_by_id([update[name] for update in updates if name in update])
+            for name in self._tables
+            if any(name in update for update in updates)
+        }
+        if self._num_sources > 1:  # finite numbers can have an infinite sum
+            for name, (ids_M, grads_MD) in merged.items():
+                self._tables[name].check_update(ids_M, grads_MD)
+        for name, (ids_M, _) in merged.items():
+            self._tables[name].reserve(ids_M)
+        # From here on nothing fails.
+        for records in kept:
+            for name, (ids_K, records_KW) in records.items():
+                self._tables[name].write_records(ids_K, records_KW)
+        for name, (ids_M, grads_MD) in merged.items():
+            self._tables[name].apply_checked(ids_M, grads_MD, step)
+        for table in self._tables.values():
+            table.evict(step)
 
 
 def sum_by_id(parts: Sequence[tuple[Int64Array, Float32Array]]) -> tuple[Int64Array, Float32Array]:

@@ -1,9 +1,13 @@
-"""Rows of one table and shard as a Parquet file that any tool can read.
+"""What one table and shard holds, as Parquet files that any tool can read.
 
-Columns: id int64 | bucket int32 | step int32 | count int32 | weights, state: fixed-size lists of float.
+    rows      id int64 | bucket int32 | step int32 | count int32 | weights, state: fixed-size lists of float
+    sighted   id | bucket | step | count       ids that wait for admission; no file if there are none
+    evicted   id | bucket | step               tombstones; no file if there are none
+
 Rows are ordered by virtual bucket, then by id as uint64, so that a shard reads only the row groups
 with its buckets, whatever number of shards wrote the files. What a row means (table, dim, optimizer,
-seed) is in the schema's metadata. Checksums are in the manifest of the checkpoint, not here.
+seed) is in the schema's metadata. Weights are float, whatever the table keeps: its 16-bit numbers are
+among them. Checksums are in the manifest of the checkpoint, not here.
 
 Axes: M rows of one file, D numbers of a row, S numbers of its optimizer state.
 """
@@ -21,22 +25,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from rayrec.embeddings.admission import Sighted
 from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.eviction import Evicted
 from rayrec.embeddings.routing import ShardMap, bucket_of
 from rayrec.embeddings.table import TableRows
 from rayrec.platform.errors import InputError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 _METADATA_KEY = b"rayrec.table"
 _ROWS_PER_GROUP = 65_536
 
 
-def write_table(path: Path, config: TableConfig, rows: TableRows) -> None:
-    """Write the rows of one table and shard, as `export` ordered them; the file appears when complete."""
-    described = {"format_version": FORMAT_VERSION, **_identity(config)}
-    table = pa.table(
-        {
+def write_table(folder: Path, config: TableConfig, shard: int, rows: TableRows) -> list[str]:
+    """Write what one table and shard holds, as `export` ordered it.
+
+    Returns:
+        Names of the files; each appears when it is complete.
+    """
+    contents: dict[str, dict[str, Any]] = {
+        "rows": {
             "id": rows.ids_M,
             "bucket": bucket_of(rows.ids_M),
             "step": rows.steps_M,
@@ -44,7 +53,29 @@ def write_table(path: Path, config: TableConfig, rows: TableRows) -> None:
             "weights": _lists(rows.weights_MD),
             "state": _lists(rows.state_MS),
         }
-    ).replace_schema_metadata({_METADATA_KEY: json.dumps(described)})
+    }
+    if len(rows.sighted):
+        ids = rows.sighted.ids_K
+        contents["sighted"] = {
+            "id": ids,
+            "bucket": bucket_of(ids),
+            "step": rows.sighted.steps_K,
+            "count": rows.sighted.counts_K,
+        }
+    if len(rows.evicted):
+        ids = rows.evicted.ids_V
+        contents["evicted"] = {"id": ids, "bucket": bucket_of(ids), "step": rows.evicted.steps_V}
+    names = []
+    for content, columns in contents.items():
+        suffix = "" if content == "rows" else f".{content}"
+        names.append(f"{config.name}-{shard:05d}{suffix}.parquet")
+        described = {"format_version": FORMAT_VERSION, "content": content, **_identity(config)}
+        _write(folder / names[-1], columns, described)
+    return names
+
+
+def _write(path: Path, columns: dict[str, Any], described: dict[str, Any]) -> None:
+    table = pa.table(columns).replace_schema_metadata({_METADATA_KEY: json.dumps(described)})
     unfinished = path.with_name(path.name + ".part")
     try:
         # Weights do not repeat; a dictionary of them would only take time.
@@ -74,14 +105,18 @@ def load_tables(
             seed or initial scale; or a table has no file.
     """
     configs = {config.name: config for config in tables}
-    parts: dict[str, list[TableRows]] = {name: [] for name in configs}
+    parts: dict[tuple[str, str], list[pa.Table]] = {}
     for path in files:
-        name = _check_file(path, configs)
-        parts[name].append(_read_rows(path, shard_map.buckets(shard)))
-    for name, found in parts.items():
-        if not found:
+        name_and_content = _check_file(path, configs)
+        parts.setdefault(name_and_content, []).append(_read_part(path, shard_map.buckets(shard)))
+    for name in configs:
+        if (name, "rows") not in parts:
             raise InputError(f"the snapshot has no file of table {name!r}, which the config names")
-    return {name: _concatenate(found) for name, found in parts.items()}
+    joined = {key: pa.concat_tables(found).combine_chunks() for key, found in parts.items()}
+    return {
+        name: _rows(joined[name, "rows"], joined.get((name, "sighted")), joined.get((name, "evicted")))
+        for name in configs
+    }
 
 
 def _identity(config: TableConfig) -> dict[str, Any]:
@@ -89,6 +124,7 @@ def _identity(config: TableConfig) -> dict[str, Any]:
     return {
         "table": config.name,
         "dim": config.dim,
+        "weight_dtype": config.weight_dtype,
         "optimizer": config.optimizer.kind,
         "seed": config.seed,
         "init_scale": config.init_scale,
@@ -99,8 +135,8 @@ def _lists(values_MW: NDArray[np.float32]) -> pa.FixedSizeListArray:
     return pa.FixedSizeListArray.from_arrays(pa.array(values_MW.reshape(-1)), values_MW.shape[1])
 
 
-def _check_file(path: Path, configs: dict[str, TableConfig]) -> str:
-    """Name of the table whose rows the file holds."""
+def _check_file(path: Path, configs: dict[str, TableConfig]) -> tuple[str, str]:
+    """Name of the table the file belongs to, and what of it the file holds."""
     try:
         metadata = pq.read_schema(path).metadata or {}
     except (OSError, pa.ArrowInvalid) as error:
@@ -123,18 +159,27 @@ def _check_file(path: Path, configs: dict[str, TableConfig]) -> str:
                 f"{path}: table {name!r} was saved with {key} {described[key]!r}, "
                 f"the config says {expected!r}; use the config of the run that saved it"
             )
-    return str(name)
+    return str(name), str(described["content"])
 
 
-def _read_rows(path: Path, buckets: range) -> TableRows:
+def _read_part(path: Path, buckets: range) -> pa.Table:
     in_shard = [("bucket", ">=", buckets.start), ("bucket", "<", buckets.stop)]
-    table = pq.read_table(path, filters=in_shard).combine_chunks()
+    return pq.read_table(path, filters=in_shard).replace_schema_metadata()
+
+
+def _rows(rows: pa.Table, sighted: pa.Table | None, evicted: pa.Table | None) -> TableRows:
     return TableRows(
-        ids_M=table["id"].to_numpy(),
-        weights_MD=_matrix(table["weights"]),
-        state_MS=_matrix(table["state"]),
-        steps_M=table["step"].to_numpy(),
-        counts_M=table["count"].to_numpy(),
+        ids_M=rows["id"].to_numpy(),
+        weights_MD=_matrix(rows["weights"]),
+        state_MS=_matrix(rows["state"]),
+        steps_M=rows["step"].to_numpy(),
+        counts_M=rows["count"].to_numpy(),
+        sighted=Sighted.nothing()
+        if sighted is None
+        else Sighted(sighted["id"].to_numpy(), sighted["count"].to_numpy(), sighted["step"].to_numpy()),
+        evicted=Evicted.nothing()
+        if evicted is None
+        else Evicted(evicted["id"].to_numpy(), evicted["step"].to_numpy()),
     )
 
 
@@ -142,13 +187,3 @@ def _matrix(column: pa.ChunkedArray) -> NDArray[np.float32]:
     width = column.type.list_size
     flat = pa.chunked_array([chunk.flatten() for chunk in column.chunks], type=pa.float32())
     return flat.to_numpy().reshape(-1, width)
-
-
-def _concatenate(parts: list[TableRows]) -> TableRows:
-    return TableRows(
-        ids_M=np.concatenate([part.ids_M for part in parts]),
-        weights_MD=np.concatenate([part.weights_MD for part in parts]),
-        state_MS=np.concatenate([part.state_MS for part in parts]),
-        steps_M=np.concatenate([part.steps_M for part in parts]),
-        counts_M=np.concatenate([part.counts_M for part in parts]),
-    )

@@ -1,44 +1,58 @@
 """One embedding table: rows for 64-bit ids, created when an update first names them.
 
-A row's record is contiguous: weights D | optimizer state S | last step int32 | count int32.
+A row's record is described in `rayrec.embeddings.layout`.
 
 A row that no update has named has its initial value, a function of the table's seed, the id and the
 element alone (`combine64` of `rayrec.platform.hashing`; ids as uint64):
 
     h = combine64(seed, id, element);  u = (h >> 40) * 2**-23 - 1;  value = float32(init_scale) * u
 
-so u is uniform in [-1, 1), exact in float32, and the product is rounded once.
+so u is uniform in [-1, 1), exact in float32, and the product is rounded once. (In a table of 16-bit
+weights it is then rounded like an update of step -1.) So has an id that is not admitted yet, and one whose
+row was evicted.
 
-Axes: M ids of one call, D numbers of a row, S numbers of its optimizer state.
+Axes: M ids of one call, D numbers of a row, S numbers of its optimizer state, W words of a record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numba import carray, njit
 from numpy.typing import NDArray
 
+from rayrec.embeddings.admission import Sighted, SightingCounters
 from rayrec.embeddings.compiled import (
     RowAddresses,
     extend64,
     float32_at,
+    int32_at,
     kernel_input,
     prefetch_row,
     row_address,
 )
 from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.eviction import Evicted, Tombstones, choose_victims
 from rayrec.embeddings.index import MISSING, IdIndex
+from rayrec.embeddings.layout import (
+    FLOAT32,
+    NEVER,
+    RecordLayout,
+    load_weights,
+    record_words,
+    store_weights,
+)
 from rayrec.embeddings.optimizers import make_optimizer
 from rayrec.embeddings.records import Records
 from rayrec.embeddings.routing import bucket_of
+from rayrec.embeddings.row_kernels import apply_rows
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
+Int32Array = NDArray[np.int32]
 
-_NEVER = -1  # last step of a row that no step has changed
 _AHEAD = 4  # records asked for this many rows early
 
 
@@ -48,11 +62,28 @@ class TableRows:
 
     ids_M: Int64Array
     weights_MD: Float32Array
+    """Float32, also where the table keeps 16 bits of them."""
     state_MS: Float32Array
-    steps_M: NDArray[np.int32]
+    steps_M: Int32Array
     """Last step that changed the row."""
-    counts_M: NDArray[np.int32]
+    counts_M: Int32Array
     """Steps that changed the row."""
+    sighted: Sighted = field(default_factory=Sighted.nothing)
+    """Ids that wait for admission."""
+    evicted: Evicted = field(default_factory=Evicted.nothing)
+    """Ids whose rows were given up."""
+
+
+@dataclass(frozen=True)
+class TableCounts:
+    """What has become of ids in this table since it was made."""
+
+    num_created: int = 0
+    num_evicted: int = 0
+    num_not_admitted: int = 0
+    """Gradients dropped because their id had not been seen often enough."""
+    num_waiting: int = 0
+    """Ids that are counted until they are admitted."""
 
 
 class EmbeddingTable:
@@ -61,11 +92,16 @@ class EmbeddingTable:
     def __init__(self, config: TableConfig) -> None:
         self.config = config
         self._optimizer = make_optimizer(config.optimizer, config.schedule)
-        self._state_size = self._optimizer.state_size(config.dim)
+        self._layout = RecordLayout.of(
+            config.weight_dtype, config.dim, self._optimizer.state_size(config.dim)
+        )
         self._index = IdIndex()
-        self._records = Records(config.dim + self._state_size + 2)
+        self._records = Records(record_words(self._layout))
+        self._sightings = SightingCounters(config.admission)
+        self._tombstones = Tombstones(config.eviction.remember_steps if config.eviction else 0)
         self._seed_hash = np.uint64(extend64(np.uint64(0), np.uint64(config.seed)))
         self._init_scale = np.float32(config.init_scale)
+        self._num_created = self._num_evicted = self._num_not_admitted = 0
 
     @property
     def num_rows(self) -> int:
@@ -73,8 +109,13 @@ class EmbeddingTable:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the rows in use and of the index."""
-        return 4 * self._records.addresses.words * self.num_rows + self._index.num_bytes
+        """Memory of the rows that were in use at once, of the index, and of what waits for admission."""
+        rows = 4 * record_words(self._layout) * self._index.num_rows
+        return rows + self._index.num_bytes + self._sightings.num_bytes + self._tombstones.num_bytes
+
+    @property
+    def counts(self) -> TableCounts:
+        return TableCounts(self._num_created, self._num_evicted, self._num_not_admitted, len(self._sightings))
 
     def lookup(self, ids_M: Int64Array, empty: Callable[..., Float32Array] = np.empty) -> Float32Array:
         """[M, D] weights of each id; creates nothing, an absent id has its initial value.
@@ -87,6 +128,7 @@ class EmbeddingTable:
         rows_MD = empty((len(ids_M), self.config.dim), dtype=np.float32)
         _lookup(
             self._records.addresses,
+            self._layout,
             self._index.find(ids_M),
             ids_M,
             self._seed_hash,
@@ -95,8 +137,25 @@ class EmbeddingTable:
         )
         return rows_MD
 
+    def read_records(self, ids_M: Int64Array) -> tuple[Int32Array, NDArray[np.bool_]]:
+        """([M, W] records, [M] whether there is a row); an absent id has the record of a new row."""
+        self._check_ids(ids_M)
+        rows_M = self._index.find(ids_M)
+        records_MW = np.empty((len(ids_M), record_words(self._layout)), dtype=np.int32)
+        present_M = rows_M != MISSING
+        absent = np.flatnonzero(~present_M)
+        records_MW[present_M] = self._records.read(rows_M[present_M], 0, records_MW.shape[1])
+        records_MW[absent] = self._new_records(ids_M[absent])
+        return records_MW, present_M
+
+    def write_records(self, ids_M: Int64Array, records_MW: Int32Array) -> None:
+        """Set the whole records of distinct ids, which must have rows: they were read from here."""
+        rows_M = self._index.find(ids_M)
+        assert not np.any(rows_M == MISSING), f"{self.config.name!r}: a record came back to no row"
+        self._records.write(rows_M, 0, records_MW)
+
     def apply(self, ids_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
-        """Create the missing rows, then let the optimizer change all of them; one call per step.
+        """One step's update: admit ids, create their rows, let the optimizer change all of them, evict.
 
         Args:
             ids_M: [M] distinct ids.
@@ -108,7 +167,9 @@ class EmbeddingTable:
             MemoryError: no room for the new rows; nothing has changed.
         """
         self.check_update(ids_M, grads_MD)
+        self.reserve(ids_M)
         self.apply_checked(ids_M, grads_MD, step)
+        self.evict(step)
 
     def check_update(self, ids_M: Int64Array, grads_MD: Float32Array) -> None:
         """Raise the ValueError that `apply` would raise; changes nothing."""
@@ -127,33 +188,91 @@ class EmbeddingTable:
                 f"at element {element}; the update is refused and no row has changed"
             )
 
+    def reserve(self, ids_M: Int64Array) -> None:
+        """Make room for the rows of those ids, so that `apply_checked` cannot fail for memory.
+
+        Raises:
+            MemoryError: there is none; nothing has changed.
+        """
+        num_missing = int(np.count_nonzero(self._index.find(ids_M) == MISSING))
+        if num_missing:
+            if self.config.admission.min_sightings > 1:
+                self._sightings.reserve(num_missing)
+            self._records.reserve(self._index.rows_after(num_missing))
+            self._index.reserve(num_missing)
+
     def apply_checked(self, ids_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
-        """`apply` for an update that `check_update` has passed."""
+        """The part of `apply` that changes rows, for an update that was checked and has room."""
         if not 0 <= step < 2**31:
             raise ValueError(f"table {self.config.name!r}: step must be from 0 to 2**31 - 1, got {step}")
         ids_M = kernel_input(ids_M, np.int64)
-        rows_M = self._find_or_create(ids_M)
-        repeated = self._optimizer.apply(
+        rows_M = self._index.find(ids_M)
+        missing = np.flatnonzero(rows_M == MISSING)
+        if len(missing):
+            admitted_M = self._sightings.admit(ids_M[missing], step)
+            new = missing[admitted_M]
+            rows_M[new] = self._create(ids_M[new])
+            if len(new) < len(missing):
+                self._num_not_admitted += len(missing) - len(new)
+                has_row_M = rows_M != MISSING
+                ids_M, rows_M, grads_MD = ids_M[has_row_M], rows_M[has_row_M], grads_MD[has_row_M]
+        repeated = apply_rows(
+            self._optimizer.kernel,
             self._records.addresses,
+            self._layout,
             kernel_input(rows_M, np.int64),
+            kernel_input(ids_M, np.int64),
             kernel_input(grads_MD, np.float32),
             step,
+            self._optimizer.rates(step),
+            self._seed_hash,
         )
         assert not repeated, f"{repeated} rows of {self.config.name!r} were given step {step} twice"
+
+    def evict(self, step: int) -> None:
+        """Give up the rows that the config wants given up when this step commits."""
+        self._sightings.forget(step)
+        if self.config.eviction is None or not self.config.eviction.is_due(step):
+            return
+        ids_R, rows_R = self._index.items()
+        stamps_R2 = self._stamps(rows_R)
+        victims_R = choose_victims(self.config.eviction, ids_R, stamps_R2[:, 0], stamps_R2[:, 1], step)
+        ids_V = ids_R[victims_R]
+        self._index.remove(ids_V)
+        self._tombstones.add(ids_V, step)
+        self._num_evicted += len(ids_V)
+
+    def evicted_since(self, step: int) -> Evicted:
+        """Ids whose rows commits after `step` gave up, and which have none now."""
+        evicted = self._tombstones.since(step)
+        absent_V = self._index.find(evicted.ids_V) == MISSING
+        return Evicted(evicted.ids_V[absent_V], evicted.steps_V[absent_V])
 
     def export(self) -> TableRows:
         """A copy of every row, ordered by virtual bucket, then by id as uint64."""
         ids_M, rows_M = self._index.items()
         order_M = np.lexsort((ids_M.view(np.uint64), bucket_of(ids_M)))
         ids_M, rows_M = ids_M[order_M], rows_M[order_M]
-        dim, state_size = self.config.dim, self._state_size
-        stamps_M2 = self._records.read(rows_M, dim + state_size, 2)
+        weights_MD = np.empty((len(ids_M), self.config.dim), dtype=np.float32)
+        _lookup(
+            self._records.addresses,
+            self._layout,
+            kernel_input(rows_M, np.int64),
+            kernel_input(ids_M, np.int64),
+            self._seed_hash,
+            self._init_scale,
+            weights_MD,
+        )
+        stamps_M2 = self._stamps(rows_M)
+        state_MS = self._records.read(rows_M, self._layout.weight_words, self._layout.state_size)
         return TableRows(
             ids_M=ids_M,
-            weights_MD=self._records.read(rows_M, 0, dim).view(np.float32),
-            state_MS=self._records.read(rows_M, dim, state_size).view(np.float32),
+            weights_MD=weights_MD,
+            state_MS=state_MS.view(np.float32),
             steps_M=np.ascontiguousarray(stamps_M2[:, 0]),
             counts_M=np.ascontiguousarray(stamps_M2[:, 1]),
+            sighted=self._sightings.export(),
+            evicted=self._tombstones.since(NEVER),
         )
 
     def load(self, rows: TableRows) -> None:
@@ -163,11 +282,11 @@ class EmbeddingTable:
             ValueError: the table has rows, an id comes twice, or a shape is not this table's.
         """
         self._check_ids(rows.ids_M)
-        num_rows, dim, state_size = len(rows.ids_M), self.config.dim, self._state_size
+        layout, num_rows = self._layout, len(rows.ids_M)
         if self.num_rows:
             raise ValueError(f"table {self.config.name!r} has {self.num_rows} rows; load into an empty one")
         found = (rows.weights_MD.shape, rows.state_MS.shape, rows.steps_M.shape, rows.counts_M.shape)
-        expected = ((num_rows, dim), (num_rows, state_size), (num_rows,), (num_rows,))
+        expected = ((num_rows, layout.dim), (num_rows, layout.state_size), (num_rows,), (num_rows,))
         if found != expected:
             raise ValueError(
                 f"table {self.config.name!r}: expected weights, state, steps and counts of shapes "
@@ -179,10 +298,18 @@ class EmbeddingTable:
             repeated = rows.ids_M[rows_M != np.arange(num_rows)][0]
             raise ValueError(f"table {self.config.name!r}: id {repeated} comes twice in the rows to load")
         self._records.reserve(num_rows)
-        self._records.write(rows_M, 0, rows.weights_MD.view(np.int32))
-        self._records.write(rows_M, dim, rows.state_MS.view(np.int32))
-        self._records.write(rows_M, dim + state_size, np.column_stack((rows.steps_M, rows.counts_M)))
+        _write_weights(
+            self._records.addresses,
+            layout,
+            kernel_input(rows_M, np.int64),
+            kernel_input(rows.weights_MD, np.float32),
+        )
+        self._records.write(rows_M, layout.weight_words, rows.state_MS.view(np.int32))
+        stamps_M2 = np.column_stack((rows.steps_M, rows.counts_M))
+        self._records.write(rows_M, layout.weight_words + layout.state_size, stamps_M2)
         self._index = index
+        self._sightings.load(rows.sighted)
+        self._tombstones.load(rows.evicted)
 
     def _check_ids(self, ids_M: Int64Array) -> None:
         if ids_M.ndim != 1 or ids_M.dtype != np.int64:
@@ -191,38 +318,65 @@ class EmbeddingTable:
                 f"got {ids_M.dtype} of shape {ids_M.shape}"
             )
 
-    def _find_or_create(self, ids_M: Int64Array) -> Int64Array:
-        rows_M = self._index.find(ids_M)
-        num_missing = int(np.count_nonzero(rows_M == MISSING))
-        if not num_missing:
-            return rows_M
-        first_new = self.num_rows
-        # Memory first: the index must not name a row that could not be made.
-        self._records.reserve(first_new + num_missing)
+    def _create(self, ids_M: Int64Array) -> Int64Array:
+        """[M] rows of ids that have none yet."""
+        self._records.reserve(self._index.rows_after(len(ids_M)))
         rows_M = self._index.find_or_add(ids_M)
-        _initialise(
-            self._records.addresses,
-            kernel_input(rows_M, np.int64),
-            ids_M,
-            first_new,
+        self._records.write(rows_M, 0, self._new_records(ids_M))
+        self._num_created += len(ids_M)
+        return rows_M
+
+    def _new_records(self, ids_M: Int64Array) -> Int32Array:
+        """[M, W] records of rows that no step has changed."""
+        records_MW = np.empty((len(ids_M), record_words(self._layout)), dtype=np.int32)
+        initial_state = np.float32(self._optimizer.initial_state)
+        _new_records(
+            self._layout,
+            kernel_input(ids_M, np.int64),
             self._seed_hash,
             self._init_scale,
-            self.config.dim,
-            np.float32(self._optimizer.initial_state),
+            initial_state,
+            records_MW,
         )
-        return rows_M
+        return records_MW
+
+    def _stamps(self, rows_M: Int64Array) -> Int32Array:
+        """[M, 2] last step and count of each row."""
+        return self._records.read(rows_M, self._layout.weight_words + self._layout.state_size, 2)
 
 
 @njit(nogil=True, cache=True)
-def _initial_value(id_hash: np.uint64, element: int, scale: np.float32) -> np.float32:
-    hashed = extend64(id_hash, np.uint64(element))
-    uniform = np.float32(hashed >> np.uint64(40)) * np.float32(2.0**-23) - np.float32(1)
-    return scale * uniform
+def _initial_row(id_hash: np.uint64, scale: np.float32, weights_D: Float32Array) -> None:
+    for d in range(len(weights_D)):
+        hashed = extend64(id_hash, np.uint64(d))
+        uniform = np.float32(hashed >> np.uint64(40)) * np.float32(2.0**-23) - np.float32(1)
+        weights_D[d] = scale * uniform
+
+
+@njit(nogil=True, cache=True)
+def _new_records(
+    layout: RecordLayout,
+    ids_M: Int64Array,
+    seed_hash: np.uint64,
+    scale: np.float32,
+    initial_state: np.float32,
+    out_MW: Int32Array,
+) -> None:
+    first_stamp = layout.weight_words + layout.state_size
+    wide_D = np.empty(layout.dim, dtype=np.float32)
+    for m in range(len(ids_M)):
+        id_hash = extend64(seed_hash, np.uint64(ids_M[m]))
+        _initial_row(id_hash, scale, wide_D)
+        store_weights(layout.kind, out_MW[m], wide_D, extend64(id_hash, np.uint64(np.int64(NEVER))))
+        out_MW[m, layout.weight_words : first_stamp].view(np.float32)[:] = initial_state
+        out_MW[m, first_stamp] = NEVER
+        out_MW[m, first_stamp + 1] = 0
 
 
 @njit(nogil=True, cache=True)
 def _lookup(
     rows: RowAddresses,
+    layout: RecordLayout,
     rows_M: Int64Array,
     ids_M: Int64Array,
     seed_hash: np.uint64,
@@ -230,42 +384,35 @@ def _lookup(
     out_MD: Float32Array,
 ) -> None:
     dim = out_MD.shape[1]
+    rounded = np.empty(layout.weight_words, dtype=np.int32)
     for m in range(len(ids_M)):
         if m + _AHEAD < len(ids_M) and rows_M[m + _AHEAD] != MISSING:
             prefetch_row(rows, rows_M[m + _AHEAD])
         if rows_M[m] == MISSING:
             id_hash = extend64(seed_hash, np.uint64(ids_M[m]))
-            for d in range(dim):
-                out_MD[m, d] = _initial_value(id_hash, d, scale)
-        else:
+            _initial_row(id_hash, scale, out_MD[m])
+            if layout.kind != FLOAT32:
+                never_hash = extend64(id_hash, np.uint64(np.int64(NEVER)))
+                store_weights(layout.kind, rounded, out_MD[m], never_hash)
+                load_weights(layout.kind, rounded, out_MD[m])
+        elif layout.kind == FLOAT32:
             record = carray(float32_at(row_address(rows, rows_M[m])), rows.words)
             for d in range(dim):
                 out_MD[m, d] = record[d]
+        else:
+            load_weights(layout.kind, carray(int32_at(row_address(rows, rows_M[m])), rows.words), out_MD[m])
 
 
 @njit(nogil=True, cache=True)
-def _initialise(
-    rows: RowAddresses,
-    rows_M: Int64Array,
-    ids_M: Int64Array,
-    first_new: int,
-    seed_hash: np.uint64,
-    scale: np.float32,
-    dim: int,
-    initial_state: np.float32,
+def _write_weights(
+    rows: RowAddresses, layout: RecordLayout, rows_M: Int64Array, weights_MD: Float32Array
 ) -> None:
-    for m in range(len(ids_M)):
-        if rows_M[m] < first_new:
-            continue
-        record = carray(float32_at(row_address(rows, rows_M[m])), rows.words)
-        id_hash = extend64(seed_hash, np.uint64(ids_M[m]))
-        for d in range(dim):
-            record[d] = _initial_value(id_hash, d, scale)
-        for s in range(dim, rows.words - 2):
-            record[s] = initial_state
-        stamps = record[rows.words - 2 :].view(np.int32)
-        stamps[0] = _NEVER
-        stamps[1] = 0
+    """Set weights that the records' kind can hold exactly."""
+    wide_D = np.empty(layout.dim, dtype=np.float32)
+    for m in range(len(rows_M)):
+        wide_D[:] = weights_MD[m]
+        words = carray(int32_at(row_address(rows, rows_M[m])), rows.words)
+        store_weights(layout.kind, words, wide_D, np.uint64(0))
 
 
 @njit(nogil=True, cache=True)

@@ -190,5 +190,8 @@ def test_rows_that_do_not_fit_are_not_loaded():
 
 
 def assert_same(first: TableRows, second: TableRows) -> None:
-    for name in vars(first):
-        assert (getattr(first, name) == getattr(second, name)).all(), name
+    for name, values in vars(first).items():
+        if isinstance(values, np.ndarray):
+            assert values.tobytes() == getattr(second, name).tobytes(), name
+        else:
+            assert_same(values, getattr(second, name))

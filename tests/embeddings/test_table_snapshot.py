@@ -6,7 +6,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.embeddings import snapshot
-from rayrec.embeddings.config import AdamConfig, RowwiseAdagradConfig, TableConfig
+from rayrec.embeddings.config import (
+    AdamConfig,
+    AdmissionConfig,
+    EvictionConfig,
+    RowwiseAdagradConfig,
+    TableConfig,
+)
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.shard import EmbeddingShard, UpdateTag
 from rayrec.embeddings.snapshot import load_tables, write_table
@@ -36,9 +42,8 @@ def save(shards: list[EmbeddingShard], folder) -> list:
     files = []
     for shard, server in enumerate(shards):
         for table in TABLES:
-            path = folder / f"{table.name}-{shard}.parquet"
-            write_table(path, table, server.export(table.name))
-            files.append(path)
+            names = write_table(folder, table, shard, server.export(table.name))
+            files += [folder / name for name in names]
     return files
 
 
@@ -55,8 +60,38 @@ def test_any_number_of_shards_loads_what_any_number_saved(tmp_path, num_saved, n
 
 
 def assert_same(first: TableRows, second: TableRows) -> None:
-    for name in vars(first):
-        assert (getattr(first, name) == getattr(second, name)).all(), name
+    for name, values in vars(first).items():
+        if isinstance(values, np.ndarray):
+            assert values.tobytes() == getattr(second, name).tobytes(), name
+        else:
+            assert_same(values, getattr(second, name))
+
+
+def test_sightings_and_tombstones_go_to_the_shards_of_their_ids(tmp_path):
+    rule = {
+        "admission": AdmissionConfig(min_sightings=2),
+        "eviction": EvictionConfig(max_age_steps=1, every_steps=1),
+        "weight_dtype": "bfloat16",
+    }
+    table = TABLES[0].model_copy(update=rule)
+
+    def trained(num_shards: int) -> list[EmbeddingShard]:
+        shards = [EmbeddingShard([table], shard, 1) for shard in range(num_shards)]
+        for step, named in enumerate((IDS[:300], IDS[:200], IDS[:100], IDS[100:150], IDS[100:150])):
+            for shard, at in enumerate(ShardMap(num_shards).split(named)):
+                update = {"items": (named[at], np.ones((len(at), 3), np.float32))}
+                shards[shard].apply(UpdateTag(0, step, 0), update)
+        return shards
+
+    (saved,) = trained(1)
+    names = write_table(tmp_path, table, 0, saved.export("items"))
+    assert names == ["items-00000.parquet", "items-00000.sighted.parquet", "items-00000.evicted.parquet"]
+    for shard, expected in enumerate(trained(3)):
+        restored = EmbeddingShard([table], shard, 1)
+        restored.restore(load_tables([tmp_path / name for name in names], [table], ShardMap(3), shard))
+        assert_same(restored.export("items"), expected.export("items"))
+        assert len(expected.export("items").sighted) > 10
+        assert len(expected.export("items").evicted) > 10
 
 
 def test_a_shard_may_be_empty(tmp_path):
@@ -81,20 +116,23 @@ def test_files_are_plain_parquet_ordered_by_bucket_and_id(tmp_path):
     assert keys == sorted(keys)
     assert len(keys) == len(IDS)
     assert json.loads(table.schema.metadata[b"rayrec.table"]) == {
-        "format_version": 1,
+        "format_version": 2,
+        "content": "rows",
         "table": "items",
         "dim": 3,
+        "weight_dtype": "float32",
         "optimizer": "rowwise_adagrad",
         "seed": 1,
         "init_scale": 0.05,
     }
-    assert [p.name for p in sorted(tmp_path.iterdir())] == ["items-0.parquet", "users-0.parquet"]
+    assert [p.name for p in sorted(tmp_path.iterdir())] == ["items-00000.parquet", "users-00000.parquet"]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"dim": 4}, "'items' was saved with dim 3, the config says 4"),
+        ({"weight_dtype": "bfloat16"}, "weight_dtype 'float32', the config says 'bfloat16'"),
         ({"seed": 9}, "'items' was saved with seed 1, the config says 9"),
         ({"init_scale": 0.5}, "init_scale 0.05, the config says 0.5"),
         ({"optimizer": AdamConfig()}, "optimizer 'rowwise_adagrad', the config says 'adam'"),

@@ -1,0 +1,106 @@
+"""How often ids without a row have been seen: what their admission hangs on.
+
+Counts are exact, one per id; a sketch would let two ids share a count.
+
+Axes: M ids of one call, K ids that wait for admission.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayrec.embeddings.config import AdmissionConfig
+from rayrec.embeddings.index import IdIndex, Int64Array
+
+_MOST = np.iinfo(np.uint16).max
+
+
+@dataclass(frozen=True)
+class Sighted:
+    """Ids that wait for admission."""
+
+    ids_K: Int64Array
+    counts_K: NDArray[np.uint16]
+    """Steps that named the id; stays at 65,535."""
+    steps_K: NDArray[np.int32]
+    """Last step that named it."""
+
+    @classmethod
+    def nothing(cls) -> Sighted:
+        return cls(np.empty(0, np.int64), np.empty(0, np.uint16), np.empty(0, np.int32))
+
+    def __len__(self) -> int:
+        return len(self.ids_K)
+
+
+class SightingCounters:
+    """Not thread-safe."""
+
+    def __init__(self, config: AdmissionConfig) -> None:
+        self._config = config
+        self._index = IdIndex()
+        self._counts = np.zeros(0, dtype=np.uint16)
+        self._steps = np.zeros(0, dtype=np.int32)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._index.num_bytes + self._counts.nbytes + self._steps.nbytes
+
+    def reserve(self, num_more: int) -> None:
+        """Make room for so many more ids, so that counting them cannot fail for memory."""
+        self._index.reserve(num_more)
+        needed = self._index.rows_after(num_more)
+        if needed > len(self._counts):
+            size = 1 << (needed - 1).bit_length()
+            self._counts = np.concatenate((self._counts, np.zeros(size - len(self._counts), np.uint16)))
+            self._steps = np.concatenate((self._steps, np.zeros(size - len(self._steps), np.int32)))
+
+    def admit(self, ids_M: Int64Array, step: int) -> NDArray[np.bool_]:
+        """Count one more sighting of each of these distinct ids.
+
+        Returns:
+            [M] whether the id has been seen often enough; those are no longer counted here.
+        """
+        if self._config.min_sightings == 1:
+            return np.ones(len(ids_M), dtype=np.bool_)
+        self.reserve(len(ids_M))
+        is_new_M = self._index.find(ids_M) < 0
+        rows_M = self._index.find_or_add(ids_M)
+        self._counts[rows_M[is_new_M]] = 0  # a row that another id had
+        counts_M = np.minimum(self._counts[rows_M].astype(np.int64) + 1, _MOST)
+        self._counts[rows_M] = counts_M
+        self._steps[rows_M] = step
+        admitted_M = counts_M >= self._config.min_sightings
+        self._index.remove(ids_M[admitted_M])
+        return admitted_M
+
+    def forget(self, step: int) -> int:
+        """Drop ids that have not been seen for long, where that is due at this step; returns how many."""
+        config = self._config
+        if config.forget_after_steps is None or (step + 1) % config.every_steps:
+            return 0
+        ids_K, rows_K = self._index.items()
+        old_K = step - self._steps[rows_K] > config.forget_after_steps
+        self._index.remove(ids_K[old_K])
+        return int(np.count_nonzero(old_K))
+
+    def export(self) -> Sighted:
+        """A copy, ordered by id."""
+        ids_K, rows_K = self._index.items()
+        order_K = np.argsort(ids_K)
+        ids_K, rows_K = ids_K[order_K], rows_K[order_K]
+        return Sighted(ids_K, self._counts[rows_K], self._steps[rows_K])
+
+    def load(self, sighted: Sighted) -> None:
+        """Replace everything counted so far."""
+        self._index = IdIndex()
+        self.reserve(len(sighted.ids_K))
+        rows_K = self._index.find_or_add(sighted.ids_K)
+        self._counts[rows_K] = sighted.counts_K
+        self._steps[rows_K] = sighted.steps_K

@@ -1,0 +1,208 @@
+"""Which ids get rows and which rows go, against a dictionary that is changed one row at a time."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.embeddings.config import (
+    AdagradConfig,
+    AdamConfig,
+    AdmissionConfig,
+    EvictionConfig,
+    FtrlConfig,
+    PartialRowwiseAdamConfig,
+    RowwiseAdagradConfig,
+    SgdConfig,
+    TableConfig,
+)
+from rayrec.embeddings.routing import bucket_of
+from rayrec.embeddings.table import EmbeddingTable
+from tests.embeddings.dictionary_oracle import DictionaryTable
+
+OPTIMIZERS = (
+    RowwiseAdagradConfig(lr=0.1, weight_decay=0.01),
+    AdagradConfig(),
+    SgdConfig(),
+    AdamConfig(lr=0.05),
+    PartialRowwiseAdamConfig(lr=0.05),
+    FtrlConfig(l1=0.001, l2=0.1),
+)
+
+
+def crowded_ids(num: int) -> np.ndarray:
+    """Ids that share few virtual buckets, so that capacity per bucket is a matter of several rows."""
+    ids = np.arange(3_000_000, dtype=np.int64)
+    return ids[bucket_of(ids) < 3][:num]
+
+
+IDS = crowded_ids(40)
+
+configs = st.builds(
+    TableConfig,
+    name=st.just("items"),
+    dim=st.integers(1, 5),
+    seed=st.integers(0, 5),
+    init_scale=st.sampled_from([0.05, 2.0, 1e-6]),
+    weight_dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
+    optimizer=st.sampled_from(OPTIMIZERS),
+    admission=st.builds(
+        AdmissionConfig,
+        min_sightings=st.integers(1, 3),
+        forget_after_steps=st.none() | st.integers(1, 4),
+        every_steps=st.integers(1, 3),
+    ),
+    eviction=st.none()
+    | st.builds(
+        EvictionConfig,
+        max_age_steps=st.integers(1, 4),
+        max_rows_per_bucket=st.none() | st.integers(1, 4),
+        keep=st.sampled_from(["recent", "frequent"]),
+        every_steps=st.integers(1, 3),
+    )
+    | st.builds(
+        EvictionConfig,
+        max_rows_per_bucket=st.integers(1, 4),
+        keep=st.sampled_from(["recent", "frequent"]),
+    ).map(lambda config: config.model_copy(update={"every_steps": 1})),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    configs, st.lists(st.lists(st.sampled_from(IDS.tolist()), max_size=12), max_size=10), st.integers(0, 99)
+)
+def test_a_table_is_a_dictionary_of_rows(config, steps, seed):
+    table, expected = EmbeddingTable(config), DictionaryTable(config)
+    random = np.random.default_rng(seed)
+    for step, named in enumerate(steps):
+        ids_M = np.array(list(dict.fromkeys(named)), dtype=np.int64)
+        grads_MD = random.standard_normal((len(ids_M), config.dim)).astype(np.float32)
+        table.apply(ids_M, grads_MD, step)
+        expected.commit(step, dict(zip(ids_M.tolist(), grads_MD, strict=True)))
+        for i, weights_D in zip(IDS.tolist(), table.lookup(IDS), strict=True):
+            assert weights_D.tobytes() == expected.lookup(i).tobytes()
+        if step == len(steps) // 2:  # as after a restart
+            loaded = EmbeddingTable(config)
+            loaded.load(table.export())
+            table = loaded
+    assert everything(table) == expected.everything()
+    sighted = table.export().sighted
+    found = zip(sighted.ids_K.tolist(), sighted.counts_K.tolist(), sighted.steps_K.tolist(), strict=True)
+    assert {i: (count, step) for i, count, step in found} == expected.sightings
+    evicted = table.evicted_since(-1)
+    assert dict(zip(evicted.ids_V.tolist(), evicted.steps_V.tolist(), strict=True)) == {
+        i: step for i, step in expected.evicted.items() if i not in expected.rows
+    }
+
+
+def everything(table: EmbeddingTable) -> dict[int, tuple]:
+    rows = table.export()
+    columns = zip(rows.ids_M, rows.weights_MD, rows.state_MS, rows.steps_M, rows.counts_M, strict=True)
+    return {int(i): (w.tobytes(), s.tobytes(), int(step), int(count)) for i, w, s, step, count in columns}
+
+
+def touch(table: EmbeddingTable, step: int, *ids: int) -> None:
+    table.apply(np.array(ids, dtype=np.int64), np.ones((len(ids), table.config.dim), np.float32), step)
+
+
+def test_an_id_gets_its_row_with_the_sighting_that_admits_it():
+    table = EmbeddingTable(
+        TableConfig(name="t", dim=2, optimizer=SgdConfig(lr=1.0), admission=AdmissionConfig(min_sightings=3))
+    )
+    ids_M = np.array([5], dtype=np.int64)
+    before_MD = table.lookup(ids_M)
+    for step in range(2):
+        touch(table, step, 5)
+        assert (table.lookup(ids_M) == before_MD).all()
+    assert (table.num_rows, table.counts.num_not_admitted, table.counts.num_waiting) == (0, 2, 1)
+    touch(table, 2, 5)
+    assert table.lookup(ids_M).tolist() == (before_MD - 1).tolist()
+    assert (table.num_rows, table.counts.num_created, table.counts.num_waiting) == (1, 1, 0)
+
+
+def test_a_full_bucket_keeps_its_best_rows_and_the_rest_start_anew():
+    first, second, third = (int(i) for i in IDS[bucket_of(IDS) == bucket_of(IDS[:1])][:3])
+
+    def trained(keep: str) -> EmbeddingTable:
+        eviction = EvictionConfig(max_rows_per_bucket=2, keep=keep, every_steps=4)
+        table = EmbeddingTable(TableConfig(name="t", dim=2, eviction=eviction))
+        touch(table, 0, first)
+        touch(table, 1, first, second)
+        touch(table, 2, third)
+        assert table.num_rows == 3  # not due yet
+        touch(table, 3)
+        return table
+
+    recent, frequent = trained("recent"), trained("frequent")
+    # `first` and `second` are equally recent; two steps changed `first`.
+    assert recent.evicted_since(2).ids_V.tolist() == [second]
+    # `second` and `third` were changed once, `third` later.
+    assert frequent.evicted_since(2).ids_V.tolist() == [second]
+    assert recent.counts.num_evicted == 1
+    gone = np.array([second], dtype=np.int64)
+    fresh = EmbeddingTable(TableConfig(name="t", dim=2))
+    assert (recent.lookup(gone) == fresh.lookup(gone)).all()
+
+
+def test_rows_given_up_leave_their_memory_to_others():
+    eviction = EvictionConfig(max_age_steps=1, every_steps=1)
+    table = EmbeddingTable(TableConfig(name="t", dim=8, eviction=eviction))
+    for step in range(30):
+        touch(table, step, *range(1000 * step, 1000 * step + 1000))
+    assert table.num_rows == 2000
+    alone = EmbeddingTable(TableConfig(name="t", dim=8))
+    touch(alone, 0, *range(3000))
+    tombstones = 28_000 * 12
+    assert table.num_bytes - tombstones <= 1.1 * alone.num_bytes
+
+
+def test_tombstones_are_those_since_a_step_and_end_with_a_new_row():
+    eviction = EvictionConfig(max_age_steps=1, every_steps=1, remember_steps=3)
+    table = EmbeddingTable(TableConfig(name="t", dim=1, eviction=eviction))
+    touch(table, 0, 1, 2)
+    touch(table, 1)
+    touch(table, 2)  # both are older than a step now
+    assert sorted(table.evicted_since(-1).ids_V.tolist()) == [1, 2]
+    assert table.evicted_since(2).ids_V.tolist() == []
+    touch(table, 3, 1)
+    assert table.evicted_since(-1).ids_V.tolist() == [2]
+    for step in range(4, 8):
+        touch(table, step)
+    assert table.evicted_since(-1).ids_V.tolist() == [1]  # 2 went more than 3 steps ago
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_small_updates_survive_16_bits_on_average(dtype):
+    # Rounding to the nearest would leave a weight of 1 where it is: a step of 1e-4 is less than half a ulp.
+    config = TableConfig(name="t", dim=64, weight_dtype=dtype, init_scale=0, optimizer=SgdConfig(lr=1.0))
+    table = EmbeddingTable(config)
+    ids_M = np.arange(500, dtype=np.int64)
+    table.apply(ids_M, np.full((500, 64), -1.0, np.float32), 0)
+    assert (table.lookup(ids_M) == 1).all()
+    for step in range(1, 11):
+        table.apply(ids_M, np.full((500, 64), -1e-4, np.float32), step)
+    moved_MD = table.lookup(ids_M) - 1
+    assert abs(moved_MD.mean() / 1e-3 - 1) < 0.1
+    assert table.num_bytes < 0.75 * 4 * 64 * 500 + 64_000
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bit_weights_that_need_no_rounding_stay(dtype):
+    values = np.array([0.0, 1.0, -1.5, 2.0**-14, -(2.0**-24) * 0, 0.125, 40960.0, -3.0], np.float32)
+    config = TableConfig(name="t", dim=8, weight_dtype=dtype, init_scale=0, optimizer=SgdConfig(lr=1.0))
+    table = EmbeddingTable(config)
+    table.apply(np.array([1]), -values[None], 0)
+    assert table.lookup(np.array([1]))[0].tolist() == values.tolist()
+
+
+def test_float16_keeps_to_its_largest_number():
+    config = TableConfig(name="t", dim=2, weight_dtype="float16", init_scale=0, optimizer=SgdConfig(lr=1.0))
+    table = EmbeddingTable(config)
+    table.apply(np.array([1]), np.array([[-1e6, 1e6]], np.float32), 0)
+    assert table.lookup(np.array([1]))[0].tolist() == [65504.0, -65504.0]
+
+
+def test_an_eviction_without_a_reason_is_refused():
+    with pytest.raises(ValueError, match="max_age_steps or max_rows_per_bucket"):
+        EvictionConfig()
