@@ -56,10 +56,12 @@ class BenchOptions:
     """How many times A B is measured."""
     steps: int = 30
     """Length of one measurement, for those that count steps."""
+    rows: int | None = None
+    """Size of the table or index, for those that have one; None means the size that is claimed."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> BenchOptions:
-        """From `RAYREC_BENCH_DATA`, `RAYREC_BENCH_PAIRS` and `RAYREC_BENCH_STEPS`, where they are set.
+        """From `RAYREC_BENCH_DATA`, `_PAIRS`, `_STEPS` and `_ROWS`, where they are set.
 
         Raises:
             InputError: a number is none, or less than 1.
@@ -69,6 +71,9 @@ class BenchOptions:
             data=Path(data) if data else None,
             pairs=_positive(environment, "RAYREC_BENCH_PAIRS", cls.pairs),
             steps=_positive(environment, "RAYREC_BENCH_STEPS", cls.steps),
+            rows=_positive(environment, "RAYREC_BENCH_ROWS", 1)
+            if environment.get("RAYREC_BENCH_ROWS")
+            else None,
         )
 
 

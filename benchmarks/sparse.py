@@ -1,0 +1,475 @@
+"""How fast rows are looked up and trained: our table, by any 64-bit ids, against tables of numbered rows.
+
+One batch is 100,000 ids of a Zipf law over the rows of the table, about 37,000 of them distinct, and no
+batch comes twice: repeated ones would sit in the processor's cache. Ours starts from 64-bit ids that look
+random; they are deduplicated, found in the index, their rows are read and spread over the batch; then
+[100,000, 64] gradients are summed per id and applied by row-wise Adagrad. The peers do the same work on
+row numbers, which somebody else had to assign. Rows that are asked for often lie scattered over the
+table, at the same places for everybody. Bars, all of them ratios of ids per second:
+
+* `sparse-fbgemm`: against `SplitTableBatchedEmbeddingBagsCodegen` of fbgemm, static, on the CPU, with
+  EXACT_ROWWISE_ADAGRAD, at its best setting: one thread or two, no pooling or bags of one id (which
+  give the same rows and are several times faster), and memory as the C library hands it out, or kept for
+  the next batch, or kept and in huge pages. `sparse-fbgemm-as-installed`: the same with the C
+  library's memory only, which is what a process gets unless its environment says otherwise.
+* `sparse-torch`: against `nn.Embedding(sparse=True)` and `torch.optim.Adagrad`, likewise.
+* `sparse-gather`: our reading of 64 numbers from records of known rows, against the fastest gather that
+  could be written here: the same loop over bare rows of 256 bytes. Rows drawn uniformly, all cold.
+* `sparse-40m`: our table of four times the rows against itself; needs 17 GB of free memory.
+
+Each peer runs in a process of its own, since the settings of its memory are read when a process starts;
+it is idle while the other side is measured. Ours has the memory that any process gets.
+
+fbgemm is an optional peer: `pip install fbgemm-gpu-cpu==1.8.0`, or the extra `bench` of this package.
+`RAYREC_BENCH_ROWS` makes the table smaller, for a look at the benchmark itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import math
+import mmap
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numba import carray, njit
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.harness import Bar, BenchOptions, interleaved
+from rayrec.embeddings.compiled import float32_at, prefetch
+from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
+from rayrec.embeddings.records import Records
+from rayrec.embeddings.table import EmbeddingTable
+from rayrec.platform.console import log
+from rayrec.platform.hashing import mix64
+from rayrec.samples.features import deduplicate
+
+DIM = 64
+BATCH = 100_000
+EXPONENT = 1.05
+"""Of the Zipf law: 37 % of a batch's ids are distinct among 10 M rows."""
+ROWS = 10_000_000
+LARGE = 4
+"""How many times the rows the large table has."""
+TARGETS = {"fbgemm": 1.2, "torch": 3.5, "gather": 0.60, "large": 0.70}
+INSTALL_FBGEMM = "pip install fbgemm-gpu-cpu==1.8.0 (or this package with its extra 'bench')"
+
+LR, EPS = 0.05, 1e-8
+
+Int64Array = NDArray[np.int64]
+Float32Array = NDArray[np.float32]
+
+MEMORY: dict[str, dict[str, str]] = {
+    "as installed": {},
+    "memory kept": {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**31)},
+    "memory kept, huge pages": {
+        "MALLOC_MMAP_THRESHOLD_": str(2**30),
+        "MALLOC_TRIM_THRESHOLD_": str(2**31),
+        "THP_MEM_ALLOC_ENABLE": "1",
+    },
+}
+"""What the environment says of memory; the C library and torch read it when a process starts."""
+
+
+def bench(options: BenchOptions) -> list[Bar]:
+    num_rows = options.rows or ROWS
+    batches = Batches(num_rows, BATCH)
+    return [
+        *_training_bars(batches, options),
+        _gather_bar(num_rows, options),
+        _large_bar(batches, options),
+    ]
+
+
+# ---------------------------------------------------------------------------------------------- batches
+
+
+class Batches:
+    """Zipf ids that are not reused: batch k of a seed is the same for everyone who asks.
+
+    Popularity rank r has the row `r * stride mod num_rows`, so that popular rows lie scattered, and the id
+    `mix64(row)`, which looks random.
+    """
+
+    def __init__(self, num_rows: int, size: int, exponent: float = EXPONENT) -> None:
+        self.num_rows = num_rows
+        self.size = size
+        self._stride = _coprime_stride(num_rows)
+        weights_R = np.arange(1, num_rows + 1, dtype=np.float64) ** -exponent
+        self._cumulative_R = np.cumsum(weights_R, out=weights_R)
+
+    def rows_N(self, batch: int) -> Int64Array:
+        """[N] row numbers of a batch."""
+        uniform_N = np.random.default_rng([0, batch]).random(self.size)
+        ranks_N = np.searchsorted(self._cumulative_R, uniform_N * self._cumulative_R[-1])
+        return (ranks_N * self._stride) % self.num_rows
+
+
+def ids_of_rows(rows_N: Int64Array) -> Int64Array:
+    return mix64(rows_N).view(np.int64)
+
+
+def _coprime_stride(num_rows: int) -> int:
+    """About num_rows over the golden ratio, and without a common divisor: multiples of it visit every row."""
+    stride = int(num_rows * 0.6180339887) | 1
+    while math.gcd(stride, num_rows) != 1:
+        stride += 2
+    return stride
+
+
+# ------------------------------------------------------------------------------------------ both sides
+
+
+class Trainable(Protocol):
+    """Rows that a batch reads and changes."""
+
+    def inputs(self, rows_N: Int64Array) -> Any:
+        """What `step` is given for these rows; not timed."""
+        ...
+
+    def step(self, inputs: Any, grads_ND: Float32Array) -> None:
+        """Look up [N, D] rows, then take their gradients."""
+        ...
+
+
+class Windows:
+    """Timed windows of new batches, one after the other."""
+
+    def __init__(self, table: Trainable, batches: Batches, num_steps: int) -> None:
+        self._table = table
+        self._batches = batches
+        self._num_steps = num_steps
+        self._next = itertools.count()
+        # Three of them, or the gradients would come out of the cache.
+        random = np.random.default_rng(1)
+        self._grads = [
+            random.standard_normal((batches.size, DIM), dtype=np.float32) * np.float32(1e-3) for _ in range(3)
+        ]
+
+    def rate(self, num_steps: int | None = None) -> float:
+        """Ids per second over the next window."""
+        num_steps = num_steps or self._num_steps
+        inputs = [self._table.inputs(self._batches.rows_N(next(self._next))) for _ in range(num_steps)]
+        started = time.perf_counter()
+        for step, given in enumerate(inputs):
+            self._table.step(given, self._grads[step % 3])
+        return num_steps * self._batches.size / (time.perf_counter() - started)
+
+
+class OurTable:
+    """The dynamic table, as a trainer and a server use it."""
+
+    def __init__(self, num_rows: int, threads: int) -> None:
+        self._table = filled_table(num_rows)
+        self._threads = threads
+        self._step = 1
+
+    def inputs(self, rows_N: Int64Array) -> Int64Array:
+        return ids_of_rows(rows_N)
+
+    def step(self, inputs: Int64Array, grads_ND: Float32Array) -> None:
+        ids_M, inverse_N = deduplicate(inputs)
+        rows_MD = self._table.lookup(ids_M)
+        rows_MD.take(inverse_N, axis=0)
+        summed_MD = np.zeros_like(rows_MD)
+        torch.from_numpy(summed_MD).index_add_(0, torch.from_numpy(inverse_N), torch.from_numpy(grads_ND))
+        self._table.apply(ids_M, summed_MD, self._step)
+        self._step += 1
+
+
+def filled_table(num_rows: int, dim: int = DIM) -> EmbeddingTable:
+    """A table with rows 0 to num_rows - 1 of `ids_of_rows`, each touched once."""
+    table = EmbeddingTable(TableConfig(name="item", dim=dim, optimizer=RowwiseAdagradConfig(lr=LR, eps=EPS)))
+    for first in range(0, num_rows, BATCH):
+        ids_M = ids_of_rows(np.arange(first, min(first + BATCH, num_rows)))
+        table.apply(ids_M, np.zeros((len(ids_M), dim), dtype=np.float32), step=0)
+    return table
+
+
+class TorchTable:
+    """`nn.Embedding(sparse=True)` and `torch.optim.Adagrad`."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._embedding = torch.nn.Embedding(num_rows, DIM, sparse=True)
+        self._optimizer = torch.optim.Adagrad(self._embedding.parameters(), lr=LR, eps=EPS)
+
+    def inputs(self, rows_N: Int64Array) -> Tensor:
+        return torch.from_numpy(rows_N)
+
+    def step(self, inputs: Tensor, grads_ND: Float32Array) -> None:
+        self._optimizer.zero_grad()
+        self._embedding(inputs).backward(torch.from_numpy(grads_ND))
+        self._optimizer.step()
+
+
+class FbgemmTable:
+    """fbgemm's table batched embedding on the CPU, one table."""
+
+    def __init__(self, num_rows: int, pooling: str) -> None:
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+            BoundsCheckMode,
+            EmbeddingLocation,
+            PoolingMode,
+        )
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+
+        self._module = SplitTableBatchedEmbeddingBagsCodegen(
+            [(num_rows, DIM, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+            optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            pooling_mode={"no pooling": PoolingMode.NONE, "bags of one": PoolingMode.SUM}[pooling],
+            learning_rate=LR,
+            eps=EPS,
+            bounds_check_mode=BoundsCheckMode.NONE,
+        )
+        self._module.init_embedding_weights_uniform(-0.05, 0.05)
+        self._offsets_N1 = torch.arange(BATCH + 1)
+
+    def inputs(self, rows_N: Int64Array) -> Tensor:
+        return torch.from_numpy(rows_N)
+
+    def step(self, inputs: Tensor, grads_ND: Float32Array) -> None:
+        self._module(inputs, self._offsets_N1).backward(torch.from_numpy(grads_ND))
+
+
+# --------------------------------------------------------------------------------------- training bars
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to run a peer."""
+
+    peer: str
+    threads: int
+    memory: str
+    pooling: str = ""
+
+    @property
+    def name(self) -> str:
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return ", ".join(filter(None, (self.peer, self.pooling, threads, self.memory)))
+
+
+def settings(peer: str, memories: Sequence[str]) -> list[Setting]:
+    poolings = ("no pooling", "bags of one") if peer == "fbgemm" else ("",)
+    threads = (1, 2) if (os.cpu_count() or 1) > 1 else (1,)
+    return [
+        Setting(peer, num_threads, memory, pooling)
+        for memory in memories
+        for num_threads in threads
+        for pooling in poolings
+    ]
+
+
+class PeerProcess:
+    """A peer in a process of its own, idle between its windows."""
+
+    def __init__(self, setting: Setting, num_rows: int, num_steps: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve_windows, args=(theirs, setting, num_rows, num_steps), daemon=True
+        )
+        with _environment(MEMORY[setting.memory]):
+            self._process.start()
+        theirs.close()  # so that the peer's end is the only one, and its death an EOFError here
+
+    def rate(self, num_steps: int | None = None) -> float:
+        self._connection.send(num_steps)
+        rate: float = self._connection.recv()
+        return rate
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.join()
+
+
+def _serve_windows(connection: Connection, setting: Setting, num_rows: int, num_steps: int) -> None:
+    torch.set_num_threads(setting.threads)
+    table = FbgemmTable(num_rows, setting.pooling) if setting.peer == "fbgemm" else TorchTable(num_rows)
+    windows = Windows(table, Batches(num_rows, BATCH), num_steps)
+    while True:
+        connection.send(windows.rate(connection.recv()))
+
+
+@contextmanager
+def _environment(changes: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def running(setting: Setting, num_rows: int, num_steps: int) -> Iterator[PeerProcess]:
+    peer = PeerProcess(setting, num_rows, num_steps)
+    try:
+        peer.rate(2)  # start-up and the first touch of what it reuses
+        yield peer
+    finally:
+        peer.stop()
+
+
+def best_setting(candidates: Sequence[Setting], num_rows: int) -> Setting:
+    """The fastest by the median of five short windows."""
+    rates = {}
+    for setting in candidates:
+        with running(setting, num_rows, num_steps=5) as peer:
+            rates[setting] = statistics.median(peer.rate() for _ in range(5))
+        log.print(f"sparse: {setting.name}: {rates[setting] / 1e6:.2f} M ids/s", highlight=False)
+    return max(rates, key=lambda setting: rates[setting])
+
+
+def _training_bars(batches: Batches, options: BenchOptions) -> list[Bar]:
+    threads = min(2, os.cpu_count() or 1)
+    ours = Windows(OurTable(batches.num_rows, threads), batches, options.steps)
+    ours.rate(2)
+    fbgemm, torch_target = TARGETS["fbgemm"], TARGETS["torch"]
+    if importlib.util.find_spec("fbgemm_gpu") is None:
+        missing = f"not installed: {INSTALL_FBGEMM}"
+        bars = [Bar.of(name, [], missing, fbgemm) for name in ("sparse-fbgemm", "sparse-fbgemm-as-installed")]
+    else:
+        bars = [
+            _peer_bar("sparse-fbgemm", ours, settings("fbgemm", list(MEMORY)[1:]), batches, options, fbgemm),
+            _peer_bar(
+                "sparse-fbgemm-as-installed",
+                ours,
+                settings("fbgemm", ["as installed"]),
+                batches,
+                options,
+                fbgemm,
+            ),
+        ]
+    everything = settings("torch", list(MEMORY))
+    return [*bars, _peer_bar("sparse-torch", ours, everything, batches, options, torch_target)]
+
+
+def _peer_bar(
+    name: str,
+    ours: Windows,
+    candidates: Sequence[Setting],
+    batches: Batches,
+    options: BenchOptions,
+    target: float,
+) -> Bar:
+    setting = best_setting(candidates, batches.num_rows)
+    with running(setting, batches.num_rows, options.steps) as peer:
+        ratios = _ratios(name, "M ids/s", ours.rate, peer.rate, options)
+    return Bar.of(name, ratios, setting.name, target)
+
+
+def _ratios(
+    name: str, unit: str, ours: Callable[[], float], peer: Callable[[], float], options: BenchOptions
+) -> list[float]:
+    def show(a: float, b: float) -> None:
+        log.print(f"{name}: {a / 1e6:.2f} {unit}, peer {b / 1e6:.2f}, ratio {a / b:.3f}", highlight=False)
+
+    interleaved(ours, peer, repeats=1)  # thrown away
+    return interleaved(ours, peer, options.pairs, show)
+
+
+# ---------------------------------------------------------------------------------------------- gather
+
+
+def _gather_bar(num_rows: int, options: BenchOptions) -> Bar:
+    records = Records(DIM + 3)
+    records.reserve(num_rows)
+    bare = BareRows(num_rows)
+    random = np.random.default_rng(2)
+    for first in range(0, num_rows, BATCH):  # pages that nobody wrote would all be the one page of zeros
+        rows_M = np.arange(first, min(first + BATCH, num_rows))
+        records.write(rows_M, 0, np.ones((len(rows_M), DIM), dtype=np.int32))
+
+    def window(read: Callable[[Int64Array], None]) -> Callable[[], float]:
+        def rate() -> float:
+            draws = [random.integers(num_rows, size=BATCH) for _ in range(options.steps)]
+            started = time.perf_counter()
+            for rows_N in draws:
+                read(rows_N)
+            return options.steps * BATCH / (time.perf_counter() - started)
+
+        return rate
+
+    ratios = _ratios(
+        "sparse-gather",
+        "M rows/s",
+        window(lambda rows_N: _discard(records.read(rows_N, 0, DIM))),
+        window(bare.read),
+        options,
+    )
+    return Bar.of("sparse-gather", ratios, "prefetching loop over bare rows, huge pages", TARGETS["gather"])
+
+
+def _discard(_: object) -> None:
+    """For functions whose result nobody wants."""
+
+
+class BareRows:
+    """What a gather could do at best: rows of 256 bytes in huge pages, asked for early, one output reused."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._rows_RD = _huge_float32(num_rows)
+        self._rows_RD.fill(1.0)
+        self._out_ND = _huge_float32(BATCH)
+
+    def read(self, rows_N: Int64Array) -> None:
+        _gather_bare(np.uint64(self._rows_RD.ctypes.data), rows_N, self._out_ND)
+
+
+def _huge_float32(num_rows: int) -> Float32Array:
+    memory = mmap.mmap(-1, num_rows * DIM * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype=np.float32).reshape(num_rows, DIM)
+
+
+@njit(nogil=True, cache=True)
+def _gather_bare(base: np.uint64, rows_N: Int64Array, out_ND: Float32Array) -> None:
+    ahead, dim = 16, out_ND.shape[1]
+    for n in range(len(rows_N)):
+        if n + ahead < len(rows_N):
+            address = base + np.uint64(rows_N[n + ahead] * dim * 4)
+            for offset in range(0, dim * 4, 64):
+                prefetch(address + np.uint64(offset))
+        row_D = carray(float32_at(base + np.uint64(rows_N[n] * dim * 4)), dim)
+        for d in range(dim):
+            out_ND[n, d] = row_D[d]
+
+
+# --------------------------------------------------------------------------------------- a large table
+
+
+def _large_bar(batches: Batches, options: BenchOptions) -> Bar:
+    name, peer = "sparse-40m", f"our table of {batches.num_rows:,} rows"
+    num_rows = LARGE * batches.num_rows
+    if (needed := 420 * num_rows) > (free := _available_bytes()):
+        log.print(f"{name}: needs {needed / 1e9:.0f} GB of memory, {free / 1e9:.0f} are free: not measured")
+        return Bar.of(name, [], peer, TARGETS["large"])
+    threads = min(2, os.cpu_count() or 1)
+    small = Windows(OurTable(batches.num_rows, threads), batches, options.steps)
+    large = Windows(OurTable(num_rows, threads), Batches(num_rows, BATCH), options.steps)
+    return Bar.of(name, _ratios(name, "M ids/s", large.rate, small.rate, options), peer, TARGETS["large"])
+
+
+def _available_bytes() -> int:
+    with open("/proc/meminfo") as lines:
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
