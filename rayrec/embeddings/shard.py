@@ -341,9 +341,9 @@ class EmbeddingShard:
     def _commit(self, step: int, updates: list[SparseUpdate], kept: list[KeptRecords]) -> None:
         """Updates and records come in the order of their sources."""
         merged = {
-            name: sum_by_id([update[name] for update in updates if name in update])
+            name: parts[0] if self._num_sources == 1 else sum_by_id(parts)
             for name in self._tables
-            if any(name in update for update in updates)
+            if (parts := [update[name] for update in updates if name in update])
         }
         if self._num_sources > 1:  # finite numbers can have an infinite sum
             for name, (ids_M, grads_MD) in merged.items():
@@ -369,8 +369,6 @@ def sum_by_id(parts: Sequence[tuple[Int64Array, Float32Array]]) -> tuple[Int64Ar
     Returns:
         (distinct ids in order of first appearance, their summed gradients).
     """
-    if len(parts) == 1:
-        return parts[0]
     index = IdIndex(expected_ids=sum(len(ids_M) for ids_M, _ in parts))
     rows_by_part = [index.find_or_add(ids_M) for ids_M, _ in parts]
     summed_RD = np.zeros((len(index), parts[0][1].shape[1]), dtype=np.float32)

@@ -2,14 +2,8 @@
 
 A row's record is described in `rayrec.embeddings.layout`.
 
-A row that no update has named has its initial value, a function of the table's seed, the id and the
-element alone (`combine64` of `rayrec.platform.hashing`; ids as uint64):
-
-    h = combine64(seed, id, element);  u = (h >> 40) * 2**-23 - 1;  value = float32(init_scale) * u
-
-so u is uniform in [-1, 1), exact in float32, and the product is rounded once. (In a table of 16-bit
-weights it is then rounded like an update of step -1.) So has an id that is not admitted yet, and one whose
-row was evicted.
+An id that no update has named, that is not admitted yet, or whose row was evicted has its initial value
+(see `rayrec.embeddings.row_operations`).
 
 Axes: M ids of one call, D numbers of a row, S numbers of its optimizer state, W words of a record.
 """
@@ -20,40 +14,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numba import carray, njit
 from numpy.typing import NDArray
 
 from rayrec.embeddings.admission import Sighted, SightingCounters
-from rayrec.embeddings.compiled import (
-    RowAddresses,
-    extend64,
-    float32_at,
-    int32_at,
-    kernel_input,
-    prefetch_row,
-    row_address,
-)
+from rayrec.embeddings.compiled import kernel_input
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.eviction import Evicted, Tombstones, choose_victims
 from rayrec.embeddings.index import MISSING, IdIndex
-from rayrec.embeddings.layout import (
-    FLOAT32,
-    NEVER,
-    RecordLayout,
-    load_weights,
-    record_words,
-    store_weights,
-)
-from rayrec.embeddings.optimizers import make_optimizer
+from rayrec.embeddings.layout import NEVER
 from rayrec.embeddings.records import Records
 from rayrec.embeddings.routing import bucket_of
-from rayrec.embeddings.row_kernels import apply_rows
+from rayrec.embeddings.row_operations import RowOperations
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
 Int32Array = NDArray[np.int32]
-
-_AHEAD = 4  # records asked for this many rows early
 
 
 @dataclass(frozen=True)
@@ -91,16 +66,11 @@ class EmbeddingTable:
 
     def __init__(self, config: TableConfig) -> None:
         self.config = config
-        self._optimizer = make_optimizer(config.optimizer, config.schedule)
-        self._layout = RecordLayout.of(
-            config.weight_dtype, config.dim, self._optimizer.state_size(config.dim)
-        )
+        self._ops = RowOperations(config)
         self._index = IdIndex()
-        self._records = Records(record_words(self._layout))
+        self._records = Records(self._ops.num_words)
         self._sightings = SightingCounters(config.admission)
         self._tombstones = Tombstones(config.eviction.remember_steps if config.eviction else 0)
-        self._seed_hash = np.uint64(extend64(np.uint64(0), np.uint64(config.seed)))
-        self._init_scale = np.float32(config.init_scale)
         self._num_created = self._num_evicted = self._num_not_admitted = 0
 
     @property
@@ -110,7 +80,7 @@ class EmbeddingTable:
     @property
     def num_bytes(self) -> int:
         """Memory of the rows that were in use at once, of the index, and of what waits for admission."""
-        rows = 4 * record_words(self._layout) * self._index.num_rows
+        rows = 4 * self._ops.num_words * self._index.num_rows
         return rows + self._index.num_bytes + self._sightings.num_bytes + self._tombstones.num_bytes
 
     @property
@@ -126,26 +96,18 @@ class EmbeddingTable:
         self._check_ids(ids_M)
         ids_M = kernel_input(ids_M, np.int64)
         rows_MD = empty((len(ids_M), self.config.dim), dtype=np.float32)
-        _lookup(
-            self._records.addresses,
-            self._layout,
-            self._index.find(ids_M),
-            ids_M,
-            self._seed_hash,
-            self._init_scale,
-            rows_MD,
-        )
+        self._ops.gather(self._records, self._index.find(ids_M), ids_M, rows_MD)
         return rows_MD
 
     def read_records(self, ids_M: Int64Array) -> tuple[Int32Array, NDArray[np.bool_]]:
         """([M, W] records, [M] whether there is a row); an absent id has the record of a new row."""
         self._check_ids(ids_M)
         rows_M = self._index.find(ids_M)
-        records_MW = np.empty((len(ids_M), record_words(self._layout)), dtype=np.int32)
+        records_MW = np.empty((len(ids_M), self._ops.num_words), dtype=np.int32)
         present_M = rows_M != MISSING
         absent = np.flatnonzero(~present_M)
         records_MW[present_M] = self._records.read(rows_M[present_M], 0, records_MW.shape[1])
-        records_MW[absent] = self._new_records(ids_M[absent])
+        records_MW[absent] = self._ops.new_records(ids_M[absent])
         return records_MW, present_M
 
     def write_records(self, ids_M: Int64Array, records_MW: Int32Array) -> None:
@@ -173,20 +135,7 @@ class EmbeddingTable:
 
     def check_update(self, ids_M: Int64Array, grads_MD: Float32Array) -> None:
         """Raise the ValueError that `apply` would raise; changes nothing."""
-        self._check_ids(ids_M)
-        expected = (len(ids_M), self.config.dim)
-        if grads_MD.shape != expected or grads_MD.dtype != np.float32:
-            raise ValueError(
-                f"table {self.config.name!r}: gradients must be float32 of shape {expected}, "
-                f"one row per id; got {grads_MD.dtype} of shape {grads_MD.shape}"
-            )
-        bad = _first_not_finite(kernel_input(grads_MD, np.float32).view(np.int32))
-        if bad >= 0:
-            element = int(np.flatnonzero(~np.isfinite(grads_MD[bad]))[0])
-            raise ValueError(
-                f"table {self.config.name!r}: the gradient of id {ids_M[bad]} is {grads_MD[bad, element]} "
-                f"at element {element}; the update is refused and no row has changed"
-            )
+        self._ops.check_gradients(ids_M, grads_MD)
 
     def reserve(self, ids_M: Int64Array) -> None:
         """Make room for the rows of those ids, so that `apply_checked` cannot fail for memory.
@@ -203,8 +152,6 @@ class EmbeddingTable:
 
     def apply_checked(self, ids_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
         """The part of `apply` that changes rows, for an update that was checked and has room."""
-        if not 0 <= step < 2**31:
-            raise ValueError(f"table {self.config.name!r}: step must be from 0 to 2**31 - 1, got {step}")
         ids_M = kernel_input(ids_M, np.int64)
         rows_M = self._index.find(ids_M)
         missing = np.flatnonzero(rows_M == MISSING)
@@ -216,18 +163,7 @@ class EmbeddingTable:
                 self._num_not_admitted += len(missing) - len(new)
                 has_row_M = rows_M != MISSING
                 ids_M, rows_M, grads_MD = ids_M[has_row_M], rows_M[has_row_M], grads_MD[has_row_M]
-        repeated = apply_rows(
-            self._optimizer.kernel,
-            self._records.addresses,
-            self._layout,
-            kernel_input(rows_M, np.int64),
-            kernel_input(ids_M, np.int64),
-            kernel_input(grads_MD, np.float32),
-            step,
-            self._optimizer.rates(step),
-            self._seed_hash,
-        )
-        assert not repeated, f"{repeated} rows of {self.config.name!r} were given step {step} twice"
+        self._ops.apply(self._records, rows_M, ids_M, grads_MD, step)
 
     def evict(self, step: int) -> None:
         """Give up the rows that the config wants given up when this step commits."""
@@ -235,7 +171,7 @@ class EmbeddingTable:
         if self.config.eviction is None or not self.config.eviction.is_due(step):
             return
         ids_R, rows_R = self._index.items()
-        stamps_R2 = self._stamps(rows_R)
+        stamps_R2 = self._ops.stamps(self._records, rows_R)
         victims_R = choose_victims(self.config.eviction, ids_R, stamps_R2[:, 0], stamps_R2[:, 1], step)
         ids_V = ids_R[victims_R]
         self._index.remove(ids_V)
@@ -254,21 +190,12 @@ class EmbeddingTable:
         order_M = np.lexsort((ids_M.view(np.uint64), bucket_of(ids_M)))
         ids_M, rows_M = ids_M[order_M], rows_M[order_M]
         weights_MD = np.empty((len(ids_M), self.config.dim), dtype=np.float32)
-        _lookup(
-            self._records.addresses,
-            self._layout,
-            kernel_input(rows_M, np.int64),
-            kernel_input(ids_M, np.int64),
-            self._seed_hash,
-            self._init_scale,
-            weights_MD,
-        )
-        stamps_M2 = self._stamps(rows_M)
-        state_MS = self._records.read(rows_M, self._layout.weight_words, self._layout.state_size)
+        self._ops.gather(self._records, rows_M, ids_M, weights_MD)
+        stamps_M2 = self._ops.stamps(self._records, rows_M)
         return TableRows(
             ids_M=ids_M,
             weights_MD=weights_MD,
-            state_MS=state_MS.view(np.float32),
+            state_MS=self._ops.state(self._records, rows_M),
             steps_M=np.ascontiguousarray(stamps_M2[:, 0]),
             counts_M=np.ascontiguousarray(stamps_M2[:, 1]),
             sighted=self._sightings.export(),
@@ -282,7 +209,7 @@ class EmbeddingTable:
             ValueError: the table has rows, an id comes twice, or a shape is not this table's.
         """
         self._check_ids(rows.ids_M)
-        layout, num_rows = self._layout, len(rows.ids_M)
+        layout, num_rows = self._ops.layout, len(rows.ids_M)
         if self.num_rows:
             raise ValueError(f"table {self.config.name!r} has {self.num_rows} rows; load into an empty one")
         found = (rows.weights_MD.shape, rows.state_MS.shape, rows.steps_M.shape, rows.counts_M.shape)
@@ -298,15 +225,9 @@ class EmbeddingTable:
             repeated = rows.ids_M[rows_M != np.arange(num_rows)][0]
             raise ValueError(f"table {self.config.name!r}: id {repeated} comes twice in the rows to load")
         self._records.reserve(num_rows)
-        _write_weights(
-            self._records.addresses,
-            layout,
-            kernel_input(rows_M, np.int64),
-            kernel_input(rows.weights_MD, np.float32),
-        )
-        self._records.write(rows_M, layout.weight_words, rows.state_MS.view(np.int32))
-        stamps_M2 = np.column_stack((rows.steps_M, rows.counts_M))
-        self._records.write(rows_M, layout.weight_words + layout.state_size, stamps_M2)
+        self._ops.set_weights(self._records, rows_M, rows.weights_MD)
+        self._ops.set_state(self._records, rows_M, rows.state_MS)
+        self._ops.set_stamps(self._records, rows_M, np.column_stack((rows.steps_M, rows.counts_M)))
         self._index = index
         self._sightings.load(rows.sighted)
         self._tombstones.load(rows.evicted)
@@ -322,107 +243,6 @@ class EmbeddingTable:
         """[M] rows of ids that have none yet."""
         self._records.reserve(self._index.rows_after(len(ids_M)))
         rows_M = self._index.find_or_add(ids_M)
-        self._records.write(rows_M, 0, self._new_records(ids_M))
+        self._records.write(rows_M, 0, self._ops.new_records(ids_M))
         self._num_created += len(ids_M)
         return rows_M
-
-    def _new_records(self, ids_M: Int64Array) -> Int32Array:
-        """[M, W] records of rows that no step has changed."""
-        records_MW = np.empty((len(ids_M), record_words(self._layout)), dtype=np.int32)
-        initial_state = np.float32(self._optimizer.initial_state)
-        _new_records(
-            self._layout,
-            kernel_input(ids_M, np.int64),
-            self._seed_hash,
-            self._init_scale,
-            initial_state,
-            records_MW,
-        )
-        return records_MW
-
-    def _stamps(self, rows_M: Int64Array) -> Int32Array:
-        """[M, 2] last step and count of each row."""
-        return self._records.read(rows_M, self._layout.weight_words + self._layout.state_size, 2)
-
-
-@njit(nogil=True, cache=True)
-def _initial_row(id_hash: np.uint64, scale: np.float32, weights_D: Float32Array) -> None:
-    for d in range(len(weights_D)):
-        hashed = extend64(id_hash, np.uint64(d))
-        uniform = np.float32(hashed >> np.uint64(40)) * np.float32(2.0**-23) - np.float32(1)
-        weights_D[d] = scale * uniform
-
-
-@njit(nogil=True, cache=True)
-def _new_records(
-    layout: RecordLayout,
-    ids_M: Int64Array,
-    seed_hash: np.uint64,
-    scale: np.float32,
-    initial_state: np.float32,
-    out_MW: Int32Array,
-) -> None:
-    first_stamp = layout.weight_words + layout.state_size
-    wide_D = np.empty(layout.dim, dtype=np.float32)
-    for m in range(len(ids_M)):
-        id_hash = extend64(seed_hash, np.uint64(ids_M[m]))
-        _initial_row(id_hash, scale, wide_D)
-        store_weights(layout.kind, out_MW[m], wide_D, extend64(id_hash, np.uint64(np.int64(NEVER))))
-        out_MW[m, layout.weight_words : first_stamp].view(np.float32)[:] = initial_state
-        out_MW[m, first_stamp] = NEVER
-        out_MW[m, first_stamp + 1] = 0
-
-
-@njit(nogil=True, cache=True)
-def _lookup(
-    rows: RowAddresses,
-    layout: RecordLayout,
-    rows_M: Int64Array,
-    ids_M: Int64Array,
-    seed_hash: np.uint64,
-    scale: np.float32,
-    out_MD: Float32Array,
-) -> None:
-    dim = out_MD.shape[1]
-    rounded = np.empty(layout.weight_words, dtype=np.int32)
-    for m in range(len(ids_M)):
-        if m + _AHEAD < len(ids_M) and rows_M[m + _AHEAD] != MISSING:
-            prefetch_row(rows, rows_M[m + _AHEAD])
-        if rows_M[m] == MISSING:
-            id_hash = extend64(seed_hash, np.uint64(ids_M[m]))
-            _initial_row(id_hash, scale, out_MD[m])
-            if layout.kind != FLOAT32:
-                never_hash = extend64(id_hash, np.uint64(np.int64(NEVER)))
-                store_weights(layout.kind, rounded, out_MD[m], never_hash)
-                load_weights(layout.kind, rounded, out_MD[m])
-        elif layout.kind == FLOAT32:
-            record = carray(float32_at(row_address(rows, rows_M[m])), rows.words)
-            for d in range(dim):
-                out_MD[m, d] = record[d]
-        else:
-            load_weights(layout.kind, carray(int32_at(row_address(rows, rows_M[m])), rows.words), out_MD[m])
-
-
-@njit(nogil=True, cache=True)
-def _write_weights(
-    rows: RowAddresses, layout: RecordLayout, rows_M: Int64Array, weights_MD: Float32Array
-) -> None:
-    """Set weights that the records' kind can hold exactly."""
-    wide_D = np.empty(layout.dim, dtype=np.float32)
-    for m in range(len(rows_M)):
-        wide_D[:] = weights_MD[m]
-        words = carray(int32_at(row_address(rows, rows_M[m])), rows.words)
-        store_weights(layout.kind, words, wide_D, np.uint64(0))
-
-
-@njit(nogil=True, cache=True)
-def _first_not_finite(bits_MD: NDArray[np.int32]) -> int:
-    """First row with a NaN or an infinity, seen by its exponent bits; -1 if there is none."""
-    exponent = np.int32(0x7F800000)
-    for m in range(bits_MD.shape[0]):
-        found = 0
-        for d in range(bits_MD.shape[1]):
-            found |= (bits_MD[m, d] & exponent) == exponent
-        if found:
-            return m
-    return -1

@@ -1,0 +1,240 @@
+"""What a table's settings say of its rows, as operations on records wherever they lie.
+
+A row that no update has named has its initial value, a function of the table's seed, the id and the
+element alone (`combine64` of `rayrec.platform.hashing`; ids as uint64):
+
+    h = combine64(seed, id, element);  u = (h >> 40) * 2**-23 - 1;  value = float32(init_scale) * u
+
+so u is uniform in [-1, 1), exact in float32, and the product is rounded once. (In a table of 16-bit
+weights it is then rounded like an update of step -1.)
+
+Axes: M ids of one call, D numbers of a row, S numbers of its optimizer state, W words of a record.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray, njit
+from numpy.typing import NDArray
+
+from rayrec.embeddings.compiled import (
+    RowAddresses,
+    extend64,
+    float32_at,
+    int32_at,
+    kernel_input,
+    prefetch_row,
+    row_address,
+)
+from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.index import MISSING
+from rayrec.embeddings.layout import (
+    FLOAT32,
+    NEVER,
+    RecordLayout,
+    load_weights,
+    record_words,
+    store_weights,
+)
+from rayrec.embeddings.optimizers import make_optimizer
+from rayrec.embeddings.records import Records
+from rayrec.embeddings.row_kernels import apply_rows
+
+Int64Array = NDArray[np.int64]
+Float32Array = NDArray[np.float32]
+Int32Array = NDArray[np.int32]
+
+_AHEAD = 4  # records asked for this many rows early
+
+
+class RowOperations:
+    """Stateless: the rows are in the `Records` of the caller."""
+
+    def __init__(self, config: TableConfig) -> None:
+        self._name = config.name
+        self._optimizer = make_optimizer(config.optimizer, config.schedule)
+        self.layout = RecordLayout.of(config.weight_dtype, config.dim, self._optimizer.state_size(config.dim))
+        self._seed_hash = np.uint64(extend64(np.uint64(0), np.uint64(config.seed)))
+        self._init_scale = np.float32(config.init_scale)
+
+    @property
+    def num_words(self) -> int:
+        """W: 4-byte words of a record."""
+        return record_words(self.layout)
+
+    def gather(self, records: Records, rows_M: Int64Array, ids_M: Int64Array, out_MD: Float32Array) -> None:
+        """Write the weights of each row to out_MD; where the row is -1, the initial value of the id."""
+        _gather(
+            records.addresses,
+            self.layout,
+            kernel_input(rows_M, np.int64),
+            kernel_input(ids_M, np.int64),
+            self._seed_hash,
+            self._init_scale,
+            out_MD,
+        )
+
+    def apply(
+        self, records: Records, rows_M: Int64Array, ids_M: Int64Array, grads_MD: Float32Array, step: int
+    ) -> None:
+        """Let the optimizer change distinct rows in place, and stamp them with the step."""
+        if not 0 <= step < 2**31:
+            raise ValueError(f"table {self._name!r}: step must be from 0 to 2**31 - 1, got {step}")
+        repeated = apply_rows(
+            self._optimizer.kernel,
+            records.addresses,
+            self.layout,
+            kernel_input(rows_M, np.int64),
+            kernel_input(ids_M, np.int64),
+            kernel_input(grads_MD, np.float32),
+            step,
+            self._optimizer.rates(step),
+            self._seed_hash,
+        )
+        assert not repeated, f"{repeated} rows of {self._name!r} were given step {step} twice"
+
+    def new_records(self, ids_M: Int64Array) -> Int32Array:
+        """[M, W] records of rows that no step has changed."""
+        records_MW = np.empty((len(ids_M), self.num_words), dtype=np.int32)
+        initial_state = np.float32(self._optimizer.initial_state)
+        ids_M = kernel_input(ids_M, np.int64)
+        _new_records(self.layout, ids_M, self._seed_hash, self._init_scale, initial_state, records_MW)
+        return records_MW
+
+    def weights(self, records_MW: Int32Array) -> Float32Array:
+        """[M, D] weights of whole records."""
+        weights_MD = np.empty((len(records_MW), self.layout.dim), dtype=np.float32)
+        _weights(self.layout.kind, kernel_input(records_MW, np.int32), weights_MD)
+        return weights_MD
+
+    def set_weights(self, records: Records, rows_M: Int64Array, weights_MD: Float32Array) -> None:
+        """Set weights that the records' kind can hold exactly."""
+        weights_MD = kernel_input(weights_MD, np.float32)
+        _set_weights(records.addresses, self.layout, kernel_input(rows_M, np.int64), weights_MD)
+
+    def state(self, records: Records, rows_M: Int64Array) -> Float32Array:
+        """[M, S] optimizer state of each row."""
+        words_MS = records.read(rows_M, self.layout.weight_words, self.layout.state_size)
+        return words_MS.view(np.float32)
+
+    def set_state(self, records: Records, rows_M: Int64Array, state_MS: Float32Array) -> None:
+        records.write(rows_M, self.layout.weight_words, state_MS.view(np.int32))
+
+    def stamps(self, records: Records, rows_M: Int64Array) -> Int32Array:
+        """[M, 2] last step and count of each row."""
+        return records.read(rows_M, self.layout.weight_words + self.layout.state_size, 2)
+
+    def set_stamps(self, records: Records, rows_M: Int64Array, stamps_M2: Int32Array) -> None:
+        records.write(rows_M, self.layout.weight_words + self.layout.state_size, stamps_M2)
+
+    def check_gradients(self, ids_M: Int64Array, grads_MD: Float32Array) -> None:
+        """
+        Raises:
+            ValueError: wrong shape or dtype, or a gradient that is not finite; names table, id, element.
+        """
+        if ids_M.ndim != 1 or ids_M.dtype != np.int64:
+            raise ValueError(
+                f"table {self._name!r}: ids must be one-dimensional int64, "
+                f"got {ids_M.dtype} of shape {ids_M.shape}"
+            )
+        expected = (len(ids_M), self.layout.dim)
+        if grads_MD.shape != expected or grads_MD.dtype != np.float32:
+            raise ValueError(
+                f"table {self._name!r}: gradients must be float32 of shape {expected}, "
+                f"one row per id; got {grads_MD.dtype} of shape {grads_MD.shape}"
+            )
+        bad = _first_not_finite(kernel_input(grads_MD, np.float32).view(np.int32))
+        if bad >= 0:
+            element = int(np.flatnonzero(~np.isfinite(grads_MD[bad]))[0])
+            raise ValueError(
+                f"table {self._name!r}: the gradient of id {ids_M[bad]} is {grads_MD[bad, element]} "
+                f"at element {element}; the update is refused and no row has changed"
+            )
+
+
+@njit(nogil=True, cache=True)
+def _initial_row(id_hash: np.uint64, scale: np.float32, weights_D: Float32Array) -> None:
+    for d in range(len(weights_D)):
+        hashed = extend64(id_hash, np.uint64(d))
+        uniform = np.float32(hashed >> np.uint64(40)) * np.float32(2.0**-23) - np.float32(1)
+        weights_D[d] = scale * uniform
+
+
+@njit(nogil=True, cache=True)
+def _new_records(
+    layout: RecordLayout,
+    ids_M: Int64Array,
+    seed_hash: np.uint64,
+    scale: np.float32,
+    initial_state: np.float32,
+    out_MW: Int32Array,
+) -> None:
+    first_stamp = layout.weight_words + layout.state_size
+    wide_D = np.empty(layout.dim, dtype=np.float32)
+    for m in range(len(ids_M)):
+        id_hash = extend64(seed_hash, np.uint64(ids_M[m]))
+        _initial_row(id_hash, scale, wide_D)
+        store_weights(layout.kind, out_MW[m], wide_D, extend64(id_hash, np.uint64(np.int64(NEVER))))
+        out_MW[m, layout.weight_words : first_stamp].view(np.float32)[:] = initial_state
+        out_MW[m, first_stamp] = NEVER
+        out_MW[m, first_stamp + 1] = 0
+
+
+@njit(nogil=True, cache=True)
+def _gather(
+    rows: RowAddresses,
+    layout: RecordLayout,
+    rows_M: Int64Array,
+    ids_M: Int64Array,
+    seed_hash: np.uint64,
+    scale: np.float32,
+    out_MD: Float32Array,
+) -> None:
+    dim = out_MD.shape[1]
+    rounded = np.empty(layout.weight_words, dtype=np.int32)
+    for m in range(len(ids_M)):
+        if m + _AHEAD < len(ids_M) and rows_M[m + _AHEAD] != MISSING:
+            prefetch_row(rows, rows_M[m + _AHEAD])
+        if rows_M[m] == MISSING:
+            id_hash = extend64(seed_hash, np.uint64(ids_M[m]))
+            _initial_row(id_hash, scale, out_MD[m])
+            if layout.kind != FLOAT32:
+                never_hash = extend64(id_hash, np.uint64(np.int64(NEVER)))
+                store_weights(layout.kind, rounded, out_MD[m], never_hash)
+                load_weights(layout.kind, rounded, out_MD[m])
+        elif layout.kind == FLOAT32:
+            record = carray(float32_at(row_address(rows, rows_M[m])), rows.words)
+            for d in range(dim):
+                out_MD[m, d] = record[d]
+        else:
+            load_weights(layout.kind, carray(int32_at(row_address(rows, rows_M[m])), rows.words), out_MD[m])
+
+
+@njit(nogil=True, cache=True)
+def _weights(kind: int, records_MW: Int32Array, weights_MD: Float32Array) -> None:
+    for m in range(len(records_MW)):
+        load_weights(kind, records_MW[m], weights_MD[m])
+
+
+@njit(nogil=True, cache=True)
+def _set_weights(
+    rows: RowAddresses, layout: RecordLayout, rows_M: Int64Array, weights_MD: Float32Array
+) -> None:
+    wide_D = np.empty(layout.dim, dtype=np.float32)
+    for m in range(len(rows_M)):
+        wide_D[:] = weights_MD[m]
+        words = carray(int32_at(row_address(rows, rows_M[m])), rows.words)
+        store_weights(layout.kind, words, wide_D, np.uint64(0))
+
+
+@njit(nogil=True, cache=True)
+def _first_not_finite(bits_MD: NDArray[np.int32]) -> int:
+    """First row with a NaN or an infinity, seen by its exponent bits; -1 if there is none."""
+    exponent = np.int32(0x7F800000)
+    for m in range(bits_MD.shape[0]):
+        found = 0
+        for d in range(bits_MD.shape[1]):
+            found |= (bits_MD[m, d] & exponent) == exponent
+        if found:
+            return m
+    return -1
