@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from ray.actor import ActorHandle
 
 from rayrec.actors.spawning import ActorRole, spawn
@@ -13,6 +14,8 @@ from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.shard import (
     EmbeddingShard,
+    FetchReply,
+    KeptRecords,
     LookupReply,
     LookupRequest,
     ShardStats,
@@ -61,8 +64,17 @@ class ParameterServer:
     def lookup(self, request: LookupRequest, after_step: int | None = None) -> LookupReply:
         return self._shard.lookup(request, after_step)
 
-    def apply(self, tag: UpdateTag, update: SparseUpdate) -> int:
-        committed_step = self._shard.apply(tag, update)
+    def fetch(self, request: LookupRequest, after_step: int | None = None) -> FetchReply:
+        return self._shard.fetch(request, after_step)
+
+    def write_back(self, incarnation: int, after_step: int, kept: KeptRecords) -> int:
+        return self._shard.write_back(incarnation, after_step, kept)
+
+    def evicted(self, since_step: int, after_step: int | None = None) -> dict[str, np.ndarray]:
+        return self._shard.evicted(since_step, after_step)
+
+    def apply(self, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None) -> int:
+        committed_step = self._shard.apply(tag, update, kept)
         if committed_step == tag.step:  # of several trainers' calls, the one that completed the step
             self._metrics.after_batch(self._times())
         return committed_step

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import ray
 from ray.actor import ActorHandle
 
-from rayrec.embeddings.shard import LookupReply, LookupRequest, SparseUpdate, UpdateTag
+from rayrec.embeddings.shard import (
+    FetchReply,
+    KeptRecords,
+    LookupReply,
+    LookupRequest,
+    SparseUpdate,
+    UpdateTag,
+)
 
 ResultT = TypeVar("ResultT")
 
@@ -32,5 +40,16 @@ class RayTransport:
     def lookup(self, shard: int, request: LookupRequest, after_step: int | None) -> RayReply[LookupReply]:
         return RayReply(self._servers[shard].lookup.remote(request, after_step))
 
-    def apply(self, shard: int, tag: UpdateTag, update: SparseUpdate) -> RayReply[int]:
-        return RayReply(self._servers[shard].apply.remote(tag, update))
+    def fetch(self, shard: int, request: LookupRequest, after_step: int | None) -> RayReply[FetchReply]:
+        return RayReply(self._servers[shard].fetch.remote(request, after_step))
+
+    def apply(
+        self, shard: int, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None
+    ) -> RayReply[int]:
+        return RayReply(self._servers[shard].apply.remote(tag, update, kept))
+
+    def write_back(self, shard: int, incarnation: int, after_step: int, kept: KeptRecords) -> RayReply[int]:
+        return RayReply(self._servers[shard].write_back.remote(incarnation, after_step, kept))
+
+    def evicted(self, shard: int, since_step: int, after_step: int | None) -> RayReply[dict[str, np.ndarray]]:
+        return RayReply(self._servers[shard].evicted.remote(since_step, after_step))

@@ -5,19 +5,28 @@ Axes: M distinct ids of one table, D numbers of a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.shard import EmbeddingShard, LookupReply, LookupRequest, SparseUpdate, UpdateTag
+from rayrec.embeddings.shard import (
+    EmbeddingShard,
+    FetchReply,
+    KeptRecords,
+    LookupReply,
+    LookupRequest,
+    SparseUpdate,
+    UpdateTag,
+)
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
+Int32Array = NDArray[np.int32]
 
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 ResultT = TypeVar("ResultT")
@@ -32,11 +41,24 @@ class Reply(Protocol[ReplyT_co]):
 
 
 class ShardTransport(Protocol):
-    """Reaches the shards. A call is on its way when it returns, the answer is in the reply."""
+    """Reaches the shards; methods are those of `EmbeddingShard`.
+
+    A call is on its way when it returns, the answer is in the reply.
+    """
 
     def lookup(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[LookupReply]: ...
 
-    def apply(self, shard: int, tag: UpdateTag, update: SparseUpdate) -> Reply[int]: ...
+    def fetch(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[FetchReply]: ...
+
+    def apply(
+        self, shard: int, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None
+    ) -> Reply[int]: ...
+
+    def write_back(self, shard: int, incarnation: int, after_step: int, kept: KeptRecords) -> Reply[int]: ...
+
+    def evicted(
+        self, shard: int, since_step: int, after_step: int | None
+    ) -> Reply[dict[str, Int64Array]]: ...
 
 
 class LocalTransport:
@@ -48,8 +70,19 @@ class LocalTransport:
     def lookup(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[LookupReply]:
         return _answered(lambda: self._shards[shard].lookup(request, after_step))
 
-    def apply(self, shard: int, tag: UpdateTag, update: SparseUpdate) -> Reply[int]:
-        return _answered(lambda: self._shards[shard].apply(tag, update))
+    def fetch(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[FetchReply]:
+        return _answered(lambda: self._shards[shard].fetch(request, after_step))
+
+    def apply(
+        self, shard: int, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None
+    ) -> Reply[int]:
+        return _answered(lambda: self._shards[shard].apply(tag, update, kept))
+
+    def write_back(self, shard: int, incarnation: int, after_step: int, kept: KeptRecords) -> Reply[int]:
+        return _answered(lambda: self._shards[shard].write_back(incarnation, after_step, kept))
+
+    def evicted(self, shard: int, since_step: int, after_step: int | None) -> Reply[dict[str, Int64Array]]:
+        return _answered(lambda: self._shards[shard].evicted(since_step, after_step))
 
 
 def _answered(call: Callable[[], ResultT]) -> Future[ResultT]:
@@ -72,6 +105,19 @@ class PendingRows:
         for reply, places in self._parts:
             for name, part_MD in reply.result().items():
                 rows[name][places[name]] = part_MD
+
+
+class PendingRecords:
+    """Whole records that were requested from the shards."""
+
+    def __init__(self, parts: list[tuple[Reply[FetchReply], dict[str, Int64Array]]]) -> None:
+        self._parts = parts
+
+    def received(self) -> Iterator[tuple[str, Int64Array, Int32Array, NDArray[np.bool_]]]:
+        """Wait for the shards; yields (table, [M] places, [M, W] records, [M] whether there is a row)."""
+        for reply, places in self._parts:
+            for name, (records_MW, present_M) in reply.result().items():
+                yield name, places[name], records_MW, present_M
 
 
 class ShardClient:
@@ -100,19 +146,21 @@ class ShardClient:
         self, ids: Mapping[str, Int64Array], places: Mapping[str, Int64Array], after_step: int | None
     ) -> PendingRows:
         """Ask for the ids at the given places of each table's ids; a shard that holds none is not called."""
-        requests: list[dict[str, Int64Array]] = [{} for _ in range(self._shard_map.num_shards)]
-        places_by_shard: list[dict[str, Int64Array]] = [{} for _ in requests]
-        for name, places_M in places.items():
-            wanted_M = ids[name][places_M]
-            for shard, at in enumerate(self._shard_map.split(wanted_M)):
-                if len(at):
-                    requests[shard][name] = wanted_M[at]
-                    places_by_shard[shard][name] = places_M[at]
         return PendingRows(
             [
-                (self._transport.lookup(shard, request, after_step), places_by_shard[shard])
-                for shard, request in enumerate(requests)
-                if request
+                (self._transport.lookup(shard, request, after_step), places_of_shard)
+                for shard, request, places_of_shard in self._by_shard(ids, places)
+            ]
+        )
+
+    def request_records(
+        self, ids: Mapping[str, Int64Array], places: Mapping[str, Int64Array], after_step: int | None
+    ) -> PendingRecords:
+        """As `request`, for whole records."""
+        return PendingRecords(
+            [
+                (self._transport.fetch(shard, request, after_step), places_of_shard)
+                for shard, request, places_of_shard in self._by_shard(ids, places)
             ]
         )
 
@@ -121,15 +169,16 @@ class ShardClient:
         tag: UpdateTag,
         ids: Mapping[str, Int64Array],
         grads: Mapping[str, Float32Array],
+        kept: KeptRecords | None = None,
     ) -> list[Reply[int]]:
         """Send one step's gradients, [M, D] by table; every shard is called, with nothing if need be.
+
+        Args:
+            kept: records that leave a cache, by table.
 
         Raises:
             ValueError: gradients of an unknown table, or not one row of gradients per id.
         """
-        updates: list[dict[str, tuple[Int64Array, Float32Array]]] = [
-            {} for _ in range(self._shard_map.num_shards)
-        ]
         for name, grads_MD in grads.items():
             if name not in ids:
                 raise ValueError(
@@ -142,10 +191,62 @@ class ShardClient:
                     f"step {tag.step}, table {name!r}: expected gradients of shape {expected}, "
                     f"one row per id, got {grads_MD.shape}"
                 )
-            for shard, at in enumerate(self._shard_map.split(ids[name])):
+        updates = self._split({name: (ids[name], grads_MD) for name, grads_MD in grads.items()})
+        if not kept:
+            return [self._transport.apply(shard, tag, update) for shard, update in enumerate(updates)]
+        kept_by_shard = self._split(kept)
+        return [
+            self._transport.apply(shard, tag, update, kept_by_shard[shard])
+            for shard, update in enumerate(updates)
+        ]
+
+    def write_back(self, incarnation: int, after_step: int, kept: KeptRecords) -> list[Reply[int]]:
+        """Send records that a cache has changed; shards that hold none of them are not called."""
+        return [
+            self._transport.write_back(shard, incarnation, after_step, records)
+            for shard, records in enumerate(self._split(kept))
+            if records
+        ]
+
+    def evicted(self, since_step: int, after_step: int) -> dict[str, Int64Array]:
+        """By table, ids whose rows commits after `since_step` gave up, once `after_step` is committed."""
+        replies = [
+            self._transport.evicted(shard, since_step, after_step)
+            for shard in range(self._shard_map.num_shards)
+        ]
+        found: dict[str, list[Int64Array]] = {}
+        for reply in replies:
+            for name, ids_V in reply.result().items():
+                found.setdefault(name, []).append(ids_V)
+        return {name: np.concatenate(parts) for name, parts in found.items()}
+
+    def _by_shard(
+        self, ids: Mapping[str, Int64Array], places: Mapping[str, Int64Array]
+    ) -> list[tuple[int, dict[str, Int64Array], dict[str, Int64Array]]]:
+        """(shard, its ids by table, their places by table) for every shard that holds any."""
+        requests: list[dict[str, Int64Array]] = [{} for _ in range(self._shard_map.num_shards)]
+        places_by_shard: list[dict[str, Int64Array]] = [{} for _ in requests]
+        for name, places_M in places.items():
+            self._dim(name)  # which refuses unknown tables
+            wanted_M = ids[name][places_M]
+            for shard, at in enumerate(self._shard_map.split(wanted_M)):
                 if len(at):
-                    updates[shard][name] = (ids[name][at], grads_MD.take(at, axis=0))
-        return [self._transport.apply(shard, tag, update) for shard, update in enumerate(updates)]
+                    requests[shard][name] = wanted_M[at]
+                    places_by_shard[shard][name] = places_M[at]
+        return [(shard, request, places_by_shard[shard]) for shard, request in enumerate(requests) if request]
+
+    def _split(
+        self, values: Mapping[str, tuple[Int64Array, NDArray[Any]]]
+    ) -> list[dict[str, tuple[Int64Array, NDArray[Any]]]]:
+        """For each shard, the (ids, values of ids) it holds, by table."""
+        parts: list[dict[str, tuple[Int64Array, NDArray[Any]]]] = [
+            {} for _ in range(self._shard_map.num_shards)
+        ]
+        for name, (ids_M, values_M) in values.items():
+            for shard, at in enumerate(self._shard_map.split(ids_M)):
+                if len(at):
+                    parts[shard][name] = (ids_M[at], values_M.take(at, axis=0))
+        return parts
 
     def _dim(self, table: str) -> int:
         if table not in self._dims:

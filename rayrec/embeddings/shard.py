@@ -178,8 +178,9 @@ class EmbeddingShard:
                     f"trainer of incarnation {incarnation} brings back"
                 )
             self._wait_for(after_step)
-            for name, (ids_K, records_KW) in kept.items():
-                self._table(name).write_records(ids_K, records_KW)
+            if self._committed_step == after_step:  # otherwise this is a call of long ago, come again
+                for name, (ids_K, records_KW) in kept.items():
+                    self._table(name).write_records(ids_K, records_KW)
             return self._committed_step
 
     def apply(self, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None) -> int:
