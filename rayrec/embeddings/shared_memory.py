@@ -1,401 +1,27 @@
-"""Calls between processes of one machine whose arrays lie in memory that both have mapped.
+"""The lookup and update calls of the sparse engine, between processes of one machine, through shared memory.
 
-      client                                                      server
-      reply = call(method, arguments)
-        takes a free block, copies the arrays in
-        └─ message: method, where the arrays are ─────────────►  arguments are views of the block
-                                                                 the method has its reply's arrays made in
-      reply.result()                                             the same block (`empty`)
-        ◄──────────── message: where the arrays of the reply are ─┘
-        views of the block; the block is free again when the last of them is gone
-
-Of every client a server has two connections. Reads may wait for each other's steps, so each that waits
-has a thread of its own, and they are answered in any order. Writes are carried out one by one as they
-were sent, beside waiting reads. The calls are not known here: anything that pickles can be an argument or
-a result, and contiguous arrays in it are not copied through the socket.
-
-Blocks are the client's. One that a reply does not fit into is replaced by the server; one that the server
-still reads when its method has returned (a contribution kept until another trainer's arrives) is left to
-it and forgotten. `rayrec.embeddings.shared_blocks` says what blocks and messages are.
+Reads may wait for a step, and have a channel on which any number can wait. Writes have one of their own,
+on which they are carried out in the order in which they were sent.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import os
-import pickle
-import secrets
-import socket
-import threading
-import traceback
-import weakref
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any
 
-from rayrec.embeddings.shard import LookupReply, LookupRequest, SparseUpdate, UpdateTag
-from rayrec.embeddings.shared_blocks import (
-    Block,
-    BlockSpace,
-    Bytes,
-    Span,
-    is_own,
-    new_block,
-    packed,
-    receive,
-    send,
-    unpacked,
+import numpy as np
+from numpy.typing import NDArray
+
+from rayrec.embeddings.shard import (
+    EmbeddingShard,
+    FetchReply,
+    KeptRecords,
+    LookupReply,
+    LookupRequest,
+    SparseUpdate,
+    UpdateTag,
 )
-
-ResultT = TypeVar("ResultT")
-
-Methods = Mapping[str, Callable[..., Any]]
-"""What a server can be asked to do. Called with `empty` (as `np.empty`), then the client's arguments, whose
-arrays are read-only; arrays of the result that `empty` made are not copied any more."""
-
-
-class ServerLostError(RuntimeError):
-    """The server's process ended, or never answered at its address."""
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Where a server of this machine can be reached."""
-
-    server: str
-    """Its name in messages."""
-    address: str
-    """In the abstract namespace of Unix-domain sockets, which the kernel clears when the process ends."""
-
-
-class _Hello(NamedTuple):
-    in_order: bool
-    """Whether calls are carried out one by one as they were sent."""
-
-
-class _Call(NamedTuple):
-    number: int
-    method: str
-    block: int
-    num_bytes: int
-    """Size of the block."""
-    arguments: bytes
-    spans: list[Span]
-    used: int
-    """Bytes of the block that the arguments take."""
-    dropped: list[int]
-    """Blocks that will not be used again."""
-
-
-class _Answer(NamedTuple):
-    number: int
-    result: bytes
-    spans: list[Span]
-    failed: str | None
-    """Where the error in `result` was raised; None if it is no error."""
-    kept: bool
-    """The server goes on reading the call's block."""
-    num_bytes: int
-    """Size of the block that comes with the message in place of the call's."""
-
-
-class SharedMemoryServer:
-    """Answers the calls of any number of clients, on threads of its own, until it is closed."""
-
-    def __init__(self, name: str, methods: Methods) -> None:
-        self._name = name
-        self._methods = methods
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        address = f"rayrec-{os.getpid()}-{secrets.token_hex(8)}"
-        self._listener.bind("\0" + address)
-        self._listener.listen()
-        self._connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
-        self.endpoint = Endpoint(name, address)
-        self._accepting = threading.Thread(target=self._accept, name=f"{name} accepts", daemon=True)
-        self._accepting.start()
-
-    def close(self) -> None:
-        """Hear of no further calls; clients that wait for an answer learn that there will be none."""
-        _hang_up(self._listener)
-        self._accepting.join()
-        for connection in list(self._connections):
-            connection.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                accepted, _ = self._listener.accept()
-            except OSError:
-                return
-            if is_own(accepted):
-                self._connections.add(_Connection(accepted, self._name, self._methods))
-            else:
-                accepted.close()
-
-
-class _Connection:
-    """The server's end of one connection.
-
-    One thread reads at a time. It leaves with the call that it read, and another reads on.
-    """
-
-    def __init__(self, connection: socket.socket, name: str, methods: Methods) -> None:
-        self._socket = connection
-        self._name = name
-        self._methods = methods
-        self._in_order = True
-        self._blocks: dict[int, Block] = {}
-        self._reading, self._sending, self._counting = (threading.Lock() for _ in range(3))
-        self._num_free = 0
-        """Threads that read or will read next."""
-        self._start_thread(self._greet)
-
-    def close(self) -> None:
-        _hang_up(self._socket)
-
-    def _start_thread(self, target: Callable[[], None]) -> None:
-        with self._counting:
-            self._num_free += 1
-        threading.Thread(target=target, name=f"{self._name} answers", daemon=True).start()
-
-    def _greet(self) -> None:
-        with contextlib.suppress(OSError):
-            hello = receive(self._socket)
-            if hello is not None:
-                self._in_order = hello[0].in_order
-                self._serve()
-
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):  # the client is gone: nobody wants the answer
-            while (read := self._next_call()) is not None:
-                call, block = read
-                self._answer(call, block)
-                del block, read
-                with self._counting:
-                    self._num_free += 1
-        self.close()
-
-    def _next_call(self) -> tuple[_Call, Block] | None:
-        with self._reading:
-            received = receive(self._socket)
-            if received is None:
-                return None
-            call: _Call = received[0]
-            descriptor = received[1]
-            if descriptor is not None:
-                try:
-                    self._blocks[call.block] = Block(call.block, descriptor, call.num_bytes)
-                finally:
-                    os.close(descriptor)
-            for number in call.dropped:
-                self._blocks.pop(number, None)
-            with self._counting:
-                self._num_free -= 1
-                is_last = self._num_free == 0
-            if is_last and not self._in_order:
-                self._start_thread(self._serve)
-            return call, self._blocks[call.block]
-
-    def _answer(self, call: _Call, block: Block) -> None:
-        inputs = block.bytes(writeable=False)
-        watched = weakref.ref(inputs)
-        space = BlockSpace(block, call.used)
-        failed: str | None = None
-        try:
-            arguments = unpacked(call.arguments, inputs, call.spans)
-            del inputs
-            result, arrays = packed(self._methods[call.method](space.empty, *arguments))
-        except Exception as error:
-            result, arrays = _packed_error(error)
-            failed = traceback.format_exc()
-        arguments = None  # if anything of them is still alive, the method has kept it
-        placed = [space.place(array) for array in arrays]
-        spans = [span for span in placed if span is not None]
-        descriptor, num_bytes = None, 0
-        if len(spans) < len(arrays):
-            # With room for the arguments of such a call too: the next one will fit.
-            grown, descriptor = new_block(block.number, space.used)
-            num_bytes = grown.num_bytes
-            self._blocks[block.number] = grown
-            larger = BlockSpace(grown, 0)
-            spans = [span for span in map(larger.place, arrays) if span is not None]
-        del arrays
-        kept = watched() is not None
-        if kept:
-            self._blocks.pop(block.number)
-        try:
-            with self._sending:
-                send(
-                    self._socket,
-                    _Answer(call.number, result, spans, failed, kept, num_bytes),
-                    descriptor,
-                )
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
-
-
-def _packed_error(error: Exception) -> tuple[bytes, list[Bytes]]:
-    """The error, or what can be said of it if it does not pickle."""
-    try:
-        both = packed(error)
-        pickle.loads(both[0], buffers=both[1])
-        return both
-    except Exception:
-        return packed(RuntimeError(f"{type(error).__name__}: {error}"))
-
-
-def _hang_up(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # wakes who waits on it
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()
-
-
-class SharedReply(Generic[ResultT]):
-    """An answer that may still be on its way; its arrays are read-only and lie in shared memory."""
-
-    def __init__(self, channel: _Channel, method: str) -> None:
-        self._channel = channel
-        self._method = method
-        self._outcome: tuple[Any, Exception | None] | None = None
-
-    def result(self) -> ResultT:
-        """Wait for the answer; raises what the server raised.
-
-        Raises:
-            ServerLostError: the server's process ended before it answered.
-        """
-        self._channel.wait_for(self)
-        assert self._outcome is not None
-        result, error = self._outcome
-        if error is not None:
-            raise error
-        return result
-
-
-class _Channel:
-    """The client's end of one connection; any number of threads call and wait."""
-
-    def __init__(self, endpoint: Endpoint, in_order: bool) -> None:
-        self._endpoint = endpoint
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._sending = threading.Lock()
-        self._arrived = threading.Condition()
-        self._is_read = False
-        """Whether a thread waits on the socket; the others wait for what it reads."""
-        self._lost: str | None = None
-        self._numbers = itertools.count()
-        # Filled by whichever thread drops the last array of a reply, hence no lock: a deque needs none.
-        self._free: deque[Block] = deque()
-        self._block_bytes = 0
-        self._in_flight: dict[int, tuple[Block, weakref.ref[SharedReply[Any]]]] = {}
-        try:
-            self._socket.connect("\0" + endpoint.address)
-            if not is_own(self._socket):
-                raise PermissionError("another user's process answers there")
-            send(self._socket, _Hello(in_order))
-        except OSError as error:
-            self._socket.close()
-            raise ServerLostError(
-                f"{endpoint.server} cannot be reached through shared memory on this machine: {error}"
-            ) from error
-
-    def call(self, method: str, *arguments: Any) -> SharedReply[Any]:
-        reply: SharedReply[Any] = SharedReply(self, method)
-        pickled, arrays = packed(arguments)
-        with self._sending:
-            if self._lost is not None:
-                raise ServerLostError(self._lost)
-            number = next(self._numbers)
-            block, descriptor, dropped = self._take_block(sum(len(array) + 64 for array in arrays))
-            space = BlockSpace(block, 0)
-            spans = [span for span in map(space.place, arrays) if span is not None]
-            assert len(spans) == len(arrays)
-            self._in_flight[number] = block, weakref.ref(reply)
-            call = _Call(number, method, block.number, block.num_bytes, pickled, spans, space.used, dropped)
-            try:
-                send(self._socket, call, descriptor)
-            except OSError as error:
-                raise ServerLostError(self._lose(method)) from error
-            finally:
-                if descriptor is not None:
-                    os.close(descriptor)
-        return reply
-
-    def wait_for(self, reply: SharedReply[Any]) -> None:
-        """Return when the reply has its outcome; others that arrive meanwhile get theirs."""
-        with self._arrived:
-            while reply._outcome is None:
-                if self._lost is not None:
-                    raise ServerLostError(self._lost)
-                if self._is_read:
-                    self._arrived.wait()
-                    continue
-                self._is_read = True
-                self._arrived.release()
-                received: tuple[_Answer, int | None] | None = None
-                try:
-                    with contextlib.suppress(OSError):
-                        received = receive(self._socket)
-                finally:
-                    self._arrived.acquire()
-                    self._is_read = False
-                    self._arrived.notify_all()
-                if received is None:
-                    self._lose(reply._method)
-                else:
-                    self._take_answer(*received)
-
-    def close(self) -> None:
-        self._lost = f"the connection to {self._endpoint.server} was closed"
-        _hang_up(self._socket)
-
-    def _lose(self, method: str) -> str:
-        if self._lost is None:
-            self._lost = (
-                f"{self._endpoint.server} is gone: its process ended before it answered {method!r}, "
-                "and its rows with it"
-            )
-        return self._lost
-
-    def _take_block(self, num_bytes: int) -> tuple[Block, int | None, list[int]]:
-        """A free block, its descriptor if it is a new one, and the numbers of blocks given up for it."""
-        # As large as any has been: whatever the next batch needs, few blocks are replaced.
-        self._block_bytes = max(self._block_bytes, num_bytes)
-        dropped: list[int] = []
-        while self._free:
-            block = self._free.pop()
-            if block.num_bytes >= self._block_bytes:
-                return block, None, dropped
-            dropped.append(block.number)
-        block, descriptor = new_block(next(self._numbers), self._block_bytes)
-        return block, descriptor, dropped
-
-    def _take_answer(self, answer: _Answer, descriptor: int | None) -> None:
-        block, waiting = self._in_flight.pop(answer.number)
-        result: Any = None
-        error: Exception | None = None
-        try:
-            if descriptor is not None:
-                block = Block(block.number, descriptor, answer.num_bytes)
-                self._block_bytes = max(self._block_bytes, block.num_bytes)
-            array = block.bytes(writeable=False)
-            if not answer.kept:
-                weakref.finalize(array, self._free.append, block).atexit = False
-            result = unpacked(answer.result, array, answer.spans)
-            if answer.failed is not None:
-                result, error = None, result
-                error.add_note(f"raised in {self._endpoint.server}:\n{answer.failed}")
-        except Exception as cannot_read:  # the reply's to raise: whoever reads this may wait for another
-            error = cannot_read
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
-        reply = waiting()
-        if reply is not None:
-            reply._outcome = result, error
+from rayrec.embeddings.shared_calls import Channel, Endpoint, Methods, SharedReply
 
 
 class SharedMemoryTransport:
@@ -407,14 +33,29 @@ class SharedMemoryTransport:
         Raises:
             ServerLostError: no server answers at an address.
         """
-        self._reads = {shard: _Channel(endpoint, in_order=False) for shard, endpoint in endpoints.items()}
-        self._writes = {shard: _Channel(endpoint, in_order=True) for shard, endpoint in endpoints.items()}
+        self._reads = {shard: Channel(endpoint, in_order=False) for shard, endpoint in endpoints.items()}
+        self._writes = {shard: Channel(endpoint, in_order=True) for shard, endpoint in endpoints.items()}
 
     def lookup(self, shard: int, request: LookupRequest, after_step: int | None) -> SharedReply[LookupReply]:
         return self._reads[shard].call("lookup", request, after_step)
 
-    def apply(self, shard: int, tag: UpdateTag, update: SparseUpdate) -> SharedReply[int]:
-        return self._writes[shard].call("apply", tag, update)
+    def fetch(self, shard: int, request: LookupRequest, after_step: int | None) -> SharedReply[FetchReply]:
+        return self._reads[shard].call("fetch", request, after_step)
+
+    def evicted(
+        self, shard: int, since_step: int, after_step: int | None
+    ) -> SharedReply[dict[str, NDArray[np.int64]]]:
+        return self._reads[shard].call("evicted", since_step, after_step)
+
+    def apply(
+        self, shard: int, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None
+    ) -> SharedReply[int]:
+        return self._writes[shard].call("apply", tag, update, kept)
+
+    def write_back(
+        self, shard: int, incarnation: int, after_step: int, kept: KeptRecords
+    ) -> SharedReply[int]:
+        return self._writes[shard].call("write_back", incarnation, after_step, kept)
 
     def close(self) -> None:
         """Hang up; the servers free what this client had."""
@@ -422,11 +63,20 @@ class SharedMemoryTransport:
             channel.close()
 
 
-def shard_methods(
-    lookup: Callable[..., LookupReply], apply: Callable[[UpdateTag, SparseUpdate], int]
-) -> Methods:
-    """What a `SharedMemoryTransport` calls, of an `EmbeddingShard` or of what is around it."""
+def shard_methods(shard: EmbeddingShard, apply: Callable[..., int] | None = None) -> Methods:
+    """What a `SharedMemoryTransport` calls.
+
+    Args:
+        apply: called in place of the shard's.
+    """
+
+    def without_empty(method: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda empty, *arguments: method(*arguments)
+
     return {
-        "lookup": lambda empty, request, after_step: lookup(request, after_step, empty),
-        "apply": lambda empty, tag, update: apply(tag, update),
+        "lookup": lambda empty, request, after_step: shard.lookup(request, after_step, empty),
+        "fetch": without_empty(shard.fetch),
+        "evicted": without_empty(shard.evicted),
+        "apply": without_empty(apply or shard.apply),
+        "write_back": without_empty(shard.write_back),
     }

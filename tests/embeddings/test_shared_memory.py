@@ -16,13 +16,8 @@ from rayrec.embeddings.config import AdamConfig, TableConfig
 from rayrec.embeddings.lookups import ExactPrefetch, SyncLookups
 from rayrec.embeddings.shard import EmbeddingShard, UpdateTag
 from rayrec.embeddings.shared_blocks import why_unavailable
-from rayrec.embeddings.shared_memory import (
-    Endpoint,
-    ServerLostError,
-    SharedMemoryServer,
-    SharedMemoryTransport,
-    shard_methods,
-)
+from rayrec.embeddings.shared_calls import CallServer, Endpoint, ServerLostError
+from rayrec.embeddings.shared_memory import SharedMemoryTransport, shard_methods
 from tests.embeddings.test_lookups import Ids, all_rows, ids, make_shards, run
 
 pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
@@ -37,16 +32,16 @@ class Served:
     def __init__(self) -> None:
         self._open: list = []
 
-    def server(self, methods) -> SharedMemoryServer:
-        self._open.append(SharedMemoryServer("server 0", methods))
+    def server(self, methods) -> CallServer:
+        self._open.append(CallServer("server 0", methods))
         return self._open[-1]
 
-    def transport(self, *servers: SharedMemoryServer) -> SharedMemoryTransport:
+    def transport(self, *servers: CallServer) -> SharedMemoryTransport:
         self._open.append(SharedMemoryTransport({n: server.endpoint for n, server in enumerate(servers)}))
         return self._open[-1]
 
     def shards(self, shards: list[EmbeddingShard]) -> SharedMemoryTransport:
-        return self.transport(*(self.server(shard_methods(shard.lookup, shard.apply)) for shard in shards))
+        return self.transport(*(self.server(shard_methods(shard)) for shard in shards))
 
     def close(self) -> None:
         for each in reversed(self._open):
@@ -94,6 +89,23 @@ def test_rows_and_updates_go_there_and_back(served):
         assert found[name].shape == rows_MD.shape
         assert found[name].tobytes() == rows_MD.tobytes()
     assert shard.stats().num_rows == {"items": 2, "users": 0}
+
+
+def test_a_caches_calls_go_there_and_back(served):
+    (shard,), (expected,) = make_shards(ITEMS, 1), make_shards(ITEMS, 1)
+    transport, local = served.shards([shard]), LocalTransport([expected])
+
+    def calls(through):
+        yield through.apply(0, UpdateTag(0, 0, 0), {"items": ones(1, 2)}).result()
+        records_MW, present_M = through.fetch(0, {"items": ids(2, 3)}, 0).result()["items"]
+        yield records_MW.tolist(), present_M.tolist()
+        changed_MW = records_MW[:1] + 1
+        yield through.write_back(0, 0, 0, {"items": (ids(2), changed_MW)}).result()
+        yield through.apply(0, UpdateTag(0, 1, 0), {}, {"items": (ids(2), changed_MW + 1)}).result()
+        yield through.evicted(0, -1, 1).result()
+
+    assert list(calls(transport)) == list(calls(local))
+    assert all_rows([shard], ITEMS) == all_rows([expected], ITEMS)
 
 
 def test_a_lookup_that_waits_holds_up_neither_updates_nor_other_lookups(served):
@@ -228,7 +240,7 @@ def test_a_contribution_that_waits_for_another_ones_is_not_overwritten(served):
 
 def test_two_clients_and_several_threads_of_one_do_not_get_each_others_answers(served):
     (shard,) = make_shards(ITEMS, 1)
-    server = served.server(shard_methods(shard.lookup, shard.apply))
+    server = served.server(shard_methods(shard))
     transports = [served.transport(server) for _ in range(2)]
 
     def ask(thread: int) -> None:
@@ -266,7 +278,7 @@ def test_training_through_shared_memory_is_bit_equal_to_sync(served, share_a_con
     expected = run(SyncLookups, tables, LocalTransport(expected_shards), 1, batches)
 
     shards = make_shards(tables, num_shards, num_sources)
-    servers = [served.server(shard_methods(shard.lookup, shard.apply)) for shard in shards]
+    servers = [served.server(shard_methods(shard)) for shard in shards]
     transports = [served.transport(*servers) for _ in range(1 if share_a_connection else num_sources)]
 
     class OneEach:
@@ -298,7 +310,7 @@ def test_a_server_that_is_not_there_is_said_at_once():
 
 def test_a_closed_server_fails_who_waits_and_who_asks(served):
     (shard,) = make_shards(ITEMS, 1)
-    server = served.server(shard_methods(shard.lookup, shard.apply))
+    server = served.server(shard_methods(shard))
     transport = served.transport(server)
     waiting = transport.lookup(0, {"items": ids(1)}, after_step=0)
     with ThreadPoolExecutor(1) as pool:
@@ -316,7 +328,7 @@ def test_a_closed_server_fails_who_waits_and_who_asks(served):
 
 def serve_until_killed(pipe) -> None:
     (shard,) = make_shards(ITEMS, 1)
-    server = SharedMemoryServer("server 0", shard_methods(shard.lookup, shard.apply))
+    server = CallServer("server 0", shard_methods(shard))
     pipe.send(server.endpoint)
     pipe.recv()
 
@@ -373,7 +385,7 @@ def test_a_server_that_is_killed_is_missed_at_once_and_leaves_nothing(start_proc
 
 def test_the_server_frees_the_blocks_of_a_client_that_is_killed(served, start_process):
     (shard,) = make_shards(ITEMS, 1)
-    server = served.server(shard_methods(shard.lookup, shard.apply))
+    server = served.server(shard_methods(shard))
     before = shared_blocks()
     process, pipe = start_process(hold_rows_until_killed)
     pipe.send(server.endpoint)
@@ -388,8 +400,8 @@ def test_the_server_frees_the_blocks_of_a_client_that_is_killed(served, start_pr
 
 def test_another_users_process_is_not_listened_to(served, monkeypatch):
     (shard,) = make_shards(ITEMS, 1)
-    server = served.server(shard_methods(shard.lookup, shard.apply))
-    monkeypatch.setattr("rayrec.embeddings.shared_memory.is_own", lambda connection: False)
+    server = served.server(shard_methods(shard))
+    monkeypatch.setattr("rayrec.embeddings.shared_calls.is_own", lambda connection: False)
 
     with pytest.raises(ServerLostError, match="another user's process answers there"):
         SharedMemoryTransport({0: server.endpoint})
