@@ -22,7 +22,7 @@ MISSING = -1
 
 _MIN_SLOTS = 1024
 _MAX_LOAD = 0.6
-_AHEAD = 8  # slots asked for this many ids early; enough to cover one memory access
+_AHEAD = 24  # slots asked for this many ids early, as many as a core keeps on their way from memory
 
 
 class IdIndex:
@@ -98,7 +98,7 @@ class IdIndex:
 
 
 def index_bytes(num_ids: int) -> int:
-    """`IdIndex.num_bytes` with so many ids and no free rows; one slot below a doubling it may be half of it."""
+    """`IdIndex.num_bytes` with so many ids and no free rows."""
     return 16 * _slots_for(num_ids)
 
 
@@ -119,16 +119,16 @@ def _shift(slots_C2: Int64Array) -> np.uint64:
 
 @njit(nogil=True, cache=True)
 def _find(slots_C2: Int64Array, shift: np.uint64, ids_M: Int64Array) -> Int64Array:
-    mask = len(slots_C2) - 1
-    rows_M = np.empty(len(ids_M), dtype=np.int64)
+    num_ids, mask = len(ids_M), np.uint64(len(slots_C2) - 1)
+    rows_M = np.empty(num_ids, dtype=np.int64)
     base = np.uint64(slots_C2.ctypes.data)
-    for m in range(len(ids_M)):
-        if m + _AHEAD < len(ids_M):
+    for m in range(num_ids):
+        if m + _AHEAD < num_ids:
             slot = mix64(np.uint64(ids_M[m + _AHEAD])) >> shift
             prefetch(base + slot * np.uint64(16))
-        slot = np.int64(mix64(np.uint64(ids_M[m])) >> shift)
-        while slots_C2[slot, 1] != MISSING and slots_C2[slot, 0] != ids_M[m]:
-            slot = (slot + 1) & mask
+        slot = mix64(np.uint64(ids_M[m])) >> shift
+        while slots_C2[slot, 0] != ids_M[m] and slots_C2[slot, 1] != MISSING:
+            slot = (slot + np.uint64(1)) & mask
         rows_M[m] = slots_C2[slot, 1]
     return rows_M
 
@@ -144,8 +144,12 @@ def _add_missing(
 ) -> int:
     """Give every id whose entry of rows_M is -1 a row, free ones first, from the end; return how many."""
     mask = len(slots_C2) - 1
+    base = np.uint64(slots_C2.ctypes.data)
     num_added = 0
     for m in range(len(ids_M)):
+        if m + _AHEAD < len(ids_M) and rows_M[m + _AHEAD] == MISSING:
+            ahead = mix64(np.uint64(ids_M[m + _AHEAD])) >> shift
+            prefetch(base + ahead * np.uint64(16))
         if rows_M[m] != MISSING:
             continue
         slot = np.int64(mix64(np.uint64(ids_M[m])) >> shift)
