@@ -1,10 +1,11 @@
-"""`train`, `evaluate`, `recommend` and `serve`: what is done with a run."""
+"""`plan`, `train`, `evaluate`, `recommend` and `serve`: what is done with a run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -13,6 +14,10 @@ from rich.table import Table
 from rayrec.cli.app import app
 from rayrec.platform.console import Answer, command, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError
+from rayrec.platform.memory import human_size
+
+if TYPE_CHECKING:  # what a command needs is imported when it runs: --help stays quick
+    from rayrec.embeddings.plan import ShardPlan
 
 
 class EvaluationSplit(StrEnum):
@@ -27,15 +32,17 @@ class Which(StrEnum):
 
 WhichOption = Annotated[Which, typer.Option("--snapshot", help="Which snapshot of the run.")]
 DataOption = Annotated[Path | None, typer.Option(help="Where the run's data set lies, if it was moved.")]
+ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file that describes the run.")]
+OverridesOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="a.b=c", help="Change a setting; may be repeated.")
+]
 RunArgument = Annotated[Path, typer.Argument(help="Folder that `rayrec train` wrote.")]
 
 
 @command(app, "train")
 def train_command(
-    config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file that describes the run.")],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="a.b=c", help="Change a setting; may be repeated.")
-    ] = None,
+    config_file: ConfigArgument,
+    overrides: OverridesOption = None,
     run: Annotated[Path | None, typer.Option(help="Folder of the run [runs/<name of CONFIG>].")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's last snapshot.")] = False,
 ) -> Answer:
@@ -87,6 +94,76 @@ _STAGES = (
     ("parameter servers", "servers_busy_s", "servers_waiting_s"),
     ("trainers", "trainer_busy_s", "trainer_waiting_s"),
 )
+
+
+@command(app, "plan")
+def plan_command(
+    config_file: ConfigArgument,
+    overrides: OverridesOption = None,
+) -> Answer:
+    """Say what each process of a run will hold in memory, and whether it fits; starts nothing."""
+    from rayrec.pipelines.assembly import assemble
+    from rayrec.pipelines.config import RunConfig
+    from rayrec.pipelines.memory_plan import plan_memory
+
+    plan = plan_memory(assemble(RunConfig.load(config_file, overrides or ()), checksums=False))
+    _print_servers(plan.shards, plan.fullest)
+    trainer = plan.trainer
+    print_rows(
+        f"Each of {trainer.num_trainers} trainers, dense activations aside",
+        [
+            (
+                "dense weights",
+                f"{human_size(trainer.dense.weights_bytes)} ({trainer.dense.num_parameters:,})",
+            ),
+            ("their gradients", human_size(trainer.gradients_bytes)),
+            ("optimizer state", human_size(trainer.optimizer_bytes)),
+            ("codes, rates of items", human_size(trainer.dense.buffers_bytes)),
+            ("rows and gradients of a batch", human_size(trainer.batch_bytes)),
+            ("rows of the catalogue, when ranking", human_size(trainer.catalogue_bytes)),
+            ("peak", human_size(trainer.peak_bytes)),
+        ],
+    )
+    limits = [("all processes and Ray's objects at their peaks", human_size(plan.machine_bytes))]
+    if plan.machine_limit is not None:
+        limits.append(("memory of this machine", human_size(plan.machine_limit)))
+    if plan.server_limit is not None:
+        limits.append(("allowed to a server (sparse.server_memory)", human_size(plan.server_limit)))
+    print_rows("The run", limits)
+    plan.check()
+    return plan.to_json()
+
+
+def _print_servers(shards: Sequence[ShardPlan], fullest: ShardPlan) -> None:
+    servers = _sizes_table("Parameter servers", "server", "rows", "held", "at its peak", "while")
+    for shard in shards:
+        held, peak = human_size(shard.num_bytes), human_size(shard.peak_bytes)
+        servers.add_row(str(shard.shard), f"{shard.num_rows:,}", held, peak, shard.peak_phase)
+    out.print(servers)
+    if not fullest.tables:
+        return
+    tables = _sizes_table(
+        f"Server {fullest.shard}, the fullest", "table", "rows", "weights", "state", "stamps", "index"
+    )
+    for table in fullest.tables:
+        index = table.index_bytes + table.waiting_bytes
+        sizes = map(human_size, (table.weights_bytes, table.state_bytes, table.stamps_bytes, index))
+        tables.add_row(table.table, f"{table.num_rows:,}", *sizes)
+    out.print(tables)
+    extra = {f"for a while, {phase}": size for phase, size in fullest.extra_bytes.items()}
+    needs = {
+        "a step's rows and gradients": fullest.step_bytes,
+        **extra,
+        "to load a snapshot": fullest.loading_bytes,
+    }
+    print_rows("It also needs", [(what, human_size(size)) for what, size in needs.items()])
+
+
+def _sizes_table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if place else "left")
+    return table
 
 
 @command(app, "evaluate")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ByteSize, Field, field_validator, model_validator
 
 from rayrec.embeddings.config import OptimizerConfig, RowwiseAdagradConfig, TableConfig
 from rayrec.models.build import sparse_tables
@@ -43,14 +43,20 @@ class SparseConfig(Config):
     """New rows are uniform in [-init_scale, init_scale)."""
     wait_timeout_s: float = Field(300.0, gt=0)
     """Longest a lookup waits for the update it depends on before the run is given up."""
+    server_memory: ByteSize | None = None
+    """Most that one server may need, such as `8 GiB`; judged before the run, and kept to in it.
+    None: what the machine has."""
+    expected_rows: dict[str, int] = Field(default_factory=dict)
+    """By table: rows to plan memory for, where there will be more than the data set has ids now."""
 
     @model_validator(mode="after")
-    def _optimizers_are_of_known_tables(self) -> SparseConfig:
-        for name in self.optimizers:
-            if name not in TABLE_SEEDS:
-                raise ValueError(
-                    f"sparse.optimizers names table {name!r}; tables are {', '.join(TABLE_SEEDS)}"
-                )
+    def _settings_are_of_known_tables(self) -> SparseConfig:
+        for setting in ("optimizers", "expected_rows"):
+            for name in getattr(self, setting):
+                if name not in TABLE_SEEDS:
+                    raise ValueError(
+                        f"sparse.{setting} names table {name!r}; tables are {', '.join(TABLE_SEEDS)}"
+                    )
         return self
 
 

@@ -30,6 +30,8 @@ FREE_TO_CHANGE = (
     "pipeline.",
     "sparse.num_servers",
     "sparse.wait_timeout_s",
+    "sparse.server_memory",
+    "sparse.expected_rows",
     "evaluation.every_epochs",
     "evaluation.patience",
     "evaluation.batch_size",

@@ -17,6 +17,7 @@ import ray
 
 from rayrec.pipelines.assembly import Assembly, assemble, check_continues, check_snapshot, check_split
 from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.memory_plan import plan_memory
 from rayrec.pipelines.ranking_metrics import Estimate, summarise
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import Snapshot, read_snapshot, write_snapshot
@@ -100,6 +101,9 @@ def train(
     _ = assembly.plan  # footers are read before anything starts
     if starts_cluster(config.cluster):
         get_device(config.device)  # trainers will run on this machine; elsewhere they may have what it lacks
+    memory = plan_memory(assembly)
+    memory.check(resume)
+    memory.log()
     path = Path(run)
     with RunFolder.locked(path, resume):
         folder = RunFolder.resume(path, config) if resume else RunFolder.create(path, config)

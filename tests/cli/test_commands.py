@@ -46,7 +46,7 @@ def answer(*arguments):
     return json.loads(stdout.splitlines()[-1])
 
 
-COMMANDS = ("prepare", "tokenize", "train", "evaluate", "recommend", "serve", "bench", "doctor")
+COMMANDS = ("prepare", "tokenize", "plan", "train", "evaluate", "recommend", "serve", "bench", "doctor")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -116,6 +116,30 @@ def test_a_data_set_that_is_missing_is_named(tmp_path):
     config.write_text(f"data: {{path: {tmp_path / 'nowhere'}}}\nmodel: {{name: sasrec}}\n")
     assert str(tmp_path / "nowhere") in refused("train", config, "--run", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def write_config(tmp_path, run):
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        f"data: {{path: {run.parent / 'data'}}}\nmodel: {{name: sasrec, item_matrix: sparse}}\n"
+    )
+    return config
+
+
+def test_the_plan_says_what_every_server_will_hold(run, tmp_path):
+    plan = answer("plan", write_config(tmp_path, run), "--set", "sparse.num_servers=3")
+    assert [server["shard"] for server in plan["servers"]] == [0, 1, 2]
+    assert sum(table["num_rows"] for server in plan["servers"] for table in server["tables"]) == 30
+    assert all(server["peak_bytes"] > server["num_bytes"] > 0 for server in plan["servers"])
+
+
+@pytest.mark.parametrize("name", ["plan", "train"])
+def test_what_cannot_fit_is_refused_before_anything_starts(name, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, stderr = rayrec(name, write_config(tmp_path, run), "--set", "sparse.server_memory=1 KiB")
+    assert code == 2
+    assert "sparse.server_memory allows 1.0 KiB: raise it to" in stderr.splitlines()[-1]
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_folder_that_holds_another_run_is_left_alone(run, tmp_path):

@@ -1,0 +1,232 @@
+"""How many bytes the tables of a run take, before anything starts.
+
+    server     records, rounded up to huge pages │ index of ids │ what waits for admission, what was evicted
+               one step's rows and gradients
+               and for a while, whichever is most (`Phase`):
+                 growing    the index's old slots beside the new ones, for the table that doubles
+                 evicting   ids and stamps of a table while victims are chosen
+                 saving     the copy of one table's rows that a snapshot is written from
+               before a run is resumed: the rows of a snapshot, beside the tables that they fill
+    trainer    one batch's rows, their copy on the device, their gradients
+
+The formulas are those of `layout`, `index`, `table` and `snapshot`; tests fill the real ones and compare.
+
+Axes: M ids of one call.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.index import index_bytes
+from rayrec.embeddings.layout import record_words
+from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.row_operations import RowOperations
+
+Phase = Literal["growing", "evicting", "saving"]
+
+_HUGE_PAGE = 2 * 2**20
+_EXPORTED_STAMPS = 16
+"""Bytes of a row's id, last step and count in a copy of rows."""
+_ORDERING = 24
+"""Bytes per row that `export` needs for a while to bring rows in order."""
+_CHOOSING = 120
+"""Most bytes per row that choosing victims takes (113 measured, every bucket too full)."""
+_ROWS_PER_GROUP = 65_536
+"""Rows that the writer of snapshots encodes and compresses at once."""
+_WRITER_COPIES = 4
+"""Most copies of such a group that it makes on the way (3.2 measured, 64 numbers a row)."""
+_READER_COPIES = 2
+"""Most copies of a table's rows that reading a snapshot makes beside the result (1.9 measured)."""
+_TOMBSTONE = 12
+_SIGHTING = 6
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """One table's part of one shard, in bytes."""
+
+    table: str
+    num_rows: int
+    weights_bytes: int
+    state_bytes: int
+    """Of the optimizer."""
+    stamps_bytes: int
+    """Last step and count of every row."""
+    index_bytes: int
+    waiting_bytes: int
+    """Counters of ids that wait for admission, and memory of evicted ones: at most one of each per id."""
+    rows_bytes: int
+    """A copy of all rows, as a snapshot is written from it and a table filled by it."""
+    extra_bytes: dict[Phase, int]
+    """Taken for a while, beside the above."""
+
+    @property
+    def records_bytes(self) -> int:
+        return self.weights_bytes + self.state_bytes + self.stamps_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """What `EmbeddingTable.num_bytes` says at most when every expected row is there."""
+        return self.records_bytes + self.index_bytes + self.waiting_bytes
+
+    @property
+    def resident_bytes(self) -> int:
+        """The same with what is not in use of the last huge page."""
+        return self.num_bytes + -self.records_bytes % _HUGE_PAGE
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """What one parameter server will hold, in bytes."""
+
+    shard: int
+    tables: tuple[TablePlan, ...]
+    step_bytes: int
+    """Rows that are read and gradients that wait for a step to be whole."""
+
+    @property
+    def num_rows(self) -> int:
+        return sum(table.num_rows for table in self.tables)
+
+    @property
+    def num_bytes(self) -> int:
+        """What `ShardStats.num_bytes` says at most when every expected row is there."""
+        return sum(table.num_bytes for table in self.tables)
+
+    @property
+    def resident_bytes(self) -> int:
+        return sum(table.resident_bytes for table in self.tables)
+
+    @property
+    def extra_bytes(self) -> dict[Phase, int]:
+        """Taken for a while beside the tables; they do it one after the other."""
+        return {
+            phase: max((table.extra_bytes[phase] for table in self.tables), default=0)
+            for phase in get_args(Phase)
+        }
+
+    @property
+    def peak_phase(self) -> Phase:
+        """What is being done when the run needs most."""
+        extra = self.extra_bytes
+        return max(extra, key=extra.__getitem__)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most that the run needs at any time, Python and its libraries aside."""
+        return self.resident_bytes + self.step_bytes + self.extra_bytes[self.peak_phase]
+
+    @property
+    def loading_bytes(self) -> int:
+        """Most that is needed to begin from a snapshot: while it is read, then while tables are filled."""
+        copies = [table.rows_bytes for table in self.tables]
+        reading = sum(copies) + max(sum(copies), _READER_COPIES * max(copies, default=0))
+        return max(reading, self.resident_bytes + sum(copies))
+
+
+def plan_table(config: TableConfig, num_ids: int, num_rows: int) -> TablePlan:
+    """One table on one shard.
+
+    Args:
+        num_ids: ids that may ask for a row.
+        num_rows: rows that are there at once; fewer, where some are given up.
+    """
+    layout = RowOperations(config).layout
+    stamp_words = record_words(layout) - layout.weight_words - layout.state_size
+    exported = _EXPORTED_STAMPS + 4 * (layout.dim + layout.state_size)
+    index = index_bytes(num_rows)
+    encoding = _WRITER_COPIES * min(num_rows, _ROWS_PER_GROUP) * exported
+    return TablePlan(
+        table=config.name,
+        num_rows=num_rows,
+        weights_bytes=4 * layout.weight_words * num_rows,
+        state_bytes=4 * layout.state_size * num_rows,
+        stamps_bytes=4 * stamp_words * num_rows,
+        index_bytes=index,
+        waiting_bytes=_waiting_bytes(config, num_ids, num_rows),
+        rows_bytes=exported * num_rows,
+        extra_bytes={
+            "growing": index // 2 if index > index_bytes(0) else 0,
+            "evicting": 0 if config.eviction is None else _CHOOSING * num_rows,
+            "saving": exported * num_rows + max(_ORDERING * num_rows, encoding),
+        },
+    )
+
+
+def plan_shards(
+    tables: Sequence[TableConfig],
+    ids_by_shard: Mapping[str, Sequence[int]],
+    batch_ids: Mapping[str, int],
+    num_shards: int,
+    num_trainers: int,
+) -> tuple[ShardPlan, ...]:
+    """Every parameter server of a run.
+
+    Args:
+        ids_by_shard: ids of each table that may ask for rows, one number per shard; see `count_by_shard`
+            where they are known and `spread` where only their number is.
+        batch_ids: most distinct ids of each table in one trainer's share of a batch.
+    """
+    shard_map = ShardMap(num_shards)
+    step_ids = {name: num_trainers * spread(most, num_shards)[0] for name, most in batch_ids.items()}
+    step_bytes = 0
+    for config in tables:
+        row = 4 * config.dim
+        # The sum of several trainers' parts is one more array; a single one is applied as it came.
+        step_bytes += step_ids[config.name] * (2 * row + 8 + (row if num_trainers > 1 else 0))
+    shards = []
+    for shard in range(num_shards):
+        planned = []
+        for config in tables:
+            num_ids = ids_by_shard[config.name][shard]
+            most_rows = _most_rows(config, len(shard_map.buckets(shard)), step_ids[config.name])
+            planned.append(plan_table(config, num_ids, min(num_ids, most_rows)))
+        shards.append(ShardPlan(shard, tuple(planned), step_bytes))
+    return tuple(shards)
+
+
+def batch_bytes(tables: Sequence[TableConfig], batch_ids: Mapping[str, int]) -> int:
+    """Most that one batch's rows take in a trainer.
+
+    They are there three times: first as rows, tensors and gradients; then as rows, gradients and the
+    parts of these that go to each shard.
+    """
+    return sum((3 * 4 * config.dim + 2 * 8) * batch_ids[config.name] for config in tables)
+
+
+def count_by_shard(ids_M: NDArray[np.int64], num_shards: int) -> list[int]:
+    """How many of these distinct ids each shard holds."""
+    return np.bincount(ShardMap(num_shards).shard_of(ids_M), minlength=num_shards).tolist()
+
+
+def spread(num_ids: int, num_shards: int) -> list[int]:
+    """Ids of each shard where only their number is known: an even share and four deviations of chance."""
+    mean = num_ids / num_shards
+    most = math.ceil(mean + 4 * math.sqrt(mean))
+    return [min(num_ids, most)] * num_shards
+
+
+def _most_rows(config: TableConfig, num_buckets: int, new_rows_per_step: int) -> int:
+    """Most rows that eviction leaves, and those that come until it happens again."""
+    if config.eviction is None or config.eviction.max_rows_per_bucket is None:
+        return sys.maxsize
+    kept = config.eviction.max_rows_per_bucket * num_buckets
+    return kept + config.eviction.every_steps * new_rows_per_step
+
+
+def _waiting_bytes(config: TableConfig, num_ids: int, num_rows: int) -> int:
+    num_waiting = num_ids if config.admission.min_sightings > 1 else 0
+    places = 1 << (num_waiting - 1).bit_length() if num_waiting else 0
+    num_evicted = 0 if config.eviction is None else num_ids
+    # The index keeps the rows of evicted ids to give them out again.
+    free = 8 * num_rows if config.eviction is not None else 0
+    return index_bytes(num_waiting) + _SIGHTING * places + _TOMBSTONE * num_evicted + free

@@ -1,0 +1,288 @@
+"""What every process of a run will hold in memory, said and judged before any is started.
+
+The tables' part is in `rayrec.embeddings.plan`. Not counted are the activations of dense compute, which
+depend on how the framework goes about it.
+
+Axes: I items of the catalogue, D numbers of a row.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rayrec.embeddings.plan import ShardPlan, batch_bytes, count_by_shard, plan_shards, spread
+from rayrec.models.build import build_model
+from rayrec.models.config import SasRecConfig
+from rayrec.pipelines.assembly import Assembly
+from rayrec.platform.cluster import starts_cluster
+from rayrec.platform.errors import InputError
+from rayrec.platform.memory import human_size, machine_bytes
+from rayrec.samples.features import code_ids
+
+logger = logging.getLogger(__name__)
+
+PROCESS_BYTES = 120 * 2**20
+"""Python and its libraries in a server, reader or feature worker (private memory, measured on Linux)."""
+TRAINER_PROCESS_BYTES = 320 * 2**20
+"""The same with PyTorch."""
+DRIVER_BYTES = 430 * 2**20
+"""The driver, with a small data set."""
+RAY_BYTES = 550 * 2**20
+"""Ray's own processes on a machine, with the dashboard and without the object store."""
+
+
+@dataclass(frozen=True)
+class DenseSize:
+    """A network without its sparse tables, in bytes."""
+
+    num_parameters: int
+    weights_bytes: int
+    buffers_bytes: int
+    """What a network holds and does not train, such as the codes of items."""
+
+
+@dataclass(frozen=True)
+class TrainerPlan:
+    """What one trainer will hold, in bytes."""
+
+    dense: DenseSize
+    batch_bytes: int
+    """Rows and gradients of one batch."""
+    catalogue_bytes: int
+    """While it ranks: the rows of every item, for models that rank by them."""
+    num_trainers: int
+
+    @property
+    def gradients_bytes(self) -> int:
+        """Where several trainers sum them, also in one flat array."""
+        return self.dense.weights_bytes * (2 if self.num_trainers > 1 else 1)
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Two moments of AdamW."""
+        return 2 * self.dense.weights_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        return self.dense.weights_bytes + self.dense.buffers_bytes + self.optimizer_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most at any time: in a step, while ranking, or while it copies weights and state for a snapshot."""
+        step = self.gradients_bytes + self.batch_bytes
+        # The catalogue arrives in pieces, is put together, and copied to the device.
+        ranking = self.gradients_bytes + 3 * self.catalogue_bytes
+        saving = self.gradients_bytes + self.catalogue_bytes + self.dense.weights_bytes + self.optimizer_bytes
+        return self.held_bytes + max(step, ranking, saving)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """A run's memory."""
+
+    shards: tuple[ShardPlan, ...]
+    trainer: TrainerPlan
+    server_limit: int | None
+    """`sparse.server_memory`."""
+    machine_limit: int | None
+    """What this machine has; None where the run joins a cluster, whose machines are not known here."""
+    num_readers_and_workers: int
+    object_store_bytes: int
+
+    @property
+    def machine_bytes(self) -> int:
+        """All processes at their peaks, where one machine has them all."""
+        return (
+            sum(shard.peak_bytes for shard in self.shards)
+            + self.trainer.num_trainers * (self.trainer.peak_bytes + TRAINER_PROCESS_BYTES)
+            + (len(self.shards) + self.num_readers_and_workers) * PROCESS_BYTES
+            + DRIVER_BYTES
+            + RAY_BYTES
+            + self.object_store_bytes
+        )
+
+    @property
+    def fullest(self) -> ShardPlan:
+        return max(self.shards, key=lambda shard: shard.peak_bytes)
+
+    def check(self, resume: bool = False) -> None:
+        """
+        Args:
+            resume: the run begins by loading a snapshot, which takes more than to train.
+
+        Raises:
+            InputError: a server, or all processes on this machine, need more than there is; names what
+                takes most of it and what to change.
+        """
+        largest = self.fullest
+        if self.server_limit is not None and largest.peak_bytes > self.server_limit:
+            raise InputError(
+                f"parameter server {largest.shard} (of {len(self.shards)}) would need "
+                f"{_described(largest)}; sparse.server_memory allows {human_size(self.server_limit)}: "
+                f"{self._remedy_of_a_server(largest.peak_bytes)}"
+            )
+        if resume and self.server_limit is not None and largest.loading_bytes > self.server_limit:
+            raise InputError(
+                f"parameter server {largest.shard} (of {len(self.shards)}) would need "
+                f"{human_size(largest.loading_bytes)} to load its part of the snapshot; sparse.server_memory "
+                f"allows {human_size(self.server_limit)}: {self._remedy_of_a_server(largest.loading_bytes)}"
+            )
+        if self.machine_limit is not None and self.machine_bytes > self.machine_limit:
+            servers = sum(shard.peak_bytes for shard in self.shards)
+            trainers = self.trainer.num_trainers * self.trainer.peak_bytes
+            raise InputError(
+                f"the run would need {human_size(self.machine_bytes)} and this machine has "
+                f"{human_size(self.machine_limit)}: {len(self.shards)} parameter servers need "
+                f"{human_size(servers)} (the largest, number {largest.shard}, {_described(largest)}), "
+                f"{self.trainer.num_trainers} trainers {human_size(trainers)}, processes and Ray the "
+                "rest; lower model.backbone.dim, take an optimizer with less state (sparse.optimizer.kind), "
+                "or join a cluster (cluster.address)"
+            )
+
+    def log(self) -> None:
+        """One line for the run's log."""
+        largest = self.fullest
+        logger.info(
+            "memory: %d servers hold up to %s each (%s while %s), %d trainers need up to %s each, dense "
+            "activations aside%s",
+            len(self.shards),
+            human_size(largest.num_bytes),
+            human_size(largest.peak_bytes),
+            largest.peak_phase,
+            self.trainer.num_trainers,
+            human_size(self.trainer.peak_bytes),
+            ""
+            if self.machine_limit is None
+            else f"; {human_size(self.machine_bytes)} of this machine's {human_size(self.machine_limit)}",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "servers": [
+                {
+                    "shard": shard.shard,
+                    "num_bytes": shard.num_bytes,
+                    "step_bytes": shard.step_bytes,
+                    "peak_bytes": shard.peak_bytes,
+                    "peak_phase": shard.peak_phase,
+                    "loading_bytes": shard.loading_bytes,
+                    "tables": [asdict(table) | {"num_bytes": table.num_bytes} for table in shard.tables],
+                }
+                for shard in self.shards
+            ],
+            "trainer": asdict(self.trainer)
+            | {
+                "gradients_bytes": self.trainer.gradients_bytes,
+                "optimizer_bytes": self.trainer.optimizer_bytes,
+                "peak_bytes": self.trainer.peak_bytes,
+            },
+            "server_limit": self.server_limit,
+            "machine_limit": self.machine_limit,
+            "machine_bytes": self.machine_bytes,
+        }
+
+    def _remedy_of_a_server(self, needed: int) -> str:
+        assert self.server_limit is not None
+        remedies = [f"raise it to {human_size(1.05 * needed)}"]
+        # What more servers would share; the part of a step and of the writer's buffers they would not.
+        shared = sum(table.num_bytes + table.rows_bytes for table in self.fullest.tables)
+        room = self.server_limit - (needed - shared)
+        if 0 < room < shared:
+            num_servers = math.ceil(1.1 * len(self.shards) * shared / room)
+            remedies.append(f"set sparse.num_servers to {num_servers}")
+        remedies.append("lower model.backbone.dim")
+        return ", ".join(remedies) + " or take an optimizer with less state (sparse.optimizer.kind)"
+
+
+def plan_memory(assembly: Assembly) -> MemoryPlan:
+    """What the run needs; starts nothing and raises nothing that `assemble` would not have."""
+    config = assembly.config
+    pipeline, sparse = config.pipeline, config.sparse
+    ids = {table.name: _ids_of(assembly, table.name) for table in assembly.tables}
+    num_ids = {name: max(len(ids_M), sparse.expected_rows.get(name, 0)) for name, ids_M in ids.items()}
+    ids_by_shard = {
+        name: count_by_shard(ids_M, sparse.num_servers)
+        if num_ids[name] == len(ids_M)
+        else spread(num_ids[name], sparse.num_servers)
+        for name, ids_M in ids.items()
+    }
+    batch_ids = _batch_ids(assembly, num_ids)
+    is_here = starts_cluster(config.cluster)
+    return MemoryPlan(
+        shards=plan_shards(
+            assembly.tables, ids_by_shard, batch_ids, sparse.num_servers, pipeline.num_trainers
+        ),
+        trainer=TrainerPlan(
+            dense=dense_size(assembly),
+            batch_bytes=batch_bytes(assembly.tables, batch_ids),
+            catalogue_bytes=_catalogue_bytes(assembly),
+            num_trainers=pipeline.num_trainers,
+        ),
+        server_limit=None if sparse.server_memory is None else int(sparse.server_memory),
+        machine_limit=machine_bytes() if is_here else None,
+        num_readers_and_workers=pipeline.num_readers + pipeline.num_feature_workers,
+        object_store_bytes=config.cluster.object_store_bytes if is_here else 0,
+    )
+
+
+def dense_size(assembly: Assembly) -> DenseSize:
+    """Of the network that the trainers will build."""
+    model = assembly.config.model
+    # Without memory for its weights: an item matrix may be what does not fit. The generative model reads
+    # the items' codes while it is built, and has no part that grows with the catalogue but these.
+    device = "meta" if isinstance(model, SasRecConfig) else "cpu"
+    with torch.device(device):
+        network = build_model(model, assembly.catalogue, assembly.config.seed)
+    parameters, buffers = list(network.parameters()), list(network.buffers())
+    return DenseSize(
+        num_parameters=sum(parameter.numel() for parameter in parameters),
+        weights_bytes=sum(parameter.nbytes for parameter in parameters),
+        buffers_bytes=sum(buffer.nbytes for buffer in buffers),
+    )
+
+
+def _ids_of(assembly: Assembly, table: str) -> np.ndarray:
+    """[M] distinct ids that training may create rows for."""
+    if table == "item":
+        return assembly.dataset.items.ids_I
+    if table == "user":
+        return assembly.dataset.users["user_id"].to_numpy()
+    assert table == "code", f"no rule for the ids of table {table!r}"
+    assert assembly.registry is not None
+    return np.unique(code_ids(assembly.registry.codes_IL))
+
+
+def _batch_ids(assembly: Assembly, num_ids: Mapping[str, int]) -> dict[str, int]:
+    """Most distinct ids of each table in one trainer's share of a batch, as `SequenceFeatures` makes them."""
+    config = assembly.config
+    model = config.model
+    num_rows = -(-config.training.batch_size // config.pipeline.num_trainers)
+    num_tokens = num_rows * model.backbone.max_length
+    num_items = num_tokens
+    if isinstance(model, SasRecConfig) and model.item_matrix == "sparse":
+        num_items = 2 * num_tokens + model.num_negatives
+    num_levels = 0 if assembly.registry is None else assembly.registry.codes_IL.shape[1]
+    most = {"item": num_items, "user": num_rows, "code": num_tokens * num_levels}
+    return {name: min(most[name], known) for name, known in num_ids.items()}
+
+
+def _catalogue_bytes(assembly: Assembly) -> int:
+    model = assembly.config.model
+    if isinstance(model, SasRecConfig) and model.item_matrix == "sparse":
+        return 4 * model.backbone.dim * len(assembly.dataset.items)
+    return 0
+
+
+def _described(shard: ShardPlan) -> str:
+    tables = ", ".join(
+        f"table {table.table!r} {human_size(table.num_bytes)} for {table.num_rows:,} rows"
+        for table in shard.tables
+    )
+    return f"{human_size(shard.peak_bytes)} at its peak ({tables}; the peak is while {shard.peak_phase})"

@@ -1,0 +1,172 @@
+"""The planner's formulas against the structures that they describe."""
+
+import tracemalloc
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from rayrec.embeddings.config import (
+    AdagradConfig,
+    AdamConfig,
+    AdmissionConfig,
+    EvictionConfig,
+    PartialRowwiseAdamConfig,
+    RowwiseAdagradConfig,
+    SgdConfig,
+    TableConfig,
+)
+from rayrec.embeddings.index import IdIndex, index_bytes
+from rayrec.embeddings.plan import batch_bytes, count_by_shard, plan_shards, plan_table, spread
+from rayrec.embeddings.routing import NUM_BUCKETS, ShardMap
+from rayrec.embeddings.shard import EmbeddingShard, UpdateTag
+from rayrec.embeddings.snapshot import load_tables, write_table
+from rayrec.embeddings.table import EmbeddingTable
+
+KINDS = [SgdConfig(), RowwiseAdagradConfig(), AdagradConfig(), AdamConfig(), PartialRowwiseAdamConfig()]
+
+
+def filled(config: TableConfig, num_rows: int) -> EmbeddingTable:
+    table = EmbeddingTable(config)
+    for step, ids_M in enumerate(np.array_split(np.arange(num_rows), 7)):
+        table.apply(ids_M, np.zeros((len(ids_M), config.dim), np.float32), step)
+    return table
+
+
+@pytest.mark.parametrize("optimizer", KINDS, ids=lambda optimizer: optimizer.kind)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("num_rows", [0, 1, 614, 615, 5000])
+def test_a_full_table_has_the_planned_bytes(optimizer, dtype, num_rows):
+    config = TableConfig(name="items", dim=5, optimizer=optimizer, weight_dtype=dtype)
+
+    assert plan_table(config, num_rows, num_rows).num_bytes == filled(config, num_rows).num_bytes
+
+
+@pytest.mark.parametrize("num_ids", [0, 1, 614, 615, 1228, 1229, 20_000])
+def test_an_index_has_the_planned_bytes(num_ids):
+    index = IdIndex()
+    index.find_or_add(np.arange(num_ids))
+
+    assert index.num_bytes == index_bytes(num_ids)
+
+
+def test_bytes_are_those_of_a_worked_example():
+    # 64 weights, 1 accumulator, 2 stamps: 268 bytes. 10,000 ids at a load of 0.6: 32,768 slots of 16.
+    planned = plan_table(TableConfig(name="items", dim=64), 10_000, 10_000)
+
+    assert planned.records_bytes == 2_680_000
+    assert planned.index_bytes == 524_288
+    assert planned.extra_bytes["growing"] == 262_144
+
+
+def test_ids_that_wait_and_rows_that_were_given_up_stay_within_the_plan():
+    config = TableConfig(
+        name="items",
+        dim=4,
+        admission=AdmissionConfig(min_sightings=2),
+        eviction=EvictionConfig(max_age_steps=1, every_steps=2),
+    )
+    table, most = EmbeddingTable(config), 0
+    for step in range(12):
+        ids_M = np.arange(1000 * (step // 2), 1000 * (step // 2 + 1))
+        table.apply(ids_M, np.zeros((1000, 4), np.float32), step)
+        most = max(most, table.num_bytes)
+    assert table.counts.num_evicted > 0
+
+    assert most <= plan_table(config, 6000, 6000).num_bytes
+
+
+def peak_numpy(call) -> int:
+    """Most bytes that arrays took at once, above what there was before."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_doubling_the_index_takes_what_was_planned():
+    num_ids = 40_000  # just above a doubling, from 65,536 slots to 131,072
+    index = IdIndex(expected_ids=39_000)
+    before = index.num_bytes
+
+    peak = peak_numpy(lambda: index.reserve(num_ids))
+
+    planned = plan_table(TableConfig(name="items", dim=1), num_ids, num_ids)
+    assert index.num_bytes == planned.index_bytes
+    assert before == planned.extra_bytes["growing"]
+    assert peak == pytest.approx(planned.index_bytes, rel=0.01)  # beside `before`
+
+
+def test_saving_and_loading_stay_within_the_plan(tmp_path):
+    config, num_rows = TableConfig(name="items", dim=32), 100_000
+    (planned,) = plan_shards([config], {"items": [num_rows]}, {"items": 0}, 1, 1)
+    shard = EmbeddingShard([config], 0, 1)
+    shard.apply(
+        UpdateTag(0, 0, 0), {"items": (np.arange(num_rows), np.ones((num_rows, 32), dtype=np.float32))}
+    )
+    write_table(tmp_path, config, 0, shard.export("items"))  # compiles and imports
+    pool = pa.default_memory_pool()
+    highest_before = pool.max_memory()
+    files: list[str] = []
+
+    saving = peak_numpy(lambda: files.extend(write_table(tmp_path, config, 0, shard.export("items"))))
+    # Arrow remembers the highest mark of the whole process, which other tests may have set.
+    arrow = pool.max_memory() if pool.max_memory() > highest_before else 0
+    assert 0.25 * planned.extra_bytes["saving"] < saving + arrow <= planned.extra_bytes["saving"]
+
+    paths = [tmp_path / file for file in files]
+    loading = peak_numpy(
+        lambda: EmbeddingShard([config], 0, 1).restore(load_tables(paths, [config], ShardMap(1), 0))
+    )
+    assert loading <= planned.loading_bytes
+
+
+def test_choosing_victims_stays_within_the_plan():
+    config = TableConfig(
+        name="items", dim=2, eviction=EvictionConfig(max_rows_per_bucket=1, every_steps=1000)
+    )
+    table = filled(config, 200_000)
+    table.evict(999)  # compiles
+    table.apply(np.arange(200_000), np.zeros((200_000, 2), np.float32), 1000)
+    num_rows = table.num_rows
+
+    peak = peak_numpy(lambda: table.evict(1999))
+
+    assert 0.5 < peak / plan_table(config, num_rows, num_rows).extra_bytes["evicting"] <= 1
+
+
+def test_known_ids_are_counted_where_they_go():
+    ids_M = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, size=10_000)
+
+    counts = count_by_shard(ids_M, 3)
+
+    assert counts == [len(part) for part in ShardMap(3).split(ids_M)]
+    assert max(counts) <= spread(10_000, 3)[0] < 3600
+
+
+def test_a_capacity_bounds_the_rows_of_a_shard():
+    eviction = EvictionConfig(max_rows_per_bucket=2, every_steps=10)
+    config = TableConfig(name="items", dim=8, eviction=eviction)
+
+    few, many = (
+        plan_shards([config], {"items": [num_ids] * 2}, {"items": 100}, 2, 1)
+        for num_ids in (1000, 10_000_000)
+    )
+
+    assert few[0].num_rows == 1000
+    # 2 for each of half of the buckets, and what 10 steps may bring: half of 100 ids and chance.
+    assert many[0].num_rows == NUM_BUCKETS + 10 * spread(100, 2)[0]
+
+
+def test_a_batch_is_held_three_times():
+    tables = [TableConfig(name="items", dim=16), TableConfig(name="users", dim=4)]
+
+    assert batch_bytes(tables, {"items": 100, "users": 10}) == 3 * 4 * (16 * 100 + 4 * 10) + 16 * 110
+
+
+def test_a_shard_without_tables_holds_nothing():
+    (planned,) = plan_shards([], {}, {}, 1, 2)
+
+    assert (planned.num_bytes, planned.peak_bytes) == (0, 0)

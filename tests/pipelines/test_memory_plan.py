@@ -1,0 +1,160 @@
+"""What a run is said to need, against what its objects hold."""
+
+import numpy as np
+import pytest
+
+from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.shard import EmbeddingShard, UpdateTag
+from rayrec.models.build import build_model
+from rayrec.models.program import TorchProgram
+from rayrec.pipelines import memory_plan
+from rayrec.pipelines.assembly import assemble
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.memory_plan import plan_memory
+from rayrec.pipelines.tokenize import TokenizeConfig, tokenize
+from rayrec.platform.devices import get_device
+from rayrec.platform.errors import InputError
+from rayrec.samples.reader import SampleReader
+from tests.data import small_dataset
+from tests.runs import MODELS
+
+SETTINGS = {
+    "sasrec": {"item_matrix": "sparse", "num_negatives": 5, "user_embedding": True},
+    "generative": {"user_embedding": True},
+}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    dataset = small_dataset(tmp_path_factory.mktemp("data"))
+    tokenize(dataset.root, config=TokenizeConfig(num_levels=2, codebook_size=4))
+    return dataset
+
+
+def assembly_of(dataset, model="sasrec", sparse=None, **pipeline):
+    return assemble(
+        RunConfig.parse(
+            {
+                "data": {"path": str(dataset.root)},
+                "model": MODELS[model] | SETTINGS[model],
+                "sparse": {"num_servers": 2} | (sparse or {}),
+                "pipeline": {"trainer_threads": 1} | pipeline,
+                "training": {"batch_size": 16, "epochs": 1},
+            }
+        )
+    )
+
+
+@pytest.mark.parametrize("model", SETTINGS)
+def test_servers_that_have_trained_every_id_hold_what_was_planned(dataset, model):
+    assembly = assembly_of(dataset, model)
+    ids = {table.name: memory_plan._ids_of(assembly, table.name) for table in assembly.tables}
+    plan = plan_memory(assembly)
+    for shard in range(2):
+        server = EmbeddingShard(assembly.tables, shard, 1)
+        mine = {name: ids_M[ShardMap(2).shard_of(ids_M) == shard] for name, ids_M in ids.items()}
+        dim = assembly.tables[0].dim
+        server.apply(
+            UpdateTag(0, 0, 0),
+            {name: (ids_M, np.zeros((len(ids_M), dim), np.float32)) for name, ids_M in mine.items()},
+        )
+
+        assert server.stats().num_bytes == plan.shards[shard].num_bytes
+        assert sum(server.stats().num_rows.values()) == plan.shards[shard].num_rows
+
+
+@pytest.mark.parametrize("model", SETTINGS)
+@pytest.mark.parametrize("num_trainers", [1, 3])
+def test_no_batch_has_more_ids_than_was_planned(dataset, model, num_trainers):
+    assembly = assembly_of(dataset, model, num_trainers=num_trainers)
+    ids = {table.name: memory_plan._ids_of(assembly, table.name) for table in assembly.tables}
+    most = memory_plan._batch_ids(assembly, {name: len(ids_M) for name, ids_M in ids.items()})
+    reader = SampleReader(assembly.plan)
+    seen = dict.fromkeys(most, 0)
+    for step in range(assembly.total_steps):
+        for features in assembly.features(reader.read(step)):
+            for name, lookup in features.lookups.items():
+                assert np.isin(lookup.ids_M, ids[name]).all()
+                seen[name] = max(seen[name], len(lookup.ids_M))
+
+    assert all(0 < seen[name] <= most[name] for name in most)
+
+
+@pytest.mark.parametrize("model", SETTINGS)
+def test_dense_weights_and_state_are_those_of_the_program(dataset, model):
+    assembly = assembly_of(dataset, model)
+    program = TorchProgram(
+        build_model(assembly.config.model, assembly.catalogue, 0),
+        assembly.dense_optimizer(),
+        get_device("cpu").torch,
+        0,
+    )
+    for parameter in program.model.parameters():
+        parameter.grad = parameter.detach().clone()
+    program.update()
+    state = {name: value for name, value in program.optimizer_state().items() if "exp_avg" in name}
+
+    trainer = plan_memory(assembly).trainer
+
+    assert trainer.dense.weights_bytes == sum(weight.nbytes for weight in program.weights().values())
+    assert trainer.optimizer_bytes == sum(value.nbytes for value in state.values())
+
+
+def test_a_server_that_cannot_hold_its_part_is_refused_by_name(dataset):
+    plan = plan_memory(assembly_of(dataset, sparse={"server_memory": "16 KiB"}))
+
+    with pytest.raises(InputError) as refused:
+        plan.check()
+
+    assert f"parameter server {plan.fullest.shard} (of 2) would need" in str(refused.value)
+    assert "sparse.server_memory allows 16.0 KiB: raise it to" in str(refused.value)
+
+
+def test_what_is_advised_is_enough(dataset):
+    expected = {"item": 1_000_000}
+    plan = plan_memory(assembly_of(dataset, sparse={"server_memory": "40 MiB", "expected_rows": expected}))
+    with pytest.raises(InputError, match=r"set sparse\.num_servers to \d+") as refused:
+        plan.check()
+    num_servers = int(str(refused.value).split("sparse.num_servers to ")[1].split(",")[0])
+    more = {"server_memory": "40 MiB", "expected_rows": expected, "num_servers": num_servers}
+
+    plan_memory(assembly_of(dataset, sparse=more)).check()
+
+    assert 2 < num_servers < 30
+
+
+def test_loading_a_snapshot_counts_where_a_run_begins_with_it(dataset):
+    sparse = {"num_servers": 1, "expected_rows": {"item": 1_000_000}}
+    (shard,) = plan_memory(assembly_of(dataset, sparse=sparse)).shards
+    assert shard.peak_bytes < shard.loading_bytes
+    sparse["server_memory"] = shard.loading_bytes - 1
+    plan = plan_memory(assembly_of(dataset, sparse=sparse))
+
+    plan.check()
+    with pytest.raises(InputError, match="to load its part of the snapshot"):
+        plan.check(resume=True)
+
+
+def test_more_than_the_machine_has_is_refused(dataset, monkeypatch):
+    monkeypatch.setattr(memory_plan, "starts_cluster", lambda config: True)
+    monkeypatch.setattr(memory_plan, "machine_bytes", lambda: 2 * 2**30)
+    plan = plan_memory(assembly_of(dataset, sparse={"expected_rows": {"item": 100_000_000}}))
+
+    with pytest.raises(InputError, match=r"this machine has 2\.0 GiB: 2 parameter servers need"):
+        plan.check()
+
+
+def test_a_cluster_that_is_joined_is_not_judged_by_this_machine(dataset, monkeypatch):
+    monkeypatch.setattr(memory_plan, "starts_cluster", lambda config: False)
+    plan = plan_memory(assembly_of(dataset, sparse={"expected_rows": {"item": 10**11}}))
+
+    plan.check()
+
+    assert plan.machine_limit is None
+
+
+def test_rows_are_expected_of_known_tables_only():
+    values = {"data": {"path": "d"}, "model": {"name": "sasrec"}, "sparse": {"expected_rows": {"itme": 3}}}
+
+    with pytest.raises(InputError, match=r"sparse\.expected_rows names table 'itme'"):
+        RunConfig.parse(values)
