@@ -179,18 +179,7 @@ class ShardClient:
         Raises:
             ValueError: gradients of an unknown table, or not one row of gradients per id.
         """
-        for name, grads_MD in grads.items():
-            if name not in ids:
-                raise ValueError(
-                    f"step {tag.step}: gradients of table {name!r}, which the batch does not read "
-                    f"(it reads {', '.join(ids) or 'none'})"
-                )
-            expected = (len(ids[name]), self._dim(name))
-            if grads_MD.shape != expected:
-                raise ValueError(
-                    f"step {tag.step}, table {name!r}: expected gradients of shape {expected}, "
-                    f"one row per id, got {grads_MD.shape}"
-                )
+        self.check_shapes(tag.step, ids, grads)
         updates = self._split({name: (ids[name], grads_MD) for name, grads_MD in grads.items()})
         if not kept:
             return [self._transport.apply(shard, tag, update) for shard, update in enumerate(updates)]
@@ -199,6 +188,26 @@ class ShardClient:
             self._transport.apply(shard, tag, update, kept_by_shard[shard])
             for shard, update in enumerate(updates)
         ]
+
+    def check_shapes(
+        self, step: int, ids: Mapping[str, Int64Array], grads: Mapping[str, Float32Array]
+    ) -> None:
+        """
+        Raises:
+            ValueError: gradients of an unknown table, or not one row of gradients per id.
+        """
+        for name, grads_MD in grads.items():
+            if name not in ids:
+                raise ValueError(
+                    f"step {step}: gradients of table {name!r}, which the batch does not read "
+                    f"(it reads {', '.join(ids) or 'none'})"
+                )
+            expected = (len(ids[name]), self._dim(name))
+            if grads_MD.shape != expected:
+                raise ValueError(
+                    f"step {step}, table {name!r}: expected gradients of shape {expected}, "
+                    f"one row per id, got {grads_MD.shape}"
+                )
 
     def write_back(self, incarnation: int, after_step: int, kept: KeptRecords) -> list[Reply[int]]:
         """Send records that a cache has changed; shards that hold none of them are not called."""

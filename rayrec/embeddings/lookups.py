@@ -65,6 +65,14 @@ class LookupStats:
     """Rows asked for before the update of the step before was sent."""
     num_late: int = 0
     """Rows that had to wait for it."""
+    num_cache_hits: int = 0
+    """Rows that this trainer's cache held."""
+    num_cache_misses: int = 0
+    """Rows that it did not."""
+    staleness_sum: int = 0
+    """Over all batches, the updates that were not acknowledged when the rows were asked for."""
+    max_staleness: int = 0
+    """The most of them for one batch."""
 
 
 class LookupMode(Protocol):
@@ -168,6 +176,7 @@ class ExactPrefetch:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.stats = LookupStats()
+        self._tables = {table.name: table for table in tables}
         self._client = ShardClient(tables, shard_map, transport)
         self._source = source
         self._incarnation = incarnation
@@ -184,6 +193,10 @@ class ExactPrefetch:
             self._request(batch, everything, after_step=step - 1)
         else:
             early, batch.overlap = _split_by_touched(lookups, before.lookups)
+            for name in lookups:
+                if self._tables[name].evicts_at(step - 1):
+                    # Any row may be given up when that step commits, also one that it does not touch.
+                    early[name], batch.overlap[name] = early[name][:0], np.arange(len(lookups[name].ids_M))
             self._request(batch, early, after_step=step - 2)
         self._announced[step] = batch  # last: a batch whose requests could not be sent is not announced
 

@@ -374,12 +374,13 @@ def sum_by_id(parts: Sequence[tuple[Int64Array, Float32Array]]) -> tuple[Int64Ar
     rows_by_part = [index.find_or_add(ids_M) for ids_M, _ in parts]
     summed_RD = np.zeros((len(index), parts[0][1].shape[1]), dtype=np.float32)
     for rows_M, (_, grads_MD) in zip(rows_by_part, parts, strict=True):
-        _add_rows(summed_RD, kernel_input(rows_M, np.int64), kernel_input(grads_MD, np.float32))
+        add_rows(summed_RD, kernel_input(rows_M, np.int64), kernel_input(grads_MD, np.float32))
     return index.items()[0], summed_RD
 
 
 @njit(nogil=True, cache=True)
-def _add_rows(sum_RD: Float32Array, rows_M: Int64Array, grads_MD: Float32Array) -> None:
+def add_rows(sum_RD: Float32Array, rows_M: Int64Array, grads_MD: Float32Array) -> None:
+    """sum_RD[rows_M] += grads_MD, one after the other; a row may come several times."""
     for m in range(len(rows_M)):
         for d in range(grads_MD.shape[1]):
             sum_RD[rows_M[m], d] += grads_MD[m, d]

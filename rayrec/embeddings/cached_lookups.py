@@ -1,0 +1,311 @@
+"""The lookup and update stages of a trainer that holds rows: `exact_prefetch` with a cache.
+
+Every id belongs to one trainer (by its virtual bucket), whatever trainer's batch names it. Only the owner
+asks servers for it, holds its row, adds up its gradients in rank order and applies them; so no two caches
+can disagree, and rows stay those of `sync`, bit for bit.
+
+    prefetch t + 1   ids to their owners; the owner asks servers for what it does not hold, except ids that
+                     batch t is still waiting for: what becomes of those is known behind update t
+    rows t           replies into the cache; rows from their owners to whose batch it is
+    update t         gradients to the owners, who change the rows they hold. To the servers go: rows that
+                     had to leave the cache, and gradients of ids without a row or without room in a cache
+
+An id without a row is never cached: whether it gets one is the server's decision, and it has counts to
+keep for it. Where step t evicts, every changed row goes to the servers with update t, so that they choose
+by what all steps left behind; the evicted rows leave the caches, and nothing of those tables is read ahead
+across that commit.
+
+Axes: M distinct ids of one table in this trainer's share, U distinct ids that this trainer owns of the
+global batch, D numbers of a row, T trainers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayrec.embeddings.client import PendingRecords, Reply, ShardClient, ShardTransport
+from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.exchange import Alone, Exchange
+from rayrec.embeddings.index import MISSING, IdIndex
+from rayrec.embeddings.lookups import Lookups, LookupStats
+from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.row_cache import NOT_CACHED, RowCache
+from rayrec.embeddings.shard import UpdateTag, add_rows
+
+Int64Array = NDArray[np.int64]
+Float32Array = NDArray[np.float32]
+Int32Array = NDArray[np.int32]
+
+_NO_IDS = np.empty(0, dtype=np.int64)
+
+
+@dataclass
+class _OwnedIds:
+    """The ids of one table and one batch that this trainer owns."""
+
+    ids_U: Int64Array
+    asked_by_T: list[Int64Array]
+    """For each trainer, the places in ids_U of the ids that it asked for, in its order."""
+    slots_U: Int64Array
+    """Where the cache has the row; NOT_CACHED until then, or for good."""
+    deferred: Int64Array
+    """Places that are looked at again behind the update of the step before."""
+    uncached: list[tuple[Int64Array, Float32Array]] = field(default_factory=list)
+    """Places and rows of what arrived and is not in the cache."""
+
+    def is_undecided(self, ids_M: Int64Array) -> NDArray[np.bool_]:
+        """[M] whether the update of this batch decides where the id's row is, and what it is."""
+        index = IdIndex()
+        index.find_or_add(self.ids_U[self.slots_U == NOT_CACHED])
+        return index.find(ids_M) != MISSING
+
+
+@dataclass
+class _Announced:
+    """A batch between its announcement and its update."""
+
+    step: int
+    owned: dict[str, _OwnedIds]
+    places_by_owner: dict[str, list[Int64Array]]
+    """Of this trainer's ids, by table, those that belong to each trainer."""
+    requests: list[PendingRecords] = field(default_factory=list)
+
+
+class CachedLookups:
+    """One trainer's part; all trainers call the same methods in the same order.
+
+    Called as prefetch(t + 1), rows(t), update(t); without the prefetch a batch is read in its turn.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        shard_map: ShardMap,
+        transport: ShardTransport,
+        source: int = 0,
+        incarnation: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        cache_rows: int,
+        exchange: Exchange | None = None,
+    ) -> None:
+        """
+        Args:
+            cache_rows: rows of each table that this trainer may hold.
+            exchange: how the trainers reach each other; None if this is the only one.
+        """
+        self.stats = LookupStats()
+        self._tables = {table.name: table for table in tables}
+        self._caches = {table.name: RowCache(table, cache_rows) for table in tables}
+        self._client = ShardClient(tables, shard_map, transport)
+        self._exchange = exchange or Alone()
+        self._owners = ShardMap(self._exchange.num_trainers)
+        self._source = source
+        self._incarnation = incarnation
+        self._clock = clock
+        self._announced: dict[int, _Announced] = {}
+        self._leaving: dict[str, list[tuple[Int64Array, Int32Array]]] = {name: [] for name in self._tables}
+        self._unacknowledged: list[Reply[int]] = []
+        self._last_step = -1
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the caches."""
+        return sum(cache.num_bytes for cache in self._caches.values())
+
+    def prefetch(self, step: int, lookups: Lookups) -> None:
+        batch = _Announced(step, {}, {})
+        before = self._announced.get(step - 1)
+        early: dict[str, Int64Array] = {}
+        for name in self._tables:
+            ids_M = lookups[name].ids_M if name in lookups else _NO_IDS
+            batch.places_by_owner[name] = self._owners.split(ids_M)
+            batch.owned[name] = owned = self._gather_ids(ids_M, batch.places_by_owner[name])
+            if before is not None and self._tables[name].evicts_at(step - 1):
+                owned.deferred = np.arange(len(owned.ids_U))
+                continue
+            owned.slots_U = self._caches[name].find(owned.ids_U)
+            absent = np.flatnonzero(owned.slots_U == NOT_CACHED)
+            if before is not None:
+                is_late = before.owned[name].is_undecided(owned.ids_U[absent])
+                owned.deferred, absent = absent[is_late], absent[~is_late]
+            early[name] = absent
+            self._hold(name, owned.slots_U)
+        self._request(batch, early, after_step=step - 1 if before is None else step - 2)
+        self._announced[step] = batch
+
+    def rows(self, step: int, lookups: Lookups) -> dict[str, Float32Array]:
+        if step not in self._announced:
+            self.prefetch(step, lookups)
+        batch = self._announced[step]
+        self._receive(batch)
+        rows: dict[str, Float32Array] = {}
+        for name, owned in batch.owned.items():
+            rows_UD = self._owned_rows(name, owned)
+            places_T = batch.places_by_owner[name]
+            parts = self._exchange.all_to_all([rows_UD[asked] for asked in owned.asked_by_T])
+            rows[name] = np.empty((sum(map(len, places_T)), self._tables[name].dim), dtype=np.float32)
+            for places, part in zip(places_T, parts, strict=True):
+                rows[name][places] = part
+        return {name: rows[name] for name in lookups}
+
+    def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
+        self._client.check_shapes(step, {name: ids.ids_M for name, ids in lookups.items()}, grads)
+        batch = self._announced[step]
+        owned_grads = {name: self._gather_gradients(batch, name, grads.get(name)) for name in self._tables}
+        for name, (places, grads_UD) in owned_grads.items():
+            self._caches[name].check_gradients(batch.owned[name].ids_U[places], grads_UD)
+        self._acknowledge()
+        uncached = {
+            name: self._apply(name, batch.owned[name], places, grads_UD, step)
+            for name, (places, grads_UD) in owned_grads.items()
+        }
+        swept = [name for name, table in self._tables.items() if table.evicts_at(step)]
+        for name in swept:
+            self._leaving[name].append(self._caches[name].take_changed())
+        tag = UpdateTag(self._incarnation, step, self._source)
+        ids = {name: ids_M for name, (ids_M, _) in uncached.items()}
+        uncached_grads = {name: grads_MD for name, (_, grads_MD) in uncached.items()}
+        self._unacknowledged = self._client.send(tag, ids, uncached_grads, self._take_leaving())
+        del self._announced[step]
+        self._last_step = step
+        if swept:
+            started = self._clock()
+            for name, ids_V in self._client.evicted(since_step=step - 1, after_step=step).items():
+                self._caches[name].forget(ids_V)
+            self.stats.update_wait_s += self._clock() - started
+        following = self._announced.get(step + 1)
+        if following is not None:
+            self._decide_deferred(following)
+
+    def drain(self) -> None:
+        """Bring every changed row to the servers; the caches keep them."""
+        self._acknowledge()
+        for name, cache in self._caches.items():
+            self._leaving[name].append(cache.take_changed())
+        started = self._clock()
+        kept = self._take_leaving()
+        for reply in self._client.write_back(self._incarnation, self._last_step, kept):
+            reply.result()
+        self.stats.update_wait_s += self._clock() - started
+
+    def _gather_ids(self, ids_M: Int64Array, places_by_owner: list[Int64Array]) -> _OwnedIds:
+        """Send ids to their owners; what all trainers ask this one for."""
+        asked = self._exchange.all_to_all([ids_M[places] for places in places_by_owner])
+        index = IdIndex(expected_ids=sum(map(len, asked)))
+        asked_by_T = [index.find_or_add(ids) for ids in asked]
+        ids_U = index.items()[0]
+        return _OwnedIds(ids_U, asked_by_T, np.full(len(ids_U), NOT_CACHED, dtype=np.int64), _NO_IDS)
+
+    def _hold(self, name: str, slots_M: Int64Array) -> None:
+        """Pin the rows of a batch that the cache has."""
+        held = slots_M[slots_M != NOT_CACHED]
+        self._caches[name].pin(held)
+        self.stats.num_early += len(held)
+        self.stats.num_cache_hits += len(held)
+
+    def _request(self, batch: _Announced, places: Mapping[str, Int64Array], after_step: int) -> None:
+        ids = {name: owned.ids_U for name, owned in batch.owned.items()}
+        batch.requests.append(self._client.request_records(ids, places, after_step))
+        num_ids = sum(map(len, places.values()))
+        self.stats.num_cache_misses += num_ids
+        if after_step == batch.step - 1:
+            self.stats.num_late += num_ids
+        else:
+            self.stats.num_early += num_ids
+
+    def _receive(self, batch: _Announced) -> None:
+        """Wait for the requested records; into the cache with the rows among them."""
+        started = self._clock()
+        arrived = [part for pending in batch.requests for part in pending.received()]
+        self.stats.rows_wait_s += self._clock() - started
+        batch.requests.clear()
+        for name, places, records_MW, is_row_M in arrived:
+            owned, cache = batch.owned[name], self._caches[name]
+            slots_M = np.full(len(places), NOT_CACHED, dtype=np.int64)
+            slots_M[is_row_M], leaving = cache.insert(owned.ids_U[places[is_row_M]], records_MW[is_row_M])
+            self._leaving[name].append(leaving)
+            owned.slots_U[places] = slots_M
+            outside_M = slots_M == NOT_CACHED
+            owned.uncached.append((places[outside_M], cache.weights(records_MW[outside_M])))
+
+    def _owned_rows(self, name: str, owned: _OwnedIds) -> Float32Array:
+        held = np.flatnonzero(owned.slots_U != NOT_CACHED)
+        num_uncached = sum(len(places) for places, _ in owned.uncached)
+        if len(held) + num_uncached != len(owned.ids_U):
+            raise RuntimeError(
+                f"table {name!r}: rows of {len(held) + num_uncached} of {len(owned.ids_U)} ids have "
+                "arrived; the rows of a step can be taken once, behind the update of the step before"
+            )
+        rows_UD = np.empty((len(owned.ids_U), self._tables[name].dim), dtype=np.float32)
+        rows_UD[held] = self._caches[name].gather(owned.slots_U[held], owned.ids_U[held])
+        for places, rows_MD in owned.uncached:
+            rows_UD[places] = rows_MD
+        return rows_UD
+
+    def _gather_gradients(
+        self, batch: _Announced, name: str, grads_MD: Float32Array | None
+    ) -> tuple[Int64Array, Float32Array]:
+        """Send gradients to the owners; (places in ids_U, their sums in rank order).
+
+        A trainer that has no gradients of the table sends none of its rows.
+        """
+        dim = self._tables[name].dim
+        nothing = np.empty((0, dim), dtype=np.float32)
+        places_T, owned = batch.places_by_owner[name], batch.owned[name]
+        parts = self._exchange.all_to_all(
+            [nothing if grads_MD is None else grads_MD[places] for places in places_T]
+        )
+        if len(parts) == 1:  # adding to zero would turn -0 into 0, and a server does not
+            return owned.asked_by_T[0][: len(parts[0])], parts[0]
+        sum_UD = np.zeros((len(owned.ids_U), dim), dtype=np.float32)
+        is_changed_U = np.zeros(len(owned.ids_U), dtype=np.bool_)
+        for asked, part in zip(owned.asked_by_T, parts, strict=True):
+            if len(part):
+                add_rows(sum_UD, asked, part)
+                is_changed_U[asked] = True
+        changed = np.flatnonzero(is_changed_U)
+        return changed, sum_UD[changed]
+
+    def _apply(
+        self, name: str, owned: _OwnedIds, places: Int64Array, grads_MD: Float32Array, step: int
+    ) -> tuple[Int64Array, Float32Array]:
+        """Change the rows in the cache and let go of them; (ids, gradients) of the others."""
+        slots_M = owned.slots_U[places]
+        is_held_M = slots_M != NOT_CACHED
+        held = places[is_held_M]
+        self._caches[name].apply(owned.slots_U[held], owned.ids_U[held], grads_MD[is_held_M], step)
+        self._caches[name].unpin(owned.slots_U[owned.slots_U != NOT_CACHED])
+        return owned.ids_U[places[~is_held_M]], grads_MD[~is_held_M]
+
+    def _decide_deferred(self, batch: _Announced) -> None:
+        """The update before this batch is sent: what is not in the cache now is asked for behind it."""
+        late: dict[str, Int64Array] = {}
+        for name, owned in batch.owned.items():
+            places, owned.deferred = owned.deferred, _NO_IDS
+            slots_M = self._caches[name].find(owned.ids_U[places])
+            owned.slots_U[places] = slots_M
+            self._hold(name, slots_M)
+            late[name] = places[slots_M == NOT_CACHED]
+        self._request(batch, late, after_step=batch.step - 1)
+
+    def _take_leaving(self) -> dict[str, tuple[Int64Array, Int32Array]]:
+        kept = {}
+        for name, parts in self._leaving.items():
+            if any(len(ids_V) for ids_V, _ in parts):
+                ids, records = zip(*parts, strict=True)
+                kept[name] = np.concatenate(ids), np.concatenate(records)
+            parts.clear()
+        return kept
+
+    def _acknowledge(self) -> None:
+        sent, self._unacknowledged = self._unacknowledged, []
+        started = self._clock()
+        for reply in sent:
+            reply.result()
+        self.stats.update_wait_s += self._clock() - started
