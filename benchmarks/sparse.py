@@ -52,8 +52,8 @@ from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.records import Records
 from rayrec.embeddings.table import EmbeddingTable
 from rayrec.platform.console import log
+from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.hashing import mix64
-from rayrec.samples.features import deduplicate
 
 DIM = 64
 BATCH = 100_000

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from rayrec.platform.deduplication import deduplicate
 from rayrec.samples.batches import FeatureBatch, Int64Array, SampleBatch, TableLookup
 from rayrec.samples.jagged import concatenated_ranges, offsets_from_lengths
 
@@ -21,15 +22,6 @@ NegativeDistribution = Literal["uniform", "popularity"]
 
 _NEGATIVES_STREAM = 2
 """Negatives of a step come from `default_rng([seed, 2, step])`: part of what makes a run repeatable."""
-
-
-def deduplicate(ids: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Distinct ids in order of first appearance, and the inverse in the shape of `ids`.
-
-    `distinct[inverse]` equals `ids`. By hashing, which is several times faster than sorting.
-    """
-    inverse, ids_M = pd.factorize(ids.reshape(-1))
-    return np.asarray(ids_M, dtype=np.int64), inverse.astype(np.int64, copy=False).reshape(ids.shape)
 
 
 @dataclass(frozen=True)

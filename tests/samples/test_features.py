@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.samples.features import SequenceFeatures, code_ids, deduplicate
+from rayrec.samples.features import SequenceFeatures, code_ids
 from tests.data import sample_batch
 
 CATALOGUE = np.array([50, 10, 40, 20, 30])  # position 0 is item 50, position 1 item 10, ...
@@ -115,14 +115,6 @@ def test_shares_of_several_trainers_together_are_the_batch_of_one(rows, num_trai
         assert share.num_targets == whole.num_targets
         for table, lookup in share.lookups.items():
             assert sorted(lookup.touched) == sorted(whole.lookups[table].ids_M)
-
-
-@given(st.lists(st.integers(-(2**63), 2**63 - 1)))
-def test_deduplicated_ids_are_distinct_and_come_back(values):
-    ids = np.array(values, dtype=np.int64)
-    ids_M, inverse = deduplicate(ids)
-    assert len(set(ids_M.tolist())) == len(ids_M)
-    assert ids_M[inverse].tolist() == values
 
 
 def test_features_travel_and_take_arrays_that_cannot_be_written():

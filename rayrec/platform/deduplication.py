@@ -1,0 +1,52 @@
+"""Distinct integers by a compiled hash table, in order of first appearance."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Int64Array = NDArray[np.int64]
+
+_MIN_SLOTS = 64
+
+
+def deduplicate(ids: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Distinct ids in order of first appearance, and the inverse in the shape of `ids`.
+
+    `distinct[inverse]` equals `ids`.
+    """
+    ids_N = np.ascontiguousarray(ids, dtype=np.int64).reshape(-1).view()
+    ids_N.flags.writeable = False  # always, or arrays of Ray's store would be another type to the compiler
+    slots_C = np.zeros(max(_MIN_SLOTS, 1 << (2 * len(ids_N)).bit_length()), dtype=np.int32)
+    distinct_N = np.empty(len(ids_N), dtype=np.int64)
+    inverse_N = np.empty(len(ids_N), dtype=np.int64)
+    num_distinct = _deduplicate(ids_N, slots_C, distinct_N, inverse_N)
+    return distinct_N[:num_distinct].copy(), inverse_N.reshape(ids.shape)
+
+
+@njit(nogil=True, cache=True)
+def _deduplicate(
+    ids_N: Int64Array, slots_C: NDArray[np.int32], distinct_N: Int64Array, inverse_N: Int64Array
+) -> int:
+    """Open addressing; a slot holds 1 + the place of its id in distinct_N, 0 where it is free."""
+    mask = np.uint64(len(slots_C) - 1)
+    shift = np.uint64(64)
+    while np.uint64(1) << (np.uint64(64) - shift) < np.uint64(len(slots_C)):
+        shift -= np.uint64(1)
+    num_distinct = 0
+    for n in range(len(ids_N)):
+        # Two rounds of multiply and fold (the finaliser of MurmurHash3) spread ids that count up, or
+        # that differ in their high bits only; their own top bits then choose the slot.
+        hashed = np.uint64(ids_N[n])
+        hashed = (hashed ^ (hashed >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+        hashed = (hashed ^ (hashed >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+        slot = hashed >> shift
+        while slots_C[slot] != 0 and distinct_N[slots_C[slot] - 1] != ids_N[n]:
+            slot = (slot + np.uint64(1)) & mask
+        if slots_C[slot] == 0:
+            distinct_N[num_distinct] = ids_N[n]
+            num_distinct += 1
+            slots_C[slot] = num_distinct
+        inverse_N[n] = slots_C[slot] - 1
+    return num_distinct
