@@ -1,0 +1,41 @@
+"""One call's work on several threads; compiled kernels run at once, since they let go of Python's lock.
+
+Every part of the work is done by one thread, in order, so results do not depend on how many there are.
+One thread is the default everywhere: servers share their machine with each other.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+ResultT = TypeVar("ResultT")
+
+ROWS_PER_THREAD = 4096
+"""Fewest rows worth a thread: handing them over costs about as much as copying a thousand."""
+
+
+def in_parts(
+    num_threads: int, length: int, work: Callable[[int, int], ResultT], least: int = ROWS_PER_THREAD
+) -> list[ResultT]:
+    """Call `work(first, last)` on contiguous parts of range(length), one per thread; results in order.
+
+    Args:
+        least: length of a part that is worth a thread. There is always one part, which may be shorter.
+    """
+    num_parts = max(1, min(num_threads, length // least))
+    bounds = [part * length // num_parts for part in range(num_parts + 1)]
+    others = [_pool().submit(work, bounds[part], bounds[part + 1]) for part in range(1, num_parts)]
+    try:
+        mine = work(bounds[0], bounds[1])
+    finally:
+        rest = [other.result() for other in others]  # afterwards nobody writes to the caller's arrays
+    return [mine, *rest]
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="rows")
