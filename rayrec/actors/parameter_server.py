@@ -35,6 +35,8 @@ class ServerSpec:
     shard: int
     num_trainers: int
     wait_timeout_s: float
+    memory_limit: int | None = None
+    """Most bytes that its tables may take."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,11 @@ class ParameterServer:
         self._role = role
         self._spec = spec
         self._shard = EmbeddingShard(
-            spec.tables, spec.shard, spec.num_trainers, wait_timeout_s=spec.wait_timeout_s
+            spec.tables,
+            spec.shard,
+            spec.num_trainers,
+            wait_timeout_s=spec.wait_timeout_s,
+            memory_limit=spec.memory_limit,
         )
         # The shard works under one lock, so its busy seconds do not overlap however many threads call it.
         self._clock = MeterClock(lambda: self._shard.stats().busy_s)
@@ -123,6 +129,7 @@ def spawn_parameter_servers(
     num_trainers: int,
     wait_timeout_s: float,
     num_cpus: float,
+    memory_limit: int | None = None,
 ) -> list[ActorHandle]:
     # Of every trainer, two lookups may wait for a step whose update needs a thread to arrive on.
     options = {"num_cpus": num_cpus, "max_concurrency": 3 * num_trainers + 2}
@@ -131,7 +138,7 @@ def spawn_parameter_servers(
             ParameterServer,
             ActorRole(run, "parameter_server", shard),
             options,
-            ServerSpec(tables, num_servers, shard, num_trainers, wait_timeout_s),
+            ServerSpec(tables, num_servers, shard, num_trainers, wait_timeout_s, memory_limit),
         )
         for shard in range(num_servers)
     ]

@@ -52,6 +52,13 @@ class SightingCounters:
     def num_bytes(self) -> int:
         return self._index.num_bytes + self._counts.nbytes + self._steps.nbytes
 
+    def growth_bytes(self, num_more: int) -> int:
+        """What `reserve` takes for so many more ids, what it will release again included."""
+        size = 1 << (max(1, self._index.rows_after(num_more)) - 1).bit_length()
+        places = size if size > len(self._counts) else 0
+        counters = places * (self._counts.itemsize + self._steps.itemsize)
+        return self._index.growth_bytes(num_more) + counters + 8 * num_more  # admitted ones are free rows
+
     def reserve(self, num_more: int) -> None:
         """Make room for so many more ids, so that counting them cannot fail for memory."""
         self._index.reserve(num_more)

@@ -86,6 +86,11 @@ class IdIndex:
             _move(self._slots_C2, grown_C2, _shift(grown_C2))
             self._slots_C2 = grown_C2
 
+    def growth_bytes(self, num_more: int) -> int:
+        """What `reserve` takes for so many more ids: new slots, beside the old ones while ids are moved."""
+        num_ids = self._num_ids + num_more
+        return index_bytes(num_ids) if num_ids > _MAX_LOAD * len(self._slots_C2) else 0
+
     def rows_after(self, num_more: int) -> int:
         """What `num_rows` will be at most when so many new ids have been added."""
         return max(self.num_rows, self._num_ids + num_more)

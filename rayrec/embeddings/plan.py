@@ -48,6 +48,7 @@ _READER_COPIES = 2
 """Most copies of a table's rows that reading a snapshot makes beside the result (1.9 measured)."""
 _TOMBSTONE = 12
 _SIGHTING = 6
+_FREE_ROW = 8
 
 
 @dataclass(frozen=True)
@@ -227,6 +228,7 @@ def _waiting_bytes(config: TableConfig, num_ids: int, num_rows: int) -> int:
     num_waiting = num_ids if config.admission.min_sightings > 1 else 0
     places = 1 << (num_waiting - 1).bit_length() if num_waiting else 0
     num_evicted = 0 if config.eviction is None else num_ids
-    # The index keeps the rows of evicted ids to give them out again.
-    free = 8 * num_rows if config.eviction is not None else 0
-    return index_bytes(num_waiting) + _SIGHTING * places + _TOMBSTONE * num_evicted + free
+    # Indexes keep the rows of ids that left them, to give them out again.
+    num_free = num_waiting + (0 if config.eviction is None else num_rows)
+    counters = index_bytes(num_waiting) + _SIGHTING * places
+    return counters + _TOMBSTONE * num_evicted + _FREE_ROW * num_free

@@ -26,6 +26,7 @@ from rayrec.embeddings.compiled import kernel_input
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.index import IdIndex
 from rayrec.embeddings.table import EmbeddingTable, TableCounts, TableRows
+from rayrec.platform.memory import human_size
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
@@ -77,6 +78,7 @@ class EmbeddingShard:
         max_staleness: steps that a source may train without the updates before them. A source may send a
             step while another one's update of the step before is still on its way; further ahead it
             cannot be, since sources wait for their own older updates and meet in every dense step.
+        memory_limit: most bytes that the tables may take; None for what the machine gives.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class EmbeddingShard:
         incarnation: int = 0,
         wait_timeout_s: float = 120.0,
         max_staleness: int = 0,
+        memory_limit: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._configs = tuple(tables)
@@ -94,6 +97,7 @@ class EmbeddingShard:
         self._num_sources = num_sources
         self._wait_timeout_s = wait_timeout_s
         self._steps_ahead = 1 + max_staleness
+        self._memory_limit = memory_limit
         self._clock = clock
         self._changed = threading.Condition()
         self._tables = {config.name: EmbeddingTable(config) for config in tables}
@@ -199,7 +203,7 @@ class EmbeddingShard:
         Raises:
             ValueError: another incarnation's tag, a step too far ahead, an unknown source or table,
                 wrong shapes, or a gradient that is not finite (names table, id and source).
-            MemoryError: no room for new rows; no row has changed.
+            MemoryError: no room for new rows, in the machine or within the limit; no row has changed.
         """
         with self._changed:
             if self._is_duplicate(tag):
@@ -349,6 +353,7 @@ class EmbeddingShard:
         if self._num_sources > 1:  # finite numbers can have an infinite sum
             for name, (ids_M, grads_MD) in merged.items():
                 self._tables[name].check_update(ids_M, grads_MD)
+        self._check_memory(step, {name: ids_M for name, (ids_M, _) in merged.items()})
         for name, (ids_M, _) in merged.items():
             self._tables[name].reserve(ids_M)
         # From here on nothing fails.
@@ -359,6 +364,28 @@ class EmbeddingShard:
             self._tables[name].apply_checked(ids_M, grads_MD, step)
         for table in self._tables.values():
             table.evict(step)
+
+    def _check_memory(self, step: int, ids: Mapping[str, Int64Array]) -> None:
+        if self._memory_limit is None:
+            return
+        num_more = {name: len(ids.get(name, ())) for name in self._tables}
+        if self._bytes_after(num_more) <= self._memory_limit:
+            return  # even if every id were new: most steps need not look for their ids
+        num_more |= {name: self._tables[name].num_missing(ids_M) for name, ids_M in ids.items()}
+        needed = self._bytes_after(num_more)
+        if needed <= self._memory_limit:
+            return
+        fullest = max(num_more, key=lambda name: self._tables[name].bytes_after(num_more[name]))
+        table = self._tables[fullest]
+        raise MemoryError(
+            f"shard {self._shard} refuses step {step}: its tables would need {human_size(needed)} and may "
+            f"take {human_size(self._memory_limit)}; table {fullest!r} has {table.num_rows:,} rows "
+            f"({human_size(table.num_bytes)}) and {num_more[fullest]:,} more were to come; no row has "
+            "changed. Raise sparse.server_memory, use more servers, or let rows be evicted"
+        )
+
+    def _bytes_after(self, num_more: Mapping[str, int]) -> int:
+        return sum(self._tables[name].bytes_after(more) for name, more in num_more.items())
 
 
 def sum_by_id(parts: Sequence[tuple[Int64Array, Float32Array]]) -> tuple[Int64Array, Float32Array]:

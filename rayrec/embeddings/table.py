@@ -137,13 +137,25 @@ class EmbeddingTable:
         """Raise the ValueError that `apply` would raise; changes nothing."""
         self._ops.check_gradients(ids_M, grads_MD)
 
+    def num_missing(self, ids_M: Int64Array) -> int:
+        """How many of these distinct ids have no row."""
+        return int(np.count_nonzero(self._index.find(ids_M) == MISSING))
+
+    def bytes_after(self, num_more: int) -> int:
+        """Most that `num_bytes` is, and takes on the way, when so many more ids have rows."""
+        rows = self._index.rows_after(num_more) - self._index.num_rows
+        growth = 4 * self._ops.num_words * rows + self._index.growth_bytes(num_more)
+        if self.config.admission.min_sightings > 1:
+            growth += self._sightings.growth_bytes(num_more)
+        return self.num_bytes + growth
+
     def reserve(self, ids_M: Int64Array) -> None:
         """Make room for the rows of those ids, so that `apply_checked` cannot fail for memory.
 
         Raises:
             MemoryError: there is none; nothing has changed.
         """
-        num_missing = int(np.count_nonzero(self._index.find(ids_M) == MISSING))
+        num_missing = self.num_missing(ids_M)
         if num_missing:
             if self.config.admission.min_sightings > 1:
                 self._sightings.reserve(num_missing)

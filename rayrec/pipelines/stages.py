@@ -91,6 +91,7 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
                 pipeline.num_trainers,
                 sparse.wait_timeout_s,
                 num_cpus,
+                sparse.server_memory,
             ),
             num_cpus,
         )
