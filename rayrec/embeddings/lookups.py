@@ -123,7 +123,7 @@ class SyncLookups:
         """Nothing: rows are read when they are asked for."""
 
     def rows(self, step: int, lookups: Lookups) -> dict[str, Float32Array]:
-        ids = _ids(lookups)
+        ids = ids_by_table(lookups)
         everything = {name: np.arange(len(ids_M)) for name, ids_M in ids.items()}
         rows = self._client.empty_rows(ids)
         pending = self._client.request(ids, everything, after_step=step - 1)
@@ -135,7 +135,7 @@ class SyncLookups:
 
     def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
         tag = UpdateTag(self._incarnation, step, self._source)
-        sent = self._client.send(tag, _ids(lookups), grads)
+        sent = self._client.send(tag, ids_by_table(lookups), grads)
         started = self._clock()
         for reply in sent:
             reply.result()
@@ -206,7 +206,7 @@ class ExactPrefetch:
         batch = self._announced[step]
         self._request_overlap(batch)
         _check_complete(batch)
-        rows = self._client.empty_rows(_ids(batch.lookups))
+        rows = self._client.empty_rows(ids_by_table(batch.lookups))
         started = self._clock()
         for pending in batch.requests:
             pending.write_to(rows)
@@ -220,7 +220,7 @@ class ExactPrefetch:
         # this one a step after an update that has not arrived would be two.
         self.drain()
         tag = UpdateTag(self._incarnation, step, self._source)
-        self._unacknowledged = self._client.send(tag, _ids(lookups), grads)
+        self._unacknowledged = self._client.send(tag, ids_by_table(lookups), grads)
         self._announced.pop(step, None)
         following = self._announced.get(step + 1)
         if following is not None:
@@ -239,7 +239,7 @@ class ExactPrefetch:
             batch.overlap = {}
 
     def _request(self, batch: _Announced, places: Mapping[str, Int64Array], after_step: int) -> None:
-        batch.requests.append(self._client.request(_ids(batch.lookups), places, after_step))
+        batch.requests.append(self._client.request(ids_by_table(batch.lookups), places, after_step))
         for name, places_M in places.items():
             batch.num_requested[name] = batch.num_requested.get(name, 0) + len(places_M)
         num_ids = sum(map(len, places.values()))
@@ -249,7 +249,7 @@ class ExactPrefetch:
             self.stats.num_early += num_ids
 
 
-def _ids(lookups: Lookups) -> dict[str, Int64Array]:
+def ids_by_table(lookups: Lookups) -> dict[str, Int64Array]:
     return {name: ids.ids_M for name, ids in lookups.items()}
 
 

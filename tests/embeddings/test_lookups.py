@@ -1,194 +1,15 @@
-"""Rows read ahead are the rows read in turn, bit for bit, however replies are delayed and reordered."""
+"""What each mode asks the servers for, and when. That all of them are exact: `test_exactness`."""
 
 import contextlib
-import random
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rayrec.embeddings.client import LocalTransport, ShardClient
-from rayrec.embeddings.config import AdamConfig, RowwiseAdagradConfig, TableConfig
+from rayrec.embeddings.config import EvictionConfig, TableConfig
 from rayrec.embeddings.lookups import ExactPrefetch, LookupMode, SyncLookups
 from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.shard import EmbeddingShard
-
-WAIT_S = 20.0
-
-
-@dataclass(frozen=True)
-class Ids:
-    ids_M: np.ndarray
-    touched: np.ndarray
-
-
-def ids(*values: int) -> np.ndarray:
-    return np.array(values, dtype=np.int64)
-
-
-def alone(*values: int) -> dict[str, Ids]:
-    """What a single trainer's batch reads of the table `items`."""
-    return {"items": Ids(ids(*values), ids(*values))}
-
-
-def make_shards(tables, num_shards: int, num_sources: int = 1) -> list[EmbeddingShard]:
-    return [EmbeddingShard(tables, s, num_sources, wait_timeout_s=WAIT_S) for s in range(num_shards)]
-
-
-ITEMS = (TableConfig(name="items", dim=4, seed=3, optimizer=RowwiseAdagradConfig(lr=0.1)),)
-
-
-class LateReply:
-    def __init__(self, transport: "AdversarialTransport") -> None:
-        self.future: Future = Future()
-        self._transport = transport
-
-    def result(self):
-        self._transport.run_until(self.future)
-        return self.future.result()
-
-
-class AdversarialTransport:
-    """Keeps every call until somebody waits for an answer, then carries out calls in random order.
-
-    A lookup whose step is not committed yet is not carried out, so nothing blocks inside a shard.
-    """
-
-    def __init__(self, shards: list[EmbeddingShard], seed: int) -> None:
-        self._shards = shards
-        self._random = random.Random(seed)
-        self._changed = threading.Condition()
-        self._calls: list[tuple[Callable[[], bool], Callable[[], object], Future]] = []
-
-    def lookup(self, shard, request, after_step):
-        server = self._shards[shard]
-        return self._post(
-            lambda: after_step is None or server.committed_step >= after_step,
-            lambda: server.lookup(request, after_step),
-        )
-
-    def apply(self, shard, tag, update):
-        return self._post(lambda: True, lambda: self._shards[shard].apply(tag, update))
-
-    def _post(self, is_ready, call) -> LateReply:
-        reply = LateReply(self)
-        with self._changed:
-            self._calls.append((is_ready, call, reply.future))
-            self._changed.notify_all()
-        return reply
-
-    def run_until(self, wanted: Future) -> None:
-        with self._changed:
-            while not wanted.done():
-                ready = [call for call in self._calls if call[0]()]
-                if not ready:
-                    if not self._changed.wait(WAIT_S):
-                        raise TimeoutError("every call waits for a step that nobody sends")
-                    continue
-                chosen = self._random.choice(ready)
-                self._calls.remove(chosen)
-                try:
-                    chosen[2].set_result(chosen[1]())
-                except Exception as error:
-                    chosen[2].set_exception(error)
-                self._changed.notify_all()
-
-
-def train(mode: LookupMode, batches, source: int, dense_stage: threading.Barrier) -> list[dict]:
-    """Rows that every step saw; the gradient depends on them, so a stale bit spreads."""
-    seen = []
-    for step, batch in enumerate(batches):
-        if step + 1 < len(batches):
-            if step == 0:
-                mode.prefetch(0, batch)
-            mode.prefetch(step + 1, batches[step + 1])
-        rows = mode.rows(step, batch)
-        seen.append({name: rows_MD.copy() for name, rows_MD in rows.items()})
-        dense_stage.wait(WAIT_S)  # trainers meet in every dense step, to add up its gradients
-        weight = np.float32(1 + source + 0.1 * step)
-        mode.update(step, batch, {name: rows_MD * weight + 0.01 for name, rows_MD in rows.items()})
-    mode.drain()
-    return seen
-
-
-def run(mode_type, tables, transport, num_shards: int, batches_by_source) -> list[list[dict]]:
-    num_sources = len(batches_by_source)
-    dense_stage = threading.Barrier(num_sources)
-
-    def train_source(source: int) -> list[dict]:
-        mode = mode_type(tables, ShardMap(num_shards), transport, source)
-        try:
-            return train(mode, batches_by_source[source], source, dense_stage)
-        except BaseException:
-            dense_stage.abort()
-            raise
-
-    with ThreadPoolExecutor(num_sources) as pool:
-        return list(pool.map(train_source, range(num_sources)))
-
-
-def all_rows(shards: list[EmbeddingShard], tables) -> dict[str, dict[int, tuple]]:
-    """Everything the shards hold, by table and id."""
-    held: dict[str, dict[int, tuple]] = {table.name: {} for table in tables}
-    for shard in shards:
-        for name, by_id in held.items():
-            rows = shard.export(name)
-            for m, i in enumerate(rows.ids_M.tolist()):
-                values = rows.weights_MD[m].tobytes() + rows.state_MS[m].tobytes()
-                by_id[i] = (values, rows.steps_M[m], rows.counts_M[m])
-    return held
-
-
-OPTIMIZERS = st.sampled_from([RowwiseAdagradConfig(lr=0.1), AdamConfig(lr=0.05)])
-FEW_IDS = st.lists(st.one_of(st.integers(0, 9), st.sampled_from([-1, -(2**63)])), max_size=6, unique=True)
-
-
-@st.composite
-def runs(draw):
-    tables = tuple(
-        TableConfig(name=f"table{n}", dim=draw(st.integers(1, 3)), seed=n, optimizer=draw(OPTIMIZERS))
-        for n in range(draw(st.integers(1, 2)))
-    )
-    num_sources = draw(st.integers(1, 2))
-    batches_by_source: list[list[dict[str, Ids]]] = [[] for _ in range(num_sources)]
-    for _ in range(draw(st.integers(1, 6))):
-        read = {table.name: [draw(FEW_IDS) for _ in range(num_sources)] for table in tables}
-        for source in range(num_sources):
-            batches_by_source[source].append(
-                {
-                    name: Ids(ids(*by_source[source]), ids(*sorted(set().union(*by_source))))
-                    for name, by_source in read.items()
-                }
-            )
-    return tables, batches_by_source
-
-
-@settings(max_examples=120, deadline=None)
-@given(run_=runs(), num_shards=st.integers(1, 3), seed=st.integers(0, 10_000))
-def test_exact_prefetch_is_bit_equal_to_sync(run_, num_shards, seed):
-    tables, batches_by_source = run_
-    num_sources = len(batches_by_source)
-
-    sync_shards = make_shards(tables, 1, num_sources)
-    expected = run(SyncLookups, tables, LocalTransport(sync_shards), 1, batches_by_source)
-
-    shards = make_shards(tables, num_shards, num_sources)
-    transport = AdversarialTransport(shards, seed)
-    found = run(ExactPrefetch, tables, transport, num_shards, batches_by_source)
-
-    for expected_steps, found_steps in zip(expected, found, strict=True):
-        for expected_rows, found_rows in zip(expected_steps, found_steps, strict=True):
-            assert expected_rows.keys() == found_rows.keys()
-            for name in expected_rows:
-                assert expected_rows[name].tobytes() == found_rows[name].tobytes()
-    assert all_rows(shards, tables) == all_rows(sync_shards, tables)
-    num_steps = len(batches_by_source[0])
-    assert [shard.committed_step for shard in shards] == [num_steps - 1] * num_shards
+from tests.embeddings.sparse_runs import ITEMS, AdversarialTransport, Ids, alone, ids, make_shards
 
 
 class RecordingTransport(LocalTransport):
@@ -226,6 +47,27 @@ def test_only_the_overlap_waits_for_the_update_and_is_asked_for_right_behind_it(
     mode.rows(1, second)
     assert len(transport.calls) == 4
     assert (mode.stats.num_early, mode.stats.num_late) == (2, 4)
+
+
+def test_nothing_of_a_table_is_read_ahead_across_a_step_that_may_evict_its_rows():
+    eviction = EvictionConfig(max_age_steps=5, every_steps=2)
+    tables = (*ITEMS, TableConfig(name="films", dim=4, eviction=eviction))
+    transport = RecordingTransport(make_shards(tables, 1))
+    mode = ExactPrefetch(tables, ShardMap(1), transport)
+
+    def batch(*values: int) -> dict[str, Ids]:
+        return {name: Ids(ids(*values), ids(*values)) for name in ("items", "films")}
+
+    mode.prefetch(0, batch(1))
+    mode.prefetch(1, batch(2))
+    mode.rows(0, batch(1))
+    mode.update(0, batch(1), {})
+    mode.prefetch(2, batch(3))  # step 1 evicts
+    assert transport.calls[1] == ("lookup", 0, {"items": [2], "films": [2]}, -1)
+    assert transport.calls[-1] == ("lookup", 0, {"items": [3]}, 0)
+    mode.rows(1, batch(2))
+    mode.update(1, batch(2), {})
+    assert transport.calls[-1] == ("lookup", 0, {"films": [3]}, 1)
 
 
 def test_what_another_trainer_touches_is_not_read_ahead():

@@ -18,7 +18,7 @@ from rayrec.embeddings.shard import EmbeddingShard, UpdateTag
 from rayrec.embeddings.shared_blocks import why_unavailable
 from rayrec.embeddings.shared_calls import CallServer, Endpoint, ServerLostError
 from rayrec.embeddings.shared_memory import SharedMemoryTransport, shard_methods
-from tests.embeddings.test_lookups import Ids, all_rows, ids, make_shards, run
+from tests.embeddings.sparse_runs import Ids, all_rows, ids, make_shards, run, without_exchange
 
 pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
 
@@ -275,7 +275,7 @@ def test_training_through_shared_memory_is_bit_equal_to_sync(served, share_a_con
                 {name: Ids(parts[source], np.unique(np.concatenate(parts))) for name, parts in read.items()}
             )
     expected_shards = make_shards(tables, 1, num_sources)
-    expected = run(SyncLookups, tables, LocalTransport(expected_shards), 1, batches)
+    expected = run(without_exchange(SyncLookups), tables, LocalTransport(expected_shards), 1, batches)
 
     shards = make_shards(tables, num_shards, num_sources)
     servers = [served.server(shard_methods(shard)) for shard in shards]
@@ -294,9 +294,9 @@ def test_training_through_shared_memory_is_bit_equal_to_sync(served, share_a_con
             return getattr(self._mine.transport, name)
 
     transport = transports[0] if share_a_connection else OneEach()
-    found = run(ExactPrefetch, tables, transport, num_shards, batches)
+    found = run(without_exchange(ExactPrefetch), tables, transport, num_shards, batches)
 
-    for expected_steps, found_steps in zip(expected, found, strict=True):
+    for (expected_steps, _), (found_steps, _) in zip(expected, found, strict=True):
         for expected_rows, found_rows in zip(expected_steps, found_steps, strict=True):
             for name in expected_rows:
                 assert expected_rows[name].tobytes() == found_rows[name].tobytes()

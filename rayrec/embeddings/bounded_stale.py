@@ -1,0 +1,103 @@
+"""Lookups that do not wait for the last updates: the mode that gives up exactness for speed.
+
+    prefetch t + 1   a permit is taken, and every row is asked for, as it is by then
+    update t         sent; its acknowledgement gives the permit of t back
+
+There are k + 1 permits, so the rows of a step may lack the updates of at most the k steps before it.
+Source: stale synchronous parallel, Ho et al., NIPS 2013; here the bound is per batch and counts steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from rayrec.embeddings.client import PendingRows, Reply, ShardClient, ShardTransport
+from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.lookups import Float32Array, Lookups, LookupStats, ids_by_table
+from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.shard import UpdateTag
+
+
+class BoundedStale:
+    """Called as prefetch(t + 1), rows(t), update(t); without the prefetch rows are asked for in their turn.
+
+    With `max_staleness` 0, a prefetch whose permit is still in use is put off to its `rows`, which makes
+    it the mode `sync`.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        shard_map: ShardMap,
+        transport: ShardTransport,
+        source: int = 0,
+        incarnation: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        max_staleness: int,
+    ) -> None:
+        self.stats = LookupStats()
+        self._client = ShardClient(tables, shard_map, transport)
+        self._source = source
+        self._incarnation = incarnation
+        self._clock = clock
+        self._max_staleness = max_staleness
+        self._put_off: deque[tuple[int, Lookups]] = deque()
+        """Announced batches that found no permit."""
+        self._asked: dict[int, PendingRows] = {}
+        self._unacknowledged: deque[list[Reply[int]]] = deque()
+        self._num_in_training = 0
+        """Batches whose rows were asked for and whose update is not sent."""
+
+    def prefetch(self, step: int, lookups: Lookups) -> None:
+        # A batch never overtakes another one, or the other would find its permit taken.
+        self._put_off.append((step, lookups))
+        while self._put_off and self._num_in_training <= self._max_staleness:
+            self._ask(*self._put_off.popleft())
+
+    def rows(self, step: int, lookups: Lookups) -> dict[str, Float32Array]:
+        if step not in self._asked and not self._put_off:
+            self._put_off.append((step, lookups))
+        while step not in self._asked:
+            self._ask(*self._put_off.popleft())
+        rows = self._client.empty_rows(ids_by_table(lookups))
+        started = self._clock()
+        self._asked.pop(step).write_to(rows)
+        self.stats.rows_wait_s += self._clock() - started
+        return rows
+
+    def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
+        tag = UpdateTag(self._incarnation, step, self._source)
+        self._unacknowledged.append(self._client.send(tag, ids_by_table(lookups), grads))
+        self._num_in_training -= 1
+
+    def drain(self) -> None:
+        self._wait_until_at_most(0)
+
+    def _ask(self, step: int, lookups: Lookups) -> None:
+        # A permit: this batch, those in training and the updates on their way are k + 1 at most.
+        self._wait_until_at_most(self._max_staleness - self._num_in_training)
+        staleness = self._num_in_training + len(self._unacknowledged)
+        ids = ids_by_table(lookups)
+        everything = {name: np.arange(len(ids_M)) for name, ids_M in ids.items()}
+        # What is acknowledged here is committed only when the other trainers have sent theirs.
+        self._asked[step] = self._client.request(ids, everything, after_step=step - 1 - self._max_staleness)
+        self._num_in_training += 1
+        self.stats.staleness_sum += staleness
+        self.stats.max_staleness = max(self.stats.max_staleness, staleness)
+        num_ids = sum(map(len, ids.values()))
+        if staleness:
+            self.stats.num_early += num_ids
+        else:
+            self.stats.num_late += num_ids
+
+    def _wait_until_at_most(self, num_updates: int) -> None:
+        started = self._clock()
+        while len(self._unacknowledged) > num_updates:
+            for reply in self._unacknowledged.popleft():
+                reply.result()
+        self.stats.update_wait_s += self._clock() - started

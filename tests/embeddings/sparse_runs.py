@@ -1,0 +1,254 @@
+"""Sparse training without a model: batches of ids, shards, and a transport that does its worst."""
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
+from rayrec.embeddings.lookups import LookupMode
+from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.shard import EmbeddingShard
+
+WAIT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Ids:
+    ids_M: np.ndarray
+    touched: np.ndarray
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def alone(*values: int) -> dict[str, Ids]:
+    """What a single trainer's batch reads of the table `items`."""
+    return {"items": Ids(ids(*values), ids(*values))}
+
+
+def make_shards(
+    tables: Sequence[TableConfig], num_shards: int, num_sources: int = 1, max_staleness: int = 0
+) -> list[EmbeddingShard]:
+    return [
+        EmbeddingShard(tables, s, num_sources, wait_timeout_s=WAIT_S, max_staleness=max_staleness)
+        for s in range(num_shards)
+    ]
+
+
+ITEMS = (TableConfig(name="items", dim=4, seed=3, optimizer=RowwiseAdagradConfig(lr=0.1)),)
+
+
+class LateReply:
+    def __init__(self, transport: "AdversarialTransport") -> None:
+        self.future: Future = Future()
+        self._transport = transport
+
+    def result(self):
+        self._transport.run_until(self.future)
+        return self.future.result()
+
+
+class AdversarialTransport:
+    """Keeps every call until somebody waits for an answer, then carries out calls in random order.
+
+    A call whose step is not committed yet is not carried out, so nothing blocks inside a shard.
+
+    Args:
+        repeated: share of the updates and written-back rows whose answer is lost: they come again, at
+            any later time, also when the run is long past their step.
+    """
+
+    def __init__(self, shards: list[EmbeddingShard], seed: int, repeated: float = 0.0) -> None:
+        self._shards = shards
+        self._random = random.Random(seed)
+        self._repeated = repeated
+        self._changed = threading.Condition()
+        self._calls: list[tuple[Callable[[], bool], Callable[[], object], Future]] = []
+
+    def lookup(self, shard, request, after_step):
+        return self._post(
+            self._is_at(shard, after_step), lambda: self._shards[shard].lookup(request, after_step)
+        )
+
+    def fetch(self, shard, request, after_step):
+        return self._post(
+            self._is_at(shard, after_step), lambda: self._shards[shard].fetch(request, after_step)
+        )
+
+    def evicted(self, shard, since_step, after_step):
+        return self._post(
+            self._is_at(shard, after_step), lambda: self._shards[shard].evicted(since_step, after_step)
+        )
+
+    def apply(self, shard, tag, update, kept=None):
+        return self._post(
+            lambda: True, lambda: self._shards[shard].apply(tag, update, kept), self._is_repeated()
+        )
+
+    def write_back(self, shard, incarnation, after_step, kept):
+        return self._post(
+            self._is_at(shard, after_step),
+            lambda: self._shards[shard].write_back(incarnation, after_step, kept),
+            self._is_repeated(),
+        )
+
+    def finish(self) -> None:
+        """Carry out what is left over."""
+        for _, call, _ in self._calls:
+            call()
+        self._calls.clear()
+
+    def _is_at(self, shard, after_step) -> Callable[[], bool]:
+        return lambda: after_step is None or self._shards[shard].committed_step >= after_step
+
+    def _is_repeated(self) -> bool:
+        with self._changed:
+            return self._random.random() < self._repeated
+
+    def _post(self, is_ready, call, is_repeated=False) -> LateReply:
+        reply = LateReply(self)
+        with self._changed:
+            self._calls.append((is_ready, call, reply.future))
+            if is_repeated:
+                self._calls.append((is_ready, call, Future()))
+            self._changed.notify_all()
+        return reply
+
+    def run_until(self, wanted: Future) -> None:
+        with self._changed:
+            while not wanted.done():
+                ready = [call for call in self._calls if call[0]()]
+                if not ready:
+                    if not self._changed.wait(WAIT_S):
+                        raise TimeoutError("every call waits for a step that nobody sends")
+                    continue
+                chosen = self._random.choice(ready)
+                self._calls.remove(chosen)
+                try:
+                    chosen[2].set_result(chosen[1]())
+                except Exception as error:
+                    chosen[2].set_exception(error)
+                self._changed.notify_all()
+
+
+class ThreadExchange:
+    """One trainer's end of an all-to-all among threads."""
+
+    def __init__(self, board: "Board", rank: int) -> None:
+        self._board = board
+        self._rank = rank
+        self.num_trainers = board.num_trainers
+
+    def all_to_all(self, parts):
+        return self._board.swap(self._rank, list(parts))
+
+
+class Board:
+    """Where threads that are trainers meet."""
+
+    def __init__(self, num_trainers: int) -> None:
+        self.num_trainers = num_trainers
+        self._parts: list[list[np.ndarray]] = [[] for _ in range(num_trainers)]
+        self._barrier = threading.Barrier(num_trainers)
+
+    def swap(self, rank: int, parts: list[np.ndarray]) -> list[np.ndarray]:
+        self._parts[rank] = parts
+        self._barrier.wait(WAIT_S)
+        received = [from_trainer[rank] for from_trainer in self._parts]
+        self._barrier.wait(WAIT_S)
+        return received
+
+    def abort(self) -> None:
+        self._barrier.abort()
+
+
+Seen = list[dict[str, np.ndarray]]
+"""Rows, or gradients, of one source by step and table."""
+
+
+def gradient_of(rows_MD: np.ndarray, source: int, step: int) -> np.ndarray:
+    """Depends on the rows, so that a stale bit spreads."""
+    return rows_MD * np.float32(1 + source + 0.1 * step) + np.float32(0.01)
+
+
+def train(
+    mode: LookupMode, batches: list[dict[str, Ids]], source: int, board: Board, drain_every: int, ahead: bool
+) -> tuple[Seen, Seen]:
+    """(rows that every step saw, gradients that it sent)."""
+    seen, sent = [], []
+    for step, batch in enumerate(batches):
+        is_first = step % drain_every == 0
+        if ahead:
+            if is_first:
+                mode.prefetch(step, batch)
+            if step + 1 < len(batches) and (step + 1) % drain_every:
+                mode.prefetch(step + 1, batches[step + 1])
+        rows = mode.rows(step, batch)
+        seen.append({name: rows_MD.copy() for name, rows_MD in rows.items()})
+        board.swap(source, [np.empty(0)] * board.num_trainers)  # as trainers meet in every dense step
+        grads = {name: gradient_of(rows_MD, source, step) for name, rows_MD in rows.items()}
+        sent.append(grads)
+        mode.update(step, batch, grads)
+        if (step + 1) % drain_every == 0:
+            mode.drain()
+            board.swap(source, [np.empty(0)] * board.num_trainers)
+    mode.drain()
+    return seen, sent
+
+
+def run(
+    make_mode: Callable[..., LookupMode],
+    tables: Sequence[TableConfig],
+    transport,
+    num_shards: int,
+    batches_by_source: list[list[dict[str, Ids]]],
+    drain_every: int = 1000,
+    ahead: bool = True,
+) -> list[tuple[Seen, Seen]]:
+    """Train all sources at once, each in a thread; a mode that takes an `exchange` gets one.
+
+    Args:
+        drain_every: steps between two moments at which the servers have everything.
+        ahead: whether batches are announced.
+    """
+    num_sources = len(batches_by_source)
+    board = Board(num_sources)
+
+    def train_source(source: int) -> tuple[Seen, Seen]:
+        try:
+            mode = make_mode(tables, ShardMap(num_shards), transport, source, ThreadExchange(board, source))
+            return train(mode, batches_by_source[source], source, board, drain_every, ahead)
+        except BaseException:
+            board.abort()
+            raise
+
+    with ThreadPoolExecutor(num_sources) as pool:
+        return list(pool.map(train_source, range(num_sources)))
+
+
+def without_exchange(mode_type) -> Callable[..., LookupMode]:
+    """A mode that needs no exchange, as `run` wants it."""
+    return lambda tables, shard_map, transport, source, exchange: mode_type(
+        tables, shard_map, transport, source
+    )
+
+
+def all_rows(shards: list[EmbeddingShard], tables: Sequence[TableConfig]) -> dict[str, dict[int, tuple]]:
+    """Everything the shards hold, by table and id, as `DictionaryTable.everything`."""
+    held: dict[str, dict[int, tuple]] = {table.name: {} for table in tables}
+    for shard in shards:
+        for name, by_id in held.items():
+            rows = shard.export(name)
+            for m, i in enumerate(rows.ids_M.tolist()):
+                by_id[i] = (
+                    rows.weights_MD[m].tobytes(),
+                    rows.state_MS[m].tobytes(),
+                    int(rows.steps_M[m]),
+                    int(rows.counts_M[m]),
+                )
+    return held
