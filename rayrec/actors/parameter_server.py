@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import ray
 from ray.actor import ActorHandle
 
 from rayrec.actors.spawning import ActorRole, spawn
+from rayrec.actors.transport import ServerPlace
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.shard import (
@@ -22,6 +25,9 @@ from rayrec.embeddings.shard import (
     SparseUpdate,
     UpdateTag,
 )
+from rayrec.embeddings.shared_blocks import why_unavailable
+from rayrec.embeddings.shared_calls import CallServer
+from rayrec.embeddings.shared_memory import shard_methods
 from rayrec.embeddings.snapshot import load_tables, write_table
 from rayrec.platform.metrics import MeterClock, RayStageMetrics, StageTimes
 
@@ -63,9 +69,23 @@ class ParameterServer:
         # The shard works under one lock, so its busy seconds do not overlap however many threads call it.
         self._clock = MeterClock(lambda: self._shard.stats().busy_s)
         self._metrics = RayStageMetrics(role.run, role.stage, role.member)
+        self._call_server: CallServer | None = None
+        self._call_server_starts = threading.Lock()
 
     def __repr__(self) -> str:
         return self._role.actor_name
+
+    def place(self) -> ServerPlace:
+        """Where this server runs; from now on it listens for processes of its node, too."""
+        node, hindrance = ray.get_runtime_context().get_node_id(), why_unavailable()
+        if hindrance is not None:
+            return ServerPlace(self._role.actor_name, node, None, hindrance)
+        with self._call_server_starts:  # every trainer asks
+            if self._call_server is None:
+                self._call_server = CallServer(
+                    self._role.actor_name, shard_methods(self._shard, apply=self.apply)
+                )
+        return ServerPlace(self._role.actor_name, node, self._call_server.endpoint, None)
 
     def lookup(self, request: LookupRequest, after_step: int | None = None) -> LookupReply:
         return self._shard.lookup(request, after_step)

@@ -20,7 +20,7 @@ import torch
 from ray.actor import ActorHandle
 
 from rayrec.actors.spawning import ActorRole, spawn
-from rayrec.actors.transport import RayTransport
+from rayrec.actors.transport import TransportChoice, connect
 from rayrec.embeddings.client import ShardClient
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.lookups import ExactPrefetch, LookupMode, LookupStats, SyncLookups
@@ -54,6 +54,7 @@ class TrainerSpec:
     device: str
     seed: int
     mode: PipelineMode
+    transport: TransportChoice
     num_trainers: int
     num_threads: int
 
@@ -88,7 +89,7 @@ class Trainer:
         self._role = role
         self._spec = spec
         self._device = get_device(spec.device)
-        transport, shard_map = RayTransport(servers), ShardMap(len(servers))
+        transport, shard_map = connect(servers, spec.transport), ShardMap(len(servers))
         self._client = ShardClient(spec.tables, shard_map, transport)
         self._new_lookups = lambda incarnation: LOOKUP_MODES[spec.mode](
             spec.tables, shard_map, transport, source=role.member, incarnation=incarnation

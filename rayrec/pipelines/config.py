@@ -48,6 +48,9 @@ class SparseConfig(Config):
     None: what the machine has."""
     expected_rows: dict[str, int] = Field(default_factory=dict)
     """By table: rows to plan memory for, where there will be more than the data set has ids now."""
+    transport: Literal["auto", "ray", "shared_memory"] = "auto"
+    """How rows and gradients travel. `auto`: through shared memory between a trainer and the servers of
+    its node, as Ray calls to other servers; `ray`: always so; `shared_memory`: refuses servers elsewhere."""
 
     @model_validator(mode="after")
     def _settings_are_of_known_tables(self) -> SparseConfig:

@@ -30,6 +30,7 @@ FREE_TO_CHANGE = (
     "pipeline.",
     "sparse.num_servers",
     "sparse.wait_timeout_s",
+    "sparse.transport",
     "sparse.server_memory",
     "sparse.expected_rows",
     "evaluation.every_epochs",

@@ -197,6 +197,7 @@ def trainer_spec(assembly: Assembly) -> TrainerSpec:
         device=config.device,
         seed=config.seed,
         mode=config.pipeline.mode,
+        transport=config.sparse.transport,
         num_trainers=config.pipeline.num_trainers,
         num_threads=assembly.trainer_threads,
     )

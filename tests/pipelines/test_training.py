@@ -16,6 +16,7 @@ import pytest
 import ray
 import safetensors.numpy
 
+from rayrec.embeddings.shared_blocks import why_unavailable
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import Snapshot, read_snapshot
@@ -117,7 +118,8 @@ def uninterrupted(ray_cluster, data, tmp_path_factory) -> tuple[Path, list[float
         losses.append(loss)
         assert (done, total) == (len(losses), EPOCHS * STEPS_PER_EPOCH)
 
-    result = train(settings(data), run, on_step=on_step)
+    near = "auto" if why_unavailable() else "shared_memory"
+    result = train(settings(data, sparse__transport=near), run, on_step=on_step)
 
     assert_no_actor_survives()
     assert (result.steps, result.epochs, result.final_loss) == (len(losses), EPOCHS, losses[-1])
@@ -184,7 +186,10 @@ def test_an_interrupted_run_says_so_and_has_what_it_had(interrupted):
 def test_a_resumed_run_ends_with_the_bits_of_one_that_was_never_stopped(
     uninterrupted, interrupted, data, tmp_path
 ):
-    """Also on moved data, other numbers of servers, readers and feature workers, and in the other mode."""
+    """Also on moved data, other numbers of servers, readers and feature workers, and in the other mode.
+
+    And as Ray calls, where the run that was not stopped went through shared memory.
+    """
     expected_run, losses = uninterrupted
     run = tmp_path / "run"
     shutil.copytree(interrupted, run)
@@ -195,6 +200,7 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_never_stopped(
         pipeline__num_readers=2,
         pipeline__num_feature_workers=2,
         pipeline__mode="sync",
+        sparse__transport="ray",
     )
 
     result = train(elsewhere, run, resume=True)

@@ -1,0 +1,71 @@
+"""Which way a trainer's calls take, and that every way gives the same rows and the same errors."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import ray
+
+from rayrec.actors.parameter_server import spawn_parameter_servers
+from rayrec.actors.transport import MixedTransport, RayTransport, ServerPlace, connect, reachable
+from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.shard import UpdateTag
+from rayrec.embeddings.shared_blocks import why_unavailable
+from rayrec.embeddings.shared_calls import Endpoint, ServerLostError
+from rayrec.embeddings.shared_memory import SharedMemoryTransport
+from rayrec.platform.errors import InputError
+
+HERE, THERE = Endpoint("run/parameter_server-0", "here"), Endpoint("run/parameter_server-1", "there")
+NEAR = ServerPlace(HERE.server, "node-a", HERE, None)
+FAR = ServerPlace(THERE.server, "node-b", THERE, None)
+WITHOUT = ServerPlace(THERE.server, "node-a", None, "shared memory needs Linux")
+
+
+def test_servers_of_the_same_node_are_reached_through_shared_memory_and_others_are_not():
+    assert reachable([NEAR, FAR, WITHOUT, NEAR], "node-a", "auto") == {0: HERE, 3: HERE}
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [(FAR, "it runs on Ray node node-b and the trainer on node-a"), (WITHOUT, "shared memory needs Linux")],
+)
+def test_shared_memory_is_not_promised_where_it_does_not_reach(place, why):
+    with pytest.raises(InputError, match=rf"does not reach run/parameter_server-1: {why}; 'auto' takes Ray"):
+        reachable([NEAR, place], "node-a", "shared_memory")
+
+
+@pytest.mark.ray
+@pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
+def test_every_way_to_the_servers_gives_the_same_rows_and_the_same_errors(ray_cluster):
+    table, ids_M = TableConfig(name="item", dim=4, seed=1), np.arange(50)
+    servers = spawn_parameter_servers(
+        "transport-test", (table,), 2, num_trainers=1, wait_timeout_s=60, num_cpus=0
+    )
+    try:
+        ways = {choice: connect(servers, choice) for choice in ("ray", "auto", "shared_memory")}
+        assert [type(way) for way in ways.values()] == [
+            RayTransport,
+            SharedMemoryTransport,
+            SharedMemoryTransport,
+        ]
+        ways["mixed"] = MixedTransport([ways["auto"], ways["ray"]])
+        for step, way in enumerate(ways.values()):
+            update = {"item": (ids_M, np.full((50, 4), step + 1, np.float32))}
+            for shard in range(2):
+                waiting = way.lookup(shard, {"item": ids_M}, after_step=step)
+                assert way.apply(shard, UpdateTag(0, step, 0), update).result() == step
+                found = [other.lookup(shard, {"item": ids_M}, None).result() for other in ways.values()]
+                assert {rows["item"].tobytes() for rows in found} == {waiting.result()["item"].tobytes()}
+        for way in ways.values():
+            with pytest.raises(ValueError, match="there is no embedding table 'nobody'"):
+                way.lookup(0, {"nobody": ids_M}, None).result()
+
+        os.kill(ray.get(servers[0].__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+
+        with pytest.raises(ServerLostError, match="transport-test/parameter_server-0 is gone"):
+            ways["auto"].lookup(0, {"item": ids_M}, None).result()
+        assert ways["auto"].lookup(1, {"item": ids_M}, None).result()["item"].shape == (50, 4)
+    finally:
+        for server in servers:
+            ray.kill(server)
