@@ -16,7 +16,8 @@ argument or a result, and contiguous arrays in it do not go through the socket.
 
 Blocks are the client's. One that a reply does not fit into is replaced by the server; one that the server
 still reads when its method has returned (a contribution kept until another trainer's arrives) is left to
-it and forgotten. `rayrec.embeddings.shared_blocks` says what blocks and messages are.
+it until a later answer says that it is done. `rayrec.embeddings.shared_blocks` says what blocks and
+messages are.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ class _Answer(NamedTuple):
     failed: str | None
     """Where the error in `result` was raised; None if it is no error."""
     kept: bool
-    """The server goes on reading the call's block."""
+    """The server goes on reading the call's block,"""
+    released: list[int]
+    """and is done with these, which it kept before."""
     num_bytes: int
     """Size of the block that comes with the message in place of the call's."""
 
@@ -146,6 +149,7 @@ class _Connection:
         self._methods = methods
         self._in_order = True
         self._blocks: dict[int, Block] = {}
+        self._released: deque[int] = deque()  # filled by whichever thread drops the last argument of a call
         self._reading, self._sending, self._counting = (threading.Lock() for _ in range(3))
         self._num_free = 0
         """Threads that read or will read next."""
@@ -199,7 +203,7 @@ class _Connection:
 
     def _answer(self, call: _Call, block: Block) -> None:
         inputs = block.bytes(writeable=False)
-        watched = weakref.ref(inputs)
+        watched = weakref.ref(inputs)  # every array of the arguments keeps it alive
         space = BlockSpace(block, call.used)
         failed: str | None = None
         try:
@@ -221,16 +225,15 @@ class _Connection:
             larger = BlockSpace(grown, 0)
             spans = [span for span in map(larger.place, arrays) if span is not None]
         del arrays
-        kept = watched() is not None
-        if kept:
-            self._blocks.pop(block.number)
         try:
-            with self._sending:
-                send(
-                    self._socket,
-                    _Answer(call.number, result, spans, failed, kept, num_bytes),
-                    descriptor,
-                )
+            with self._sending:  # also while looking: no earlier answer may say that the block is released
+                still_read = watched() if descriptor is None else None
+                if kept := still_read is not None:
+                    weakref.finalize(still_read, self._released.append, block.number).atexit = False
+                    still_read = None
+                released = [self._released.popleft() for _ in range(len(self._released))]
+                answer = _Answer(call.number, result, spans, failed, kept, released, num_bytes)
+                send(self._socket, answer, descriptor)
         finally:
             if descriptor is not None:
                 os.close(descriptor)
@@ -289,6 +292,8 @@ class Channel:
         # Filled by whichever thread drops the last array of a reply, hence no lock: a deque needs none.
         self._free: deque[Block] = deque()
         self._block_bytes = 0
+        self._lent: dict[int, Bytes] = {}
+        """Blocks that the server keeps; whoever has an array of a block has the block."""
         self._in_flight: dict[int, tuple[Block, weakref.ref[SharedReply[Any]]]] = {}
         try:
             self._socket.connect("\0" + endpoint.address)
@@ -381,8 +386,11 @@ class Channel:
                 block = Block(block.number, descriptor, answer.num_bytes)
                 self._block_bytes = max(self._block_bytes, block.num_bytes)
             array = block.bytes(writeable=False)
-            if not answer.kept:
-                weakref.finalize(array, self._free.append, block).atexit = False
+            weakref.finalize(array, self._free.append, block).atexit = False
+            if answer.kept:
+                self._lent[block.number] = array
+            for number in answer.released:
+                self._lent.pop(number, None)
             result = unpacked(answer.result, array, answer.spans)
             if answer.failed is not None:
                 result, error = None, result

@@ -238,6 +238,27 @@ def test_a_contribution_that_waits_for_another_ones_is_not_overwritten(served):
     assert all_rows(shards[0], ITEMS) == all_rows(shards[1], ITEMS)
 
 
+def test_what_a_server_keeps_is_lent_to_it_until_it_is_done(served):
+    held = []
+
+    def keep(empty, array_M):
+        held.append(array_M)
+
+    channel = served.transport(served.server({"keep": keep, "done": lambda empty: held.clear()}))._writes[0]
+    in_use = set()
+    for turn in range(4):
+        sent = [np.full(1000, n) for n in range(4)]
+        for array_M in sent:
+            channel.call("keep", array_M).result()
+        assert [array_M.tolist() for array_M in held] == [array_M.tolist() for array_M in sent]
+        if turn:
+            in_use.add(shared_blocks())
+        channel.call("done").result()
+        channel.call("done").result()  # whose answer comes when all of them are released
+
+    assert len(in_use) == 1
+
+
 def test_two_clients_and_several_threads_of_one_do_not_get_each_others_answers(served):
     (shard,) = make_shards(ITEMS, 1)
     server = served.server(shard_methods(shard))
