@@ -1,11 +1,12 @@
 """What the project claims of itself in figures, and how each of them is measured."""
 
-from benchmarks import disk_stores, quality, sparse, spine
+from benchmarks import disk_stores, quality, sparse, spine, transport
 from benchmarks.harness import Bench
 
 BENCHES: dict[str, Bench] = {
     "disk-stores": disk_stores.bench,
     "spine": spine.bench,
     "sparse": sparse.bench,
+    "transport": transport.bench,
     **{name: quality.quality_bench(name) for name in quality.CONFIGS},
 }
