@@ -102,15 +102,18 @@ def _expand(rows_MD: Float32Array, inverse_N: Int64Array, out_ND: Float32Array) 
 @njit(nogil=True, cache=True)
 def _sum(grads_ND: Float32Array, inverse_N: Int64Array, first: int, last: int, out_MD: Float32Array) -> int:
     """Sums of columns `first` to `last`; returns how many ids there are, -1 if they are not in order."""
-    num_found = 0
+    # Loops from 0: one from a number that might be negative is not vectorised.
+    num_found, num_columns = 0, last - first
     for n in range(len(inverse_N)):
         m = inverse_N[n]
         if 0 <= m < num_found:
-            for d in range(first, last):
-                out_MD[m, d] += grads_ND[n, d]
+            sum_D, grad_D = out_MD[m, first:last], grads_ND[n, first:last]
+            for d in range(num_columns):
+                sum_D[d] += grad_D[d]
         elif m == num_found < len(out_MD):
-            for d in range(first, last):
-                out_MD[m, d] = grads_ND[n, d]
+            sum_D, grad_D = out_MD[m, first:last], grads_ND[n, first:last]
+            for d in range(num_columns):
+                sum_D[d] = grad_D[d]
             num_found += 1
         else:
             return -1

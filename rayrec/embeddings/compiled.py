@@ -102,11 +102,19 @@ def row_address(rows: RowAddresses, row: Any) -> Any:
 
 
 @njit(nogil=True, cache=True, inline="always")
+def prefetch_words(address: Any, num_words: int) -> None:
+    """Ask for every cache line of so many 4-byte words."""
+    line = address & ~np.uint64(63)
+    end = address + np.uint64(4 * num_words)
+    while line < end:
+        prefetch(line)
+        line += np.uint64(64)
+
+
+@njit(nogil=True, cache=True, inline="always")
 def prefetch_row(rows: RowAddresses, row: Any) -> None:
     """Ask for every cache line of a row's record."""
-    address = row_address(rows, row)
-    for offset in range(0, rows.words * 4 + 63, 64):
-        prefetch(address + np.uint64(offset))
+    prefetch_words(row_address(rows, row), rows.words)
 
 
 def kernel_input(array: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:

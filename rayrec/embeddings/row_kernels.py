@@ -28,7 +28,7 @@ Rates = tuple[np.float32, np.float32, np.float32, np.float32, np.float32]
 
 ROWWISE_ADAGRAD, ADAGRAD, SGD, ADAM, PARTIAL_ROWWISE_ADAM, FTRL = range(6)
 
-_AHEAD = 4  # records asked for this many rows early
+_AHEAD = 16  # records asked for this many rows early
 
 
 @njit(nogil=True, cache=True)
@@ -72,7 +72,7 @@ def apply_rows(
     return repeated
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, forceinline=True)
 def apply_row(
     kind: int, weights_D: Float32Array, state_S: Float32Array, grad_D: Float32Array, rates: Rates
 ) -> None:
@@ -91,7 +91,7 @@ def apply_row(
         _ftrl(weights_D, state_S, grad_D, rates)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, forceinline=True)
 def _stamp(stamps: NDArray[np.int32], step: int) -> bool:
     """Record the step and count the update; true if the row had this step's stamp already."""
     seen = stamps[0] == step
@@ -102,7 +102,7 @@ def _stamp(stamps: NDArray[np.int32], step: int) -> bool:
 
 # Without `reassoc` a sum keeps the order of its terms, one addition at a time. With it the compiler
 # sums in vector lanes: the same bits on the same kind of CPU, which is what a run promises.
-@njit(nogil=True, cache=True, fastmath={"reassoc"})
+@njit(nogil=True, cache=True, forceinline=True, fastmath={"reassoc"})
 def _rowwise_adagrad(
     weights_D: Float32Array, state_S: Float32Array, grad_D: Float32Array, rates: Rates
 ) -> None:
@@ -117,7 +117,7 @@ def _rowwise_adagrad(
         weights_D[d] -= rate * (grad_D[d] + weight_decay * weights_D[d])
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, forceinline=True)
 def _adagrad(weights_D: Float32Array, state_S: Float32Array, grad_D: Float32Array, rates: Rates) -> None:
     lr, eps, weight_decay = rates[0], rates[1], rates[2]
     for d in range(len(grad_D)):
@@ -127,14 +127,14 @@ def _adagrad(weights_D: Float32Array, state_S: Float32Array, grad_D: Float32Arra
         weights_D[d] -= lr * (grad / (np.float32(math.sqrt(total)) + eps))
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, forceinline=True)
 def _sgd(weights_D: Float32Array, grad_D: Float32Array, rates: Rates) -> None:
     lr, weight_decay = rates[0], rates[1]
     for d in range(len(grad_D)):
         weights_D[d] -= lr * (grad_D[d] + weight_decay * weights_D[d])
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, forceinline=True)
 def _adam(weights_D: Float32Array, state_S: Float32Array, grad_D: Float32Array, rates: Rates) -> None:
     """rest1, rest2: 1 - beta1, 1 - beta2; step_size: the rate with both bias corrections."""
     step_size, rest1, rest2, eps = rates[0], rates[1], rates[2], rates[3]
@@ -149,7 +149,7 @@ def _adam(weights_D: Float32Array, state_S: Float32Array, grad_D: Float32Array, 
         weights_D[d] -= step_size * (first / (np.float32(math.sqrt(second)) + eps))
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc"})
+@njit(nogil=True, cache=True, forceinline=True, fastmath={"reassoc"})
 def _partial_rowwise_adam(
     weights_D: Float32Array, state_S: Float32Array, grad_D: Float32Array, rates: Rates
 ) -> None:
@@ -168,7 +168,7 @@ def _partial_rowwise_adam(
         weights_D[d] -= rate * first
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, forceinline=True)
 def _ftrl(weights_D: Float32Array, state_S: Float32Array, grad_D: Float32Array, rates: Rates) -> None:
     alpha, beta, l1, l2 = rates[0], rates[1], rates[2], rates[3]
     dim = len(grad_D)

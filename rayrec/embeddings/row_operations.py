@@ -23,7 +23,7 @@ from rayrec.embeddings.compiled import (
     float32_at,
     int32_at,
     kernel_input,
-    prefetch_row,
+    prefetch_words,
     row_address,
 )
 from rayrec.embeddings.config import TableConfig
@@ -44,7 +44,7 @@ Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
 Int32Array = NDArray[np.int32]
 
-_AHEAD = 4  # records asked for this many rows early
+_AHEAD = 24  # records asked for this many rows early, as many as a core keeps on their way from memory
 
 
 class RowOperations:
@@ -194,7 +194,7 @@ def _gather(
     rounded = np.empty(layout.weight_words, dtype=np.int32)
     for m in range(len(ids_M)):
         if m + _AHEAD < len(ids_M) and rows_M[m + _AHEAD] != MISSING:
-            prefetch_row(rows, rows_M[m + _AHEAD])
+            prefetch_words(row_address(rows, rows_M[m + _AHEAD]), layout.weight_words)
         if rows_M[m] == MISSING:
             id_hash = extend64(seed_hash, np.uint64(ids_M[m]))
             _initial_row(id_hash, scale, out_MD[m])
