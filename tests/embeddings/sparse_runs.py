@@ -69,6 +69,7 @@ class AdversarialTransport:
         self._repeated = repeated
         self._changed = threading.Condition()
         self._calls: list[tuple[Callable[[], bool], Callable[[], object], Future]] = []
+        self._again: list[Callable[[], object]] = []
 
     def lookup(self, shard, request, after_step):
         return self._post(
@@ -99,9 +100,9 @@ class AdversarialTransport:
 
     def finish(self) -> None:
         """Carry out what is left over."""
-        for _, call, _ in self._calls:
+        for call in self._again:
             call()
-        self._calls.clear()
+        self._again.clear()
 
     def _is_at(self, shard, after_step) -> Callable[[], bool]:
         return lambda: after_step is None or self._shards[shard].committed_step >= after_step
@@ -112,16 +113,21 @@ class AdversarialTransport:
 
     def _post(self, is_ready, call, is_repeated=False) -> LateReply:
         reply = LateReply(self)
+
+        def repeated():
+            self._again.append(call)
+            return call()
+
         with self._changed:
-            self._calls.append((is_ready, call, reply.future))
-            if is_repeated:
-                self._calls.append((is_ready, call, Future()))
+            self._calls.append((is_ready, repeated if is_repeated else call, reply.future))
             self._changed.notify_all()
         return reply
 
     def run_until(self, wanted: Future) -> None:
         with self._changed:
             while not wanted.done():
+                if self._again and self._random.random() < 0.1:
+                    self._again.pop(self._random.randrange(len(self._again)))()
                 ready = [call for call in self._calls if call[0]()]
                 if not ready:
                     if not self._changed.wait(WAIT_S):

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
+from rayrec.embeddings.config import RowwiseAdagradConfig, SgdConfig, TableConfig
 from rayrec.embeddings.shard import EmbeddingShard, UpdateTag, sum_by_id
 
 # With this accumulator a step moves a row by its gradient, to within 1e-6: lr / sqrt(1e12) = 1.
@@ -221,3 +221,25 @@ def test_tags_and_refusals_cross_processes():
     with pytest.raises(ValueError, match="id 8 is nan") as caught:
         make_shard().apply(UpdateTag(0, 0, 0), nan_update())
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_rows_that_a_cache_brings_back_twice_count_once():
+    shard = EmbeddingShard([TableConfig(name="items", dim=2, optimizer=SgdConfig(lr=1.0))], 0, 1)
+    ids_M = np.array([7], dtype=np.int64)
+
+    def train(step: int) -> None:
+        shard.apply(UpdateTag(0, step, 0), {"items": (ids_M, np.ones((1, 2), np.float32))})
+
+    train(0)
+    records_MW, present_M = shard.fetch({"items": ids_M}, after_step=0)["items"]
+    assert present_M.tolist() == [True]
+    changed_MW = records_MW.copy()
+    changed_MW[:, :2] = np.array([[5, 6]], np.float32).view(np.int32)
+    for _ in range(2):
+        shard.write_back(0, 0, {"items": (ids_M, changed_MW)})
+        assert shard.lookup({"items": ids_M})["items"].tolist() == [[5, 6]]
+    train(1)
+    assert shard.write_back(0, 0, {"items": (ids_M, changed_MW)}) == 1  # a step too late
+    assert shard.lookup({"items": ids_M})["items"].tolist() == [[4, 5]]
+    with pytest.raises(ValueError, match="incarnation 0 and refuses rows .* incarnation 3"):
+        shard.write_back(3, 1, {"items": (ids_M, changed_MW)})
