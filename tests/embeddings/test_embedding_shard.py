@@ -241,5 +241,5 @@ def test_rows_that_a_cache_brings_back_twice_count_once():
     train(1)
     assert shard.write_back(0, 0, {"items": (ids_M, changed_MW)}) == 1  # a step too late
     assert shard.lookup({"items": ids_M})["items"].tolist() == [[4, 5]]
-    with pytest.raises(ValueError, match="incarnation 0 and refuses rows .* incarnation 3"):
+    with pytest.raises(ValueError, match=r"incarnation 0 and refuses rows .* incarnation 3"):
         shard.write_back(3, 1, {"items": (ids_M, changed_MW)})
