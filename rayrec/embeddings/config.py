@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ByteSize, Field, model_validator
 
 from rayrec.embeddings.layout import WeightDtype
 from rayrec.platform.config import Config
@@ -129,6 +131,21 @@ class EvictionConfig(Config):
         return (step + 1) % self.every_steps == 0
 
 
+class DiskConfig(Config):
+    """A table that is larger than its memory: the rows used least lately lie on disk. No value changes."""
+
+    memory: ByteSize
+    """Most that each server's part of the table may take of memory, such as `8 GiB`: rows, what finds them
+    (27 to 54 bytes for every row, also of those on disk) and 20 MiB to move rows."""
+    folder: str | None = None
+    """On a local disk of every server; None: the system's temporary folder. It needs room for twice the
+    rows, and nothing in it outlives the run."""
+
+    @property
+    def folder_path(self) -> Path:
+        return Path(self.folder or tempfile.gettempdir())
+
+
 class TableConfig(Config):
     """One embedding table: rows for any 64-bit ids, created when an update first names them."""
 
@@ -143,6 +160,8 @@ class TableConfig(Config):
     admission: AdmissionConfig = AdmissionConfig()
     eviction: EvictionConfig | None = None
     """None: every row stays."""
+    disk: DiskConfig | None = None
+    """None: every row is in memory."""
     schedule: RateSchedule = RateSchedule()
     """What the optimizer's learning rate is multiplied by at each step."""
     seed: int = Field(default=0, ge=0, lt=2**63)

@@ -4,7 +4,7 @@ A slot is an (id, row) pair in one cache line; a slot is empty when its row is -
 is a valid id. Collisions go to the next slot. Removing leaves no marks behind: the followers of the
 freed slot are shifted back (Knuth, TAOCP 3, 6.4, algorithm R), and the row goes to a free list.
 
-Axes: M ids of one call, C slots, R ids in the index, F free rows.
+Axes: M ids of one call, C slots, R ids in the index, F free rows, K ids of some buckets.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from rayrec.embeddings.compiled import kernel_input, mix64, prefetch
+from rayrec.embeddings.routing import NUM_BUCKETS
 
 Int64Array = NDArray[np.int64]
 
@@ -25,32 +26,84 @@ _MAX_LOAD = 0.6
 _AHEAD = 24  # slots asked for this many ids early, as many as a core keeps on their way from memory
 
 
-class IdIndex:
-    """Maps ids to row numbers. Not thread-safe.
-
-    Rows are numbered 0, 1, 2, ... as their ids arrive; a row whose id was removed is given out again first.
-    """
+class IdMap:
+    """Maps ids to numbers that the caller chooses, any but -1. Not thread-safe."""
 
     def __init__(self, expected_ids: int = 0) -> None:
         self._slots_C2 = _empty_slots(_slots_for(expected_ids))
         self._num_ids = 0
-        self._free_F = np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
         return self._num_ids
 
     @property
     def num_bytes(self) -> int:
-        return self._slots_C2.nbytes + self._free_F.nbytes
+        return self._slots_C2.nbytes
+
+    def find(self, ids_M: Int64Array) -> Int64Array:
+        """[M] number of each id, -1 where it is not in the map."""
+        return _find(self._slots_C2, _shift(self._slots_C2), kernel_input(ids_M, np.int64))
+
+    def assign(self, ids_M: Int64Array, numbers_M: Int64Array) -> None:
+        """Set the numbers of ids, new ones or not."""
+        ids_M, numbers_M = kernel_input(ids_M, np.int64), kernel_input(numbers_M, np.int64)
+        # Asked before room is made: to set the numbers of ids that are there takes none.
+        if self.growth_bytes(len(ids_M)):
+            self.reserve(int(np.count_nonzero(self.find(ids_M) == MISSING)))
+        self._num_ids += _assign(self._slots_C2, _shift(self._slots_C2), ids_M, numbers_M)
+
+    def remove(self, ids_M: Int64Array) -> Int64Array:
+        """Forget distinct ids.
+
+        Returns:
+            [M] the number each id had, -1 where it was not in the map.
+        """
+        numbers_M = _remove(self._slots_C2, _shift(self._slots_C2), kernel_input(ids_M, np.int64))
+        self._num_ids -= int(np.count_nonzero(numbers_M != MISSING))
+        return numbers_M
+
+    def reserve(self, num_more: int) -> None:
+        """Make room for so many more ids, so that adding them cannot fail for memory."""
+        num_ids = self._num_ids + num_more
+        if num_ids > _MAX_LOAD * len(self._slots_C2):
+            grown_C2 = _empty_slots(_slots_for(num_ids))
+            _move(self._slots_C2, grown_C2, _shift(grown_C2))
+            self._slots_C2 = grown_C2
+
+    def growth_bytes(self, num_more: int) -> int:
+        """What `reserve` takes for so many more ids: new slots, beside the old ones while ids are moved."""
+        num_ids = self._num_ids + num_more
+        return index_bytes(num_ids) if num_ids > _MAX_LOAD * len(self._slots_C2) else 0
+
+    def count_by_bucket(self) -> Int64Array:
+        """[65536] ids in each virtual bucket."""
+        return _count_by_bucket(self._slots_C2)
+
+    def ids_of(self, buckets: range, num_ids: int) -> Int64Array:
+        """The ids of these virtual buckets, of which there are so many, in no order."""
+        ids_K = np.empty(num_ids, dtype=np.int64)
+        _ids_of(self._slots_C2, buckets.start, buckets.stop, ids_K)
+        return ids_K
+
+
+class IdIndex(IdMap):
+    """Maps ids to row numbers. Not thread-safe.
+
+    Rows are numbered 0, 1, 2, ... as their ids arrive; a row whose id was removed is given out again first.
+    """
+
+    def __init__(self, expected_ids: int = 0) -> None:
+        super().__init__(expected_ids)
+        self._free_F = np.empty(0, dtype=np.int64)
+
+    @property
+    def num_bytes(self) -> int:
+        return super().num_bytes + self._free_F.nbytes
 
     @property
     def num_rows(self) -> int:
         """One more than the highest row given out so far."""
         return self._num_ids + len(self._free_F)
-
-    def find(self, ids_M: Int64Array) -> Int64Array:
-        """[M] row of each id, -1 where the id is not in the index."""
-        return _find(self._slots_C2, _shift(self._slots_C2), kernel_input(ids_M, np.int64))
 
     def find_or_add(self, ids_M: Int64Array) -> Int64Array:
         """[M] row of each id; new ids get the next row numbers, in the order in which they appear."""
@@ -72,24 +125,9 @@ class IdIndex:
         Returns:
             [M] the row each id had, -1 where it was not in the index.
         """
-        rows_M = _remove(self._slots_C2, _shift(self._slots_C2), kernel_input(ids_M, np.int64))
-        freed = rows_M[rows_M != MISSING]
-        self._free_F = np.concatenate((self._free_F, freed))
-        self._num_ids -= len(freed)
+        rows_M = super().remove(ids_M)
+        self._free_F = np.concatenate((self._free_F, rows_M[rows_M != MISSING]))
         return rows_M
-
-    def reserve(self, num_more: int) -> None:
-        """Make room for so many more ids, so that adding them cannot fail for memory."""
-        num_ids = self._num_ids + num_more
-        if num_ids > _MAX_LOAD * len(self._slots_C2):
-            grown_C2 = _empty_slots(_slots_for(num_ids))
-            _move(self._slots_C2, grown_C2, _shift(grown_C2))
-            self._slots_C2 = grown_C2
-
-    def growth_bytes(self, num_more: int) -> int:
-        """What `reserve` takes for so many more ids: new slots, beside the old ones while ids are moved."""
-        num_ids = self._num_ids + num_more
-        return index_bytes(num_ids) if num_ids > _MAX_LOAD * len(self._slots_C2) else 0
 
     def rows_after(self, num_more: int) -> int:
         """What `num_rows` will be at most when so many new ids have been added."""
@@ -206,3 +244,42 @@ def _move(old_C2: Int64Array, new_C2: Int64Array, shift: np.uint64) -> None:
             slot = (slot + 1) & mask
         new_C2[slot, 0] = old_C2[old, 0]
         new_C2[slot, 1] = old_C2[old, 1]
+
+
+@njit(nogil=True, cache=True)
+def _assign(slots_C2: Int64Array, shift: np.uint64, ids_M: Int64Array, numbers_M: Int64Array) -> int:
+    """Set the ids' numbers; returns how many ids are new."""
+    mask = len(slots_C2) - 1
+    base = np.uint64(slots_C2.ctypes.data)
+    num_added = 0
+    for m in range(len(ids_M)):
+        if m + _AHEAD < len(ids_M):
+            prefetch(base + (mix64(np.uint64(ids_M[m + _AHEAD])) >> shift) * np.uint64(16))
+        slot = np.int64(mix64(np.uint64(ids_M[m])) >> shift)
+        while slots_C2[slot, 1] != MISSING and slots_C2[slot, 0] != ids_M[m]:
+            slot = (slot + 1) & mask
+        num_added += slots_C2[slot, 1] == MISSING
+        slots_C2[slot, 0] = ids_M[m]
+        slots_C2[slot, 1] = numbers_M[m]
+    return num_added
+
+
+@njit(nogil=True, cache=True)
+def _ids_of(slots_C2: Int64Array, first_bucket: int, end_bucket: int, ids_K: Int64Array) -> None:
+    k = 0
+    for slot in range(len(slots_C2)):
+        if slots_C2[slot, 1] == MISSING:
+            continue
+        bucket = np.int64(mix64(np.uint64(slots_C2[slot, 0])) & np.uint64(NUM_BUCKETS - 1))
+        if first_bucket <= bucket < end_bucket:
+            ids_K[k] = slots_C2[slot, 0]
+            k += 1
+
+
+@njit(nogil=True, cache=True)
+def _count_by_bucket(slots_C2: Int64Array) -> Int64Array:
+    counts = np.zeros(NUM_BUCKETS, dtype=np.int64)
+    for slot in range(len(slots_C2)):
+        if slots_C2[slot, 1] != MISSING:
+            counts[np.int64(mix64(np.uint64(slots_C2[slot, 0])) & np.uint64(NUM_BUCKETS - 1))] += 1
+    return counts

@@ -39,6 +39,8 @@ Int32Array = NDArray[np.int32]
 
 _SEGMENT_BYTES = 4 * 2**20
 _WRITE_BYTES = 2**20  # of one write, at most, unless a page is larger
+_GROWTH = 32  # bitmaps of segments to come; few, since memory for them has to be expected
+_SPARE_SEGMENTS = 2  # room for records that `compact` moves while a reserve is used up
 _MIN_LIVE = 0.5  # share of the slots in use below which segments are emptied
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -112,6 +114,22 @@ class RecordLog:
             raise ValueError(f"expected records of {self._pages.words} words, got shape {words_MW.shape}")
         with self._lock:
             return self._write(words_MW)
+
+    def reserve(self, num_records: int) -> None:
+        """Take so much of the disk now that writing so many records, a page at a time, cannot find it full.
+
+        Raises:
+            OSError: as `write`.
+        """
+        with self._lock:
+            free_pages = len(self._empty) * self._segment_pages
+            if self._open >= 0:
+                free_pages += self._segment_pages - self._next_page
+            # Every call may leave the rest of a page empty; calls are of many records, mostly.
+            needed_pages = -(-num_records // self._pages.records) + _SPARE_SEGMENTS * self._segment_pages
+            num_more = -(-(needed_pages - free_pages) // self._segment_pages)
+            if num_more > 0:
+                self._extend(num_more)
 
     def read(self, addresses_M: Int64Array) -> Int32Array:
         """[M, W] the records at these addresses.
@@ -198,14 +216,7 @@ class RecordLog:
                 written, page = written + num, page + num
         except OSError as error:
             os.ftruncate(self._descriptor, self.disk_bytes)
-            if error.errno not in _NO_ROOM:
-                raise
-            raise OSError(
-                error.errno,
-                f"no space on disk for {num_pages * self._pages.num_bytes:,} more bytes of embedding rows, "
-                f"beside {self.disk_bytes:,} bytes of them ({os.strerror(error.errno)}); no row is lost",
-                self._path,
-            ) from error
+            raise self._described(error, num_pages * self._pages.num_bytes) from error
         self._empty, self._open, self._next_page = empty, segment, page
         self._grow(num_segments)
         _mark(self._live_GB, self._num_live_G, self._segment_slots, kernel_input(addresses_M, np.int64), True)
@@ -213,6 +224,32 @@ class RecordLog:
             if segment >= 0 and self._num_live_G[segment] == 0:  # emptied while it was open
                 self._release(segment)
         return addresses_M
+
+    def _extend(self, num_segments: int) -> None:
+        """Empty segments whose place on the disk is taken, by writing them: not every system has a call."""
+        num_bytes = num_segments * self._segment_pages * self._pages.num_bytes
+        place, end = self.disk_bytes, self.disk_bytes + num_bytes
+        try:
+            with memoryview(self._buffer) as buffer:
+                while place < end:
+                    place += os.pwrite(self._descriptor, buffer[: min(len(buffer), end - place)], place)
+        except OSError as error:
+            os.ftruncate(self._descriptor, self.disk_bytes)
+            raise self._described(error, num_bytes) from error
+        self._drop_cache(self.disk_bytes, num_bytes)
+        first = self._num_segments
+        self._grow(first + num_segments)
+        self._empty += range(first, first + num_segments)
+
+    def _described(self, error: OSError, num_bytes: int) -> OSError:
+        if error.errno not in _NO_ROOM:
+            return OSError(error.errno, f"cannot write embedding rows to disk ({error.strerror})", self._path)
+        return OSError(
+            error.errno,
+            f"no space on disk for {num_bytes:,} more bytes of embedding rows, beside {self.disk_bytes:,} "
+            f"bytes of them ({error.strerror}); no row is lost",
+            self._path,
+        )
 
     def _write_pages(self, first_page: int, num_pages: int, words_MW: Int32Array) -> None:
         _pack(self._pages.records, words_MW, self._buffer_words)
@@ -258,7 +295,7 @@ class RecordLog:
 
     def _grow(self, num_segments: int) -> None:
         if num_segments > len(self._num_live_G):
-            added = max(num_segments, len(self._num_live_G) * 3 // 2) - len(self._num_live_G)
+            added = num_segments - len(self._num_live_G) + _GROWTH
             self._live_GB = np.pad(self._live_GB, ((0, added), (0, 0)))
             self._num_live_G = np.pad(self._num_live_G, (0, added))
         self._num_segments = num_segments

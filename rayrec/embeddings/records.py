@@ -36,6 +36,15 @@ class Records:
             starts = [np.frombuffer(block, dtype=np.int32).ctypes.data for block in self._blocks]
             self.addresses = self.addresses._replace(blocks=np.array(starts, dtype=np.uint64))
 
+    def give_back(self, num_rows: int) -> None:
+        """Let the system have the memory of all rows from number `num_rows` on; what they hold is lost."""
+        kept = num_rows * 4 * self.addresses.words
+        for block in self._blocks:
+            start = -(-max(0, min(kept, self._block_bytes)) // mmap.PAGESIZE) * mmap.PAGESIZE
+            if start < self._block_bytes:
+                block.madvise(mmap.MADV_DONTNEED, start, self._block_bytes - start)
+            kept -= self._block_bytes
+
     def read(self, rows_M: NDArray[np.int64], first: int, num_words: int) -> NDArray[np.int32]:
         """[M, W] copy of words `first` to `first + num_words` of each row's record."""
         words_MW = np.empty((len(rows_M), num_words), dtype=np.int32)

@@ -10,7 +10,7 @@ Axes: M ids of one call, D numbers of a row, S numbers of its optimizer state, W
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,11 +20,11 @@ from rayrec.embeddings.admission import Sighted, SightingCounters
 from rayrec.embeddings.compiled import kernel_input
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.eviction import Evicted, Tombstones, choose_victims
-from rayrec.embeddings.index import MISSING, IdIndex
+from rayrec.embeddings.index import MISSING
 from rayrec.embeddings.layout import NEVER
-from rayrec.embeddings.records import Records
-from rayrec.embeddings.routing import bucket_of
 from rayrec.embeddings.row_operations import RowOperations
+from rayrec.embeddings.row_storage import MemoryRows, RowStorage
+from rayrec.embeddings.tiered_rows import TieredRows
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
@@ -67,21 +67,19 @@ class EmbeddingTable:
     def __init__(self, config: TableConfig) -> None:
         self.config = config
         self._ops = RowOperations(config)
-        self._index = IdIndex()
-        self._records = Records(self._ops.num_words)
+        self._rows: RowStorage = self._empty_rows()
         self._sightings = SightingCounters(config.admission)
         self._tombstones = Tombstones(config.eviction.remember_steps if config.eviction else 0)
         self._num_created = self._num_evicted = self._num_not_admitted = 0
 
     @property
     def num_rows(self) -> int:
-        return len(self._index)
+        return len(self._rows)
 
     @property
     def num_bytes(self) -> int:
         """Memory of the rows that were in use at once, of the index, and of what waits for admission."""
-        rows = 4 * self._ops.num_words * self._index.num_rows
-        return rows + self._index.num_bytes + self._sightings.num_bytes + self._tombstones.num_bytes
+        return self._rows.num_bytes + self._sightings.num_bytes + self._tombstones.num_bytes
 
     @property
     def counts(self) -> TableCounts:
@@ -96,25 +94,32 @@ class EmbeddingTable:
         self._check_ids(ids_M)
         ids_M = kernel_input(ids_M, np.int64)
         rows_MD = empty((len(ids_M), self.config.dim), dtype=np.float32)
-        self._ops.gather(self._records, self._index.find(ids_M), ids_M, rows_MD)
+        for piece in self._rows.pieces(len(ids_M)):
+            rows_M = self._rows.find(ids_M[piece])
+            self._ops.gather(self._rows.records, rows_M, ids_M[piece], rows_MD[piece])
         return rows_MD
 
     def read_records(self, ids_M: Int64Array) -> tuple[Int32Array, NDArray[np.bool_]]:
         """([M, W] records, [M] whether there is a row); an absent id has the record of a new row."""
         self._check_ids(ids_M)
-        rows_M = self._index.find(ids_M)
         records_MW = np.empty((len(ids_M), self._ops.num_words), dtype=np.int32)
-        present_M = rows_M != MISSING
-        absent = np.flatnonzero(~present_M)
-        records_MW[present_M] = self._records.read(rows_M[present_M], 0, records_MW.shape[1])
-        records_MW[absent] = self._ops.new_records(ids_M[absent])
+        present_M = np.empty(len(ids_M), dtype=np.bool_)
+        for piece in self._rows.pieces(len(ids_M)):
+            rows_M = self._rows.find(ids_M[piece])
+            is_there_M = present_M[piece] = rows_M != MISSING
+            absent = np.flatnonzero(~is_there_M)
+            records_MW[piece][is_there_M] = self._rows.records.read(
+                rows_M[is_there_M], 0, self._ops.num_words
+            )
+            records_MW[piece][absent] = self._ops.new_records(ids_M[piece][absent])
         return records_MW, present_M
 
     def write_records(self, ids_M: Int64Array, records_MW: Int32Array) -> None:
         """Set the whole records of distinct ids, which must have rows: they were read from here."""
-        rows_M = self._index.find(ids_M)
-        assert not np.any(rows_M == MISSING), f"{self.config.name!r}: a record came back to no row"
-        self._records.write(rows_M, 0, records_MW)
+        for piece in self._rows.pieces(len(ids_M)):
+            rows_M = self._rows.find(ids_M[piece])
+            assert not np.any(rows_M == MISSING), f"{self.config.name!r}: a record came back to no row"
+            self._rows.records.write(rows_M, 0, records_MW[piece])
 
     def apply(self, ids_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
         """One step's update: admit ids, create their rows, let the optimizer change all of them, evict.
@@ -139,80 +144,80 @@ class EmbeddingTable:
 
     def num_missing(self, ids_M: Int64Array) -> int:
         """How many of these distinct ids have no row."""
-        return int(np.count_nonzero(self._index.find(ids_M) == MISSING))
+        return int(np.count_nonzero(~self._rows.present(ids_M)))
 
     def bytes_after(self, num_more: int) -> int:
         """Most that `num_bytes` is, and takes on the way, when so many more ids have rows."""
-        rows = self._index.rows_after(num_more) - self._index.num_rows
-        growth = 4 * self._ops.num_words * rows + self._index.growth_bytes(num_more)
+        waiting = self._sightings.num_bytes + self._tombstones.num_bytes
         if self.config.admission.min_sightings > 1:
-            growth += self._sightings.growth_bytes(num_more)
-        return self.num_bytes + growth
+            waiting += self._sightings.growth_bytes(num_more)
+        return self._rows.bytes_after(num_more) + waiting
 
-    def reserve(self, ids_M: Int64Array) -> None:
-        """Make room for the rows of those ids, so that `apply_checked` cannot fail for memory.
+    def reserve(self, ids_M: Int64Array, num_written: int = 0) -> None:
+        """Make room for the rows of those ids, so that `apply_checked` cannot fail for memory or disk.
+
+        Args:
+            num_written: rows that `write_records` will set before it.
 
         Raises:
-            MemoryError: there is none; nothing has changed.
+            MemoryError, OSError: there is none, in memory or on disk; nothing has changed.
         """
         num_missing = self.num_missing(ids_M)
-        if num_missing:
-            if self.config.admission.min_sightings > 1:
-                self._sightings.reserve(num_missing)
-            self._records.reserve(self._index.rows_after(num_missing))
-            self._index.reserve(num_missing)
+        if num_missing and self.config.admission.min_sightings > 1:
+            self._sightings.reserve(num_missing)
+        self._rows.reserve(num_missing, len(ids_M) + num_written)
 
     def apply_checked(self, ids_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
         """The part of `apply` that changes rows, for an update that was checked and has room."""
         ids_M = kernel_input(ids_M, np.int64)
-        rows_M = self._index.find(ids_M)
-        missing = np.flatnonzero(rows_M == MISSING)
-        if len(missing):
-            admitted_M = self._sightings.admit(ids_M[missing], step)
-            new = missing[admitted_M]
-            rows_M[new] = self._create(ids_M[new])
-            if len(new) < len(missing):
-                self._num_not_admitted += len(missing) - len(new)
-                has_row_M = rows_M != MISSING
-                ids_M, rows_M, grads_MD = ids_M[has_row_M], rows_M[has_row_M], grads_MD[has_row_M]
-        self._ops.apply(self._records, rows_M, ids_M, grads_MD, step)
+        for piece in self._rows.pieces(len(ids_M)):
+            self._apply_piece(ids_M[piece], grads_MD[piece], step)
 
     def evict(self, step: int) -> None:
         """Give up the rows that the config wants given up when this step commits."""
         self._sightings.forget(step)
         if self.config.eviction is None or not self.config.eviction.is_due(step):
             return
-        ids_R, rows_R = self._index.items()
-        stamps_R2 = self._ops.stamps(self._records, rows_R)
-        victims_R = choose_victims(self.config.eviction, ids_R, stamps_R2[:, 0], stamps_R2[:, 1], step)
-        ids_V = ids_R[victims_R]
-        self._index.remove(ids_V)
+        found = []
+        for ids_M, records, rows_M in self._rows.parts(ordered=False):
+            stamps_M2 = self._ops.stamps(records, rows_M)
+            victims_M = choose_victims(self.config.eviction, ids_M, stamps_M2[:, 0], stamps_M2[:, 1], step)
+            found.append(ids_M[victims_M])
+        ids_V = np.concatenate(found)
+        self._rows.remove(ids_V)
         self._tombstones.add(ids_V, step)
         self._num_evicted += len(ids_V)
 
     def evicted_since(self, step: int) -> Evicted:
         """Ids whose rows commits after `step` gave up, and which have none now."""
         evicted = self._tombstones.since(step)
-        absent_V = self._index.find(evicted.ids_V) == MISSING
+        absent_V = ~self._rows.present(evicted.ids_V)
         return Evicted(evicted.ids_V[absent_V], evicted.steps_V[absent_V])
 
     def export(self) -> TableRows:
         """A copy of every row, ordered by virtual bucket, then by id as uint64."""
-        ids_M, rows_M = self._index.items()
-        order_M = np.lexsort((ids_M.view(np.uint64), bucket_of(ids_M)))
-        ids_M, rows_M = ids_M[order_M], rows_M[order_M]
-        weights_MD = np.empty((len(ids_M), self.config.dim), dtype=np.float32)
-        self._ops.gather(self._records, rows_M, ids_M, weights_MD)
-        stamps_M2 = self._ops.stamps(self._records, rows_M)
-        return TableRows(
-            ids_M=ids_M,
-            weights_MD=weights_MD,
-            state_MS=self._ops.state(self._records, rows_M),
-            steps_M=np.ascontiguousarray(stamps_M2[:, 0]),
-            counts_M=np.ascontiguousarray(stamps_M2[:, 1]),
-            sighted=self._sightings.export(),
-            evicted=self._tombstones.since(NEVER),
-        )
+        return joined(list(self.export_parts()))
+
+    def export_parts(self) -> Iterator[TableRows]:
+        """`export` in parts that follow each other, each a copy, no larger than the table's memory allows.
+
+        The first has what is not a row. The table must not be used between parts.
+        """
+        sighted, evicted = self._sightings.export(), self._tombstones.since(NEVER)
+        for ids_M, records, rows_M in self._rows.parts(ordered=True):
+            weights_MD = np.empty((len(ids_M), self.config.dim), dtype=np.float32)
+            self._ops.gather(records, rows_M, ids_M, weights_MD)
+            stamps_M2 = self._ops.stamps(records, rows_M)
+            yield TableRows(
+                ids_M=ids_M,
+                weights_MD=weights_MD,
+                state_MS=self._ops.state(records, rows_M),
+                steps_M=np.ascontiguousarray(stamps_M2[:, 0]),
+                counts_M=np.ascontiguousarray(stamps_M2[:, 1]),
+                sighted=sighted,
+                evicted=evicted,
+            )
+            sighted, evicted = Sighted.nothing(), Evicted.nothing()
 
     def load(self, rows: TableRows) -> None:
         """Fill an empty table.
@@ -231,16 +236,19 @@ class EmbeddingTable:
                 f"table {self.config.name!r}: expected weights, state, steps and counts of shapes "
                 f"{expected}, found {found}"
             )
-        index = IdIndex()
-        rows_M = index.find_or_add(rows.ids_M)
-        if len(index) != num_rows:
-            repeated = rows.ids_M[rows_M != np.arange(num_rows)][0]
+        filled = self._empty_rows()
+        filled.reserve(num_rows, num_rows)
+        for piece in filled.pieces(num_rows):
+            rows_M = filled.add(rows.ids_M[piece])
+            self._ops.set_weights(filled.records, rows_M, rows.weights_MD[piece])
+            self._ops.set_state(filled.records, rows_M, rows.state_MS[piece])
+            stamps_M2 = np.column_stack((rows.steps_M[piece], rows.counts_M[piece]))
+            self._ops.set_stamps(filled.records, rows_M, stamps_M2)
+        if len(filled) != num_rows:
+            ids_K, counts_K = np.unique(rows.ids_M, return_counts=True)
+            repeated = ids_K[counts_K > 1][0]
             raise ValueError(f"table {self.config.name!r}: id {repeated} comes twice in the rows to load")
-        self._records.reserve(num_rows)
-        self._ops.set_weights(self._records, rows_M, rows.weights_MD)
-        self._ops.set_state(self._records, rows_M, rows.state_MS)
-        self._ops.set_stamps(self._records, rows_M, np.column_stack((rows.steps_M, rows.counts_M)))
-        self._index = index
+        self._rows = filled
         self._sightings.load(rows.sighted)
         self._tombstones.load(rows.evicted)
 
@@ -251,10 +259,42 @@ class EmbeddingTable:
                 f"got {ids_M.dtype} of shape {ids_M.shape}"
             )
 
+    def _empty_rows(self) -> RowStorage:
+        if self.config.disk is None:
+            return MemoryRows(self._ops.num_words)
+        return TieredRows(self.config.name, self._ops.num_words, self.config.disk)
+
+    def _apply_piece(self, ids_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
+        rows_M = self._rows.find(ids_M)
+        missing = np.flatnonzero(rows_M == MISSING)
+        if len(missing):
+            admitted_M = self._sightings.admit(ids_M[missing], step)
+            new = missing[admitted_M]
+            rows_M[new] = self._create(ids_M[new])
+            if len(new) < len(missing):
+                self._num_not_admitted += len(missing) - len(new)
+                has_row_M = rows_M != MISSING
+                ids_M, rows_M, grads_MD = ids_M[has_row_M], rows_M[has_row_M], grads_MD[has_row_M]
+        self._ops.apply(self._rows.records, rows_M, ids_M, grads_MD, step)
+
     def _create(self, ids_M: Int64Array) -> Int64Array:
         """[M] rows of ids that have none yet."""
-        self._records.reserve(self._index.rows_after(len(ids_M)))
-        rows_M = self._index.find_or_add(ids_M)
-        self._records.write(rows_M, 0, self._ops.new_records(ids_M))
+        rows_M = self._rows.add(ids_M)
+        self._rows.records.write(rows_M, 0, self._ops.new_records(ids_M))
         self._num_created += len(ids_M)
         return rows_M
+
+
+def joined(parts: Sequence[TableRows]) -> TableRows:
+    """Parts that `export_parts` gave, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    return TableRows(
+        ids_M=np.concatenate([part.ids_M for part in parts]),
+        weights_MD=np.concatenate([part.weights_MD for part in parts]),
+        state_MS=np.concatenate([part.state_MS for part in parts]),
+        steps_M=np.concatenate([part.steps_M for part in parts]),
+        counts_M=np.concatenate([part.counts_M for part in parts]),
+        sighted=parts[0].sighted,
+        evicted=parts[0].evicted,
+    )

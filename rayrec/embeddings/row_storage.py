@@ -1,0 +1,141 @@
+"""Where a table's rows are: all of them in memory, or some of them on disk (`tiered_rows`).
+
+Axes: M ids of one call or part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayrec.embeddings.index import MISSING, IdIndex
+from rayrec.embeddings.records import Records
+from rayrec.embeddings.routing import bucket_of
+
+Int64Array = NDArray[np.int64]
+
+
+class RowsPart(NamedTuple):
+    """Some of the rows that there are."""
+
+    ids_M: Int64Array
+    records: Records
+    rows_M: Int64Array
+    """Of these records."""
+
+
+class RowStorage(Protocol):
+    """Rows by id. Not thread-safe.
+
+    Row numbers are those of `records`; the numbers that `find` and `add` return hold until the next
+    `find`, `reserve` or `remove`, since a row may be moved to disk then.
+    """
+
+    @property
+    def records(self) -> Records: ...
+
+    def __len__(self) -> int:
+        """Ids that have rows."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the rows that were in use at once, and of what finds them."""
+        ...
+
+    def bytes_after(self, num_more: int) -> int:
+        """Most that `num_bytes` is, and takes on the way, when so many more ids have rows."""
+        ...
+
+    def pieces(self, num_ids: int) -> Iterator[slice]:
+        """Parts of so many ids whose rows can be in memory at once; call `find` on each of them."""
+        ...
+
+    def find(self, ids_M: Int64Array) -> Int64Array:
+        """[M] row of each id, -1 where it has none."""
+        ...
+
+    def add(self, ids_M: Int64Array) -> Int64Array:
+        """[M] rows for distinct ids that have none; what the records hold is the caller's to write."""
+        ...
+
+    def present(self, ids_M: Int64Array) -> NDArray[np.bool_]:
+        """[M] whether each id has a row."""
+        ...
+
+    def remove(self, ids_M: Int64Array) -> None:
+        """Give up the rows of these distinct ids; those that have none are left out."""
+        ...
+
+    def reserve(self, num_new: int, num_changed: int) -> None:
+        """Make room for so many new rows among so many that are found or added.
+
+        Raises:
+            MemoryError, OSError: there is none, in memory or on disk; nothing has changed.
+        """
+        ...
+
+    def parts(self, ordered: bool) -> Iterator[RowsPart]:
+        """All rows, whole virtual buckets at a time, as many as memory allows; moves nothing.
+
+        A part holds until the next one; nothing may be found, added or removed in between.
+
+        Args:
+            ordered: by virtual bucket, then by id as uint64.
+        """
+        ...
+
+
+class MemoryRows:
+    """A `RowStorage` with all rows in memory."""
+
+    def __init__(self, words: int) -> None:
+        self.records = Records(words)
+        self._words = words
+        self._index = IdIndex()
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def num_bytes(self) -> int:
+        return 4 * self._words * self._index.num_rows + self._index.num_bytes
+
+    def bytes_after(self, num_more: int) -> int:
+        rows = self._index.rows_after(num_more) - self._index.num_rows
+        return self.num_bytes + 4 * self._words * rows + self._index.growth_bytes(num_more)
+
+    def pieces(self, num_ids: int) -> Iterator[slice]:
+        yield slice(0, num_ids)
+
+    def find(self, ids_M: Int64Array) -> Int64Array:
+        return self._index.find(ids_M)
+
+    def add(self, ids_M: Int64Array) -> Int64Array:
+        self.records.reserve(self._index.rows_after(len(ids_M)))
+        return self._index.find_or_add(ids_M)
+
+    def present(self, ids_M: Int64Array) -> NDArray[np.bool_]:
+        return self._index.find(ids_M) != MISSING
+
+    def remove(self, ids_M: Int64Array) -> None:
+        self._index.remove(ids_M)
+
+    def reserve(self, num_new: int, num_changed: int) -> None:
+        self.records.reserve(self._index.rows_after(num_new))
+        self._index.reserve(num_new)
+
+    def parts(self, ordered: bool) -> Iterator[RowsPart]:
+        ids_M, rows_M = self._index.items()
+        if ordered:
+            order_M = bucket_order(ids_M)
+            ids_M, rows_M = ids_M[order_M], rows_M[order_M]
+        yield RowsPart(ids_M, self.records, rows_M)
+
+
+def bucket_order(ids_M: Int64Array) -> Int64Array:
+    """[M] what brings ids in order: by virtual bucket, then as uint64."""
+    return np.lexsort((ids_M.view(np.uint64), bucket_of(ids_M)))

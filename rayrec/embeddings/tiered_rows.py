@@ -1,0 +1,375 @@
+"""Rows of a table that is larger than its memory: those that are used lie in memory, the others on disk.
+
+    find ──► in memory? ──yes──► its row
+                 │ no
+                 ▼
+        make room: the clock's hand passes over the rows; one that was not used since it
+                 │ came by goes to disk, with many others in one sequential write
+                 ▼
+        read from disk, many at once, into the rows that are free now; forget the disk's copy
+
+The map of ids says where each row is: a number from 0 is a row in memory, one below -1 an address on
+disk. A row is in one place, whole, bit by bit as the last step left it, so nothing that a table computes
+depends on where its rows are.
+
+What counts as memory, and stays below the limit: records in memory, 17 bytes per row for its id, its use
+and the list of free ones, the map (and, while it grows, the new one beside the old one), the log's
+buffers and bitmap, and copies on the way to and from disk. Rows in memory are what the rest leaves room
+for; when the map grows, some of them go to disk. What callers hold (ids, replies, gradients) does not
+count.
+
+Axes: M ids of one call, W words of a record, R rows in memory, F free rows, K ids of a part, V victims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from rayrec.embeddings.compiled import kernel_input
+from rayrec.embeddings.config import DiskConfig
+from rayrec.embeddings.index import MISSING, IdMap
+from rayrec.embeddings.record_log import RecordLog
+from rayrec.embeddings.records import Records
+from rayrec.embeddings.row_storage import RowsPart, bucket_order
+from rayrec.platform.memory import human_size
+
+Int64Array = NDArray[np.int64]
+Int32Array = NDArray[np.int32]
+
+_ID_WORDS = 2
+_COPY_BYTES = 2 * 2**20
+"""Records on their way to or from disk at once."""
+_NUM_COPIES = 6
+"""Of that size, at most: two calls, each with what it reads, what it writes and one more copy of it."""
+_COMPACTED_BYTES = 6 * 2**20
+"""What moves in one call of `RecordLog.compact`, twice, and the segment's bits."""
+_MIN_ROWS = 64
+
+# What `_use_R` says of a row in memory: how often it was used lately, up to _MOST, or:
+_MOST = np.uint8(7)
+_HELD = np.uint8(128)  # added while a caller has its number
+_FREE = np.uint8(255)  # no row
+
+
+@dataclass
+class Fetch:
+    """Rows on their way up, between `TieredRows.begin_fetch` and `finish_fetch`."""
+
+    ids_K: Int64Array
+    addresses_K: Int64Array
+    log: RecordLog
+    pin: int
+    records_KW: Int32Array | None = None
+
+    def read(self) -> None:
+        """Wait for the disk; needs no lock."""
+        self.records_KW = self.log.read(self.addresses_K)
+
+
+class TieredRows:
+    """A `RowStorage` with the rows that memory has no room for on disk."""
+
+    def __init__(self, name: str, words: int, config: DiskConfig) -> None:
+        """
+        Args:
+            name: of the table, for messages.
+            words: W, of a record.
+
+        Raises:
+            MemoryError: the memory allowed is too little for any rows.
+            OSError: no file can be made in the folder.
+        """
+        self.records = Records(words)
+        self._name = name
+        self._words = words
+        self._limit = int(config.memory)
+        self._map = IdMap()
+        self._log = RecordLog(config.folder_path, words + _ID_WORDS)
+        self._copied_rows = max(1, _COPY_BYTES // (4 * (words + _ID_WORDS)))
+        self._capacity = self._capacity_beside(0)
+        if self._capacity < _MIN_ROWS:
+            raise self._too_little(0)
+        self._ids_R = np.zeros(self._capacity, dtype=np.int64)
+        self._use_R = np.full(self._capacity, _FREE, dtype=np.uint8)
+        self._free_F = np.empty(0, dtype=np.int64)
+        self._num_rows = 0  # rows from here on were never used, or were given back
+        self._hand = 0
+        self._held: list[Int64Array] = []
+
+    def __len__(self) -> int:
+        return len(self._map)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_rows * self._row_bytes + self._fixed_bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """Size of the file on disk."""
+        return self._log.disk_bytes
+
+    @property
+    def num_on_disk(self) -> int:
+        """Rows that are on disk now."""
+        return len(self._log)
+
+    def bytes_after(self, num_more: int) -> int:
+        return self._limit
+
+    def pieces(self, num_ids: int) -> Iterator[slice]:
+        # Half, because rows that are read ahead while a piece is held need room too.
+        size = max(1, self._capacity_beside(self._map.growth_bytes(num_ids)) // 2)
+        for first in range(0, num_ids, size) or (0,):
+            yield slice(first, min(first + size, num_ids))
+
+    def find(self, ids_M: Int64Array) -> Int64Array:
+        self._let_go()
+        self._resize(self._capacity_beside(0))
+        rows_M = self._map.find(ids_M)
+        self._hold(rows_M[rows_M >= 0])
+        on_disk = np.flatnonzero(rows_M < MISSING)
+        if len(on_disk):
+            ids_K = np.unique(ids_M[on_disk])
+            for first in range(0, len(ids_K), self._copied_rows):
+                self._bring_up(ids_K[first : first + self._copied_rows])
+            rows_M[on_disk] = self._map.find(ids_M[on_disk])
+        return rows_M
+
+    def add(self, ids_M: Int64Array) -> Int64Array:
+        rows_M = self._take_rows(len(ids_M))
+        self._map.assign(ids_M, rows_M)
+        self._ids_R[rows_M] = ids_M
+        self._use_R[rows_M] = 0
+        self._hold(rows_M)
+        return rows_M
+
+    def present(self, ids_M: Int64Array) -> NDArray[np.bool_]:
+        return self._map.find(ids_M) != MISSING
+
+    def remove(self, ids_M: Int64Array) -> None:
+        self._let_go()
+        numbers_M = self._map.remove(ids_M)
+        self._give_back(numbers_M[numbers_M >= 0])
+        self._log.free(_address(numbers_M[numbers_M < MISSING]))
+        self._compact()
+
+    def reserve(self, num_new: int, num_changed: int) -> None:
+        self._let_go()
+        growth = self._map.growth_bytes(num_new)
+        if growth:
+            self._resize(self._capacity_beside(growth))
+            self._map.reserve(num_new)
+        self._compact()
+        # Every row that comes in may send another one out, and the batch's own, if it comes in pieces.
+        self._log.reserve(2 * num_changed)
+        self._resize(self._capacity_beside(0))
+
+    def parts(self, ordered: bool) -> Iterator[RowsPart]:
+        self._let_go()
+        copies = Records(self._words)
+        ends_B = np.cumsum(self._map.count_by_bucket())
+        bucket = num_done = 0
+        while num_done < len(self._map):
+            # As many whole buckets as fit, and at least the next one that is not empty.
+            end = int(np.searchsorted(ends_B, num_done + self._copied_rows, side="right"))
+            end = max(end, int(np.searchsorted(ends_B, num_done, side="right")) + 1)
+            ids_M = self._map.ids_of(range(bucket, end), int(ends_B[end - 1]) - num_done)
+            if ordered:
+                ids_M = ids_M[bucket_order(ids_M)]
+            copies.reserve(len(ids_M))
+            self._copy(ids_M, copies)
+            yield RowsPart(ids_M, copies, np.arange(len(ids_M)))
+            bucket, num_done = end, int(ends_B[end - 1])
+        if not len(self._map):
+            yield RowsPart(np.empty(0, dtype=np.int64), copies, np.empty(0, dtype=np.int64))
+
+    def fetchable(self, ids_M: Int64Array) -> list[Int64Array]:
+        """Those of the ids that are on disk, in parts to be fetched one after the other.
+
+        No more than a quarter of the rows in memory, so that what is read ahead leaves room for itself.
+        """
+        on_disk_K = np.unique(ids_M[self._map.find(ids_M) < MISSING])[: max(1, self._capacity // 4)]
+        starts = range(self._copied_rows, len(on_disk_K), self._copied_rows)
+        return np.split(on_disk_K, starts) if len(on_disk_K) else []
+
+    def begin_fetch(self, ids_K: Int64Array) -> Fetch:
+        """Begin to bring rows up; `Fetch.read` may run beside everything else, `finish_fetch` must follow."""
+        numbers_K = self._map.find(ids_K)
+        on_disk = numbers_K < MISSING
+        return Fetch(ids_K[on_disk], _address(numbers_K[on_disk]), self._log, self._log.pin())
+
+    def finish_fetch(self, fetch: Fetch) -> None:
+        """Put rows that were read into memory, unless they have moved since."""
+        try:
+            if fetch.records_KW is None:
+                return
+            self._let_go()
+            # The pin keeps addresses from being given out again: the same address is the same record.
+            same_K = self._map.find(fetch.ids_K) == _number(fetch.addresses_K)
+            ids_K, records_KW = fetch.ids_K[same_K], fetch.records_KW[same_K]
+            rows_K = self._take_rows(len(ids_K))
+            self._put(ids_K, rows_K, records_KW)
+        finally:
+            self._log.unpin(fetch.pin)
+
+    @property
+    def _row_bytes(self) -> int:
+        """Of a row in memory: its record, its id, its use, and its number while it is free."""
+        return 4 * self._words + 8 + 1 + 8
+
+    @property
+    def _fixed_bytes(self) -> int:
+        copies = _NUM_COPIES * _COPY_BYTES + _COMPACTED_BYTES
+        return self._map.num_bytes + self._log.num_bytes + copies
+
+    def _capacity_beside(self, num_bytes: int) -> int:
+        """Rows that memory has room for beside so many bytes more."""
+        return max(0, (self._limit - self._fixed_bytes - num_bytes) // self._row_bytes)
+
+    def _too_little(self, num_bytes: int) -> MemoryError:
+        needed = self._fixed_bytes + num_bytes + _MIN_ROWS * self._row_bytes
+        return MemoryError(
+            f"table {self._name!r}: {human_size(needed)} of memory are needed to find {len(self._map):,} "
+            f"rows and to move them between disk and memory; disk.memory allows {human_size(self._limit)}"
+        )
+
+    def _hold(self, rows_M: Int64Array) -> None:
+        """Count a use of rows in memory, and keep them there until `_let_go`."""
+        _use(self._use_R, kernel_input(rows_M, np.int64))
+        self._held.append(rows_M)
+
+    def _let_go(self) -> None:
+        for rows_M in self._held:
+            _release(self._use_R, kernel_input(rows_M, np.int64))
+        self._held = []
+
+    def _bring_up(self, ids_K: Int64Array) -> None:
+        """Put rows of distinct ids, which are on disk, into memory and hold them there."""
+        rows_K = self._take_rows(len(ids_K))  # first: making room may move what is on disk
+        try:
+            records_KW = self._log.read(_address(self._map.find(ids_K)))
+        except OSError:
+            self._give_back(rows_K)
+            raise
+        self._put(ids_K, rows_K, records_KW)
+        self._hold(rows_K)
+
+    def _put(self, ids_K: Int64Array, rows_K: Int64Array, records_KW: Int32Array) -> None:
+        self.records.write(rows_K, 0, records_KW[:, : self._words])
+        addresses_K = _address(self._map.find(ids_K))
+        self._map.assign(ids_K, rows_K)
+        self._ids_R[rows_K] = ids_K
+        self._use_R[rows_K] = 1
+        self._log.free(addresses_K)
+
+    def _take_rows(self, num: int) -> Int64Array:
+        """[num] rows in memory that nobody has; others go to disk for them."""
+        while (num_lacking := num - len(self._free_F) - (self._capacity - self._num_rows)) > 0:
+            # Many at once, since a write costs little more for many than for one.
+            self._send_down(min(self._copied_rows, max(num_lacking, self._capacity // 16)))
+        num_reused = min(num, len(self._free_F))
+        reused_F, self._free_F = np.split(self._free_F, [num_reused])
+        new_M = np.arange(self._num_rows, self._num_rows + num - num_reused)
+        self.records.reserve(self._num_rows + len(new_M))
+        self._num_rows += len(new_M)
+        return np.concatenate((reused_F, new_M))
+
+    def _give_back(self, rows_M: Int64Array) -> None:
+        self._use_R[rows_M] = _FREE
+        self._free_F = np.concatenate((self._free_F, rows_M))
+
+    def _send_down(self, num: int) -> None:
+        """Move about so many rows to disk, of those that were used least lately."""
+        rows_V, self._hand = _sweep(self._use_R[: self._num_rows], self._hand, num)
+        assert len(rows_V), f"all {self._num_rows} rows of {self._name!r} in memory are held"
+        try:
+            self._move_down(rows_V)
+        except OSError:
+            self._use_R[rows_V] = 0
+            raise
+        self._compact()
+
+    def _move_down(self, rows_V: Int64Array) -> None:
+        ids_V = self._ids_R[rows_V]
+        records_VW = np.empty((len(rows_V), self._words + _ID_WORDS), dtype=np.int32)
+        records_VW[:, : self._words] = self.records.read(rows_V, 0, self._words)
+        records_VW[:, self._words :] = ids_V.view(np.int32).reshape(-1, _ID_WORDS)
+        addresses_V = self._log.write(records_VW)  # if it fails, the rows are where they were
+        self._map.assign(ids_V, _number(addresses_V))
+        self._give_back(rows_V)
+
+    def _copy(self, ids_M: Int64Array, copies: Records) -> None:
+        """Write the records of ids to rows 0, 1, ... of other records, wherever they are."""
+        numbers_M = self._map.find(ids_M)
+        in_memory = np.flatnonzero(numbers_M >= 0)
+        copies.write(in_memory, 0, self.records.read(numbers_M[in_memory], 0, self._words))
+        on_disk = np.flatnonzero(numbers_M < MISSING)
+        for first in range(0, len(on_disk), self._copied_rows):
+            part = on_disk[first : first + self._copied_rows]
+            copies.write(part, 0, self._log.read(_address(numbers_M[part]))[:, : self._words])
+
+    def _compact(self) -> None:
+        while (moved := self._log.compact()) is not None:
+            ids_K = np.ascontiguousarray(moved.words_KW[:, self._words :]).view(np.int64).reshape(-1)
+            self._map.assign(ids_K, _number(moved.addresses_K))
+
+    def _resize(self, capacity: int) -> None:
+        """Let memory hold so many rows; those from there on go to disk."""
+        if capacity < _MIN_ROWS:
+            raise self._too_little(0)
+        capacity = min(capacity, len(self._ids_R))
+        if self._num_rows > capacity:
+            used_R = capacity + np.flatnonzero(self._use_R[capacity : self._num_rows] != _FREE)
+            for first in range(0, len(used_R), self._copied_rows):
+                self._move_down(used_R[first : first + self._copied_rows])
+                self._compact()
+            self._free_F = self._free_F[self._free_F < capacity]
+            self._num_rows = capacity
+            self.records.give_back(capacity)
+        self._capacity = capacity
+
+
+def _address(numbers_M: Int64Array) -> Int64Array:
+    """Addresses on disk as the map has them, below MISSING, and back (`_number`)."""
+    return MISSING - 1 - numbers_M
+
+
+_number = _address
+
+
+@njit(nogil=True, cache=True)
+def _use(use_R: NDArray[np.uint8], rows_M: Int64Array) -> None:
+    for row in rows_M:
+        if row >= 0:
+            use_R[row] = min((use_R[row] & ~_HELD) + 1, _MOST) | _HELD
+
+
+@njit(nogil=True, cache=True)
+def _release(use_R: NDArray[np.uint8], rows_M: Int64Array) -> None:
+    for row in rows_M:
+        if row >= 0 and use_R[row] != _FREE:
+            use_R[row] &= ~_HELD
+
+
+@njit(nogil=True, cache=True)
+def _sweep(use_R: NDArray[np.uint8], hand: int, num: int) -> tuple[Int64Array, int]:
+    """Rows to give up, and where the hand stops: those it finds unused; used ones lose one use each time."""
+    rows_V = np.empty(num, dtype=np.int64)
+    found = 0
+    hand = hand % len(use_R)
+    for _ in range((np.int64(_MOST) + 1) * len(use_R)):
+        if found == num:
+            break
+        if use_R[hand] == 0:
+            rows_V[found] = hand
+            use_R[hand] = _HELD  # so that the hand does not take it twice
+            found += 1
+        elif use_R[hand] < _HELD:
+            use_R[hand] -= 1
+        hand = (hand + 1) % len(use_R)
+    return rows_V[:found], hand
