@@ -39,6 +39,7 @@ from rayrec.embeddings.layout import (
 from rayrec.embeddings.optimizers import make_optimizer
 from rayrec.embeddings.records import Records
 from rayrec.embeddings.row_kernels import apply_rows
+from rayrec.embeddings.threads import in_parts
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
@@ -48,10 +49,11 @@ _AHEAD = 24  # records asked for this many rows early, as many as a core keeps o
 
 
 class RowOperations:
-    """Stateless: the rows are in the `Records` of the caller."""
+    """Stateless: the rows are in the `Records` of the caller. The same bits with any number of threads."""
 
-    def __init__(self, config: TableConfig) -> None:
+    def __init__(self, config: TableConfig, num_threads: int = 1) -> None:
         self._name = config.name
+        self._num_threads = num_threads
         self._optimizer = make_optimizer(config.optimizer, config.schedule)
         self.layout = RecordLayout.of(config.weight_dtype, config.dim, self._optimizer.state_size(config.dim))
         self._seed_hash = np.uint64(extend64(np.uint64(0), np.uint64(config.seed)))
@@ -64,15 +66,20 @@ class RowOperations:
 
     def gather(self, records: Records, rows_M: Int64Array, ids_M: Int64Array, out_MD: Float32Array) -> None:
         """Write the weights of each row to out_MD; where the row is -1, the initial value of the id."""
-        _gather(
-            records.addresses,
-            self.layout,
-            kernel_input(rows_M, np.int64),
-            kernel_input(ids_M, np.int64),
-            self._seed_hash,
-            self._init_scale,
-            out_MD,
-        )
+        rows_M, ids_M = kernel_input(rows_M, np.int64), kernel_input(ids_M, np.int64)
+
+        def gather_part(first: int, last: int) -> None:
+            _gather(
+                records.addresses,
+                self.layout,
+                rows_M[first:last],
+                ids_M[first:last],
+                self._seed_hash,
+                self._init_scale,
+                out_MD[first:last],
+            )
+
+        in_parts(self._num_threads, len(rows_M), gather_part)
 
     def apply(
         self, records: Records, rows_M: Int64Array, ids_M: Int64Array, grads_MD: Float32Array, step: int
@@ -80,17 +87,24 @@ class RowOperations:
         """Let the optimizer change distinct rows in place, and stamp them with the step."""
         if not 0 <= step < 2**31:
             raise ValueError(f"table {self._name!r}: step must be from 0 to 2**31 - 1, got {step}")
-        repeated = apply_rows(
-            self._optimizer.kernel,
-            records.addresses,
-            self.layout,
-            kernel_input(rows_M, np.int64),
-            kernel_input(ids_M, np.int64),
-            kernel_input(grads_MD, np.float32),
-            step,
-            self._optimizer.rates(step),
-            self._seed_hash,
-        )
+        rows_M, ids_M = kernel_input(rows_M, np.int64), kernel_input(ids_M, np.int64)
+        grads_MD = kernel_input(grads_MD, np.float32)
+        rates = self._optimizer.rates(step)
+
+        def apply_part(first: int, last: int) -> int:
+            return apply_rows(
+                self._optimizer.kernel,
+                records.addresses,
+                self.layout,
+                rows_M[first:last],
+                ids_M[first:last],
+                grads_MD[first:last],
+                step,
+                rates,
+                self._seed_hash,
+            )
+
+        repeated = sum(in_parts(self._num_threads, len(rows_M), apply_part))
         assert not repeated, f"{repeated} rows of {self._name!r} were given step {step} twice"
 
     def new_records(self, ids_M: Int64Array) -> Int32Array:
@@ -230,11 +244,11 @@ def _set_weights(
 @njit(nogil=True, cache=True)
 def _first_not_finite(bits_MD: NDArray[np.int32]) -> int:
     """First row with a NaN or an infinity, seen by its exponent bits; -1 if there is none."""
-    exponent = np.int32(0x7F800000)
+    all_ones = np.int32(0x7F800000)
     for m in range(bits_MD.shape[0]):
-        found = 0
+        largest = np.int32(0)
         for d in range(bits_MD.shape[1]):
-            found |= (bits_MD[m, d] & exponent) == exponent
-        if found:
+            largest = max(largest, bits_MD[m, d] & all_ones)
+        if largest == all_ones:
             return m
     return -1

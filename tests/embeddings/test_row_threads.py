@@ -1,0 +1,53 @@
+"""A call on several threads leaves the same bits as on one."""
+
+import numpy as np
+import pytest
+
+from rayrec.embeddings.compiled import kernel_input
+from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.records import Records
+from rayrec.embeddings.row_operations import RowOperations
+from rayrec.embeddings.threads import ROWS_PER_THREAD
+
+NUM_ROWS = 5 * ROWS_PER_THREAD
+
+
+def trained(config: TableConfig, num_threads: int) -> tuple[np.ndarray, np.ndarray]:
+    """([M, D] what a lookup of rows and absent ids gives, [M, W] records) after three steps."""
+    random = np.random.default_rng(5)
+    operations = RowOperations(config, num_threads)
+    records = Records(operations.num_words)
+    records.reserve(NUM_ROWS)
+    rows_M = kernel_input(random.permutation(NUM_ROWS), np.int64)
+    ids_M = kernel_input(random.integers(-(2**63), 2**63, size=NUM_ROWS), np.int64)
+    records.write(rows_M, 0, operations.new_records(ids_M))
+    for step in range(3):
+        grads_MD = random.standard_normal((NUM_ROWS, config.dim), dtype=np.float32)
+        operations.apply(records, rows_M, ids_M, grads_MD, step)
+    found_M = np.where(random.random(NUM_ROWS) < 0.1, -1, rows_M)
+    looked_up_MD = np.empty((NUM_ROWS, config.dim), dtype=np.float32)
+    operations.gather(records, found_M, ids_M, looked_up_MD)
+    return looked_up_MD, records.read(rows_M, 0, operations.num_words)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_do_not_depend_on_the_number_of_threads(dtype: str):
+    config = TableConfig(name="item", dim=12, weight_dtype=dtype)
+    one, one_records = trained(config, num_threads=1)
+
+    for num_threads in (2, 3, 8):
+        several, several_records = trained(config, num_threads)
+        assert (several.view(np.int32) == one.view(np.int32)).all()
+        assert (several_records == one_records).all()
+
+
+def test_a_row_given_twice_to_different_threads_is_noticed():
+    operations = RowOperations(TableConfig(name="item", dim=4), num_threads=2)
+    records = Records(operations.num_words)
+    records.reserve(NUM_ROWS)
+    ids_M = np.arange(NUM_ROWS)
+    records.write(ids_M, 0, operations.new_records(ids_M))
+    ids_M[-1] = ids_M[0]
+
+    with pytest.raises(AssertionError, match="1 rows of 'item' were given step 7 twice"):
+        operations.apply(records, ids_M, ids_M, np.ones((NUM_ROWS, 4), dtype=np.float32), step=7)
