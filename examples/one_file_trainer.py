@@ -33,7 +33,7 @@ seed: 0
 data: {semantic_ids: null, window_rows: 65536}
 model: {item_matrix: dense, item_embedding: true, decoder_dim: 256, label_smoothing: 0.0,
   backbone: {dim: 64, num_layers: 2, num_heads: 2, feedforward_dim: 256, max_length: 50, dropout: 0.2}}
-sparse: {optimizer: {kind: rowwise_adagrad}, optimizers: {}, init_scale: 0.02}
+sparse: {optimizer: {kind: rowwise_adagrad}, tables: {}, init_scale: 0.02}
 pipeline: {trainer_threads: null}
 training: {batch_size: 256, epochs: 10, optimizer: {learning_rate: 0.001, weight_decay: 0.0,
   max_grad_norm: null}, schedule: {warmup_steps: 100, decay: none}}
@@ -121,7 +121,7 @@ class Table:
         seed = 1000 * config["seed"] + {"item": 1, "code": 3}[name]
         bits_VD = (hash64(seed, ids_V[:, None], torch.arange(dim)) >> 40) & (1 << 24) - 1
         self.weight_VD = (sparse["init_scale"] * (bits_VD * 2.0**-23 - 1.0)).requires_grad_()
-        self.settings = dict(sparse["optimizers"].get(name, sparse["optimizer"]))
+        self.settings = dict((sparse["tables"].get(name) or sparse)["optimizer"])
         initial = self.settings.pop("initial_accumulator", 0.0)
         self.change = {"rowwise_adagrad": rowwise_adagrad, "adam": lazy_adam}[self.settings.pop("kind")]
         self.state_VS = torch.full((len(ids_V), 1 if self.change is rowwise_adagrad else 2 * dim), initial)

@@ -41,6 +41,8 @@ class ServerSpec:
     shard: int
     num_trainers: int
     wait_timeout_s: float
+    max_staleness: int = 0
+    """Steps that a trainer may be ahead of its updates."""
     memory_limit: int | None = None
     """Most bytes that its tables may take."""
 
@@ -64,6 +66,7 @@ class ParameterServer:
             spec.shard,
             spec.num_trainers,
             wait_timeout_s=spec.wait_timeout_s,
+            max_staleness=spec.max_staleness,
             memory_limit=spec.memory_limit,
         )
         # The shard works under one lock, so its busy seconds do not overlap however many threads call it.
@@ -149,16 +152,17 @@ def spawn_parameter_servers(
     num_trainers: int,
     wait_timeout_s: float,
     num_cpus: float,
+    max_staleness: int = 0,
     memory_limit: int | None = None,
 ) -> list[ActorHandle]:
     # Of every trainer, two lookups may wait for a step whose update needs a thread to arrive on.
-    options = {"num_cpus": num_cpus, "max_concurrency": 3 * num_trainers + 2}
+    options = {"num_cpus": num_cpus, "max_concurrency": (3 + max_staleness) * num_trainers + 2}
     return [
         spawn(
             ParameterServer,
             ActorRole(run, "parameter_server", shard),
             options,
-            ServerSpec(tables, num_servers, shard, num_trainers, wait_timeout_s, memory_limit),
+            ServerSpec(tables, num_servers, shard, num_trainers, wait_timeout_s, max_staleness, memory_limit),
         )
         for shard in range(num_servers)
     ]

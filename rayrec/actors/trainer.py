@@ -4,26 +4,29 @@
     train(t)            rows ─► forward, backward ─► row gradients to the servers
                                                  ─► dense gradients summed over the trainers, one step
 
-The arithmetic is in `rayrec.embeddings.lookups` and `rayrec.models.program`.
+The arithmetic is in the lookup modes of `rayrec.embeddings` and `rayrec.models.program`.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import ray
 import torch
 from ray.actor import ActorHandle
 
+from rayrec.actors.collective import TrainerGroup
+from rayrec.actors.lookup_modes import LookupSettings, make_lookups
 from rayrec.actors.spawning import ActorRole, spawn
 from rayrec.actors.transport import TransportChoice, connect
 from rayrec.embeddings.client import ShardClient
 from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.lookups import ExactPrefetch, LookupMode, LookupStats, SyncLookups
+from rayrec.embeddings.exchange import Alone
+from rayrec.embeddings.lookups import LookupStats
 from rayrec.embeddings.routing import ShardMap
 from rayrec.models.build import Catalogue, build_model
 from rayrec.models.config import GenerativeConfig, SasRecConfig
@@ -31,12 +34,6 @@ from rayrec.models.program import DenseOptimizerSettings, RankedItems, TorchProg
 from rayrec.platform.devices import get_device, ray_claim
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
 from rayrec.samples.batches import FeatureBatch
-
-PipelineMode = Literal["sync", "exact_prefetch"]
-LOOKUP_MODES: dict[PipelineMode, Callable[..., LookupMode]] = {
-    "sync": SyncLookups,
-    "exact_prefetch": ExactPrefetch,
-}
 
 CATALOGUE_CHUNK = 65_536
 """Rows of the whole catalogue are read in pieces of this many items."""
@@ -53,7 +50,7 @@ class TrainerSpec:
     tables: tuple[TableConfig, ...]
     device: str
     seed: int
-    mode: PipelineMode
+    lookups: LookupSettings
     transport: TransportChoice
     num_trainers: int
     num_threads: int
@@ -91,8 +88,10 @@ class Trainer:
         self._device = get_device(spec.device)
         transport, shard_map = connect(servers, spec.transport), ShardMap(len(servers))
         self._client = ShardClient(spec.tables, shard_map, transport)
-        self._new_lookups = lambda incarnation: LOOKUP_MODES[spec.mode](
-            spec.tables, shard_map, transport, source=role.member, incarnation=incarnation
+        self._group = TrainerGroup(spec.num_trainers, role.member)
+        exchange = self._group if spec.num_trainers > 1 else Alone()
+        self._new_lookups = lambda incarnation: make_lookups(
+            spec.lookups, spec.tables, shard_map, transport, role.member, incarnation, exchange
         )
         self._lookups = self._new_lookups(0)
         self._program = TorchProgram(
@@ -100,7 +99,7 @@ class Trainer:
             spec.optimizer,
             self._device.torch,
             spec.seed,
-            sum_over_trainers=_all_reduce if spec.num_trainers > 1 else None,
+            sum_over_trainers=self._group.all_reduce if spec.num_trainers > 1 else None,
         )
         self._clock, self._dense_clock = StageClock(), StageClock()
         self._metrics = RayStageMetrics(role.run, role.stage, role.member)
@@ -116,13 +115,8 @@ class Trainer:
         return f"tcp://{ray.util.get_node_ip_address()}:{port}"
 
     def join(self, address: str) -> None:
-        """Form the process group over which dense gradients are summed."""
-        torch.distributed.init_process_group(
-            self._device.collective_backend,
-            init_method=address,
-            world_size=self._spec.num_trainers,
-            rank=self._role.member,
-        )
+        """Form the group over which dense gradients are summed and rows reach their owners."""
+        self._group.join(address, self._device.collective_backend)
 
     def look_ahead(self, features: FeatureBatch) -> None:
         """Stage 3, early: request the rows of the next batch that the current one cannot change."""
@@ -193,10 +187,6 @@ class Trainer:
         times, lookups = self._clock.times(), self._lookups.stats
         blocked_s = lookups.rows_wait_s + lookups.update_wait_s
         return replace(times, busy_s=times.busy_s - blocked_s, blocked_s=blocked_s)
-
-
-def _all_reduce(flat: torch.Tensor) -> None:
-    torch.distributed.all_reduce(flat)
 
 
 def spawn_trainers(

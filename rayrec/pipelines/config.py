@@ -7,7 +7,14 @@ from typing import Literal
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from rayrec.embeddings.config import OptimizerConfig, RowwiseAdagradConfig, TableConfig
+from rayrec.embeddings.config import (
+    AdmissionConfig,
+    EvictionConfig,
+    OptimizerConfig,
+    RowwiseAdagradConfig,
+    TableConfig,
+)
+from rayrec.embeddings.layout import WeightDtype
 from rayrec.models.build import sparse_tables
 from rayrec.models.config import DenseOptimizerConfig, ModelConfig
 from rayrec.models.program import DenseOptimizerSettings
@@ -31,14 +38,29 @@ class DataConfig(Config):
     """Rows that are shuffled together, and held in memory by each reader."""
 
 
+class TableSettings(Config):
+    """Of one table; what is None is as for all tables."""
+
+    optimizer: OptimizerConfig | None = None
+    weight_dtype: WeightDtype | None = None
+    admission: AdmissionConfig | None = None
+    eviction: EvictionConfig | None = None
+
+
 class SparseConfig(Config):
     """The parameter servers and the tables they hold."""
 
     num_servers: int = Field(2, ge=1)
     optimizer: OptimizerConfig = RowwiseAdagradConfig()
-    """For every table that `optimizers` does not name."""
-    optimizers: dict[str, OptimizerConfig] = Field(default_factory=dict)
-    """By table: `item`, `user`, `code`."""
+    weight_dtype: WeightDtype = "float32"
+    """How servers keep weights; 16-bit ones are rounded stochastically."""
+    admission: AdmissionConfig = AdmissionConfig()
+    eviction: EvictionConfig | None = None
+    """None: every row stays."""
+    tables: dict[str, TableSettings] = Field(default_factory=dict)
+    """What is different for one table: `item`, `user` or `code`."""
+    cache_rows: int = Field(0, ge=0)
+    """Rows of each table that every trainer may hold; 0 is no cache. Needs mode `exact_prefetch`."""
     init_scale: float = Field(0.02, ge=0)
     """New rows are uniform in [-init_scale, init_scale)."""
     wait_timeout_s: float = Field(300.0, gt=0)
@@ -54,7 +76,7 @@ class SparseConfig(Config):
 
     @model_validator(mode="after")
     def _settings_are_of_known_tables(self) -> SparseConfig:
-        for setting in ("optimizers", "expected_rows"):
+        for setting in ("tables", "expected_rows"):
             for name in getattr(self, setting):
                 if name not in TABLE_SEEDS:
                     raise ValueError(
@@ -66,9 +88,11 @@ class SparseConfig(Config):
 class PipelineConfig(Config):
     """How the five stages are laid out and joined."""
 
-    mode: Literal["sync", "exact_prefetch"] = "exact_prefetch"
-    """`sync` looks up batch t after update t - 1; `exact_prefetch` reads ahead
-    what that update cannot change, and gives the same bits."""
+    mode: Literal["sync", "exact_prefetch", "bounded_stale"] = "exact_prefetch"
+    """`sync` looks up batch t after update t - 1; `exact_prefetch` reads ahead what that update cannot
+    change, and gives the same bits; `bounded_stale` reads everything ahead, and gives others each time."""
+    max_staleness: int = Field(1, ge=0)
+    """In mode `bounded_stale`: updates that the rows of a batch may lack."""
     num_readers: int = Field(1, ge=1)
     num_feature_workers: int = Field(1, ge=1)
     num_trainers: int = Field(1, ge=1)
@@ -135,6 +159,15 @@ class RunConfig(Config):
     def _device_is_known(cls, value: str) -> str:
         return device_named(value).kind  # which refuses other names
 
+    @model_validator(mode="after")
+    def _cache_is_exact(self) -> RunConfig:
+        if self.sparse.cache_rows and self.pipeline.mode != "exact_prefetch":
+            raise ValueError(
+                f"sparse.cache_rows is {self.sparse.cache_rows} and pipeline.mode {self.pipeline.mode!r}: "
+                "rows that trainers hold are exact, and need the mode 'exact_prefetch'"
+            )
+        return self
+
     def with_absolute_paths(self) -> RunConfig:
         """The same run, to be understood from any working directory."""
         paths = {"path": str(Path(self.data.path).resolve())}
@@ -162,16 +195,20 @@ class RunConfig(Config):
 
     def tables(self, schedule: RateSchedule) -> tuple[TableConfig, ...]:
         """The embedding tables that the model reads."""
-        return tuple(
-            TableConfig(
-                name=name,
-                dim=self.model.backbone.dim,
-                optimizer=self.sparse.optimizers.get(name, self.sparse.optimizer),
-                init_scale=self.sparse.init_scale,
-                schedule=schedule,
-                seed=1000 * self.seed + TABLE_SEEDS[name],
-            )
-            for name in sparse_tables(self.model)
+        return tuple(self._table(name, schedule) for name in sparse_tables(self.model))
+
+    def _table(self, name: str, schedule: RateSchedule) -> TableConfig:
+        everyone, own = self.sparse, self.sparse.tables.get(name, TableSettings())
+        return TableConfig(
+            name=name,
+            dim=self.model.backbone.dim,
+            weight_dtype=own.weight_dtype or everyone.weight_dtype,
+            optimizer=own.optimizer or everyone.optimizer,
+            init_scale=everyone.init_scale,
+            admission=own.admission or everyone.admission,
+            eviction=own.eviction or everyone.eviction,
+            schedule=schedule,
+            seed=1000 * self.seed + TABLE_SEEDS[name],
         )
 
     def dense_optimizer(self, schedule: RateSchedule, fused: bool) -> DenseOptimizerSettings:

@@ -31,6 +31,7 @@ FREE_TO_CHANGE = (
     "sparse.num_servers",
     "sparse.wait_timeout_s",
     "sparse.transport",
+    "sparse.cache_rows",
     "sparse.server_memory",
     "sparse.expected_rows",
     "evaluation.every_epochs",

@@ -25,6 +25,8 @@ class StageStats:
         well, `lookup_waiting_s` for rows and `update_waiting_s` for updates: with these, every stage's
         seconds add up to those of training. `dense_busy_s` is a part of `trainer_busy_s`; servers are
         busy for `servers_lookup_s` and `servers_update_s`.
+        Rows that the trainers' caches held are `cache_hits`; the rest, `cache_misses`. `max_staleness` is
+        the most updates that were not acknowledged when the rows of a batch were asked for.
         `lookup_early_rows` were asked for before the update of the step before was sent, and
         `lookup_late_rows` had to wait for it.
         """
@@ -40,6 +42,9 @@ class StageStats:
             "update_waiting_s": _mean([stats.update_wait_s for stats in lookups]),
             "lookup_early_rows": float(sum(stats.num_early for stats in lookups)),
             "lookup_late_rows": float(sum(stats.num_late for stats in lookups)),
+            "cache_hits": float(sum(stats.num_cache_hits for stats in lookups)),
+            "cache_misses": float(sum(stats.num_cache_misses for stats in lookups)),
+            "max_staleness": float(max(stats.max_staleness for stats in lookups)),
             "servers_lookup_s": _mean([stats.shard.lookup_s for stats in self.servers]),
             "servers_update_s": _mean([stats.shard.update_s for stats in self.servers]),
             "sparse_rows": float(sum(sum(stats.shard.num_rows.values()) for stats in self.servers)),

@@ -14,6 +14,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from rayrec.actors.feature_worker import spawn_feature_workers
+from rayrec.actors.lookup_modes import LookupSettings
 from rayrec.actors.parameter_server import spawn_parameter_servers
 from rayrec.actors.sample_reader import spawn_sample_readers
 from rayrec.actors.spawning import ActorRole
@@ -91,6 +92,7 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
                 pipeline.num_trainers,
                 sparse.wait_timeout_s,
                 num_cpus,
+                lookup_settings(assembly).max_staleness,
                 sparse.server_memory,
             ),
             num_cpus,
@@ -186,6 +188,15 @@ def _death_behind(error: Exception, started: Sequence[_Member]) -> ActorDeathErr
     return None
 
 
+def lookup_settings(assembly: Assembly) -> LookupSettings:
+    pipeline = assembly.config.pipeline
+    return LookupSettings(
+        mode=pipeline.mode,
+        max_staleness=pipeline.max_staleness if pipeline.mode == "bounded_stale" else 0,
+        cache_rows=assembly.config.sparse.cache_rows,
+    )
+
+
 def trainer_spec(assembly: Assembly) -> TrainerSpec:
     config = assembly.config
     return TrainerSpec(
@@ -196,7 +207,7 @@ def trainer_spec(assembly: Assembly) -> TrainerSpec:
         tables=assembly.tables,
         device=config.device,
         seed=config.seed,
-        mode=config.pipeline.mode,
+        lookups=lookup_settings(assembly),
         transport=config.sparse.transport,
         num_trainers=config.pipeline.num_trainers,
         num_threads=assembly.trainer_threads,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from rayrec.models.tokenizers.fit import fit_registry
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import read_snapshot
-from rayrec.pipelines.train import train
+from rayrec.pipelines.train import TrainingResult, train
 from rayrec.samples.dataset import Dataset
 from tests.data import small_dataset
 
@@ -51,11 +51,21 @@ GENERATIVE = {
             "initial_accumulator": 0.001,
             "weight_decay": 0.01,
         },
-        "optimizers": {"code": {"kind": "adam", "lr": 0.002}},
+        "tables": {"code": {"optimizer": {"kind": "adam", "lr": 0.002}}},
     },
     "training": {"optimizer": {"max_grad_norm": 1.0}, "schedule": {"warmup_steps": 10, "decay": "cosine"}},
 }
 
+FORGETFUL = {
+    "seed": 5,
+    "model": {"name": "sasrec", "item_matrix": "sparse", "num_negatives": 8, "backbone": BACKBONE},
+    "sparse": {
+        "weight_dtype": "bfloat16",
+        "admission": {"min_sightings": 3},
+        "tables": {"item": {"eviction": {"max_age_steps": 3, "every_steps": 5}}},
+    },
+    "training": {},
+}
 
 RunPipeline = Callable[..., "Trained"]
 
@@ -70,6 +80,7 @@ class Trained:
     optimizer: dict[str, np.ndarray]
     tables: dict[str, dict[int, np.ndarray]]
     """Weights and optimizer state of every row, one after the other."""
+    stages: dict[str, float] = field(default_factory=dict)
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +109,13 @@ def run_pipeline(
     """Trains through the actors; the same settings are trained once."""
     done: dict[str, Trained] = {}
 
-    def run(settings: dict[str, Any], again: bool = False, **pipeline: Any) -> Trained:
-        config = run_config(dataset, settings, **pipeline)
+    def run(settings: dict[str, Any], again: bool = False, cache_rows: int = 0, **pipeline: Any) -> Trained:
+        sparse = settings.get("sparse", {}) | {"cache_rows": cache_rows}
+        config = run_config(dataset, settings | {"sparse": sparse}, **pipeline)
         if again or config.to_yaml() not in done:
             folder = tmp_path_factory.mktemp("runs") / "run"
             result = train(config, folder)
-            done[config.to_yaml()] = read_run(folder, result.steps, result.final_loss)
+            done[config.to_yaml()] = read_run(folder, result)
         return done[config.to_yaml()]
 
     return run
@@ -122,15 +134,21 @@ def run_config(dataset: Dataset, settings: dict[str, Any], **pipeline: Any) -> R
     )
 
 
-def read_run(folder: Path, steps: int, final_loss: float) -> Trained:
+def read_run(folder: Path, result: TrainingResult) -> Trained:
     snapshot = read_snapshot(RunFolder.open(folder).chosen_snapshot("last"))
     tables: dict[str, dict[int, np.ndarray]] = {}
     for path in snapshot.sparse_files:
+        if ".evicted." in path.name or ".sighted." in path.name:
+            table, content = path.name.split("-")[0], path.name.split(".")[1]
+            ids = pq.read_table(path)["id"].to_pylist()
+            tables.setdefault(f"{table}, {content}", {}).update({i: np.zeros(0) for i in ids})
+            continue
         rows = pq.read_table(path).to_pydict()
         table = tables.setdefault(path.name.split("-")[0], {})
         for row_id, weights, state in zip(rows["id"], rows["weights"], rows["state"], strict=True):
             table[row_id] = np.array(weights + state, dtype=np.float32)
-    return Trained(steps, final_loss, snapshot.weights, snapshot.optimizer_state, tables)
+    weights, state = snapshot.weights, snapshot.optimizer_state
+    return Trained(result.steps, result.final_loss, weights, state, tables, result.stages)
 
 
 def oracle(config: RunConfig, num_steps: int) -> Trained:
@@ -220,6 +238,31 @@ def test_exact_prefetch_ends_with_the_bits_of_sync(run_pipeline: RunPipeline):
     ahead = run_pipeline(GENERATIVE, mode="exact_prefetch", queue_depth=6)
 
     assert_same_bits(ahead, run_pipeline(GENERATIVE))
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("num_trainers", [1, 2])
+@pytest.mark.parametrize("settings", [GENERATIVE, FORGETFUL], ids=["generative", "forgetful"])
+def test_rows_that_trainers_hold_end_with_the_bits_of_the_servers(
+    settings: dict[str, Any], num_trainers: int, run_pipeline: RunPipeline
+):
+    cached = run_pipeline(settings, num_trainers=num_trainers, mode="exact_prefetch", cache_rows=12)
+
+    assert_same_bits(cached, run_pipeline(settings, num_trainers=num_trainers))
+    assert cached.stages["cache_hits"] > 100
+    assert cached.stages["cache_misses"] > 100
+    if settings is FORGETFUL:
+        assert "item, evicted" in cached.tables
+
+
+@pytest.mark.ray
+def test_bounded_staleness_trains_with_rows_that_lack_the_last_update(run_pipeline: RunPipeline):
+    stale = run_pipeline(GENERATIVE, mode="bounded_stale", max_staleness=1)
+
+    exact = run_pipeline(GENERATIVE)
+    assert stale.stages["max_staleness"] == 1
+    assert stale.final_loss == pytest.approx(exact.final_loss, rel=0.1)
+    assert stale.final_loss != exact.final_loss
 
 
 @pytest.mark.ray

@@ -37,12 +37,23 @@ def test_data_and_a_model_are_all_a_run_needs():
             {"sparse": {"optimizer": {"lr": 0.1}}},
             "'sparse.optimizer.kind' is missing; expected one of 'rowwise_adagrad', 'adagrad', 'sgd', 'adam'",
         ),
-        ({"sparse": {"optimizers": {"itm": {"kind": "adam"}}}}, "table 'itm'; tables are item, user, code"),
+        (
+            {"sparse": {"tables": {"itm": {"weight_dtype": "float16"}}}},
+            "table 'itm'; tables are item, user, code",
+        ),
         (
             {"pipeline": {"queue_depth": 1}},
             "pipeline.queue_depth: input should be greater than or equal to 2",
         ),
-        ({"pipeline": {"mode": "async"}}, "pipeline.mode: input should be 'sync' or 'exact_prefetch'"),
+        ({"pipeline": {"mode": "async"}}, "pipeline.mode: input should be 'sync', 'exact_prefetch' or "),
+        (
+            {"sparse": {"cache_rows": 10}, "pipeline": {"mode": "sync"}},
+            "sparse.cache_rows is 10 and pipeline.mode 'sync': rows that trainers hold are exact",
+        ),
+        (
+            {"sparse": {"eviction": {"every_steps": 10}}},
+            "an eviction needs max_age_steps or max_rows_per_bucket",
+        ),
         ({"model": {"name": "sasrec", "backbone": {"dim": 9}}}, "backbone.dim must be a multiple"),
         ({"device": "tpu"}, "device: there is no device 'tpu'; expected one of cpu, "),
         ({"training": {"epochs": "many"}}, "training.epochs: input should be a valid integer"),
@@ -57,7 +68,7 @@ def test_settings_survive_the_run_folder(tmp_path):
         SMALLEST
         | {
             "model": {"name": "generative", "backbone": {"dim": 32, "dropout": 0.15}},
-            "sparse": {"optimizers": {"code": {"kind": "adam", "betas": [0.8, 0.99]}}},
+            "sparse": {"tables": {"code": {"optimizer": {"kind": "adam", "betas": [0.8, 0.99]}}}},
             "evaluation": {"patience": 3},
         }
     )
@@ -65,8 +76,8 @@ def test_settings_survive_the_run_folder(tmp_path):
     path.write_text(config.to_yaml())
 
     assert RunConfig.load(path) == config
-    changed = RunConfig.load(path, ["model.backbone.dim=64", "sparse.optimizers.code.lr=1e-2"])
-    assert differing_keys(config, changed) == ["model.backbone.dim", "sparse.optimizers.code.lr"]
+    changed = RunConfig.load(path, ["model.backbone.dim=64", "sparse.tables.code.optimizer.lr=1e-2"])
+    assert differing_keys(config, changed) == ["model.backbone.dim", "sparse.tables.code.optimizer.lr"]
 
 
 def test_tables_are_those_the_model_reads_each_with_its_own_seed_and_optimizer():
@@ -75,7 +86,7 @@ def test_tables_are_those_the_model_reads_each_with_its_own_seed_and_optimizer()
             "seed": 3,
             "data": {"path": "data"},
             "model": {"name": "generative", "user_embedding": True, "backbone": {"dim": 16}},
-            "sparse": {"optimizers": {"code": {"kind": "adam"}}},
+            "sparse": {"tables": {"code": {"optimizer": {"kind": "adam"}}}},
         }
     )
 
