@@ -108,15 +108,15 @@ class IdIndex(IdMap):
     def find_or_add(self, ids_M: Int64Array) -> Int64Array:
         """[M] row of each id; new ids get the next row numbers, in the order in which they appear."""
         ids_M = kernel_input(ids_M, np.int64)
-        rows_M = _find(self._slots_C2, _shift(self._slots_C2), ids_M)
-        num_missing = int(np.count_nonzero(rows_M == MISSING))
-        if num_missing:
-            self.reserve(num_missing)
-            num_added = _add_missing(
-                self._slots_C2, _shift(self._slots_C2), ids_M, rows_M, self._free_F, self.num_rows
-            )
-            self._num_ids += num_added
-            self._free_F = self._free_F[: max(0, len(self._free_F) - num_added)]
+        rows_M = np.full(len(ids_M), MISSING, dtype=np.int64)
+        if self.growth_bytes(len(ids_M)):  # asked as if all of them were new; it may be that few of them are
+            rows_M = self.find(ids_M)
+            self.reserve(int(np.count_nonzero(rows_M == MISSING)))
+        num_added = _add_missing(
+            self._slots_C2, _shift(self._slots_C2), ids_M, rows_M, self._free_F, self.num_rows
+        )
+        self._num_ids += num_added
+        self._free_F = self._free_F[: max(0, len(self._free_F) - num_added)]
         return rows_M
 
     def remove(self, ids_M: Int64Array) -> Int64Array:
