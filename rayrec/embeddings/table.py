@@ -24,7 +24,7 @@ from rayrec.embeddings.index import MISSING
 from rayrec.embeddings.layout import NEVER
 from rayrec.embeddings.row_operations import RowOperations
 from rayrec.embeddings.row_storage import MemoryRows, RowStorage
-from rayrec.embeddings.tiered_rows import TieredRows
+from rayrec.embeddings.tiered_rows import Fetch, TieredRows
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
@@ -67,9 +67,9 @@ class EmbeddingTable:
     def __init__(self, config: TableConfig) -> None:
         self.config = config
         self._ops = RowOperations(config)
-        self._rows: RowStorage = self._empty_rows()
         self._sightings = SightingCounters(config.admission)
         self._tombstones = Tombstones(config.eviction.remember_steps if config.eviction else 0)
+        self._rows: RowStorage = self._empty_rows()
         self._num_created = self._num_evicted = self._num_not_admitted = 0
 
     @property
@@ -79,7 +79,7 @@ class EmbeddingTable:
     @property
     def num_bytes(self) -> int:
         """Memory of the rows that were in use at once, of the index, and of what waits for admission."""
-        return self._rows.num_bytes + self._sightings.num_bytes + self._tombstones.num_bytes
+        return self._rows.num_bytes + self._waiting_bytes()
 
     @property
     def counts(self) -> TableCounts:
@@ -148,7 +148,7 @@ class EmbeddingTable:
 
     def bytes_after(self, num_more: int) -> int:
         """Most that `num_bytes` is, and takes on the way, when so many more ids have rows."""
-        waiting = self._sightings.num_bytes + self._tombstones.num_bytes
+        waiting = self._waiting_bytes()
         if self.config.admission.min_sightings > 1:
             waiting += self._sightings.growth_bytes(num_more)
         return self._rows.bytes_after(num_more) + waiting
@@ -184,9 +184,26 @@ class EmbeddingTable:
             victims_M = choose_victims(self.config.eviction, ids_M, stamps_M2[:, 0], stamps_M2[:, 1], step)
             found.append(ids_M[victims_M])
         ids_V = np.concatenate(found)
-        self._rows.remove(ids_V)
         self._tombstones.add(ids_V, step)
+        self._rows.remove(ids_V)
         self._num_evicted += len(ids_V)
+
+    def fetchable(self, ids_M: Int64Array) -> list[Int64Array]:
+        """Those of the ids whose rows are on disk, in parts that may be fetched one after the other."""
+        return self._rows.fetchable(ids_M) if isinstance(self._rows, TieredRows) else []
+
+    def begin_fetch(self, ids_K: Int64Array) -> Fetch:
+        """Begin to bring up a part that `fetchable` gave; `Fetch.read` waits for the disk, without the table.
+
+        `finish_fetch` must follow.
+        """
+        assert isinstance(self._rows, TieredRows)
+        return self._rows.begin_fetch(ids_K)
+
+    def finish_fetch(self, fetch: Fetch) -> None:
+        """Put into memory what was read, unless it has moved or changed since."""
+        assert isinstance(self._rows, TieredRows)
+        self._rows.finish_fetch(fetch)
 
     def evicted_since(self, step: int) -> Evicted:
         """Ids whose rows commits after `step` gave up, and which have none now."""
@@ -239,6 +256,7 @@ class EmbeddingTable:
         filled = self._empty_rows()
         filled.reserve(num_rows, num_rows)
         for piece in filled.pieces(num_rows):
+            filled.find(rows.ids_M[piece])  # nothing; it lets go of the piece before
             rows_M = filled.add(rows.ids_M[piece])
             self._ops.set_weights(filled.records, rows_M, rows.weights_MD[piece])
             self._ops.set_state(filled.records, rows_M, rows.state_MS[piece])
@@ -262,7 +280,10 @@ class EmbeddingTable:
     def _empty_rows(self) -> RowStorage:
         if self.config.disk is None:
             return MemoryRows(self._ops.num_words)
-        return TieredRows(self.config.name, self._ops.num_words, self.config.disk)
+        return TieredRows(self.config.name, self._ops.num_words, self.config.disk, self._waiting_bytes)
+
+    def _waiting_bytes(self) -> int:
+        return self._sightings.num_bytes + self._tombstones.num_bytes
 
     def _apply_piece(self, ids_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
         rows_M = self._rows.find(ids_M)

@@ -23,7 +23,7 @@ Axes: M ids of one call, W words of a record, R rows in memory, F free rows, K i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,11 +74,12 @@ class Fetch:
 class TieredRows:
     """A `RowStorage` with the rows that memory has no room for on disk."""
 
-    def __init__(self, name: str, words: int, config: DiskConfig) -> None:
+    def __init__(self, name: str, words: int, config: DiskConfig, beside: Callable[[], int]) -> None:
         """
         Args:
             name: of the table, for messages.
             words: W, of a record.
+            beside: bytes of the same limit that are taken elsewhere.
 
         Raises:
             MemoryError: the memory allowed is too little for any rows.
@@ -88,6 +89,7 @@ class TieredRows:
         self._name = name
         self._words = words
         self._limit = int(config.memory)
+        self._beside = beside
         self._map = IdMap()
         self._log = RecordLog(config.folder_path, words + _ID_WORDS)
         self._copied_rows = max(1, _COPY_BYTES // (4 * (words + _ID_WORDS)))
@@ -119,17 +121,17 @@ class TieredRows:
         return len(self._log)
 
     def bytes_after(self, num_more: int) -> int:
-        return self._limit
+        return self._limit - self._beside()
 
     def pieces(self, num_ids: int) -> Iterator[slice]:
         # Half, because rows that are read ahead while a piece is held need room too.
-        size = max(1, self._capacity_beside(self._map.growth_bytes(num_ids)) // 2)
+        size = max(1, self._capacity // 2)
         for first in range(0, num_ids, size) or (0,):
             yield slice(first, min(first + size, num_ids))
 
     def find(self, ids_M: Int64Array) -> Int64Array:
         self._let_go()
-        self._resize(self._capacity_beside(0))
+        self._fit()
         rows_M = self._map.find(ids_M)
         self._hold(rows_M[rows_M >= 0])
         on_disk = np.flatnonzero(rows_M < MISSING)
@@ -157,17 +159,18 @@ class TieredRows:
         self._give_back(numbers_M[numbers_M >= 0])
         self._log.free(_address(numbers_M[numbers_M < MISSING]))
         self._compact()
+        self._fit()
 
     def reserve(self, num_new: int, num_changed: int) -> None:
         self._let_go()
         growth = self._map.growth_bytes(num_new)
         if growth:
-            self._resize(self._capacity_beside(growth))
+            self._fit(growth)
             self._map.reserve(num_new)
         self._compact()
         # Every row that comes in may send another one out, and the batch's own, if it comes in pieces.
         self._log.reserve(2 * num_changed)
-        self._resize(self._capacity_beside(0))
+        self._fit()
 
     def parts(self, ordered: bool) -> Iterator[RowsPart]:
         self._let_go()
@@ -229,10 +232,11 @@ class TieredRows:
 
     def _capacity_beside(self, num_bytes: int) -> int:
         """Rows that memory has room for beside so many bytes more."""
-        return max(0, (self._limit - self._fixed_bytes - num_bytes) // self._row_bytes)
+        room = self._limit - self._beside() - self._fixed_bytes - num_bytes
+        return max(0, room // self._row_bytes)
 
     def _too_little(self, num_bytes: int) -> MemoryError:
-        needed = self._fixed_bytes + num_bytes + _MIN_ROWS * self._row_bytes
+        needed = self._beside() + self._fixed_bytes + num_bytes + _MIN_ROWS * self._row_bytes
         return MemoryError(
             f"table {self._name!r}: {human_size(needed)} of memory are needed to find {len(self._map):,} "
             f"rows and to move them between disk and memory; disk.memory allows {human_size(self._limit)}"
@@ -318,11 +322,11 @@ class TieredRows:
             ids_K = np.ascontiguousarray(moved.words_KW[:, self._words :]).view(np.int64).reshape(-1)
             self._map.assign(ids_K, _number(moved.addresses_K))
 
-    def _resize(self, capacity: int) -> None:
-        """Let memory hold so many rows; those from there on go to disk."""
+    def _fit(self, num_bytes: int = 0) -> None:
+        """Let memory hold as many rows as it has room for beside so many bytes; those beyond go to disk."""
+        capacity = min(self._capacity_beside(num_bytes), len(self._ids_R))
         if capacity < _MIN_ROWS:
-            raise self._too_little(0)
-        capacity = min(capacity, len(self._ids_R))
+            raise self._too_little(num_bytes)
         if self._num_rows > capacity:
             used_R = capacity + np.flatnonzero(self._use_R[capacity : self._num_rows] != _FREE)
             for first in range(0, len(used_R), self._copied_rows):
