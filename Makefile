@@ -7,6 +7,7 @@ PIP_ARGS ?=
 
 BIN := $(VENV)/bin
 TORCH := $(shell sed -n 's/^ *\(torch==[0-9.]*\).*/\1/p' setup.cfg | head -n 1)
+TORCHREC := $(shell sed -n 's/.*\(torchrec==[0-9.]*[0-9]\).*/\1/p' setup.cfg | head -n 1)
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
@@ -20,7 +21,8 @@ env: $(INSTALLED) ## Make .venv with everything that the targets below need.
 $(INSTALLED): setup.cfg pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) $(TORCH)
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[cpu,text,dev]'
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[cpu,text,dev,torchrec]'
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps $(TORCHREC)
 	touch $@
 
 demo: env ## Train, evaluate and serve a recommender on MovieLens 100K.

@@ -16,14 +16,18 @@ MAY_IMPORT = {
     "samples": {"platform"},
     "embeddings": {"platform"},
     "models": {"platform"},
+    "adapters": {"platform", "samples", "embeddings", "models"},
     "actors": {"platform", "samples", "embeddings", "models"},
     "pipelines": {"platform", "samples", "embeddings", "models", "actors"},
     "serve": {"platform", "samples", "embeddings", "models", "actors", "pipelines"},
     "cli": {"platform", "samples", "embeddings", "models", "actors", "pipelines", "serve"},
 }
-"""Room to the rooms below it: cli, then serve and pipelines, actors, the three data rooms, platform."""
+"""Room to the rooms below it: cli, then serve and pipelines, actors, the three data rooms, platform.
 
-WITHOUT_RAY = ("samples", "embeddings", "models")
+`adapters` stands beside actors: models of other libraries on the data rooms, which no room needs.
+"""
+
+WITHOUT_RAY = ("samples", "embeddings", "models", "adapters")
 RAY_DATA_JOBS = PACKAGE / "samples" / "ray_jobs.py"
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE)
