@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rayrec.embeddings.compiled import kernel_input, mix64, prefetch
 from rayrec.embeddings.routing import NUM_BUCKETS
+from rayrec.embeddings.threads import in_parts
 
 Int64Array = NDArray[np.int64]
 
@@ -41,9 +42,16 @@ class IdMap:
     def num_bytes(self) -> int:
         return self._slots_C2.nbytes
 
-    def find(self, ids_M: Int64Array) -> Int64Array:
+    def find(self, ids_M: Int64Array, num_threads: int = 1) -> Int64Array:
         """[M] number of each id, -1 where it is not in the map."""
-        return _find(self._slots_C2, _shift(self._slots_C2), kernel_input(ids_M, np.int64))
+        ids_M, numbers_M = kernel_input(ids_M, np.int64), np.empty(len(ids_M), dtype=np.int64)
+        slots_C2, shift = self._slots_C2, _shift(self._slots_C2)
+        in_parts(
+            num_threads,
+            len(ids_M),
+            lambda first, last: _find(slots_C2, shift, ids_M[first:last], numbers_M[first:last]),
+        )
+        return numbers_M
 
     def assign(self, ids_M: Int64Array, numbers_M: Int64Array) -> None:
         """Set the numbers of ids, new ones or not."""
@@ -162,9 +170,8 @@ def _shift(slots_C2: Int64Array) -> np.uint64:
 
 
 @njit(nogil=True, cache=True)
-def _find(slots_C2: Int64Array, shift: np.uint64, ids_M: Int64Array) -> Int64Array:
+def _find(slots_C2: Int64Array, shift: np.uint64, ids_M: Int64Array, numbers_M: Int64Array) -> None:
     num_ids, mask = len(ids_M), np.uint64(len(slots_C2) - 1)
-    rows_M = np.empty(num_ids, dtype=np.int64)
     base = np.uint64(slots_C2.ctypes.data)
     for m in range(num_ids):
         if m + _AHEAD < num_ids:
@@ -173,8 +180,7 @@ def _find(slots_C2: Int64Array, shift: np.uint64, ids_M: Int64Array) -> Int64Arr
         slot = mix64(np.uint64(ids_M[m])) >> shift
         while slots_C2[slot, 0] != ids_M[m] and slots_C2[slot, 1] != MISSING:
             slot = (slot + np.uint64(1)) & mask
-        rows_M[m] = slots_C2[slot, 1]
-    return rows_M
+        numbers_M[m] = slots_C2[slot, 1]
 
 
 @njit(nogil=True, cache=True)

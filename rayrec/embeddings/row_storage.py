@@ -92,9 +92,10 @@ class RowStorage(Protocol):
 class MemoryRows:
     """A `RowStorage` with all rows in memory."""
 
-    def __init__(self, words: int) -> None:
+    def __init__(self, words: int, num_threads: int = 1) -> None:
         self.records = Records(words)
         self._words = words
+        self._num_threads = num_threads
         self._index = IdIndex()
 
     def __len__(self) -> int:
@@ -112,14 +113,14 @@ class MemoryRows:
         yield slice(0, num_ids)
 
     def find(self, ids_M: Int64Array) -> Int64Array:
-        return self._index.find(ids_M)
+        return self._index.find(ids_M, self._num_threads)
 
     def add(self, ids_M: Int64Array) -> Int64Array:
         self.records.reserve(self._index.rows_after(len(ids_M)))
         return self._index.find_or_add(ids_M)
 
     def present(self, ids_M: Int64Array) -> NDArray[np.bool_]:
-        return self._index.find(ids_M) != MISSING
+        return self.find(ids_M) != MISSING
 
     def remove(self, ids_M: Int64Array) -> None:
         self._index.remove(ids_M)

@@ -64,9 +64,14 @@ class TableCounts:
 class EmbeddingTable:
     """Rows of one table, or of one shard of it. Not thread-safe; `EmbeddingShard` locks."""
 
-    def __init__(self, config: TableConfig) -> None:
+    def __init__(self, config: TableConfig, num_threads: int = 1) -> None:
+        """
+        Args:
+            num_threads: that lookups and updates may use; the rows do not depend on it.
+        """
         self.config = config
-        self._ops = RowOperations(config)
+        self._num_threads = num_threads
+        self._ops = RowOperations(config, num_threads)
         self._sightings = SightingCounters(config.admission)
         self._tombstones = Tombstones(config.eviction.remember_steps if config.eviction else 0)
         self._rows: RowStorage = self._empty_rows()
@@ -279,7 +284,7 @@ class EmbeddingTable:
 
     def _empty_rows(self) -> RowStorage:
         if self.config.disk is None:
-            return MemoryRows(self._ops.num_words)
+            return MemoryRows(self._ops.num_words, self._num_threads)
         return TieredRows(self.config.name, self._ops.num_words, self.config.disk, self._waiting_bytes)
 
     def _waiting_bytes(self) -> int:
