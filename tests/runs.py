@@ -107,7 +107,9 @@ def _train_one_epoch(run: RunFolder, assembly: Assembly) -> None:
         program.update()
 
     def save_sparse(folder: str) -> list[str]:
-        written = [write_table(Path(folder), table, 0, shard.export(table.name)) for table in assembly.tables]
+        written = [
+            write_table(Path(folder), table, 0, [shard.export(table.name)]) for table in assembly.tables
+        ]
         return [name for names in written for name in names]
 
     path = run.snapshot_path(plan.steps_per_epoch)

@@ -128,7 +128,8 @@ class ParameterServer:
         """Write every table's rows below `folder`; returns the file names."""
         names = []
         for table in self._spec.tables:
-            names += write_table(Path(folder), table, self._spec.shard, self._shard.export(table.name))
+            parts = self._shard.export_parts(table.name)
+            names += write_table(Path(folder), table, self._spec.shard, parts)
         return names
 
     def load(self, files: Sequence[str], committed_step: int) -> int:

@@ -81,7 +81,7 @@ class RowStorage(Protocol):
     def parts(self, ordered: bool) -> Iterator[RowsPart]:
         """All rows, whole virtual buckets at a time, as many as memory allows; moves nothing.
 
-        A part holds until the next one; nothing may be found, added or removed in between.
+        A part holds until the next one. Rows may be found in between, but not added or removed.
 
         Args:
             ordered: by virtual bucket, then by id as uint64.

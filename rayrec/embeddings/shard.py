@@ -12,9 +12,11 @@ A server that runs these calls on threads needs one for `apply` beside every loo
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,6 +29,8 @@ from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.index import IdIndex
 from rayrec.embeddings.table import EmbeddingTable, TableCounts, TableRows
 from rayrec.platform.memory import human_size
+
+logger = logging.getLogger(__name__)
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
@@ -41,6 +45,9 @@ FetchReply = dict[str, tuple[NDArray[np.int32], NDArray[np.bool_]]]
 """([M, W] whole records, [M] whether the id has a row) by table, in the order of the requested ids."""
 KeptRecords = Mapping[str, tuple[Int64Array, NDArray[np.int32]]]
 """(distinct ids [K], whole records [K, W]) by table, as a trainer's cache has changed them."""
+
+_MOST_ANNOUNCED = 8
+"""Announcements that wait; more would be of steps too far ahead for memory to keep their rows."""
 
 
 class UpdateTag(NamedTuple):
@@ -65,6 +72,10 @@ class ShardStats:
     """Time spent changing them."""
     counts: dict[str, TableCounts] = field(default_factory=dict)
     """What has become of ids, by table."""
+    disk_bytes: int = 0
+    """Size of the files that hold rows, of tables larger than their memory."""
+    read_ahead_s: float = 0.0
+    """Time spent bringing rows up from disk before they are needed, beside other calls."""
 
     @property
     def busy_s(self) -> float:
@@ -107,6 +118,11 @@ class EmbeddingShard:
         self._failure: Exception | None = None
         self._lookup_s = 0.0
         self._update_s = 0.0
+        self._has_disk = any(config.disk is not None for config in tables)
+        self._bringing_up = threading.Lock()  # taken before `_changed`
+        self._read_ahead_s = 0.0
+        self._announced: ThreadPoolExecutor | None = None
+        self._num_announced = 0
 
     @property
     def committed_step(self) -> int:
@@ -136,7 +152,9 @@ class EmbeddingShard:
                 update of a step it waits for was refused.
             TimeoutError: the step was not committed in time.
             RuntimeError: a new incarnation began meanwhile.
+            OSError: rows cannot be read from disk, or have to make room there for them and it is full.
         """
+        self._bring_up(request)
         with self._changed:
             if after_step is not None:
                 self._wait_for(after_step)
@@ -147,6 +165,7 @@ class EmbeddingShard:
 
     def fetch(self, request: LookupRequest, after_step: int | None = None) -> FetchReply:
         """Whole records of the requested ids, for a trainer's cache; otherwise as `lookup`."""
+        self._bring_up(request)
         with self._changed:
             if after_step is not None:
                 self._wait_for(after_step)
@@ -154,6 +173,23 @@ class EmbeddingShard:
             reply = {name: self._table(name).read_records(ids_M) for name, ids_M in request.items()}
             self._lookup_s += self._clock() - started
             return reply
+
+    def announce(self, request: LookupRequest) -> None:
+        """Say that these rows will be looked up soon: those on disk are brought up in the background.
+
+        Changes no value and waits for nothing. An announcement that comes while several others wait is
+        forgotten, and so is one that fails: the lookup will bring the rows up itself, or raise.
+        """
+        if not self._has_disk:
+            return
+        with self._changed:
+            if self._num_announced >= _MOST_ANNOUNCED:
+                return
+            self._num_announced += 1
+            if self._announced is None:
+                self._announced = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
+        # A transport may use the memory of its arrays again as soon as this call is over.
+        self._announced.submit(self._follow, {name: ids_M.copy() for name, ids_M in request.items()})
 
     def evicted(self, since_step: int, after_step: int | None = None) -> dict[str, Int64Array]:
         """By table, ids whose rows commits after `since_step` gave up and which have none now.
@@ -183,6 +219,8 @@ class EmbeddingShard:
                 )
             self._wait_for(after_step)
             if self._committed_step == after_step:  # otherwise this is a call of long ago, come again
+                for name, (ids_K, _) in kept.items():
+                    self._table(name).reserve(ids_K[:0], num_written=len(ids_K))
                 for name, (ids_K, records_KW) in kept.items():
                     self._table(name).write_records(ids_K, records_KW)
             return self._committed_step
@@ -204,6 +242,8 @@ class EmbeddingShard:
             ValueError: another incarnation's tag, a step too far ahead, an unknown source or table,
                 wrong shapes, or a gradient that is not finite (names table, id and source).
             MemoryError: no room for new rows, in the machine or within the limit; no row has changed.
+            OSError: the disk below the tables is full; no row has changed. Or it fails, which may be in the
+                middle of a step: restore before going on.
         """
         with self._changed:
             if self._is_duplicate(tag):
@@ -247,6 +287,27 @@ class EmbeddingShard:
         with self._changed:
             return self._table(table).export()
 
+    def export_parts(self, table: str) -> Iterator[TableRows]:
+        """`export` in parts that follow each other, no larger than the table's memory allows.
+
+        Raises:
+            RuntimeError: a step was committed between two parts.
+        """
+        with self._changed:
+            committed_step, incarnation = self._committed_step, self._incarnation
+            parts = self._table(table).export_parts()
+        while True:
+            with self._changed:
+                if (self._committed_step, self._incarnation) != (committed_step, incarnation):
+                    raise RuntimeError(
+                        f"shard {self._shard}: step {self._committed_step} was committed while rows of "
+                        f"table {table!r} as of step {committed_step} were being saved"
+                    )
+                part = next(parts, None)
+            if part is None:
+                return
+            yield part
+
     def restore(self, rows: Mapping[str, TableRows]) -> None:
         """Replace the contents of every table; follow with `begin`.
 
@@ -271,12 +332,43 @@ class EmbeddingShard:
                 lookup_s=self._lookup_s,
                 update_s=self._update_s,
                 counts={name: table.counts for name, table in self._tables.items()},
+                disk_bytes=sum(table.disk_bytes for table in self._tables.values()),
+                read_ahead_s=self._read_ahead_s,
             )
 
     def _table(self, name: str) -> EmbeddingTable:
         if name not in self._tables:
             raise ValueError(f"there is no embedding table {name!r}; tables: {', '.join(self._tables)}")
         return self._tables[name]
+
+    def _bring_up(self, request: LookupRequest) -> None:
+        """Move rows from disk to memory while other calls go on; they are read without the lock."""
+        if not self._has_disk:
+            return
+        with self._bringing_up:  # one at a time: the disk is as fast, and copies take memory
+            started = self._clock()
+            for name, ids_M in request.items():
+                with self._changed:
+                    table = self._table(name)
+                    parts = table.fetchable(ids_M)
+                for ids_K in parts:
+                    with self._changed:
+                        fetch = table.begin_fetch(ids_K)
+                    try:
+                        fetch.read()
+                    finally:
+                        with self._changed:
+                            table.finish_fetch(fetch)
+            self._read_ahead_s += self._clock() - started
+
+    def _follow(self, announced: LookupRequest) -> None:
+        try:
+            self._bring_up(announced)
+        except Exception as error:
+            logger.warning("shard %d could not read rows ahead: %s", self._shard, error)
+        finally:
+            with self._changed:
+                self._num_announced -= 1
 
     def _wait_for(self, step: int) -> None:
         incarnation = self._incarnation
@@ -354,8 +446,10 @@ class EmbeddingShard:
             for name, (ids_M, grads_MD) in merged.items():
                 self._tables[name].check_update(ids_M, grads_MD)
         self._check_memory(step, {name: ids_M for name, (ids_M, _) in merged.items()})
-        for name, (ids_M, _) in merged.items():
-            self._tables[name].reserve(ids_M)
+        nothing = np.empty(0, dtype=np.int64)
+        for name, table in self._tables.items():
+            num_written = sum(len(records[name][0]) for records in kept if name in records)
+            table.reserve(merged[name][0] if name in merged else nothing, num_written)
         # From here on nothing fails.
         for records in kept:
             for name, (ids_K, records_KW) in records.items():

@@ -14,6 +14,7 @@ Axes: M rows of one file, D numbers of a row, S numbers of its optimizer state.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -38,53 +39,84 @@ _METADATA_KEY = b"rayrec.table"
 _ROWS_PER_GROUP = 65_536
 
 
-def write_table(folder: Path, config: TableConfig, shard: int, rows: TableRows) -> list[str]:
-    """Write what one table and shard holds, as `export` ordered it.
+def write_table(folder: Path, config: TableConfig, shard: int, parts: Iterable[TableRows]) -> list[str]:
+    """Write what one table and shard holds.
+
+    Args:
+        parts: as `export_parts` gives them, or one that `export` gave.
 
     Returns:
         Names of the files; each appears when it is complete.
     """
-    contents: dict[str, dict[str, Any]] = {
-        "rows": {
+    contents = _Contents(folder, f"{config.name}-{shard:05d}", _identity(config))
+    try:
+        for rows in parts:
+            _write_part(contents, rows)
+        return contents.finish()
+    finally:
+        contents.remove_unfinished()
+
+
+def _write_part(contents: _Contents, rows: TableRows) -> None:
+    contents.write(
+        "rows",
+        {
             "id": rows.ids_M,
             "bucket": bucket_of(rows.ids_M),
             "step": rows.steps_M,
             "count": rows.counts_M,
             "weights": _lists(rows.weights_MD),
             "state": _lists(rows.state_MS),
-        }
-    }
+        },
+    )
     if len(rows.sighted):
         ids = rows.sighted.ids_K
-        contents["sighted"] = {
-            "id": ids,
-            "bucket": bucket_of(ids),
-            "step": rows.sighted.steps_K,
-            "count": rows.sighted.counts_K,
-        }
+        columns = {"id": ids, "bucket": bucket_of(ids), "step": rows.sighted.steps_K}
+        contents.write("sighted", columns | {"count": rows.sighted.counts_K})
     if len(rows.evicted):
         ids = rows.evicted.ids_V
-        contents["evicted"] = {"id": ids, "bucket": bucket_of(ids), "step": rows.evicted.steps_V}
-    names = []
-    for content, columns in contents.items():
+        contents.write("evicted", {"id": ids, "bucket": bucket_of(ids), "step": rows.evicted.steps_V})
+
+
+class _Contents:
+    """The files of one table and shard while they are written, one per kind of content."""
+
+    def __init__(self, folder: Path, stem: str, identity: dict[str, Any]) -> None:
+        self._folder = folder
+        self._stem = stem
+        self._identity = identity
+        self._writers: dict[str, pq.ParquetWriter] = {}
+
+    def write(self, content: str, columns: dict[str, Any]) -> None:
+        described = {"format_version": FORMAT_VERSION, "content": content, **self._identity}
+        table = pa.table(columns).replace_schema_metadata({_METADATA_KEY: json.dumps(described)})
+        if content not in self._writers:
+            # Weights do not repeat; a dictionary of them would only take time.
+            self._writers[content] = pq.ParquetWriter(
+                self._unfinished(content), table.schema, use_dictionary=False, compression="zstd"
+            )
+        self._writers[content].write_table(table, row_group_size=_ROWS_PER_GROUP)
+
+    def finish(self) -> list[str]:
+        """Let the files appear under their names, which are returned."""
+        for writer in self._writers.values():
+            writer.close()
+        for content in self._writers:
+            os.replace(self._unfinished(content), self._folder / self._name(content))
+        return [self._name(content) for content in self._writers]
+
+    def remove_unfinished(self) -> None:
+        for content, writer in self._writers.items():
+            with contextlib.suppress(OSError):  # of a full disk, which has been raised already
+                writer.close()
+            self._unfinished(content).unlink(missing_ok=True)
+
+    def _name(self, content: str) -> str:
         suffix = "" if content == "rows" else f".{content}"
-        names.append(f"{config.name}-{shard:05d}{suffix}.parquet")
-        described = {"format_version": FORMAT_VERSION, "content": content, **_identity(config)}
-        _write(folder / names[-1], columns, described)
-    return names
+        return f"{self._stem}{suffix}.parquet"
 
-
-def _write(path: Path, columns: dict[str, Any], described: dict[str, Any]) -> None:
-    table = pa.table(columns).replace_schema_metadata({_METADATA_KEY: json.dumps(described)})
-    unfinished = path.with_name(path.name + ".part")
-    try:
-        # Weights do not repeat; a dictionary of them would only take time.
-        pq.write_table(
-            table, unfinished, row_group_size=_ROWS_PER_GROUP, use_dictionary=False, compression="zstd"
-        )
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    def _unfinished(self, content: str) -> Path:
+        return self._folder / (self._name(content) + ".part")
 
 
 def load_tables(

@@ -87,6 +87,11 @@ class EmbeddingTable:
         return self._rows.num_bytes + self._waiting_bytes()
 
     @property
+    def disk_bytes(self) -> int:
+        """Size of the file that holds what memory has no room for."""
+        return self._rows.disk_bytes if isinstance(self._rows, TieredRows) else 0
+
+    @property
     def counts(self) -> TableCounts:
         return TableCounts(self._num_created, self._num_evicted, self._num_not_admitted, len(self._sightings))
 
@@ -195,6 +200,7 @@ class EmbeddingTable:
 
     def fetchable(self, ids_M: Int64Array) -> list[Int64Array]:
         """Those of the ids whose rows are on disk, in parts that may be fetched one after the other."""
+        self._check_ids(ids_M)
         return self._rows.fetchable(ids_M) if isinstance(self._rows, TieredRows) else []
 
     def begin_fetch(self, ids_K: Int64Array) -> Fetch:
@@ -223,7 +229,7 @@ class EmbeddingTable:
     def export_parts(self) -> Iterator[TableRows]:
         """`export` in parts that follow each other, each a copy, no larger than the table's memory allows.
 
-        The first has what is not a row. The table must not be used between parts.
+        The first has what is not a row. Between parts rows may be read, but none may change.
         """
         sighted, evicted = self._sightings.export(), self._tombstones.since(NEVER)
         for ids_M, records, rows_M in self._rows.parts(ordered=True):

@@ -17,8 +17,17 @@ from rayrec.embeddings.config import (
     TableConfig,
 )
 from rayrec.embeddings.index import IdIndex, index_bytes
-from rayrec.embeddings.plan import batch_bytes, count_by_shard, plan_shards, plan_table, spread
+from rayrec.embeddings.plan import (
+    batch_bytes,
+    cache_bytes,
+    count_by_shard,
+    plan_shards,
+    plan_table,
+    spread,
+)
 from rayrec.embeddings.routing import NUM_BUCKETS, ShardMap
+from rayrec.embeddings.row_cache import RowCache
+from rayrec.embeddings.row_operations import RowOperations
 from rayrec.embeddings.shard import EmbeddingShard, UpdateTag
 from rayrec.embeddings.snapshot import load_tables, write_table
 from rayrec.embeddings.table import EmbeddingTable
@@ -106,12 +115,12 @@ def test_saving_and_loading_stay_within_the_plan(tmp_path):
     shard.apply(
         UpdateTag(0, 0, 0), {"items": (np.arange(num_rows), np.ones((num_rows, 32), dtype=np.float32))}
     )
-    write_table(tmp_path, config, 0, shard.export("items"))  # compiles and imports
+    write_table(tmp_path, config, 0, [shard.export("items")])  # compiles and imports
     pool = pa.default_memory_pool()
     highest_before = pool.max_memory()
     files: list[str] = []
 
-    saving = peak_numpy(lambda: files.extend(write_table(tmp_path, config, 0, shard.export("items"))))
+    saving = peak_numpy(lambda: files.extend(write_table(tmp_path, config, 0, [shard.export("items")])))
     # Arrow remembers the highest mark of the whole process, which other tests may have set.
     arrow = pool.max_memory() if pool.max_memory() > highest_before else 0
     assert 0.25 * planned.extra_bytes["saving"] < saving + arrow <= planned.extra_bytes["saving"]
@@ -164,6 +173,35 @@ def test_a_batch_is_held_three_times():
     tables = [TableConfig(name="items", dim=16), TableConfig(name="users", dim=4)]
 
     assert batch_bytes(tables, {"items": 100, "users": 10}) == 3 * 4 * (16 * 100 + 4 * 10) + 16 * 110
+
+
+@pytest.mark.parametrize("optimizer", [RowwiseAdagradConfig(), AdamConfig()], ids=lambda o: o.kind)
+def test_a_cache_has_the_planned_bytes_however_rows_come_and_go(optimizer):
+    config, capacity = TableConfig(name="items", dim=6, optimizer=optimizer), 3000
+    cache, most = RowCache(config, capacity), 0
+    words = RowOperations(config).num_words
+    for first in range(0, 10_000, 1000):
+        ids_M = np.arange(first, first + 1000)
+        slots_M, _ = cache.insert(ids_M, np.zeros((1000, words), np.int32))
+        cache.unpin(slots_M)
+        most = max(most, cache.num_bytes)
+
+    free_rows = 8 * capacity
+    assert cache_bytes([config], {"items": 10_000}, capacity, 1)["items"] == most + free_rows
+    assert cache_bytes([config], {"items": 100}, capacity, 1)["items"] < most / 2
+    assert cache_bytes([config], {"items": 100}, 0, 1)["items"] == 0
+
+
+def test_updates_that_wait_for_others_are_counted():
+    config = TableConfig(name="items", dim=8)
+
+    def step_bytes(num_trainers, max_staleness):
+        (shard,) = plan_shards([config], {"items": [0]}, {"items": 100}, 1, num_trainers, max_staleness)
+        return shard.step_bytes
+
+    assert step_bytes(1, 0) == 100 * (32 + 40)  # a reply and an update
+    assert step_bytes(1, 2) == 100 * (32 + 3 * 40)
+    assert step_bytes(2, 0) == 200 * (32 + 2 * 40 + 32)  # two updates of each, and their sum
 
 
 def test_a_shard_without_tables_holds_nothing():

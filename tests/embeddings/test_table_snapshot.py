@@ -42,7 +42,7 @@ def save(shards: list[EmbeddingShard], folder) -> list:
     files = []
     for shard, server in enumerate(shards):
         for table in TABLES:
-            names = write_table(folder, table, shard, server.export(table.name))
+            names = write_table(folder, table, shard, [server.export(table.name)])
             files += [folder / name for name in names]
     return files
 
@@ -84,7 +84,7 @@ def test_sightings_and_tombstones_go_to_the_shards_of_their_ids(tmp_path):
         return shards
 
     (saved,) = trained(1)
-    names = write_table(tmp_path, table, 0, saved.export("items"))
+    names = write_table(tmp_path, table, 0, [saved.export("items")])
     assert names == ["items-00000.parquet", "items-00000.sighted.parquet", "items-00000.evicted.parquet"]
     for shard, expected in enumerate(trained(3)):
         restored = EmbeddingShard([table], shard, 1)
@@ -168,11 +168,10 @@ def test_files_that_are_no_snapshot_are_refused(tmp_path):
 
 
 def test_a_write_that_fails_leaves_no_file(tmp_path, monkeypatch):
-    def disk_full(table, path, **options):
-        path.write_bytes(b"half of it")
+    def disk_full(writer, table, **options):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(snapshot.pq, "write_table", disk_full)
+    monkeypatch.setattr(snapshot.pq.ParquetWriter, "write_table", disk_full)
     with pytest.raises(OSError, match="No space left"):
         save(grown_shards(1), tmp_path)
     assert list(tmp_path.iterdir()) == []
