@@ -119,6 +119,7 @@ def plan_command(
             ("their gradients", human_size(trainer.gradients_bytes)),
             ("optimizer state", human_size(trainer.optimizer_bytes)),
             ("codes, rates of items", human_size(trainer.dense.buffers_bytes)),
+            ("cache of rows (sparse.cache_rows)", human_size(trainer.cache_bytes)),
             ("rows and gradients of a batch", human_size(trainer.batch_bytes)),
             ("rows of the catalogue, when ranking", human_size(trainer.catalogue_bytes)),
             ("peak", human_size(trainer.peak_bytes)),

@@ -8,8 +8,10 @@
                  saving     the copy of one table's rows that a snapshot is written from
                before a run is resumed: the rows of a snapshot, beside the tables that they fill
     trainer    one batch's rows, their copy on the device, their gradients
+               its cache: records, index, what is known of every slot
 
-The formulas are those of `layout`, `index`, `table` and `snapshot`; tests fill the real ones and compare.
+The formulas are those of `layout`, `index`, `table`, `snapshot` and `row_cache`; tests fill the real ones
+and compare.
 
 Axes: M ids of one call.
 """
@@ -46,9 +48,12 @@ _WRITER_COPIES = 4
 """Most copies of such a group that it makes on the way (3.2 measured, 64 numbers a row)."""
 _READER_COPIES = 2
 """Most copies of a table's rows that reading a snapshot makes beside the result (1.9 measured)."""
+_ID = 8
 _TOMBSTONE = 12
 _SIGHTING = 6
 _FREE_ROW = 8
+_CACHE_SLOT = 15
+"""Bytes per row of a cache's capacity, in use or not: its id, pins and marks."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,7 @@ def plan_shards(
     batch_ids: Mapping[str, int],
     num_shards: int,
     num_trainers: int,
+    max_staleness: int = 0,
 ) -> tuple[ShardPlan, ...]:
     """Every parameter server of a run.
 
@@ -176,14 +182,19 @@ def plan_shards(
         ids_by_shard: ids of each table that may ask for rows, one number per shard; see `count_by_shard`
             where they are known and `spread` where only their number is.
         batch_ids: most distinct ids of each table in one trainer's share of a batch.
+        max_staleness: steps that trainers may be ahead; their updates wait here.
     """
     shard_map = ShardMap(num_shards)
     step_ids = {name: num_trainers * spread(most, num_shards)[0] for name, most in batch_ids.items()}
     step_bytes = 0
     for config in tables:
         row = 4 * config.dim
-        # The sum of several trainers' parts is one more array; a single one is applied as it came.
-        step_bytes += step_ids[config.name] * (2 * row + 8 + (row if num_trainers > 1 else 0))
+        # Of several trainers one may be a step ahead, and the sum of their parts is one more array; a
+        # single trainer's part is applied as it came.
+        num_waiting = 1 + max_staleness + (num_trainers > 1)
+        step_bytes += step_ids[config.name] * (
+            row + num_waiting * (row + _ID) + (row if num_trainers > 1 else 0)
+        )
     shards = []
     for shard in range(num_shards):
         planned = []
@@ -195,13 +206,39 @@ def plan_shards(
     return tuple(shards)
 
 
-def batch_bytes(tables: Sequence[TableConfig], batch_ids: Mapping[str, int]) -> int:
+def batch_bytes(tables: Sequence[TableConfig], batch_ids: Mapping[str, int], cache_rows: int = 0) -> int:
     """Most that one batch's rows take in a trainer.
 
     They are there three times: first as rows, tensors and gradients; then as rows, gradients and the
-    parts of these that go to each shard.
+    parts of these that go to each shard. With a cache, whole records come in and go out besides.
     """
-    return sum((3 * 4 * config.dim + 2 * 8) * batch_ids[config.name] for config in tables)
+    records = 2 if cache_rows else 0
+    return sum(
+        (3 * 4 * config.dim + 2 * _ID + records * 4 * RowOperations(config).num_words)
+        * batch_ids[config.name]
+        for config in tables
+    )
+
+
+def cache_bytes(
+    tables: Sequence[TableConfig], num_ids: Mapping[str, int], cache_rows: int, num_trainers: int
+) -> dict[str, int]:
+    """By table, most that one trainer's cache takes; every id belongs to one trainer's cache.
+
+    Args:
+        num_ids: ids of each table that may have rows.
+        cache_rows: rows of each table that a trainer may hold; 0 is no cache.
+    """
+    if not cache_rows:
+        return {config.name: 0 for config in tables}
+    planned = {}
+    for config in tables:
+        num_rows = min(cache_rows, spread(num_ids[config.name], num_trainers)[0])
+        records = 4 * RowOperations(config).num_words * num_rows
+        planned[config.name] = (
+            records + index_bytes(num_rows) + _FREE_ROW * num_rows + _CACHE_SLOT * cache_rows
+        )
+    return planned
 
 
 def count_by_shard(ids_M: NDArray[np.int64], num_shards: int) -> list[int]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayrec.embeddings.plan import ShardPlan, batch_bytes, count_by_shard, plan_shards, spread
+from rayrec.embeddings.plan import ShardPlan, batch_bytes, cache_bytes, count_by_shard, plan_shards, spread
 from rayrec.models.build import build_model
 from rayrec.models.config import SasRecConfig
 from rayrec.pipelines.assembly import Assembly
@@ -55,6 +55,8 @@ class TrainerPlan:
     dense: DenseSize
     batch_bytes: int
     """Rows and gradients of one batch."""
+    cache_bytes: int
+    """Its cache of rows, of all tables (`sparse.cache_rows`)."""
     catalogue_bytes: int
     """While it ranks: the rows of every item, for models that rank by them."""
     num_trainers: int
@@ -71,7 +73,8 @@ class TrainerPlan:
 
     @property
     def held_bytes(self) -> int:
-        return self.dense.weights_bytes + self.dense.buffers_bytes + self.optimizer_bytes
+        dense = self.dense.weights_bytes + self.dense.buffers_bytes + self.optimizer_bytes
+        return dense + self.cache_bytes
 
     @property
     def peak_bytes(self) -> int:
@@ -217,11 +220,19 @@ def plan_memory(assembly: Assembly) -> MemoryPlan:
     is_here = starts_cluster(config.cluster)
     return MemoryPlan(
         shards=plan_shards(
-            assembly.tables, ids_by_shard, batch_ids, sparse.num_servers, pipeline.num_trainers
+            assembly.tables,
+            ids_by_shard,
+            batch_ids,
+            sparse.num_servers,
+            pipeline.num_trainers,
+            pipeline.max_staleness if pipeline.mode == "bounded_stale" else 0,
         ),
         trainer=TrainerPlan(
             dense=dense_size(assembly),
-            batch_bytes=batch_bytes(assembly.tables, batch_ids),
+            batch_bytes=batch_bytes(assembly.tables, batch_ids, sparse.cache_rows),
+            cache_bytes=sum(
+                cache_bytes(assembly.tables, num_ids, sparse.cache_rows, pipeline.num_trainers).values()
+            ),
             catalogue_bytes=_catalogue_bytes(assembly),
             num_trainers=pipeline.num_trainers,
         ),

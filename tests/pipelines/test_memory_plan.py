@@ -100,6 +100,15 @@ def test_dense_weights_and_state_are_those_of_the_program(dataset, model):
     assert trainer.optimizer_bytes == sum(value.nbytes for value in state.values())
 
 
+def test_a_cache_is_part_of_a_trainer(dataset):
+    without, cached = (
+        plan_memory(assembly_of(dataset, sparse={"cache_rows": rows})).trainer for rows in (0, 10)
+    )
+
+    assert without.cache_bytes == 0 < cached.cache_bytes
+    assert cached.peak_bytes >= without.peak_bytes + cached.cache_bytes
+
+
 def test_a_server_that_cannot_hold_its_part_is_refused_by_name(dataset):
     plan = plan_memory(assembly_of(dataset, sparse={"server_memory": "16 KiB"}))
 
