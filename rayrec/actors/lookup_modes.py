@@ -33,9 +33,13 @@ def make_lookups(
     transport: ShardTransport,
     source: int,
     incarnation: int,
-    exchange: Exchange,
+    exchange: Exchange | None,
 ) -> LookupMode:
-    """One trainer's view of the tables under an incarnation of the servers."""
+    """One trainer's view of the tables under an incarnation of the servers.
+
+    Args:
+        exchange: how the trainers reach each other; None if this is the only one.
+    """
     match settings.mode:
         case "sync":
             return SyncLookups(tables, shard_map, transport, source, incarnation)

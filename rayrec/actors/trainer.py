@@ -25,7 +25,6 @@ from rayrec.actors.spawning import ActorRole, spawn
 from rayrec.actors.transport import TransportChoice, connect
 from rayrec.embeddings.client import ShardClient
 from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.exchange import Alone
 from rayrec.embeddings.lookups import LookupStats
 from rayrec.embeddings.routing import ShardMap
 from rayrec.models.build import Catalogue, build_model
@@ -89,7 +88,7 @@ class Trainer:
         transport, shard_map = connect(servers, spec.transport), ShardMap(len(servers))
         self._client = ShardClient(spec.tables, shard_map, transport)
         self._group = TrainerGroup(spec.num_trainers, role.member)
-        exchange = self._group if spec.num_trainers > 1 else Alone()
+        exchange = self._group if spec.num_trainers > 1 else None
         self._new_lookups = lambda incarnation: make_lookups(
             spec.lookups, spec.tables, shard_map, transport, role.member, incarnation, exchange
         )

@@ -30,12 +30,13 @@ from numpy.typing import NDArray
 
 from rayrec.embeddings.client import PendingRecords, Reply, ShardClient, ShardTransport
 from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.exchange import Alone, Exchange
+from rayrec.embeddings.exchange import Exchange
 from rayrec.embeddings.index import MISSING, IdIndex
 from rayrec.embeddings.lookups import Lookups, LookupStats
+from rayrec.embeddings.ownership import OwnersByBucket, Ownership, Route, SoleOwner
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.row_cache import NOT_CACHED, RowCache
-from rayrec.embeddings.shard import UpdateTag, add_rows
+from rayrec.embeddings.shard import UpdateTag
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
@@ -48,15 +49,19 @@ _NO_IDS = np.empty(0, dtype=np.int64)
 class _OwnedIds:
     """The ids of one table and one batch that this trainer owns."""
 
-    ids_U: Int64Array
-    asked_by_T: list[Int64Array]
-    """For each trainer, the places in ids_U of the ids that it asked for, in its order."""
+    route: Route
     slots_U: Int64Array
     """Where the cache has the row; NOT_CACHED until then, or for good."""
-    deferred: Int64Array
+    deferred: Int64Array = field(default_factory=lambda: _NO_IDS)
     """Places that are looked at again behind the update of the step before."""
+    num_arrived: int = 0
+    """Ids whose rows are here; none any more when they were taken."""
     uncached: list[tuple[Int64Array, Float32Array]] = field(default_factory=list)
     """Places and rows of what arrived and is not in the cache."""
+
+    @property
+    def ids_U(self) -> Int64Array:
+        return self.route.owned_ids_U
 
     def is_undecided(self, ids_M: Int64Array) -> NDArray[np.bool_]:
         """[M] whether the update of this batch decides where the id's row is, and what it is."""
@@ -70,9 +75,7 @@ class _Announced:
     """A batch between its announcement and its update."""
 
     step: int
-    owned: dict[str, _OwnedIds]
-    places_by_owner: dict[str, list[Int64Array]]
-    """Of this trainer's ids, by table, those that belong to each trainer."""
+    owned: dict[str, _OwnedIds] = field(default_factory=dict)
     requests: list[PendingRecords] = field(default_factory=list)
 
 
@@ -103,8 +106,7 @@ class CachedLookups:
         self._tables = {table.name: table for table in tables}
         self._caches = {table.name: RowCache(table, cache_rows) for table in tables}
         self._client = ShardClient(tables, shard_map, transport)
-        self._exchange = exchange or Alone()
-        self._owners = ShardMap(self._exchange.num_trainers)
+        self._owners: Ownership = SoleOwner() if exchange is None else OwnersByBucket(exchange)
         self._source = source
         self._incarnation = incarnation
         self._clock = clock
@@ -119,13 +121,13 @@ class CachedLookups:
         return sum(cache.num_bytes for cache in self._caches.values())
 
     def prefetch(self, step: int, lookups: Lookups) -> None:
-        batch = _Announced(step, {}, {})
+        batch = _Announced(step)
         before = self._announced.get(step - 1)
         early: dict[str, Int64Array] = {}
         for name in self._tables:
             ids_M = lookups[name].ids_M if name in lookups else _NO_IDS
-            batch.places_by_owner[name] = self._owners.split(ids_M)
-            batch.owned[name] = owned = self._gather_ids(ids_M, batch.places_by_owner[name])
+            route = self._owners.collect(ids_M)
+            batch.owned[name] = owned = _OwnedIds(route, _no_slots(len(route.owned_ids_U)))
             if before is not None and self._tables[name].evicts_at(step - 1):
                 owned.deferred = np.arange(len(owned.ids_U))
                 continue
@@ -135,7 +137,7 @@ class CachedLookups:
                 is_late = before.owned[name].is_undecided(owned.ids_U[absent])
                 owned.deferred, absent = absent[is_late], absent[~is_late]
             early[name] = absent
-            self._hold(name, owned.slots_U)
+            self._hold(name, owned, owned.slots_U)
         self._request(batch, early, after_step=step - 1 if before is None else step - 2)
         self._announced[step] = batch
 
@@ -144,20 +146,19 @@ class CachedLookups:
             self.prefetch(step, lookups)
         batch = self._announced[step]
         self._receive(batch)
-        rows: dict[str, Float32Array] = {}
-        for name, owned in batch.owned.items():
-            rows_UD = self._owned_rows(name, owned)
-            places_T = batch.places_by_owner[name]
-            parts = self._exchange.all_to_all([rows_UD[asked] for asked in owned.asked_by_T])
-            rows[name] = np.empty((sum(map(len, places_T)), self._tables[name].dim), dtype=np.float32)
-            for places, part in zip(places_T, parts, strict=True):
-                rows[name][places] = part
+        rows = {
+            name: self._owners.rows_back(owned.route, self._owned_rows(name, owned))
+            for name, owned in batch.owned.items()
+        }
         return {name: rows[name] for name in lookups}
 
     def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
         self._client.check_shapes(step, {name: ids.ids_M for name, ids in lookups.items()}, grads)
         batch = self._announced[step]
-        owned_grads = {name: self._gather_gradients(batch, name, grads.get(name)) for name in self._tables}
+        owned_grads = {
+            name: self._owners.gradients(batch.owned[name].route, grads.get(name), table.dim)
+            for name, table in self._tables.items()
+        }
         for name, (places, grads_UD) in owned_grads.items():
             self._caches[name].check_gradients(batch.owned[name].ids_U[places], grads_UD)
         self._acknowledge()
@@ -194,17 +195,10 @@ class CachedLookups:
             reply.result()
         self.stats.update_wait_s += self._clock() - started
 
-    def _gather_ids(self, ids_M: Int64Array, places_by_owner: list[Int64Array]) -> _OwnedIds:
-        """Send ids to their owners; what all trainers ask this one for."""
-        asked = self._exchange.all_to_all([ids_M[places] for places in places_by_owner])
-        index = IdIndex(expected_ids=sum(map(len, asked)))
-        asked_by_T = [index.find_or_add(ids) for ids in asked]
-        ids_U = index.items()[0]
-        return _OwnedIds(ids_U, asked_by_T, np.full(len(ids_U), NOT_CACHED, dtype=np.int64), _NO_IDS)
-
-    def _hold(self, name: str, slots_M: Int64Array) -> None:
+    def _hold(self, name: str, owned: _OwnedIds, slots_M: Int64Array) -> None:
         """Pin the rows of a batch that the cache has."""
         held = slots_M[slots_M != NOT_CACHED]
+        owned.num_arrived += len(held)
         self._caches[name].pin(held)
         self.stats.num_early += len(held)
         self.stats.num_cache_hits += len(held)
@@ -227,61 +221,41 @@ class CachedLookups:
         batch.requests.clear()
         for name, places, records_MW, is_row_M in arrived:
             owned, cache = batch.owned[name], self._caches[name]
-            slots_M = np.full(len(places), NOT_CACHED, dtype=np.int64)
-            slots_M[is_row_M], leaving = cache.insert(owned.ids_U[places[is_row_M]], records_MW[is_row_M])
+            rows = places if is_row_M.all() else places[is_row_M]
+            records = records_MW if is_row_M.all() else records_MW[is_row_M]
+            slots, leaving = cache.insert(owned.ids_U[rows], records)
             self._leaving[name].append(leaving)
-            owned.slots_U[places] = slots_M
-            outside_M = slots_M == NOT_CACHED
-            owned.uncached.append((places[outside_M], cache.weights(records_MW[outside_M])))
+            owned.slots_U[rows] = slots
+            outside_M = owned.slots_U[places] == NOT_CACHED
+            if outside_M.any():
+                owned.uncached.append((places[outside_M], cache.weights(records_MW[outside_M])))
+            owned.num_arrived += len(places)
 
     def _owned_rows(self, name: str, owned: _OwnedIds) -> Float32Array:
-        held = np.flatnonzero(owned.slots_U != NOT_CACHED)
-        num_uncached = sum(len(places) for places, _ in owned.uncached)
-        if len(held) + num_uncached != len(owned.ids_U):
+        if owned.num_arrived != len(owned.ids_U):
             raise RuntimeError(
-                f"table {name!r}: rows of {len(held) + num_uncached} of {len(owned.ids_U)} ids have "
-                "arrived; the rows of a step can be taken once, behind the update of the step before"
+                f"table {name!r}: rows of {owned.num_arrived} of {len(owned.ids_U)} ids have arrived; the "
+                "rows of a step can be taken once, behind the update of the step before"
             )
-        rows_UD = np.empty((len(owned.ids_U), self._tables[name].dim), dtype=np.float32)
-        rows_UD[held] = self._caches[name].gather(owned.slots_U[held], owned.ids_U[held])
+        owned.num_arrived = 0
+        # Where the cache has nothing this writes first values; what did arrive is written over them.
+        rows_UD = self._caches[name].gather(owned.slots_U, owned.ids_U)
         for places, rows_MD in owned.uncached:
             rows_UD[places] = rows_MD
         return rows_UD
-
-    def _gather_gradients(
-        self, batch: _Announced, name: str, grads_MD: Float32Array | None
-    ) -> tuple[Int64Array, Float32Array]:
-        """Send gradients to the owners; (places in ids_U, their sums in rank order).
-
-        A trainer that has no gradients of the table sends none of its rows.
-        """
-        dim = self._tables[name].dim
-        nothing = np.empty((0, dim), dtype=np.float32)
-        places_T, owned = batch.places_by_owner[name], batch.owned[name]
-        parts = self._exchange.all_to_all(
-            [nothing if grads_MD is None else grads_MD[places] for places in places_T]
-        )
-        if len(parts) == 1:  # adding to zero would turn -0 into 0, and a server does not
-            return owned.asked_by_T[0][: len(parts[0])], parts[0]
-        sum_UD = np.zeros((len(owned.ids_U), dim), dtype=np.float32)
-        is_changed_U = np.zeros(len(owned.ids_U), dtype=np.bool_)
-        for asked, part in zip(owned.asked_by_T, parts, strict=True):
-            if len(part):
-                add_rows(sum_UD, asked, part)
-                is_changed_U[asked] = True
-        changed = np.flatnonzero(is_changed_U)
-        return changed, sum_UD[changed]
 
     def _apply(
         self, name: str, owned: _OwnedIds, places: Int64Array, grads_MD: Float32Array, step: int
     ) -> tuple[Int64Array, Float32Array]:
         """Change the rows in the cache and let go of them; (ids, gradients) of the others."""
-        slots_M = owned.slots_U[places]
+        cache, slots_M, ids_M = self._caches[name], owned.slots_U[places], owned.ids_U[places]
         is_held_M = slots_M != NOT_CACHED
-        held = places[is_held_M]
-        self._caches[name].apply(owned.slots_U[held], owned.ids_U[held], grads_MD[is_held_M], step)
-        self._caches[name].unpin(owned.slots_U[owned.slots_U != NOT_CACHED])
-        return owned.ids_U[places[~is_held_M]], grads_MD[~is_held_M]
+        if is_held_M.all():  # most often, and then there is nothing to pick
+            cache.apply(slots_M, ids_M, grads_MD, step)
+        else:
+            cache.apply(slots_M[is_held_M], ids_M[is_held_M], grads_MD[is_held_M], step)
+        cache.unpin(owned.slots_U[owned.slots_U != NOT_CACHED])
+        return ids_M[~is_held_M], grads_MD[~is_held_M]
 
     def _decide_deferred(self, batch: _Announced) -> None:
         """The update before this batch is sent: what is not in the cache now is asked for behind it."""
@@ -290,15 +264,18 @@ class CachedLookups:
             places, owned.deferred = owned.deferred, _NO_IDS
             slots_M = self._caches[name].find(owned.ids_U[places])
             owned.slots_U[places] = slots_M
-            self._hold(name, slots_M)
+            self._hold(name, owned, slots_M)
             late[name] = places[slots_M == NOT_CACHED]
         self._request(batch, late, after_step=batch.step - 1)
 
     def _take_leaving(self) -> dict[str, tuple[Int64Array, Int32Array]]:
         kept = {}
         for name, parts in self._leaving.items():
-            if any(len(ids_V) for ids_V, _ in parts):
-                ids, records = zip(*parts, strict=True)
+            changed = [part for part in parts if len(part[0])]
+            if len(changed) == 1:
+                kept[name] = changed[0]
+            elif changed:
+                ids, records = zip(*changed, strict=True)
                 kept[name] = np.concatenate(ids), np.concatenate(records)
             parts.clear()
         return kept
@@ -309,3 +286,7 @@ class CachedLookups:
         for reply in sent:
             reply.result()
         self.stats.update_wait_s += self._clock() - started
+
+
+def _no_slots(num_ids: int) -> Int64Array:
+    return np.full(num_ids, NOT_CACHED, dtype=np.int64)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 
@@ -28,12 +27,3 @@ class Exchange(Protocol):
             [T] what this one gets from each trainer, in the order of their ranks.
         """
         ...
-
-
-class Alone:
-    """One trainer: what it sends is what it gets."""
-
-    num_trainers = 1
-
-    def all_to_all(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        return [np.asarray(part) for part in parts]

@@ -152,7 +152,12 @@ MODES = {
     **{
         f"cache of {rows}": partial(
             lambda cache_rows, tables, shard_map, transport, source, exchange: CachedLookups(
-                tables, shard_map, transport, source, cache_rows=cache_rows, exchange=exchange
+                tables,
+                shard_map,
+                transport,
+                source,
+                cache_rows=cache_rows,
+                exchange=exchange if exchange.num_trainers > 1 else None,
             ),
             rows,
         )
