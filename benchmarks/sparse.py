@@ -47,10 +47,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
+from rayrec.embeddings.batch_rows import expand_rows, sum_rows
 from rayrec.embeddings.compiled import float32_at, prefetch
 from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.records import Records
+from rayrec.embeddings.row_operations import RowOperations
 from rayrec.embeddings.table import EmbeddingTable
+from rayrec.embeddings.threads import in_parts
 from rayrec.platform.console import log
 from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.hashing import mix64
@@ -168,29 +171,32 @@ class Windows:
 
 
 class OurTable:
-    """The dynamic table, as a trainer and a server use it."""
+    """The dynamic table, as a trainer and a server use it; what is large is written where it was before."""
 
-    def __init__(self, num_rows: int, threads: int) -> None:
-        self._table = filled_table(num_rows)
-        self._threads = threads
+    def __init__(self, num_rows: int, num_threads: int) -> None:
+        self._table = filled_table(num_rows, num_threads=num_threads)
+        self._num_threads = num_threads
         self._step = 1
+        self._batch_ND = np.empty((BATCH, DIM), dtype=np.float32)
+        self._rows_MD, self._summed_MD = np.empty_like(self._batch_ND), np.empty_like(self._batch_ND)
 
     def inputs(self, rows_N: Int64Array) -> Int64Array:
         return ids_of_rows(rows_N)
 
     def step(self, inputs: Int64Array, grads_ND: Float32Array) -> None:
         ids_M, inverse_N = deduplicate(inputs)
-        rows_MD = self._table.lookup(ids_M)
-        rows_MD.take(inverse_N, axis=0)
-        summed_MD = np.zeros_like(rows_MD)
-        torch.from_numpy(summed_MD).index_add_(0, torch.from_numpy(inverse_N), torch.from_numpy(grads_ND))
+        num_distinct, threads = len(ids_M), self._num_threads
+        rows_MD = self._table.lookup(ids_M, empty=lambda shape, dtype: self._rows_MD[:num_distinct])
+        expand_rows(rows_MD, inverse_N, self._batch_ND, threads)
+        summed_MD = sum_rows(grads_ND, inverse_N, num_distinct, self._summed_MD[:num_distinct], threads)
         self._table.apply(ids_M, summed_MD, self._step)
         self._step += 1
 
 
-def filled_table(num_rows: int, dim: int = DIM) -> EmbeddingTable:
+def filled_table(num_rows: int, dim: int = DIM, num_threads: int = 1) -> EmbeddingTable:
     """A table with rows 0 to num_rows - 1 of `ids_of_rows`, each touched once."""
-    table = EmbeddingTable(TableConfig(name="item", dim=dim, optimizer=RowwiseAdagradConfig(lr=LR, eps=EPS)))
+    config = TableConfig(name="item", dim=dim, optimizer=RowwiseAdagradConfig(lr=LR, eps=EPS))
+    table = EmbeddingTable(config, num_threads)
     for first in range(0, num_rows, BATCH):
         ids_M = ids_of_rows(np.arange(first, min(first + BATCH, num_rows)))
         table.apply(ids_M, np.zeros((len(ids_M), dim), dtype=np.float32), step=0)
@@ -260,17 +266,15 @@ class Setting:
 
     @property
     def name(self) -> str:
-        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        return ", ".join(filter(None, (self.peer, self.pooling, threads, self.memory)))
+        return ", ".join(filter(None, (self.peer, self.pooling, _threads_name(self.threads), self.memory)))
 
 
 def settings(peer: str, memories: Sequence[str]) -> list[Setting]:
     poolings = ("no pooling", "bags of one") if peer == "fbgemm" else ("",)
-    threads = (1, 2) if (os.cpu_count() or 1) > 1 else (1,)
     return [
         Setting(peer, num_threads, memory, pooling)
         for memory in memories
-        for num_threads in threads
+        for num_threads in range(1, _threads() + 1)
         for pooling in poolings
     ]
 
@@ -341,7 +345,7 @@ def best_setting(candidates: Sequence[Setting], num_rows: int) -> Setting:
 
 
 def _training_bars(batches: Batches, options: BenchOptions) -> list[Bar]:
-    threads = min(2, os.cpu_count() or 1)
+    threads = _threads()
     ours = Windows(OurTable(batches.num_rows, threads), batches, options.steps)
     ours.rate(2)
     fbgemm, torch_target = TARGETS["fbgemm"], TARGETS["torch"]
@@ -392,13 +396,9 @@ def _ratios(
 
 
 def _gather_bar(num_rows: int, options: BenchOptions) -> Bar:
-    records = Records(DIM + 3)
-    records.reserve(num_rows)
-    bare = BareRows(num_rows)
+    threads = _threads()
+    ours, bare = RecordReader(num_rows, threads), BareReader(num_rows, threads)
     random = np.random.default_rng(2)
-    for first in range(0, num_rows, BATCH):  # pages that nobody wrote would all be the one page of zeros
-        rows_M = np.arange(first, min(first + BATCH, num_rows))
-        records.write(rows_M, 0, np.ones((len(rows_M), DIM), dtype=np.int32))
 
     def window(read: Callable[[Int64Array], None]) -> Callable[[], float]:
         def rate() -> float:
@@ -410,30 +410,44 @@ def _gather_bar(num_rows: int, options: BenchOptions) -> Bar:
 
         return rate
 
-    ratios = _ratios(
-        "sparse-gather",
-        "M rows/s",
-        window(lambda rows_N: _discard(records.read(rows_N, 0, DIM))),
-        window(bare.read),
-        options,
-    )
-    return Bar.of("sparse-gather", ratios, "prefetching loop over bare rows, huge pages", TARGETS["gather"])
+    ratios = _ratios("sparse-gather", "M rows/s", window(ours.read), window(bare.read), options)
+    peer = f"prefetching loop over bare rows in huge pages, {_threads_name(threads)}"
+    return Bar.of("sparse-gather", ratios, peer, TARGETS["gather"])
 
 
-def _discard(_: object) -> None:
-    """For functions whose result nobody wants."""
+class RecordReader:
+    """Reads weights as a table does whose rows are known."""
+
+    def __init__(self, num_rows: int, num_threads: int) -> None:
+        self._operations = RowOperations(TableConfig(name="item", dim=DIM), num_threads)
+        self._records = Records(self._operations.num_words)
+        self._records.reserve(num_rows)
+        # Pages that nobody has written to would all be the one page of zeros.
+        for first in range(0, num_rows, BATCH):
+            rows_M = np.arange(first, min(first + BATCH, num_rows))
+            self._records.write(rows_M, 0, self._operations.new_records(rows_M))
+        self._out_ND = _huge_float32(BATCH)
+
+    def read(self, rows_N: Int64Array) -> None:
+        self._operations.gather(self._records, rows_N, rows_N, self._out_ND)
 
 
-class BareRows:
+class BareReader:
     """What a gather could do at best: rows of 256 bytes in huge pages, asked for early, one output reused."""
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, num_threads: int) -> None:
+        self._num_threads = num_threads
         self._rows_RD = _huge_float32(num_rows)
         self._rows_RD.fill(1.0)
         self._out_ND = _huge_float32(BATCH)
 
     def read(self, rows_N: Int64Array) -> None:
-        _gather_bare(np.uint64(self._rows_RD.ctypes.data), rows_N, self._out_ND)
+        base = np.uint64(self._rows_RD.ctypes.data)
+        in_parts(
+            self._num_threads,
+            len(rows_N),
+            lambda first, last: _gather_bare(base, rows_N[first:last], self._out_ND[first:last]),
+        )
 
 
 def _huge_float32(num_rows: int) -> Float32Array:
@@ -444,7 +458,7 @@ def _huge_float32(num_rows: int) -> Float32Array:
 
 @njit(nogil=True, cache=True)
 def _gather_bare(base: np.uint64, rows_N: Int64Array, out_ND: Float32Array) -> None:
-    ahead, dim = 16, out_ND.shape[1]
+    ahead, dim = 24, out_ND.shape[1]
     for n in range(len(rows_N)):
         if n + ahead < len(rows_N):
             address = base + np.uint64(rows_N[n + ahead] * dim * 4)
@@ -464,10 +478,18 @@ def _large_bar(batches: Batches, options: BenchOptions) -> Bar:
     if (needed := 420 * num_rows) > (free := _available_bytes()):
         log.print(f"{name}: needs {needed / 1e9:.0f} GB of memory, {free / 1e9:.0f} are free: not measured")
         return Bar.of(name, [], peer, TARGETS["large"])
-    threads = min(2, os.cpu_count() or 1)
+    threads = _threads()
     small = Windows(OurTable(batches.num_rows, threads), batches, options.steps)
     large = Windows(OurTable(num_rows, threads), Batches(num_rows, BATCH), options.steps)
     return Bar.of(name, _ratios(name, "M ids/s", large.rate, small.rate, options), peer, TARGETS["large"])
+
+
+def _threads() -> int:
+    return min(2, os.cpu_count() or 1)
+
+
+def _threads_name(threads: int) -> str:
+    return "1 thread" if threads == 1 else f"{threads} threads"
 
 
 def _available_bytes() -> int:
