@@ -1,0 +1,168 @@
+"""Shards whose tables hold a few rows in memory, the others on disk."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.embeddings import record_log, tiered_rows
+from rayrec.embeddings.config import DiskConfig, TableConfig
+from rayrec.embeddings.page_reads import ALIGNMENT
+from rayrec.embeddings.record_log import RecordLog
+from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.shard import EmbeddingShard, UpdateTag
+from rayrec.embeddings.snapshot import load_tables, write_table
+from rayrec.embeddings.tiered_rows import TieredRows
+from tests.embeddings.sparse_runs import AdversarialTransport, make_shards, run
+from tests.embeddings.test_exactness import MODES, check_tables, runs, trained_dictionaries
+
+CONFIG = TableConfig(name="items", dim=3, disk=DiskConfig(memory=64 * 2**20))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def four_rows_in_memory():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiered_rows, "_MIN_ROWS", 1)
+        patch.setattr(tiered_rows, "_COPY_BYTES", 100)
+        patch.setattr(record_log, "_SEGMENT_BYTES", 2 * ALIGNMENT)
+        patch.setattr(TieredRows, "_capacity_beside", lambda self, num_bytes: 4)
+        yield
+
+
+class AnnouncingTransport(AdversarialTransport):
+    """Every request is announced when it is sent, so that it is read ahead while other calls come."""
+
+    def lookup(self, shard, request, after_step):
+        self._shards[shard].announce(request)
+        return super().lookup(shard, request, after_step)
+
+    def fetch(self, shard, request, after_step):
+        self._shards[shard].announce(request)
+        return super().fetch(shard, request, after_step)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=15, deadline=None)
+@given(run_=runs(), num_shards=st.integers(1, 2), seed=st.integers(0, 10_000), ahead=st.booleans())
+def test_every_mode_gives_the_rows_of_a_dictionary(mode, run_, num_shards, seed, ahead):
+    expected, expected_rows = trained_dictionaries(run_)
+    tables = [table.model_copy(update={"disk": CONFIG.disk}) for table in run_.tables]
+    shards = make_shards(tables, num_shards, len(run_.batches_by_source))
+    transport = AnnouncingTransport(shards, seed, repeated=0.3)
+    found = run(MODES[mode], tables, transport, num_shards, run_.batches_by_source, ahead=ahead)
+    transport.finish()
+
+    for source, (seen, _) in enumerate(found):
+        for step, rows in enumerate(seen):
+            for name, expected_MD in expected_rows[source][step].items():
+                assert rows[name].tobytes() == expected_MD.tobytes(), (source, step, name)
+    check_tables(shards, run_, expected)
+
+
+def filled(num_rows: int, config: TableConfig = CONFIG) -> EmbeddingShard:
+    shard = EmbeddingShard([config], 0, 1)
+    ids_M = np.arange(num_rows)
+    shard.apply(UpdateTag(0, 0, 0), {"items": (ids_M, np.ones((num_rows, 3), dtype=np.float32))})
+    return shard
+
+
+def test_announced_rows_are_in_memory_when_they_are_looked_up(monkeypatch):
+    shard, arrived = filled(50), threading.Event()
+    finish = TieredRows.finish_fetch
+    monkeypatch.setattr(
+        TieredRows, "finish_fetch", lambda rows, fetch: (finish(rows, fetch), arrived.set())[0]
+    )
+    shard.announce({"items": np.arange(1)})
+    assert arrived.wait(20)
+    read = []
+    monkeypatch.setattr(RecordLog, "read", lambda log, addresses_M: read.append(addresses_M))
+    shard.lookup({"items": np.arange(1)})
+    assert not read
+
+
+def test_updates_go_on_while_a_lookup_reads_from_disk(monkeypatch):
+    shard, reading, go_on = filled(50), threading.Event(), threading.Event()
+    read = tiered_rows.Fetch.read
+
+    def slow_read(fetch):
+        reading.set()
+        assert go_on.wait(20)
+        read(fetch)
+
+    monkeypatch.setattr(tiered_rows.Fetch, "read", slow_read)
+    replies = []
+    looking_up = threading.Thread(target=lambda: replies.append(shard.lookup({"items": np.arange(1)}, 1)))
+    looking_up.start()
+    assert reading.wait(20)
+    shard.apply(UpdateTag(0, 1, 0), {"items": (np.arange(2), np.ones((2, 3), dtype=np.float32))})
+    go_on.set()
+    looking_up.join(20)
+    in_memory = filled(50, CONFIG.model_copy(update={"disk": None}))
+    in_memory.apply(UpdateTag(0, 1, 0), {"items": (np.arange(2), np.ones((2, 3), dtype=np.float32))})
+    assert np.array_equal(replies[0]["items"], in_memory.lookup({"items": np.arange(1)})["items"])
+
+
+def test_an_announcement_that_fails_is_left_to_the_lookup(monkeypatch, caplog):
+    shard, failed = filled(50), threading.Event()
+
+    def broken(*args):
+        failed.set()
+        raise OSError(5, "the disk is broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordLog, "read", broken)
+        shard.announce({"items": np.arange(10)})
+        assert failed.wait(20)
+        with pytest.raises(OSError, match="the disk is broken"):
+            shard.lookup({"items": np.arange(10)})
+    assert len(shard.lookup({"items": np.arange(50)})["items"]) == 50
+
+
+def test_what_a_shard_with_a_disk_saves_a_shard_without_one_loads(tmp_path):
+    shard = filled(500)
+    names = write_table(tmp_path, CONFIG, 0, shard.export_parts("items"))
+    in_memory = CONFIG.model_copy(update={"disk": None})
+    files = [tmp_path / name for name in names]
+    loaded = EmbeddingShard([in_memory], 0, 1)
+    loaded.restore(load_tables(files, [in_memory], ShardMap(1), 0))
+    again = EmbeddingShard([CONFIG], 0, 1)
+    again.restore(load_tables(files, [CONFIG], ShardMap(1), 0))
+    for other in (loaded, again):
+        assert np.array_equal(other.export("items").ids_M, shard.export("items").ids_M)
+        assert np.array_equal(other.export("items").weights_MD, shard.export("items").weights_MD)
+
+
+def test_a_step_that_commits_while_rows_are_saved_is_an_error():
+    shard = filled(500)
+    parts = shard.export_parts("items")
+    next(parts)
+    shard.lookup({"items": np.arange(100)})  # which only moves rows
+    next(parts)
+    shard.apply(UpdateTag(0, 1, 0), {})
+    with pytest.raises(RuntimeError, match="step 1 was committed while rows of table 'items' as of step 0"):
+        next(parts)
+
+
+def test_stats_say_what_is_on_disk():
+    stats = filled(500).stats()
+    assert stats.num_rows == {"items": 500}
+    assert stats.disk_bytes >= 500 * CONFIG.dim * 4
+
+
+def test_a_full_disk_ends_the_step_for_everybody_who_waits_and_no_row_has_changed(monkeypatch):
+    shard = filled(50)
+    before = shard.export("items")
+
+    def full(log, num_records):
+        raise OSError(28, "no space on disk for 4,096 more bytes of embedding rows", "/somewhere")
+
+    monkeypatch.setattr(RecordLog, "reserve", full)
+    update = {"items": (np.arange(100), np.ones((100, 3), dtype=np.float32))}
+    with pytest.raises(OSError, match="no space on disk"):
+        shard.apply(UpdateTag(0, 1, 0), update)
+    assert np.array_equal(shard.export("items").weights_MD, before.weights_MD)
+    assert shard.committed_step == 0
+    with pytest.raises(OSError, match="no space on disk"):
+        shard.lookup({"items": np.arange(1)}, after_step=1)
