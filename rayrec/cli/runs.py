@@ -157,6 +157,8 @@ def _print_servers(shards: Sequence[ShardPlan], fullest: ShardPlan) -> None:
         **extra,
         "to load a snapshot": fullest.loading_bytes,
     }
+    if on_disk := sum(table.disk_bytes for table in fullest.tables):
+        needs["on disk"] = on_disk
     print_rows("It also needs", [(what, human_size(size)) for what, size in needs.items()])
 
 

@@ -1,6 +1,7 @@
 """How many bytes the tables of a run take, before anything starts.
 
     server     records, rounded up to huge pages │ index of ids │ what waits for admission, what was evicted
+               (of a table with rows on disk: as many rows as its own limit leaves room for)
                one step's rows and gradients
                and for a while, whichever is most (`Phase`):
                  growing    the index's old slots beside the new ones, for the table that doubles
@@ -21,16 +22,16 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.config import DiskConfig, TableConfig
 from rayrec.embeddings.index import index_bytes
 from rayrec.embeddings.layout import record_words
-from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.routing import NUM_BUCKETS, ShardMap
 from rayrec.embeddings.row_operations import RowOperations
 
 Phase = Literal["growing", "evicting", "saving"]
@@ -52,6 +53,12 @@ _ID = 8
 _TOMBSTONE = 12
 _SIGHTING = 6
 _FREE_ROW = 8
+_TIERED_ROW = 17
+"""Bytes per row in memory, where others are on disk: its id, its use, its place among the free ones."""
+_MOVING_BYTES = 20 * 2**20
+"""Buffers of such a table."""
+_PART_BYTES = 2 * 2**20
+"""Rows of such a table that are copied at once, or one virtual bucket."""
 _CACHE_SLOT = 15
 """Bytes per row of a cache's capacity, in use or not: its id, pins and marks."""
 
@@ -74,6 +81,12 @@ class TablePlan:
     """A copy of all rows, as a snapshot is written from it and a table filled by it."""
     extra_bytes: dict[Phase, int]
     """Taken for a while, beside the above."""
+    disk_bytes: int = 0
+    """Most that its file takes, for a table with rows on disk; the above are those in memory then."""
+    memory_limit: int | None = None
+    """Of such a table: `disk.memory`."""
+    least_bytes: int = 0
+    """What such a table cannot do without: what finds rows, and moves them between disk and memory."""
 
     @property
     def records_bytes(self) -> int:
@@ -146,6 +159,8 @@ def plan_table(config: TableConfig, num_ids: int, num_rows: int) -> TablePlan:
         num_ids: ids that may ask for a row.
         num_rows: rows that are there at once; fewer, where some are given up.
     """
+    if config.disk is not None:
+        return _plan_tiered_table(config, num_ids, num_rows, config.disk)
     layout = RowOperations(config).layout
     stamp_words = record_words(layout) - layout.weight_words - layout.state_size
     exported = _EXPORTED_STAMPS + 4 * (layout.dim + layout.state_size)
@@ -165,6 +180,36 @@ def plan_table(config: TableConfig, num_ids: int, num_rows: int) -> TablePlan:
             "evicting": 0 if config.eviction is None else _CHOOSING * num_rows,
             "saving": exported * num_rows + max(_ORDERING * num_rows, encoding),
         },
+    )
+
+
+def _plan_tiered_table(config: TableConfig, num_ids: int, num_rows: int, disk: DiskConfig) -> TablePlan:
+    """A table that keeps below its own limit, by the rules of `tiered_rows`."""
+    in_memory = plan_table(config.model_copy(update={"disk": None}), num_ids, num_rows)
+    limit = int(disk.memory)
+    words = RowOperations(config).num_words
+    finding = in_memory.index_bytes + num_rows // 4 + _MOVING_BYTES
+    beside = finding + in_memory.waiting_bytes
+    room = max(0, limit - beside) // (4 * words + _TIERED_ROW)
+    share = min(1.0, room / num_rows) if num_rows else 0.0
+    rows_at_once = max(_PART_BYTES // (4 * words), -(-num_rows // NUM_BUCKETS))
+    row = in_memory.rows_bytes // max(1, num_rows)
+    return replace(
+        in_memory,
+        weights_bytes=int(share * in_memory.weights_bytes),
+        state_bytes=int(share * in_memory.state_bytes),
+        stamps_bytes=int(share * in_memory.stamps_bytes),
+        index_bytes=finding + _TIERED_ROW * int(share * num_rows),
+        extra_bytes={
+            # Rows in memory make room for these two.
+            "growing": 0,
+            "evicting": 0,
+            # A part's records, their copy, and what the writer makes of it.
+            "saving": min(num_rows, rows_at_once) * row * (2 + _WRITER_COPIES),
+        },
+        disk_bytes=2 * 4 * (words + 2) * num_rows,
+        memory_limit=limit,
+        least_bytes=beside + in_memory.extra_bytes["growing"] + 64 * (4 * words + _TIERED_ROW),
     )
 
 

@@ -124,6 +124,15 @@ class MemoryPlan:
             InputError: a server, or all processes on this machine, need more than there is; names what
                 takes most of it and what to change.
         """
+        for shard in self.shards:
+            for table in shard.tables:
+                if table.memory_limit is not None and table.least_bytes > table.memory_limit:
+                    raise InputError(
+                        f"table {table.table!r} needs {human_size(table.least_bytes)} of memory on parameter "
+                        f"server {shard.shard} to find {table.num_rows:,} rows and to move them between disk "
+                        f"and memory; its disk.memory is {human_size(table.memory_limit)}: raise it, or use "
+                        "more servers (sparse.num_servers)"
+                    )
         largest = self.fullest
         if self.server_limit is not None and largest.peak_bytes > self.server_limit:
             raise InputError(

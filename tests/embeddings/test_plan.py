@@ -10,6 +10,7 @@ from rayrec.embeddings.config import (
     AdagradConfig,
     AdamConfig,
     AdmissionConfig,
+    DiskConfig,
     EvictionConfig,
     PartialRowwiseAdamConfig,
     RowwiseAdagradConfig,
@@ -173,6 +174,28 @@ def test_a_batch_is_held_three_times():
     tables = [TableConfig(name="items", dim=16), TableConfig(name="users", dim=4)]
 
     assert batch_bytes(tables, {"items": 100, "users": 10}) == 3 * 4 * (16 * 100 + 4 * 10) + 16 * 110
+
+
+@pytest.mark.parametrize("num_rows", [1000, 40_000, 150_000])
+def test_a_table_with_rows_on_disk_takes_what_was_planned(tmp_path, num_rows):
+    config = TableConfig(name="items", dim=60, disk=DiskConfig(memory=40 * 2**20, folder=str(tmp_path)))
+    planned = plan_table(config, num_rows, num_rows)
+
+    table = filled(config, num_rows)
+
+    assert table.num_bytes <= planned.num_bytes <= 40 * 2**20
+    assert planned.num_bytes <= max(table.num_bytes + 4 * 2**20, 0.9 * 40 * 2**20)
+    assert table.num_bytes >= planned.least_bytes - 4 * 2**20
+    assert (planned.records_bytes < 4 * 63 * num_rows) == (num_rows == 150_000)
+
+
+def test_a_table_with_rows_on_disk_needs_memory_to_find_them(tmp_path):
+    config = TableConfig(name="items", dim=60, disk=DiskConfig(memory=40 * 2**20, folder=str(tmp_path)))
+
+    planned = plan_table(config, 10_000_000, 10_000_000)
+
+    assert planned.least_bytes > planned.memory_limit
+    assert planned.records_bytes == 0
 
 
 @pytest.mark.parametrize("optimizer", [RowwiseAdagradConfig(), AdamConfig()], ids=lambda o: o.kind)
