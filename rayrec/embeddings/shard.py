@@ -5,9 +5,14 @@
     apply(step t, source 0) ─┐              │
     apply(step t, source 1) ─┴► all there ──┴► summed in source order, committed to every table
 
-`apply` never waits: it keeps a contribution until the last source's arrives, whose call commits the
-step. A refused contribution ends the incarnation: whoever waits for that step gets the error at once.
-A server that runs these calls on threads needs one for `apply` beside every lookup that may be waiting.
+`apply` waits for nobody's call: it keeps a contribution until the last source's arrives, whose call
+commits the step. A refused contribution ends the incarnation: whoever waits for that step gets the error
+at once. A server that runs these calls on threads needs one for `apply` beside every lookup that may be
+waiting.
+
+All of it happens under one lock. While a large step is applied, the lock is lent now and then, between
+two rows, to reads that named no step (not where a table has rows on disk): they get whole rows, some of
+them with the step's changes, some without. Everything else finds the tables as they are between two steps.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -48,6 +54,12 @@ KeptRecords = Mapping[str, tuple[Int64Array, NDArray[np.int32]]]
 
 _MOST_ANNOUNCED = 8
 """Announcements that wait; more would be of steps too far ahead for memory to keep their rows."""
+
+
+_LENT_EVERY = 2**19
+"""Gradient numbers that are applied before reads are let in: half a millisecond's work."""
+_MISSED_S = 0.1
+"""How often is looked whether reads are still there: one that was interrupted says nothing."""
 
 
 class UpdateTag(NamedTuple):
@@ -83,7 +95,7 @@ class ShardStats:
 
 
 class EmbeddingShard:
-    """Thread-safe; every row read and every commit happens under one lock.
+    """Thread-safe; every row is read and changed under one lock.
 
     Args:
         max_staleness: steps that a source may train without the updates before them. A source may send a
@@ -111,6 +123,10 @@ class EmbeddingShard:
         self._memory_limit = memory_limit
         self._clock = clock
         self._changed = threading.Condition()
+        self._lent = False
+        """Whether a step is half applied, and the lock is free for reads that named no step."""
+        self._readers: set[object] = set()
+        """Reads that named no step and are not done."""
         self._tables = {config.name: EmbeddingTable(config) for config in tables}
         self._incarnation = incarnation
         self._committed_step = -1
@@ -143,7 +159,8 @@ class EmbeddingShard:
 
         Args:
             request: ids by table.
-            after_step: step to wait for; None or -1 reads what is there.
+            after_step: step to wait for; -1 waits for none. None takes rows one by one as they are, also
+                while a step is being applied.
             empty: makes the arrays of the reply, so that a transport can have rows read right into its
                 memory; called as `np.empty`.
 
@@ -155,9 +172,7 @@ class EmbeddingShard:
             OSError: rows cannot be read from disk, or have to make room there for them and it is full.
         """
         self._bring_up(request)
-        with self._changed:
-            if after_step is not None:
-                self._wait_for(after_step)
+        with self._reading(after_step):
             started = self._clock()
             reply = {name: self._table(name).lookup(ids_M, empty) for name, ids_M in request.items()}
             self._lookup_s += self._clock() - started
@@ -166,9 +181,7 @@ class EmbeddingShard:
     def fetch(self, request: LookupRequest, after_step: int | None = None) -> FetchReply:
         """Whole records of the requested ids, for a trainer's cache; otherwise as `lookup`."""
         self._bring_up(request)
-        with self._changed:
-            if after_step is not None:
-                self._wait_for(after_step)
+        with self._reading(after_step):
             started = self._clock()
             reply = {name: self._table(name).read_records(ids_M) for name, ids_M in request.items()}
             self._lookup_s += self._clock() - started
@@ -196,9 +209,7 @@ class EmbeddingShard:
 
         Waits and raises as `lookup`.
         """
-        with self._changed:
-            if after_step is not None:
-                self._wait_for(after_step)
+        with self._reading(after_step):
             found = {name: table.evicted_since(since_step).ids_V for name, table in self._tables.items()}
             return {name: ids_V for name, ids_V in found.items() if len(ids_V)}
 
@@ -211,7 +222,7 @@ class EmbeddingShard:
         Raises:
             ValueError: another incarnation's call. Otherwise as `lookup`.
         """
-        with self._changed:
+        with self._between_steps():
             if incarnation != self._incarnation:
                 raise ValueError(
                     f"shard {self._shard} is in incarnation {self._incarnation} and refuses rows that a "
@@ -245,7 +256,7 @@ class EmbeddingShard:
             OSError: the disk below the tables is full; no row has changed. Or it fails, which may be in the
                 middle of a step: restore before going on.
         """
-        with self._changed:
+        with self._between_steps():
             if self._is_duplicate(tag):
                 return self._committed_step
             if self._failure is not None:
@@ -270,7 +281,7 @@ class EmbeddingShard:
         Raises:
             ValueError: an incarnation older than the current one.
         """
-        with self._changed:
+        with self._between_steps():
             if incarnation < self._incarnation:
                 raise ValueError(
                     f"shard {self._shard} is in incarnation {self._incarnation} and cannot return to "
@@ -284,7 +295,7 @@ class EmbeddingShard:
 
     def export(self, table: str) -> TableRows:
         """A copy of one table's rows, ordered by virtual bucket, then by id as uint64."""
-        with self._changed:
+        with self._between_steps():
             return self._table(table).export()
 
     def export_parts(self, table: str) -> Iterator[TableRows]:
@@ -293,11 +304,11 @@ class EmbeddingShard:
         Raises:
             RuntimeError: a step was committed between two parts.
         """
-        with self._changed:
+        with self._between_steps():
             committed_step, incarnation = self._committed_step, self._incarnation
             parts = self._table(table).export_parts()
         while True:
-            with self._changed:
+            with self._between_steps():
                 if (self._committed_step, self._incarnation) != (committed_step, incarnation):
                     raise RuntimeError(
                         f"shard {self._shard}: step {self._committed_step} was committed while rows of "
@@ -321,11 +332,11 @@ class EmbeddingShard:
         restored = {config.name: EmbeddingTable(config) for config in self._configs}
         for name, table in restored.items():
             table.load(rows[name])
-        with self._changed:
+        with self._between_steps():
             self._tables = restored
 
     def stats(self) -> ShardStats:
-        with self._changed:
+        with self._between_steps():
             return ShardStats(
                 num_rows={name: table.num_rows for name, table in self._tables.items()},
                 num_bytes=sum(table.num_bytes for table in self._tables.values()),
@@ -370,6 +381,46 @@ class EmbeddingShard:
             with self._changed:
                 self._num_announced -= 1
 
+    @contextmanager
+    def _between_steps(self) -> Iterator[None]:
+        """Hold the lock while no step is half applied."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lent)
+            yield
+
+    @contextmanager
+    def _reading(self, after_step: int | None) -> Iterator[None]:
+        if after_step is not None:
+            with self._between_steps():
+                self._wait_for(after_step)
+                yield
+            return
+        reader = object()
+        self._readers.add(reader)
+        try:
+            with self._changed:
+                try:
+                    yield
+                finally:
+                    self._readers.discard(reader)
+                    if self._lent:
+                        self._changed.notify_all()
+        finally:
+            self._readers.discard(reader)  # also where it was interrupted before it had the lock
+
+    def _let_reads_in(self) -> None:
+        """Lend the lock to the reads that wait for it now, and to no others: the step must go on."""
+        waiting = self._readers.copy()
+        # A read of a table on disk might move rows, and take the room there that was reserved for the step.
+        if not waiting or self._has_disk:
+            return
+        started = self._clock()
+        self._lent = True
+        while not self._changed.wait_for(lambda: waiting.isdisjoint(self._readers), _MISSED_S):
+            pass
+        self._lent = False
+        self._update_s -= self._clock() - started  # it is the reads' time
+
     def _wait_for(self, step: int) -> None:
         incarnation = self._incarnation
         in_time = self._changed.wait_for(
@@ -378,6 +429,7 @@ class EmbeddingShard:
             ),
             self._wait_timeout_s,
         )
+        self._changed.wait_for(lambda: not self._lent)
         if self._incarnation != incarnation:
             raise RuntimeError(
                 f"shard {self._shard}: incarnation {self._incarnation} began while a lookup of "
@@ -455,7 +507,11 @@ class EmbeddingShard:
             for name, (ids_K, records_KW) in records.items():
                 self._tables[name].write_records(ids_K, records_KW)
         for name, (ids_M, grads_MD) in merged.items():
-            self._tables[name].apply_checked(ids_M, grads_MD, step)
+            num_ids = max(1, _LENT_EVERY // grads_MD.shape[1])
+            for first in range(0, len(ids_M), num_ids):
+                part = slice(first, first + num_ids)
+                self._tables[name].apply_checked(ids_M[part], grads_MD[part], step)
+                self._let_reads_in()
         for table in self._tables.values():
             table.evict(step)
 
