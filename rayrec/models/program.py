@@ -39,6 +39,21 @@ class RankedItems(NamedTuple):
     scores_BK: np.ndarray
 
 
+class DivergedError(FloatingPointError):
+    """The loss or a gradient of a step is not finite."""
+
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message, step)
+        self.step = step
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def with_note(self, note: str) -> DivergedError:
+        """The same error with more to say."""
+        return DivergedError(f"{self}. {note}", self.step)
+
+
 class DenseProgram(Protocol):
     """A dense network with its optimizer, whatever framework it is written in."""
 
@@ -49,15 +64,15 @@ class DenseProgram(Protocol):
         """Loss and gradients; dense gradients are kept for `update`.
 
         Raises:
-            FloatingPointError: the loss or a gradient is not finite; names the step, and the
-                parameter or table. Nothing has changed then.
+            DivergedError: the loss or a gradient is not finite; names the step, and the parameter, or
+                the table and an id. Nothing has changed then.
         """
 
     def update(self) -> None:
         """Sum the kept gradients over the trainers and take one optimizer step.
 
         Raises:
-            FloatingPointError: the sum is not finite; names step and parameter. No weight has changed.
+            DivergedError: the sum is not finite; names step and parameter. No weight has changed.
         """
 
     def rank(self, features: Features, rows: Rows, k: int, excluded_BE: np.ndarray | None) -> RankedItems:
@@ -136,7 +151,7 @@ class TorchProgram:
             parameter.grad = _or_zeros(parameter)
         row_grads = {name: _or_zeros(rows_MD) for name, rows_MD in batch.rows.items()}
         self._batch_step = features.step
-        self._check_finite(loss_sum.detach(), row_grads)
+        self._check_finite(loss_sum.detach(), row_grads, features)
         return DenseGradients(
             loss_sum.item(), {name: grads_MD.cpu().numpy() for name, grads_MD in row_grads.items()}
         )
@@ -154,7 +169,7 @@ class TorchProgram:
         self._optimizer.step()
         self._step += 1
 
-    def _check_finite(self, loss_sum: Tensor, row_grads: Mapping[str, Tensor]) -> None:
+    def _check_finite(self, loss_sum: Tensor, row_grads: Mapping[str, Tensor], features: Features) -> None:
         """One number for the loss and all gradients: the device is waited for once.
 
         Gradients are judged by their norm. Where it is a finite float32, no number exceeds 2e19, so
@@ -168,7 +183,11 @@ class TorchProgram:
         for name, grads_MD in row_grads.items():
             norm = torch.linalg.vector_norm(grads_MD)
             if not math.isfinite(norm.item()):
-                raise self._diverged(f"the gradient of table {name!r} has a norm of {norm.item()}")
+                worst = int(torch.linalg.vector_norm(grads_MD, dim=1).nan_to_num(torch.inf).argmax())
+                raise self._diverged(
+                    f"the gradient of table {name!r} has a norm of {norm.item()}, the largest part of it "
+                    f"from id {features.lookups[name].ids_M[worst]}"
+                )
         raise self._diverged(self._what_is_not_finite())
 
     def _what_is_not_finite(self) -> str:
@@ -182,10 +201,11 @@ class TorchProgram:
         largest = max(norms, key=norms.__getitem__)
         return f"the norm of all gradients overflows; the largest is {norms[largest]:.3g}, of {largest!r}"
 
-    def _diverged(self, what: str) -> FloatingPointError:
-        return FloatingPointError(
+    def _diverged(self, what: str) -> DivergedError:
+        return DivergedError(
             f"step {self._batch_step}: {what}; the training diverged: lower the learning rates "
-            "(training.optimizer, sparse.optimizer) or set training.optimizer.max_grad_norm"
+            "(training.optimizer, sparse.optimizer) or set training.optimizer.max_grad_norm",
+            self._batch_step,
         )
 
     def _dense_gradients(self) -> list[Tensor]:

@@ -17,6 +17,8 @@ from rayrec.models.keyed_random import token_keys
 
 class _Lookup(Protocol):
     @property
+    def ids_M(self) -> np.ndarray: ...
+    @property
     def inverse(self) -> np.ndarray: ...
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import ray
 
+from rayrec.models.program import DivergedError
 from rayrec.pipelines.assembly import Assembly, assemble, check_continues, check_snapshot, check_split
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.memory_plan import plan_memory
@@ -28,6 +29,7 @@ from rayrec.platform.cluster import check_accelerators, ray_cluster, starts_clus
 from rayrec.platform.devices import get_device, ray_claim
 from rayrec.platform.metrics import RayRunMetrics
 from rayrec.platform.ray_errors import root_cause
+from rayrec.samples.reader import SampleReader
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,8 @@ OnStep = Callable[[int, int, float], None]
 """Called with (steps done, steps of the whole run, loss) after every step."""
 
 METRICS_EVERY_STEPS = 20
+SHOWN_INTERVALS = 8
+"""Places of a batch's rows that an error message names."""
 
 
 @dataclass(frozen=True)
@@ -163,12 +167,23 @@ def _train_in(
         raise
     except Exception as error:
         cause = root_cause(error)
+        if isinstance(cause, DivergedError):
+            cause = cause.with_note(f"Rows of the batch: {rows_of_step(assembly, cause.step)}")
+            folder.update(refused_steps=folder.state.get("refused_steps", 0) + 1)
         folder.update(state="failed", error=f"{type(cause).__name__}: {cause}")
         if cause is error:
             raise
         raise cause from error
     folder.update(state="finished", error=None, result=asdict(result))
     return result
+
+
+def rows_of_step(assembly: Assembly, step: int) -> str:
+    """Which rows of which files a step trains on; the reader gives the same ones every time."""
+    cursor = SampleReader(assembly.plan).read(step).cursor
+    shown = [f"{part.file} {part.start} to {part.stop - 1}" for part in cursor[:SHOWN_INTERVALS]]
+    more = len(cursor) - len(shown)
+    return "; ".join(shown) + (f"; and {more} more places" if more else "")
 
 
 class TrainingRun:

@@ -186,7 +186,9 @@ def test_a_dense_gradient_that_is_not_finite_is_refused_before_anything_is_sent(
 def test_a_row_gradient_that_is_not_finite_is_refused_before_it_is_sent():
     (features,) = shares(ROWS, NUM_ITEMS, tables=("user",), step=3)
 
-    with pytest.raises(FloatingPointError, match="step 3: the gradient of table 'user' has a norm of"):
+    with pytest.raises(
+        FloatingPointError, match=r"step 3: the gradient of table 'user' has .* from id -?\d+"
+    ):
         steep(program(), "user", np.inf).backward(features, table_rows(features))
 
 

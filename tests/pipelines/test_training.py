@@ -328,11 +328,15 @@ def test_one_of_two_trainers_that_diverges_ends_the_run(interrupted, data, tmp_p
     shutil.copytree(interrupted, run)
     poison(last_snapshot(run))
 
-    with pytest.raises(FloatingPointError, match=r"^step \d+: the loss is nan"):
+    with pytest.raises(
+        FloatingPointError, match=r"^step \d+: the loss is nan.* Rows of the batch: .*parquet \d+ to"
+    ):
         train(settings(data, pipeline__num_trainers=2), run, resume=True)
 
     assert_no_actor_survives()
-    assert RunFolder.open(run).state["error"].startswith("FloatingPointError: step")
+    state = RunFolder.open(run).state
+    assert state["error"].startswith("DivergedError: step")
+    assert state["refused_steps"] == 1
 
 
 def poison(snapshot: Snapshot) -> None:
