@@ -1,12 +1,13 @@
 """What the project claims of itself in figures, and how each of them is measured."""
 
-from benchmarks import disk_stores, index, pipeline, quality, sparse, spine, transport
+from benchmarks import disk_stores, index, pipeline, quality, scaling, sparse, spine, transport
 from benchmarks.harness import Bench
 
 BENCHES: dict[str, Bench] = {
     "disk-stores": disk_stores.bench,
     "index": index.bench,
     "pipeline": pipeline.bench,
+    "scaling": scaling.bench,
     "spine": spine.bench,
     "sparse": sparse.bench,
     "transport": transport.bench,

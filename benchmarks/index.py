@@ -39,10 +39,7 @@ from rayrec.platform.hashing import mix64
 IDS = 10_000_000
 BATCH = 100_000
 LOOKUP_TARGET, INSERT_TARGET = 2.5, 5.0
-INSTALL_TORCHREC = (
-    "pip install fbgemm-gpu-cpu==1.8.0 tensordict==0.15.3 torchmetrics==1.0.3 pyre-extensions==0.0.32 tqdm, "
-    "then pip install --no-deps torchrec==1.8.0"
-)
+INSTALL_TORCHREC = "pip install '.[torchrec]', then pip install --no-deps torchrec==1.8.0"
 
 Int64Array = NDArray[np.int64]
 

@@ -20,7 +20,7 @@ table, at the same places for everybody. Bars, all of them ratios of ids per sec
 Each peer runs in a process of its own, since the settings of its memory are read when a process starts;
 it is idle while the other side is measured. Ours has the memory that any process gets.
 
-fbgemm is an optional peer: `pip install fbgemm-gpu-cpu==1.8.0`, or the extra `bench` of this package.
+fbgemm is an optional peer, fbgemm-gpu-cpu==1.8.0; the extra `bench` of this package brings it.
 `RAYREC_BENCH_ROWS` makes the table smaller, for a look at the benchmark itself.
 """
 
@@ -66,7 +66,7 @@ ROWS = 10_000_000
 LARGE = 4
 """How many times the rows the large table has."""
 TARGETS = {"fbgemm": 1.2, "torch": 3.5, "gather": 0.60, "large": 0.70}
-INSTALL_FBGEMM = "pip install fbgemm-gpu-cpu==1.8.0 (or this package with its extra 'bench')"
+INSTALL_FBGEMM = "pip install '.[bench]', or fbgemm-gpu-cpu==1.8.0"
 
 LR, EPS = 0.05, 1e-8
 

@@ -1,0 +1,105 @@
+"""What the benchmarks of the tables measure on: ids that do not repeat, the same for both sides."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import index, scaling, sparse
+from benchmarks.harness import BenchOptions
+
+
+def test_batches_are_skewed_and_scattered_and_come_once():
+    batches = sparse.Batches(num_rows=100_000, size=20_000)
+    first, second = batches.rows_N(0), batches.rows_N(1)
+
+    assert (first == batches.rows_N(0)).all()
+    assert (first != second).mean() > 0.9
+    assert 0 <= first.min() < first.max() < 100_000
+    rows_M, counts_M = np.unique(first, return_counts=True)
+    popular = rows_M[np.argsort(counts_M)[-100:]]
+    assert counts_M.max() > 50 * np.median(counts_M)
+    assert np.histogram(popular, bins=10, range=(0, 100_000))[0].min() > 0
+
+
+@pytest.mark.parametrize("num_rows", [10, 1_000, 99_990])
+def test_every_row_has_a_popularity(num_rows: int):
+    stride = sparse._coprime_stride(num_rows)
+
+    assert len(np.unique(np.arange(num_rows) * stride % num_rows)) == num_rows
+
+
+def test_a_filled_table_has_every_row_and_trains():
+    table = sparse.filled_table(1_000, dim=4)
+    ids_M = sparse.ids_of_rows(np.arange(1_000))
+    before_MD = table.lookup(ids_M)
+
+    table.apply(ids_M, np.ones((1_000, 4), dtype=np.float32), step=1)
+
+    assert table.num_rows == 1_000
+    assert (table.lookup(ids_M) < before_MD).all()
+
+
+def test_our_side_trains_as_a_table_that_is_given_the_summed_gradients(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sparse, "BATCH", 200)
+    ours, plain = sparse.OurTable(100, num_threads=2), sparse.filled_table(100)
+    rows_N = np.random.default_rng(0).integers(100, size=200)
+    grads_ND = np.random.default_rng(1).standard_normal((200, sparse.DIM), dtype=np.float32)
+
+    ours.step(ours.inputs(rows_N), grads_ND)
+
+    summed_RD = np.zeros((100, sparse.DIM), dtype=np.float32)
+    np.add.at(summed_RD, rows_N, grads_ND)
+    touched = np.unique(rows_N)
+    plain.apply(sparse.ids_of_rows(touched), summed_RD[touched], step=1)
+    every = sparse.ids_of_rows(np.arange(100))
+    assert (ours._table.lookup(every) == plain.lookup(every)).all()
+
+
+def test_the_environment_of_a_peer_is_put_back(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAYREC_TEST_KEPT", "before")
+    with sparse._environment({"RAYREC_TEST_KEPT": "inside", "RAYREC_TEST_NEW": "inside"}):
+        assert sparse.os.environ["RAYREC_TEST_NEW"] == "inside"
+
+    assert sparse.os.environ["RAYREC_TEST_KEPT"] == "before"
+    assert "RAYREC_TEST_NEW" not in sparse.os.environ
+
+
+def test_a_large_table_without_memory_for_it_is_not_measured(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sparse, "_available_bytes", lambda: 1_000)
+
+    bar = sparse._large_bar(sparse.Batches(1_000, 100), BenchOptions())
+
+    assert (bar.value, bar.ok) == (None, None)
+
+
+def test_ids_of_the_index_are_distinct_and_not_negative():
+    ids_R = index.distinct_ids(50_000)
+
+    assert len(np.unique(ids_R)) == 50_000
+    assert ids_R.min() >= 0
+
+
+def test_scaling_moves_one_axis_at_a_time_and_keeps_to_the_ids_that_it_may_have():
+    sizes = scaling.points("ids", most_ids=100_000)
+
+    assert [point.ids for point in sizes] == [10_000, 100_000]
+    assert {(point.dim, point.shards) for point in sizes} == {(64, 1)}
+    assert all(point.ids == 100_000 for point in scaling.points("shards", most_ids=100_000))
+
+
+def test_scaling_writes_what_it_measured(tmp_path: Path):
+    sizes = [scaling.Point(ids=1_000, dim=8, shards=shards) for shards in (1, 2)]
+    figures = scaling.measure_axis("shards", sizes, BenchOptions(pairs=1, steps=1))
+    scaling.write_csv(tmp_path / "scaling.csv", figures)
+
+    with open(tmp_path / "scaling.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["axis"], row["value"], row["operation"]) for row in rows] == [
+        ("shards", "1", "lookup"),
+        ("shards", "1", "update"),
+        ("shards", "2", "lookup"),
+        ("shards", "2", "update"),
+    ]
+    assert all(0 < float(row["low"]) <= float(row["rows_per_s"]) <= float(row["high"]) for row in rows)
