@@ -45,6 +45,17 @@ def train_one_step(members: list[ParameterServer], incarnation: int = 0, step: i
         assert server.apply(UpdateTag(incarnation, step, source=0), update) == step
 
 
+def test_a_server_keeps_to_its_memory():
+    spec = ServerSpec(TABLES, 1, 0, num_trainers=1, wait_timeout_s=5.0, memory_limit=70_000)
+    server = ParameterServer(ActorRole("run", "parameter_server", 0), spec)
+    train_one_step([server])
+    ids_M = np.arange(2000)
+
+    with pytest.raises(MemoryError, match=r"table 'item' has 60 rows.*no row has changed"):
+        server.apply(UpdateTag(0, 1, 0), {"item": (ids_M, np.ones((2000, 4), dtype=np.float32))})
+    assert server.stats().shard.num_rows == {"item": 60, "user": 60}
+
+
 @pytest.mark.parametrize("num_after", [1, 2, 3])
 def test_any_number_of_servers_loads_what_two_saved_and_goes_on_alike(tmp_path, num_after):
     before, after = servers(2), servers(num_after)
