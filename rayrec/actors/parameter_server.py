@@ -105,7 +105,7 @@ class ParameterServer:
     def apply(self, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None) -> int:
         committed_step = self._shard.apply(tag, update, kept)
         if committed_step == tag.step:  # of several trainers' calls, the one that completed the step
-            self._metrics.after_batch(self._times())
+            self._metrics.after_batch(self._times(), lambda: table_figures(self._shard.stats()))
         return committed_step
 
     def start_clock(self) -> None:
@@ -118,8 +118,9 @@ class ParameterServer:
 
     def stats(self) -> ServerStats:
         times = self._times()
-        self._metrics.publish(times)
-        return ServerStats(times, self._shard.stats())
+        shard = self._shard.stats()
+        self._metrics.publish(times, table_figures(shard))
+        return ServerStats(times, shard)
 
     def _times(self) -> StageTimes:
         return self._clock.times(num_batches=self._shard.committed_step + 1)
@@ -144,6 +145,20 @@ class ParameterServer:
             self._shard.restore(load_tables(paths, self._spec.tables, shard_map, self._spec.shard))
         self._shard.begin(committed_step, self._shard.incarnation + 1)
         return self._shard.incarnation
+
+
+def table_figures(stats: ShardStats) -> dict[str, float]:
+    """What a server's tables hold, and what has become of ids, over all of them."""
+    counts = stats.counts.values()
+    return {
+        "table_rows": sum(stats.num_rows.values()),
+        "table_bytes": stats.num_bytes,
+        "table_disk_bytes": stats.disk_bytes,
+        "table_rows_created": sum(table.num_created for table in counts),
+        "table_rows_evicted": sum(table.num_evicted for table in counts),
+        "table_gradients_not_admitted": sum(table.num_not_admitted for table in counts),
+        "table_ids_waiting": sum(table.num_waiting for table in counts),
+    }
 
 
 def spawn_parameter_servers(

@@ -131,7 +131,7 @@ class Trainer:
             self._lookups.update(features.step, features.lookups, gradients.row_grads)
             with self._dense_clock.busy():
                 self._program.update()
-        self._metrics.after_batch(self._times())
+        self._metrics.after_batch(self._times(), self._lookup_figures)
         return StepReport(features.step, gradients.loss_sum, features.num_targets, features.counts)
 
     def drain(self) -> None:
@@ -178,8 +178,18 @@ class Trainer:
 
     def stats(self) -> TrainerStats:
         times = self._times()
-        self._metrics.publish(times)
+        self._metrics.publish(times, self._lookup_figures())
         return TrainerStats(times, self._dense_clock.times().busy_s, self._lookups.stats)
+
+    def _lookup_figures(self) -> dict[str, float]:
+        stats = self._lookups.stats
+        num_asked = stats.num_cache_hits + stats.num_cache_misses
+        return {
+            "lookup_early_rows": stats.num_early,
+            "lookup_late_rows": stats.num_late,
+            "lookup_max_staleness": stats.max_staleness,
+            "cache_hit_rate": stats.num_cache_hits / max(num_asked, 1),
+        }
 
     def _times(self) -> StageTimes:
         """The lookups wait inside of what the clock takes for work."""

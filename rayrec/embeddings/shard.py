@@ -115,6 +115,10 @@ class EmbeddingShard:
         memory_limit: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        names = [config.name for config in tables]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"two tables are named {twice!r}; a table is known by its name")
         self._configs = tuple(tables)
         self._shard = shard
         self._num_sources = num_sources

@@ -48,6 +48,15 @@ class StageStats:
             "servers_lookup_s": _mean([stats.shard.lookup_s for stats in self.servers]),
             "servers_update_s": _mean([stats.shard.update_s for stats in self.servers]),
             "sparse_rows": float(sum(sum(stats.shard.num_rows.values()) for stats in self.servers)),
+            "sparse_rows_evicted": float(
+                sum(sum(table.num_evicted for table in stats.shard.counts.values()) for stats in self.servers)
+            ),
+            "sparse_gradients_not_admitted": float(
+                sum(
+                    sum(table.num_not_admitted for table in stats.shard.counts.values())
+                    for stats in self.servers
+                )
+            ),
             "sparse_bytes": float(sum(stats.shard.num_bytes for stats in self.servers)),
         }
 

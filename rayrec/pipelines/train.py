@@ -27,7 +27,7 @@ from rayrec.pipelines.training_pipeline import TrainingPipeline
 from rayrec.pipelines.validation import validate
 from rayrec.platform.cluster import check_accelerators, ray_cluster, starts_cluster
 from rayrec.platform.devices import get_device, ray_claim
-from rayrec.platform.metrics import RayRunMetrics
+from rayrec.platform.metrics import RayFigures
 from rayrec.platform.ray_errors import root_cause
 from rayrec.samples.reader import SampleReader
 
@@ -197,7 +197,7 @@ class TrainingRun:
         self._stages = stages
         self._on_step = on_step
         self._pipeline = TrainingPipeline(stages, self._config.pipeline.queue_depth)
-        self._metrics = RayRunMetrics(folder.name)
+        self._metrics = RayFigures({"run": folder.name})
         self._metric = f"{self._config.evaluation.metric}@10"
         self._total_steps = assembly.total_steps
         self._progress = Progress()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -101,45 +101,45 @@ class MeterClock:
         return self._running_s + self._clock() - started, self._busy_s + self._meter_s() - meter_s
 
 
-class RayStageMetrics:
-    """Publishes a stage's times where the Ray dashboard and Prometheus find them."""
+class RayFigures:
+    """Publishes figures where the Ray dashboard and Prometheus find them, under `rayrec_` and their names."""
 
-    def __init__(self, run: str, stage: str, member: int) -> None:
+    def __init__(self, tags: dict[str, str]) -> None:
         from ray.util import metrics
 
-        self._tags = {"run": run, "stage": stage, "member": str(member)}
-        keys = tuple(self._tags)
-        self._busy = metrics.Gauge("rayrec_stage_busy_s", "Seconds spent on batches.", keys)
-        self._waiting = metrics.Gauge("rayrec_stage_waiting_s", "Seconds idle between batches.", keys)
-        self._blocked = metrics.Gauge(
-            "rayrec_stage_blocked_s", "Seconds within batches spent waiting for rows and updates.", keys
-        )
-        self._batches = metrics.Gauge("rayrec_stage_batches", "Batches handled.", keys)
-
-    def publish(self, times: StageTimes) -> None:
-        self._busy.set(times.busy_s, self._tags)
-        self._waiting.set(times.waiting_s, self._tags)
-        self._blocked.set(times.blocked_s, self._tags)
-        self._batches.set(times.num_batches, self._tags)
-
-    def after_batch(self, times: StageTimes) -> None:
-        """Publish after every few batches: Prometheus asks every few seconds only."""
-        if times.num_batches % PUBLISH_EVERY_BATCHES == 0:
-            self.publish(times)
-
-
-class RayRunMetrics:
-    """Publishes a run's figures, among them how far it has come."""
-
-    def __init__(self, run: str) -> None:
-        from ray.util import metrics
-
-        self._tags = {"run": run}
+        self._tags = tags
         self._gauges: dict[str, metrics.Gauge] = {}
-        self._new_gauge = lambda name: metrics.Gauge(f"rayrec_{name}", name.replace("_", " "), ("run",))
+        self._new_gauge = lambda name: metrics.Gauge(
+            f"rayrec_{name}", name.replace("_", " "), tuple(self._tags)
+        )
 
-    def publish(self, figures: dict[str, float]) -> None:
+    def publish(self, figures: Mapping[str, float]) -> None:
         for name, value in figures.items():
             if name not in self._gauges:
                 self._gauges[name] = self._new_gauge(name)
             self._gauges[name].set(value, self._tags)
+
+
+class RayStageMetrics:
+    """Publishes a member's times, and what else is to be known of it."""
+
+    def __init__(self, run: str, stage: str, member: int) -> None:
+        self._figures = RayFigures({"run": run, "stage": stage, "member": str(member)})
+
+    def publish(self, times: StageTimes, further: Mapping[str, float] | None = None) -> None:
+        self._figures.publish(
+            {
+                "stage_busy_s": times.busy_s,
+                "stage_waiting_s": times.waiting_s,
+                "stage_blocked_s": times.blocked_s,
+                "stage_batches": times.num_batches,
+                **(further or {}),
+            }
+        )
+
+    def after_batch(
+        self, times: StageTimes, further: Callable[[], Mapping[str, float]] | None = None
+    ) -> None:
+        """Publish after every few batches: Prometheus asks every few seconds only."""
+        if times.num_batches % PUBLISH_EVERY_BATCHES == 0:
+            self.publish(times, further() if further else None)

@@ -49,7 +49,9 @@ def test_time_spent_on_batches_is_counted():
 def test_times_are_published_while_batches_go_by(tmp_path, monkeypatch):
     """Not only when somebody asks: between two validations the dashboard would stand still."""
     published = []
-    monkeypatch.setattr(RayStageMetrics, "publish", lambda self, times: published.append(times.num_batches))
+    monkeypatch.setattr(
+        RayStageMetrics, "publish", lambda self, times, further: published.append(times.num_batches)
+    )
     plan = ReadPlan.of(small_dataset(tmp_path), batch_size=7, seed=3)
     reader, member = SampleReaderActor(ActorRole("run", "sample_reader", 0), plan), worker(1)
 

@@ -243,3 +243,8 @@ def test_rows_that_a_cache_brings_back_twice_count_once():
     assert shard.lookup({"items": ids_M})["items"].tolist() == [[4, 5]]
     with pytest.raises(ValueError, match=r"incarnation 0 and refuses rows .* incarnation 3"):
         shard.write_back(3, 1, {"items": (ids_M, changed_MW)})
+
+
+def test_two_tables_with_one_name_are_refused():
+    with pytest.raises(ValueError, match="two tables are named 'items'"):
+        EmbeddingShard([TableConfig(name="items", dim=2), TableConfig(name="items", dim=3)], 0, 1)
