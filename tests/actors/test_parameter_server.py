@@ -99,7 +99,9 @@ def test_only_work_while_the_clock_runs_is_a_servers_time():
 
 def test_a_server_publishes_its_times_while_steps_are_committed(monkeypatch):
     published = []
-    monkeypatch.setattr(RayStageMetrics, "publish", lambda self, times: published.append(times.num_batches))
+    monkeypatch.setattr(
+        RayStageMetrics, "publish", lambda self, times, further: published.append(times.num_batches)
+    )
     (server,) = servers(1)
 
     for step in range(2 * PUBLISH_EVERY_BATCHES + 1):
