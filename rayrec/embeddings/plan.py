@@ -53,8 +53,8 @@ _ID = 8
 _TOMBSTONE = 12
 _SIGHTING = 6
 _FREE_ROW = 8
-_TIERED_ROW = 17
-"""Bytes per row in memory, where others are on disk: its id, its use, its place among the free ones."""
+_ROW_IN_USE = 9
+"""Bytes per row in memory, where others are on disk: its id, and when it was used."""
 _MOVING_BYTES = 20 * 2**20
 """Buffers of such a table."""
 _PART_BYTES = 2 * 2**20
@@ -188,18 +188,26 @@ def _plan_tiered_table(config: TableConfig, num_ids: int, num_rows: int, disk: D
     in_memory = plan_table(config.model_copy(update={"disk": None}), num_ids, num_rows)
     limit = int(disk.memory)
     words = RowOperations(config).num_words
-    finding = in_memory.index_bytes + num_rows // 4 + _MOVING_BYTES
+    # What is known of rows in memory has places for as many as an empty table could hold there.
+    most_rows = max(0, limit - _MOVING_BYTES) // (4 * words + _ROW_IN_USE + _FREE_ROW)
+    finding = in_memory.index_bytes + num_rows // 4 + _MOVING_BYTES + _ROW_IN_USE * most_rows
     beside = finding + in_memory.waiting_bytes
-    room = max(0, limit - beside) // (4 * words + _TIERED_ROW)
+    room = max(0, limit - beside) // (4 * words + _FREE_ROW)
     share = min(1.0, room / num_rows) if num_rows else 0.0
     rows_at_once = max(_PART_BYTES // (4 * words), -(-num_rows // NUM_BUCKETS))
     row = in_memory.rows_bytes // max(1, num_rows)
-    return replace(
+    held = replace(
         in_memory,
         weights_bytes=int(share * in_memory.weights_bytes),
         state_bytes=int(share * in_memory.state_bytes),
         stamps_bytes=int(share * in_memory.stamps_bytes),
-        index_bytes=finding + _TIERED_ROW * int(share * num_rows),
+        index_bytes=finding + _FREE_ROW * int(share * num_rows),
+    )
+    unused = limit - held.num_bytes if share < 1 else 0
+    return replace(
+        held,
+        # Once it has rows on disk, it takes all that it may.
+        index_bytes=held.index_bytes + max(0, unused),
         extra_bytes={
             # Rows in memory make room for these two.
             "growing": 0,
@@ -209,7 +217,7 @@ def _plan_tiered_table(config: TableConfig, num_ids: int, num_rows: int, disk: D
         },
         disk_bytes=2 * 4 * (words + 2) * num_rows,
         memory_limit=limit,
-        least_bytes=beside + in_memory.extra_bytes["growing"] + 64 * (4 * words + _TIERED_ROW),
+        least_bytes=beside + in_memory.extra_bytes["growing"] + 64 * (4 * words + _FREE_ROW),
     )
 
 
