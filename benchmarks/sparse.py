@@ -188,7 +188,7 @@ class OurTable:
         num_distinct, threads = len(ids_M), self._num_threads
         rows_MD = self._table.lookup(ids_M, empty=lambda shape, dtype: self._rows_MD[:num_distinct])
         expand_rows(rows_MD, inverse_N, self._batch_ND, threads)
-        summed_MD = sum_rows(grads_ND, inverse_N, num_distinct, self._summed_MD[:num_distinct], threads)
+        summed_MD = sum_rows(grads_ND, inverse_N, num_distinct, self._summed_MD[:num_distinct])
         self._table.apply(ids_M, summed_MD, self._step)
         self._step += 1
 

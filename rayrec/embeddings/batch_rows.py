@@ -9,13 +9,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from rayrec.embeddings.compiled import kernel_input
-from rayrec.embeddings.threads import ROWS_PER_THREAD, in_parts
+from rayrec.embeddings.compiled import LANES, add_lanes, copy_lanes, kernel_input
+from rayrec.embeddings.threads import in_parts
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
-
-_COLUMNS_PER_THREAD = 16  # a cache line of each row, which two threads should not both write to
 
 
 def expand_rows(
@@ -49,9 +47,11 @@ def sum_rows(
     inverse_N: Int64Array,
     num_rows: int,
     out_MD: Float32Array | None = None,
-    num_threads: int = 1,
 ) -> Float32Array:
     """[M, D] sums of the gradients of each distinct id, added in the order of the batch.
+
+    On one thread: it reads the gradients as fast as memory gives them, and two that share the columns
+    or the ids, so that each keeps the order, both read them all.
 
     Args:
         inverse_N: place of each id among the distinct ones, which are numbered in order of first
@@ -65,16 +65,8 @@ def sum_rows(
     grads_ND, inverse_N = kernel_input(grads_ND, np.float32), kernel_input(inverse_N, np.int64)
     if len(grads_ND) != len(inverse_N):
         raise ValueError(f"there are {len(grads_ND)} gradients for a batch of {len(inverse_N)} ids")
-    dim = grads_ND.shape[1]
-    result_MD = _output(out_MD, (num_rows, dim))
-    # Threads share the columns, so that each adds up every id in the order in which one would.
-    num_found = in_parts(
-        num_threads if len(inverse_N) >= 2 * ROWS_PER_THREAD else 1,
-        dim,
-        lambda first, last: _sum(grads_ND, inverse_N, first, last, result_MD),
-        least=_COLUMNS_PER_THREAD,
-    )
-    if num_found[0] != num_rows:
+    result_MD = _output(out_MD, (num_rows, grads_ND.shape[1]))
+    if _sum(grads_ND, inverse_N, result_MD) != num_rows:
         raise ValueError(f"places must be 0 to {num_rows - 1}, numbered in order of first appearance")
     return result_MD
 
@@ -90,31 +82,40 @@ def _output(given: Float32Array | None, shape: tuple[int, int]) -> Float32Array:
 @njit(nogil=True, cache=True)
 def _expand(rows_MD: Float32Array, inverse_N: Int64Array, out_ND: Float32Array) -> bool:
     dim = out_ND.shape[1]
+    rows, out = np.uint64(rows_MD.ctypes.data), np.uint64(out_ND.ctypes.data)
+    whole = dim - dim % LANES
     for n in range(len(inverse_N)):
         m = inverse_N[n]
         if not 0 <= m < len(rows_MD):
             return False
-        for d in range(dim):
+        source, target = rows + np.uint64(4 * dim * m), out + np.uint64(4 * dim * n)
+        for d in range(0, whole, LANES):
+            copy_lanes(target + np.uint64(4 * d), source + np.uint64(4 * d))
+        for d in range(whole, dim):
             out_ND[n, d] = rows_MD[m, d]
     return True
 
 
 @njit(nogil=True, cache=True)
-def _sum(grads_ND: Float32Array, inverse_N: Int64Array, first: int, last: int, out_MD: Float32Array) -> int:
-    """Sums of columns `first` to `last`; returns how many ids there are, -1 if they are not in order."""
-    # Loops from 0: one from a number that might be negative is not vectorised.
-    num_found, num_columns = 0, last - first
+def _sum(grads_ND: Float32Array, inverse_N: Int64Array, out_MD: Float32Array) -> int:
+    """Returns how many distinct ids there are, -1 if they are not numbered in order of appearance."""
+    num_found, dim = 0, out_MD.shape[1]
+    grads, out = np.uint64(grads_ND.ctypes.data), np.uint64(out_MD.ctypes.data)
+    whole = dim - dim % LANES
     for n in range(len(inverse_N)):
         m = inverse_N[n]
-        if 0 <= m < num_found:
-            sum_D, grad_D = out_MD[m, first:last], grads_ND[n, first:last]
-            for d in range(num_columns):
-                sum_D[d] += grad_D[d]
-        elif m == num_found < len(out_MD):
-            sum_D, grad_D = out_MD[m, first:last], grads_ND[n, first:last]
-            for d in range(num_columns):
-                sum_D[d] = grad_D[d]
-            num_found += 1
-        else:
+        if not 0 <= m <= num_found or m >= len(out_MD):
             return -1
+        source, target = grads + np.uint64(4 * dim * n), out + np.uint64(4 * dim * m)
+        if m == num_found:
+            num_found += 1
+            for d in range(0, whole, LANES):
+                copy_lanes(target + np.uint64(4 * d), source + np.uint64(4 * d))
+            for d in range(whole, dim):
+                out_MD[m, d] = grads_ND[n, d]
+        else:
+            for d in range(0, whole, LANES):
+                add_lanes(target + np.uint64(4 * d), source + np.uint64(4 * d))
+            for d in range(whole, dim):
+                out_MD[m, d] += grads_ND[n, d]
     return num_found

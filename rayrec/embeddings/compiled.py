@@ -75,6 +75,39 @@ def _prefetch(typingctx: Any, address: Any) -> tuple[Any, Any]:
     return types.void(types.uint64), generate
 
 
+def _copy_lanes(typingctx: Any, target: Any, source: Any) -> tuple[Any, Any]:
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        target, source = (builder.inttoptr(address, _LANES_POINTER) for address in arguments)
+        builder.store(builder.load(source, align=4), target, align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64), generate
+
+
+def _add_lanes(typingctx: Any, target: Any, source: Any) -> tuple[Any, Any]:
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        target, source = (builder.inttoptr(address, _LANES_POINTER) for address in arguments)
+        total = builder.fadd(builder.load(target, align=4), builder.load(source, align=4))
+        builder.store(total, target, align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64), generate
+
+
+LANES = 16
+"""float32 numbers in a cache line, and in the widest vectors there are."""
+_LANES_POINTER = ir.PointerType(ir.VectorType(ir.FloatType(), LANES))
+
+copy_lanes: Any = intrinsic(_copy_lanes)
+"""copy_lanes(target, source): copy LANES float32 from one address to another.
+
+A loop over the numbers of a row is compiled to vectors too, but a short row never gets there: its
+numbers are left to the loop's scalar rest.
+"""
+add_lanes: Any = intrinsic(_add_lanes)
+"""add_lanes(target, source): add LANES float32 at one address to those at another."""
 float32_at: Any = intrinsic(_float32_at)
 """float32_at(address): pointer to float32, for `numba.carray`."""
 int32_at: Any = intrinsic(_int32_at)
