@@ -4,7 +4,7 @@ A disk answers random reads fast only when it has many of them to choose from. L
 (`io_submit`) keeps a hundred in flight from one thread, at half of the processor time that a pool of
 blocking threads takes; it needs a file opened with O_DIRECT. Elsewhere such a pool does it.
 
-Axes: M records of one call, W words of a record, Q reads in flight.
+Axes: M records of one call, W words that are wanted of each, Q reads in flight.
 """
 
 from __future__ import annotations
@@ -100,13 +100,13 @@ class PageReader:
         buffers = self._num_rings * self._depth if self._asynchronous else _NUM_THREADS
         return buffers * self._pages.num_bytes
 
-    def read(self, slots_M: Int64Array) -> Int32Array:
-        """[M, W] records; one read for all that are wanted of a page.
+    def read(self, slots_M: Int64Array, num_words: int) -> Int32Array:
+        """[M, num_words] of each record; one read for all that are wanted of a page.
 
         Raises:
             OSError: the file cannot be read at some place.
         """
-        words_MW = np.empty((len(slots_M), self._pages.words), dtype=np.int32)
+        words_MW = np.empty((len(slots_M), num_words), dtype=np.int32)
         slots_M = kernel_input(slots_M, np.int64)
         order_M = kernel_input(np.argsort(slots_M), np.int64)
         failed = self._read_asynchronously if self._asynchronous else self._read_on_threads
@@ -307,5 +307,5 @@ def _copy_records(
     page_words = carray(int32_at(address), pages.num_bytes // 4)
     for m in order:
         first = (slots_M[m] % pages.records) * pages.words
-        for w in range(pages.words):
+        for w in range(words_MW.shape[1]):
             words_MW[m, w] = page_words[first + w]

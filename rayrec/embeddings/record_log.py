@@ -131,13 +131,13 @@ class RecordLog:
             if num_more > 0:
                 self._extend(num_more)
 
-    def read(self, addresses_M: Int64Array) -> Int32Array:
-        """[M, W] the records at these addresses.
+    def read(self, addresses_M: Int64Array, num_words: int | None = None) -> Int32Array:
+        """[M, W] the records at these addresses, or their first `num_words` words.
 
         Raises:
             OSError: the disk's error, with the folder's name.
         """
-        words_MW = self._reader.read(addresses_M)
+        words_MW = self._reader.read(addresses_M, num_words or self._pages.words)
         self._drop_cache(0, 0)
         return words_MW
 
@@ -161,7 +161,7 @@ class RecordLog:
                 return None
             live_N = np.unpackbits(self._live_GB[victim], bitorder="little")[: self._segment_slots]
             old_K = victim * self._segment_slots + np.flatnonzero(live_N)
-            words_KW = self._reader.read(old_K)
+            words_KW = self._reader.read(old_K, self._pages.words)
             new_K = self._write(kernel_input(words_KW, np.int32))
             self._free(kernel_input(old_K, np.int64))
             return Moved(words_KW, new_K)

@@ -59,6 +59,8 @@ class TableCounts:
     """Gradients dropped because their id had not been seen often enough."""
     num_waiting: int = 0
     """Ids that are counted until they are admitted."""
+    num_from_disk: int = 0
+    """Rows that were brought back into memory."""
 
 
 class EmbeddingTable:
@@ -93,7 +95,13 @@ class EmbeddingTable:
 
     @property
     def counts(self) -> TableCounts:
-        return TableCounts(self._num_created, self._num_evicted, self._num_not_admitted, len(self._sightings))
+        return TableCounts(
+            self._num_created,
+            self._num_evicted,
+            self._num_not_admitted,
+            len(self._sightings),
+            self._rows.num_from_disk if isinstance(self._rows, TieredRows) else 0,
+        )
 
     def lookup(self, ids_M: Int64Array, empty: Callable[..., Float32Array] = np.empty) -> Float32Array:
         """[M, D] weights of each id; creates nothing, an absent id has its initial value.

@@ -23,6 +23,7 @@ Axes: M ids of one call, W words of a record, R rows in memory, F free rows, K i
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -42,10 +43,11 @@ Int64Array = NDArray[np.int64]
 Int32Array = NDArray[np.int32]
 
 _ID_WORDS = 2
-_COPY_BYTES = 2 * 2**20
+_COPY_BYTES = 2**20
 """Records on their way to or from disk at once."""
-_NUM_COPIES = 6
-"""Of that size, at most: two calls, each with what it reads, what it writes and one more copy of it."""
+_NUM_COPIES = 12
+"""Of that size: what two calls read or make, what they write, and one more copy of each; and as much again,
+since the C library keeps memory that was freed for what comes next."""
 _COMPACTED_BYTES = 6 * 2**20
 """What moves in one call of `RecordLog.compact`, twice, and the segment's bits."""
 _MIN_ROWS = 64
@@ -64,11 +66,12 @@ class Fetch:
     addresses_K: Int64Array
     log: RecordLog
     pin: int
+    words: int
     records_KW: Int32Array | None = None
 
     def read(self) -> None:
         """Wait for the disk; needs no lock."""
-        self.records_KW = self.log.read(self.addresses_K)
+        self.records_KW = self.log.read(self.addresses_K, self.words)
 
 
 class TieredRows:
@@ -93,15 +96,19 @@ class TieredRows:
         self._map = IdMap()
         self._log = RecordLog(config.folder_path, words + _ID_WORDS)
         self._copied_rows = max(1, _COPY_BYTES // (4 * (words + _ID_WORDS)))
-        self._capacity = self._capacity_beside(0)
-        if self._capacity < _MIN_ROWS:
+        self._ids_R, self._use_R = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint8)
+        most_rows = self._capacity_beside(0) * self._row_bytes // (self._row_bytes + 8 + 1)
+        if most_rows < _MIN_ROWS:
             raise self._too_little(0)
-        self._ids_R = np.zeros(self._capacity, dtype=np.int64)
-        self._use_R = np.full(self._capacity, _FREE, dtype=np.uint8)
+        self._ids_R = np.zeros(most_rows, dtype=np.int64)
+        self._use_R = np.full(most_rows, _FREE, dtype=np.uint8)
+        self._capacity = most_rows
         self._free_F = np.empty(0, dtype=np.int64)
         self._num_rows = 0  # rows from here on were never used, or were given back
         self._hand = 0
         self._held: list[Int64Array] = []
+        self.num_from_disk = 0
+        """Rows that were brought up so far."""
 
     def __len__(self) -> int:
         return len(self._map)
@@ -124,8 +131,9 @@ class TieredRows:
         return self._limit - self._beside()
 
     def pieces(self, num_ids: int) -> Iterator[slice]:
-        # Half, because rows that are read ahead while a piece is held need room too.
-        size = max(1, self._capacity // 2)
+        # So that what is made of a piece is one more copy of bounded size. Half of memory at most, because
+        # rows that are brought up for a piece need some that it does not hold.
+        size = max(1, min(self._copied_rows, self._capacity // 2))
         for first in range(0, num_ids, size) or (0,):
             yield slice(first, min(first + size, num_ids))
 
@@ -167,6 +175,7 @@ class TieredRows:
         if growth:
             self._fit(growth)
             self._map.reserve(num_new)
+            _return_freed_memory()
         self._compact()
         # Every row that comes in may send another one out, and the batch's own, if it comes in pieces.
         self._log.reserve(2 * num_changed)
@@ -204,7 +213,8 @@ class TieredRows:
         """Begin to bring rows up; `Fetch.read` may run beside everything else, `finish_fetch` must follow."""
         numbers_K = self._map.find(ids_K)
         on_disk = numbers_K < MISSING
-        return Fetch(ids_K[on_disk], _address(numbers_K[on_disk]), self._log, self._log.pin())
+        addresses_K = _address(numbers_K[on_disk])
+        return Fetch(ids_K[on_disk], addresses_K, self._log, self._log.pin(), self._words)
 
     def finish_fetch(self, fetch: Fetch) -> None:
         """Put rows that were read into memory, unless they have moved since."""
@@ -214,7 +224,9 @@ class TieredRows:
             self._let_go()
             # The pin keeps addresses from being given out again: the same address is the same record.
             same_K = self._map.find(fetch.ids_K) == _number(fetch.addresses_K)
-            ids_K, records_KW = fetch.ids_K[same_K], fetch.records_KW[same_K]
+            ids_K, records_KW = fetch.ids_K, fetch.records_KW
+            if not same_K.all():
+                ids_K, records_KW = ids_K[same_K], records_KW[same_K]
             rows_K = self._take_rows(len(ids_K))
             self._put(ids_K, rows_K, records_KW)
         finally:
@@ -222,13 +234,16 @@ class TieredRows:
 
     @property
     def _row_bytes(self) -> int:
-        """Of a row in memory: its record, its id, its use, and its number while it is free."""
-        return 4 * self._words + 8 + 1 + 8
+        """Of a row in memory: its record, and its number while it is free."""
+        return 4 * self._words + 8
 
     @property
     def _fixed_bytes(self) -> int:
         copies = _NUM_COPIES * _COPY_BYTES + _COMPACTED_BYTES
-        return self._map.num_bytes + self._log.num_bytes + copies
+        of_rows = (
+            self._ids_R.nbytes + self._use_R.nbytes
+        )  # for the most rows there can be: they do not shrink
+        return self._map.num_bytes + self._log.num_bytes + of_rows + copies
 
     def _capacity_beside(self, num_bytes: int) -> int:
         """Rows that memory has room for beside so many bytes more."""
@@ -256,7 +271,7 @@ class TieredRows:
         """Put rows of distinct ids, which are on disk, into memory and hold them there."""
         rows_K = self._take_rows(len(ids_K))  # first: making room may move what is on disk
         try:
-            records_KW = self._log.read(_address(self._map.find(ids_K)))
+            records_KW = self._log.read(_address(self._map.find(ids_K)), self._words)
         except OSError:
             self._give_back(rows_K)
             raise
@@ -264,12 +279,13 @@ class TieredRows:
         self._hold(rows_K)
 
     def _put(self, ids_K: Int64Array, rows_K: Int64Array, records_KW: Int32Array) -> None:
-        self.records.write(rows_K, 0, records_KW[:, : self._words])
+        self.records.write(rows_K, 0, records_KW)
         addresses_K = _address(self._map.find(ids_K))
         self._map.assign(ids_K, rows_K)
         self._ids_R[rows_K] = ids_K
         self._use_R[rows_K] = 1
         self._log.free(addresses_K)
+        self.num_from_disk += len(ids_K)
 
     def _take_rows(self, num: int) -> Int64Array:
         """[num] rows in memory that nobody has; others go to disk for them."""
@@ -315,7 +331,7 @@ class TieredRows:
         on_disk = np.flatnonzero(numbers_M < MISSING)
         for first in range(0, len(on_disk), self._copied_rows):
             part = on_disk[first : first + self._copied_rows]
-            copies.write(part, 0, self._log.read(_address(numbers_M[part]))[:, : self._words])
+            copies.write(part, 0, self._log.read(_address(numbers_M[part]), self._words))
 
     def _compact(self) -> None:
         while (moved := self._log.compact()) is not None:
@@ -336,6 +352,13 @@ class TieredRows:
             self._num_rows = capacity
             self.records.give_back(capacity)
         self._capacity = capacity
+
+
+def _return_freed_memory() -> None:
+    """Of the map that is no longer needed: the C library would keep up to 32 MiB of it for later."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; others keep less
+    if trim is not None:
+        trim(0)
 
 
 def _address(numbers_M: Int64Array) -> Int64Array:
