@@ -42,13 +42,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numba import carray, njit
+from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from rayrec.embeddings.batch_rows import expand_rows, sum_rows
-from rayrec.embeddings.compiled import float32_at, prefetch
+from rayrec.embeddings.compiled import LANES, copy_lanes, prefetch_words
 from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.records import Records
 from rayrec.embeddings.row_operations import RowOperations
@@ -458,15 +458,14 @@ def _huge_float32(num_rows: int) -> Float32Array:
 
 @njit(nogil=True, cache=True)
 def _gather_bare(base: np.uint64, rows_N: Int64Array, out_ND: Float32Array) -> None:
-    ahead, dim = 24, out_ND.shape[1]
+    ahead, row_bytes = 24, 4 * DIM
+    out = np.uint64(out_ND.ctypes.data)
     for n in range(len(rows_N)):
         if n + ahead < len(rows_N):
-            address = base + np.uint64(rows_N[n + ahead] * dim * 4)
-            for offset in range(0, dim * 4, 64):
-                prefetch(address + np.uint64(offset))
-        row_D = carray(float32_at(base + np.uint64(rows_N[n] * dim * 4)), dim)
-        for d in range(dim):
-            out_ND[n, d] = row_D[d]
+            prefetch_words(base + np.uint64(rows_N[n + ahead] * row_bytes), DIM)
+        source, target = base + np.uint64(rows_N[n] * row_bytes), out + np.uint64(n * row_bytes)
+        for offset in range(0, row_bytes, 4 * LANES):
+            copy_lanes(target + np.uint64(offset), source + np.uint64(offset))
 
 
 # --------------------------------------------------------------------------------------- a large table

@@ -18,7 +18,9 @@ from numba import carray, njit
 from numpy.typing import NDArray
 
 from rayrec.embeddings.compiled import (
+    LANES,
     RowAddresses,
+    copy_lanes,
     extend64,
     float32_at,
     int32_at,
@@ -205,6 +207,7 @@ def _gather(
     out_MD: Float32Array,
 ) -> None:
     dim = out_MD.shape[1]
+    whole, out = dim - dim % LANES, np.uint64(out_MD.ctypes.data)
     rounded = np.empty(layout.weight_words, dtype=np.int32)
     for m in range(len(ids_M)):
         if m + _AHEAD < len(ids_M) and rows_M[m + _AHEAD] != MISSING:
@@ -217,8 +220,12 @@ def _gather(
                 store_weights(layout.kind, rounded, out_MD[m], never_hash)
                 load_weights(layout.kind, rounded, out_MD[m])
         elif layout.kind == FLOAT32:
-            record = carray(float32_at(row_address(rows, rows_M[m])), rows.words)
-            for d in range(dim):
+            address = row_address(rows, rows_M[m])
+            target = out + np.uint64(4 * dim * m)
+            for d in range(0, whole, LANES):
+                copy_lanes(target + np.uint64(4 * d), address + np.uint64(4 * d))
+            record = carray(float32_at(address), dim)
+            for d in range(whole, dim):
                 out_MD[m, d] = record[d]
         else:
             load_weights(layout.kind, carray(int32_at(row_address(rows, rows_M[m])), rows.words), out_MD[m])
