@@ -34,6 +34,10 @@ def why_unavailable() -> str | None:
     """Why processes cannot share memory here; None if they can."""
     if not hasattr(os, "memfd_create") or not hasattr(socket, "SO_PEERCRED"):
         return "shared memory between processes needs Linux (memfd_create, SO_PEERCRED)"
+    try:
+        os.close(os.memfd_create("rayrec"))
+    except OSError as error:
+        return f"the system gives no shared memory: {error}"
     return None
 
 

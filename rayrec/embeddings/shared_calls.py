@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import pickle
 import secrets
@@ -48,6 +49,8 @@ from rayrec.embeddings.shared_blocks import (
     send,
     unpacked,
 )
+
+logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
@@ -130,6 +133,7 @@ class CallServer:
             try:
                 accepted, _ = self._listener.accept()
             except OSError:
+                _hang_up(self._listener)  # if it was not: clients must not wait for somebody to accept
                 return
             if is_own(accepted):
                 self._connections.add(_Connection(accepted, self._name, self._methods))
@@ -171,14 +175,19 @@ class _Connection:
                 self._serve()
 
     def _serve(self) -> None:
-        with contextlib.suppress(OSError):  # the client is gone: nobody wants the answer
+        try:
             while (read := self._next_call()) is not None:
                 call, block = read
                 self._answer(call, block)
                 del block, read
                 with self._counting:
                     self._num_free += 1
-        self.close()
+        except OSError:
+            pass  # the client is gone: nobody wants the answer
+        except Exception:
+            logger.exception("%s cannot answer a client, and hangs up", self._name)
+        finally:
+            self.close()  # whatever happened here, the client must not wait for it
 
     def _next_call(self) -> tuple[_Call, Block] | None:
         with self._reading:
@@ -218,12 +227,17 @@ class _Connection:
         spans = [span for span in placed if span is not None]
         descriptor, num_bytes = None, 0
         if len(spans) < len(arrays):
-            # With room for the arguments of such a call too: the next one will fit.
-            grown, descriptor = new_block(block.number, space.used)
-            num_bytes = grown.num_bytes
-            self._blocks[block.number] = grown
-            larger = BlockSpace(grown, 0)
-            spans = [span for span in map(larger.place, arrays) if span is not None]
+            try:
+                # With room for the arguments of such a call too: the next one will fit.
+                grown, descriptor = new_block(block.number, space.used)
+            except MemoryError as error:
+                spans, failed = [], traceback.format_exc()
+                result, _ = _packed_error(error)
+            else:
+                num_bytes = grown.num_bytes
+                self._blocks[block.number] = grown
+                larger = BlockSpace(grown, 0)
+                spans = [span for span in map(larger.place, arrays) if span is not None]
         del arrays
         try:
             with self._sending:  # also while looking: no earlier answer may say that the block is released

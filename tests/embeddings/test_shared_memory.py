@@ -222,6 +222,30 @@ def test_an_error_that_does_not_pickle_arrives_as_its_words(served):
         channel.call("method").result()
 
 
+def test_a_reply_for_which_there_is_no_memory_is_an_error_of_that_call(served, monkeypatch):
+    methods = {"ones": lambda empty, num: np.ones(num)}
+    channel = served.transport(served.server(methods))._reads[0]
+    assert channel.call("ones", 10).result().sum() == 10
+
+    def no_block(number, num_bytes):
+        raise MemoryError(f"no shared memory for a block of {num_bytes} bytes")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rayrec.embeddings.shared_calls.new_block", no_block)
+        with pytest.raises(MemoryError, match="no shared memory for a block of 8000"):
+            channel.call("ones", 1_000_000).result()
+    assert channel.call("ones", 1_000_000).result().sum() == 1_000_000
+
+
+def test_a_server_that_cannot_answer_hangs_up(served, monkeypatch):
+    """A thread that ended without a word would leave the client waiting."""
+    channel = served.transport(served.server({"fails": lambda empty: 1 // 0}))._reads[0]
+    monkeypatch.setattr("rayrec.embeddings.shared_calls._packed_error", None)
+
+    with pytest.raises(ServerLostError, match="server 0 is gone"):
+        channel.call("fails").result()
+
+
 def test_a_contribution_that_waits_for_another_ones_is_not_overwritten(served):
     """The shard keeps the first trainer's arrays, which lie in a block, until the second one's arrive."""
     shards = make_shards(ITEMS, 1, num_sources=2), make_shards(ITEMS, 1, num_sources=2)
