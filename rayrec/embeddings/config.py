@@ -145,6 +145,10 @@ class DiskConfig(Config):
     def folder_path(self) -> Path:
         return Path(self.folder or tempfile.gettempdir())
 
+    def times(self, num_servers: int) -> DiskConfig:
+        """For one server that holds what so many would have held."""
+        return self.model_copy(update={"memory": ByteSize(num_servers * self.memory)})
+
 
 class TableConfig(Config):
     """One embedding table: rows for any 64-bit ids, created when an update first names them."""

@@ -9,6 +9,7 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 
 from rayrec.embeddings.config import (
     AdmissionConfig,
+    DiskConfig,
     EvictionConfig,
     OptimizerConfig,
     RowwiseAdagradConfig,
@@ -45,6 +46,8 @@ class TableSettings(Config):
     weight_dtype: WeightDtype | None = None
     admission: AdmissionConfig | None = None
     eviction: EvictionConfig | None = None
+    disk: DiskConfig | None = None
+    """For a table larger than the memory of its servers; None: every row is in memory."""
 
 
 class SparseConfig(Config):
@@ -207,6 +210,7 @@ class RunConfig(Config):
             init_scale=everyone.init_scale,
             admission=own.admission or everyone.admission,
             eviction=own.eviction or everyone.eviction,
+            disk=own.disk,
             schedule=schedule,
             seed=1000 * self.seed + TABLE_SEEDS[name],
         )

@@ -155,8 +155,13 @@ class Recommender:
 
 def _local_tables(assembly: Assembly, snapshot: Snapshot) -> ShardClient:
     """The run's embedding tables as one shard in this process, read-only by use."""
-    shard_map = ShardMap(1)
-    shard = EmbeddingShard(assembly.tables, shard=0, num_sources=1)
-    if assembly.tables:
-        shard.restore(load_tables(snapshot.sparse_files, assembly.tables, shard_map, shard=0))
-    return ShardClient(assembly.tables, shard_map, LocalTransport([shard]))
+    shard_map, num_servers = ShardMap(1), assembly.config.sparse.num_servers
+    # One shard has the rows of all servers, so where rows are on disk it needs the memory of all of them.
+    tables = [
+        table.model_copy(update={"disk": table.disk and table.disk.times(num_servers)})
+        for table in assembly.tables
+    ]
+    shard = EmbeddingShard(tables, shard=0, num_sources=1)
+    if tables:
+        shard.restore(load_tables(snapshot.sparse_files, tables, shard_map, shard=0))
+    return ShardClient(tables, shard_map, LocalTransport([shard]))

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from rayrec.models.config import GenerativeConfig, SasRecConfig
@@ -98,6 +100,22 @@ def test_tables_are_those_the_model_reads_each_with_its_own_seed_and_optimizer()
         "code": (3003, 16, "adam"),
         "user": (3002, 16, "rowwise_adagrad"),
     }
+
+
+def test_a_table_larger_than_memory_has_a_disk_of_its_own():
+    config = RunConfig.parse(
+        {
+            "data": {"path": "data"},
+            "model": {"name": "generative", "user_embedding": True},
+            "sparse": {"tables": {"user": {"disk": {"memory": "8 GiB", "folder": "/local"}}}},
+        }
+    )
+    disks = {table.name: table.disk for table in config.tables(RateSchedule()) if table.disk}
+
+    assert {name: (int(disk.memory), disk.folder_path) for name, disk in disks.items()} == {
+        "user": (8 * 2**30, Path("/local"))
+    }
+    assert int(disks["user"].times(3).memory) == 24 * 2**30
 
 
 def test_a_small_catalogue_needs_no_table():
