@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-_BETWEEN_HOSTS = "gloo"
-"""Rows and ids lie in host memory, wherever dense compute runs."""
+from rayrec.platform.devices import HOST_COLLECTIVE_BACKEND
 
 
 class TrainerGroup:
@@ -26,11 +25,8 @@ class TrainerGroup:
         torch.distributed.init_process_group(
             backend, init_method=address, world_size=self.num_trainers, rank=self._rank
         )
-        self._host_group = (
-            torch.distributed.group.WORLD
-            if backend == _BETWEEN_HOSTS
-            else torch.distributed.new_group(backend=_BETWEEN_HOSTS)
-        )
+        # A group of its own: rows lie in host memory, and are exchanged while gradients are summed.
+        self._host_group = torch.distributed.new_group(backend=HOST_COLLECTIVE_BACKEND)
 
     def all_reduce(self, flat: torch.Tensor) -> None:
         """Replace a tensor by its sum over the trainers."""

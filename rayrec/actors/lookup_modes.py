@@ -13,6 +13,7 @@ from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.exchange import Exchange
 from rayrec.embeddings.lookups import ExactPrefetch, LookupMode, SyncLookups
 from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.threaded_lookups import ThreadedLookups
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,25 @@ def make_lookups(
     incarnation: int,
     exchange: Exchange | None,
 ) -> LookupMode:
-    """One trainer's view of the tables under an incarnation of the servers.
+    """One trainer's view of the tables under an incarnation of the servers; all but `sync` in a thread.
 
     Args:
         exchange: how the trainers reach each other; None if this is the only one.
     """
+    arguments = (settings, tables, shard_map, transport, source, incarnation, exchange)
+    mode = _mode(*arguments)
+    return mode if settings.mode == "sync" else ThreadedLookups(mode)
+
+
+def _mode(
+    settings: LookupSettings,
+    tables: Sequence[TableConfig],
+    shard_map: ShardMap,
+    transport: ShardTransport,
+    source: int,
+    incarnation: int,
+    exchange: Exchange | None,
+) -> LookupMode:
     match settings.mode:
         case "sync":
             return SyncLookups(tables, shard_map, transport, source, incarnation)

@@ -17,7 +17,7 @@ import numpy as np
 
 from rayrec.embeddings.client import PendingRows, Reply, ShardClient, ShardTransport
 from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.lookups import Float32Array, Lookups, LookupStats, ids_by_table
+from rayrec.embeddings.lookups import Float32Array, Lookups, LookupStats, OnRows, ids_by_table, ignore_rows
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.shard import UpdateTag
 
@@ -41,6 +41,7 @@ class BoundedStale:
         max_staleness: int,
     ) -> None:
         self.stats = LookupStats()
+        self.on_rows: OnRows = ignore_rows
         self._client = ShardClient(tables, shard_map, transport)
         self._source = source
         self._incarnation = incarnation
@@ -58,6 +59,9 @@ class BoundedStale:
         self._put_off.append((step, lookups))
         while self._put_off and self._num_in_training <= self._max_staleness:
             self._ask(*self._put_off.popleft())
+
+    def receive(self, step: int) -> None:
+        """Nothing: what is here early is read when it is asked for, and may be fresher by then."""
 
     def rows(self, step: int, lookups: Lookups) -> dict[str, Float32Array]:
         if step not in self._asked and not self._put_off:

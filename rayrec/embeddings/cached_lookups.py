@@ -32,7 +32,7 @@ from rayrec.embeddings.client import PendingRecords, Reply, ShardClient, ShardTr
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.exchange import Exchange
 from rayrec.embeddings.index import MISSING, IdIndex
-from rayrec.embeddings.lookups import Lookups, LookupStats
+from rayrec.embeddings.lookups import Lookups, LookupStats, OnRows, ignore_rows
 from rayrec.embeddings.ownership import OwnersByBucket, Ownership, Route, SoleOwner
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.row_cache import NOT_CACHED, RowCache
@@ -114,6 +114,9 @@ class CachedLookups:
         self._leaving: dict[str, list[tuple[Int64Array, Int32Array]]] = {name: [] for name in self._tables}
         self._unacknowledged: list[Reply[int]] = []
         self._last_step = -1
+        self._taken: dict[int, dict[str, Float32Array]] = {}
+        """Rows of a batch that nobody has asked for yet."""
+        self.on_rows: OnRows = ignore_rows
 
     @property
     def num_bytes(self) -> int:
@@ -141,16 +144,16 @@ class CachedLookups:
         self._request(batch, early, after_step=step - 1 if before is None else step - 2)
         self._announced[step] = batch
 
+    def receive(self, step: int) -> None:
+        """Take the rows that were asked for early into the cache, before the update of the step before."""
+        self._receive(self._announced[step])
+
     def rows(self, step: int, lookups: Lookups) -> dict[str, Float32Array]:
         if step not in self._announced:
             self.prefetch(step, lookups)
-        batch = self._announced[step]
-        self._receive(batch)
-        rows = {
-            name: self._owners.rows_back(owned.route, self._owned_rows(name, owned))
-            for name, owned in batch.owned.items()
-        }
-        return {name: rows[name] for name in lookups}
+        if step not in self._taken:
+            self._take_rows(self._announced[step])
+        return {name: rows_MD for name, rows_MD in self._taken.pop(step).items() if name in lookups}
 
     def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
         self._client.check_shapes(step, {name: ids.ids_M for name, ids in lookups.items()}, grads)
@@ -169,6 +172,10 @@ class CachedLookups:
         swept = [name for name, table in self._tables.items() if table.evicts_at(step)]
         for name in swept:
             self._leaving[name].append(self._caches[name].take_changed())
+        following = self._announced.get(step + 1)
+        if following is not None and self._is_complete(following):
+            # What dense compute waits for comes before what only the servers wait for.
+            self._take_rows(following)
         tag = UpdateTag(self._incarnation, step, self._source)
         ids = {name: ids_M for name, (ids_M, _) in uncached.items()}
         uncached_grads = {name: grads_MD for name, (_, grads_MD) in uncached.items()}
@@ -180,8 +187,7 @@ class CachedLookups:
             for name, ids_V in self._client.evicted(since_step=step - 1, after_step=step).items():
                 self._caches[name].forget(ids_V)
             self.stats.update_wait_s += self._clock() - started
-        following = self._announced.get(step + 1)
-        if following is not None:
+        if following is not None and step + 1 not in self._taken:
             self._decide_deferred(following)
 
     def drain(self) -> None:
@@ -230,6 +236,22 @@ class CachedLookups:
             if outside_M.any():
                 owned.uncached.append((places[outside_M], cache.weights(records_MW[outside_M])))
             owned.num_arrived += len(places)
+
+    def _is_complete(self, batch: _Announced) -> bool:
+        """Whether the rows of a batch need nothing but what the caches hold or have received."""
+        # With other trainers it takes their part to put rows together, and one that waits for them before
+        # it has sent its update could be waited for by them.
+        return self._owners.is_sole and all(
+            owned.num_arrived == len(owned.ids_U) for owned in batch.owned.values()
+        )
+
+    def _take_rows(self, batch: _Announced) -> None:
+        self._receive(batch)
+        self._taken[batch.step] = {
+            name: self._owners.rows_back(owned.route, self._owned_rows(name, owned))
+            for name, owned in batch.owned.items()
+        }
+        self.on_rows(batch.step, self._taken[batch.step])
 
     def _owned_rows(self, name: str, owned: _OwnedIds) -> Float32Array:
         if owned.num_arrived != len(owned.ids_U):

@@ -75,14 +75,28 @@ class LookupStats:
     """The most of them for one batch."""
 
 
+OnRows = Callable[[int, dict[str, Float32Array]], None]
+"""Called with a step and its rows when they are known before anybody asks for them."""
+
+
+def ignore_rows(step: int, rows: dict[str, Float32Array]) -> None:
+    """The rows will be asked for."""
+
+
 class LookupMode(Protocol):
     """One trainer's view of the tables; the steps of a run come in order, without gaps."""
+
+    on_rows: OnRows
 
     @property
     def stats(self) -> LookupStats: ...
 
     def prefetch(self, step: int, lookups: Lookups) -> None:
         """Announce a batch; its rows may be read ahead."""
+        ...
+
+    def receive(self, step: int) -> None:
+        """Wait for what was asked for ahead of an announced batch, as a thread beside dense compute can."""
         ...
 
     def rows(self, step: int, lookups: Lookups) -> dict[str, Float32Array]:
@@ -114,6 +128,7 @@ class SyncLookups:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.stats = LookupStats()
+        self.on_rows: OnRows = ignore_rows
         self._client = ShardClient(tables, shard_map, transport)
         self._source = source
         self._incarnation = incarnation
@@ -121,6 +136,9 @@ class SyncLookups:
 
     def prefetch(self, step: int, lookups: Lookups) -> None:
         """Nothing: rows are read when they are asked for."""
+
+    def receive(self, step: int) -> None:
+        """Nothing was asked for."""
 
     def rows(self, step: int, lookups: Lookups) -> dict[str, Float32Array]:
         ids = ids_by_table(lookups)
@@ -156,6 +174,8 @@ class _Announced:
     """Places, by table, of the ids that are asked for after the update of the step before."""
     num_requested: dict[str, int] = field(default_factory=dict)
     """Places, by table, that `requests` will fill; no place is asked for twice."""
+    rows: dict[str, Float32Array] | None = None
+    """What has arrived, in its place."""
 
 
 class ExactPrefetch:
@@ -176,6 +196,7 @@ class ExactPrefetch:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.stats = LookupStats()
+        self.on_rows: OnRows = ignore_rows
         self._tables = {table.name: table for table in tables}
         self._client = ShardClient(tables, shard_map, transport)
         self._source = source
@@ -200,19 +221,19 @@ class ExactPrefetch:
             self._request(batch, early, after_step=step - 2)
         self._announced[step] = batch  # last: a batch whose requests could not be sent is not announced
 
+    def receive(self, step: int) -> None:
+        self._receive(self._announced[step])
+
     def rows(self, step: int, lookups: Lookups) -> dict[str, Float32Array]:
         if step not in self._announced:
             self.prefetch(step, lookups)
         batch = self._announced[step]
         self._request_overlap(batch)
         _check_complete(batch)
-        rows = self._client.empty_rows(ids_by_table(batch.lookups))
-        started = self._clock()
-        for pending in batch.requests:
-            pending.write_to(rows)
-        self.stats.rows_wait_s += self._clock() - started
-        batch.requests.clear()
+        self._receive(batch)
+        rows, batch.rows = batch.rows, None
         batch.num_requested.clear()
+        assert rows is not None
         return rows
 
     def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
@@ -232,6 +253,15 @@ class ExactPrefetch:
         for reply in sent:
             reply.result()
         self.stats.update_wait_s += self._clock() - started
+
+    def _receive(self, batch: _Announced) -> None:
+        if batch.rows is None:
+            batch.rows = self._client.empty_rows(ids_by_table(batch.lookups))
+        started = self._clock()
+        for pending in batch.requests:
+            pending.write_to(batch.rows)
+        self.stats.rows_wait_s += self._clock() - started
+        batch.requests.clear()
 
     def _request_overlap(self, batch: _Announced) -> None:
         if batch.overlap:

@@ -35,6 +35,9 @@ class Route:
 class Ownership(Protocol):
     """All trainers call the methods in the same order."""
 
+    is_sole: bool
+    """Whether there is no other trainer."""
+
     def collect(self, ids_M: Int64Array) -> Route:
         """Send ids to their owners; learn which of this trainer's the others want."""
         ...
@@ -59,6 +62,8 @@ class Ownership(Protocol):
 class SoleOwner:
     """The only trainer owns every row."""
 
+    is_sole = True
+
     def collect(self, ids_M: Int64Array) -> Route:
         return Route(ids_M)
 
@@ -75,6 +80,8 @@ class SoleOwner:
 
 class OwnersByBucket:
     """The virtual buckets are divided among the trainers, as they are among shards."""
+
+    is_sole = False
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange

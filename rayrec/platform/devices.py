@@ -16,6 +16,9 @@ import torch
 
 from rayrec.platform.errors import InputError
 
+HOST_COLLECTIVE_BACKEND = "gloo"
+"""Backend of `torch.distributed` for arrays in host memory, whatever the device."""
+
 
 @dataclass(frozen=True)
 class Device:
@@ -63,7 +66,7 @@ def _npu_is_there() -> str | None:
 
 
 _DEVICES: dict[str, tuple[Device, Callable[[], str | None]]] = {
-    "cpu": (Device("cpu", "gloo", "CPU", True), _cpu_is_there),
+    "cpu": (Device("cpu", HOST_COLLECTIVE_BACKEND, "CPU", True), _cpu_is_there),
     "cuda": (Device("cuda", "nccl", "GPU", True), _cuda_is_there),
     "npu": (Device("npu", "hccl", "NPU", False), _npu_is_there),
 }

@@ -17,6 +17,7 @@ from rayrec.embeddings.bounded_stale import BoundedStale
 from rayrec.embeddings.cached_lookups import CachedLookups
 from rayrec.embeddings.config import AdmissionConfig, EvictionConfig, TableConfig
 from rayrec.embeddings.lookups import ExactPrefetch, SyncLookups
+from rayrec.embeddings.threaded_lookups import ThreadedLookups
 from tests.embeddings.dictionary_oracle import DictionaryTable
 from tests.embeddings.sparse_runs import (
     AdversarialTransport,
@@ -145,9 +146,14 @@ def check_tables(shards, run_: Run, expected: dict[str, DictionaryTable]) -> Non
         assert gone == table.evicted.keys() - table.rows.keys()
 
 
+def threaded(make_mode):
+    return lambda *arguments: ThreadedLookups(make_mode(*arguments))
+
+
 MODES = {
     "sync": without_exchange(SyncLookups),
     "exact_prefetch": without_exchange(ExactPrefetch),
+    "exact_prefetch in a thread": threaded(without_exchange(ExactPrefetch)),
     "bounded_stale(0)": without_exchange(partial(BoundedStale, max_staleness=0)),
     **{
         f"cache of {rows}": partial(
@@ -164,6 +170,10 @@ MODES = {
         for rows in (0, 1, 3, 6, 100)
     },
 }
+
+
+for name in ("bounded_stale(0)", "cache of 3", "cache of 100"):
+    MODES[f"{name} in a thread"] = threaded(MODES[name])
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -9,6 +9,7 @@ from rayrec.embeddings.client import LocalTransport, ShardClient
 from rayrec.embeddings.config import EvictionConfig, TableConfig
 from rayrec.embeddings.lookups import ExactPrefetch, LookupMode, SyncLookups
 from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.threaded_lookups import ThreadedLookups
 from tests.embeddings.sparse_runs import ITEMS, AdversarialTransport, Ids, alone, ids, make_shards
 
 
@@ -229,3 +230,37 @@ def test_a_table_that_does_not_exist_is_named():
     client = ShardClient(ITEMS, ShardMap(1), LocalTransport(make_shards(ITEMS, 1)))
     with pytest.raises(ValueError, match="no embedding table 'films'; tables: items"):
         client.read({"films": ids(1)})
+
+
+class StubbornTransport(LocalTransport):
+    """Refuses updates."""
+
+    def apply(self, shard, tag, update, kept=None):
+        raise ConnectionError("no way to the server")
+
+
+def test_an_error_beside_dense_compute_is_raised_by_every_call_that_follows():
+    mode = ThreadedLookups(ExactPrefetch(ITEMS, ShardMap(1), StubbornTransport(make_shards(ITEMS, 1))))
+    batch = alone(1, 2)
+    mode.prefetch(0, batch)
+    mode.rows(0, batch)
+    mode.prefetch(1, batch)
+    mode.update(0, batch, ones(batch))
+    for call in (
+        lambda: mode.rows(1, batch),
+        lambda: mode.rows(2, batch),
+        lambda: mode.update(1, batch, ones(batch)),
+        mode.drain,
+    ):
+        with pytest.raises(ConnectionError, match="no way to the server"):
+            call()
+    mode.close()
+
+
+def test_rows_are_prepared_while_the_trainer_computes():
+    transport = RecordingTransport(make_shards(ITEMS, 1))
+    mode = ThreadedLookups(ExactPrefetch(ITEMS, ShardMap(1), transport))
+    mode.prefetch(0, alone(1))
+    mode.prefetch(1, alone(2))
+    mode.close()  # which waits for what was handed over
+    assert [call[2] for call in transport.calls] == [{"items": [1]}, {"items": [2]}]
