@@ -70,6 +70,10 @@ class RowStorage(Protocol):
         """Give up the rows of these distinct ids; those that have none are left out."""
         ...
 
+    def has_room(self, num_new: int) -> bool:
+        """Whether `reserve` would move nothing for so many new rows; then they need not be counted first."""
+        ...
+
     def reserve(self, num_new: int, num_changed: int) -> None:
         """Make room for so many new rows among so many that are found or added.
 
@@ -124,6 +128,10 @@ class MemoryRows:
 
     def remove(self, ids_M: Int64Array) -> None:
         self._index.remove(ids_M)
+
+    def has_room(self, num_new: int) -> bool:
+        # Blocks of records that no row reaches take no memory.
+        return not self._index.growth_bytes(num_new)
 
     def reserve(self, num_new: int, num_changed: int) -> None:
         self.records.reserve(self._index.rows_after(num_new))

@@ -180,10 +180,13 @@ class EmbeddingTable:
         Raises:
             MemoryError, OSError: there is none, in memory or on disk; nothing has changed.
         """
-        num_missing = self.num_missing(ids_M)
-        if num_missing and self.config.admission.min_sightings > 1:
-            self._sightings.reserve(num_missing)
-        self._rows.reserve(num_missing, len(ids_M) + num_written)
+        num_new = len(ids_M)
+        is_counted = self.config.admission.min_sightings > 1
+        if is_counted or not self._rows.has_room(num_new):
+            num_new = self.num_missing(ids_M)
+        if num_new and is_counted:
+            self._sightings.reserve(num_new)
+        self._rows.reserve(num_new, len(ids_M) + num_written)
 
     def apply_checked(self, ids_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
         """The part of `apply` that changes rows, for an update that was checked and has room."""

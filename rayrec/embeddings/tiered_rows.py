@@ -169,6 +169,9 @@ class TieredRows:
         self._compact()
         self._fit()
 
+    def has_room(self, num_new: int) -> bool:
+        return not self._map.growth_bytes(num_new)
+
     def reserve(self, num_new: int, num_changed: int) -> None:
         self._let_go()
         growth = self._map.growth_bytes(num_new)
