@@ -8,6 +8,7 @@ import numpy as np
 import ray
 from ray.actor import ActorHandle
 
+from rayrec.actors.read_ahead import ReadAhead
 from rayrec.actors.spawning import ActorRole, spawn
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
 from rayrec.samples.batches import FeatureBatch, SampleBatch
@@ -17,9 +18,12 @@ from rayrec.samples.features import SequenceFeatures
 class FeatureWorker:
     """Stateless: any worker can take any batch."""
 
-    def __init__(self, role: ActorRole, features: SequenceFeatures) -> None:
+    def __init__(
+        self, role: ActorRole, features: SequenceFeatures, read_ahead: ReadAhead | None = None
+    ) -> None:
         self._role = role
         self._features = features
+        self._read_ahead = read_ahead
         self._clock = StageClock()
         self._metrics = RayStageMetrics(role.run, role.stage, role.member)
 
@@ -30,6 +34,8 @@ class FeatureWorker:
         """One share per trainer, each an object of its own."""
         with self._clock.busy():
             shares = self._features(samples)
+            if self._read_ahead is not None:
+                self._read_ahead(shares)
         self._metrics.after_batch(self._clock.times())
         return shares[0] if len(shares) == 1 else tuple(shares)
 
@@ -52,10 +58,15 @@ class FeatureWorker:
 
 
 def spawn_feature_workers(
-    run: str, features: SequenceFeatures, num_workers: int, num_cpus: float
+    run: str,
+    features: SequenceFeatures,
+    num_workers: int,
+    num_cpus: float,
+    read_ahead: ReadAhead | None = None,
 ) -> list[ActorHandle]:
     shared: Any = ray.put(features)  # the catalogue's arrays travel once
+    options = {"num_cpus": num_cpus}
     return [
-        spawn(FeatureWorker, ActorRole(run, "feature_worker", member), {"num_cpus": num_cpus}, shared)
+        spawn(FeatureWorker, ActorRole(run, "feature_worker", member), options, shared, read_ahead)
         for member in range(num_workers)
     ]

@@ -96,6 +96,9 @@ class ParameterServer:
     def fetch(self, request: LookupRequest, after_step: int | None = None) -> FetchReply:
         return self._shard.fetch(request, after_step)
 
+    def announce(self, request: LookupRequest) -> None:
+        self._shard.announce(request)
+
     def write_back(self, incarnation: int, after_step: int, kept: KeptRecords) -> int:
         return self._shard.write_back(incarnation, after_step, kept)
 

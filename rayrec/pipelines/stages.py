@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 from rayrec.actors.feature_worker import spawn_feature_workers
 from rayrec.actors.lookup_modes import LookupSettings
 from rayrec.actors.parameter_server import spawn_parameter_servers
+from rayrec.actors.read_ahead import ReadAhead
 from rayrec.actors.sample_reader import spawn_sample_readers
 from rayrec.actors.spawning import ActorRole
 from rayrec.actors.trainer import TrainerSpec, connect_trainers, spawn_trainers
@@ -104,7 +105,13 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
         )
         workers = keep(
             "feature_worker",
-            spawn_feature_workers(run, assembly.features, pipeline.num_feature_workers, num_cpus),
+            spawn_feature_workers(
+                run,
+                assembly.features,
+                pipeline.num_feature_workers,
+                num_cpus,
+                ReadAhead(assembly.tables, servers) if any(t.disk for t in assembly.tables) else None,
+            ),
             num_cpus,
         )
         trainers = keep(

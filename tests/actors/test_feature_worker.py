@@ -1,8 +1,13 @@
+from types import SimpleNamespace
+
 import numpy as np
 
 from rayrec.actors.feature_worker import FeatureWorker
+from rayrec.actors.read_ahead import ReadAhead
 from rayrec.actors.sample_reader import SampleReaderActor
 from rayrec.actors.spawning import ActorRole
+from rayrec.embeddings.config import DiskConfig, TableConfig
+from rayrec.embeddings.routing import ShardMap
 from rayrec.platform.metrics import PUBLISH_EVERY_BATCHES, RayStageMetrics
 from rayrec.samples.features import SequenceFeatures
 from rayrec.samples.reader import ReadPlan, SampleReader
@@ -22,6 +27,29 @@ def test_every_trainer_gets_an_object_of_its_own():
     first, second = worker(2).compute(batch)
     assert (first.items_N.tolist(), second.items_N.tolist()) == ([1, 2], [4])
     assert first.num_targets == second.num_targets == 3
+
+
+def test_what_a_batch_will_read_from_disk_is_announced_to_the_servers_that_hold_it():
+    announced: list[dict[str, list[int]]] = [{}, {}]
+
+    def server(shard: int) -> SimpleNamespace:
+        def announce(request: dict[str, np.ndarray]) -> None:
+            announced[shard] |= {name: ids_M.tolist() for name, ids_M in request.items()}
+
+        return SimpleNamespace(announce=SimpleNamespace(remote=announce))
+
+    tables = [TableConfig(name="item", dim=2, disk=DiskConfig(memory=2**30)), TableConfig(name="user", dim=2)]
+    features = SequenceFeatures(np.arange(9), max_length=5, num_trainers=2, tables=("item", "user"))
+    member = FeatureWorker(
+        ActorRole("run", "feature_worker", 1), features, ReadAhead(tables, [server(0), server(1)])
+    )
+
+    first, second = member.compute(sample_batch([[1, 2, 3], [4, 5]]))
+
+    assert [list(request) for request in announced] == [["item"], ["item"]]
+    both = np.concatenate([request["item"] for request in announced])
+    assert sorted(both) == sorted({*first.lookups["item"].ids_M, *second.lookups["item"].ids_M})
+    assert ShardMap(2).shard_of(np.array(announced[1]["item"])).all()
 
 
 def test_ranking_comes_with_the_items_a_row_has_seen():

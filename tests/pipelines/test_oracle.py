@@ -256,6 +256,15 @@ def test_rows_that_trainers_hold_end_with_the_bits_of_the_servers(
 
 
 @pytest.mark.ray
+def test_a_disk_below_the_tables_changes_no_bit(run_pipeline: RunPipeline):
+    tables = GENERATIVE["sparse"]["tables"]
+    on_disk = {name: tables.get(name, {}) | {"disk": {"memory": "32 MiB"}} for name in ("item", "code")}
+    settings = GENERATIVE | {"sparse": GENERATIVE["sparse"] | {"tables": on_disk}}
+
+    assert_same_bits(run_pipeline(settings, mode="exact_prefetch"), run_pipeline(GENERATIVE))
+
+
+@pytest.mark.ray
 def test_bounded_staleness_trains_with_rows_that_lack_the_last_update(run_pipeline: RunPipeline):
     stale = run_pipeline(GENERATIVE, mode="bounded_stale", max_staleness=1)
 

@@ -1,0 +1,36 @@
+"""Which rows coming batches will read, told to the servers that hold them on disk, batches before they do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from ray.actor import ActorHandle
+
+from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.routing import ShardMap
+from rayrec.samples.batches import FeatureBatch
+
+
+class ReadAhead:
+    """Announces batches to the parameter servers; nobody waits for an answer, and none changes a result."""
+
+    def __init__(self, tables: Sequence[TableConfig], servers: Sequence[ActorHandle]) -> None:
+        self._on_disk = [table.name for table in tables if table.disk is not None]
+        self._servers = servers
+        self._shard_map = ShardMap(len(servers))
+
+    def __call__(self, shares: Sequence[FeatureBatch]) -> None:
+        """
+        Args:
+            shares: of one global batch, one per trainer.
+        """
+        requests: list[dict[str, np.ndarray]] = [{} for _ in self._servers]
+        for name in self._on_disk:
+            ids_M = shares[0].lookups[name].touched  # of all shares
+            for shard, at in enumerate(self._shard_map.split(ids_M)):
+                if len(at):
+                    requests[shard][name] = ids_M[at]
+        for server, request in zip(self._servers, requests, strict=True):
+            if request:
+                server.announce.remote(request)
