@@ -159,8 +159,14 @@ class RowOperations:
                 f"table {self._name!r}: gradients must be float32 of shape {expected}, "
                 f"one row per id; got {grads_MD.dtype} of shape {grads_MD.shape}"
             )
-        bad = _first_not_finite(kernel_input(grads_MD, np.float32).view(np.int32))
-        if bad >= 0:
+        bits_MD = kernel_input(grads_MD, np.float32).view(np.int32)
+
+        def first_bad(first: int, last: int) -> int:
+            found = _first_not_finite(bits_MD[first:last])
+            return len(bits_MD) if found < 0 else first + found
+
+        bad = min(in_parts(self._num_threads, len(bits_MD), first_bad))
+        if bad < len(bits_MD):
             element = int(np.flatnonzero(~np.isfinite(grads_MD[bad]))[0])
             raise ValueError(
                 f"table {self._name!r}: the gradient of id {ids_M[bad]} is {grads_MD[bad, element]} "
@@ -206,29 +212,69 @@ def _gather(
     scale: np.float32,
     out_MD: Float32Array,
 ) -> None:
-    dim = out_MD.shape[1]
+    # One loop for each case: what a loop might have to do costs a fast one a third of its speed.
+    if layout.kind == FLOAT32:
+        num_missing = _copy_rows(rows, rows_M, out_MD)
+    else:
+        num_missing = _widen_rows(rows, layout, rows_M, out_MD)
+    if num_missing:
+        _initial_rows(layout, rows_M, ids_M, seed_hash, scale, out_MD)
+
+
+@njit(nogil=True, cache=True)
+def _copy_rows(rows: RowAddresses, rows_M: Int64Array, out_MD: Float32Array) -> int:
+    """Float32 weights of each row, where there is one; returns how many there are not."""
+    num_missing, dim = 0, out_MD.shape[1]
     whole, out = dim - dim % LANES, np.uint64(out_MD.ctypes.data)
-    rounded = np.empty(layout.weight_words, dtype=np.int32)
-    for m in range(len(ids_M)):
-        if m + _AHEAD < len(ids_M) and rows_M[m + _AHEAD] != MISSING:
-            prefetch_words(row_address(rows, rows_M[m + _AHEAD]), layout.weight_words)
+    for m in range(len(rows_M)):
+        if m + _AHEAD < len(rows_M) and rows_M[m + _AHEAD] != MISSING:
+            prefetch_words(row_address(rows, rows_M[m + _AHEAD]), dim)
         if rows_M[m] == MISSING:
-            id_hash = extend64(seed_hash, np.uint64(ids_M[m]))
-            _initial_row(id_hash, scale, out_MD[m])
-            if layout.kind != FLOAT32:
-                never_hash = extend64(id_hash, np.uint64(np.int64(NEVER)))
-                store_weights(layout.kind, rounded, out_MD[m], never_hash)
-                load_weights(layout.kind, rounded, out_MD[m])
-        elif layout.kind == FLOAT32:
-            address = row_address(rows, rows_M[m])
-            target = out + np.uint64(4 * dim * m)
-            for d in range(0, whole, LANES):
-                copy_lanes(target + np.uint64(4 * d), address + np.uint64(4 * d))
-            record = carray(float32_at(address), dim)
+            num_missing += 1
+            continue
+        source, target = row_address(rows, rows_M[m]), out + np.uint64(4 * dim * m)
+        for d in range(0, whole, LANES):
+            copy_lanes(target + np.uint64(4 * d), source + np.uint64(4 * d))
+        if whole < dim:
+            record = carray(float32_at(source), dim)
             for d in range(whole, dim):
                 out_MD[m, d] = record[d]
+    return num_missing
+
+
+@njit(nogil=True, cache=True)
+def _widen_rows(rows: RowAddresses, layout: RecordLayout, rows_M: Int64Array, out_MD: Float32Array) -> int:
+    """16-bit weights of each row, where there is one; returns how many there are not."""
+    num_missing = 0
+    for m in range(len(rows_M)):
+        if m + _AHEAD < len(rows_M) and rows_M[m + _AHEAD] != MISSING:
+            prefetch_words(row_address(rows, rows_M[m + _AHEAD]), layout.weight_words)
+        if rows_M[m] == MISSING:
+            num_missing += 1
         else:
             load_weights(layout.kind, carray(int32_at(row_address(rows, rows_M[m])), rows.words), out_MD[m])
+    return num_missing
+
+
+@njit(nogil=True, cache=True)
+def _initial_rows(
+    layout: RecordLayout,
+    rows_M: Int64Array,
+    ids_M: Int64Array,
+    seed_hash: np.uint64,
+    scale: np.float32,
+    out_MD: Float32Array,
+) -> None:
+    """Initial values of the ids that have no row, as a new record would hold them."""
+    rounded = np.empty(layout.weight_words, dtype=np.int32)
+    for m in range(len(rows_M)):
+        if rows_M[m] != MISSING:
+            continue
+        id_hash = extend64(seed_hash, np.uint64(ids_M[m]))
+        _initial_row(id_hash, scale, out_MD[m])
+        if layout.kind != FLOAT32:
+            store_weights(layout.kind, rounded, out_MD[m], extend64(id_hash, np.uint64(np.int64(NEVER))))
+            load_weights(layout.kind, rounded, out_MD[m])
 
 
 @njit(nogil=True, cache=True)
