@@ -1,11 +1,13 @@
-"""A call on several threads leaves the same bits as on one."""
+"""A call on several threads, or for many rows, leaves the same bits as on one thread and row by row."""
 
 import numpy as np
 import pytest
 
 from rayrec.embeddings.compiled import kernel_input
-from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
+from rayrec.embeddings.optimizers import make_optimizer
 from rayrec.embeddings.records import Records
+from rayrec.embeddings.row_kernels import apply_row
 from rayrec.embeddings.row_operations import RowOperations
 from rayrec.embeddings.threads import ROWS_PER_THREAD
 
@@ -51,3 +53,25 @@ def test_a_row_given_twice_to_different_threads_is_noticed():
 
     with pytest.raises(AssertionError, match="1 rows of 'item' were given step 7 twice"):
         operations.apply(records, ids_M, ids_M, np.ones((NUM_ROWS, 4), dtype=np.float32), step=7)
+
+
+@pytest.mark.parametrize("dim", [1, 7, 16, 33, 64, 127])
+def test_rows_change_in_a_step_as_each_does_alone(dim: int):
+    # Both are compiled, each into its own loop, and both may sum squares in any order.
+    config = TableConfig(name="item", dim=dim, optimizer=RowwiseAdagradConfig(weight_decay=0.01))
+    operations, records = RowOperations(config), Records(dim + 3)
+    optimizer = make_optimizer(config.optimizer, config.schedule)
+    records.reserve(30)
+    rows_M = np.arange(30)
+    records.write(rows_M, 0, operations.new_records(rows_M))
+    weights_MD = records.read(rows_M, 0, dim).view(np.float32).copy()
+    state_M1 = np.zeros((30, 1), dtype=np.float32)
+    random = np.random.default_rng(0)
+    for step in range(3):
+        grads_MD = random.standard_normal((30, dim), dtype=np.float32)
+        operations.apply(records, rows_M, rows_M, grads_MD, step)
+        for row in rows_M:
+            apply_row(optimizer.kernel, weights_MD[row], state_M1[row], grads_MD[row], optimizer.rates(step))
+
+    assert (records.read(rows_M, 0, dim).view(np.float32) == weights_MD).all()
+    assert (operations.state(records, rows_M) == state_M1).all()
