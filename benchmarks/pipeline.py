@@ -1,11 +1,13 @@
 """How much of the sparse work hides behind dense compute, without changing a bit of the result.
 
-One trainer (this process) and two parameter server actors in processes of their own, reached as a run
-reaches them on one node. A step looks up the distinct ids of 100,000 Zipf ids in a table of 2 M rows of 64
+One trainer (this process) and two parameter server actors in processes of their own. A step looks up the distinct ids of 100,000 Zipf ids in a table of 2 M rows of 64
 numbers, computes, and updates the rows by row-wise Adagrad. "Computes" is real matrix products on one
 thread, as many as take as long as the sparse part of a step in mode `sync`, which is measured first. No
 batch comes twice. Deduplication is the work of other actors and is done before the clock runs. Bars:
 
+* `pipeline-near-...`: through shared memory, as a run reaches the servers of a trainer's node;
+  `pipeline-far-...`: by Ray calls, as it reaches those of other nodes, though here they are on the same
+  one and no network is in between. Dense compute is measured out for each of the two.
 * `pipeline-...-rate`: steps per second against `sync`. Twice as many would be all that there is to gain.
 * `pipeline-...-hidden`: share of the sparse time that is hidden: (sync - mode) / (sync - dense alone), in
   seconds per step, from the same windows.
@@ -33,7 +35,7 @@ from benchmarks.harness import Bar, BenchOptions
 from benchmarks.sparse import Batches, ids_of_rows
 from rayrec.actors.lookup_modes import LookupSettings, make_lookups
 from rayrec.actors.parameter_server import spawn_parameter_servers
-from rayrec.actors.transport import connect
+from rayrec.actors.transport import TransportChoice, connect
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.lookups import LookupMode
 from rayrec.embeddings.routing import ShardMap
@@ -57,6 +59,8 @@ MODES = {
     "stale": LookupSettings("bounded_stale", max_staleness=1),
 }
 
+PLACES: dict[str, TransportChoice] = {"near": "shared_memory", "far": "ray"}
+
 
 @dataclass(frozen=True)
 class BatchIds:
@@ -73,13 +77,17 @@ def bench(options: BenchOptions) -> list[Bar]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with ExitStack() as stack:
-            stack.enter_context(ray_cluster(ClusterConfig(dashboard=False), 2.0))
-            windows = Windows(options.steps)
-            sides = {
-                name: stack.enter_context(_side(name, settings, windows)) for name, settings in MODES.items()
-            }
-            return _bars(sides, windows, options)
+        bars = []
+        for place, transport in PLACES.items():
+            with ExitStack() as stack:
+                stack.enter_context(ray_cluster(ClusterConfig(dashboard=False), 2.0))
+                windows = Windows(options.steps)
+                sides = {
+                    name: stack.enter_context(_side(name, settings, transport, windows))
+                    for name, settings in MODES.items()
+                }
+                bars += _bars(place, sides, windows, options)
+        return bars
     finally:
         torch.set_num_threads(threads)
 
@@ -147,7 +155,7 @@ class Side:
 
 
 @contextmanager
-def _side(name: str, settings: LookupSettings, windows: Windows) -> Iterator[Side]:
+def _side(name: str, settings: LookupSettings, choice: TransportChoice, windows: Windows) -> Iterator[Side]:
     servers = spawn_parameter_servers(
         f"bench-pipeline-{name}",
         (TABLE,),
@@ -159,7 +167,7 @@ def _side(name: str, settings: LookupSettings, windows: Windows) -> Iterator[Sid
     )
     try:
         first_step = _create_rows(servers)
-        transport, shard_map = connect(servers, "auto"), ShardMap(NUM_SERVERS)
+        transport, shard_map = connect(servers, choice), ShardMap(NUM_SERVERS)
         mode = make_lookups(settings, (TABLE,), shard_map, transport, 0, 0, None)
         yield Side(mode, windows, first_step)
     finally:
@@ -185,7 +193,7 @@ def _create_rows(servers: Sequence[ActorHandle]) -> int:
     return num_steps
 
 
-def _bars(sides: dict[str, Side], windows: Windows, options: BenchOptions) -> list[Bar]:
+def _bars(place: str, sides: dict[str, Side], windows: Windows, options: BenchOptions) -> list[Bar]:
     windows.draw()
     for side in sides.values():
         side.seconds()  # thrown away: compilation, connections, a cold cache
@@ -198,7 +206,7 @@ def _bars(sides: dict[str, Side], windows: Windows, options: BenchOptions) -> li
         for name, side in sides.items():
             seconds[name].append(side.seconds())
         log.print(
-            "pipeline, ms a step: "
+            f"pipeline, {place}, ms a step: "
             + ", ".join(f"{name} {1000 * found[-1]:.1f}" for name, found in seconds.items()),
             highlight=False,
         )
@@ -209,8 +217,8 @@ def _bars(sides: dict[str, Side], windows: Windows, options: BenchOptions) -> li
         together = list(zip(seconds["sync"], seconds[name], seconds["dense"], strict=True))
         rates = [sync / mode for sync, mode, _ in together]
         hidden = [(sync - mode) / (sync - dense) for sync, mode, dense in together]
-        bars.append(Bar.of(f"pipeline-{name}-rate", rates, "mode sync", RATE_TARGET))
-        bars.append(Bar.of(f"pipeline-{name}-hidden", hidden, "sparse time of sync", HIDDEN_TARGET))
+        bars.append(Bar.of(f"pipeline-{place}-{name}-rate", rates, "mode sync", RATE_TARGET))
+        bars.append(Bar.of(f"pipeline-{place}-{name}-hidden", hidden, "sparse time of sync", HIDDEN_TARGET))
     return bars
 
 

@@ -219,8 +219,12 @@ def _add_missing(
 @njit(nogil=True, cache=True)
 def _remove(slots_C2: Int64Array, shift: np.uint64, ids_M: Int64Array) -> Int64Array:
     mask = len(slots_C2) - 1
+    base = np.uint64(slots_C2.ctypes.data)
     rows_M = np.empty(len(ids_M), dtype=np.int64)
     for m in range(len(ids_M)):
+        if m + _AHEAD < len(ids_M):
+            ahead = mix64(np.uint64(ids_M[m + _AHEAD])) >> shift
+            prefetch(base + ahead * np.uint64(16))
         slot = np.int64(mix64(np.uint64(ids_M[m])) >> shift)
         while slots_C2[slot, 1] != MISSING and slots_C2[slot, 0] != ids_M[m]:
             slot = (slot + 1) & mask

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rayrec.embeddings.compiled import RowAddresses, int32_at, kernel_input, prefetch_row, row_address
 
 _BLOCK_BYTES = 16 * 2**20  # several huge pages; pages that no row has reached cost nothing
-_AHEAD = 4  # records asked for this many rows early
+_AHEAD = 16  # records asked for this many rows early
 
 
 class Records:
@@ -83,6 +83,8 @@ def _read(rows: RowAddresses, rows_M: NDArray[np.int64], first: int, words_MW: N
 @njit(nogil=True, cache=True)
 def _write(rows: RowAddresses, rows_M: NDArray[np.int64], first: int, words_MW: NDArray[np.int32]) -> None:
     for m in range(len(rows_M)):
+        if m + _AHEAD < len(rows_M):
+            prefetch_row(rows, rows_M[m + _AHEAD])
         record = carray(int32_at(row_address(rows, rows_M[m])), rows.words)
         for w in range(words_MW.shape[1]):
             record[first + w] = words_MW[m, w]
