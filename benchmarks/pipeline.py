@@ -1,9 +1,10 @@
 """How much of the sparse work hides behind dense compute, without changing a bit of the result.
 
-One trainer (this process) and two parameter server actors in processes of their own. A step looks up the distinct ids of 100,000 Zipf ids in a table of 2 M rows of 64
-numbers, computes, and updates the rows by row-wise Adagrad. "Computes" is real matrix products on one
-thread, as many as take as long as the sparse part of a step in mode `sync`, which is measured first. No
-batch comes twice. Deduplication is the work of other actors and is done before the clock runs. Bars:
+One trainer (this process) and two parameter server actors in processes of their own. A step looks up the
+distinct ids of 100,000 Zipf ids in a table of 2 M rows of 64 numbers, computes, and updates the rows by
+row-wise Adagrad. "Computes" is real matrix products on one thread, as many as take as long as the sparse
+part of a step in mode `sync`, which is measured first. No batch comes twice. Deduplication is the work of
+other actors and is done before the clock runs. Bars:
 
 * `pipeline-near-...`: through shared memory, as a run reaches the servers of a trainer's node;
   `pipeline-far-...`: by Ray calls, as it reaches those of other nodes, though here they are on the same
