@@ -7,6 +7,7 @@ Axes: M ids of one call, K ids that wait for admission.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,15 @@ class Sighted:
     @classmethod
     def nothing(cls) -> Sighted:
         return cls(np.empty(0, np.int64), np.empty(0, np.uint16), np.empty(0, np.int32))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Sighted]) -> Sighted:
+        parts = [cls.nothing(), *parts]
+        return cls(
+            np.concatenate([part.ids_K for part in parts]),
+            np.concatenate([part.counts_K for part in parts]),
+            np.concatenate([part.steps_K for part in parts]),
+        )
 
     def __len__(self) -> int:
         return len(self.ids_K)

@@ -8,6 +8,7 @@ Axes: R rows of a table, V victims.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +61,13 @@ class Evicted:
     @classmethod
     def nothing(cls) -> Evicted:
         return cls(np.empty(0, np.int64), np.empty(0, np.int32))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Evicted]) -> Evicted:
+        parts = [cls.nothing(), *parts]
+        return cls(
+            np.concatenate([part.ids_V for part in parts]), np.concatenate([part.steps_V for part in parts])
+        )
 
     def __len__(self) -> int:
         return len(self.ids_V)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -323,8 +323,11 @@ class EmbeddingShard:
                 return
             yield part
 
-    def restore(self, rows: Mapping[str, TableRows]) -> None:
+    def restore(self, rows: Mapping[str, Iterable[TableRows]]) -> None:
         """Replace the contents of every table; follow with `begin`.
+
+        Args:
+            rows: by table, in parts of any size.
 
         Raises:
             ValueError: a table is missing, unknown, or does not fit; nothing has changed.

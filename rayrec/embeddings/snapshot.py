@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,9 @@ FORMAT_VERSION = 2
 
 _METADATA_KEY = b"rayrec.table"
 _ROWS_PER_GROUP = 65_536
+_ROWS_PER_PART = 8192
+"""Of a table that is larger than its memory, when it is read."""
+_CONTENTS = ("rows", "sighted", "evicted")
 
 
 def write_table(folder: Path, config: TableConfig, shard: int, parts: Iterable[TableRows]) -> list[str]:
@@ -121,8 +124,10 @@ class _Contents:
 
 def load_tables(
     files: Iterable[Path], tables: Sequence[TableConfig], shard_map: ShardMap, shard: int
-) -> dict[str, TableRows]:
+) -> dict[str, Iterator[TableRows]]:
     """Rows of one shard out of the files of all shards that wrote them.
+
+    A table in memory comes as one part; one that is larger comes in parts that are read when asked for.
 
     Args:
         files: every file of the snapshot, of all tables, in any order.
@@ -130,25 +135,42 @@ def load_tables(
         shard_map, shard: which rows to take; need not be the map the files were written with.
 
     Returns:
-        Rows by table, for `EmbeddingShard.restore`.
+        Parts by table, for `EmbeddingShard.restore`.
 
     Raises:
         InputError: a file cannot be read, is of an unknown table or of one with another dim, optimizer,
             seed or initial scale; or a table has no file.
     """
     configs = {config.name: config for config in tables}
-    parts: dict[tuple[str, str], list[pa.Table]] = {}
+    paths: dict[tuple[str, str], list[Path]] = {}
     for path in files:
-        name_and_content = _check_file(path, configs)
-        parts.setdefault(name_and_content, []).append(_read_part(path, shard_map.buckets(shard)))
+        paths.setdefault(_check_file(path, configs), []).append(path)
     for name in configs:
-        if (name, "rows") not in parts:
+        if (name, "rows") not in paths:
             raise InputError(f"the snapshot has no file of table {name!r}, which the config names")
-    joined = {key: pa.concat_tables(found).combine_chunks() for key, found in parts.items()}
+    buckets = shard_map.buckets(shard)
     return {
-        name: _rows(joined[name, "rows"], joined.get((name, "sighted")), joined.get((name, "evicted")))
-        for name in configs
+        name: _parts({content: paths.get((name, content), []) for content in _CONTENTS}, config, buckets)
+        for name, config in configs.items()
     }
+
+
+def _parts(paths: dict[str, list[Path]], config: TableConfig, buckets: range) -> Iterator[TableRows]:
+    """What files of each content have of some buckets."""
+    sighted, evicted = (_read_files(paths[content], buckets) for content in ("sighted", "evicted"))
+    if config.disk is None:
+        rows = _read_files(paths["rows"], buckets)
+        assert rows is not None
+        yield _rows(rows, sighted, evicted)
+        return
+    for path in paths["rows"]:
+        for rows in _read_batches(path, buckets):
+            yield _rows(rows, sighted, evicted)
+            sighted = evicted = None
+    if sighted is not None or evicted is not None:  # there are no rows
+        rows = _read_files(paths["rows"], buckets)
+        assert rows is not None
+        yield _rows(rows, sighted, evicted)
 
 
 def _identity(config: TableConfig) -> dict[str, Any]:
@@ -194,9 +216,30 @@ def _check_file(path: Path, configs: dict[str, TableConfig]) -> tuple[str, str]:
     return str(name), str(described["content"])
 
 
-def _read_part(path: Path, buckets: range) -> pa.Table:
+def _read_files(paths: Sequence[Path], buckets: range) -> pa.Table | None:
     in_shard = [("bucket", ">=", buckets.start), ("bucket", "<", buckets.stop)]
-    return pq.read_table(path, filters=in_shard).replace_schema_metadata()
+    tables = [pq.read_table(path, filters=in_shard).replace_schema_metadata() for path in paths]
+    return pa.concat_tables(tables).combine_chunks() if tables else None
+
+
+def _read_batches(path: Path, buckets: range) -> Iterator[pa.Table]:
+    with pq.ParquetFile(path) as file:
+        in_shard = [
+            group
+            for group in range(file.num_row_groups)
+            if _overlaps(file.metadata.row_group(group), buckets)
+        ]
+        for batch in file.iter_batches(_ROWS_PER_PART, row_groups=in_shard):
+            bucket_M = batch["bucket"].to_numpy()
+            wanted_M = (bucket_M >= buckets.start) & (bucket_M < buckets.stop)
+            if wanted_M.any():
+                yield pa.table(batch.filter(pa.array(wanted_M)))
+
+
+def _overlaps(group: pq.RowGroupMetaData, buckets: range) -> bool:
+    columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    statistics = columns["bucket"].statistics
+    return statistics is None or (statistics.max >= buckets.start and statistics.min < buckets.stop)
 
 
 def _rows(rows: pa.Table, sighted: pa.Table | None, evicted: pa.Table | None) -> TableRows:

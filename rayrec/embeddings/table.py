@@ -10,7 +10,7 @@ Axes: M ids of one call, D numbers of a row, S numbers of its optimizer state, W
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -258,16 +258,30 @@ class EmbeddingTable:
             )
             sighted, evicted = Sighted.nothing(), Evicted.nothing()
 
-    def load(self, rows: TableRows) -> None:
-        """Fill an empty table.
+    def load(self, parts: Iterable[TableRows]) -> None:
+        """Fill an empty table with rows that come in parts; what is not a row may be in any of them.
 
         Raises:
             ValueError: the table has rows, an id comes twice, or a shape is not this table's.
+            MemoryError, OSError: no room, in memory or on disk.
         """
-        self._check_ids(rows.ids_M)
-        layout, num_rows = self._ops.layout, len(rows.ids_M)
         if self.num_rows:
             raise ValueError(f"table {self.config.name!r} has {self.num_rows} rows; load into an empty one")
+        filled, sighted, evicted = self._empty_rows(), [], []
+        for part in parts:
+            self._check_part(part)
+            filled.reserve(len(part.ids_M), len(part.ids_M))
+            for piece in filled.pieces(len(part.ids_M)):
+                self._load_piece(filled, part, piece)
+            sighted.append(part.sighted)
+            evicted.append(part.evicted)
+        self._rows = filled
+        self._sightings.load(Sighted.joined(sighted))
+        self._tombstones.load(Evicted.joined(evicted))
+
+    def _check_part(self, rows: TableRows) -> None:
+        self._check_ids(rows.ids_M)
+        layout, num_rows = self._ops.layout, len(rows.ids_M)
         found = (rows.weights_MD.shape, rows.state_MS.shape, rows.steps_M.shape, rows.counts_M.shape)
         expected = ((num_rows, layout.dim), (num_rows, layout.state_size), (num_rows,), (num_rows,))
         if found != expected:
@@ -275,22 +289,19 @@ class EmbeddingTable:
                 f"table {self.config.name!r}: expected weights, state, steps and counts of shapes "
                 f"{expected}, found {found}"
             )
-        filled = self._empty_rows()
-        filled.reserve(num_rows, num_rows)
-        for piece in filled.pieces(num_rows):
-            filled.find(rows.ids_M[piece])  # nothing; it lets go of the piece before
-            rows_M = filled.add(rows.ids_M[piece])
-            self._ops.set_weights(filled.records, rows_M, rows.weights_MD[piece])
-            self._ops.set_state(filled.records, rows_M, rows.state_MS[piece])
-            stamps_M2 = np.column_stack((rows.steps_M[piece], rows.counts_M[piece]))
-            self._ops.set_stamps(filled.records, rows_M, stamps_M2)
-        if len(filled) != num_rows:
-            ids_K, counts_K = np.unique(rows.ids_M, return_counts=True)
-            repeated = ids_K[counts_K > 1][0]
+
+    def _load_piece(self, filled: RowStorage, rows: TableRows, piece: slice) -> None:
+        ids_M, num_before = rows.ids_M[piece], len(filled)
+        is_there_M = filled.find(ids_M) != MISSING
+        rows_M = filled.add(ids_M)
+        if len(filled) != num_before + len(ids_M):
+            ids_K, counts_K = np.unique(ids_M, return_counts=True)
+            repeated = ids_M[is_there_M][0] if is_there_M.any() else ids_K[counts_K > 1][0]
             raise ValueError(f"table {self.config.name!r}: id {repeated} comes twice in the rows to load")
-        self._rows = filled
-        self._sightings.load(rows.sighted)
-        self._tombstones.load(rows.evicted)
+        self._ops.set_weights(filled.records, rows_M, rows.weights_MD[piece])
+        self._ops.set_state(filled.records, rows_M, rows.state_MS[piece])
+        stamps_M2 = np.column_stack((rows.steps_M[piece], rows.counts_M[piece]))
+        self._ops.set_stamps(filled.records, rows_M, stamps_M2)
 
     def _check_ids(self, ids_M: Int64Array) -> None:
         if ids_M.ndim != 1 or ids_M.dtype != np.int64:

@@ -84,7 +84,7 @@ def test_a_table_is_a_dictionary_of_rows(config, steps, seed):
             assert weights_D.tobytes() == expected.lookup(i).tobytes()
         if step == len(steps) // 2:  # as after a restart
             loaded = EmbeddingTable(config)
-            loaded.load(table.export())
+            loaded.load([table.export()])
             table = loaded
     assert everything(table) == expected.everything()
     sighted = table.export().sighted

@@ -196,12 +196,12 @@ def test_a_restored_shard_holds_what_was_exported():
     shard, other = make_shard(), make_shard()
     shard.apply(UpdateTag(0, 0, 0), items((5, 1.0)))
     other.apply(UpdateTag(0, 0, 0), items((6, 1.0)))
-    other.restore({name: shard.export(name) for name in ("items", "users")})
+    other.restore({name: [shard.export(name)] for name in ("items", "users")})
     other.begin(0, 1)
     assert item_values(other, 5, 6) == [-1, 0]
     assert other.apply(UpdateTag(1, 1, 0), items((5, 1.0))) == 1
     with pytest.raises(ValueError, match=r"holds tables.*items.*users"):
-        other.restore({"items": shard.export("items")})
+        other.restore({"items": [shard.export("items")]})
 
 
 def test_stats_say_what_is_held_and_where_time_went():

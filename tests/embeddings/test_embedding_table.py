@@ -170,7 +170,7 @@ def test_a_loaded_table_goes_on_as_if_it_had_never_stopped(optimizer):
     config = CONFIG.model_copy(update={"optimizer": optimizer})
     table, loaded = EmbeddingTable(config), EmbeddingTable(config)
     table.apply(np.arange(10), gradients(0, 10), 0)
-    loaded.load(table.export())
+    loaded.load([table.export()])
     for each in (table, loaded):
         each.apply(np.arange(5, 15), gradients(1, 10), 1)
     assert_same(table.export(), loaded.export())
@@ -181,12 +181,12 @@ def test_rows_that_do_not_fit_are_not_loaded():
     table.apply(array(1, 2), gradients(0, 2), 0)
     rows = table.export()
     with pytest.raises(ValueError, match="has 2 rows; load into an empty one"):
-        table.load(rows)
+        table.load([rows])
     with pytest.raises(ValueError, match="shapes"):
-        EmbeddingTable(CONFIG.model_copy(update={"dim": 4})).load(rows)
+        EmbeddingTable(CONFIG.model_copy(update={"dim": 4})).load([rows])
     twice = TableRows(array(1, 1), rows.weights_MD, rows.state_MS, rows.steps_M, rows.counts_M)
     with pytest.raises(ValueError, match="id 1 comes twice"):
-        EmbeddingTable(CONFIG).load(twice)
+        EmbeddingTable(CONFIG).load([twice])
 
 
 def assert_same(first: TableRows, second: TableRows) -> None:

@@ -129,7 +129,7 @@ class TieredMachine(RuleBasedStateMachine):
     def save_and_load(self):
         rows = self.tiered.export()
         self.tiered, self.fetches = EmbeddingTable(self.tiered.config), []
-        self.tiered.load(rows)
+        self.tiered.load([rows])
 
     @invariant()
     def same(self):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings import record_log, tiered_rows
-from rayrec.embeddings.config import DiskConfig, TableConfig
+from rayrec.embeddings import record_log, snapshot, tiered_rows
+from rayrec.embeddings.config import AdmissionConfig, DiskConfig, EvictionConfig, TableConfig
 from rayrec.embeddings.page_reads import ALIGNMENT
 from rayrec.embeddings.record_log import RecordLog
 from rayrec.embeddings.routing import ShardMap
@@ -118,6 +118,36 @@ def test_an_announcement_that_fails_is_left_to_the_lookup(monkeypatch, caplog):
         with pytest.raises(OSError, match="the disk is broken"):
             shard.lookup({"items": np.arange(10)})
     assert len(shard.lookup({"items": np.arange(50)})["items"]) == 50
+
+
+def test_a_larger_table_is_read_in_parts_by_any_number_of_shards(tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshot, "_ROWS_PER_PART", 50)
+    monkeypatch.setattr(snapshot, "_ROWS_PER_GROUP", 100)
+    config = CONFIG.model_copy(
+        update={
+            "admission": AdmissionConfig(min_sightings=2),
+            "eviction": EvictionConfig(max_age_steps=1, every_steps=4),
+        }
+    )
+    shard = EmbeddingShard([config], 0, 1)
+    for step, ids_M in enumerate([np.arange(30), np.arange(30), np.arange(30, 500), np.arange(100, 520)]):
+        shard.apply(UpdateTag(0, step, 0), {"items": (ids_M, np.ones((len(ids_M), 3), dtype=np.float32))})
+    everything = shard.export("items")
+    assert min(map(len, (everything.ids_M, everything.sighted, everything.evicted))) > 0
+    files = [tmp_path / name for name in write_table(tmp_path, config, 0, shard.export_parts("items"))]
+    found = []
+    for number in range(3):
+        parts = list(load_tables(files, [config], ShardMap(3), number)["items"])
+        assert len(parts) > 1
+        loaded = EmbeddingShard([config], 0, 1)
+        loaded.restore({"items": parts})
+        found.append(loaded.export("items"))
+    for name in ("ids_M", "weights_MD", "state_MS", "steps_M", "counts_M"):
+        assert np.array_equal(
+            np.concatenate([getattr(rows, name) for rows in found]), getattr(everything, name)
+        )
+    assert sorted(np.concatenate([rows.sighted.ids_K for rows in found])) == everything.sighted.ids_K.tolist()
+    assert sorted(np.concatenate([rows.evicted.ids_V for rows in found])) == sorted(everything.evicted.ids_V)
 
 
 def test_what_a_shard_with_a_disk_saves_a_shard_without_one_loads(tmp_path):
