@@ -57,7 +57,7 @@ _ROW_IN_USE = 9
 """Bytes per row in memory, where others are on disk: its id, and when it was used."""
 _MOVING_BYTES = 20 * 2**20
 """Buffers of such a table."""
-_PART_BYTES = 2 * 2**20
+_PART_BYTES = 2**20
 """Rows of such a table that are copied at once, or one virtual bucket."""
 _CACHE_SLOT = 15
 """Bytes per row of a cache's capacity, in use or not: its id, pins and marks."""
@@ -215,6 +215,7 @@ def _plan_tiered_table(config: TableConfig, num_ids: int, num_rows: int, disk: D
             # A part's records, their copy, and what the writer makes of it.
             "saving": min(num_rows, rows_at_once) * row * (2 + _WRITER_COPIES),
         },
+        rows_bytes=row * min(num_rows, _ROWS_PER_GROUP),  # it is read in parts
         disk_bytes=2 * 4 * (words + 2) * num_rows,
         memory_limit=limit,
         least_bytes=beside + in_memory.extra_bytes["growing"] + 64 * (4 * words + _FREE_ROW),
