@@ -150,10 +150,11 @@ class RecordLog:
         """Empty the segment with the fewest records, if less than half of the slots in use are live.
 
         Call it after `write` and `free` until it returns None, and note the new addresses each time;
-        one call moves a segment's records at most, so that it takes little memory.
+        one call moves a segment's records at most, so that it takes little memory. On a full disk records
+        stay where they are.
 
         Raises:
-            OSError: as `write`; nothing has changed then.
+            OSError: the disk's error; nothing has changed then.
         """
         with self._lock:
             victim = self._emptiest()
@@ -162,7 +163,12 @@ class RecordLog:
             live_N = np.unpackbits(self._live_GB[victim], bitorder="little")[: self._segment_slots]
             old_K = victim * self._segment_slots + np.flatnonzero(live_N)
             words_KW = self._reader.read(old_K, self._pages.words)
-            new_K = self._write(kernel_input(words_KW, np.int32))
+            try:
+                new_K = self._write(kernel_input(words_KW, np.int32))
+            except OSError as error:
+                if error.errno in _NO_ROOM:
+                    return None  # nothing needs it now; who writes will hear of it
+                raise
             self._free(kernel_input(old_K, np.int64))
             return Moved(words_KW, new_K)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,7 +87,7 @@ class EmbeddingTable:
     @property
     def num_bytes(self) -> int:
         """Memory of the rows that were in use at once, of the index, and of what waits for admission."""
-        return self._rows.num_bytes + self._waiting_bytes()
+        return self._rows.num_bytes + _waiting_bytes(self._sightings, self._tombstones)
 
     @property
     def disk_bytes(self) -> int:
@@ -166,7 +167,7 @@ class EmbeddingTable:
 
     def bytes_after(self, num_more: int) -> int:
         """Most that `num_bytes` is, and takes on the way, when so many more ids have rows."""
-        waiting = self._waiting_bytes()
+        waiting = _waiting_bytes(self._sightings, self._tombstones)
         if self.config.admission.min_sightings > 1:
             waiting += self._sightings.growth_bytes(num_more)
         return self._rows.bytes_after(num_more) + waiting
@@ -313,10 +314,9 @@ class EmbeddingTable:
     def _empty_rows(self) -> RowStorage:
         if self.config.disk is None:
             return MemoryRows(self._ops.num_words, self._num_threads)
-        return TieredRows(self.config.name, self._ops.num_words, self.config.disk, self._waiting_bytes)
-
-    def _waiting_bytes(self) -> int:
-        return self._sightings.num_bytes + self._tombstones.num_bytes
+        # Not a method of this table: the two would keep each other, and the disk's space, until a collection.
+        beside = partial(_waiting_bytes, self._sightings, self._tombstones)
+        return TieredRows(self.config.name, self._ops.num_words, self.config.disk, beside)
 
     def _apply_piece(self, ids_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
         rows_M = self._rows.find(ids_M)
@@ -337,6 +337,10 @@ class EmbeddingTable:
         self._rows.records.write(rows_M, 0, self._ops.new_records(ids_M))
         self._num_created += len(ids_M)
         return rows_M
+
+
+def _waiting_bytes(sightings: SightingCounters, tombstones: Tombstones) -> int:
+    return sightings.num_bytes + tombstones.num_bytes
 
 
 def joined(parts: Sequence[TableRows]) -> TableRows:

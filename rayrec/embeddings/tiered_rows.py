@@ -227,6 +227,7 @@ class TieredRows:
             self._let_go()
             # The pin keeps addresses from being given out again: the same address is the same record.
             same_K = self._map.find(fetch.ids_K) == _number(fetch.addresses_K)
+            same_K[self._capacity // 2 :] = False  # memory may have become smaller meanwhile
             ids_K, records_KW = fetch.ids_K, fetch.records_KW
             if not same_K.all():
                 ids_K, records_KW = ids_K[same_K], records_KW[same_K]
@@ -243,9 +244,7 @@ class TieredRows:
     @property
     def _fixed_bytes(self) -> int:
         copies = _NUM_COPIES * _COPY_BYTES + _COMPACTED_BYTES
-        of_rows = (
-            self._ids_R.nbytes + self._use_R.nbytes
-        )  # for the most rows there can be: they do not shrink
+        of_rows = self._ids_R.nbytes + self._use_R.nbytes  # as many as there can be: they do not shrink
         return self._map.num_bytes + self._log.num_bytes + of_rows + copies
 
     def _capacity_beside(self, num_bytes: int) -> int:

@@ -170,6 +170,26 @@ def test_a_full_disk_names_folder_and_need_and_loses_nothing(tmp_path, file_limi
     assert (log.read(more_M) == records(100, 100, 250)).all()
 
 
+def test_a_full_disk_leaves_records_where_they_are(tmp_path, file_limit, monkeypatch):
+    monkeypatch.setattr(record_log, "_SEGMENT_BYTES", SMALL_SEGMENT)
+    log = RecordLog(tmp_path, 250)
+    addresses_M = log.write(records(0, 64, 250))  # eight whole segments, none of them half full in a moment
+    log.free(addresses_M[np.arange(64) % 8 > 2])
+    file_limit(log.disk_bytes)
+    assert log.compact() is None
+    assert (log.read(addresses_M[::8]) == records(0, 64, 250)[::8]).all()
+    file_limit(2**30)
+    assert log.compact() is not None
+
+
+def test_room_that_was_reserved_is_there_on_a_full_disk(tmp_path, file_limit):
+    log = RecordLog(tmp_path, 250)
+    log.reserve(20_000)
+    file_limit(log.disk_bytes)
+    addresses_M = log.write(records(0, 20_000, 250))
+    assert (log.read(addresses_M) == records(0, 20_000, 250)).all()
+
+
 def test_what_is_pinned_stays_readable_after_it_was_freed(tmp_path, monkeypatch):
     monkeypatch.setattr(record_log, "_SEGMENT_BYTES", SMALL_SEGMENT)
     log = RecordLog(tmp_path, 250)

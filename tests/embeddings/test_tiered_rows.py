@@ -1,3 +1,4 @@
+import gc
 import os
 import resource
 
@@ -262,6 +263,20 @@ def test_parts_of_an_export_follow_each_other_and_are_the_export(few_rows, monke
     whole.apply(ids_M, gradients(0, 1000), 0)
     whole.apply(ids_M[:900], gradients(1, 900), 1)
     assert_same(table.export(), whole.export())
+
+
+def test_the_disk_is_given_back_with_the_table(monkeypatch):
+    closed = []
+    close = record_log.RecordLog.close
+    monkeypatch.setattr(record_log.RecordLog, "close", lambda log: closed.append(close(log)))
+    gc.disable()
+    try:
+        table = EmbeddingTable(with_disk(CONFIG))
+        table.apply(np.arange(3), gradients(0, 3), 0)
+        del table
+        assert closed == [None]
+    finally:
+        gc.enable()
 
 
 def test_memory_is_given_back_to_the_system_when_rows_make_room_for_the_map(few_rows, monkeypatch):
