@@ -20,7 +20,8 @@ def bench_command(
     """Measure what the project claims of itself, and say whether it holds.
 
     RAYREC_BENCH_DATA names a prepared data set to measure on, RAYREC_BENCH_PAIRS the interleaved
-    measurements of each bar and RAYREC_BENCH_STEPS the training steps of one.
+    measurements of each bar, RAYREC_BENCH_STEPS the training steps of one, RAYREC_BENCH_ROWS the rows of
+    a table where there is one.
     """
     from rayrec.platform.checkout import load_benchmarks
 
