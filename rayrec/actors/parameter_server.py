@@ -174,8 +174,9 @@ def spawn_parameter_servers(
     max_staleness: int = 0,
     memory_limit: int | None = None,
 ) -> list[ActorHandle]:
-    # Of every trainer, two lookups may wait for a step whose update needs a thread to arrive on.
-    options = {"num_cpus": num_cpus, "max_concurrency": (3 + max_staleness) * num_trainers + 2}
+    # Of every trainer, two reads and a question for evictions may wait for a step, whose update needs a
+    # thread to arrive on.
+    options = {"num_cpus": num_cpus, "max_concurrency": (4 + max_staleness) * num_trainers + 2}
     return [
         spawn(
             ParameterServer,
