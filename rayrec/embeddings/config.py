@@ -132,7 +132,11 @@ class EvictionConfig(Config):
 
 
 class DiskConfig(Config):
-    """A table that is larger than its memory: the rows used least lately lie on disk. No value changes."""
+    """A table that is larger than its memory: the rows used least lately lie on disk. No value changes.
+
+    Eviction by age reads all of them in order, some million rows a second; eviction by capacity and snapshots
+    read them in the order of buckets, one by one, some hundred thousand a second.
+    """
 
     memory: ByteSize
     """Most that each server's part of the table may take of memory, such as `8 GiB`: rows, what finds them

@@ -24,6 +24,7 @@ import os
 import tempfile
 import threading
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -160,8 +161,7 @@ class RecordLog:
             victim = self._emptiest()
             if victim is None:
                 return None
-            live_N = np.unpackbits(self._live_GB[victim], bitorder="little")[: self._segment_slots]
-            old_K = victim * self._segment_slots + np.flatnonzero(live_N)
+            old_K = self._live(victim)
             words_KW = self._reader.read(old_K, self._pages.words)
             try:
                 new_K = self._write(kernel_input(words_KW, np.int32))
@@ -171,6 +171,11 @@ class RecordLog:
                 raise
             self._free(kernel_input(old_K, np.int64))
             return Moved(words_KW, new_K)
+
+    def addresses(self) -> Iterator[Int64Array]:
+        """Where all records are, segment by segment: so every page is read once. None may move meanwhile."""
+        for segment in np.flatnonzero(self._num_live_G).tolist():
+            yield self._live(segment)
 
     def pin(self) -> int:
         """Until `unpin`, no address of now is given out again, so that what was written there stays."""
@@ -272,6 +277,10 @@ class RecordLog:
         for segment in np.unique(addresses_M // self._segment_slots).tolist():
             if self._num_live_G[segment] == 0 and segment != self._open:
                 self._release(segment)
+
+    def _live(self, segment: int) -> Int64Array:
+        live_N = np.unpackbits(self._live_GB[segment], bitorder="little")[: self._segment_slots]
+        return segment * self._segment_slots + np.flatnonzero(live_N)
 
     def _emptiest(self) -> int | None:
         """The segment to empty, if one should be."""

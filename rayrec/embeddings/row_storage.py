@@ -82,6 +82,10 @@ class RowStorage(Protocol):
         """
         ...
 
+    def scan(self) -> Iterator[RowsPart]:
+        """All rows as `parts`, in the order in which they are read fastest, without regard to buckets."""
+        ...
+
     def parts(self, ordered: bool) -> Iterator[RowsPart]:
         """All rows, whole virtual buckets at a time, as many as memory allows; moves nothing.
 
@@ -136,6 +140,9 @@ class MemoryRows:
     def reserve(self, num_new: int, num_changed: int) -> None:
         self.records.reserve(self._index.rows_after(num_new))
         self._index.reserve(num_new)
+
+    def scan(self) -> Iterator[RowsPart]:
+        return self.parts(ordered=False)
 
     def parts(self, ordered: bool) -> Iterator[RowsPart]:
         ids_M, rows_M = self._index.items()

@@ -201,11 +201,13 @@ class EmbeddingTable:
         if self.config.eviction is None or not self.config.eviction.is_due(step):
             return
         found = []
-        for ids_M, records, rows_M in self._rows.parts(ordered=False):
+        eviction = self.config.eviction
+        by_bucket = eviction.max_rows_per_bucket is not None
+        for ids_M, records, rows_M in self._rows.parts(ordered=False) if by_bucket else self._rows.scan():
             stamps_M2 = self._ops.stamps(records, rows_M)
-            victims_M = choose_victims(self.config.eviction, ids_M, stamps_M2[:, 0], stamps_M2[:, 1], step)
+            victims_M = choose_victims(eviction, ids_M, stamps_M2[:, 0], stamps_M2[:, 1], step)
             found.append(ids_M[victims_M])
-        ids_V = np.concatenate(found)
+        ids_V = np.concatenate([np.empty(0, dtype=np.int64), *found])
         self._tombstones.add(ids_V, step)
         self._rows.remove(ids_V)
         self._num_evicted += len(ids_V)

@@ -185,6 +185,21 @@ class TieredRows:
         self._log.reserve(2 * num_changed)
         self._fit()
 
+    def scan(self) -> Iterator[RowsPart]:
+        self._let_go()
+        in_memory_R = np.flatnonzero(self._use_R[: self._num_rows] != _FREE)
+        for first in range(0, len(in_memory_R), self._copied_rows):
+            rows_M = in_memory_R[first : first + self._copied_rows]
+            yield RowsPart(self._ids_R[rows_M], self.records, rows_M)
+        copies = Records(self._words)
+        copies.reserve(self._copied_rows)
+        for of_segment in self._log.addresses():
+            for first in range(0, len(of_segment), self._copied_rows):
+                words_MW = self._log.read(of_segment[first : first + self._copied_rows])
+                rows_M = np.arange(len(words_MW))
+                copies.write(rows_M, 0, words_MW[:, : self._words])
+                yield RowsPart(self._ids_in(words_MW), copies, rows_M)
+
     def parts(self, ordered: bool) -> Iterator[RowsPart]:
         self._let_go()
         copies = Records(self._words)
@@ -340,8 +355,11 @@ class TieredRows:
 
     def _compact(self) -> None:
         while (moved := self._log.compact()) is not None:
-            ids_K = np.ascontiguousarray(moved.words_KW[:, self._words :]).view(np.int64).reshape(-1)
-            self._map.assign(ids_K, _number(moved.addresses_K))
+            self._map.assign(self._ids_in(moved.words_KW), _number(moved.addresses_K))
+
+    def _ids_in(self, words_MW: Int32Array) -> Int64Array:
+        """The ids behind records as they are on disk."""
+        return np.ascontiguousarray(words_MW[:, self._words :]).view(np.int64).reshape(-1)
 
     def _fit(self, num_bytes: int = 0) -> None:
         """Let memory hold as many rows as it has room for beside so many bytes; those beyond go to disk."""
