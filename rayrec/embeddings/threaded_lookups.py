@@ -3,8 +3,8 @@
 Whatever a mode does, it does here in the same order, one call after the other; so the bits are the same.
 The trainer's thread hands calls over and waits for rows only:
 
-    trainer's thread   rows t │ dense t ....................... │ update t │ rows t + 1 │ dense t + 1 ...
-    this thread               │ prefetch t + 1  receive t + 1   │ apply, rows t + 1 ─► ┘  send ...
+    trainer's thread   rows t │ dense t ........................ │ update t │ rows t + 1 │ dense t + 1
+    this thread        rows t │ prefetch t + 1   receive t + 1   │ apply, rows t + 1 ─► ┘  send ...
 
 Python's lock is no hindrance: kernels, copies and waiting for servers are done without it.
 """
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 from rayrec.embeddings.lookups import Float32Array, LookupMode, Lookups, LookupStats, OnRows, ignore_rows
 
@@ -30,6 +31,8 @@ class ThreadedLookups:
         self._thread = ThreadPoolExecutor(1, "lookups")
         self._rows: dict[int, Future[Rows]] = {}
         """Of steps whose rows have not been taken."""
+        self._put_off: list[tuple[int, Lookups]] = []
+        """Announced batches that the mode has not been told of."""
         self._error: BaseException | None = None
         self._rows_wait_s = self._update_wait_s = 0.0
         self.on_rows: OnRows = ignore_rows
@@ -41,9 +44,11 @@ class ThreadedLookups:
         return replace(self._mode.stats, rows_wait_s=self._rows_wait_s, update_wait_s=self._update_wait_s)
 
     def prefetch(self, step: int, lookups: Lookups) -> None:
+        # Behind the rows of the batch before, which dense compute is waiting for, or will be.
+        self._put_off.append((step, lookups))
+        if step - 1 not in self._rows:
+            self._look_ahead()
         self._rows[step] = Future()
-        self._submit(lambda: self._mode.prefetch(step, lookups))
-        self._submit(lambda: self._mode.receive(step))
 
     def receive(self, step: int) -> None:
         """Nothing: that is done already, beside other work."""
@@ -57,6 +62,7 @@ class ThreadedLookups:
                 rows.set_result(found)
 
         self._submit(ask)
+        self._look_ahead()
         started = self._clock()
         try:
             return {name: rows.result()[name] for name in lookups}
@@ -77,6 +83,12 @@ class ThreadedLookups:
     def close(self) -> None:
         """End the thread, once the calls so far are done."""
         self._thread.shutdown()
+
+    def _look_ahead(self) -> None:
+        announced, self._put_off = self._put_off, []
+        for step, lookups in announced:
+            self._submit(partial(self._mode.prefetch, step, lookups))
+            self._submit(partial(self._mode.receive, step))
 
     def _deliver(self, step: int, rows: Rows) -> None:
         self._rows[step].set_result(rows)

@@ -257,10 +257,19 @@ def test_an_error_beside_dense_compute_is_raised_by_every_call_that_follows():
     mode.close()
 
 
-def test_rows_are_prepared_while_the_trainer_computes():
+def test_the_next_batch_is_read_while_the_trainer_computes_and_not_before():
     transport = RecordingTransport(make_shards(ITEMS, 1))
     mode = ThreadedLookups(ExactPrefetch(ITEMS, ShardMap(1), transport))
-    mode.prefetch(0, alone(1))
-    mode.prefetch(1, alone(2))
+    mode.prefetch(0, alone(1, 2))
+    mode.prefetch(1, alone(2, 3))
+    mode.rows(0, alone(1, 2))
+    mode.prefetch(2, alone(4))
+    mode.update(0, alone(1, 2), ones(alone(1, 2)))
     mode.close()  # which waits for what was handed over
-    assert [call[2] for call in transport.calls] == [{"items": [1]}, {"items": [2]}]
+    # Batch 2 is put off until the rows of batch 1 are under way: dense compute waits for those.
+    assert [call[::2] for call in transport.calls] == [
+        ("lookup", {"items": [1, 2]}),
+        ("lookup", {"items": [3]}),
+        ("apply", {"items": [1, 2]}),
+        ("lookup", {"items": [2]}),
+    ]
