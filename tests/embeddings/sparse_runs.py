@@ -223,14 +223,17 @@ def run(
         ahead: whether batches are announced.
     """
     num_sources = len(batches_by_source)
-    board = Board(num_sources)
+    board, rows_board = Board(num_sources), Board(num_sources)  # as there are two process groups
 
     def train_source(source: int) -> tuple[Seen, Seen]:
         try:
-            mode = make_mode(tables, ShardMap(num_shards), transport, source, ThreadExchange(board, source))
+            mode = make_mode(
+                tables, ShardMap(num_shards), transport, source, ThreadExchange(rows_board, source)
+            )
             return train(mode, batches_by_source[source], source, board, drain_every, ahead)
         except BaseException:
             board.abort()
+            rows_board.abort()
             raise
 
     with ThreadPoolExecutor(num_sources) as pool:
