@@ -2,10 +2,10 @@
 
 One batch is 100,000 ids of a Zipf law over the rows of the table, about 37,000 of them distinct, and no
 batch comes twice: repeated ones would sit in the processor's cache. Ours starts from 64-bit ids that look
-random; they are deduplicated, found in the index, their rows are read and spread over the batch; then
-[100,000, 64] gradients are summed per id and applied by row-wise Adagrad. The peers do the same work on
-row numbers, which somebody else had to assign. Rows that are asked for often lie scattered over the
-table, at the same places for everybody. Bars, all of them ratios of ids per second:
+random; they are grouped by id, found in the index, their rows are read and spread over the batch; then
+[100,000, 64] gradients are summed per id, checked, and applied by row-wise Adagrad. The peers do the
+same work on row numbers, which somebody else had to assign. Rows that are asked for often lie scattered
+over the table, at the same places for everybody. Bars, all of them ratios of ids per second:
 
 * `sparse-fbgemm`: against `SplitTableBatchedEmbeddingBagsCodegen` of fbgemm, static, on the CPU, with
   EXACT_ROWWISE_ADAGRAD, at its best setting: one thread or two, no pooling or bags of one id (which
@@ -18,7 +18,8 @@ table, at the same places for everybody. Bars, all of them ratios of ids per sec
 * `sparse-40m`: our table of four times the rows against itself; needs 17 GB of free memory.
 
 Each peer runs in a process of its own, since the settings of its memory are read when a process starts;
-it is idle while the other side is measured. Ours has the memory that any process gets.
+it is idle while the other side is measured. Ours runs in a process whose environment says nothing; the two
+arrays of a batch are written where they were before, in huge pages (`batch_memory`).
 
 fbgemm is an optional peer, fbgemm-gpu-cpu==1.8.0; the extra `bench` of this package brings it.
 `RAYREC_BENCH_ROWS` makes the table smaller, for a look at the benchmark itself.
@@ -29,7 +30,6 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import math
-import mmap
 import multiprocessing
 import os
 import statistics
@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
-from rayrec.embeddings.batch_rows import expand_rows, sum_rows
+from rayrec.embeddings.batch_rows import batch_memory, group_ids
 from rayrec.embeddings.compiled import LANES, copy_lanes, prefetch_words
 from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.records import Records
@@ -55,7 +55,6 @@ from rayrec.embeddings.row_operations import RowOperations
 from rayrec.embeddings.table import EmbeddingTable
 from rayrec.embeddings.threads import in_parts
 from rayrec.platform.console import log
-from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.hashing import mix64
 
 DIM = 64
@@ -171,25 +170,21 @@ class Windows:
 
 
 class OurTable:
-    """The dynamic table, as a trainer and a server use it; what is large is written where it was before."""
+    """The dynamic table, as one process that trains uses it; what is large is written where it was before."""
 
     def __init__(self, num_rows: int, num_threads: int) -> None:
         self._table = filled_table(num_rows, num_threads=num_threads)
         self._num_threads = num_threads
         self._step = 1
-        self._batch_ND = np.empty((BATCH, DIM), dtype=np.float32)
-        self._rows_MD, self._summed_MD = np.empty_like(self._batch_ND), np.empty_like(self._batch_ND)
+        self._rows_ND, self._sums_MD = batch_memory(BATCH, DIM), batch_memory(BATCH, DIM)
 
     def inputs(self, rows_N: Int64Array) -> Int64Array:
         return ids_of_rows(rows_N)
 
     def step(self, inputs: Int64Array, grads_ND: Float32Array) -> None:
-        ids_M, inverse_N = deduplicate(inputs)
-        num_distinct, threads = len(ids_M), self._num_threads
-        rows_MD = self._table.lookup(ids_M, empty=lambda shape, dtype: self._rows_MD[:num_distinct])
-        expand_rows(rows_MD, inverse_N, self._batch_ND, threads)
-        summed_MD = sum_rows(grads_ND, inverse_N, num_distinct, self._summed_MD[:num_distinct])
-        self._table.apply(ids_M, summed_MD, self._step)
+        groups = group_ids(inputs, self._num_threads)
+        self._table.lookup_batch(groups, self._rows_ND)
+        self._table.apply_batch(groups, grads_ND, self._step, self._sums_MD[: len(groups.ids_M)])
         self._step += 1
 
 
@@ -426,7 +421,7 @@ class RecordReader:
         for first in range(0, num_rows, BATCH):
             rows_M = np.arange(first, min(first + BATCH, num_rows))
             self._records.write(rows_M, 0, self._operations.new_records(rows_M))
-        self._out_ND = _huge_float32(BATCH)
+        self._out_ND = batch_memory(BATCH, DIM)
 
     def read(self, rows_N: Int64Array) -> None:
         self._operations.gather(self._records, rows_N, rows_N, self._out_ND)
@@ -437,9 +432,9 @@ class BareReader:
 
     def __init__(self, num_rows: int, num_threads: int) -> None:
         self._num_threads = num_threads
-        self._rows_RD = _huge_float32(num_rows)
+        self._rows_RD = batch_memory(num_rows, DIM)
         self._rows_RD.fill(1.0)
-        self._out_ND = _huge_float32(BATCH)
+        self._out_ND = batch_memory(BATCH, DIM)
 
     def read(self, rows_N: Int64Array) -> None:
         base = np.uint64(self._rows_RD.ctypes.data)
@@ -448,12 +443,6 @@ class BareReader:
             len(rows_N),
             lambda first, last: _gather_bare(base, rows_N[first:last], self._out_ND[first:last]),
         )
-
-
-def _huge_float32(num_rows: int) -> Float32Array:
-    memory = mmap.mmap(-1, num_rows * DIM * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, dtype=np.float32).reshape(num_rows, DIM)
 
 
 @njit(nogil=True, cache=True)

@@ -96,6 +96,26 @@ def _add_lanes(typingctx: Any, target: Any, source: Any) -> tuple[Any, Any]:
     return types.void(types.uint64, types.uint64), generate
 
 
+def _stream_lanes(typingctx: Any, target: Any, source: Any) -> tuple[Any, Any]:
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        target, source = (builder.inttoptr(address, _LANES_POINTER) for address in arguments)
+        store = builder.store(builder.load(source, align=4), target, align=4 * LANES)
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64), generate
+
+
+def _end_stream(typingctx: Any) -> tuple[Any, Any]:
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
 LANES = 16
 """float32 numbers in a cache line, and in the widest vectors there are."""
 _LANES_POINTER = ir.PointerType(ir.VectorType(ir.FloatType(), LANES))
@@ -108,6 +128,14 @@ numbers are left to the loop's scalar rest.
 """
 add_lanes: Any = intrinsic(_add_lanes)
 """add_lanes(target, source): add LANES float32 at one address to those at another."""
+stream_lanes: Any = intrinsic(_stream_lanes)
+"""stream_lanes(target, source): `copy_lanes` to a whole cache line, past the caches.
+
+A store into memory that is not cached reads it first; this one does not, and leaves the caches to what is
+read again. Other threads may see it only after `end_stream`.
+"""
+end_stream: Any = intrinsic(_end_stream)
+"""end_stream(): what was streamed is there for every thread that hears of this call's end."""
 float32_at: Any = intrinsic(_float32_at)
 """float32_at(address): pointer to float32, for `numba.carray`."""
 int32_at: Any = intrinsic(_int32_at)

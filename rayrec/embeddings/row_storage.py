@@ -34,6 +34,9 @@ class RowStorage(Protocol):
     `find`, `reserve` or `remove`, since a row may be moved to disk then.
     """
 
+    stay: bool
+    """Whether row numbers hold until `remove`: then they need not be found again."""
+
     @property
     def records(self) -> Records: ...
 
@@ -99,6 +102,8 @@ class RowStorage(Protocol):
 
 class MemoryRows:
     """A `RowStorage` with all rows in memory."""
+
+    stay = True
 
     def __init__(self, words: int, num_threads: int = 1) -> None:
         self.records = Records(words)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.embeddings.admission import Sighted, SightingCounters
+from rayrec.embeddings.batch_rows import IdGroups, output
 from rayrec.embeddings.compiled import kernel_input
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.eviction import Evicted, Tombstones, choose_victims
@@ -78,6 +79,8 @@ class EmbeddingTable:
         self._sightings = SightingCounters(config.admission)
         self._tombstones = Tombstones(config.eviction.remember_steps if config.eviction else 0)
         self._rows: RowStorage = self._empty_rows()
+        self._found: tuple[IdGroups, Int64Array] | None = None
+        """The batch that was looked up last and its rows, while no row has come or gone since."""
         self._num_created = self._num_evicted = self._num_not_admitted = 0
 
     @property
@@ -118,6 +121,19 @@ class EmbeddingTable:
             self._ops.gather(self._rows.records, rows_M, ids_M[piece], rows_MD[piece])
         return rows_MD
 
+    def lookup_batch(self, groups: IdGroups, out_ND: Float32Array | None = None) -> Float32Array:
+        """[N, D] weights of each id of a batch: `lookup(ids_M)[inverse_N]`, but nothing lies in between.
+
+        Args:
+            out_ND: where to write them. `batch_memory` is the fastest.
+        """
+        rows_ND = output(out_ND, (len(groups.places_N), self.config.dim))
+        for piece in self._rows.pieces(len(groups.ids_M)):
+            rows_M = self._rows.find(groups.ids_M[piece])
+            self._ops.gather_batch(self._rows.records, rows_M, groups, piece.start, rows_ND)
+            self._found = (groups, rows_M) if self._rows.stay else None
+        return rows_ND
+
     def read_records(self, ids_M: Int64Array) -> tuple[Int32Array, NDArray[np.bool_]]:
         """([M, W] records, [M] whether there is a row); an absent id has the record of a new row."""
         self._check_ids(ids_M)
@@ -157,6 +173,29 @@ class EmbeddingTable:
         self.apply_checked(ids_M, grads_MD, step)
         self.evict(step)
 
+    def apply_batch(
+        self, groups: IdGroups, grads_ND: Float32Array, step: int, sums_MD: Float32Array | None = None
+    ) -> None:
+        """`apply` of a batch's gradients: those of each distinct id are added in the order of the batch.
+
+        Args:
+            grads_ND: [N, D] one gradient for each id of the batch, float32.
+            sums_MD: where to write their sums. `batch_memory` is the fastest.
+
+        Raises:
+            As `apply` does; nothing has changed.
+        """
+        sums_MD = self._ops.sum_batch(groups, grads_ND, sums_MD)
+        self.reserve(groups.ids_M)
+        found, self._found = self._found, None
+        for piece in self._rows.pieces(len(groups.ids_M)):
+            if found is not None and found[0] is groups:
+                rows_M = found[1]
+            else:
+                rows_M = self._rows.find(groups.ids_M[piece])
+            self._apply_piece(groups.ids_M[piece], rows_M, sums_MD[piece], step)
+        self.evict(step)
+
     def check_update(self, ids_M: Int64Array, grads_MD: Float32Array) -> None:
         """Raise the ValueError that `apply` would raise; changes nothing."""
         self._ops.check_gradients(ids_M, grads_MD)
@@ -193,7 +232,7 @@ class EmbeddingTable:
         """The part of `apply` that changes rows, for an update that was checked and has room."""
         ids_M = kernel_input(ids_M, np.int64)
         for piece in self._rows.pieces(len(ids_M)):
-            self._apply_piece(ids_M[piece], grads_MD[piece], step)
+            self._apply_piece(ids_M[piece], self._rows.find(ids_M[piece]), grads_MD[piece], step)
 
     def evict(self, step: int) -> None:
         """Give up the rows that the config wants given up when this step commits."""
@@ -210,6 +249,7 @@ class EmbeddingTable:
         ids_V = np.concatenate([np.empty(0, dtype=np.int64), *found])
         self._tombstones.add(ids_V, step)
         self._rows.remove(ids_V)
+        self._found = None
         self._num_evicted += len(ids_V)
 
     def fetchable(self, ids_M: Int64Array) -> list[Int64Array]:
@@ -278,7 +318,7 @@ class EmbeddingTable:
                 self._load_piece(filled, part, piece)
             sighted.append(part.sighted)
             evicted.append(part.evicted)
-        self._rows = filled
+        self._rows, self._found = filled, None
         self._sightings.load(Sighted.joined(sighted))
         self._tombstones.load(Evicted.joined(evicted))
 
@@ -320,8 +360,7 @@ class EmbeddingTable:
         beside = partial(_waiting_bytes, self._sightings, self._tombstones)
         return TieredRows(self.config.name, self._ops.num_words, self.config.disk, beside)
 
-    def _apply_piece(self, ids_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
-        rows_M = self._rows.find(ids_M)
+    def _apply_piece(self, ids_M: Int64Array, rows_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
         missing = np.flatnonzero(rows_M == MISSING)
         if len(missing):
             admitted_M = self._sightings.admit(ids_M[missing], step)
@@ -336,6 +375,7 @@ class EmbeddingTable:
     def _create(self, ids_M: Int64Array) -> Int64Array:
         """[M] rows of ids that have none yet."""
         rows_M = self._rows.add(ids_M)
+        self._found = None
         self._rows.records.write(rows_M, 0, self._ops.new_records(ids_M))
         self._num_created += len(ids_M)
         return rows_M

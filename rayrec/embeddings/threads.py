@@ -7,8 +7,9 @@ One thread is the default everywhere: servers share their machine with each othe
 from __future__ import annotations
 
 import functools
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -27,8 +28,12 @@ def in_parts(
         least: length of a part that is worth a thread. There is always one part, which may be shorter.
     """
     num_parts = max(1, min(num_threads, length // least))
-    bounds = [part * length // num_parts for part in range(num_parts + 1)]
-    others = [_pool().submit(work, bounds[part], bounds[part + 1]) for part in range(1, num_parts)]
+    return in_given_parts([part * length // num_parts for part in range(num_parts + 1)], work)
+
+
+def in_given_parts(bounds: Sequence[int], work: Callable[[int, int], ResultT]) -> list[ResultT]:
+    """Call `work(first, last)` on the parts between neighbouring bounds, one per thread; results in order."""
+    others = [_pool().submit(work, first, last) for first, last in itertools.pairwise(bounds[1:])]
     try:
         mine = work(bounds[0], bounds[1])
     finally:

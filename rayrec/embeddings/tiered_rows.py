@@ -78,6 +78,8 @@ class Fetch:
 class TieredRows:
     """A `RowStorage` with the rows that memory has no room for on disk."""
 
+    stay = False
+
     def __init__(self, name: str, words: int, config: DiskConfig, beside: Callable[[], int]) -> None:
         """
         Args:
