@@ -45,6 +45,8 @@ class ServerSpec:
     """Steps that a trainer may be ahead of its updates."""
     memory_limit: int | None = None
     """Most bytes that its tables may take."""
+    num_threads: int = 1
+    """That one of its calls may use."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class ParameterServer:
             wait_timeout_s=spec.wait_timeout_s,
             max_staleness=spec.max_staleness,
             memory_limit=spec.memory_limit,
+            num_threads=spec.num_threads,
         )
         # The shard works under one lock, so its busy seconds do not overlap however many threads call it.
         self._clock = MeterClock(lambda: self._shard.stats().busy_s)
@@ -173,6 +176,7 @@ def spawn_parameter_servers(
     num_cpus: float,
     max_staleness: int = 0,
     memory_limit: int | None = None,
+    num_threads: int = 1,
 ) -> list[ActorHandle]:
     # Of every trainer, two reads and a question for evictions may wait for a step, whose update needs a
     # thread to arrive on.
@@ -182,7 +186,16 @@ def spawn_parameter_servers(
             ParameterServer,
             ActorRole(run, "parameter_server", shard),
             options,
-            ServerSpec(tables, num_servers, shard, num_trainers, wait_timeout_s, max_staleness, memory_limit),
+            ServerSpec(
+                tables,
+                num_servers,
+                shard,
+                num_trainers,
+                wait_timeout_s,
+                max_staleness,
+                memory_limit,
+                num_threads,
+            ),
         )
         for shard in range(num_servers)
     ]

@@ -102,6 +102,7 @@ class EmbeddingShard:
             step while another one's update of the step before is still on its way; further ahead it
             cannot be, since sources wait for their own older updates and meet in every dense step.
         memory_limit: most bytes that the tables may take; None for what the machine gives.
+        num_threads: that one call may use; the rows do not depend on it.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class EmbeddingShard:
         wait_timeout_s: float = 120.0,
         max_staleness: int = 0,
         memory_limit: int | None = None,
+        num_threads: int = 1,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         names = [config.name for config in tables]
@@ -125,13 +127,14 @@ class EmbeddingShard:
         self._wait_timeout_s = wait_timeout_s
         self._steps_ahead = 1 + max_staleness
         self._memory_limit = memory_limit
+        self._num_threads = num_threads
         self._clock = clock
         self._changed = threading.Condition()
         self._lent = False
         """Whether a step is half applied, and the lock is free for reads that named no step."""
         self._readers: set[object] = set()
         """Reads that named no step and are not done."""
-        self._tables = {config.name: EmbeddingTable(config) for config in tables}
+        self._tables = {config.name: EmbeddingTable(config, num_threads) for config in tables}
         self._incarnation = incarnation
         self._committed_step = -1
         self._pending: dict[int, dict[int, tuple[SparseUpdate, KeptRecords]]] = {}
@@ -336,7 +339,7 @@ class EmbeddingShard:
             raise ValueError(
                 f"shard {self._shard} holds tables {sorted(self._tables)}, got rows of {sorted(rows)}"
             )
-        restored = {config.name: EmbeddingTable(config) for config in self._configs}
+        restored = {config.name: EmbeddingTable(config, self._num_threads) for config in self._configs}
         for name, table in restored.items():
             table.load(rows[name])
         with self._between_steps():

@@ -71,6 +71,9 @@ class SparseConfig(Config):
     server_memory: ByteSize | None = None
     """Most that one server may need, such as `8 GiB`; judged before the run, and kept to in it.
     None: what the machine has."""
+    server_threads: int = Field(1, ge=1)
+    """Threads that one lookup or update of a server may use; the numbers do not depend on it. Ray counts a
+    server as `pipeline.cpus_per_actor` all the same."""
     expected_rows: dict[str, int] = Field(default_factory=dict)
     """By table: rows to plan memory for, where there will be more than the data set has ids now."""
     transport: Literal["auto", "ray", "shared_memory"] = "auto"

@@ -33,6 +33,7 @@ FREE_TO_CHANGE = (
     "sparse.transport",
     "sparse.cache_rows",
     "sparse.server_memory",
+    "sparse.server_threads",
     "sparse.expected_rows",
     "evaluation.every_epochs",
     "evaluation.patience",

@@ -95,6 +95,7 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
                 num_cpus,
                 lookup_settings(assembly).max_staleness,
                 sparse.server_memory,
+                sparse.server_threads,
             ),
             num_cpus,
         )

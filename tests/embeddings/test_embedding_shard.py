@@ -7,6 +7,7 @@ import pytest
 
 from rayrec.embeddings.config import RowwiseAdagradConfig, SgdConfig, TableConfig
 from rayrec.embeddings.shard import EmbeddingShard, UpdateTag, sum_by_id
+from rayrec.embeddings.threads import ROWS_PER_THREAD
 
 # With this accumulator a step moves a row by its gradient, to within 1e-6: lr / sqrt(1e12) = 1.
 PLAIN = RowwiseAdagradConfig(lr=1e6, initial_accumulator=1e12)
@@ -248,3 +249,18 @@ def test_rows_that_a_cache_brings_back_twice_count_once():
 def test_two_tables_with_one_name_are_refused():
     with pytest.raises(ValueError, match="two tables are named 'items'"):
         EmbeddingShard([TableConfig(name="items", dim=2), TableConfig(name="items", dim=3)], 0, 1)
+
+
+def test_calls_on_several_threads_answer_with_the_same_rows_also_after_a_restore():
+    table = TableConfig(name="items", dim=8)
+    ids_M = np.arange(3 * ROWS_PER_THREAD)
+    one, several = (EmbeddingShard((table,), 0, 1, num_threads=num_threads) for num_threads in (1, 3))
+    grads_MD = np.random.default_rng(0).standard_normal((len(ids_M), 8), dtype=np.float32)
+    for shard in (one, several):
+        shard.apply(UpdateTag(0, 0, 0), {"items": (ids_M, grads_MD)})
+        shard.restore({"items": [shard.export("items")]})
+        shard.begin(0, 1)
+        shard.apply(UpdateTag(1, 1, 0), {"items": (ids_M, grads_MD)})
+
+    rows_MD, same_MD = (shard.lookup({"items": ids_M})["items"] for shard in (one, several))
+    assert rows_MD.tobytes() == same_MD.tobytes()

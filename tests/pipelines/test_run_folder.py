@@ -150,7 +150,7 @@ def test_a_run_goes_on_only_with_the_settings_its_results_depend_on(tmp_path, ch
     "changes",
     [
         {"pipeline": {"num_trainers": 2, "num_readers": 3, "mode": "sync"}},
-        {"sparse": {"num_servers": 5, "wait_timeout_s": 9}},
+        {"sparse": {"num_servers": 5, "server_threads": 2, "wait_timeout_s": 9}},
         {"evaluation": {"patience": 2, "batch_size": 7, "every_epochs": 3}},
         {"data": {"path": "moved", "semantic_ids": "moved/codes"}},
         {"cluster": {"dashboard": False}},
