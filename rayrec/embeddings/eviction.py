@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.embeddings.config import EvictionConfig
+from rayrec.embeddings.index import IdMap
 from rayrec.embeddings.routing import Int64Array, bucket_of
 from rayrec.platform.hashing import mix64
 
@@ -74,38 +75,47 @@ class Evicted:
 
 
 class Tombstones:
-    """Evictions of the last `remember_steps` steps, oldest first. Not thread-safe."""
+    """The last eviction of every id that was evicted in the last `remember_steps` steps and has no row
+    since. Not thread-safe.
+    """
 
     def __init__(self, remember_steps: int) -> None:
         self._remember_steps = remember_steps
-        self._by_step: list[Evicted] = []
+        self._steps: IdMap | None = None
+        """Step by id; none where nothing was ever evicted."""
 
     @property
     def num_bytes(self) -> int:
-        return sum(evicted.ids_V.nbytes + evicted.steps_V.nbytes for evicted in self._by_step)
+        return 0 if self._steps is None else self._steps.num_bytes
 
     def add(self, ids_V: Int64Array, step: int) -> None:
         """Remember what this step gave up, and no longer what is too old."""
-        self._by_step = [
-            evicted for evicted in self._by_step if step - evicted.steps_V[0] <= self._remember_steps
-        ]
-        if len(ids_V):
-            self._by_step.append(Evicted(ids_V, np.full(len(ids_V), step, dtype=np.int32)))
+        self._put(Evicted(ids_V, np.full(len(ids_V), step, dtype=np.int32)))
+        if self._steps is not None:
+            ids_V, steps_V = self._steps.items()
+            self._steps.remove(ids_V[step - steps_V > self._remember_steps])
+
+    def forget(self, ids_M: Int64Array) -> None:
+        """These ids have rows again."""
+        if self._steps is not None:
+            self._steps.remove(ids_M)
 
     def since(self, step: int) -> Evicted:
-        """What commits after `step` gave up, the latest eviction of each id, whether or not it is back."""
-        found = [evicted for evicted in self._by_step if evicted.steps_V[0] > step]
-        if not found:
+        """What commits after `step` gave up, by step and id."""
+        if self._steps is None:
             return Evicted.nothing()
-        ids_V = np.concatenate([evicted.ids_V for evicted in found])
-        steps_V = np.concatenate([evicted.steps_V for evicted in found])
-        _, last = np.unique(ids_V[::-1], return_index=True)
-        chosen = np.sort(len(ids_V) - 1 - last)
-        return Evicted(ids_V[chosen], steps_V[chosen])
+        ids_V, steps_V = self._steps.items()
+        is_later_V = steps_V > step
+        ids_V, steps_V = ids_V[is_later_V], steps_V[is_later_V]
+        order_V = np.lexsort((ids_V, steps_V))
+        return Evicted(ids_V[order_V], steps_V[order_V].astype(np.int32))
 
     def load(self, evicted: Evicted) -> None:
         """Replace everything remembered so far."""
-        self._by_step = []
-        for step in np.unique(evicted.steps_V):
-            of_step = evicted.steps_V == step
-            self._by_step.append(Evicted(evicted.ids_V[of_step], evicted.steps_V[of_step]))
+        self._steps = None
+        self._put(evicted)
+
+    def _put(self, evicted: Evicted) -> None:
+        if len(evicted):
+            self._steps = self._steps or IdMap(len(evicted))
+            self._steps.assign(evicted.ids_V, evicted.steps_V.astype(np.int64))

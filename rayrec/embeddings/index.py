@@ -84,6 +84,11 @@ class IdMap:
         num_ids = self._num_ids + num_more
         return index_bytes(num_ids) if num_ids > _MAX_LOAD * len(self._slots_C2) else 0
 
+    def items(self) -> tuple[Int64Array, Int64Array]:
+        """([R] ids, [R] numbers), in no order."""
+        used_R2 = self._slots_C2[self._slots_C2[:, 1] != MISSING]
+        return np.ascontiguousarray(used_R2[:, 0]), np.ascontiguousarray(used_R2[:, 1])
+
     def count_by_bucket(self) -> Int64Array:
         """[65536] ids in each virtual bucket."""
         return _count_by_bucket(self._slots_C2)
@@ -104,6 +109,8 @@ class IdIndex(IdMap):
     def __init__(self, expected_ids: int = 0) -> None:
         super().__init__(expected_ids)
         self._free_F = np.empty(0, dtype=np.int64)
+        """Free rows, and behind the first `num_free` of them room for more."""
+        self._num_free = 0
 
     @property
     def num_bytes(self) -> int:
@@ -112,7 +119,7 @@ class IdIndex(IdMap):
     @property
     def num_rows(self) -> int:
         """One more than the highest row given out so far."""
-        return self._num_ids + len(self._free_F)
+        return self._num_ids + self._num_free
 
     def find_or_add(self, ids_M: Int64Array) -> Int64Array:
         """[M] row of each id; new ids get the next row numbers, in the order in which they appear."""
@@ -122,10 +129,15 @@ class IdIndex(IdMap):
             rows_M = self.find(ids_M)
             self.reserve(int(np.count_nonzero(rows_M == MISSING)))
         num_added = _add_missing(
-            self._slots_C2, _shift(self._slots_C2), ids_M, rows_M, self._free_F, self.num_rows
+            self._slots_C2,
+            _shift(self._slots_C2),
+            ids_M,
+            rows_M,
+            self._free_F[: self._num_free],
+            self.num_rows,
         )
         self._num_ids += num_added
-        self._free_F = self._free_F[: max(0, len(self._free_F) - num_added)]
+        self._num_free -= min(num_added, self._num_free)
         return rows_M
 
     def remove(self, ids_M: Int64Array) -> Int64Array:
@@ -135,7 +147,13 @@ class IdIndex(IdMap):
             [M] the row each id had, -1 where it was not in the index.
         """
         rows_M = super().remove(ids_M)
-        self._free_F = np.concatenate((self._free_F, rows_M[rows_M != MISSING]))
+        freed = rows_M[rows_M != MISSING]
+        if self._num_free + len(freed) > len(self._free_F):
+            larger_F = np.empty(2 * (self._num_free + len(freed)), dtype=np.int64)
+            larger_F[: self._num_free] = self._free_F[: self._num_free]
+            self._free_F = larger_F
+        self._free_F[self._num_free : self._num_free + len(freed)] = freed
+        self._num_free += len(freed)
         return rows_M
 
     def rows_after(self, num_more: int) -> int:
@@ -144,9 +162,9 @@ class IdIndex(IdMap):
 
     def items(self) -> tuple[Int64Array, Int64Array]:
         """([R] ids, [R] rows), ordered by row."""
-        used_R2 = self._slots_C2[self._slots_C2[:, 1] != MISSING]
-        used_R2 = used_R2[np.argsort(used_R2[:, 1])]
-        return np.ascontiguousarray(used_R2[:, 0]), np.ascontiguousarray(used_R2[:, 1])
+        ids_R, rows_R = super().items()
+        order_R = np.argsort(rows_R)
+        return ids_R[order_R], rows_R[order_R]
 
 
 def index_bytes(num_ids: int) -> int:

@@ -50,9 +50,10 @@ _WRITER_COPIES = 4
 _READER_COPIES = 2.5
 """Most copies of a table's rows that reading a snapshot makes beside the result (2.45 measured)."""
 _ID = 8
-_TOMBSTONE = 12
 _SIGHTING = 6
 _FREE_ROW = 8
+_FREE_LIST_ROOM = 2
+"""Most that the list of an index's free rows is larger than what is in it."""
 _ROW_IN_USE = 9
 """Bytes per row in memory, where others are on disk: its id, and when it was used."""
 _MOVING_BYTES = 20 * 2**20
@@ -290,7 +291,10 @@ def cache_bytes(
         num_rows = min(cache_rows, spread(num_ids[config.name], num_trainers)[0])
         records = 4 * RowOperations(config).num_words * num_rows
         planned[config.name] = (
-            records + index_bytes(num_rows) + _FREE_ROW * num_rows + _CACHE_SLOT * cache_rows
+            records
+            + index_bytes(num_rows)
+            + _FREE_LIST_ROOM * _FREE_ROW * num_rows
+            + _CACHE_SLOT * cache_rows
         )
     return planned
 
@@ -322,4 +326,5 @@ def _waiting_bytes(config: TableConfig, num_ids: int, num_rows: int) -> int:
     # Indexes keep the rows of ids that left them, to give them out again.
     num_free = num_waiting + (0 if config.eviction is None else num_rows)
     counters = index_bytes(num_waiting) + _SIGHTING * places
-    return counters + _TOMBSTONE * num_evicted + _FREE_ROW * num_free
+    tombstones = index_bytes(num_evicted) if num_evicted else 0
+    return counters + tombstones + _FREE_LIST_ROOM * _FREE_ROW * num_free

@@ -272,9 +272,7 @@ class EmbeddingTable:
 
     def evicted_since(self, step: int) -> Evicted:
         """Ids whose rows commits after `step` gave up, and which have none now."""
-        evicted = self._tombstones.since(step)
-        absent_V = ~self._rows.present(evicted.ids_V)
-        return Evicted(evicted.ids_V[absent_V], evicted.steps_V[absent_V])
+        return self._tombstones.since(step)
 
     def export(self) -> TableRows:
         """A copy of every row, ordered by virtual bucket, then by id as uint64."""
@@ -377,6 +375,7 @@ class EmbeddingTable:
         rows_M = self._rows.add(ids_M)
         self._found = None
         self._rows.records.write(rows_M, 0, self._ops.new_records(ids_M))
+        self._tombstones.forget(ids_M)
         self._num_created += len(ids_M)
         return rows_M
 

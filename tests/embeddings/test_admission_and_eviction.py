@@ -153,7 +153,7 @@ def test_rows_given_up_leave_their_memory_to_others():
     assert table.num_rows == 2000
     alone = EmbeddingTable(TableConfig(name="t", dim=8))
     touch(alone, 0, *range(3000))
-    tombstones = 28_000 * 12
+    tombstones = 2 * 28_000 * 27
     assert table.num_bytes - tombstones <= 1.1 * alone.num_bytes
 
 
@@ -170,6 +170,17 @@ def test_tombstones_are_those_since_a_step_and_end_with_a_new_row():
     for step in range(4, 8):
         touch(table, step)
     assert table.evicted_since(-1).ids_V.tolist() == [1]  # 2 went more than 3 steps ago
+
+
+def test_ids_that_come_and_go_leave_one_tombstone_each():
+    eviction = EvictionConfig(max_age_steps=1, every_steps=1)
+    table = EmbeddingTable(TableConfig(name="t", dim=1, eviction=eviction))
+    for step in range(300):
+        touch(table, step, *range(1000 * (step % 3), 1000 * (step % 3) + 1000))
+    assert table.counts.num_evicted > 250_000
+    evicted = table.evicted_since(-1)
+    assert len(evicted) == len(set(evicted.ids_V.tolist())) == 1000
+    assert table.num_bytes < 300_000
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

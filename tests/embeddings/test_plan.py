@@ -209,8 +209,8 @@ def test_a_cache_has_the_planned_bytes_however_rows_come_and_go(optimizer):
         cache.unpin(slots_M)
         most = max(most, cache.num_bytes)
 
-    free_rows = 8 * capacity
-    assert cache_bytes([config], {"items": 10_000}, capacity, 1)["items"] == most + free_rows
+    planned = cache_bytes([config], {"items": 10_000}, capacity, 1)["items"]
+    assert most <= planned <= most + 2 * 8 * capacity  # the list of free rows, and room in it
     assert cache_bytes([config], {"items": 100}, capacity, 1)["items"] < most / 2
     assert cache_bytes([config], {"items": 100}, 0, 1)["items"] == 0
 
