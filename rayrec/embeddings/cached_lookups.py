@@ -32,6 +32,7 @@ from rayrec.embeddings.client import PendingRecords, Reply, ShardClient, ShardTr
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.exchange import Exchange
 from rayrec.embeddings.index import MISSING, IdIndex
+from rayrec.embeddings.leaving_rows import LeavingRows
 from rayrec.embeddings.lookups import Lookups, LookupStats, OnRows, ignore_rows
 from rayrec.embeddings.ownership import OwnersByBucket, Ownership, Route, SoleOwner
 from rayrec.embeddings.routing import ShardMap
@@ -111,7 +112,7 @@ class CachedLookups:
         self._incarnation = incarnation
         self._clock = clock
         self._announced: dict[int, _Announced] = {}
-        self._leaving: dict[str, list[tuple[Int64Array, Int32Array]]] = {name: [] for name in self._tables}
+        self._leaving = {name: LeavingRows() for name in self._tables}
         self._unacknowledged: list[Reply[int]] = []
         self._last_step = -1
         self._taken: dict[int, dict[str, Float32Array]] = {}
@@ -135,12 +136,13 @@ class CachedLookups:
                 owned.deferred = np.arange(len(owned.ids_U))
                 continue
             owned.slots_U = self._caches[name].find(owned.ids_U)
-            absent = np.flatnonzero(owned.slots_U == NOT_CACHED)
-            if before is not None:
-                is_late = before.owned[name].is_undecided(owned.ids_U[absent])
-                owned.deferred, absent = absent[is_late], absent[~is_late]
-            early[name] = absent
             self._hold(name, owned, owned.slots_U)
+            self._take_back(name, owned)
+            absent = np.flatnonzero(owned.slots_U == NOT_CACHED)
+            is_late = np.isin(absent, owned.deferred)
+            if before is not None:
+                is_late |= before.owned[name].is_undecided(owned.ids_U[absent])
+            owned.deferred, early[name] = absent[is_late], absent[~is_late]
         self._request(batch, early, after_step=step - 1 if before is None else step - 2)
         self._announced[step] = batch
 
@@ -171,7 +173,7 @@ class CachedLookups:
         }
         swept = [name for name, table in self._tables.items() if table.evicts_at(step)]
         for name in swept:
-            self._leaving[name].append(self._caches[name].take_changed())
+            self._leaving[name].add(*self._caches[name].take_changed())
         following = self._announced.get(step + 1)
         if following is not None and self._is_complete(following):
             # What dense compute waits for comes before what only the servers wait for.
@@ -194,7 +196,7 @@ class CachedLookups:
         """Bring every changed row to the servers; the caches keep them."""
         self._acknowledge()
         for name, cache in self._caches.items():
-            self._leaving[name].append(cache.take_changed())
+            self._leaving[name].add(*cache.take_changed())
         started = self._clock()
         kept = self._take_leaving()
         for reply in self._client.write_back(self._incarnation, self._last_step, kept):
@@ -208,6 +210,21 @@ class CachedLookups:
         self._caches[name].pin(held)
         self.stats.num_early += len(held)
         self.stats.num_cache_hits += len(held)
+
+    def _take_back(self, name: str, owned: _OwnedIds) -> None:
+        """Rows that left the cache, but not yet for the servers, return to it: no server has them."""
+        absent = np.flatnonzero(owned.slots_U == NOT_CACHED)
+        found, records = self._leaving[name].take_back(owned.ids_U[absent])
+        if records is None:
+            return
+        places, cache = absent[found], self._caches[name]
+        owned.slots_U[places], leaving = cache.insert(owned.ids_U[places], records, changed=True)
+        self._leaving[name].add(*leaving)
+        no_room = owned.slots_U[places] == NOT_CACHED
+        owned.deferred = places[no_room]
+        self._leaving[name].add(owned.ids_U[owned.deferred], records[no_room])
+        owned.num_arrived += len(places) - len(owned.deferred)
+        self.stats.num_cache_hits += len(places) - len(owned.deferred)
 
     def _request(self, batch: _Announced, places: Mapping[str, Int64Array], after_step: int) -> None:
         ids = {name: owned.ids_U for name, owned in batch.owned.items()}
@@ -230,7 +247,7 @@ class CachedLookups:
             rows = places if is_row_M.all() else places[is_row_M]
             records = records_MW if is_row_M.all() else records_MW[is_row_M]
             slots, leaving = cache.insert(owned.ids_U[rows], records)
-            self._leaving[name].append(leaving)
+            self._leaving[name].add(*leaving)
             owned.slots_U[rows] = slots
             outside_M = owned.slots_U[places] == NOT_CACHED
             if outside_M.any():
@@ -291,16 +308,8 @@ class CachedLookups:
         self._request(batch, late, after_step=batch.step - 1)
 
     def _take_leaving(self) -> dict[str, tuple[Int64Array, Int32Array]]:
-        kept = {}
-        for name, parts in self._leaving.items():
-            changed = [part for part in parts if len(part[0])]
-            if len(changed) == 1:
-                kept[name] = changed[0]
-            elif changed:
-                ids, records = zip(*changed, strict=True)
-                kept[name] = np.concatenate(ids), np.concatenate(records)
-            parts.clear()
-        return kept
+        parts = {name: leaving.take_all() for name, leaving in self._leaving.items()}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def _acknowledge(self) -> None:
         sent, self._unacknowledged = self._unacknowledged, []

@@ -68,12 +68,13 @@ class RowCache:
         self._pins_C[slots_M] -= 1
 
     def insert(
-        self, ids_M: Int64Array, records_MW: Int32Array
+        self, ids_M: Int64Array, records_MW: Int32Array, changed: bool = False
     ) -> tuple[Int64Array, tuple[Int64Array, Int32Array]]:
-        """Take rows as the server has them, as far as there is room among the pinned ones; pins them.
+        """Take rows, as far as there is room among the pinned ones; pins them.
 
         Args:
             ids_M: distinct, none of them in the cache.
+            changed: whether the rows differ from the server's.
 
         Returns:
             [M] slots, NOT_CACHED where there was no room; and the changed rows that had to leave:
@@ -95,7 +96,7 @@ class RowCache:
         self._records.write(slots, 0, records_MW[:num_fit])
         self._ids_C[slots] = ids_M[:num_fit]
         self._is_used_C[slots] = True
-        self._is_dirty_C[slots] = False
+        self._is_dirty_C[slots] = changed
         self.pin(slots)
         return slots_M, leaving
 

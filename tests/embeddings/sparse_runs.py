@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -183,18 +184,30 @@ def gradient_of(rows_MD: np.ndarray, source: int, step: int) -> np.ndarray:
 
 
 def train(
-    mode: LookupMode, batches: list[dict[str, Ids]], source: int, board: Board, drain_every: int, ahead: bool
+    mode: LookupMode,
+    batches: list[dict[str, Ids]],
+    source: int,
+    board: Board,
+    drain_every: int,
+    ahead: Literal["never", "before rows", "behind rows"],
 ) -> tuple[Seen, Seen]:
     """(rows that every step saw, gradients that it sent)."""
+
+    def look_ahead(step: int) -> None:
+        if step < len(batches) and step % drain_every:
+            mode.prefetch(step, batches[step])
+            if ahead == "behind rows":
+                mode.receive(step)
+
     seen, sent = [], []
     for step, batch in enumerate(batches):
-        is_first = step % drain_every == 0
-        if ahead:
-            if is_first:
-                mode.prefetch(step, batch)
-            if step + 1 < len(batches) and (step + 1) % drain_every:
-                mode.prefetch(step + 1, batches[step + 1])
+        if ahead != "never" and step % drain_every == 0:
+            mode.prefetch(step, batch)
+        if ahead == "before rows":
+            look_ahead(step + 1)
         rows = mode.rows(step, batch)
+        if ahead == "behind rows":
+            look_ahead(step + 1)
         seen.append({name: rows_MD.copy() for name, rows_MD in rows.items()})
         board.swap(source, [np.empty(0)] * board.num_trainers)  # as trainers meet in every dense step
         grads = {name: gradient_of(rows_MD, source, step) for name, rows_MD in rows.items()}
@@ -214,13 +227,13 @@ def run(
     num_shards: int,
     batches_by_source: list[list[dict[str, Ids]]],
     drain_every: int = 1000,
-    ahead: bool = True,
+    ahead: Literal["never", "before rows", "behind rows"] = "before rows",
 ) -> list[tuple[Seen, Seen]]:
     """Train all sources at once, each in a thread; a mode that takes an `exchange` gets one.
 
     Args:
         drain_every: steps between two moments at which the servers have everything.
-        ahead: whether batches are announced.
+        ahead: whether and when the batch after is announced.
     """
     num_sources = len(batches_by_source)
     board, rows_board = Board(num_sources), Board(num_sources)  # as there are two process groups

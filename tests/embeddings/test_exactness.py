@@ -183,7 +183,7 @@ for name in ("bounded_stale(0)", "cache of 3", "cache of 100"):
     num_shards=st.integers(1, 4),
     seed=st.integers(0, 10_000),
     drain_every=st.sampled_from([2, 3, 1000]),
-    ahead=st.booleans(),
+    ahead=st.sampled_from(["never", "before rows", "behind rows"]),
 )
 def test_every_mode_gives_the_rows_of_a_dictionary(mode, run_, num_shards, seed, drain_every, ahead):
     expected, expected_rows = trained_dictionaries(run_)
