@@ -4,10 +4,12 @@ A slot is an (id, row) pair in one cache line; a slot is empty when its row is -
 is a valid id. Collisions go to the next slot. Removing leaves no marks behind: the followers of the
 freed slot are shifted back (Knuth, TAOCP 3, 6.4, algorithm R), and the row goes to a free list.
 
-Axes: M ids of one call, C slots, R ids in the index, F free rows, K ids of some buckets.
+Axes: M ids of one call, C slots, R ids in the index, F free rows, K ids of B buckets.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 from numba import njit
@@ -26,6 +28,7 @@ _MIN_SLOTS = 1024
 _MAX_LOAD = 0.6
 _AHEAD = 24  # slots asked for this many ids early, as many as a core keeps on their way from memory
 _CHUNK = 1024  # slots moved at a time
+_SLOTS_PER_GROUPED_ID = 64  # so that all groups of ids take no more than 40 passes over the slots
 
 
 class IdMap:
@@ -89,15 +92,30 @@ class IdMap:
         used_R2 = self._slots_C2[self._slots_C2[:, 1] != MISSING]
         return np.ascontiguousarray(used_R2[:, 0]), np.ascontiguousarray(used_R2[:, 1])
 
-    def count_by_bucket(self) -> Int64Array:
-        """[65536] ids in each virtual bucket."""
-        return _count_by_bucket(self._slots_C2)
+    def by_bucket(self, least: int) -> Iterator[tuple[Int64Array, Int64Array]]:
+        """All ids in groups of whole virtual buckets, one after the other.
 
-    def ids_of(self, buckets: range, num_ids: int) -> Int64Array:
-        """The ids of these virtual buckets, of which there are so many, in no order."""
-        ids_K = np.empty(num_ids, dtype=np.int64)
-        _ids_of(self._slots_C2, buckets.start, buckets.stop, ids_K)
-        return ids_K
+        A group takes a pass over the slots, and `grouping_bytes` of memory; there are 40 at most, however
+        many ids there are. No id may come or go in between.
+
+        Args:
+            least: ids for which a group has room, however few slots there are; a bucket may have more.
+
+        Returns:
+            Groups of ([K] ids ordered by bucket, [B] where each bucket of the group ends among them).
+        """
+        size = max(least, len(self._slots_C2) // _SLOTS_PER_GROUPED_ID)
+        ends = np.cumsum(_count_by_bucket(self._slots_C2))
+        bucket = num_done = 0
+        while num_done < len(self):
+            # As many whole buckets as fit, and at least the next one that is not empty.
+            end = int(np.searchsorted(ends, num_done + size, side="right"))
+            end = max(end, int(np.searchsorted(ends, num_done, side="right")) + 1)
+            ends_B = ends[bucket:end] - num_done
+            ids_K = np.empty(int(ends_B[-1]), dtype=np.int64)
+            _ids_by_bucket(self._slots_C2, bucket, np.concatenate(([0], ends_B[:-1])), ids_K)
+            yield ids_K, ends_B
+            bucket, num_done = end, int(ends[end - 1])
 
 
 class IdIndex(IdMap):
@@ -170,6 +188,11 @@ class IdIndex(IdMap):
 def index_bytes(num_ids: int) -> int:
     """`IdIndex.num_bytes` with so many ids and no free rows."""
     return 16 * _slots_for(num_ids)
+
+
+def grouping_bytes(map_bytes: int) -> int:
+    """What the ids of one of the groups of `IdMap.by_bucket` take, and where buckets begin and end."""
+    return 8 * (map_bytes // 16 // _SLOTS_PER_GROUPED_ID + 3 * NUM_BUCKETS)
 
 
 def _slots_for(num_ids: int) -> int:
@@ -301,15 +324,15 @@ def _assign(slots_C2: Int64Array, shift: np.uint64, ids_M: Int64Array, numbers_M
 
 
 @njit(nogil=True, cache=True)
-def _ids_of(slots_C2: Int64Array, first_bucket: int, end_bucket: int, ids_K: Int64Array) -> None:
-    k = 0
+def _ids_by_bucket(slots_C2: Int64Array, first_bucket: int, places_B: Int64Array, ids_K: Int64Array) -> None:
+    """Write ids of B buckets to where their bucket begins in ids_K, and behind it; moves these places on."""
     for slot in range(len(slots_C2)):
         if slots_C2[slot, 1] == MISSING:
             continue
-        bucket = np.int64(mix64(np.uint64(slots_C2[slot, 0])) & np.uint64(NUM_BUCKETS - 1))
-        if first_bucket <= bucket < end_bucket:
-            ids_K[k] = slots_C2[slot, 0]
-            k += 1
+        b = np.int64(mix64(np.uint64(slots_C2[slot, 0])) & np.uint64(NUM_BUCKETS - 1)) - first_bucket
+        if 0 <= b < len(places_B):
+            ids_K[places_B[b]] = slots_C2[slot, 0]
+            places_B[b] += 1
 
 
 @njit(nogil=True, cache=True)

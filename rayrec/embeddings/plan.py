@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.embeddings.config import DiskConfig, TableConfig
-from rayrec.embeddings.index import index_bytes
+from rayrec.embeddings.index import grouping_bytes, index_bytes
 from rayrec.embeddings.layout import record_words
 from rayrec.embeddings.routing import NUM_BUCKETS, ShardMap
 from rayrec.embeddings.row_operations import RowOperations
@@ -190,8 +190,10 @@ def _plan_tiered_table(config: TableConfig, num_ids: int, num_rows: int, disk: D
     limit = int(disk.memory)
     words = RowOperations(config).num_words
     # What is known of rows in memory has places for as many as an empty table could hold there.
-    most_rows = max(0, limit - _MOVING_BYTES) // (4 * words + _ROW_IN_USE + _FREE_ROW)
-    finding = in_memory.index_bytes + num_rows // 4 + _MOVING_BYTES + _ROW_IN_USE * most_rows
+    at_first = _MOVING_BYTES + grouping_bytes(index_bytes(0))
+    most_rows = max(0, limit - at_first) // (4 * words + _ROW_IN_USE + _FREE_ROW)
+    in_order = grouping_bytes(in_memory.index_bytes)
+    finding = in_memory.index_bytes + num_rows // 4 + in_order + _MOVING_BYTES + _ROW_IN_USE * most_rows
     beside = finding + in_memory.waiting_bytes
     room = max(0, limit - beside) // (4 * words + _FREE_ROW)
     share = min(1.0, room / num_rows) if num_rows else 0.0

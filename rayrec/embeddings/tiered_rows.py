@@ -13,10 +13,10 @@ disk. A row is in one place, whole, bit by bit as the last step left it, so noth
 depends on where its rows are.
 
 What counts as memory, and stays below the limit: records in memory, 17 bytes per row for its id, its use
-and the list of free ones, the map (and, while it grows, the new one beside the old one), the log's
-buffers and bitmap, and copies on the way to and from disk. Rows in memory are what the rest leaves room
-for; when the map grows, some of them go to disk. What callers hold (ids, replies, gradients) does not
-count.
+and the list of free ones, the map (and, while it grows, the new one beside the old one), ids that are
+being put in the order of buckets, the log's buffers and bitmap, and copies on the way to and from disk.
+Rows in memory are what the rest leaves room for; when the map grows, some of them go to disk. What
+callers hold (ids, replies, gradients) does not count.
 
 Axes: M ids of one call, W words of a record, R rows in memory, F free rows, K ids of a part, V victims.
 """
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from rayrec.embeddings.compiled import kernel_input
 from rayrec.embeddings.config import DiskConfig
-from rayrec.embeddings.index import MISSING, IdMap
+from rayrec.embeddings.index import MISSING, IdMap, grouping_bytes
 from rayrec.embeddings.record_log import RecordLog
 from rayrec.embeddings.records import Records
 from rayrec.embeddings.row_storage import RowsPart, bucket_order
@@ -205,19 +205,19 @@ class TieredRows:
     def parts(self, ordered: bool) -> Iterator[RowsPart]:
         self._let_go()
         copies = Records(self._words)
-        ends_B = np.cumsum(self._map.count_by_bucket())
-        bucket = num_done = 0
-        while num_done < len(self._map):
-            # As many whole buckets as fit, and at least the next one that is not empty.
-            end = int(np.searchsorted(ends_B, num_done + self._copied_rows, side="right"))
-            end = max(end, int(np.searchsorted(ends_B, num_done, side="right")) + 1)
-            ids_M = self._map.ids_of(range(bucket, end), int(ends_B[end - 1]) - num_done)
-            if ordered:
-                ids_M = ids_M[bucket_order(ids_M)]
-            copies.reserve(len(ids_M))
-            self._copy(ids_M, copies)
-            yield RowsPart(ids_M, copies, np.arange(len(ids_M)))
-            bucket, num_done = end, int(ends_B[end - 1])
+        for ids_K, ends_B in self._map.by_bucket(self._copied_rows):
+            first = 0
+            while first < len(ids_K):
+                # As many whole buckets as fit, and at least the next one that is not empty.
+                end = int(np.searchsorted(ends_B, first + self._copied_rows, side="right"))
+                end = max(end, int(np.searchsorted(ends_B, first, side="right")) + 1)
+                ids_M = ids_K[first : ends_B[end - 1]]
+                if ordered:
+                    ids_M = ids_M[bucket_order(ids_M)]
+                copies.reserve(len(ids_M))
+                self._copy(ids_M, copies)
+                yield RowsPart(ids_M, copies, np.arange(len(ids_M)))
+                first = int(ends_B[end - 1])
         if not len(self._map):
             yield RowsPart(np.empty(0, dtype=np.int64), copies, np.empty(0, dtype=np.int64))
 
@@ -263,7 +263,8 @@ class TieredRows:
     def _fixed_bytes(self) -> int:
         copies = _NUM_COPIES * _COPY_BYTES + _COMPACTED_BYTES
         of_rows = self._ids_R.nbytes + self._use_R.nbytes  # as many as there can be: they do not shrink
-        return self._map.num_bytes + self._log.num_bytes + of_rows + copies
+        finding = self._map.num_bytes + grouping_bytes(self._map.num_bytes)
+        return finding + self._log.num_bytes + of_rows + copies
 
     def _capacity_beside(self, num_bytes: int) -> int:
         """Rows that memory has room for beside so many bytes more."""

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings.index import IdIndex
+from rayrec.embeddings.index import IdIndex, grouping_bytes
 from rayrec.embeddings.routing import bucket_of
 
 INT64 = st.one_of(
@@ -92,3 +92,31 @@ def test_a_read_only_array_is_accepted():
     ids = array([5, 6])
     ids.flags.writeable = False
     assert IdIndex().find_or_add(ids).tolist() == [0, 1]
+
+
+@settings(max_examples=50, deadline=None)
+@given(num_ids=st.integers(0, 3000), least=st.integers(1, 400), seed=st.integers(0, 1000))
+def test_groups_hold_every_id_once_in_the_order_of_buckets(num_ids, least, seed):
+    ids_M = np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, size=num_ids)
+    index = IdIndex()
+    index.find_or_add(ids_M)
+    groups = list(index.by_bucket(least))
+    for ids_K, ends_B in groups:
+        sizes_B = np.diff(ends_B, prepend=0)
+        assert len(ids_K) == ends_B[-1] > 0
+        assert np.unique(bucket_of(ids_K), return_counts=True)[1].tolist() == sizes_B[sizes_B > 0].tolist()
+        assert len(ids_K) <= max(least, index.num_bytes // 16 // 64)
+    together = np.concatenate([np.empty(0, dtype=np.int64), *(ids_K for ids_K, _ in groups)])
+    assert (np.diff(bucket_of(together)) >= 0).all()
+    assert sorted(together.tolist()) == sorted(ids_M.tolist())
+
+
+def test_the_number_of_groups_does_not_grow_with_the_ids():
+    for num_ids in (10_000, 300_000):
+        index = IdIndex()
+        index.find_or_add(np.arange(num_ids))
+        groups = list(index.by_bucket(1))
+        assert len(groups) <= 40
+        assert max(ids_K.nbytes + ends_B.nbytes for ids_K, ends_B in groups) <= grouping_bytes(
+            index.num_bytes
+        )
