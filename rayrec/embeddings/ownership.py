@@ -12,10 +12,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rayrec.embeddings.distinct_ids import add_rows
 from rayrec.embeddings.exchange import Exchange
 from rayrec.embeddings.index import IdIndex
 from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.shard import add_rows
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]

@@ -27,12 +27,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from rayrec.embeddings.compiled import kernel_input
 from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.index import IdIndex
+from rayrec.embeddings.distinct_ids import sum_by_id
 from rayrec.embeddings.table import EmbeddingTable, TableCounts, TableRows
 from rayrec.platform.memory import human_size
 
@@ -546,28 +544,3 @@ class EmbeddingShard:
 
     def _bytes_after(self, num_more: Mapping[str, int]) -> int:
         return sum(self._tables[name].bytes_after(more) for name, more in num_more.items())
-
-
-def sum_by_id(parts: Sequence[tuple[Int64Array, Float32Array]]) -> tuple[Int64Array, Float32Array]:
-    """Add up gradients per id, in the order of the parts, whatever order they arrived in.
-
-    Args:
-        parts: one or more of (distinct ids [M], gradients [M, D]).
-
-    Returns:
-        (distinct ids in order of first appearance, their summed gradients).
-    """
-    index = IdIndex(expected_ids=sum(len(ids_M) for ids_M, _ in parts))
-    rows_by_part = [index.find_or_add(ids_M) for ids_M, _ in parts]
-    summed_RD = np.zeros((len(index), parts[0][1].shape[1]), dtype=np.float32)
-    for rows_M, (_, grads_MD) in zip(rows_by_part, parts, strict=True):
-        add_rows(summed_RD, kernel_input(rows_M, np.int64), kernel_input(grads_MD, np.float32))
-    return index.items()[0], summed_RD
-
-
-@njit(nogil=True, cache=True)
-def add_rows(sum_RD: Float32Array, rows_M: Int64Array, grads_MD: Float32Array) -> None:
-    """sum_RD[rows_M] += grads_MD, one after the other; a row may come several times."""
-    for m in range(len(rows_M)):
-        for d in range(grads_MD.shape[1]):
-            sum_RD[rows_M[m], d] += grads_MD[m, d]
