@@ -44,10 +44,12 @@ class ThreadedLookups:
         return replace(self._mode.stats, rows_wait_s=self._rows_wait_s, update_wait_s=self._update_wait_s)
 
     def prefetch(self, step: int, lookups: Lookups) -> None:
-        # Behind the rows of the batch before, which dense compute is waiting for, or will be.
-        self._put_off.append((step, lookups))
-        if step - 1 not in self._rows:
-            self._look_ahead()
+        if step - 1 in self._rows:
+            # Behind the rows of that batch, which dense compute is waiting for, or will be.
+            self._put_off.append((step, lookups))
+        else:
+            # Not received: it may take the update of a batch before that nobody has announced.
+            self._submit(partial(self._mode.prefetch, step, lookups))
         self._rows[step] = Future()
 
     def receive(self, step: int) -> None:

@@ -257,6 +257,19 @@ def test_an_error_beside_dense_compute_is_raised_by_every_call_that_follows():
     mode.close()
 
 
+def test_a_batch_may_be_announced_before_one_that_never_is():
+    transport = AdversarialTransport(make_shards(ITEMS, 1), seed=0)
+    mode = ThreadedLookups(ExactPrefetch(ITEMS, ShardMap(1), transport))
+    mode.prefetch(1, alone(7))  # which needs the update of step 0
+    mode.rows(0, alone(7))
+    mode.update(0, alone(7), ones(alone(7)))
+    expected = SyncLookups(ITEMS, ShardMap(1), LocalTransport(make_shards(ITEMS, 1)))
+    expected.rows(0, alone(7))
+    expected.update(0, alone(7), ones(alone(7)))
+    assert (mode.rows(1, alone(7))["items"] == expected.rows(1, alone(7))["items"]).all()
+    mode.close()
+
+
 def test_the_next_batch_is_read_while_the_trainer_computes_and_not_before():
     transport = RecordingTransport(make_shards(ITEMS, 1))
     mode = ThreadedLookups(ExactPrefetch(ITEMS, ShardMap(1), transport))
