@@ -26,7 +26,7 @@ from rayrec.embeddings.compiled import (
     copy_lanes,
     kernel_input,
     mix64,
-    prefetch_words,
+    prefetch_once,
 )
 from rayrec.embeddings.threads import ROWS_PER_THREAD, in_given_parts, in_parts
 
@@ -227,7 +227,12 @@ def _sum(
         target = out + row_bytes * np.uint64(m)
         for i in range(starts_M1[m], starts_M1[m + 1]):
             if i + _AHEAD < end:
-                prefetch_words(grads + row_bytes * np.uint64(places_N[i + _AHEAD]), dim)
+                # Once: so the rows that were looked up are still in the cache when they are to be changed.
+                line = grads + row_bytes * np.uint64(places_N[i + _AHEAD])
+                line_end = line + row_bytes
+                while line < line_end:
+                    prefetch_once(line)
+                    line += np.uint64(64)
             n = places_N[i]
             source = grads + row_bytes * np.uint64(n)
             if i == starts_M1[m]:

@@ -58,7 +58,7 @@ def _int32_at(typingctx: Any, address: Any) -> tuple[Any, Any]:
     return _pointer_from_address(types.int32)
 
 
-def _prefetch(typingctx: Any, address: Any) -> tuple[Any, Any]:
+def _prefetch_line(locality: int) -> tuple[Any, Any]:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer_type, flag_type = cgutils.voidptr_t, ir.IntType(32)
@@ -67,12 +67,20 @@ def _prefetch(typingctx: Any, address: Any) -> tuple[Any, Any]:
             ir.FunctionType(ir.VoidType(), [pointer_type, flag_type, flag_type, flag_type]),
             "llvm.prefetch.p0",
         )
-        for_reading, keep, data_cache = flag_type(0), flag_type(3), flag_type(1)
+        for_reading, keep, data_cache = flag_type(0), flag_type(locality), flag_type(1)
         pointer = builder.inttoptr(arguments[0], pointer_type)
         builder.call(function, [pointer, for_reading, keep, data_cache])
         return context.get_dummy_value()
 
     return types.void(types.uint64), generate
+
+
+def _prefetch(typingctx: Any, address: Any) -> tuple[Any, Any]:
+    return _prefetch_line(locality=3)
+
+
+def _prefetch_once(typingctx: Any, address: Any) -> tuple[Any, Any]:
+    return _prefetch_line(locality=0)
 
 
 def _copy_lanes(typingctx: Any, target: Any, source: Any) -> tuple[Any, Any]:
@@ -142,6 +150,8 @@ int32_at: Any = intrinsic(_int32_at)
 """int32_at(address): pointer to int32, for `numba.carray`."""
 prefetch: Any = intrinsic(_prefetch)
 """prefetch(address): ask for a cache line; never faults, has no effect on results."""
+prefetch_once: Any = intrinsic(_prefetch_once)
+"""prefetch_once(address): `prefetch` of what is read once, so that it need not drive out other lines."""
 
 
 class RowAddresses(NamedTuple):
