@@ -225,7 +225,8 @@ class EmbeddingShard:
             The last committed step.
 
         Raises:
-            ValueError: another incarnation's call. Otherwise as `lookup`.
+            ValueError: another incarnation's call; or records of a wrong shape, of an id without a row, or
+                of one that comes twice: then no row has changed. Otherwise as `lookup`.
         """
         with self._between_steps():
             if incarnation != self._incarnation:
@@ -235,6 +236,11 @@ class EmbeddingShard:
                 )
             self._wait_for(after_step)
             if self._committed_step == after_step:  # otherwise this is a call of long ago, come again
+                with self._refusing(f"records that a trainer brings back after step {after_step}"):
+                    for name, (ids_K, records_KW) in kept.items():
+                        self._table(name).check_records(ids_K, records_KW)
+                        self._table(name).check_distinct(ids_K)
+                        self._table(name).check_have_rows(ids_K)
                 for name, (ids_K, _) in kept.items():
                     self._table(name).reserve(ids_K[:0], num_written=len(ids_K))
                 for name, (ids_K, records_KW) in kept.items():
@@ -256,7 +262,8 @@ class EmbeddingShard:
 
         Raises:
             ValueError: another incarnation's tag, a step too far ahead, an unknown source or table,
-                wrong shapes, or a gradient that is not finite (names table, id and source).
+                wrong shapes, a gradient that is not finite (names table, id and source), an id that comes
+                twice, or a record of an id without a row.
             MemoryError: no room for new rows, in the machine or within the limit; no row has changed.
             OSError: the disk below the tables is full; no row has changed. Or it fails, which may be in the
                 middle of a step: restore before going on.
@@ -269,7 +276,7 @@ class EmbeddingShard:
             self._check_order(tag)
             started = self._clock()
             try:
-                self._check_contribution(tag, update)
+                self._check_contribution(tag, update, kept or {})
                 self._pending.setdefault(tag.step, {})[tag.source] = (update, kept or {})
                 self._commit_complete_steps()
             except Exception as error:
@@ -478,14 +485,33 @@ class EmbeddingShard:
                 f"gap after step {self._committed_step}, the last committed one; an update was lost"
             )
 
-    def _check_contribution(self, tag: UpdateTag, update: SparseUpdate) -> None:
-        try:
+    def _check_contribution(self, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords) -> None:
+        with self._refusing(f"step {tag.step} because of trainer {tag.source}"):
             for name, (ids_M, grads_MD) in update.items():
                 self._table(name).check_update(ids_M, grads_MD)
+                self._table(name).check_distinct(ids_M)
+            for name, (ids_K, records_KW) in kept.items():
+                self._table(name).check_records(ids_K, records_KW)
+
+    def _check_kept(self, step: int, kept: Sequence[KeptRecords], update: SparseUpdate) -> None:
+        """What can be said of checked records only when everything that the step changes is there."""
+        for source, records in enumerate(kept):
+            with self._refusing(f"step {step} because of trainer {source}"):
+                for name, (ids_K, _) in records.items():
+                    self._tables[name].check_have_rows(ids_K)
+        with self._refusing(f"step {step}"):
+            for name, table in self._tables.items():
+                parts = [records[name][0] for records in kept if name in records]
+                if parts:
+                    parts += [update[name][0]] if name in update else []
+                    table.check_distinct(np.concatenate(parts))
+
+    @contextmanager
+    def _refusing(self, what: str) -> Iterator[None]:
+        try:
+            yield
         except ValueError as error:
-            raise ValueError(
-                f"shard {self._shard} refuses step {tag.step} because of trainer {tag.source}: {error}"
-            ) from error
+            raise ValueError(f"shard {self._shard} refuses {what}: {error}") from error
 
     def _commit_complete_steps(self) -> None:
         while len(self._pending.get(self._committed_step + 1, {})) == self._num_sources:
@@ -505,6 +531,7 @@ class EmbeddingShard:
         if self._num_sources > 1:  # finite numbers can have an infinite sum
             for name, (ids_M, grads_MD) in merged.items():
                 self._tables[name].check_update(ids_M, grads_MD)
+        self._check_kept(step, kept, merged)
         self._check_memory(step, {name: ids_M for name, (ids_M, _) in merged.items()})
         nothing = np.empty(0, dtype=np.int64)
         for name, table in self._tables.items():

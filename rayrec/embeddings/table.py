@@ -21,6 +21,7 @@ from rayrec.embeddings.admission import Sighted, SightingCounters
 from rayrec.embeddings.batch_rows import IdGroups, output
 from rayrec.embeddings.compiled import kernel_input
 from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.distinct_ids import first_repeated
 from rayrec.embeddings.eviction import Evicted, Tombstones, choose_victims
 from rayrec.embeddings.index import MISSING
 from rayrec.embeddings.layout import NEVER
@@ -148,6 +149,40 @@ class EmbeddingTable:
             )
             records_MW[piece][absent] = self._ops.new_records(ids_M[piece][absent])
         return records_MW, present_M
+
+    def check_records(self, ids_M: Int64Array, records_MW: Int32Array) -> None:
+        """
+        Raises:
+            ValueError: wrong shape or dtype: there must be one whole record for each id.
+        """
+        self._check_ids(ids_M)
+        expected = (len(ids_M), self._ops.num_words)
+        if records_MW.shape != expected or records_MW.dtype != np.int32:
+            raise ValueError(
+                f"table {self.config.name!r}: records must be int32 of shape {expected}, one row per id; "
+                f"got {records_MW.dtype} of shape {records_MW.shape}"
+            )
+
+    def check_have_rows(self, ids_M: Int64Array) -> None:
+        """
+        Raises:
+            ValueError: an id has no row; names it.
+        """
+        missing_M = ~self._rows.present(ids_M)
+        if missing_M.any():
+            raise ValueError(
+                f"table {self.config.name!r}: id {ids_M[missing_M][0]} has no row for its record to come "
+                "back to; no row has changed"
+            )
+
+    def check_distinct(self, ids_M: Int64Array) -> None:
+        """
+        Raises:
+            ValueError: an id comes twice; names it.
+        """
+        repeated = first_repeated(ids_M)
+        if repeated is not None:
+            raise ValueError(f"table {self.config.name!r}: id {repeated} comes twice; no row has changed")
 
     def write_records(self, ids_M: Int64Array, records_MW: Int32Array) -> None:
         """Set the whole records of distinct ids, which must have rows: they were read from here."""

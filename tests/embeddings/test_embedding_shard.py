@@ -247,6 +247,74 @@ def test_rows_that_a_cache_brings_back_twice_count_once():
         shard.write_back(3, 1, {"items": (ids_M, changed_MW)})
 
 
+def rows_of(shard: EmbeddingShard) -> dict[str, list]:
+    exported = {name: shard.export(name) for name in ("items", "users")}
+    return {name: [rows.ids_M.tolist(), rows.weights_MD.tobytes()] for name, rows in exported.items()}
+
+
+def trained_shard(num_sources: int = 1) -> tuple[EmbeddingShard, dict[str, np.ndarray]]:
+    """Items 5 and 6 and user 5 have rows; and records of nothing but zeros for them."""
+    shard = make_shard(num_sources)
+    shard.apply(UpdateTag(0, 0, 0), items((5, 1.0), (6, 2.0)) | {"users": (ids(5), np.float32([[3]]))})
+    for source in range(1, num_sources):
+        shard.apply(UpdateTag(0, 0, source), {})
+    fetched = shard.fetch({"items": ids(5, 6), "users": ids(5)})
+    return shard, {name: np.zeros_like(records_MW) for name, (records_MW, _) in fetched.items()}
+
+
+BAD_KEPT = {
+    "an id without a row": (lambda zeros: {"items": (ids(9), zeros["items"][:1])}, "id 9 has no row"),
+    "too wide": (lambda zeros: {"items": (ids(5), np.zeros((1, 40), np.int32))}, r"shape \(1, \d\)"),
+    "too narrow": (lambda zeros: {"items": (ids(5), zeros["items"][:1, 1:])}, r"shape \(1, \d\)"),
+    "fewer records than ids": (lambda zeros: {"items": (ids(5, 6), zeros["items"][:1])}, r"shape \(2, \d\)"),
+    "another dtype": (
+        lambda zeros: {"items": (ids(5), zeros["items"][:1].astype(np.int64))},
+        "must be int32",
+    ),
+    "other ids": (lambda zeros: {"items": (np.int32([5]), zeros["items"][:1])}, "one-dimensional int64"),
+    "an id twice": (lambda zeros: {"items": (ids(6, 6), zeros["items"])}, "id 6 comes twice"),
+    "another table": (lambda zeros: {"films": (ids(5), zeros["items"][:1])}, "no embedding table 'films'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_KEPT)
+def test_records_that_cannot_come_back_are_refused_before_any_row_changes(name):
+    make_bad, message = BAD_KEPT[name]
+    shard, zeros = trained_shard()
+    before = rows_of(shard)
+    kept = {"users": (ids(5), zeros["users"])} | make_bad(zeros)
+
+    with pytest.raises(ValueError, match=rf"shard 0 refuses .*step 0.*{message}"):
+        shard.write_back(0, 0, kept)
+    assert rows_of(shard) == before
+    with pytest.raises(ValueError, match=rf"shard 0 refuses step 1.*{message}"):
+        shard.apply(UpdateTag(0, 1, 0), items((5, 1.0)), kept)
+    assert rows_of(shard) == before
+    assert shard.committed_step == 0
+
+
+def test_records_of_an_id_that_somebody_else_changes_too_are_refused():
+    shard, zeros = trained_shard(num_sources=2)
+    before = rows_of(shard)
+    shard.apply(UpdateTag(0, 1, 0), items((7, 1.0), (5, 1.0)))
+    with pytest.raises(ValueError, match="shard 0 refuses step 1: table 'items': id 5 comes twice"):
+        shard.apply(UpdateTag(0, 1, 1), {}, {"items": (ids(5), zeros["items"][:1])})
+    assert rows_of(shard) == before
+
+
+@pytest.mark.parametrize("value", [5, 9])
+@pytest.mark.parametrize("num_sources", [1, 2])
+def test_an_id_that_comes_twice_in_an_update_is_refused_before_any_row_changes(num_sources, value):
+    shard, _ = trained_shard(num_sources)
+    before = rows_of(shard)
+    twice = {"users": (ids(5), np.float32([[1]]))} | items((6, 1.0), (value, 1.0), (value, 1.0))
+    with pytest.raises(
+        ValueError, match=f"shard 0 refuses step 1 .*trainer 0: .*'items': id {value} comes twice"
+    ):
+        shard.apply(UpdateTag(0, 1, 0), twice)
+    assert rows_of(shard) == before
+
+
 def test_two_tables_with_one_name_are_refused():
     with pytest.raises(ValueError, match="two tables are named 'items'"):
         EmbeddingShard([TableConfig(name="items", dim=2), TableConfig(name="items", dim=3)], 0, 1)
