@@ -102,7 +102,7 @@ class IdMap:
             least: ids for which a group has room, however few slots there are; a bucket may have more.
 
         Returns:
-            Groups of ([K] ids ordered by bucket, [B] where each bucket of the group ends among them).
+            Groups of ([K] ids ordered by bucket, then as uint64, [B] where each bucket ends among them).
         """
         size = max(least, len(self._slots_C2) // _SLOTS_PER_GROUPED_ID)
         ends = np.cumsum(_count_by_bucket(self._slots_C2))
@@ -114,6 +114,7 @@ class IdMap:
             ends_B = ends[bucket:end] - num_done
             ids_K = np.empty(int(ends_B[-1]), dtype=np.int64)
             _ids_by_bucket(self._slots_C2, bucket, np.concatenate(([0], ends_B[:-1])), ids_K)
+            _sort_buckets(ids_K.view(np.uint64), ends_B)
             yield ids_K, ends_B
             bucket, num_done = end, int(ends[end - 1])
 
@@ -190,9 +191,14 @@ def index_bytes(num_ids: int) -> int:
     return 16 * _slots_for(num_ids)
 
 
+def grouped_ids(map_bytes: int) -> int:
+    """Most ids in one of the groups of `IdMap.by_bucket`, unless there are more in a bucket."""
+    return map_bytes // 16 // _SLOTS_PER_GROUPED_ID
+
+
 def grouping_bytes(map_bytes: int) -> int:
-    """What the ids of one of the groups of `IdMap.by_bucket` take, and where buckets begin and end."""
-    return 8 * (map_bytes // 16 // _SLOTS_PER_GROUPED_ID + 3 * NUM_BUCKETS)
+    """What such a group takes: its ids, and where buckets begin and end."""
+    return 8 * (grouped_ids(map_bytes) + 3 * NUM_BUCKETS)
 
 
 def _slots_for(num_ids: int) -> int:
@@ -333,6 +339,15 @@ def _ids_by_bucket(slots_C2: Int64Array, first_bucket: int, places_B: Int64Array
         if 0 <= b < len(places_B):
             ids_K[places_B[b]] = slots_C2[slot, 0]
             places_B[b] += 1
+
+
+@njit(nogil=True, cache=True)
+def _sort_buckets(ids_K: NDArray[np.uint64], ends_B: Int64Array) -> None:
+    start = 0
+    for end in ends_B:
+        if end > start + 1:
+            ids_K[start:end].sort()
+        start = end
 
 
 @njit(nogil=True, cache=True)

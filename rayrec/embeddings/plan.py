@@ -6,7 +6,7 @@
                and for a while, whichever is most (`Phase`):
                  growing    the index's old slots beside the new ones, for the table that doubles
                  evicting   ids and stamps of a table while victims are chosen
-                 saving     the copy of one table's rows that a snapshot is written from
+                 saving     a part of one table's rows, and what is made of it for a snapshot
                before a run is resumed: the rows of a snapshot, beside the tables that they fill
     trainer    one batch's rows, their copy on the device, their gradients
                its cache: records, index, what is known of every slot
@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.embeddings.config import DiskConfig, TableConfig
-from rayrec.embeddings.index import grouping_bytes, index_bytes
+from rayrec.embeddings.index import grouped_ids, grouping_bytes, index_bytes
 from rayrec.embeddings.layout import record_words
 from rayrec.embeddings.routing import NUM_BUCKETS, ShardMap
 from rayrec.embeddings.row_operations import RowOperations
@@ -39,8 +39,9 @@ Phase = Literal["growing", "evicting", "saving"]
 _HUGE_PAGE = 2 * 2**20
 _EXPORTED_STAMPS = 16
 """Bytes of a row's id, last step and count in a copy of rows."""
-_ORDERING = 24
-"""Bytes per row that `export` needs for a while to bring rows in order."""
+_ORDERED_GROUPS = 3
+"""Most groups of ids that are there at once while rows are saved: one, what was left of the one before, and
+both together."""
 _CHOOSING = 120
 """Most bytes per row that choosing victims takes (113 measured, every bucket too full)."""
 _ROWS_PER_GROUP = 65_536
@@ -166,7 +167,8 @@ def plan_table(config: TableConfig, num_ids: int, num_rows: int) -> TablePlan:
     stamp_words = record_words(layout) - layout.weight_words - layout.state_size
     exported = _EXPORTED_STAMPS + 4 * (layout.dim + layout.state_size)
     index = index_bytes(num_rows)
-    encoding = _WRITER_COPIES * min(num_rows, _ROWS_PER_GROUP) * exported
+    part_rows = min(num_rows, _ROWS_PER_GROUP)
+    ordering = grouping_bytes(index) + _ORDERED_GROUPS * _ID * max(part_rows, grouped_ids(index))
     return TablePlan(
         table=config.name,
         num_rows=num_rows,
@@ -179,7 +181,8 @@ def plan_table(config: TableConfig, num_ids: int, num_rows: int) -> TablePlan:
         extra_bytes={
             "growing": index // 2 if index > index_bytes(0) else 0,
             "evicting": 0 if config.eviction is None else _CHOOSING * num_rows,
-            "saving": exported * num_rows + max(_ORDERING * num_rows, encoding),
+            # A part and what the writer makes of it; the next one is copied while the last is still there.
+            "saving": (1 + _WRITER_COPIES) * part_rows * exported + ordering,
         },
     )
 

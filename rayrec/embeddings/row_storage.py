@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from rayrec.embeddings.index import MISSING, IdIndex
 from rayrec.embeddings.records import Records
-from rayrec.embeddings.routing import bucket_of
 
 Int64Array = NDArray[np.int64]
+
+_PART_ROWS = 65_536
+"""Rows that are copied at once: a row group of a snapshot."""
 
 
 class RowsPart(NamedTuple):
@@ -90,12 +92,12 @@ class RowStorage(Protocol):
         ...
 
     def parts(self, ordered: bool) -> Iterator[RowsPart]:
-        """All rows, whole virtual buckets at a time, as many as memory allows; moves nothing.
+        """All rows in parts, as large as memory allows; moves nothing.
 
         A part holds until the next one. Rows may be found in between, but not added or removed.
 
         Args:
-            ordered: by virtual bucket, then by id as uint64.
+            ordered: by virtual bucket, then by id as uint64. Otherwise every bucket is whole in a part.
         """
         ...
 
@@ -150,13 +152,17 @@ class MemoryRows:
         return self.parts(ordered=False)
 
     def parts(self, ordered: bool) -> Iterator[RowsPart]:
-        ids_M, rows_M = self._index.items()
-        if ordered:
-            order_M = bucket_order(ids_M)
-            ids_M, rows_M = ids_M[order_M], rows_M[order_M]
-        yield RowsPart(ids_M, self.records, rows_M)
+        if not ordered:
+            ids_M, rows_M = self._index.items()
+            yield RowsPart(ids_M, self.records, rows_M)
+            return
+        ids_M = np.empty(0, dtype=np.int64)
+        for ids_K, _ in self._index.by_bucket(_PART_ROWS):
+            ids_M = np.concatenate((ids_M, ids_K))
+            while len(ids_M) > _PART_ROWS:
+                yield self._part(ids_M[:_PART_ROWS])
+                ids_M = ids_M[_PART_ROWS:]
+        yield self._part(ids_M)
 
-
-def bucket_order(ids_M: Int64Array) -> Int64Array:
-    """[M] what brings ids in order: by virtual bucket, then as uint64."""
-    return np.lexsort((ids_M.view(np.uint64), bucket_of(ids_M)))
+    def _part(self, ids_M: Int64Array) -> RowsPart:
+        return RowsPart(ids_M, self.records, self.find(ids_M))

@@ -36,7 +36,7 @@ from rayrec.embeddings.config import DiskConfig
 from rayrec.embeddings.index import MISSING, IdMap, grouping_bytes
 from rayrec.embeddings.record_log import RecordLog
 from rayrec.embeddings.records import Records
-from rayrec.embeddings.row_storage import RowsPart, bucket_order
+from rayrec.embeddings.row_storage import RowsPart
 from rayrec.platform.memory import human_size
 
 Int64Array = NDArray[np.int64]
@@ -212,8 +212,6 @@ class TieredRows:
                 end = int(np.searchsorted(ends_B, first + self._copied_rows, side="right"))
                 end = max(end, int(np.searchsorted(ends_B, first, side="right")) + 1)
                 ids_M = ids_K[first : ends_B[end - 1]]
-                if ordered:
-                    ids_M = ids_M[bucket_order(ids_M)]
                 copies.reserve(len(ids_M))
                 self._copy(ids_M, copies)
                 yield RowsPart(ids_M, copies, np.arange(len(ids_M)))

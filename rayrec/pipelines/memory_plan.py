@@ -138,13 +138,13 @@ class MemoryPlan:
             raise InputError(
                 f"parameter server {largest.shard} (of {len(self.shards)}) would need "
                 f"{_described(largest)}; sparse.server_memory allows {human_size(self.server_limit)}: "
-                f"{self._remedy_of_a_server(largest.peak_bytes)}"
+                f"{self._remedy_of_a_server(resume=False)}"
             )
         if resume and self.server_limit is not None and largest.loading_bytes > self.server_limit:
             raise InputError(
                 f"parameter server {largest.shard} (of {len(self.shards)}) would need "
                 f"{human_size(largest.loading_bytes)} to load its part of the snapshot; sparse.server_memory "
-                f"allows {human_size(self.server_limit)}: {self._remedy_of_a_server(largest.loading_bytes)}"
+                f"allows {human_size(self.server_limit)}: {self._remedy_of_a_server(resume=True)}"
             )
         if self.machine_limit is not None and self.machine_bytes > self.machine_limit:
             servers = sum(shard.peak_bytes for shard in self.shards)
@@ -200,15 +200,21 @@ class MemoryPlan:
             "machine_bytes": self.machine_bytes,
         }
 
-    def _remedy_of_a_server(self, needed: int) -> str:
+    def _remedy_of_a_server(self, resume: bool) -> str:
         assert self.server_limit is not None
-        remedies = [f"raise it to {human_size(1.05 * needed)}"]
-        # What more servers would share; the part of a step and of the writer's buffers they would not.
-        shared = sum(table.num_bytes + table.rows_bytes for table in self.fullest.tables)
-        room = self.server_limit - (needed - shared)
-        if 0 < room < shared:
-            num_servers = math.ceil(1.1 * len(self.shards) * shared / room)
-            remedies.append(f"set sparse.num_servers to {num_servers}")
+        largest = self.fullest
+        tables, beside = largest.num_bytes, largest.peak_bytes - largest.extra_bytes[largest.peak_phase]
+        # (needed, what of it more servers would share): not a step's rows, nor the part of a snapshot that is
+        # being written.
+        if resume:
+            needs = [(largest.loading_bytes, tables + sum(table.rows_bytes for table in largest.tables))]
+        else:
+            extra = largest.extra_bytes
+            needs = [(beside + extra[phase], tables + (phase != "saving") * extra[phase]) for phase in extra]
+        remedies = [f"raise it to {human_size(1.05 * max(needed for needed, _ in needs))}"]
+        if all(needed - shared < self.server_limit for needed, shared in needs):
+            share = max(shared / (self.server_limit - (needed - shared)) for needed, shared in needs)
+            remedies.append(f"set sparse.num_servers to {math.ceil(1.1 * len(self.shards) * share)}")
         remedies.append("lower model.backbone.dim")
         return ", ".join(remedies) + " or take an optimizer with less state (sparse.optimizer.kind)"
 

@@ -195,3 +195,23 @@ def assert_same(first: TableRows, second: TableRows) -> None:
             assert values.tobytes() == getattr(second, name).tobytes(), name
         else:
             assert_same(values, getattr(second, name))
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 65_536, 200_000])
+def test_an_export_comes_in_parts_of_a_row_group_in_the_order_of_buckets(num_rows):
+    table, ids_M = EmbeddingTable(CONFIG), np.random.default_rng(0).permutation(num_rows) - 1000
+    grads_MD = np.random.default_rng(1).standard_normal((num_rows, 3)).astype(np.float32)
+    table.apply(ids_M, grads_MD, 0)
+
+    parts = list(table.export_parts())
+
+    assert [len(part.ids_M) for part in parts] == {
+        0: [0],
+        1: [1],
+        65_536: [65_536],
+        200_000: [65_536, 65_536, 65_536, 3392],
+    }[num_rows]
+    found_M = np.concatenate([part.ids_M for part in parts])
+    assert np.array_equal(found_M, ids_M[np.lexsort((ids_M.view(np.uint64), bucket_of(ids_M)))])
+    weights_MD = np.concatenate([part.weights_MD for part in parts])
+    assert np.array_equal(weights_MD, table.lookup(found_M))
