@@ -139,7 +139,11 @@ class ShardClient:
         self._transport = transport
 
     def read(self, ids: Mapping[str, Int64Array], after_step: int | None = None) -> dict[str, Float32Array]:
-        """[M, D] rows of distinct ids by table, as they are now or once `after_step` is committed."""
+        """[M, D] rows of distinct ids by table, as they are now or once `after_step` is committed.
+
+        While steps are still being applied, each row is as some step from `after_step` on left it, not all
+        of them the same one. Between steps they are those of the last.
+        """
         rows = self.empty_rows(ids)
         self.request(ids, {name: np.arange(len(ids_M)) for name, ids_M in ids.items()}, after_step).write_to(
             rows

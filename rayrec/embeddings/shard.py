@@ -11,8 +11,11 @@ at once. A server that runs these calls on threads needs one for `apply` beside 
 waiting.
 
 All of it happens under one lock. While a large step is applied, the lock is lent now and then, between
-two rows, to reads that named no step (not where a table has rows on disk): they get whole rows, some of
-them with the step's changes, some without. Everything else finds the tables as they are between two steps.
+two rows, to reads of rows that need no later step (not where a table has rows on disk): they get whole
+rows, some of them with the step's changes, some without. Whoever names a step must be content with rows
+after a later one as well, since the request may be late; so each row may be either. A trainer asks early
+for ids that no step on its way touches, which are alike in both; one that takes stale rows has a bound
+that holds for every row. Everything else finds the tables as they are between two steps.
 """
 
 from __future__ import annotations
@@ -92,6 +95,33 @@ class ShardStats:
         return self.lookup_s + self.update_s
 
 
+class _Turns:
+    """One caller at a time; those that others wait for come before the rest."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._is_taken = False
+        self.num_first = 0
+        """Callers that wait to be the next."""
+
+    @contextmanager
+    def taken(self, first: bool) -> Iterator[None]:
+        with self._changed:
+            self.num_first += first
+            try:
+                self._changed.wait_for(lambda: not self._is_taken and (first or not self.num_first))
+                self._is_taken = True
+            finally:
+                self.num_first -= first
+                self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_taken = False
+                self._changed.notify_all()
+
+
 class EmbeddingShard:
     """Thread-safe; every row is read and changed under one lock.
 
@@ -129,9 +159,9 @@ class EmbeddingShard:
         self._clock = clock
         self._changed = threading.Condition()
         self._lent = False
-        """Whether a step is half applied, and the lock is free for reads that named no step."""
+        """Whether a step is half applied, and the lock is free for reads."""
         self._readers: set[object] = set()
-        """Reads that named no step and are not done."""
+        """Reads of rows that need no further step and are not done."""
         self._tables = {config.name: EmbeddingTable(config, num_threads) for config in tables}
         self._incarnation = incarnation
         self._committed_step = -1
@@ -140,7 +170,7 @@ class EmbeddingShard:
         self._lookup_s = 0.0
         self._update_s = 0.0
         self._has_disk = any(config.disk is not None for config in tables)
-        self._bringing_up = threading.Lock()  # taken before `_changed`
+        self._bringing_up = _Turns()  # taken before `_changed`
         self._read_ahead_s = 0.0
         self._announced: ThreadPoolExecutor | None = None
         self._num_announced = 0
@@ -162,10 +192,12 @@ class EmbeddingShard:
     ) -> LookupReply:
         """Rows of the requested ids, once step `after_step` is committed; creates nothing.
 
+        Rows are whole, and each is as some step from `after_step` on left it. If a later step is being
+        applied, that may be the later one for some of them, where it touches them.
+
         Args:
             request: ids by table.
-            after_step: step to wait for; -1 waits for none. None takes rows one by one as they are, also
-                while a step is being applied.
+            after_step: step to wait for; None or -1 waits for none.
             empty: makes the arrays of the reply, so that a transport can have rows read right into its
                 memory; called as `np.empty`.
 
@@ -212,9 +244,11 @@ class EmbeddingShard:
     def evicted(self, since_step: int, after_step: int | None = None) -> dict[str, Int64Array]:
         """By table, ids whose rows commits after `since_step` gave up and which have none now.
 
-        Waits and raises as `lookup`.
+        Waits and raises as `lookup`, but knows whole steps only.
         """
-        with self._reading(after_step):
+        with self._between_steps():
+            if after_step is not None:
+                self._wait_for(after_step, between_steps=True)
             found = {name: table.evicted_since(since_step).ids_V for name, table in self._tables.items()}
             return {name: ids_V for name, ids_V in found.items() if len(ids_V)}
 
@@ -234,7 +268,7 @@ class EmbeddingShard:
                     f"shard {self._shard} is in incarnation {self._incarnation} and refuses rows that a "
                     f"trainer of incarnation {incarnation} brings back"
                 )
-            self._wait_for(after_step)
+            self._wait_for(after_step, between_steps=True)
             if self._committed_step == after_step:  # otherwise this is a call of long ago, come again
                 with self._refusing(f"records that a trainer brings back after step {after_step}"):
                     for name, (ids_K, records_KW) in kept.items():
@@ -367,29 +401,34 @@ class EmbeddingShard:
             raise ValueError(f"there is no embedding table {name!r}; tables: {', '.join(self._tables)}")
         return self._tables[name]
 
-    def _bring_up(self, request: LookupRequest) -> None:
-        """Move rows from disk to memory while other calls go on; they are read without the lock."""
-        if not self._has_disk:
-            return
-        with self._bringing_up:  # one at a time: the disk is as fast, and copies take memory
-            started = self._clock()
-            for name, ids_M in request.items():
-                with self._changed:
-                    table = self._table(name)
-                    parts = table.fetchable(ids_M)
-                for ids_K in parts:
+    def _bring_up(self, request: LookupRequest, ahead: bool = False) -> None:
+        """Move rows from disk to memory while other calls go on; they are read without the lock.
+
+        Args:
+            ahead: nobody waits for these rows yet, so that they come behind those of lookups.
+        """
+        for name, ids_M in request.items():
+            if self._table(name).config.disk is None:
+                continue
+            with self._changed:
+                table = self._table(name)
+                parts = table.fetchable(ids_M)
+            for ids_K in parts:
+                # One at a time: the disk is as fast, and copies take memory.
+                with self._bringing_up.taken(first=not ahead):
+                    started = self._clock()
                     with self._changed:
-                        fetch = table.begin_fetch(ids_K)
+                        fetch = table.begin_fetch(ids_K)  # of those that nobody has brought up meanwhile
                     try:
                         fetch.read()
                     finally:
                         with self._changed:
                             table.finish_fetch(fetch)
-            self._read_ahead_s += self._clock() - started
+                    self._read_ahead_s += self._clock() - started
 
     def _follow(self, announced: LookupRequest) -> None:
         try:
-            self._bring_up(announced)
+            self._bring_up(announced, ahead=True)
         except Exception as error:
             logger.warning("shard %d could not read rows ahead: %s", self._shard, error)
         finally:
@@ -405,23 +444,27 @@ class EmbeddingShard:
 
     @contextmanager
     def _reading(self, after_step: int | None) -> Iterator[None]:
-        if after_step is not None:
-            with self._between_steps():
-                self._wait_for(after_step)
-                yield
-            return
-        reader = object()
-        self._readers.add(reader)
+        """Hold the lock once `after_step` is committed; a later step may be half applied then."""
+        reader, needs = object(), -1 if after_step is None else after_step
+        # Not those that will wait for a step: whoever applies it would wait for them.
+        if self._committed_step >= needs:
+            self._readers.add(reader)
         try:
             with self._changed:
                 try:
+                    if self._committed_step < needs:
+                        self._dismiss(reader)  # a new incarnation has begun meanwhile
+                        self._wait_for(needs, between_steps=False)
                     yield
                 finally:
-                    self._readers.discard(reader)
-                    if self._lent:
-                        self._changed.notify_all()
+                    self._dismiss(reader)
         finally:
             self._readers.discard(reader)  # also where it was interrupted before it had the lock
+
+    def _dismiss(self, reader: object) -> None:
+        self._readers.discard(reader)
+        if self._lent:
+            self._changed.notify_all()
 
     def _let_reads_in(self) -> None:
         """Lend the lock to the reads that wait for it now, and to no others: the step must go on."""
@@ -436,7 +479,7 @@ class EmbeddingShard:
         self._lent = False
         self._update_s -= self._clock() - started  # it is the reads' time
 
-    def _wait_for(self, step: int) -> None:
+    def _wait_for(self, step: int, between_steps: bool) -> None:
         incarnation = self._incarnation
         in_time = self._changed.wait_for(
             lambda: (
@@ -444,7 +487,8 @@ class EmbeddingShard:
             ),
             self._wait_timeout_s,
         )
-        self._changed.wait_for(lambda: not self._lent)
+        if between_steps:
+            self._changed.wait_for(lambda: not self._lent)
         if self._incarnation != incarnation:
             raise RuntimeError(
                 f"shard {self._shard}: incarnation {self._incarnation} began while a lookup of "

@@ -1,4 +1,4 @@
-"""A shard is read while it applies a step: whole rows always, whole steps for whoever names a step."""
+"""A shard is read while it applies a step: whole rows, each as before the step or after it."""
 
 import threading
 import time
@@ -62,11 +62,12 @@ def pool():
         yield pool
 
 
-def test_reads_that_named_no_step_are_let_in_between_two_rows(monkeypatch, pool):
+@pytest.mark.parametrize("after_step", [None, -1])
+def test_reads_that_need_no_later_step_are_let_in_between_two_rows(monkeypatch, pool, after_step):
     half = HalfApplied(monkeypatch, pool)
     try:
-        assert half.values() == [1, 1, 0, 0]
-        _, present_M = half.shard.fetch({"items": IDS_M})["items"]
+        assert pool.submit(half.values, after_step).result(WAIT_S) == [1, 1, 0, 0]
+        _, present_M = half.shard.fetch({"items": IDS_M}, after_step)["items"]
         assert present_M.tolist() == [True, True, False, False]
         with pytest.raises(ValueError, match="there is no embedding table 'nobody'"):
             half.shard.lookup({"nobody": IDS_M})
@@ -81,8 +82,9 @@ def test_everything_else_finds_whole_steps(monkeypatch, pool):
     half = HalfApplied(monkeypatch, pool)
     shard = half.shard
     calls = {
-        "named": pool.submit(half.values, -1),
+        "step": pool.submit(half.values, 0),
         "waiting": pool.submit(half.values, 1),
+        "evicted": pool.submit(shard.evicted, -1, -1),
         "export": pool.submit(lambda: len(shard.export("items").ids_M)),
         "stats": pool.submit(lambda: shard.stats().num_rows["items"]),
         "write_back": pool.submit(shard.write_back, 0, 0, {}),
@@ -96,24 +98,49 @@ def test_everything_else_finds_whole_steps(monkeypatch, pool):
     found = {name: call.result(WAIT_S) for name, call in calls.items()}
     assert found.pop("write_back") in (0, 1)  # whether the next step was before or after it
     assert found.pop("again") in (0, 1)
-    assert found == {"named": [1, 1, 1, 1], "waiting": [1, 1, 1, 1], "export": 4, "stats": 4, "next": 1}
+    assert found == {
+        "step": [1, 1, 1, 1],
+        "waiting": [1, 1, 1, 1],
+        "evicted": {},
+        "export": 4,
+        "stats": 4,
+        "next": 1,
+    }
 
 
-def test_who_waited_for_the_step_before_does_not_see_half_of_the_next(monkeypatch, pool):
+def test_who_waited_for_the_step_before_does_not_wait_for_the_next(monkeypatch, pool):
     """Of two sources one is a step ahead, so that one call commits two steps, the second of them slowly."""
     shard = EmbeddingShard((ITEMS,), 0, num_sources=2)
     named = pool.submit(lambda: shard.lookup({"items": IDS_M}, after_step=0)["items"][:, 0].round().tolist())
     for step, source, update in ((1, 1, {}), (0, 0, {}), (1, 0, UPDATE)):
         shard.apply(UpdateTag(0, step, source), update)
     half = HalfApplied(monkeypatch, pool, shard, UpdateTag(0, 0, source=1), {})
-    values = half.values()  # which wakes whoever waits for a change
-    committed_step = shard.committed_step
-    done, _ = wait([named], timeout=NOT_YET_S)
+    try:
+        values = half.values()  # which wakes whoever waits for a change
+        assert (values, shard.committed_step) == ([1, 1, 0, 0], 0)
+        assert named.result(WAIT_S) == [1, 1, 0, 0]
+        assert not half.applied.done()
+    finally:
+        half.go_on()
+    assert half.applied.result(WAIT_S) == 1
+
+
+def test_who_waits_for_a_later_step_is_not_waited_for(monkeypatch, pool):
+    """Nor is a read that a new incarnation set back before it had the lock."""
+    shard = EmbeddingShard((ITEMS,), 0, num_sources=1)
+    shard.begin(7, 0)
+    with shard._changed:  # so that the read has seen step 7, and has not got the lock yet
+        waiting = pool.submit(shard.lookup, {"items": IDS_M}, 7)
+        deadline = time.monotonic() + WAIT_S
+        while not shard._readers:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        shard.begin(6, 0)
+    half = HalfApplied(monkeypatch, pool, shard, UpdateTag(0, 7, 0))
     half.go_on()
 
-    assert (values, committed_step) == ([1, 1, 0, 0], 0)
-    assert not done
-    assert named.result(WAIT_S) == [1, 1, 1, 1]
+    assert half.applied.result(WAIT_S) == 7
+    assert waiting.result(WAIT_S)["items"][:, 0].round(4).tolist() == [1, 1, 1, 1]
 
 
 def test_a_new_incarnation_begins_behind_the_step(monkeypatch, pool):
@@ -128,7 +155,8 @@ def test_a_new_incarnation_begins_behind_the_step(monkeypatch, pool):
     assert (half.shard.committed_step, half.shard.incarnation) == (7, 1)
 
 
-def test_rows_are_never_torn(monkeypatch):
+@pytest.mark.parametrize("names_step", [False, True])
+def test_rows_are_never_torn_nor_older_than_asked_for(monkeypatch, names_step):
     """Every step adds 1 to all numbers of all rows, so a row of two values is a torn one."""
     dim, num_steps = 8192, 400
     monkeypatch.setattr(shard_module, "_LENT_EVERY", 2 * dim)
@@ -139,7 +167,10 @@ def test_rows_are_never_torn(monkeypatch):
     def read() -> None:
         started.wait(WAIT_S)
         while shard.committed_step < num_steps - 1:
-            found_43 = shard.lookup({"items": IDS_M})["items"][:, [0, dim // 2, dim - 1]].round()
+            num_done = shard.committed_step + 1
+            reply = shard.lookup({"items": IDS_M}, num_done - 1 if names_step else None)
+            found_43 = reply["items"][:, [0, dim // 2, dim - 1]].round()
+            assert (found_43 >= num_done).all()
             assert (found_43 == found_43[:, :1]).all()
             assert np.ptp(found_43) <= 1
 
