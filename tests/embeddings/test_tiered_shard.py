@@ -1,6 +1,7 @@
 """Shards whose tables hold a few rows in memory, the others on disk."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -102,6 +103,69 @@ def test_updates_go_on_while_a_lookup_reads_from_disk(monkeypatch):
     in_memory = filled(50, CONFIG.model_copy(update={"disk": None}))
     in_memory.apply(UpdateTag(0, 1, 0), {"items": (np.arange(2), np.ones((2, 3), dtype=np.float32))})
     assert np.array_equal(replies[0]["items"], in_memory.lookup({"items": np.arange(1)})["items"])
+
+
+class SlowReads:
+    """Reads from disk that wait until they may go on; which records they read, in order."""
+
+    def __init__(self, monkeypatch):
+        self.begun, self.go_on, self.logs = threading.Event(), threading.Event(), []
+        read = tiered_rows.Fetch.read
+
+        def slow_read(fetch):
+            self.logs.append(fetch.log)
+            self.begun.set()
+            assert self.go_on.wait(20)
+            read(fetch)
+
+        monkeypatch.setattr(tiered_rows.Fetch, "read", slow_read)
+
+
+def two_tables(second: TableConfig) -> EmbeddingShard:
+    shard, ids_M = EmbeddingShard([CONFIG, second], 0, 1), np.arange(50)
+    grads_MD = np.ones((50, 3), dtype=np.float32)
+    shard.apply(UpdateTag(0, 0, 0), {"items": (ids_M, grads_MD), "users": (ids_M, grads_MD)})
+    return shard
+
+
+def test_lookups_that_need_nothing_from_disk_wait_for_no_read(monkeypatch):
+    shard = two_tables(CONFIG.model_copy(update={"name": "users", "disk": None}))
+    shard.lookup({"items": np.array([7])})
+    reads = SlowReads(monkeypatch)
+    shard.announce({"items": np.arange(1)})
+    assert reads.begun.wait(20)
+    shard.lookup({"users": np.arange(50), "items": np.array([7])})  # would wait for ever
+    assert not reads.go_on.is_set()
+    reads.go_on.set()
+
+
+def test_a_lookup_goes_before_what_is_left_of_an_announcement(monkeypatch):
+    shard = two_tables(CONFIG.model_copy(update={"name": "users"}))
+    reads = SlowReads(monkeypatch)
+    shard.announce({"items": np.arange(1), "users": np.arange(1)})
+    assert reads.begun.wait(20)
+    looking_up = threading.Thread(target=shard.lookup, args=({"items": np.array([1])},))
+    looking_up.start()
+    while not shard._bringing_up.num_first:
+        time.sleep(0.001)
+    reads.go_on.set()
+    looking_up.join(20)
+    shard._announced.shutdown()  # waits for the announcement
+    items, users = (shard._tables[name]._rows._log for name in ("items", "users"))
+    assert reads.logs == [items, items, users]
+
+
+def test_announcements_beyond_a_few_that_wait_are_forgotten(monkeypatch):
+    shard = filled(50)
+    reads = SlowReads(monkeypatch)
+    for first in range(20):
+        shard.announce({"items": np.array([first])})
+    assert reads.begun.wait(20)
+    assert shard._num_announced == 8
+    reads.go_on.set()
+    shard._announced.shutdown()
+    assert len(reads.logs) <= 8
+    assert shard._num_announced == 0
 
 
 def test_an_announcement_that_fails_is_left_to_the_lookup(monkeypatch, caplog):
