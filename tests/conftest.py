@@ -9,12 +9,22 @@ import hypothesis
 import pytest
 import torch
 
+from rayrec.platform import files
+
 # The same examples every time, and no deadline: a busy machine is no failure.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
 
 # Tensors here are tiny: on a busy machine, threads that wait for each other cost more than they add.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _tables_on_disk_lie_in_temporary_folders() -> Iterator[None]:
+    """Also where the system keeps those in memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "MEMORY_FILE_SYSTEMS", {})
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -145,6 +145,9 @@ class DiskConfig(Config):
     folder: str | None = None
     """On a local disk of every server; None: the system's temporary folder. It needs room for twice the
     rows, and nothing in it outlives the run."""
+    may_be_memory: bool = False
+    """Take a folder that the system keeps in memory, as it often does with the temporary one. That saves no
+    memory, so it is for trying things out."""
 
     @property
     def folder_path(self) -> Path:

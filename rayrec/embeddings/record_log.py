@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from rayrec.embeddings.compiled import kernel_input
 from rayrec.embeddings.page_reads import PageReader, Pages
+from rayrec.platform.files import check_on_disk
 
 Int64Array = NDArray[np.int64]
 Int32Array = NDArray[np.int32]
@@ -61,12 +62,18 @@ class RecordLog:
     addresses up under a lock of its own, and reads them after letting go of it, pins them meanwhile.
     """
 
-    def __init__(self, folder: str | Path, words: int) -> None:
+    def __init__(self, folder: str | Path, words: int, may_be_memory: bool = False) -> None:
         """Open an empty log.
+
+        Args:
+            may_be_memory: take a folder that is in memory too.
 
         Raises:
             OSError: no file can be made in `folder`; names it.
+            InputError: `folder` is not on a disk.
         """
+        if not may_be_memory:
+            check_on_disk(Path(folder))
         self._pages = Pages.of(words)
         self._segment_pages = max(2, _SEGMENT_BYTES // self._pages.num_bytes)
         self._segment_slots = self._segment_pages * self._pages.records

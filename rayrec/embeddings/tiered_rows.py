@@ -90,6 +90,7 @@ class TieredRows:
         Raises:
             MemoryError: the memory allowed is too little for any rows.
             OSError: no file can be made in the folder.
+            InputError: the folder is in memory itself.
         """
         self.records = Records(words)
         self._name = name
@@ -97,7 +98,7 @@ class TieredRows:
         self._limit = int(config.memory)
         self._beside = beside
         self._map = IdMap()
-        self._log = RecordLog(config.folder_path, words + _ID_WORDS)
+        self._log = RecordLog(config.folder_path, words + _ID_WORDS, config.may_be_memory)
         self._copied_rows = max(1, _COPY_BYTES // (4 * (words + _ID_WORDS)))
         self._ids_R, self._use_R = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint8)
         most_rows = self._capacity_beside(0) * self._row_bytes // (self._row_bytes + 8 + 1)

@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from rayrec.models.config import SasRecConfig
 from rayrec.pipelines.assembly import Assembly
 from rayrec.platform.cluster import starts_cluster
 from rayrec.platform.errors import InputError
+from rayrec.platform.files import check_on_disk
 from rayrec.platform.memory import human_size, machine_bytes
 from rayrec.samples.features import code_ids
 
@@ -98,6 +100,8 @@ class MemoryPlan:
     """What this machine has; None where the run joins a cluster, whose machines are not known here."""
     num_readers_and_workers: int
     object_store_bytes: int
+    disk_folders: dict[str, Path]
+    """By table, where rows go that memory has no room for, if servers are here and it must be a disk."""
 
     @property
     def machine_bytes(self) -> int:
@@ -122,8 +126,13 @@ class MemoryPlan:
 
         Raises:
             InputError: a server, or all processes on this machine, need more than there is; names what
-                takes most of it and what to change.
+                takes most of it and what to change. Or a table's folder on disk is in memory itself.
         """
+        for name, folder in self.disk_folders.items():
+            try:
+                check_on_disk(folder)
+            except InputError as error:
+                raise InputError(f"table {name!r}: {error}") from None
         for shard in self.shards:
             for table in shard.tables:
                 if table.memory_limit is not None and table.least_bytes > table.memory_limit:
@@ -255,6 +264,11 @@ def plan_memory(assembly: Assembly) -> MemoryPlan:
         machine_limit=machine_bytes() if is_here else None,
         num_readers_and_workers=pipeline.num_readers + pipeline.num_feature_workers,
         object_store_bytes=config.cluster.object_store_bytes if is_here else 0,
+        disk_folders={
+            table.name: table.disk.folder_path
+            for table in assembly.tables
+            if is_here and table.disk is not None and not table.disk.may_be_memory
+        },
     )
 
 

@@ -1,12 +1,19 @@
-"""Writing files so that a reader sees the whole of one or nothing."""
+"""Writing files so that a reader sees the whole of one or nothing; and whether a folder is on a disk."""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
+
+from rayrec.platform.errors import InputError
+
+MEMORY_FILE_SYSTEMS = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
+"""By what Linux's `statfs` calls them."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -31,3 +38,23 @@ def checksum(path: Path) -> str:
     """sha256 of a file, as hex."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def memory_file_system(folder: Path) -> str | None:
+    """Name of the file system that keeps this folder in memory; None if it is on a disk, or nobody knows."""
+    if sys.platform != "linux":
+        return None
+    described = ctypes.create_string_buffer(512)  # struct statfs; its first word is the type
+    if ctypes.CDLL(None).statfs(os.fsencode(folder), described) != 0:
+        return None
+    number = ctypes.c_long.from_buffer(described).value
+    return MEMORY_FILE_SYSTEMS.get(number & 0xFFFFFFFF)
+
+
+def check_on_disk(folder: Path) -> None:
+    """Raises InputError if what is written to this folder stays in memory."""
+    if name := memory_file_system(folder):
+        raise InputError(
+            f"{folder} is in memory ({name}), so that rows written there take the memory that they should "
+            "make room in: name a folder on a local disk (disk.folder)"
+        )

@@ -11,6 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rayrec.embeddings import page_reads, record_log
 from rayrec.embeddings.record_log import RecordLog
+from rayrec.platform import files
+from rayrec.platform.errors import InputError
 
 SMALL_SEGMENT = 2 * page_reads.ALIGNMENT
 
@@ -79,6 +81,16 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(OSError, match="cannot make a file for embedding rows") as caught:
         RecordLog(tmp_path / "missing", 5)
     assert caught.value.filename == str(tmp_path / "missing")
+
+
+def test_a_folder_in_memory_is_refused_unless_it_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "memory_file_system", lambda folder: "tmpfs")
+    with pytest.raises(
+        InputError, match=rf"{tmp_path} is in memory \(tmpfs\).*name a folder on a local disk"
+    ):
+        RecordLog(tmp_path, 5)
+    assert list(tmp_path.iterdir()) == []
+    RecordLog(tmp_path, 5, may_be_memory=True)
 
 
 class LogMachine(RuleBasedStateMachine):

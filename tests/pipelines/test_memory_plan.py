@@ -12,6 +12,7 @@ from rayrec.pipelines.assembly import assemble
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.memory_plan import plan_memory
 from rayrec.pipelines.tokenize import TokenizeConfig, tokenize
+from rayrec.platform import files
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
 from rayrec.samples.reader import SampleReader
@@ -130,6 +131,20 @@ def test_what_is_advised_is_enough(dataset):
     plan_memory(assembly_of(dataset, sparse=more)).check()
 
     assert 2 < num_servers < 30
+
+
+@pytest.mark.parametrize(("is_here", "may_be_memory"), [(True, False), (True, True), (False, False)])
+def test_a_disk_that_is_memory_is_refused_before_the_run(dataset, monkeypatch, is_here, may_be_memory):
+    monkeypatch.setattr(memory_plan, "starts_cluster", lambda config: is_here)
+    monkeypatch.setattr(files, "memory_file_system", lambda folder: "tmpfs")
+    disk = {"memory": "1 GiB", "folder": "/scratch", "may_be_memory": may_be_memory}
+    plan = plan_memory(assembly_of(dataset, sparse={"tables": {"user": {"disk": disk}}}))
+
+    if is_here and not may_be_memory:
+        with pytest.raises(InputError, match=r"table 'user': .*/scratch is in memory \(tmpfs\)"):
+            plan.check()
+    else:
+        plan.check()
 
 
 def test_loading_a_snapshot_counts_where_a_run_begins_with_it(dataset):

@@ -258,7 +258,10 @@ def test_rows_that_trainers_hold_end_with_the_bits_of_the_servers(
 @pytest.mark.ray
 def test_a_disk_below_the_tables_changes_no_bit(run_pipeline: RunPipeline):
     tables = GENERATIVE["sparse"]["tables"]
-    on_disk = {name: tables.get(name, {}) | {"disk": {"memory": "32 MiB"}} for name in ("item", "code")}
+    on_disk = {
+        name: tables.get(name, {}) | {"disk": {"memory": "32 MiB", "may_be_memory": True}}
+        for name in ("item", "code")
+    }
     settings = GENERATIVE | {"sparse": GENERATIVE["sparse"] | {"tables": on_disk}}
 
     assert_same_bits(run_pipeline(settings, mode="exact_prefetch"), run_pipeline(GENERATIVE))

@@ -1,9 +1,11 @@
 import hashlib
 import json
 import os
+from pathlib import Path
 
 import pytest
 
+from rayrec.platform import files
 from rayrec.platform.files import checksum, write_atomically, write_json
 
 
@@ -36,3 +38,11 @@ def test_checksum_is_sha256(tmp_path):
     path.write_bytes(b"rayrec")
 
     assert checksum(path) == hashlib.sha256(b"rayrec").hexdigest()
+
+
+@pytest.mark.skipif(not os.path.ismount("/dev/shm"), reason="no file system that is known to be in memory")
+def test_a_file_system_in_memory_is_told_from_one_on_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MEMORY_FILE_SYSTEMS", {0x01021994: "tmpfs"})
+    assert files.memory_file_system(Path("/dev/shm")) == "tmpfs"
+    assert files.memory_file_system(Path("/proc")) is None
+    assert files.memory_file_system(tmp_path / "missing") is None
