@@ -67,7 +67,8 @@ class SightingCounters:
         size = 1 << (max(1, self._index.rows_after(num_more)) - 1).bit_length()
         places = size if size > len(self._counts) else 0
         counters = places * (self._counts.itemsize + self._steps.itemsize)
-        return self._index.growth_bytes(num_more) + counters + 8 * num_more  # admitted ones are free rows
+        # Ids that are admitted leave free rows.
+        return self._index.growth_bytes(num_more) + counters + self._index.free_growth_bytes(num_more)
 
     def reserve(self, num_more: int) -> None:
         """Make room for so many more ids, so that counting them cannot fail for memory."""

@@ -175,6 +175,11 @@ class IdIndex(IdMap):
         self._num_free += len(freed)
         return rows_M
 
+    def free_growth_bytes(self, num_freed: int) -> int:
+        """What the list of free rows grows by when so many ids are removed."""
+        num_free = self._num_free + num_freed
+        return 2 * 8 * num_free if num_free > len(self._free_F) else 0
+
     def rows_after(self, num_more: int) -> int:
         """What `num_rows` will be at most when so many new ids have been added."""
         return max(self.num_rows, self._num_ids + num_more)
