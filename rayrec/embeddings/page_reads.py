@@ -87,6 +87,7 @@ class PageReader:
         self._depth = max(_MIN_DEPTH, min(_DEPTH, _SCRATCH_BYTES // pages.num_bytes))
         self._lock = threading.Lock()
         self._idle: list[_Ring] = []  # at most as many as there were calls at once
+        self._lost: list[_Ring] = []  # their memory stays: a read may still arrive there
         self._num_rings = 0
         self._threads: ThreadPoolExecutor | None = None
         if direct:
@@ -129,8 +130,9 @@ class PageReader:
         ring = self._take_ring()
         if ring is None:  # more callers than the system has queues for
             return self._read_on_threads(slots_M, order_M, words_MW)
+        code = _QUEUE_BROKE
         try:
-            return _read_queued(
+            code = _read_queued(
                 ring.context,
                 ring.calls.submit,
                 ring.calls.wait,
@@ -145,8 +147,22 @@ class PageReader:
                 ring.events_Q4,
             )
         finally:
-            with self._lock:
-                self._idle.append(ring)
+            if code != _QUEUE_BROKE:
+                with self._lock:
+                    self._idle.append(ring)
+            else:
+                self._give_up(ring)
+        if code == _EAGAIN:  # the system takes no more reads now
+            return self._read_on_threads(slots_M, order_M, words_MW)
+        return _EIO if code == _QUEUE_BROKE else code
+
+    def _give_up(self, ring: _Ring) -> None:
+        is_closed = ring.close()  # waits for reads that are in flight
+        with self._lock:
+            if is_closed:
+                self._num_rings -= 1
+            else:
+                self._lost.append(ring)
 
     def _take_ring(self) -> _Ring | None:
         with self._lock:
@@ -194,11 +210,13 @@ class _Ring:
             return None
         return cls(_CALLS, context.value, depth, page_bytes)
 
-    def close(self) -> None:
-        ctypes.CDLL(None).syscall(self.calls.close, ctypes.c_ulong(self.context))
+    def close(self) -> bool:
+        """Wait for what is in flight and give the queue back; returns whether the system has it."""
+        return ctypes.CDLL(None).syscall(self.calls.close, ctypes.c_ulong(self.context)) == 0
 
 
 _EINTR, _EAGAIN, _EIO = errno.EINTR, errno.EAGAIN, errno.EIO
+_QUEUE_BROKE = -1
 
 
 @njit(nogil=True, cache=True)
@@ -218,16 +236,17 @@ def _read_queued(
 ) -> int:
     """Fill words_MW, with as many reads in flight as the queue takes; 0, or the number of an error.
 
+    That is EAGAIN where the queue takes none at all, and _QUEUE_BROKE where reads are left in flight.
+
     requests_Q8 are `struct iocb`, events_Q4 `struct io_event` of linux/aio_abi.h.
     """
     depth = len(requests_Q8)
     starts_Q, ends_Q = np.empty(depth, dtype=np.int64), np.empty(depth, dtype=np.int64)
     idle_Q = np.arange(depth)
-    num_idle, num_flying, following, failed = depth, 0, 0, 0
-    while num_flying > 0 or (following < len(order_M) and failed == 0):
+    num_idle, num_ready, num_flying, following, failed = depth, 0, 0, 0, 0
+    while num_flying > 0 or ((num_ready > 0 or following < len(order_M)) and failed == 0):
         # Memory that a read may still write to must not be left, so that after an error the loop goes on
         # until everything is back.
-        num_new = 0
         while num_idle > 0 and following < len(order_M) and failed == 0:
             page = slots_M[order_M[following]] // pages.records
             num_idle -= 1
@@ -241,18 +260,22 @@ def _read_queued(
             requests_Q8[q, 3] = np.int64(scratch) + q * pages.num_bytes
             requests_Q8[q, 4] = pages.num_bytes
             requests_Q8[q, 5] = page * pages.num_bytes
-            pointers_Q[num_new] = requests_Q8.ctypes.data + q * 64
-            num_new += 1
+            pointers_Q[num_ready] = requests_Q8.ctypes.data + q * 64
+            num_ready += 1
         sent = 0
-        while sent < num_new and failed == 0:
-            taken = _syscall(submit_call, context, num_new - sent, pointers_Q.ctypes.data + sent * 8, 0, 0)
+        while sent < num_ready and failed == 0:
+            taken = _syscall(submit_call, context, num_ready - sent, pointers_Q.ctypes.data + sent * 8, 0, 0)
             if taken > 0:
                 sent += taken
-            else:
-                number = int32_at(_errno_location())[0]
-                if number != _EINTR and number != _EAGAIN:
-                    failed = number if number > 0 else _EIO
+                continue
+            number = int32_at(_errno_location())[0] if taken < 0 else _EAGAIN
+            if number == _EAGAIN and num_flying + sent > 0:
+                break  # full: the others go when some are back
+            if number != _EINTR:
+                failed = number
         num_flying += sent
+        num_ready -= sent
+        pointers_Q[:num_ready] = pointers_Q[sent : sent + num_ready].copy()
         if num_flying == 0:
             break
         at_least = min(num_flying, max(1, depth // 4))
@@ -260,7 +283,7 @@ def _read_queued(
         if num_done < 0:
             if int32_at(_errno_location())[0] == _EINTR:
                 continue
-            return _EIO  # the queue itself is gone
+            return _QUEUE_BROKE
         num_flying -= num_done
         for e in range(num_done):
             q = events_Q4[e, 0]

@@ -1,4 +1,5 @@
 import os
+import platform
 import resource
 import tempfile
 import threading
@@ -14,6 +15,8 @@ from rayrec.embeddings.record_log import RecordLog
 from rayrec.platform import files
 from rayrec.platform.errors import InputError
 
+READ_CALL = 0
+NO_CALL = 9999
 SMALL_SEGMENT = 2 * page_reads.ALIGNMENT
 
 
@@ -239,6 +242,54 @@ def test_threads_read_while_one_writes_and_compacts(tmp_path, way, monkeypatch):
     for reader in readers:
         reader.join()
     assert not wrong
+
+
+@pytest.fixture
+def queued_log(tmp_path):
+    log = RecordLog(tmp_path, 1024)  # a record a page
+    if not log._reader._asynchronous:
+        pytest.skip("no asynchronous I/O here")
+    return log
+
+
+def test_a_queue_that_is_full_is_emptied_before_more_is_put_in(queued_log, monkeypatch):
+    depth = 12_000  # more than the kernel makes of a queue for one read
+    reader, setup = queued_log._reader, page_reads._Ring.open
+    monkeypatch.setattr(page_reads._Ring, "open", lambda depth, page_bytes: None)
+    ring = reader._idle.pop()
+    narrow = setup(1, page_reads.ALIGNMENT)
+    reader._idle = [page_reads._Ring(narrow.calls, narrow.context, depth, page_reads.ALIGNMENT)]
+    addresses_M = queued_log.write(records(0, depth, 1024))
+    assert (queued_log.read(addresses_M, 2) == records(0, depth, 2)).all()
+    ring.close()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of system calls differ")
+def test_a_queue_that_takes_nothing_is_done_without(queued_log):
+    addresses_M = queued_log.write(records(0, 50, 1024))
+    (ring,) = queued_log._reader._idle
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    queue = ring.context
+    ring.context, ring.calls = reading, ring.calls._replace(submit=READ_CALL)  # from a pipe: try again
+    assert (queued_log.read(addresses_M) == records(0, 50, 1024)).all()
+    ring.context = queue
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_queue_that_breaks_is_not_used_again_while_reads_may_still_arrive(queued_log):
+    addresses_M = queued_log.write(records(0, 500, 1024))
+    reader = queued_log._reader
+    (ring,) = reader._idle
+    ring.calls = ring.calls._replace(wait=NO_CALL)
+    before = reader.num_bytes
+    with pytest.raises(OSError, match="cannot read embedding rows back"):
+        queued_log.read(addresses_M)
+    assert reader._idle == []
+    assert reader.num_bytes < before
+    assert (queued_log.read(addresses_M) == records(0, 500, 1024)).all()
+    assert ring not in reader._idle
 
 
 def test_a_file_that_is_cut_off_is_an_error_not_zeros(tmp_path, way):
