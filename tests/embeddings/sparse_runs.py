@@ -4,7 +4,9 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -54,32 +56,53 @@ class LateReply:
         return self.future.result()
 
 
+@dataclass(frozen=True, eq=False)
+class Call:
+    is_ready: Callable[[], bool]
+    carry_out: Callable[[], object]
+    reply: Future
+    reads: EmbeddingShard | None = None
+    """Whose rows it reads, if it does."""
+
+
 class AdversarialTransport:
     """Keeps every call until somebody waits for an answer, then carries out calls in random order.
 
-    A call whose step is not committed yet is not carried out, so nothing blocks inside a shard.
+    A call whose step is not committed yet is not carried out, so nothing blocks inside a shard. Reads may be
+    carried out while an update is, wherever the shard lets them in.
 
     Args:
-        repeated: share of the updates and written-back rows whose answer is lost: they come again, at
-            any later time, also when the run is long past their step.
+        repeated: share of the updates and written-back rows that come again, at any later time, also when
+            the run is long past their step.
+        lost: share of the deliveries of which the call or its answer is lost; the call is sent again.
     """
 
-    def __init__(self, shards: list[EmbeddingShard], seed: int, repeated: float = 0.0) -> None:
+    def __init__(
+        self, shards: list[EmbeddingShard], seed: int, repeated: float = 0.0, lost: float = 0.0
+    ) -> None:
         self._shards = shards
         self._random = random.Random(seed)
         self._repeated = repeated
+        self._lost = lost
         self._changed = threading.Condition()
-        self._calls: list[tuple[Callable[[], bool], Callable[[], object], Future]] = []
+        self._calls: list[Call] = []
         self._again: list[Callable[[], object]] = []
+        for shard in shards:
+            if not shard._has_disk:  # which lets none in
+                shard._let_reads_in = partial(self._let_reads_in, shard)
 
     def lookup(self, shard, request, after_step):
         return self._post(
-            self._is_at(shard, after_step), lambda: self._shards[shard].lookup(request, after_step)
+            self._is_at(shard, after_step),
+            lambda: self._shards[shard].lookup(request, after_step),
+            reads=self._shards[shard],
         )
 
     def fetch(self, shard, request, after_step):
         return self._post(
-            self._is_at(shard, after_step), lambda: self._shards[shard].fetch(request, after_step)
+            self._is_at(shard, after_step),
+            lambda: self._shards[shard].fetch(request, after_step),
+            reads=self._shards[shard],
         )
 
     def evicted(self, shard, since_step, after_step):
@@ -112,7 +135,7 @@ class AdversarialTransport:
         with self._changed:
             return self._random.random() < self._repeated
 
-    def _post(self, is_ready, call, is_repeated=False) -> LateReply:
+    def _post(self, is_ready, call, is_repeated=False, reads=None) -> LateReply:
         reply = LateReply(self)
 
         def repeated():
@@ -120,7 +143,7 @@ class AdversarialTransport:
             return call()
 
         with self._changed:
-            self._calls.append((is_ready, repeated if is_repeated else call, reply.future))
+            self._calls.append(Call(is_ready, repeated if is_repeated else call, reply.future, reads))
             self._changed.notify_all()
         return reply
 
@@ -129,18 +152,31 @@ class AdversarialTransport:
             while not wanted.done():
                 if self._again and self._random.random() < 0.1:
                     self._again.pop(self._random.randrange(len(self._again)))()
-                ready = [call for call in self._calls if call[0]()]
+                ready = [call for call in self._calls if call.is_ready()]
                 if not ready:
                     if not self._changed.wait(WAIT_S):
                         raise TimeoutError("every call waits for a step that nobody sends")
                     continue
-                chosen = self._random.choice(ready)
-                self._calls.remove(chosen)
-                try:
-                    chosen[2].set_result(chosen[1]())
-                except Exception as error:
-                    chosen[2].set_exception(error)
+                self._deliver(self._random.choice(ready))
                 self._changed.notify_all()
+
+    def _deliver(self, call: Call) -> None:
+        if self._random.random() < self._lost:
+            if self._random.random() < 0.5:  # the answer is
+                with suppress(Exception):
+                    call.carry_out()
+            return
+        self._calls.remove(call)
+        try:
+            call.reply.set_result(call.carry_out())
+        except Exception as error:
+            call.reply.set_exception(error)
+
+    def _let_reads_in(self, shard: EmbeddingShard) -> None:
+        """Called by a shard, which is the one that `_deliver` calls, between two rows of a step."""
+        for call in [call for call in self._calls if call.reads is shard and call.is_ready()]:
+            if self._random.random() < 0.3:
+                self._deliver(call)
 
 
 class ThreadExchange:

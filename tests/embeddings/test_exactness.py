@@ -2,7 +2,7 @@
 
 Bit for bit: weights, optimizer state, last step and count, who has been seen how often, who was evicted
 when; for all modes, numbers of shards and trainers, cache sizes, with calls that come late, in another
-order, or twice.
+order, twice, or only when they are sent again, and with reads between any two rows of an update.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayrec.embeddings import shard as shard_module
 from rayrec.embeddings.bounded_stale import BoundedStale
 from rayrec.embeddings.cached_lookups import CachedLookups
 from rayrec.embeddings.config import AdmissionConfig, EvictionConfig, TableConfig
@@ -146,6 +147,13 @@ def check_tables(shards, run_: Run, expected: dict[str, DictionaryTable]) -> Non
         assert gone == table.evicted.keys() - table.rows.keys()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def reads_between_any_two_rows():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(shard_module, "_LENT_EVERY", 1)
+        yield
+
+
 def threaded(make_mode):
     return lambda *arguments: ThreadedLookups(make_mode(*arguments))
 
@@ -190,7 +198,7 @@ def test_every_mode_gives_the_rows_of_a_dictionary(mode, run_, num_shards, seed,
     num_sources = len(run_.batches_by_source)
 
     shards = make_shards(run_.tables, num_shards, num_sources)
-    transport = AdversarialTransport(shards, seed, repeated=0.3)
+    transport = AdversarialTransport(shards, seed, repeated=0.3, lost=0.2)
     found = run(MODES[mode], run_.tables, transport, num_shards, run_.batches_by_source, drain_every, ahead)
     transport.finish()
 
@@ -208,7 +216,7 @@ def test_every_mode_gives_the_rows_of_a_dictionary(mode, run_, num_shards, seed,
 def test_bounded_staleness_is_bounded_and_loses_nothing(run_, num_shards, seed, max_staleness):
     num_sources = len(run_.batches_by_source)
     shards = make_shards(run_.tables, num_shards, num_sources, max_staleness)
-    transport = AdversarialTransport(shards, seed, repeated=0.3)
+    transport = AdversarialTransport(shards, seed, repeated=0.3, lost=0.2)
     stale = without_exchange(partial(BoundedStale, max_staleness=max_staleness))
     found = run(stale, run_.tables, transport, num_shards, run_.batches_by_source)
     transport.finish()
