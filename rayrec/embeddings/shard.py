@@ -348,7 +348,7 @@ class EmbeddingShard:
         """`export` in parts that follow each other, no larger than the table's memory allows.
 
         Raises:
-            RuntimeError: a step was committed between two parts.
+            RuntimeError: a step was committed between two parts, or an incarnation began.
         """
         with self._between_steps():
             committed_step, incarnation = self._committed_step, self._incarnation
@@ -356,9 +356,14 @@ class EmbeddingShard:
         while True:
             with self._between_steps():
                 if (self._committed_step, self._incarnation) != (committed_step, incarnation):
+                    happened = (
+                        f"step {self._committed_step} was committed"
+                        if self._incarnation == incarnation
+                        else f"incarnation {self._incarnation} began"
+                    )
                     raise RuntimeError(
-                        f"shard {self._shard}: step {self._committed_step} was committed while rows of "
-                        f"table {table!r} as of step {committed_step} were being saved"
+                        f"shard {self._shard}: {happened} while rows of table {table!r} as of step "
+                        f"{committed_step} were being saved"
                     )
                 part = next(parts, None)
             if part is None:

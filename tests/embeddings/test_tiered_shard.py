@@ -239,6 +239,29 @@ def test_a_step_that_commits_while_rows_are_saved_is_an_error():
         next(parts)
 
 
+def test_an_incarnation_that_begins_while_rows_are_saved_is_an_error():
+    shard = filled(500)
+    parts = shard.export_parts("items")
+    next(parts)
+    shard.begin(0, 1)  # other rows may have been restored, with the same step
+    with pytest.raises(RuntimeError, match="incarnation 1 began while rows of table 'items' as of step 0"):
+        next(parts)
+
+
+def test_room_on_disk_is_taken_for_rows_that_change_and_for_those_that_come_back(monkeypatch):
+    shard, reserved = filled(50), []
+    reserve = RecordLog.reserve
+    monkeypatch.setattr(RecordLog, "reserve", lambda log, num: (reserved.append(num), reserve(log, num))[1])
+    kept_K, ids_M = np.arange(7), np.arange(20, 30)
+    kept = {"items": (kept_K, shard.fetch({"items": kept_K})["items"][0])}
+
+    shard.apply(UpdateTag(0, 1, 0), {"items": (ids_M, np.ones((10, 3), dtype=np.float32))}, kept)
+    shard.write_back(0, 1, kept)
+
+    # Each of them may send a row to disk when it comes in, and go there itself.
+    assert reserved == [2 * (7 + 10), 2 * 7]
+
+
 def test_stats_say_what_is_on_disk():
     stats = filled(500).stats()
     assert stats.num_rows == {"items": 500}
