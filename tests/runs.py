@@ -116,6 +116,7 @@ def _train_one_epoch(run: RunFolder, assembly: Assembly) -> None:
     write_snapshot(
         path,
         committed_step=plan.steps_per_epoch - 1,
+        incarnation=0,
         dataset_fingerprint=assembly.dataset.fingerprint,
         semantic_ids_version=None if assembly.registry is None else assembly.registry.version,
         read_position=plan.position(plan.steps_per_epoch),

@@ -139,18 +139,25 @@ class ParameterServer:
             names += write_table(Path(folder), table, self._spec.shard, parts)
         return names
 
-    def load(self, files: Sequence[str], committed_step: int) -> int:
+    def load(self, files: Sequence[str], committed_step: int, incarnation: int) -> None:
         """Take this shard's rows out of a snapshot's files, whatever number of shards wrote them.
 
-        Returns:
-            The new incarnation: updates of the time before are refused from now on.
+        Args:
+            incarnation: the new one, the same for all servers: updates of any other are refused from now on.
+
+        Raises:
+            ValueError: the server has been in this incarnation, or a later one, already.
         """
+        if incarnation <= self._shard.incarnation:
+            raise ValueError(
+                f"{self!r} is in incarnation {self._shard.incarnation} and cannot begin {incarnation}; "
+                "every recovery raises the number"
+            )
         if self._spec.tables:
             paths = [Path(file) for file in files]
             shard_map = ShardMap(self._spec.num_shards)
             self._shard.restore(load_tables(paths, self._spec.tables, shard_map, self._spec.shard))
-        self._shard.begin(committed_step, self._shard.incarnation + 1)
-        return self._shard.incarnation
+        self._shard.begin(committed_step, incarnation)
 
 
 def table_figures(stats: ShardStats) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """One cut through a run at a step boundary, written so that half of one is never taken for a whole.
 
-A snapshot is assembled in a hidden folder, its manifest with every file's
-checksum last, and then renamed into place. Reading verifies the checksums.
+A snapshot is assembled in a hidden folder, its manifest with every file's checksum last, and then renamed
+into place; each of these is on disk before the next, since the snapshot before will be deleted. Reading
+verifies the checksums.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 import safetensors.numpy
 
 from rayrec.platform.errors import InputError
-from rayrec.platform.files import checksum, write_json
+from rayrec.platform.files import checksum, sync, write_json
 from rayrec.samples.reader import ReadPosition
 
 FORMAT_VERSION = 1
@@ -39,6 +40,8 @@ class Snapshot:
     sparse_files: tuple[Path, ...]
     read_position: ReadPosition | None = None
     """Where the training read goes on; None in snapshots from before it was written down."""
+    incarnation: int = 0
+    """Of the servers that wrote it; those that go on from it have a higher one."""
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
@@ -53,6 +56,7 @@ def write_snapshot(
     path: Path,
     *,
     committed_step: int,
+    incarnation: int,
     dataset_fingerprint: str,
     semantic_ids_version: str | None,
     read_position: ReadPosition,
@@ -68,19 +72,24 @@ def write_snapshot(
         safetensors.numpy.save_file(weights, unfinished / WEIGHTS)
         safetensors.numpy.save_file(optimizer_state, unfinished / OPTIMIZER)
         sparse_files = list(save_sparse(str(unfinished.resolve())))
+        files = [WEIGHTS, OPTIMIZER, *sparse_files]
         manifest = {
             "format_version": FORMAT_VERSION,
             "committed_step": committed_step,
+            "incarnation": incarnation,
             "dataset_fingerprint": dataset_fingerprint,
             "semantic_ids_version": semantic_ids_version,
             "read_position": asdict(read_position),
             "sparse_files": sparse_files,
-            "sha256": {name: checksum(unfinished / name) for name in [WEIGHTS, OPTIMIZER, *sparse_files]},
+            "sha256": {name: checksum(unfinished / name) for name in files},
         }
+        for name in files:
+            sync(unfinished / name)
         write_json(unfinished / "manifest.json", manifest)
         if path.exists():  # a resumed run that was killed between this snapshot and the next
             shutil.rmtree(path)
         unfinished.rename(path)
+        sync(path.parent)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
@@ -117,4 +126,5 @@ def read_snapshot(path: Path) -> Snapshot:
         semantic_ids_version=manifest["semantic_ids_version"],
         sparse_files=tuple(path / name for name in manifest["sparse_files"]),
         read_position=None if position is None else ReadPosition(**position),
+        incarnation=manifest.get("incarnation", 0),
     )

@@ -201,6 +201,8 @@ class TrainingRun:
         self._metric = f"{self._config.evaluation.metric}@10"
         self._total_steps = assembly.total_steps
         self._progress = Progress()
+        self._incarnation = 0
+        """Of the servers: raised by every recovery, so that nothing of the time before is taken for new."""
 
     def run(self, snapshot: Snapshot | None = None) -> TrainingResult:
         """
@@ -306,6 +308,7 @@ class TrainingRun:
         write_snapshot(
             path,
             committed_step=step - 1,
+            incarnation=self._incarnation,
             dataset_fingerprint=self._assembly.dataset.fingerprint,
             semantic_ids_version=None if registry is None else registry.version,
             read_position=self._plan.position(step),
@@ -325,13 +328,19 @@ class TrainingRun:
     def _restore(self, snapshot: Snapshot) -> None:
         """Give servers and trainers what the snapshot holds."""
         files = [str(path.resolve()) for path in snapshot.sparse_files]
-        incarnations: list[int] = ray.get(
-            [server.load.remote(files, snapshot.committed_step) for server in self._stages.servers]
+        # A run that died before its next snapshot has recovered from this one before.
+        self._incarnation = max(snapshot.incarnation, self._folder.state.get("incarnation", 0)) + 1
+        self._folder.update(incarnation=self._incarnation)
+        ray.get(
+            [
+                server.load.remote(files, snapshot.committed_step, self._incarnation)
+                for server in self._stages.servers
+            ]
         )
         weights, optimizer_state = ray.put(snapshot.weights), ray.put(snapshot.optimizer_state)
         ray.get(
             [
-                trainer.load.remote(weights, optimizer_state, incarnations[0])
+                trainer.load.remote(weights, optimizer_state, self._incarnation)
                 for trainer in self._stages.trainers
             ]
         )

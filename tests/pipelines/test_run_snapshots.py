@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ def write(path: Path, step: int = 6, save=save_sparse) -> None:
     write_snapshot(
         path,
         committed_step=step,
+        incarnation=3,
         dataset_fingerprint="data",
         semantic_ids_version=None,
         read_position=POSITION,
@@ -48,19 +50,46 @@ def test_what_was_written_is_read(tmp_path):
     snapshot = read_snapshot(path)
 
     files = (path / "item-00000.parquet", path / "item-00001.parquet")
-    assert snapshot == Snapshot(path, 6, "data", None, files, POSITION)
+    assert snapshot == Snapshot(path, 6, "data", None, files, POSITION, incarnation=3)
     assert same_arrays(snapshot.weights, WEIGHTS)
     assert same_arrays(snapshot.optimizer_state, OPTIMIZER)
 
 
-def test_a_snapshot_from_before_positions_were_written_down_is_read(tmp_path):
+def test_a_snapshot_from_before_positions_and_incarnations_were_written_down_is_read(tmp_path):
     path = tmp_path / "step-7"
     write(path)
     manifest = json.loads((path / "manifest.json").read_text())
-    del manifest["read_position"]
+    del manifest["read_position"], manifest["incarnation"]
     (path / "manifest.json").write_text(json.dumps(manifest))
 
-    assert read_snapshot(path).read_position is None
+    snapshot = read_snapshot(path)
+    assert (snapshot.read_position, snapshot.incarnation) == (None, 0)
+
+
+def test_everything_is_on_disk_before_it_is_named(tmp_path, monkeypatch):
+    """Of a snapshot that appears behind its name only in part, the one before would be gone too."""
+    path = tmp_path / "step-7"
+    events = []
+
+    def fsync(descriptor: int) -> None:
+        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+
+    def replace(source: Path, target: Path) -> None:
+        events.append(f"name {target.name}")
+        os.rename(source, target)
+
+    def rename(source: Path, target: Path) -> None:
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(Path, "rename", rename)
+    write(path)
+
+    files = ["dense.safetensors", "optimizer.safetensors", "item-00000.parquet", "item-00001.parquet"]
+    assert events[:4] == files
+    assert events[4].startswith(".manifest.json")
+    assert events[5:] == ["name manifest.json", ".step-7.unfinished", "name step-7", tmp_path.name]
 
 
 @pytest.mark.parametrize("name", ["dense.safetensors", "optimizer.safetensors", "item-00001.parquet"])

@@ -229,9 +229,11 @@ def test_what_a_run_counts_goes_on_when_it_is_resumed(interrupted, data, tmp_pat
     folder = RunFolder.open(run)
     progress = folder.state["progress"]
     folder.update(progress=progress | {"training_s": 1000.0, "dropped": {"unknown_items": 3}})
+    folder.update(incarnation=2)  # it has recovered twice from the same snapshot
 
     result = train(settings(data), run, resume=True)
 
+    assert folder.state["incarnation"] == last_snapshot(run).incarnation == 3
     assert 1000 < result.training_s < 1500
     assert result.steps_per_s == result.steps / result.training_s
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
