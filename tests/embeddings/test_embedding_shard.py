@@ -302,19 +302,6 @@ def test_records_of_an_id_that_somebody_else_changes_too_are_refused():
     assert rows_of(shard) == before
 
 
-@pytest.mark.parametrize("value", [5, 9])
-@pytest.mark.parametrize("num_sources", [1, 2])
-def test_an_id_that_comes_twice_in_an_update_is_refused_before_any_row_changes(num_sources, value):
-    shard, _ = trained_shard(num_sources)
-    before = rows_of(shard)
-    twice = {"users": (ids(5), np.float32([[1]]))} | items((6, 1.0), (value, 1.0), (value, 1.0))
-    with pytest.raises(
-        ValueError, match=f"shard 0 refuses step 1 .*trainer 0: .*'items': id {value} comes twice"
-    ):
-        shard.apply(UpdateTag(0, 1, 0), twice)
-    assert rows_of(shard) == before
-
-
 def test_two_tables_with_one_name_are_refused():
     with pytest.raises(ValueError, match="two tables are named 'items'"):
         EmbeddingShard([TableConfig(name="items", dim=2), TableConfig(name="items", dim=3)], 0, 1)
