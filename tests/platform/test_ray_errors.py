@@ -86,6 +86,15 @@ def test_an_actor_that_was_ended_by_ray_says_so(members):
     ray.get(ended.take.remote(1))
     ray.kill(ended)
 
+    def still_answers() -> bool:  # for a moment it may: Ray only tells its process to end
+        try:
+            ray.get(ended.take.remote(1))
+        except ray.exceptions.RayActorError:
+            return False
+        return True
+
+    while still_answers():
+        pass
     assert str(cause_of(ended.take.remote(1))).startswith("errors/member-4 died: it was killed by `ray.kill`")
 
 
