@@ -2,10 +2,11 @@
 
 Ten million ids that look random, one thread on each side. Bars, all of them ratios of ids per second:
 
-* `index-lookup-torchrec`, `index-insert-torchrec`: against `MCHManagedCollisionModule`, which maps ids to
-  rows of a fixed number by a binary search over sorted ids. Its inserts are measured at their best: all
-  ids in one call, into a module of the right size. Ours come 100,000 at a time, into an index that
-  starts empty and grows. (torchrec's `HashZchManagedCollisionModule` cannot insert on a CPU.)
+* `index-lookup-torchrec`, `index-insert-torchrec`, `index-insert-growing-torchrec`: against
+  `MCHManagedCollisionModule`, which maps ids to rows of a fixed number by a binary search over sorted ids.
+  Its inserts are measured at their best: all ids in one call, into a module of the right size. Ours come
+  100,000 at a time, into an index of the right size, and in the third bar into one that starts empty and
+  grows as in training. (torchrec's `HashZchManagedCollisionModule` cannot insert on a CPU.)
 * `index-lookup-pandas`: against `pandas.Index.get_indexer`.
 
 Lookups come 100,000 at a time, of ids drawn uniformly among those that are there; no batch comes twice.
@@ -22,6 +23,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -98,6 +100,7 @@ def _torchrec_bars(ours: LookupWindows, ids_R: Int64Array, options: BenchOptions
         return [
             Bar.of("index-lookup-torchrec", [], peer, LOOKUP_TARGET),
             Bar.of("index-insert-torchrec", [], peer, INSERT_TARGET),
+            Bar.of("index-insert-growing-torchrec", [], peer, INSERT_TARGET),
         ]
 
     def features(ids_N: Int64Array) -> dict[str, JaggedTensor]:
@@ -120,16 +123,20 @@ def _torchrec_bars(ours: LookupWindows, ids_R: Int64Array, options: BenchOptions
     peer = "torchrec MCHManagedCollisionModule"
     lookups = _ratios("index-lookup-torchrec", ours.rate, theirs.rate, options)
 
-    inserts = _ratios(
-        "index-insert-torchrec",
-        lambda: _rate(len(ids_R), lambda: insert(IdIndex(), ids_R)),
-        lambda: _rate(len(ids_R), filled),
-        options,
-    )
-    return [
-        Bar.of("index-lookup-torchrec", lookups, peer, LOOKUP_TARGET),
-        Bar.of("index-insert-torchrec", inserts, peer, INSERT_TARGET),
-    ]
+    bars = [Bar.of("index-lookup-torchrec", lookups, peer, LOOKUP_TARGET)]
+    for name, expected_ids in (("index-insert-torchrec", len(ids_R)), ("index-insert-growing-torchrec", 0)):
+        inserts = _ratios(
+            name,
+            partial(_insert_rate, ids_R, expected_ids),
+            lambda: _rate(len(ids_R), filled),
+            options,
+        )
+        bars.append(Bar.of(name, inserts, peer, INSERT_TARGET))
+    return bars
+
+
+def _insert_rate(ids_R: Int64Array, expected_ids: int) -> float:
+    return _rate(len(ids_R), lambda: insert(IdIndex(expected_ids), ids_R))
 
 
 def _pandas_bar(ours: LookupWindows, ids_R: Int64Array, options: BenchOptions) -> Bar:

@@ -15,12 +15,14 @@ other actors and is done before the clock runs. Bars:
 
 The modes: `exact` is `exact_prefetch`; with `cache` the trainer holds up to 200,000 of the rows; `stale` is
 `bounded_stale` with one update missing, which is what a naive prefetch does, and not exact. Each mode has
-servers of its own, which wait for calls while another is measured. A window's time ends when the servers
+servers of its own, which wait for calls while another is measured, and which run at the priority of this
+process: in a run, trainers and servers are both Ray's workers. A window's time ends when the servers
 have every update and every changed row.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -77,6 +79,7 @@ class BatchIds:
 def bench(options: BenchOptions) -> list[Bar]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own is 15
     try:
         bars = []
         for place, transport in PLACES.items():
