@@ -48,7 +48,8 @@ from rayrec.platform.console import log
 
 NUM_SERVERS, NUM_ROWS, DIM, BATCH = 2, 2_000_000, 64, 100_000
 CACHE_ROWS = 200_000
-MATRIX = 256
+MATRIX = 512
+"""Products of some milliseconds each, as the parts of a network are that run outside of Python's lock."""
 TABLE = TableConfig(name="item", dim=DIM, seed=1)
 LOAD_ROWS = 100_000
 """Rows that are created at once before anything is measured."""

@@ -17,7 +17,15 @@ import numpy as np
 
 from rayrec.embeddings.client import PendingRows, Reply, ShardClient, ShardTransport
 from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.lookups import Float32Array, Lookups, LookupStats, OnRows, ids_by_table, ignore_rows
+from rayrec.embeddings.lookups import (
+    Float32Array,
+    Int64Array,
+    Lookups,
+    LookupStats,
+    OnRows,
+    ids_by_table,
+    ignore_rows,
+)
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.shard import UpdateTag
 
@@ -49,7 +57,9 @@ class BoundedStale:
         self._max_staleness = max_staleness
         self._put_off: deque[tuple[int, Lookups]] = deque()
         """Announced batches that found no permit."""
-        self._asked: dict[int, PendingRows] = {}
+        self._asked: dict[int, tuple[dict[str, Int64Array], PendingRows]] = {}
+        self._taken: dict[int, dict[str, Float32Array]] = {}
+        """Rows of a batch that nobody has asked for yet."""
         self._unacknowledged: deque[list[Reply[int]]] = deque()
         self._num_in_training = 0
         """Batches whose rows were asked for and whose update is not sent."""
@@ -64,17 +74,18 @@ class BoundedStale:
         """Nothing: what is here early is read when it is asked for, and may be fresher by then."""
 
     def rows(self, step: int, lookups: Lookups) -> dict[str, Float32Array]:
-        if step not in self._asked and not self._put_off:
+        if step not in self._asked and step not in self._taken and not self._put_off:
             self._put_off.append((step, lookups))
-        while step not in self._asked:
+        while step not in self._asked and step not in self._taken:
             self._ask(*self._put_off.popleft())
-        rows = self._client.empty_rows(ids_by_table(lookups))
-        started = self._clock()
-        self._asked.pop(step).write_to(rows)
-        self.stats.rows_wait_s += self._clock() - started
-        return rows
+        if step not in self._taken:
+            self._take_rows(step)
+        return self._taken.pop(step)
 
     def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
+        if step + 1 in self._asked:
+            # What dense compute waits for comes before what only the servers wait for.
+            self._take_rows(step + 1)
         tag = UpdateTag(self._incarnation, step, self._source)
         self._unacknowledged.append(self._client.send(tag, ids_by_table(lookups), grads))
         self._num_in_training -= 1
@@ -89,7 +100,8 @@ class BoundedStale:
         ids = ids_by_table(lookups)
         everything = {name: np.arange(len(ids_M)) for name, ids_M in ids.items()}
         # What is acknowledged here is committed only when the other trainers have sent theirs.
-        self._asked[step] = self._client.request(ids, everything, after_step=step - 1 - self._max_staleness)
+        after_step = step - 1 - self._max_staleness
+        self._asked[step] = ids, self._client.request(ids, everything, after_step)
         self._num_in_training += 1
         self.stats.staleness_sum += staleness
         self.stats.max_staleness = max(self.stats.max_staleness, staleness)
@@ -98,6 +110,15 @@ class BoundedStale:
             self.stats.num_early += num_ids
         else:
             self.stats.num_late += num_ids
+
+    def _take_rows(self, step: int) -> None:
+        ids, pending = self._asked.pop(step)
+        rows = self._client.empty_rows(ids)
+        started = self._clock()
+        pending.write_to(rows)
+        self.stats.rows_wait_s += self._clock() - started
+        self._taken[step] = rows
+        self.on_rows(step, rows)
 
     def _wait_until_at_most(self, num_updates: int) -> None:
         started = self._clock()
