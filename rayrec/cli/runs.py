@@ -83,10 +83,21 @@ def train_command(
                 f"{stages['lookup_early_rows']:,.0f}, {stages['lookup_late_rows']:,.0f}",
             ),
             ("embedding rows", f"{stages['sparse_rows']:,.0f} in {stages['sparse_bytes'] / 2**20:,.1f} MiB"),
+            *(
+                (label, f"{stages[figure]:,.0f}")
+                for label, figure in _FORGETTING
+                if stages[figure]  # of interest only where it was asked for
+            ),
         ],
     )
     return asdict(result)
 
+
+_FORGETTING = (
+    ("rows evicted", "sparse_rows_evicted"),
+    ("gradients of ids not admitted", "sparse_gradients_not_admitted"),
+    ("rows that trainers held", "cache_hits"),
+)
 
 _STAGES = (
     ("sample readers", "read_busy_s", "read_waiting_s"),

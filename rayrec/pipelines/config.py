@@ -170,7 +170,7 @@ class RunConfig(Config):
         if self.sparse.cache_rows and self.pipeline.mode != "exact_prefetch":
             raise ValueError(
                 f"sparse.cache_rows is {self.sparse.cache_rows} and pipeline.mode {self.pipeline.mode!r}: "
-                "rows that trainers hold are exact, and need the mode 'exact_prefetch'"
+                "a cache needs the mode 'exact_prefetch'; set one of the two"
             )
         return self
 

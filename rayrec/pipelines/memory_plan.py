@@ -162,7 +162,7 @@ class MemoryPlan:
                 f"the run would need {human_size(self.machine_bytes)} and this machine has "
                 f"{human_size(self.machine_limit)}: {len(self.shards)} parameter servers need "
                 f"{human_size(servers)} (the largest, number {largest.shard}, {_described(largest)}), "
-                f"{self.trainer.num_trainers} trainers {human_size(trainers)}, processes and Ray the "
+                f"{self.trainer.num_trainers} trainer(s) {human_size(trainers)}, processes and Ray the "
                 "rest; lower model.backbone.dim, take an optimizer with less state (sparse.optimizer.kind), "
                 "or join a cluster (cluster.address)"
             )
@@ -224,6 +224,8 @@ class MemoryPlan:
         if all(needed - shared < self.server_limit for needed, shared in needs):
             share = max(shared / (self.server_limit - (needed - shared)) for needed, shared in needs)
             remedies.append(f"set sparse.num_servers to {math.ceil(1.1 * len(self.shards) * share)}")
+        if any(table.memory_limit is not None for table in largest.tables):
+            remedies.append("lower the disk.memory of a table")
         remedies.append("lower model.backbone.dim")
         return ", ".join(remedies) + " or take an optimizer with less state (sparse.optimizer.kind)"
 

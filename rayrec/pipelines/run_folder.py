@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.config import TABLE_SEEDS, RunConfig
 from rayrec.platform.config import differing_keys
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import write_atomically, write_json
@@ -35,6 +35,7 @@ FREE_TO_CHANGE = (
     "sparse.server_memory",
     "sparse.server_threads",
     "sparse.expected_rows",
+    *(f"sparse.tables.{table}.disk" for table in TABLE_SEEDS),
     "evaluation.every_epochs",
     "evaluation.patience",
     "evaluation.batch_size",

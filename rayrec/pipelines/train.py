@@ -102,6 +102,9 @@ def train(
     config = config.with_absolute_paths()
     assembly = assemble(config)
     check_split(assembly.dataset, "valid")
+    unread = sorted(set(config.sparse.tables) - {table.name for table in assembly.tables})
+    if unread:
+        logger.warning("the model does not read %s, which sparse.tables has settings of", ", ".join(unread))
     _ = assembly.plan  # footers are read before anything starts
     if starts_cluster(config.cluster):
         get_device(config.device)  # trainers will run on this machine; elsewhere they may have what it lacks

@@ -62,7 +62,11 @@ def memory_file_system(folder: Path) -> str | None:
 
 
 def check_on_disk(folder: Path) -> None:
-    """Raises InputError if what is written to this folder stays in memory."""
+    """Raises InputError if there is no such folder, or if what is written to it stays in memory."""
+    if not folder.is_dir():
+        raise InputError(
+            f"{folder}: there is no such folder on this machine; make it, or name another (disk.folder)"
+        )
     if name := memory_file_system(folder):
         raise InputError(
             f"{folder} is in memory ({name}), so that rows written there take the memory that they should "

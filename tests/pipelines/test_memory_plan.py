@@ -134,16 +134,27 @@ def test_what_is_advised_is_enough(dataset):
 
 
 @pytest.mark.parametrize(("is_here", "may_be_memory"), [(True, False), (True, True), (False, False)])
-def test_a_disk_that_is_memory_is_refused_before_the_run(dataset, monkeypatch, is_here, may_be_memory):
+def test_a_disk_that_is_memory_is_refused_before_the_run(
+    dataset, tmp_path, monkeypatch, is_here, may_be_memory
+):
     monkeypatch.setattr(memory_plan, "starts_cluster", lambda config: is_here)
     monkeypatch.setattr(files, "memory_file_system", lambda folder: "tmpfs")
-    disk = {"memory": "1 GiB", "folder": "/scratch", "may_be_memory": may_be_memory}
+    disk = {"memory": "1 GiB", "folder": str(tmp_path), "may_be_memory": may_be_memory}
     plan = plan_memory(assembly_of(dataset, sparse={"tables": {"user": {"disk": disk}}}))
 
     if is_here and not may_be_memory:
-        with pytest.raises(InputError, match=r"table 'user': .*/scratch is in memory \(tmpfs\)"):
+        with pytest.raises(InputError, match=r"table 'user': .* is in memory \(tmpfs\)"):
             plan.check()
     else:
+        plan.check()
+
+
+def test_a_disk_that_is_not_there_is_refused_before_the_run(dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_plan, "starts_cluster", lambda config: True)
+    disk = {"memory": "1 GiB", "folder": str(tmp_path / "missing")}
+    plan = plan_memory(assembly_of(dataset, sparse={"tables": {"user": {"disk": disk}}}))
+
+    with pytest.raises(InputError, match=r"table 'user': .*missing: there is no such folder"):
         plan.check()
 
 

@@ -50,7 +50,7 @@ def test_data_and_a_model_are_all_a_run_needs():
         ({"pipeline": {"mode": "async"}}, "pipeline.mode: input should be 'sync', 'exact_prefetch' or "),
         (
             {"sparse": {"cache_rows": 10}, "pipeline": {"mode": "sync"}},
-            "sparse.cache_rows is 10 and pipeline.mode 'sync': rows that trainers hold are exact",
+            "sparse.cache_rows is 10 and pipeline.mode 'sync': a cache needs the mode 'exact_prefetch'",
         ),
         (
             {"sparse": {"eviction": {"every_steps": 10}}},
