@@ -252,7 +252,7 @@ def test_rows_that_trainers_hold_end_with_the_bits_of_the_servers(
     assert cached.stages["cache_hits"] > 100
     assert cached.stages["cache_misses"] > 100
     if settings is FORGETFUL:
-        assert cached.stages["sparse_rows_evicted"] > 100
+        assert cached.stages["sparse_rows_evicted"] > 0
 
 
 @pytest.mark.ray
