@@ -20,11 +20,8 @@ that holds for every row. Everything else finds the tables as they are between t
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -34,10 +31,10 @@ from numpy.typing import NDArray
 
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.distinct_ids import sum_by_id
+from rayrec.embeddings.read_ahead import ReadAhead
+from rayrec.embeddings.step_lock import StepLock
 from rayrec.embeddings.table import EmbeddingTable, TableCounts, TableRows
 from rayrec.platform.memory import human_size
-
-logger = logging.getLogger(__name__)
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
@@ -53,14 +50,8 @@ FetchReply = dict[str, tuple[NDArray[np.int32], NDArray[np.bool_]]]
 KeptRecords = Mapping[str, tuple[Int64Array, NDArray[np.int32]]]
 """(distinct ids [K], whole records [K, W]) by table, as a trainer's cache has changed them."""
 
-_MOST_ANNOUNCED = 8
-"""Announcements that wait; more would be of steps too far ahead for memory to keep their rows."""
-
-
 _LENT_EVERY = 2**19
 """Gradient numbers that are applied before reads are let in: half a millisecond's work."""
-_MISSED_S = 0.1
-"""How often is looked whether reads are still there: one that was interrupted says nothing."""
 
 
 class UpdateTag(NamedTuple):
@@ -93,33 +84,6 @@ class ShardStats:
     @property
     def busy_s(self) -> float:
         return self.lookup_s + self.update_s
-
-
-class _Turns:
-    """One caller at a time; those that others wait for come before the rest."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._is_taken = False
-        self.num_first = 0
-        """Callers that wait to be the next."""
-
-    @contextmanager
-    def taken(self, first: bool) -> Iterator[None]:
-        with self._changed:
-            self.num_first += first
-            try:
-                self._changed.wait_for(lambda: not self._is_taken and (first or not self.num_first))
-                self._is_taken = True
-            finally:
-                self.num_first -= first
-                self._changed.notify_all()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._is_taken = False
-                self._changed.notify_all()
 
 
 class EmbeddingShard:
@@ -157,11 +121,7 @@ class EmbeddingShard:
         self._memory_limit = memory_limit
         self._num_threads = num_threads
         self._clock = clock
-        self._changed = threading.Condition()
-        self._lent = False
-        """Whether a step is half applied, and the lock is free for reads."""
-        self._readers: set[object] = set()
-        """Reads of rows that need no further step and are not done."""
+        self._lock = StepLock()
         self._tables = {config.name: EmbeddingTable(config, num_threads) for config in tables}
         self._incarnation = incarnation
         self._committed_step = -1
@@ -170,10 +130,7 @@ class EmbeddingShard:
         self._lookup_s = 0.0
         self._update_s = 0.0
         self._has_disk = any(config.disk is not None for config in tables)
-        self._bringing_up = _Turns()  # taken before `_changed`
-        self._read_ahead_s = 0.0
-        self._announced: ThreadPoolExecutor | None = None
-        self._num_announced = 0
+        self._read_ahead = ReadAhead(shard, self._table, self._lock.changed, clock)
 
     @property
     def committed_step(self) -> int:
@@ -208,7 +165,7 @@ class EmbeddingShard:
             RuntimeError: a new incarnation began meanwhile.
             OSError: rows cannot be read from disk, or have to make room there for them and it is full.
         """
-        self._bring_up(request)
+        self._read_ahead.bring_up(request)
         with self._reading(after_step):
             started = self._clock()
             reply = {name: self._table(name).lookup(ids_M, empty) for name, ids_M in request.items()}
@@ -217,7 +174,7 @@ class EmbeddingShard:
 
     def fetch(self, request: LookupRequest, after_step: int | None = None) -> FetchReply:
         """Whole records of the requested ids, for a trainer's cache; otherwise as `lookup`."""
-        self._bring_up(request)
+        self._read_ahead.bring_up(request)
         with self._reading(after_step):
             started = self._clock()
             reply = {name: self._table(name).read_records(ids_M) for name, ids_M in request.items()}
@@ -230,23 +187,15 @@ class EmbeddingShard:
         Changes no value and waits for nothing. An announcement that comes while several others wait is
         forgotten, and so is one that fails: the lookup will bring the rows up itself, or raise.
         """
-        if not self._has_disk:
-            return
-        with self._changed:
-            if self._num_announced >= _MOST_ANNOUNCED:
-                return
-            self._num_announced += 1
-            if self._announced is None:
-                self._announced = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
-        # A transport may use the memory of its arrays again as soon as this call is over.
-        self._announced.submit(self._follow, {name: ids_M.copy() for name, ids_M in request.items()})
+        if self._has_disk:
+            self._read_ahead.announce(request)
 
     def evicted(self, since_step: int, after_step: int | None = None) -> dict[str, Int64Array]:
         """By table, ids whose rows commits after `since_step` gave up and which have none now.
 
         Waits and raises as `lookup`, but knows whole steps only.
         """
-        with self._between_steps():
+        with self._lock.between_steps():
             if after_step is not None:
                 self._wait_for(after_step, between_steps=True)
             found = {name: table.evicted_since(since_step).ids_V for name, table in self._tables.items()}
@@ -262,7 +211,7 @@ class EmbeddingShard:
             ValueError: another incarnation's call; or records of a wrong shape, of an id without a row, or
                 of one that comes twice: then no row has changed. Otherwise as `lookup`.
         """
-        with self._between_steps():
+        with self._lock.between_steps():
             if incarnation != self._incarnation:
                 raise ValueError(
                     f"shard {self._shard} is in incarnation {self._incarnation} and refuses rows that a "
@@ -302,7 +251,7 @@ class EmbeddingShard:
             OSError: the disk below the tables is full; no row has changed. Or it fails, which may be in the
                 middle of a step: restore before going on.
         """
-        with self._between_steps():
+        with self._lock.between_steps():
             if self._is_duplicate(tag):
                 return self._committed_step
             if self._failure is not None:
@@ -318,7 +267,7 @@ class EmbeddingShard:
                 raise
             finally:
                 self._update_s += self._clock() - started
-                self._changed.notify_all()
+                self._lock.changed.notify_all()
             return self._committed_step
 
     def begin(self, committed_step: int, incarnation: int) -> None:
@@ -327,7 +276,7 @@ class EmbeddingShard:
         Raises:
             ValueError: an incarnation older than the current one.
         """
-        with self._between_steps():
+        with self._lock.between_steps():
             if incarnation < self._incarnation:
                 raise ValueError(
                     f"shard {self._shard} is in incarnation {self._incarnation} and cannot return to "
@@ -337,11 +286,11 @@ class EmbeddingShard:
             self._committed_step = committed_step
             self._pending = {}
             self._failure = None
-            self._changed.notify_all()
+            self._lock.changed.notify_all()
 
     def export(self, table: str) -> TableRows:
         """A copy of one table's rows, ordered by virtual bucket, then by id as uint64."""
-        with self._between_steps():
+        with self._lock.between_steps():
             return self._table(table).export()
 
     def export_parts(self, table: str) -> Iterator[TableRows]:
@@ -350,11 +299,11 @@ class EmbeddingShard:
         Raises:
             RuntimeError: a step was committed between two parts, or an incarnation began.
         """
-        with self._between_steps():
+        with self._lock.between_steps():
             committed_step, incarnation = self._committed_step, self._incarnation
             parts = self._table(table).export_parts()
         while True:
-            with self._between_steps():
+            with self._lock.between_steps():
                 if (self._committed_step, self._incarnation) != (committed_step, incarnation):
                     happened = (
                         f"step {self._committed_step} was committed"
@@ -386,11 +335,11 @@ class EmbeddingShard:
         restored = {config.name: EmbeddingTable(config, self._num_threads) for config in self._configs}
         for name, table in restored.items():
             table.load(rows[name])
-        with self._between_steps():
+        with self._lock.between_steps():
             self._tables = restored
 
     def stats(self) -> ShardStats:
-        with self._between_steps():
+        with self._lock.between_steps():
             return ShardStats(
                 num_rows={name: table.num_rows for name, table in self._tables.items()},
                 num_bytes=sum(table.num_bytes for table in self._tables.values()),
@@ -398,7 +347,7 @@ class EmbeddingShard:
                 update_s=self._update_s,
                 counts={name: table.counts for name, table in self._tables.items()},
                 disk_bytes=sum(table.disk_bytes for table in self._tables.values()),
-                read_ahead_s=self._read_ahead_s,
+                read_ahead_s=self._read_ahead.busy_s,
             )
 
     def _table(self, name: str) -> EmbeddingTable:
@@ -406,94 +355,33 @@ class EmbeddingShard:
             raise ValueError(f"there is no embedding table {name!r}; tables: {', '.join(self._tables)}")
         return self._tables[name]
 
-    def _bring_up(self, request: LookupRequest, ahead: bool = False) -> None:
-        """Move rows from disk to memory while other calls go on; they are read without the lock.
-
-        Args:
-            ahead: nobody waits for these rows yet, so that they come behind those of lookups.
-        """
-        for name, ids_M in request.items():
-            if self._table(name).config.disk is None:
-                continue
-            with self._changed:
-                table = self._table(name)
-                parts = table.fetchable(ids_M)
-            for ids_K in parts:
-                # One at a time: the disk is as fast, and copies take memory.
-                with self._bringing_up.taken(first=not ahead):
-                    started = self._clock()
-                    with self._changed:
-                        fetch = table.begin_fetch(ids_K)  # of those that nobody has brought up meanwhile
-                    try:
-                        fetch.read()
-                    finally:
-                        with self._changed:
-                            table.finish_fetch(fetch)
-                    self._read_ahead_s += self._clock() - started
-
-    def _follow(self, announced: LookupRequest) -> None:
-        try:
-            self._bring_up(announced, ahead=True)
-        except Exception as error:
-            logger.warning("shard %d could not read rows ahead: %s", self._shard, error)
-        finally:
-            with self._changed:
-                self._num_announced -= 1
-
-    @contextmanager
-    def _between_steps(self) -> Iterator[None]:
-        """Hold the lock while no step is half applied."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._lent)
-            yield
-
     @contextmanager
     def _reading(self, after_step: int | None) -> Iterator[None]:
         """Hold the lock once `after_step` is committed; a later step may be half applied then."""
-        reader, needs = object(), -1 if after_step is None else after_step
-        # Not those that will wait for a step: whoever applies it would wait for them.
-        if self._committed_step >= needs:
-            self._readers.add(reader)
-        try:
-            with self._changed:
-                try:
-                    if self._committed_step < needs:
-                        self._dismiss(reader)  # a new incarnation has begun meanwhile
-                        self._wait_for(needs, between_steps=False)
-                    yield
-                finally:
-                    self._dismiss(reader)
-        finally:
-            self._readers.discard(reader)  # also where it was interrupted before it had the lock
-
-    def _dismiss(self, reader: object) -> None:
-        self._readers.discard(reader)
-        if self._lent:
-            self._changed.notify_all()
+        needs = -1 if after_step is None else after_step
+        with self._lock.reading(
+            lambda: self._committed_step >= needs, lambda: self._wait_for(needs, between_steps=False)
+        ):
+            yield
 
     def _let_reads_in(self) -> None:
-        """Lend the lock to the reads that wait for it now, and to no others: the step must go on."""
-        waiting = self._readers.copy()
         # A read of a table on disk might move rows, and take the room there that was reserved for the step.
-        if not waiting or self._has_disk:
+        if self._has_disk or not self._lock.is_wanted:
             return
         started = self._clock()
-        self._lent = True
-        while not self._changed.wait_for(lambda: waiting.isdisjoint(self._readers), _MISSED_S):
-            pass
-        self._lent = False
+        self._lock.lend()
         self._update_s -= self._clock() - started  # it is the reads' time
 
     def _wait_for(self, step: int, between_steps: bool) -> None:
         incarnation = self._incarnation
-        in_time = self._changed.wait_for(
+        in_time = self._lock.changed.wait_for(
             lambda: (
                 self._committed_step >= step or self._failure is not None or self._incarnation != incarnation
             ),
             self._wait_timeout_s,
         )
         if between_steps:
-            self._changed.wait_for(lambda: not self._lent)
+            self._lock.wait_until_whole()
         if self._incarnation != incarnation:
             raise RuntimeError(
                 f"shard {self._shard}: incarnation {self._incarnation} began while a lookup of "

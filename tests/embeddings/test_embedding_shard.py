@@ -153,7 +153,7 @@ def shard_that_tells_of_waiting() -> tuple[EmbeddingShard, threading.Event]:
             return super().wait(timeout)
 
     shard = EmbeddingShard(TABLES, 0, num_sources=2, wait_timeout_s=10)
-    shard._changed = Telling()
+    shard._lock.changed = Telling()
     return shard, waiting
 
 

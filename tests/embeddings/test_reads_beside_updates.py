@@ -42,15 +42,15 @@ class HalfApplied:
         monkeypatch.setattr(shard_module, "_LENT_EVERY", 4)  # two rows of two numbers
         self.shard = shard or EmbeddingShard((ITEMS,), 0, num_sources=1)
         self._slow_reader = object()  # one that has asked and takes its time
-        self.shard._readers.add(self._slow_reader)
+        self.shard._lock._readers.add(self._slow_reader)
         self.applied: Future[int] = pool.submit(self.shard.apply, last_tag, last_update)
         deadline = time.monotonic() + WAIT_S
-        while not self.shard._lent:
+        while not self.shard._lock._lent:
             assert time.monotonic() < deadline
             time.sleep(0.001)
 
     def go_on(self) -> None:
-        self.shard._readers.discard(self._slow_reader)
+        self.shard._lock._readers.discard(self._slow_reader)
 
     def values(self, after_step: int | None = None) -> list[float]:
         return self.shard.lookup({"items": IDS_M}, after_step)["items"][:, 0].round(4).tolist()
@@ -129,10 +129,10 @@ def test_who_waits_for_a_later_step_is_not_waited_for(monkeypatch, pool):
     """Nor is a read that a new incarnation set back before it had the lock."""
     shard = EmbeddingShard((ITEMS,), 0, num_sources=1)
     shard.begin(7, 0)
-    with shard._changed:  # so that the read has seen step 7, and has not got the lock yet
+    with shard._lock.changed:  # so that the read has seen step 7, and has not got the lock yet
         waiting = pool.submit(shard.lookup, {"items": IDS_M}, 7)
         deadline = time.monotonic() + WAIT_S
-        while not shard._readers:
+        while not shard._lock._readers:
             assert time.monotonic() < deadline
             time.sleep(0.001)
         shard.begin(6, 0)
@@ -209,6 +209,6 @@ def test_a_table_on_disk_keeps_the_room_that_the_step_reserved(monkeypatch, tmp_
     monkeypatch.setattr(shard_module, "_LENT_EVERY", 4)
     disk = DiskConfig(folder=str(tmp_path), memory="64 MiB")
     shard = EmbeddingShard((ITEMS, ITEMS.model_copy(update={"name": "cold", "disk": disk})), 0, num_sources=1)
-    shard._readers.add(object())  # would wait for ever
+    shard._lock._readers.add(object())  # would wait for ever
 
     assert shard.apply(FIRST, UPDATE) == 0

@@ -146,11 +146,11 @@ def test_a_lookup_goes_before_what_is_left_of_an_announcement(monkeypatch):
     assert reads.begun.wait(20)
     looking_up = threading.Thread(target=shard.lookup, args=({"items": np.array([1])},))
     looking_up.start()
-    while not shard._bringing_up.num_first:
+    while not shard._read_ahead._turns.num_first:
         time.sleep(0.001)
     reads.go_on.set()
     looking_up.join(20)
-    shard._announced.shutdown()  # waits for the announcement
+    shard._read_ahead._thread.shutdown()  # waits for the announcement
     items, users = (shard._tables[name]._rows._log for name in ("items", "users"))
     assert reads.logs == [items, items, users]
 
@@ -161,11 +161,11 @@ def test_announcements_beyond_a_few_that_wait_are_forgotten(monkeypatch):
     for first in range(20):
         shard.announce({"items": np.array([first])})
     assert reads.begun.wait(20)
-    assert shard._num_announced == 8
+    assert shard._read_ahead._num_announced == 8
     reads.go_on.set()
-    shard._announced.shutdown()
+    shard._read_ahead._thread.shutdown()
     assert len(reads.logs) <= 8
-    assert shard._num_announced == 0
+    assert shard._read_ahead._num_announced == 0
 
 
 def test_an_announcement_that_fails_is_left_to_the_lookup(monkeypatch, caplog):
