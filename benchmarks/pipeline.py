@@ -40,7 +40,7 @@ from rayrec.actors.lookup_modes import LookupSettings, make_lookups
 from rayrec.actors.parameter_server import spawn_parameter_servers
 from rayrec.actors.transport import TransportChoice, connect
 from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.lookups import LookupMode
+from rayrec.embeddings.lookups import LookupMode, TrainerLink
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.shard import UpdateTag
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
@@ -173,7 +173,7 @@ def _side(name: str, settings: LookupSettings, choice: TransportChoice, windows:
     try:
         first_step = _create_rows(servers)
         transport, shard_map = connect(servers, choice), ShardMap(NUM_SERVERS)
-        mode = make_lookups(settings, (TABLE,), shard_map, transport, 0, 0, None)
+        mode = make_lookups(settings, TrainerLink((TABLE,), shard_map, transport), None)
         yield Side(mode, windows, first_step)
     finally:
         for server in servers:

@@ -19,7 +19,7 @@ from torchrec.models.dlrm import DLRM
 from rayrec.adapters.torchrec import adapt, split_kjt, table_configs
 from rayrec.embeddings.client import LocalTransport
 from rayrec.embeddings.config import RowwiseAdagradConfig
-from rayrec.embeddings.lookups import ExactPrefetch
+from rayrec.embeddings.lookups import ExactPrefetch, TrainerLink
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.shard import EmbeddingShard
 
@@ -81,7 +81,7 @@ def main() -> None:
     adapted = adapt(model())
     tables = table_configs(adapted.tables, RowwiseAdagradConfig(lr=0.1))
     shards = [EmbeddingShard(tables, shard, num_sources=1) for shard in range(arguments.shards)]
-    lookups = ExactPrefetch(tables, ShardMap(len(shards)), LocalTransport(shards))
+    lookups = ExactPrefetch(TrainerLink(tables, ShardMap(len(shards)), LocalTransport(shards)))
     optimizer = torch.optim.Adam(adapted.model.parameters(), lr=0.005)  # dense weights only
 
     stream = [

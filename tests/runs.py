@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rayrec.embeddings.client import LocalTransport
-from rayrec.embeddings.lookups import SyncLookups
+from rayrec.embeddings.lookups import SyncLookups, TrainerLink
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.embeddings.snapshot import write_table
@@ -91,7 +91,7 @@ def _semantic_ids(dataset: Dataset) -> None:
 def _train_one_epoch(run: RunFolder, assembly: Assembly) -> None:
     config, plan = assembly.config, assembly.plan
     shard = EmbeddingShard(assembly.tables, shard=0, num_sources=1)
-    lookups = SyncLookups(assembly.tables, ShardMap(1), LocalTransport([shard]))
+    lookups = SyncLookups(TrainerLink(assembly.tables, ShardMap(1), LocalTransport([shard])))
     device = get_device(config.device)
     program = TorchProgram(
         build_model(config.model, assembly.catalogue, config.seed),

@@ -25,7 +25,7 @@ from rayrec.actors.spawning import ActorRole, spawn
 from rayrec.actors.transport import TransportChoice, connect
 from rayrec.embeddings.client import ShardClient
 from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.lookups import LookupStats
+from rayrec.embeddings.lookups import LookupStats, TrainerLink
 from rayrec.embeddings.routing import ShardMap
 from rayrec.models.build import Catalogue, build_model
 from rayrec.models.config import GenerativeConfig, SasRecConfig
@@ -90,7 +90,9 @@ class Trainer:
         self._group = TrainerGroup(spec.num_trainers, role.member)
         exchange = self._group if spec.num_trainers > 1 else None
         self._new_lookups = lambda incarnation: make_lookups(
-            spec.lookups, spec.tables, shard_map, transport, role.member, incarnation, exchange
+            spec.lookups,
+            TrainerLink(spec.tables, shard_map, transport, role.member, incarnation),
+            exchange,
         )
         self._lookups = self._new_lookups(0)
         self._program = TorchProgram(

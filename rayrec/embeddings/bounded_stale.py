@@ -9,25 +9,22 @@ Source: stale synchronous parallel, Ho et al., NIPS 2013; here the bound is per 
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from rayrec.embeddings.client import PendingRows, Reply, ShardClient, ShardTransport
-from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.client import PendingRows, Reply
 from rayrec.embeddings.lookups import (
     Float32Array,
     Int64Array,
     Lookups,
     LookupStats,
     OnRows,
+    TrainerLink,
     ids_by_table,
     ignore_rows,
 )
-from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.shard import UpdateTag
 
 
 class BoundedStale:
@@ -37,29 +34,18 @@ class BoundedStale:
     it the mode `sync`.
     """
 
-    def __init__(
-        self,
-        tables: Sequence[TableConfig],
-        shard_map: ShardMap,
-        transport: ShardTransport,
-        source: int = 0,
-        incarnation: int = 0,
-        clock: Callable[[], float] = time.perf_counter,
-        *,
-        max_staleness: int,
-    ) -> None:
+    def __init__(self, link: TrainerLink, *, max_staleness: int) -> None:
         self.stats = LookupStats()
         self.on_rows: OnRows = ignore_rows
-        self._client = ShardClient(tables, shard_map, transport)
-        self._source = source
-        self._incarnation = incarnation
-        self._clock = clock
+        self._link = link
+        self._client = link.client()
+        self._clock = link.clock
         self._max_staleness = max_staleness
         self._put_off: deque[tuple[int, Lookups]] = deque()
         """Announced batches that found no permit."""
         self._asked: dict[int, tuple[dict[str, Int64Array], PendingRows]] = {}
         self._taken: dict[int, dict[str, Float32Array]] = {}
-        """Rows of a batch that nobody has asked for yet."""
+        """Rows that were received and that nobody has asked for yet."""
         self._unacknowledged: deque[list[Reply[int]]] = deque()
         self._num_in_training = 0
         """Batches whose rows were asked for and whose update is not sent."""
@@ -71,7 +57,8 @@ class BoundedStale:
             self._ask(*self._put_off.popleft())
 
     def receive(self, step: int) -> None:
-        """Nothing: what is here early is read when it is asked for, and may be fresher by then."""
+        if step in self._asked:  # otherwise it found no permit
+            self._take_rows(step)
 
     def rows(self, step: int, lookups: Lookups) -> dict[str, Float32Array]:
         if step not in self._asked and step not in self._taken and not self._put_off:
@@ -83,11 +70,7 @@ class BoundedStale:
         return self._taken.pop(step)
 
     def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
-        if step + 1 in self._asked:
-            # What dense compute waits for comes before what only the servers wait for.
-            self._take_rows(step + 1)
-        tag = UpdateTag(self._incarnation, step, self._source)
-        self._unacknowledged.append(self._client.send(tag, ids_by_table(lookups), grads))
+        self._unacknowledged.append(self._client.send(self._link.tag(step), ids_by_table(lookups), grads))
         self._num_in_training -= 1
 
     def drain(self) -> None:

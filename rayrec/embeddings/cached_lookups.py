@@ -21,23 +21,19 @@ global batch, D numbers of a row, T trainers.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.embeddings.client import PendingRecords, Reply, ShardClient, ShardTransport
-from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.client import PendingRecords, Reply
 from rayrec.embeddings.exchange import Exchange
 from rayrec.embeddings.index import MISSING, IdIndex
 from rayrec.embeddings.leaving_rows import LeavingRows
-from rayrec.embeddings.lookups import Lookups, LookupStats, OnRows, ignore_rows
+from rayrec.embeddings.lookups import Lookups, LookupStats, OnRows, TrainerLink, ids_by_table, ignore_rows
 from rayrec.embeddings.ownership import OwnersByBucket, Ownership, Route, SoleOwner
-from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.row_cache import NOT_CACHED, RowCache
-from rayrec.embeddings.shard import UpdateTag
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
@@ -86,31 +82,19 @@ class CachedLookups:
     Called as prefetch(t + 1), rows(t), update(t); without the prefetch a batch is read in its turn.
     """
 
-    def __init__(
-        self,
-        tables: Sequence[TableConfig],
-        shard_map: ShardMap,
-        transport: ShardTransport,
-        source: int = 0,
-        incarnation: int = 0,
-        clock: Callable[[], float] = time.perf_counter,
-        *,
-        cache_rows: int,
-        exchange: Exchange | None = None,
-    ) -> None:
+    def __init__(self, link: TrainerLink, *, cache_rows: int, exchange: Exchange | None = None) -> None:
         """
         Args:
             cache_rows: rows of each table that this trainer may hold.
             exchange: how the trainers reach each other; None if this is the only one.
         """
         self.stats = LookupStats()
-        self._tables = {table.name: table for table in tables}
-        self._caches = {table.name: RowCache(table, cache_rows) for table in tables}
-        self._client = ShardClient(tables, shard_map, transport)
+        self._tables = {table.name: table for table in link.tables}
+        self._caches = {table.name: RowCache(table, cache_rows) for table in link.tables}
+        self._link = link
+        self._client = link.client()
         self._owners: Ownership = SoleOwner() if exchange is None else OwnersByBucket(exchange)
-        self._source = source
-        self._incarnation = incarnation
-        self._clock = clock
+        self._clock = link.clock
         self._announced: dict[int, _Announced] = {}
         self._leaving = {name: LeavingRows() for name in self._tables}
         self._unacknowledged: list[Reply[int]] = []
@@ -158,7 +142,7 @@ class CachedLookups:
         return {name: rows_MD for name, rows_MD in self._taken.pop(step).items() if name in lookups}
 
     def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
-        self._client.check_shapes(step, {name: ids.ids_M for name, ids in lookups.items()}, grads)
+        self._client.check_shapes(step, ids_by_table(lookups), grads)
         batch = self._announced[step]
         owned_grads = {
             name: self._owners.gradients(batch.owned[name].route, grads.get(name), table.dim)
@@ -178,10 +162,11 @@ class CachedLookups:
         if following is not None and self._is_complete(following):
             # What dense compute waits for comes before what only the servers wait for.
             self._take_rows(following)
-        tag = UpdateTag(self._incarnation, step, self._source)
         ids = {name: ids_M for name, (ids_M, _) in uncached.items()}
         uncached_grads = {name: grads_MD for name, (_, grads_MD) in uncached.items()}
-        self._unacknowledged = self._client.send(tag, ids, uncached_grads, self._take_leaving())
+        self._unacknowledged = self._client.send(
+            self._link.tag(step), ids, uncached_grads, self._take_leaving()
+        )
         del self._announced[step]
         self._last_step = step
         if swept:
@@ -199,7 +184,7 @@ class CachedLookups:
             self._leaving[name].add(*cache.take_changed())
         started = self._clock()
         kept = self._take_leaving()
-        for reply in self._client.write_back(self._incarnation, self._last_step, kept):
+        for reply in self._client.write_back(self._link.incarnation, self._last_step, kept):
             reply.result()
         self.stats.update_wait_s += self._clock() - started
 

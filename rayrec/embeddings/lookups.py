@@ -53,6 +53,27 @@ class TableIds(Protocol):
 Lookups = Mapping[str, TableIds]
 
 
+@dataclass(frozen=True)
+class TrainerLink:
+    """How one trainer reaches the shards, and who it is to them."""
+
+    tables: Sequence[TableConfig]
+    shard_map: ShardMap
+    transport: ShardTransport
+    source: int = 0
+    """Rank of the trainer."""
+    incarnation: int = 0
+    """Of the servers, under which its updates are sent."""
+    clock: Callable[[], float] = time.perf_counter
+
+    def client(self) -> ShardClient:
+        return ShardClient(self.tables, self.shard_map, self.transport)
+
+    def tag(self, step: int) -> UpdateTag:
+        """Of the trainer's contribution to a step."""
+        return UpdateTag(self.incarnation, step, self.source)
+
+
 @dataclass
 class LookupStats:
     """What one trainer waited for, and what was hidden from it."""
@@ -118,21 +139,12 @@ class LookupMode(Protocol):
 class SyncLookups:
     """Everything in its turn; what the other mode is measured against."""
 
-    def __init__(
-        self,
-        tables: Sequence[TableConfig],
-        shard_map: ShardMap,
-        transport: ShardTransport,
-        source: int = 0,
-        incarnation: int = 0,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, link: TrainerLink) -> None:
         self.stats = LookupStats()
         self.on_rows: OnRows = ignore_rows
-        self._client = ShardClient(tables, shard_map, transport)
-        self._source = source
-        self._incarnation = incarnation
-        self._clock = clock
+        self._link = link
+        self._client = link.client()
+        self._clock = link.clock
 
     def prefetch(self, step: int, lookups: Lookups) -> None:
         """Nothing: rows are read when they are asked for."""
@@ -152,8 +164,7 @@ class SyncLookups:
         return rows
 
     def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
-        tag = UpdateTag(self._incarnation, step, self._source)
-        sent = self._client.send(tag, ids_by_table(lookups), grads)
+        sent = self._client.send(self._link.tag(step), ids_by_table(lookups), grads)
         started = self._clock()
         for reply in sent:
             reply.result()
@@ -186,22 +197,13 @@ class ExactPrefetch:
     `update` or in `drain`, and in `rows` if those rows depend on it.
     """
 
-    def __init__(
-        self,
-        tables: Sequence[TableConfig],
-        shard_map: ShardMap,
-        transport: ShardTransport,
-        source: int = 0,
-        incarnation: int = 0,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, link: TrainerLink) -> None:
         self.stats = LookupStats()
         self.on_rows: OnRows = ignore_rows
-        self._tables = {table.name: table for table in tables}
-        self._client = ShardClient(tables, shard_map, transport)
-        self._source = source
-        self._incarnation = incarnation
-        self._clock = clock
+        self._tables = {table.name: table for table in link.tables}
+        self._link = link
+        self._client = link.client()
+        self._clock = link.clock
         self._announced: dict[int, _Announced] = {}
         self._unacknowledged: list[Reply[int]] = []
 
@@ -240,8 +242,7 @@ class ExactPrefetch:
         # The servers keep contributions one step ahead of the slowest trainer, no more; to have sent
         # this one a step after an update that has not arrived would be two.
         self.drain()
-        tag = UpdateTag(self._incarnation, step, self._source)
-        self._unacknowledged = self._client.send(tag, ids_by_table(lookups), grads)
+        self._unacknowledged = self._client.send(self._link.tag(step), ids_by_table(lookups), grads)
         self._announced.pop(step, None)
         following = self._announced.get(step + 1)
         if following is not None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from rayrec.embeddings.client import LocalTransport
 from rayrec.embeddings.config import RowwiseAdagradConfig, SgdConfig
-from rayrec.embeddings.lookups import ExactPrefetch, SyncLookups
+from rayrec.embeddings.lookups import ExactPrefetch, SyncLookups, TrainerLink
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.embeddings.table import EmbeddingTable
@@ -309,7 +309,7 @@ def test_training_is_that_of_torchrec(mode, optimizer):
         else RowWiseAdagrad(their_weights.values(), lr=0.05, eps=1e-8)
     )
     shards = [EmbeddingShard(tables, shard, 1, wait_timeout_s=5) for shard in range(2)]
-    lookups = mode(tables, ShardMap(2), LocalTransport(shards))
+    lookups = mode(TrainerLink(tables, ShardMap(2), LocalTransport(shards)))
     adapted = adapt(model)
     assert [name for name, _ in adapted.model.named_parameters()] == ["over.weight", "over.bias"]
 

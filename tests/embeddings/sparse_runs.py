@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
-from rayrec.embeddings.lookups import LookupMode
+from rayrec.embeddings.lookups import LookupMode, TrainerLink
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.shard import EmbeddingShard
 
@@ -276,9 +276,8 @@ def run(
 
     def train_source(source: int) -> tuple[Seen, Seen]:
         try:
-            mode = make_mode(
-                tables, ShardMap(num_shards), transport, source, ThreadExchange(rows_board, source)
-            )
+            link = TrainerLink(tables, ShardMap(num_shards), transport, source)
+            mode = make_mode(link, ThreadExchange(rows_board, source))
             return train(mode, batches_by_source[source], source, board, drain_every, ahead)
         except BaseException:
             board.abort()
@@ -291,9 +290,7 @@ def run(
 
 def without_exchange(mode_type) -> Callable[..., LookupMode]:
     """A mode that needs no exchange, as `run` wants it."""
-    return lambda tables, shard_map, transport, source, exchange: mode_type(
-        tables, shard_map, transport, source
-    )
+    return lambda link, exchange: mode_type(link)
 
 
 def all_rows(shards: list[EmbeddingShard], tables: Sequence[TableConfig]) -> dict[str, dict[int, tuple]]:

@@ -165,11 +165,8 @@ MODES = {
     "bounded_stale(0)": without_exchange(partial(BoundedStale, max_staleness=0)),
     **{
         f"cache of {rows}": partial(
-            lambda cache_rows, tables, shard_map, transport, source, exchange: CachedLookups(
-                tables,
-                shard_map,
-                transport,
-                source,
+            lambda cache_rows, link, exchange: CachedLookups(
+                link,
                 cache_rows=cache_rows,
                 exchange=exchange if exchange.num_trainers > 1 else None,
             ),

@@ -7,10 +7,15 @@ import pytest
 
 from rayrec.embeddings.client import LocalTransport, ShardClient
 from rayrec.embeddings.config import EvictionConfig, TableConfig
-from rayrec.embeddings.lookups import ExactPrefetch, LookupMode, SyncLookups
+from rayrec.embeddings.lookups import ExactPrefetch, LookupMode, SyncLookups, TrainerLink
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.threaded_lookups import ThreadedLookups
 from tests.embeddings.sparse_runs import ITEMS, AdversarialTransport, Ids, alone, ids, make_shards
+
+
+def link(transport, **further) -> TrainerLink:
+    """The only trainer's, to one shard."""
+    return TrainerLink(ITEMS, ShardMap(1), transport, **further)
 
 
 class RecordingTransport(LocalTransport):
@@ -33,7 +38,7 @@ def ones(batch: dict[str, Ids]) -> dict[str, np.ndarray]:
 
 def test_only_the_overlap_waits_for_the_update_and_is_asked_for_right_behind_it():
     transport = RecordingTransport(make_shards(ITEMS, 1))
-    mode = ExactPrefetch(ITEMS, ShardMap(1), transport)
+    mode = ExactPrefetch(link(transport))
     first, second = alone(1, 2, 3), alone(3, 4, 5)
     mode.prefetch(0, first)
     mode.prefetch(1, second)
@@ -54,7 +59,7 @@ def test_nothing_of_a_table_is_read_ahead_across_a_step_that_may_evict_its_rows(
     eviction = EvictionConfig(max_age_steps=5, every_steps=2)
     tables = (*ITEMS, TableConfig(name="films", dim=4, eviction=eviction))
     transport = RecordingTransport(make_shards(tables, 1))
-    mode = ExactPrefetch(tables, ShardMap(1), transport)
+    mode = ExactPrefetch(TrainerLink(tables, ShardMap(1), transport))
 
     def batch(*values: int) -> dict[str, Ids]:
         return {name: Ids(ids(*values), ids(*values)) for name in ("items", "films")}
@@ -73,7 +78,7 @@ def test_nothing_of_a_table_is_read_ahead_across_a_step_that_may_evict_its_rows(
 
 def test_what_another_trainer_touches_is_not_read_ahead():
     transport = RecordingTransport(make_shards(ITEMS, 1, num_sources=2))
-    mode = ExactPrefetch(ITEMS, ShardMap(1), transport)
+    mode = ExactPrefetch(link(transport))
     mode.prefetch(0, {"items": Ids(ids(1), touched=ids(1, 4))})
     mode.prefetch(1, {"items": Ids(ids(4, 5), touched=ids(4, 5))})
     assert transport.calls[-1] == ("lookup", 0, {"items": [5]}, -1)
@@ -81,7 +86,7 @@ def test_what_another_trainer_touches_is_not_read_ahead():
 
 def test_a_batch_that_was_not_announced_is_read_after_the_update_before_it():
     transport = RecordingTransport(make_shards(ITEMS, 1))
-    mode = ExactPrefetch(ITEMS, ShardMap(1), transport)
+    mode = ExactPrefetch(link(transport))
     for step in range(2):
         mode.rows(step, alone(7))
         mode.update(step, alone(7), ones(alone(7)))
@@ -124,16 +129,16 @@ def trained_rows(mode: LookupMode) -> np.ndarray:
 
 @pytest.mark.parametrize("refused", [{0}, {1}, {2}, {1, 2}], ids=str)
 def test_a_request_that_could_not_be_sent_never_becomes_rows(refused):
-    expected_MD = trained_rows(SyncLookups(ITEMS, ShardMap(1), LocalTransport(make_shards(ITEMS, 1))))
+    expected_MD = trained_rows(SyncLookups(link(LocalTransport(make_shards(ITEMS, 1)))))
 
     transport = RefusingTransport(make_shards(ITEMS, 1), refused)
-    found_MD = trained_rows(ExactPrefetch(ITEMS, ShardMap(1), transport))
+    found_MD = trained_rows(ExactPrefetch(link(transport)))
 
     assert found_MD.tobytes() == expected_MD.tobytes()
 
 
 def test_rows_of_a_step_are_not_given_out_twice():
-    mode = ExactPrefetch(ITEMS, ShardMap(1), LocalTransport(make_shards(ITEMS, 1)))
+    mode = ExactPrefetch(link(LocalTransport(make_shards(ITEMS, 1))))
     mode.rows(0, alone(1, 2))
     with pytest.raises(RuntimeError, match=r"step 0, table 'items': rows of 0 of 2 ids"):
         mode.rows(0, alone(1, 2))
@@ -145,7 +150,7 @@ def test_a_shard_without_ids_of_the_batch_gets_its_update_and_no_lookup(mode_typ
     batch = alone(*(i for i in range(20) if shard_map.shard_of(ids(i))[0] == 1))
     shards = make_shards(ITEMS, 2)
     transport = RecordingTransport(shards)
-    mode = mode_type(ITEMS, shard_map, transport)
+    mode = mode_type(TrainerLink(ITEMS, shard_map, transport))
     mode.prefetch(0, batch)
     mode.rows(0, batch)
     mode.update(0, batch, ones(batch))
@@ -157,7 +162,7 @@ def test_a_shard_without_ids_of_the_batch_gets_its_update_and_no_lookup(mode_typ
 @pytest.mark.parametrize("mode_type", [SyncLookups, ExactPrefetch])
 def test_a_step_without_ids_works(mode_type):
     shards = make_shards(ITEMS, 2)
-    mode = mode_type(ITEMS, ShardMap(2), LocalTransport(shards))
+    mode = mode_type(TrainerLink(ITEMS, ShardMap(2), LocalTransport(shards)))
     for step, batch in enumerate([alone(), {}, alone(1)]):
         rows = mode.rows(step, batch)
         assert {name: rows_MD.shape for name, rows_MD in rows.items()} == {
@@ -170,7 +175,7 @@ def test_a_step_without_ids_works(mode_type):
 
 def test_a_refused_update_surfaces_in_every_way_out():
     def sent_nan() -> ExactPrefetch:
-        mode = ExactPrefetch(ITEMS, ShardMap(1), LocalTransport(make_shards(ITEMS, 1)))
+        mode = ExactPrefetch(link(LocalTransport(make_shards(ITEMS, 1))))
         mode.prefetch(0, alone(1))
         mode.prefetch(1, alone(1, 2))
         mode.rows(0, alone(1))
@@ -196,7 +201,7 @@ def test_a_refused_update_surfaces_in_every_way_out():
 )
 def test_gradients_that_do_not_fit_the_batch_are_refused_before_they_are_sent(mode_type, grads, message):
     shards = make_shards(ITEMS, 1)
-    mode = mode_type(ITEMS, ShardMap(1), LocalTransport(shards))
+    mode = mode_type(link(LocalTransport(shards)))
     mode.rows(0, alone(1, 2))
     with pytest.raises(ValueError, match=message):
         mode.update(0, alone(1, 2), grads)
@@ -205,7 +210,7 @@ def test_gradients_that_do_not_fit_the_batch_are_refused_before_they_are_sent(mo
 
 def test_waiting_is_measured_with_the_given_clock():
     ticks = iter(range(100))
-    mode = SyncLookups(ITEMS, ShardMap(1), LocalTransport(make_shards(ITEMS, 1)), clock=lambda: next(ticks))
+    mode = SyncLookups(link(LocalTransport(make_shards(ITEMS, 1)), clock=lambda: next(ticks)))
     mode.rows(0, alone(1))
     mode.update(0, alone(1), ones(alone(1)))
     assert (mode.stats.rows_wait_s, mode.stats.update_wait_s) == (1, 1)
@@ -216,7 +221,7 @@ def test_rows_do_not_depend_on_the_number_of_shards():
     found = []
     for num_shards in (1, 3, 16):
         transport = LocalTransport(make_shards(ITEMS, num_shards))
-        mode = ExactPrefetch(ITEMS, ShardMap(num_shards), transport)
+        mode = ExactPrefetch(TrainerLink(ITEMS, ShardMap(num_shards), transport))
         batch = alone(*many.tolist())
         for step in range(3):
             rows = mode.rows(step, batch)
@@ -240,7 +245,7 @@ class StubbornTransport(LocalTransport):
 
 
 def test_an_error_beside_dense_compute_is_raised_by_every_call_that_follows():
-    mode = ThreadedLookups(ExactPrefetch(ITEMS, ShardMap(1), StubbornTransport(make_shards(ITEMS, 1))))
+    mode = ThreadedLookups(ExactPrefetch(link(StubbornTransport(make_shards(ITEMS, 1)))))
     batch = alone(1, 2)
     mode.prefetch(0, batch)
     mode.rows(0, batch)
@@ -259,11 +264,11 @@ def test_an_error_beside_dense_compute_is_raised_by_every_call_that_follows():
 
 def test_a_batch_may_be_announced_before_one_that_never_is():
     transport = AdversarialTransport(make_shards(ITEMS, 1), seed=0)
-    mode = ThreadedLookups(ExactPrefetch(ITEMS, ShardMap(1), transport))
+    mode = ThreadedLookups(ExactPrefetch(link(transport)))
     mode.prefetch(1, alone(7))  # which needs the update of step 0
     mode.rows(0, alone(7))
     mode.update(0, alone(7), ones(alone(7)))
-    expected = SyncLookups(ITEMS, ShardMap(1), LocalTransport(make_shards(ITEMS, 1)))
+    expected = SyncLookups(link(LocalTransport(make_shards(ITEMS, 1))))
     expected.rows(0, alone(7))
     expected.update(0, alone(7), ones(alone(7)))
     assert (mode.rows(1, alone(7))["items"] == expected.rows(1, alone(7))["items"]).all()
@@ -272,7 +277,7 @@ def test_a_batch_may_be_announced_before_one_that_never_is():
 
 def test_the_next_batch_is_read_while_the_trainer_computes_and_not_before():
     transport = RecordingTransport(make_shards(ITEMS, 1))
-    mode = ThreadedLookups(ExactPrefetch(ITEMS, ShardMap(1), transport))
+    mode = ThreadedLookups(ExactPrefetch(link(transport)))
     mode.prefetch(0, alone(1, 2))
     mode.prefetch(1, alone(2, 3))
     mode.rows(0, alone(1, 2))
