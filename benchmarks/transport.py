@@ -23,6 +23,7 @@ hold up the update that it waits for.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -95,7 +96,7 @@ class Steps:
         return tag
 
 
-class Way:
+class Way(ABC):
     """One way to the servers: rates of calls per second."""
 
     def __init__(self, steps: Steps) -> None:
@@ -138,11 +139,13 @@ class Way:
             seconds.append(time.perf_counter() - started)
         return 1 / float(np.median(seconds))
 
+    @abstractmethod
     def _lookup(self, requests: list[dict[str, np.ndarray]]) -> Iterator[np.ndarray]:
-        raise NotImplementedError
+        """Each server's rows, in the order of the servers."""
 
+    @abstractmethod
     def _apply(self, tag: UpdateTag, updates: list[dict[str, tuple[np.ndarray, np.ndarray]]]) -> None:
-        raise NotImplementedError
+        """Returns when every server has committed the step."""
 
 
 class TransportWay(Way):
