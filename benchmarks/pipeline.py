@@ -40,9 +40,9 @@ from rayrec.actors.lookup_modes import LookupSettings, make_lookups
 from rayrec.actors.parameter_server import spawn_parameter_servers
 from rayrec.actors.transport import TransportChoice, connect
 from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.contributions import UpdateTag
 from rayrec.embeddings.lookups import LookupMode, TrainerLink
 from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.shard import UpdateTag
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.console import log
 

@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 from benchmarks.harness import Bar, BenchOptions
 from rayrec.embeddings.client import LocalTransport, ShardClient
 from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.contributions import UpdateTag
 from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.shard import EmbeddingShard, UpdateTag
+from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log
 from rayrec.platform.deduplication import deduplicate

@@ -39,7 +39,8 @@ from benchmarks.disk import RandomReads, scratch_folder
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from benchmarks.sparse import Batches, ids_of_rows
 from rayrec.embeddings.config import DiskConfig, RowwiseAdagradConfig, TableConfig
-from rayrec.embeddings.shard import EmbeddingShard, UpdateTag
+from rayrec.embeddings.contributions import UpdateTag
+from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.platform.console import log
 
 DIM = 64

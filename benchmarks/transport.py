@@ -38,7 +38,7 @@ from rayrec.actors.parameter_server import spawn_parameter_servers
 from rayrec.actors.transport import RayTransport, connect
 from rayrec.embeddings.client import ShardTransport
 from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.shard import UpdateTag
+from rayrec.embeddings.contributions import UpdateTag
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.console import log
 

@@ -19,7 +19,8 @@ from torchrec.models.dlrm import DLRM
 from rayrec.adapters.torchrec import adapt, split_kjt, table_configs
 from rayrec.embeddings.client import LocalTransport
 from rayrec.embeddings.config import RowwiseAdagradConfig
-from rayrec.embeddings.lookups import ExactPrefetch, TrainerLink
+from rayrec.embeddings.exact_prefetch import ExactPrefetch
+from rayrec.embeddings.lookups import TrainerLink
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.shard import EmbeddingShard
 

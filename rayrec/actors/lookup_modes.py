@@ -7,8 +7,9 @@ from typing import Literal
 
 from rayrec.embeddings.bounded_stale import BoundedStale
 from rayrec.embeddings.cached_lookups import CachedLookups
+from rayrec.embeddings.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.exchange import Exchange
-from rayrec.embeddings.lookups import ExactPrefetch, LookupMode, SyncLookups, TrainerLink
+from rayrec.embeddings.lookups import LookupMode, SyncLookups, TrainerLink
 from rayrec.embeddings.threaded_lookups import ThreadedLookups
 
 

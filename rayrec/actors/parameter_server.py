@@ -14,17 +14,9 @@ from ray.actor import ActorHandle
 from rayrec.actors.spawning import ActorRole, spawn
 from rayrec.actors.transport import ServerPlace
 from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.contributions import KeptRecords, SparseUpdate, UpdateTag
 from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.shard import (
-    EmbeddingShard,
-    FetchReply,
-    KeptRecords,
-    LookupReply,
-    LookupRequest,
-    ShardStats,
-    SparseUpdate,
-    UpdateTag,
-)
+from rayrec.embeddings.shard import EmbeddingShard, FetchReply, LookupReply, LookupRequest, ShardStats
 from rayrec.embeddings.shared_blocks import why_unavailable
 from rayrec.embeddings.shared_calls import CallServer
 from rayrec.embeddings.shared_memory import shard_methods
@@ -114,6 +106,11 @@ class ParameterServer:
             self._metrics.after_batch(self._times(), lambda: table_figures(self._shard.stats()))
         return committed_step
 
+    def apply_head(
+        self, tag: UpdateTag, head: SparseUpdate, rest: LookupRequest, wanted: LookupRequest
+    ) -> LookupReply:
+        return self._shard.apply_head(tag, head, rest, wanted)
+
     def start_clock(self) -> None:
         """Training goes on: from now on, time between batches is waiting."""
         self._clock.start()
@@ -185,8 +182,8 @@ def spawn_parameter_servers(
     memory_limit: int | None = None,
     num_threads: int = 1,
 ) -> list[ActorHandle]:
-    # Of every trainer, two reads and a question for evictions may wait for a step, whose update needs a
-    # thread to arrive on.
+    # Of every trainer, two reads (or heads of steps) and a question for evictions may wait for a step, whose
+    # update needs a thread to arrive on.
     options = {"num_cpus": num_cpus, "max_concurrency": (4 + max_staleness) * num_trainers + 2}
     return [
         spawn(

@@ -12,14 +12,8 @@ import ray
 from ray.actor import ActorHandle
 
 from rayrec.embeddings.client import Reply, ShardTransport
-from rayrec.embeddings.shard import (
-    FetchReply,
-    KeptRecords,
-    LookupReply,
-    LookupRequest,
-    SparseUpdate,
-    UpdateTag,
-)
+from rayrec.embeddings.contributions import KeptRecords, SparseUpdate, UpdateTag
+from rayrec.embeddings.shard import FetchReply, LookupReply, LookupRequest
 from rayrec.embeddings.shared_calls import Endpoint, ServerLostError
 from rayrec.embeddings.shared_memory import SharedMemoryTransport
 from rayrec.platform.errors import InputError
@@ -71,6 +65,16 @@ class RayTransport:
     ) -> RayReply[int]:
         return RayReply(self._servers[shard].apply.remote(tag, update, kept))
 
+    def apply_head(
+        self,
+        shard: int,
+        tag: UpdateTag,
+        head: SparseUpdate,
+        rest: LookupRequest,
+        wanted: LookupRequest,
+    ) -> RayReply[LookupReply]:
+        return RayReply(self._servers[shard].apply_head.remote(tag, head, rest, wanted))
+
     def write_back(self, shard: int, incarnation: int, after_step: int, kept: KeptRecords) -> RayReply[int]:
         return RayReply(self._servers[shard].write_back.remote(incarnation, after_step, kept))
 
@@ -94,6 +98,16 @@ class MixedTransport:
         self, shard: int, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None
     ) -> Reply[int]:
         return self._by_shard[shard].apply(shard, tag, update, kept)
+
+    def apply_head(
+        self,
+        shard: int,
+        tag: UpdateTag,
+        head: SparseUpdate,
+        rest: LookupRequest,
+        wanted: LookupRequest,
+    ) -> Reply[LookupReply]:
+        return self._by_shard[shard].apply_head(shard, tag, head, rest, wanted)
 
     def write_back(self, shard: int, incarnation: int, after_step: int, kept: KeptRecords) -> Reply[int]:
         return self._by_shard[shard].write_back(shard, incarnation, after_step, kept)

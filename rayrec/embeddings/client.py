@@ -15,16 +15,10 @@ from numpy.typing import NDArray
 
 from rayrec.embeddings.compiled import kernel_input
 from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.contributions import KeptRecords, Part, SparseUpdate, UpdateTag
 from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.shard import (
-    EmbeddingShard,
-    FetchReply,
-    KeptRecords,
-    LookupReply,
-    LookupRequest,
-    SparseUpdate,
-    UpdateTag,
-)
+from rayrec.embeddings.row_operations import first_not_finite
+from rayrec.embeddings.shard import EmbeddingShard, FetchReply, LookupReply, LookupRequest
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
@@ -56,6 +50,15 @@ class ShardTransport(Protocol):
         self, shard: int, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None
     ) -> Reply[int]: ...
 
+    def apply_head(
+        self,
+        shard: int,
+        tag: UpdateTag,
+        head: SparseUpdate,
+        rest: LookupRequest,
+        wanted: LookupRequest,
+    ) -> Reply[LookupReply]: ...
+
     def write_back(self, shard: int, incarnation: int, after_step: int, kept: KeptRecords) -> Reply[int]: ...
 
     def evicted(
@@ -80,6 +83,16 @@ class LocalTransport:
     ) -> Reply[int]:
         return _answered(lambda: self._shards[shard].apply(tag, update, kept))
 
+    def apply_head(
+        self,
+        shard: int,
+        tag: UpdateTag,
+        head: SparseUpdate,
+        rest: LookupRequest,
+        wanted: LookupRequest,
+    ) -> Reply[LookupReply]:
+        return _answered(lambda: self._shards[shard].apply_head(tag, head, rest, wanted))
+
     def write_back(self, shard: int, incarnation: int, after_step: int, kept: KeptRecords) -> Reply[int]:
         return _answered(lambda: self._shards[shard].write_back(incarnation, after_step, kept))
 
@@ -94,6 +107,29 @@ def _answered(call: Callable[[], ResultT]) -> Future[ResultT]:
     except Exception as error:
         future.set_exception(error)
     return future
+
+
+SplitIds = list[dict[str, tuple[Int64Array, Int64Array]]]
+"""For each shard, by table: (ids that it holds, their places among the ids of a batch)."""
+
+
+def _ids_of(part: Mapping[str, tuple[Int64Array, Int64Array]]) -> dict[str, Int64Array]:
+    return {name: ids_M for name, (ids_M, _) in part.items()}
+
+
+def _places_of(part: Mapping[str, tuple[Int64Array, Int64Array]]) -> dict[str, Int64Array]:
+    return {name: places_M for name, (_, places_M) in part.items()}
+
+
+def _gradients_of(
+    part: Mapping[str, tuple[Int64Array, Int64Array]], grads: Mapping[str, Float32Array]
+) -> dict[str, tuple[Int64Array, Float32Array]]:
+    """Of one shard; without the tables that have no gradients."""
+    return {
+        name: (ids_M, grads[name].take(places_M, axis=0))
+        for name, (ids_M, places_M) in part.items()
+        if name in grads
+    }
 
 
 class PendingRows:
@@ -138,6 +174,17 @@ class ShardClient:
         self._shard_map = shard_map
         self._transport = transport
 
+    def split_ids(self, ids: Mapping[str, Int64Array], places: Mapping[str, Int64Array]) -> SplitIds:
+        """The ids at the given places of each table's ids, by the shard that holds them."""
+        split: SplitIds = [{} for _ in range(self._shard_map.num_shards)]
+        for name, places_M in places.items():
+            self._dim(name)  # which refuses unknown tables
+            wanted_M = ids[name][places_M]
+            for part, at in zip(split, self._shard_map.split(wanted_M), strict=True):
+                if len(at):
+                    part[name] = wanted_M[at], places_M[at]
+        return split
+
     def read(self, ids: Mapping[str, Int64Array], after_step: int | None = None) -> dict[str, Float32Array]:
         """[M, D] rows of distinct ids by table, as they are now or once `after_step` is committed.
 
@@ -162,8 +209,9 @@ class ShardClient:
         """Ask for the ids at the given places of each table's ids; a shard that holds none is not called."""
         return PendingRows(
             [
-                (self._transport.lookup(shard, request, after_step), places_of_shard)
-                for shard, request, places_of_shard in self._by_shard(ids, places)
+                (self._transport.lookup(shard, _ids_of(part), after_step), _places_of(part))
+                for shard, part in enumerate(self.split_ids(ids, places))
+                if part
             ]
         )
 
@@ -173,8 +221,9 @@ class ShardClient:
         """As `request`, for whole records."""
         return PendingRecords(
             [
-                (self._transport.fetch(shard, request, after_step), places_of_shard)
-                for shard, request, places_of_shard in self._by_shard(ids, places)
+                (self._transport.fetch(shard, _ids_of(part), after_step), _places_of(part))
+                for shard, part in enumerate(self.split_ids(ids, places))
+                if part
             ]
         )
 
@@ -202,6 +251,49 @@ class ShardClient:
             self._transport.apply(shard, tag, update, kept_by_shard[shard])
             for shard, update in enumerate(updates)
         ]
+
+    def send_head(
+        self,
+        tag: UpdateTag,
+        grads: Mapping[str, Float32Array],
+        head: SplitIds,
+        rest: SplitIds,
+        wanted: SplitIds,
+    ) -> PendingRows:
+        """Send the head of one step's contribution, and ask for rows that the rest does not touch.
+
+        Args:
+            head, rest: of the batch's ids, all of them; `send_rest` follows.
+            wanted: of the next batch's.
+        """
+        tag = tag._replace(part=Part.HEAD)
+        return PendingRows(
+            [
+                (
+                    self._transport.apply_head(
+                        shard,
+                        tag,
+                        _gradients_of(first, grads),
+                        {name: ids_M for name, (ids_M, _) in then.items() if name in grads},
+                        _ids_of(next_),
+                    ),
+                    _places_of(next_),
+                )
+                for shard, (first, then, next_) in enumerate(zip(head, rest, wanted, strict=True))
+            ]
+        )
+
+    def send_rest(
+        self, tag: UpdateTag, grads: Mapping[str, Float32Array], rest: SplitIds
+    ) -> list[Reply[int]]:
+        """Send what `send_head` has left."""
+        tag = tag._replace(part=Part.REST)
+        return [
+            self._transport.apply(shard, tag, _gradients_of(part, grads)) for shard, part in enumerate(rest)
+        ]
+
+    def are_finite(self, grads: Mapping[str, Float32Array]) -> bool:
+        return all(first_not_finite(grads_MD) < 0 for grads_MD in grads.values())
 
     def check_shapes(
         self, step: int, ids: Mapping[str, Int64Array], grads: Mapping[str, Float32Array]
@@ -242,21 +334,6 @@ class ShardClient:
             for name, ids_V in reply.result().items():
                 found.setdefault(name, []).append(ids_V)
         return {name: np.concatenate(parts) for name, parts in found.items()}
-
-    def _by_shard(
-        self, ids: Mapping[str, Int64Array], places: Mapping[str, Int64Array]
-    ) -> list[tuple[int, dict[str, Int64Array], dict[str, Int64Array]]]:
-        """(shard, its ids by table, their places by table) for every shard that holds any."""
-        requests: list[dict[str, Int64Array]] = [{} for _ in range(self._shard_map.num_shards)]
-        places_by_shard: list[dict[str, Int64Array]] = [{} for _ in requests]
-        for name, places_M in places.items():
-            self._dim(name)  # which refuses unknown tables
-            wanted_M = ids[name][places_M]
-            for shard, at in enumerate(self._shard_map.split(wanted_M)):
-                if len(at):
-                    requests[shard][name] = wanted_M[at]
-                    places_by_shard[shard][name] = places_M[at]
-        return [(shard, request, places_by_shard[shard]) for shard, request in enumerate(requests) if request]
 
     def _split(
         self, values: Mapping[str, tuple[Int64Array, NDArray[Any]]]

@@ -212,14 +212,13 @@ class RowOperations:
                 f"table {self._name!r}: gradients must be float32 of shape {expected}, "
                 f"one row per id; got {grads_MD.dtype} of shape {grads_MD.shape}"
             )
-        bits_MD = kernel_input(grads_MD, np.float32).view(np.int32)
 
         def first_bad(first: int, last: int) -> int:
-            found = _first_not_finite(bits_MD[first:last])
-            return len(bits_MD) if found < 0 else first + found
+            found = first_not_finite(grads_MD[first:last])
+            return len(grads_MD) if found < 0 else first + found
 
-        bad = min(in_parts(self._num_threads, len(bits_MD), first_bad))
-        if bad < len(bits_MD):
+        bad = min(in_parts(self._num_threads, len(grads_MD), first_bad))
+        if bad < len(grads_MD):
             element = int(np.flatnonzero(~np.isfinite(grads_MD[bad]))[0])
             raise ValueError(
                 f"table {self._name!r}: the gradient of id {ids_M[bad]} is {grads_MD[bad, element]} "
@@ -407,9 +406,14 @@ def _set_weights(
         store_weights(layout.kind, words, wide_D, np.uint64(0))
 
 
+def first_not_finite(rows_MD: Float32Array) -> int:
+    """First row with a NaN or an infinity; -1 if there is none."""
+    return int(_first_not_finite(kernel_input(rows_MD, np.float32).view(np.int32)))
+
+
 @njit(nogil=True, cache=True)
 def _first_not_finite(bits_MD: NDArray[np.int32]) -> int:
-    """First row with a NaN or an infinity, seen by its exponent bits; -1 if there is none."""
+    """`first_not_finite`, seen by the exponents' bits."""
     all_ones = np.int32(0x7F800000)
     for m in range(bits_MD.shape[0]):
         largest = np.int32(0)

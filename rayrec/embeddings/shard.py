@@ -10,9 +10,13 @@ commits the step. A refused contribution ends the incarnation: whoever waits for
 at once. A server that runs these calls on threads needs one for `apply` beside every lookup that may be
 waiting.
 
+Sources may send the head of a step first (see `contributions`): when all heads are there its rows take the
+step, and `apply_head` answers with rows that the next batch reads. Until the rest has come too, the tables
+are between two steps for nobody else.
+
 All of it happens under one lock. While a large step is applied, the lock is lent now and then, between
-two rows, to reads of rows that need no later step (not where a table has rows on disk): they get whole
-rows, some of them with the step's changes, some without. Whoever names a step must be content with rows
+two rows, to reads of rows that need no later step (not where a table has rows on disk, or evicts): they
+get whole rows, some of them with the step's changes, some without. Whoever names a step must be content with rows
 after a later one as well, since the request may be late; so each row may be either. A trainer asks early
 for ids that no step on its way touches, which are alike in both; one that takes stale rows has a bound
 that holds for every row. Everything else finds the tables as they are between two steps.
@@ -24,13 +28,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.distinct_ids import sum_by_id
+from rayrec.embeddings.contributions import (
+    Contribution,
+    KeptRecords,
+    Part,
+    SparseUpdate,
+    StepContributions,
+    UpdateTag,
+)
 from rayrec.embeddings.read_ahead import ReadAhead
 from rayrec.embeddings.step_lock import StepLock
 from rayrec.embeddings.table import EmbeddingTable, TableCounts, TableRows
@@ -43,25 +53,11 @@ LookupRequest = Mapping[str, Int64Array]
 """Distinct ids by table."""
 LookupReply = dict[str, Float32Array]
 """[M, D] rows by table, in the order of the requested ids."""
-SparseUpdate = Mapping[str, tuple[Int64Array, Float32Array]]
-"""(distinct ids [M], gradients [M, D]) by table."""
 FetchReply = dict[str, tuple[NDArray[np.int32], NDArray[np.bool_]]]
 """([M, W] whole records, [M] whether the id has a row) by table, in the order of the requested ids."""
-KeptRecords = Mapping[str, tuple[Int64Array, NDArray[np.int32]]]
-"""(distinct ids [K], whole records [K, W]) by table, as a trainer's cache has changed them."""
 
 _LENT_EVERY = 2**19
 """Gradient numbers that are applied before reads are let in: half a millisecond's work."""
-
-
-class UpdateTag(NamedTuple):
-    """Identity of one contribution; the same tag twice is the same contribution sent again."""
-
-    incarnation: int
-    """Raised by every recovery."""
-    step: int
-    source: int
-    """Rank of the trainer that sends it."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,7 @@ class EmbeddingShard:
         self._tables = {config.name: EmbeddingTable(config, num_threads) for config in tables}
         self._incarnation = incarnation
         self._committed_step = -1
-        self._pending: dict[int, dict[int, tuple[SparseUpdate, KeptRecords]]] = {}
+        self._pending: dict[int, StepContributions] = {}
         self._failure: Exception | None = None
         self._lookup_s = 0.0
         self._update_s = 0.0
@@ -165,17 +161,14 @@ class EmbeddingShard:
             RuntimeError: a new incarnation began meanwhile.
             OSError: rows cannot be read from disk, or have to make room there for them and it is full.
         """
-        self._read_ahead.bring_up(request)
-        with self._reading(after_step):
-            started = self._clock()
-            reply = {name: self._table(name).lookup(ids_M, empty) for name, ids_M in request.items()}
-            self._lookup_s += self._clock() - started
-            return reply
+        needs = -1 if after_step is None else after_step
+        return self._rows(request, needs, lambda: self._committed_step >= needs, empty)
 
     def fetch(self, request: LookupRequest, after_step: int | None = None) -> FetchReply:
         """Whole records of the requested ids, for a trainer's cache; otherwise as `lookup`."""
         self._read_ahead.bring_up(request)
-        with self._reading(after_step):
+        needs = -1 if after_step is None else after_step
+        with self._reading(needs, lambda: self._committed_step >= needs):
             started = self._clock()
             reply = {name: self._table(name).read_records(ids_M) for name, ids_M in request.items()}
             self._lookup_s += self._clock() - started
@@ -197,7 +190,7 @@ class EmbeddingShard:
         """
         with self._lock.between_steps():
             if after_step is not None:
-                self._wait_for(after_step, between_steps=True)
+                self._wait_until_committed(after_step)
             found = {name: table.evicted_since(since_step).ids_V for name, table in self._tables.items()}
             return {name: ids_V for name, ids_V in found.items() if len(ids_V)}
 
@@ -217,7 +210,7 @@ class EmbeddingShard:
                     f"shard {self._shard} is in incarnation {self._incarnation} and refuses rows that a "
                     f"trainer of incarnation {incarnation} brings back"
                 )
-            self._wait_for(after_step, between_steps=True)
+            self._wait_until_committed(after_step)
             if self._committed_step == after_step:  # otherwise this is a call of long ago, come again
                 with self._refusing(f"records that a trainer brings back after step {after_step}"):
                     for name, (ids_K, records_KW) in kept.items():
@@ -252,23 +245,44 @@ class EmbeddingShard:
                 middle of a step: restore before going on.
         """
         with self._lock.between_steps():
-            if self._is_duplicate(tag):
-                return self._committed_step
-            if self._failure is not None:
-                raise self._failure
-            self._check_order(tag)
-            started = self._clock()
-            try:
-                self._check_contribution(tag, update, kept or {})
-                self._pending.setdefault(tag.step, {})[tag.source] = (update, kept or {})
-                self._commit_complete_steps()
-            except Exception as error:
-                self._failure = error
-                raise
-            finally:
-                self._update_s += self._clock() - started
-                self._lock.changed.notify_all()
+            self._take(tag, Contribution(update, kept or {}, {}))
             return self._committed_step
+
+    def apply_head(
+        self,
+        tag: UpdateTag,
+        head: SparseUpdate,
+        rest: Mapping[str, Int64Array],
+        wanted: LookupRequest,
+        empty: Callable[..., Float32Array] = np.empty,
+    ) -> LookupReply:
+        """`take_head`; then rows that its source needs next, once every head is there.
+
+        Args:
+            wanted: ids by table, that no rest of the step has.
+            empty: as for `lookup`.
+
+        Raises:
+            As `take_head` and `lookup` do.
+        """
+        self.take_head(tag, head, rest)
+        return self._rows(wanted, tag.step, lambda: self.has_heads(tag.step), empty)
+
+    def take_head(self, tag: UpdateTag, head: SparseUpdate, rest: Mapping[str, Int64Array]) -> None:
+        """Take the head of one source's contribution; the last one lets the rows of all heads take the step.
+
+        `apply` with the rest has to follow, also if there is none. Tables with rows on disk, and those that
+        evict at this step, have no heads: their rows are known only when the step is committed.
+
+        Args:
+            tag: with part `HEAD`.
+            rest: ids of what will follow, by table, for which room is made now.
+
+        Raises:
+            As `apply` does; then no row has changed.
+        """
+        with self._lock.between_steps():
+            self._take(tag, Contribution(head, {}, rest))
 
     def begin(self, committed_step: int, incarnation: int) -> None:
         """Start an incarnation whose next step is `committed_step + 1`; lookups that wait are woken.
@@ -289,17 +303,23 @@ class EmbeddingShard:
             self._lock.changed.notify_all()
 
     def export(self, table: str) -> TableRows:
-        """A copy of one table's rows, ordered by virtual bucket, then by id as uint64."""
+        """A copy of one table's rows, ordered by virtual bucket, then by id as uint64.
+
+        Raises:
+            RuntimeError: a step's head is in the rows and its rest is not.
+        """
         with self._lock.between_steps():
+            self._check_whole()
             return self._table(table).export()
 
     def export_parts(self, table: str) -> Iterator[TableRows]:
         """`export` in parts that follow each other, no larger than the table's memory allows.
 
         Raises:
-            RuntimeError: a step was committed between two parts, or an incarnation began.
+            RuntimeError: a step was committed between two parts, or an incarnation began; or as `export`.
         """
         with self._lock.between_steps():
+            self._check_whole()
             committed_step, incarnation = self._committed_step, self._incarnation
             parts = self._table(table).export_parts()
         while True:
@@ -355,14 +375,39 @@ class EmbeddingShard:
             raise ValueError(f"there is no embedding table {name!r}; tables: {', '.join(self._tables)}")
         return self._tables[name]
 
+    def _rows(
+        self,
+        request: LookupRequest,
+        step: int,
+        is_there: Callable[[], bool],
+        empty: Callable[..., Float32Array],
+    ) -> LookupReply:
+        """The rows, once what is needed of `step` is there; a later one may be half applied then."""
+        self._read_ahead.bring_up(request)
+        with self._reading(step, is_there):
+            started = self._clock()
+            reply = {name: self._table(name).lookup(ids_M, empty) for name, ids_M in request.items()}
+            self._lookup_s += self._clock() - started
+            return reply
+
     @contextmanager
-    def _reading(self, after_step: int | None) -> Iterator[None]:
-        """Hold the lock once `after_step` is committed; a later step may be half applied then."""
-        needs = -1 if after_step is None else after_step
-        with self._lock.reading(
-            lambda: self._committed_step >= needs, lambda: self._wait_for(needs, between_steps=False)
-        ):
+    def _reading(self, step: int, is_there: Callable[[], bool]) -> Iterator[None]:
+        """Hold the lock once what is needed of `step` is there; a later one may be half applied then."""
+        with self._lock.reading(is_there, lambda: self._wait_for(step, is_there)):
             yield
+
+    def has_heads(self, step: int) -> bool:
+        """Whether the rows of the step's heads have taken it."""
+        arrived = self._pending.get(step)  # once: other threads ask, too, without the lock
+        return self._committed_step >= step or (arrived is not None and arrived.is_begun)
+
+    def _check_whole(self) -> None:
+        step = self._committed_step + 1
+        if self.has_heads(step):
+            raise RuntimeError(
+                f"shard {self._shard} has applied a part of step {step} and waits for the rest from trainers "
+                f"{self._pending[step].missing()}"
+            )
 
     def _let_reads_in(self) -> None:
         # A read of a table on disk might move rows, and take the room there that was reserved for the step.
@@ -372,37 +417,66 @@ class EmbeddingShard:
         self._lock.lend()
         self._update_s -= self._clock() - started  # it is the reads' time
 
-    def _wait_for(self, step: int, between_steps: bool) -> None:
+    def _wait_until_committed(self, step: int) -> None:
+        """Returns between two steps."""
+        self._wait_for(step, lambda: self._committed_step >= step)
+        self._lock.wait_until_whole()
+
+    def _wait_for(self, step: int, is_there: Callable[[], bool]) -> None:
+        """Until what is needed of a step is there; a later one may be half applied then."""
         incarnation = self._incarnation
         in_time = self._lock.changed.wait_for(
-            lambda: (
-                self._committed_step >= step or self._failure is not None or self._incarnation != incarnation
-            ),
+            lambda: is_there() or self._failure is not None or self._incarnation != incarnation,
             self._wait_timeout_s,
         )
-        if between_steps:
-            self._lock.wait_until_whole()
         if self._incarnation != incarnation:
             raise RuntimeError(
                 f"shard {self._shard}: incarnation {self._incarnation} began while a lookup of "
                 f"incarnation {incarnation} waited for step {step}"
             )
-        if self._committed_step >= step:
+        if is_there():
             return
         if self._failure is not None:
             raise self._failure
         assert not in_time
-        arrived = self._pending.get(self._committed_step + 1, {})
-        missing = [source for source in range(self._num_sources) if source not in arrived]
+        next_step = self._committed_step + 1
+        arrived = self._pending.get(next_step, StepContributions(self._num_sources))
         raise TimeoutError(
             f"shard {self._shard}: waited {self._wait_timeout_s:g} s for step {step}, but the last "
-            f"committed step is {self._committed_step}; no update of step {self._committed_step + 1} "
-            f"came from trainers {missing}"
+            f"committed step is {self._committed_step}; no complete update of step {next_step} "
+            f"came from trainers {arrived.missing()}"
         )
+
+    def _take(self, tag: UpdateTag, contribution: Contribution) -> None:
+        """With the lock held, between two steps: keep a contribution, and go as far as it allows."""
+        if self._is_duplicate(tag):
+            return
+        if self._failure is not None:
+            raise self._failure
+        self._check_order(tag)
+        started = self._clock()
+        try:
+            self._check_contribution(tag, contribution)
+            if tag.step not in self._pending:
+                self._pending[tag.step] = StepContributions(self._num_sources)
+            self._pending[tag.step].add(tag, contribution)
+            self._go_on()
+        except Exception as error:
+            if self.has_heads(self._committed_step + 1):
+                error.add_note(
+                    f"shard {self._shard}: rows of the head of step {self._committed_step + 1} have it; "
+                    "restore before going on"
+                )
+            self._failure = error
+            raise
+        finally:
+            self._update_s += self._clock() - started
+            self._lock.changed.notify_all()
 
     def _is_duplicate(self, tag: UpdateTag) -> bool:
         return tag.incarnation == self._incarnation and (
-            tag.step <= self._committed_step or tag.source in self._pending.get(tag.step, {})
+            tag.step <= self._committed_step
+            or (tag.step in self._pending and self._pending[tag.step].has(tag))
         )
 
     def _check_order(self, tag: UpdateTag) -> None:
@@ -422,13 +496,18 @@ class EmbeddingShard:
                 f"gap after step {self._committed_step}, the last committed one; an update was lost"
             )
 
-    def _check_contribution(self, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords) -> None:
+    def _check_contribution(self, tag: UpdateTag, contribution: Contribution) -> None:
         with self._refusing(f"step {tag.step} because of trainer {tag.source}"):
-            for name, (ids_M, grads_MD) in update.items():
+            for name, (ids_M, grads_MD) in contribution.update.items():
                 # Not that the ids are distinct, which would cost a tenth of an apply: that is asserted there.
                 self._table(name).check_update(ids_M, grads_MD)
-            for name, (ids_K, records_KW) in kept.items():
+            for name, (ids_K, records_KW) in contribution.kept.items():
                 self._table(name).check_records(ids_K, records_KW)
+            if tag.part is Part.HEAD:
+                for name in contribution.update:
+                    config = self._table(name).config
+                    if config.disk is not None or config.evicts_at(tag.step):
+                        raise ValueError(f"table {name!r} takes no heads of steps: it evicts, or has a disk")
 
     def _check_kept(self, step: int, kept: Sequence[KeptRecords], update: SparseUpdate) -> None:
         """What can be said of checked records only when everything that the step changes is there."""
@@ -450,42 +529,70 @@ class EmbeddingShard:
         except ValueError as error:
             raise ValueError(f"shard {self._shard} refuses {what}: {error}") from error
 
-    def _commit_complete_steps(self) -> None:
-        while len(self._pending.get(self._committed_step + 1, {})) == self._num_sources:
+    def _go_on(self) -> None:
+        """Commit the steps that are complete, and begin the next one if all its heads are there."""
+        while True:
             step = self._committed_step + 1
-            contributions = [self._pending[step][source] for source in range(self._num_sources)]
-            self._commit(step, [update for update, _ in contributions], [kept for _, kept in contributions])
-            del self._pending[step]
-            self._committed_step = step
+            arrived = self._pending.get(step)
+            if arrived is None:
+                return
+            if not arrived.missing():
+                self._commit(step, arrived.left(), arrived.kept())
+                del self._pending[step]
+                self._committed_step = step
+                continue
+            if arrived.has_all_heads() and not arrived.is_begun:
+                self._begin_step(step, arrived)
+            return
 
-    def _commit(self, step: int, updates: list[SparseUpdate], kept: list[KeptRecords]) -> None:
-        """Updates and records come in the order of their sources."""
-        merged = {
-            name: parts[0] if self._num_sources == 1 else sum_by_id(parts)
-            for name in self._tables
-            if (parts := [update[name] for update in updates if name in update])
-        }
-        if self._num_sources > 1:  # finite numbers can have an infinite sum
-            for name, (ids_M, grads_MD) in merged.items():
-                self._tables[name].check_update(ids_M, grads_MD)
-        self._check_kept(step, kept, merged)
-        self._check_memory(step, {name: ids_M for name, (ids_M, _) in merged.items()})
-        nothing = np.empty(0, dtype=np.int64)
-        for name, table in self._tables.items():
-            num_written = sum(len(records[name][0]) for records in kept if name in records)
-            table.reserve(merged[name][0] if name in merged else nothing, num_written)
+    def _begin_step(self, step: int, arrived: StepContributions) -> None:
+        heads = arrived.heads()
+        self._check_sums(heads)
+        # Of the whole step: what refuses it should do so before a row has changed.
+        self._make_room(step, arrived.ids_of_all(), [])
+        self._apply(step, heads)
+        arrived.begin()
+
+    def _commit(
+        self,
+        step: int,
+        update: Mapping[str, tuple[Int64Array, Float32Array]],
+        kept: list[KeptRecords],
+    ) -> None:
+        """Records come in the order of their sources."""
+        self._check_sums(update)
+        self._check_kept(step, kept, update)
+        self._make_room(step, {name: ids_M for name, (ids_M, _) in update.items()}, kept)
         # From here on nothing fails.
         for records in kept:
             for name, (ids_K, records_KW) in records.items():
                 self._tables[name].write_records(ids_K, records_KW)
-        for name, (ids_M, grads_MD) in merged.items():
+        self._apply(step, update)
+        for table in self._tables.values():
+            table.evict(step)
+
+    def _check_sums(self, update: Mapping[str, tuple[Int64Array, Float32Array]]) -> None:
+        if self._num_sources > 1:  # finite numbers can have an infinite sum
+            for name, (ids_M, grads_MD) in update.items():
+                self._tables[name].check_update(ids_M, grads_MD)
+
+    def _make_room(self, step: int, ids: Mapping[str, Int64Array], kept: list[KeptRecords]) -> None:
+        self._check_memory(step, ids)
+        nothing = np.empty(0, dtype=np.int64)
+        for name, table in self._tables.items():
+            num_written = sum(len(records[name][0]) for records in kept if name in records)
+            table.reserve(ids.get(name, nothing), num_written)
+
+    def _apply(self, step: int, update: Mapping[str, tuple[Int64Array, Float32Array]]) -> None:
+        # A row that the step changes and gives up would be seen in between, as no step leaves it.
+        lends = not any(table.config.evicts_at(step) for table in self._tables.values())
+        for name, (ids_M, grads_MD) in update.items():
             num_ids = max(1, _LENT_EVERY // grads_MD.shape[1])
             for first in range(0, len(ids_M), num_ids):
                 part = slice(first, first + num_ids)
                 self._tables[name].apply_checked(ids_M[part], grads_MD[part], step)
-                self._let_reads_in()
-        for table in self._tables.values():
-            table.evict(step)
+                if lends:
+                    self._let_reads_in()
 
     def _check_memory(self, step: int, ids: Mapping[str, Int64Array]) -> None:
         if self._memory_limit is None:

@@ -12,15 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.embeddings.shard import (
-    EmbeddingShard,
-    FetchReply,
-    KeptRecords,
-    LookupReply,
-    LookupRequest,
-    SparseUpdate,
-    UpdateTag,
-)
+from rayrec.embeddings.contributions import KeptRecords, SparseUpdate, UpdateTag
+from rayrec.embeddings.shard import EmbeddingShard, FetchReply, LookupReply, LookupRequest
 from rayrec.embeddings.shared_calls import Channel, Endpoint, Methods, SharedReply
 
 
@@ -52,6 +45,17 @@ class SharedMemoryTransport:
     ) -> SharedReply[int]:
         return self._writes[shard].call("apply", tag, update, kept)
 
+    def apply_head(
+        self,
+        shard: int,
+        tag: UpdateTag,
+        head: SparseUpdate,
+        rest: LookupRequest,
+        wanted: LookupRequest,
+    ) -> SharedReply[LookupReply]:
+        # It waits for other trainers' heads, and what it must not overtake is kept apart by its step.
+        return self._reads[shard].call("apply_head", tag, head, rest, wanted)
+
     def write_back(
         self, shard: int, incarnation: int, after_step: int, kept: KeptRecords
     ) -> SharedReply[int]:
@@ -77,6 +81,7 @@ def shard_methods(shard: EmbeddingShard, apply: Callable[..., int] | None = None
         "lookup": lambda empty, request, after_step: shard.lookup(request, after_step, empty),
         "fetch": without_empty(shard.fetch),
         "evicted": without_empty(shard.evicted),
+        "apply_head": lambda empty, tag, head, rest, wanted: shard.apply_head(tag, head, rest, wanted, empty),
         "apply": without_empty(apply or shard.apply),
         "write_back": without_empty(shard.write_back),
     }

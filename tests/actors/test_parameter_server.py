@@ -10,8 +10,8 @@ from rayrec.actors.parameter_server import ParameterServer, ServerSpec, spawn_pa
 from rayrec.actors.spawning import ActorRole
 from rayrec.actors.transport import RayTransport
 from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.contributions import UpdateTag
 from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.shard import UpdateTag
 from rayrec.platform.metrics import PUBLISH_EVERY_BATCHES, RayStageMetrics
 from rayrec.platform.ray_errors import root_cause
 

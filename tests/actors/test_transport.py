@@ -10,7 +10,7 @@ import ray
 from rayrec.actors.parameter_server import spawn_parameter_servers
 from rayrec.actors.transport import MixedTransport, RayTransport, ServerPlace, connect, reachable
 from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.shard import UpdateTag
+from rayrec.embeddings.contributions import UpdateTag
 from rayrec.embeddings.shared_blocks import why_unavailable
 from rayrec.embeddings.shared_calls import Endpoint, ServerLostError
 from rayrec.embeddings.shared_memory import SharedMemoryTransport

@@ -11,7 +11,8 @@ from torch import nn
 
 from rayrec.embeddings.client import LocalTransport
 from rayrec.embeddings.config import RowwiseAdagradConfig, SgdConfig
-from rayrec.embeddings.lookups import ExactPrefetch, SyncLookups, TrainerLink
+from rayrec.embeddings.exact_prefetch import ExactPrefetch
+from rayrec.embeddings.lookups import SyncLookups, TrainerLink
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.embeddings.table import EmbeddingTable

@@ -115,6 +115,16 @@ class AdversarialTransport:
             lambda: True, lambda: self._shards[shard].apply(tag, update, kept), self._is_repeated()
         )
 
+    def apply_head(self, shard, tag, head, rest, wanted):
+        """In two calls, so that nothing waits inside of the shard."""
+        served = self._shards[shard]
+        self._post(lambda: True, lambda: served.take_head(tag, head, rest), self._is_repeated())
+        return self._post(
+            lambda: served.has_heads(tag.step) or served._failure is not None,
+            lambda: served.apply_head(tag, head, rest, wanted),
+            reads=served,
+        )
+
     def write_back(self, shard, incarnation, after_step, kept):
         return self._post(
             self._is_at(shard, after_step),

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.embeddings.distinct_ids import add_rows, first_repeated, sum_by_id
+from rayrec.embeddings.distinct_ids import add_rows, first_repeated, places_among, sum_by_id
 
 IDS = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([-(2**63), -1, 0, 1, 2**63 - 1])
 
@@ -19,6 +19,13 @@ def test_one_repeated_id_is_found_among_many():
     assert first_repeated(ids_M) is None
     ids_M[39_999] = ids_M[3]
     assert first_repeated(ids_M) == ids_M[3]
+
+
+@given(st.lists(IDS, max_size=50), st.lists(IDS, max_size=50, unique=True))
+def test_ids_are_found_among_others(values, others):
+    expected = [others.index(value) if value in others else -1 for value in values]
+    found_M = places_among(np.array(values, dtype=np.int64), np.array(others, dtype=np.int64))
+    assert found_M.tolist() == expected
 
 
 @pytest.mark.parametrize("dim", [1, 5, 16, 35])

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from rayrec.embeddings.config import RowwiseAdagradConfig, SgdConfig, TableConfig
+from rayrec.embeddings.contributions import UpdateTag
 from rayrec.embeddings.distinct_ids import sum_by_id
-from rayrec.embeddings.shard import EmbeddingShard, UpdateTag
+from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.embeddings.threads import ROWS_PER_THREAD
 
 # With this accumulator a step moves a row by its gradient, to within 1e-6: lr / sqrt(1e12) = 1.

@@ -17,7 +17,8 @@ from rayrec.embeddings import shard as shard_module
 from rayrec.embeddings.bounded_stale import BoundedStale
 from rayrec.embeddings.cached_lookups import CachedLookups
 from rayrec.embeddings.config import AdmissionConfig, EvictionConfig, TableConfig
-from rayrec.embeddings.lookups import ExactPrefetch, SyncLookups
+from rayrec.embeddings.exact_prefetch import ExactPrefetch
+from rayrec.embeddings.lookups import SyncLookups
 from rayrec.embeddings.threaded_lookups import ThreadedLookups
 from tests.embeddings.dictionary_oracle import DictionaryTable
 from tests.embeddings.sparse_runs import (

@@ -7,7 +7,8 @@ import pytest
 
 from rayrec.embeddings.client import LocalTransport, ShardClient
 from rayrec.embeddings.config import EvictionConfig, TableConfig
-from rayrec.embeddings.lookups import ExactPrefetch, LookupMode, SyncLookups, TrainerLink
+from rayrec.embeddings.exact_prefetch import ExactPrefetch
+from rayrec.embeddings.lookups import LookupMode, SyncLookups, TrainerLink
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.threaded_lookups import ThreadedLookups
 from tests.embeddings.sparse_runs import ITEMS, AdversarialTransport, Ids, alone, ids, make_shards
@@ -31,12 +32,18 @@ class RecordingTransport(LocalTransport):
         self.calls.append(("apply", shard, {n: sorted(u[0].tolist()) for n, u in update.items()}, tag.step))
         return super().apply(shard, tag, update)
 
+    def apply_head(self, shard, tag, head, rest, wanted):
+        named = [{n: sorted(u[0].tolist()) for n, u in head.items()}]
+        named += [{n: sorted(i.tolist()) for n, i in ids_M.items()} for ids_M in (rest, wanted)]
+        self.calls.append(("apply_head", shard, *named, tag.step))
+        return super().apply_head(shard, tag, head, rest, wanted)
+
 
 def ones(batch: dict[str, Ids]) -> dict[str, np.ndarray]:
     return {name: np.ones((len(lookup.ids_M), 4), np.float32) for name, lookup in batch.items()}
 
 
-def test_only_the_overlap_waits_for_the_update_and_is_asked_for_right_behind_it():
+def test_only_the_overlap_waits_for_the_update_of_which_it_is_the_first_part():
     transport = RecordingTransport(make_shards(ITEMS, 1))
     mode = ExactPrefetch(link(transport))
     first, second = alone(1, 2, 3), alone(3, 4, 5)
@@ -47,8 +54,8 @@ def test_only_the_overlap_waits_for_the_update_and_is_asked_for_right_behind_it(
     assert transport.calls == [
         ("lookup", 0, {"items": [1, 2, 3]}, -1),
         ("lookup", 0, {"items": [4, 5]}, -1),
-        ("apply", 0, {"items": [1, 2, 3]}, 0),
-        ("lookup", 0, {"items": [3]}, 0),
+        ("apply_head", 0, {"items": [3]}, {"items": [1, 2]}, {"items": [3]}, 0),
+        ("apply", 0, {"items": [1, 2]}, 0),
     ]
     mode.rows(1, second)
     assert len(transport.calls) == 4
@@ -243,6 +250,9 @@ class StubbornTransport(LocalTransport):
     def apply(self, shard, tag, update, kept=None):
         raise ConnectionError("no way to the server")
 
+    def apply_head(self, shard, tag, head, rest, wanted):
+        raise ConnectionError("no way to the server")
+
 
 def test_an_error_beside_dense_compute_is_raised_by_every_call_that_follows():
     mode = ThreadedLookups(ExactPrefetch(link(StubbornTransport(make_shards(ITEMS, 1)))))
@@ -288,6 +298,6 @@ def test_the_next_batch_is_read_while_the_trainer_computes_and_not_before():
     assert [call[::2] for call in transport.calls] == [
         ("lookup", {"items": [1, 2]}),
         ("lookup", {"items": [3]}),
-        ("apply", {"items": [1, 2]}),
-        ("lookup", {"items": [2]}),
+        ("apply_head", {"items": [2]}, {"items": [2]}),
+        ("apply", {"items": [1]}),
     ]

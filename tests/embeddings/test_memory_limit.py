@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from rayrec.embeddings.config import AdmissionConfig, TableConfig
-from rayrec.embeddings.shard import EmbeddingShard, UpdateTag
+from rayrec.embeddings.contributions import UpdateTag
+from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.embeddings.table import EmbeddingTable
 
 ITEMS = TableConfig(name="items", dim=4)

@@ -17,6 +17,7 @@ from rayrec.embeddings.config import (
     SgdConfig,
     TableConfig,
 )
+from rayrec.embeddings.contributions import UpdateTag
 from rayrec.embeddings.index import IdIndex, index_bytes
 from rayrec.embeddings.plan import (
     batch_bytes,
@@ -29,7 +30,7 @@ from rayrec.embeddings.plan import (
 from rayrec.embeddings.routing import NUM_BUCKETS, ShardMap
 from rayrec.embeddings.row_cache import RowCache
 from rayrec.embeddings.row_operations import RowOperations
-from rayrec.embeddings.shard import EmbeddingShard, UpdateTag
+from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.embeddings.snapshot import load_tables, write_table
 from rayrec.embeddings.table import EmbeddingTable
 

@@ -15,7 +15,8 @@ from rayrec.embeddings.config import (
     RowwiseAdagradConfig,
     TableConfig,
 )
-from rayrec.embeddings.shard import EmbeddingShard, SparseUpdate, UpdateTag
+from rayrec.embeddings.contributions import SparseUpdate, UpdateTag
+from rayrec.embeddings.shard import EmbeddingShard
 
 # With this accumulator a step moves a row by its gradient, to within 1e-6: lr / sqrt(1e12) = 1.
 PLAIN = RowwiseAdagradConfig(lr=1e6, initial_accumulator=1e12)
@@ -76,6 +77,16 @@ def test_reads_that_need_no_later_step_are_let_in_between_two_rows(monkeypatch, 
         half.go_on()
     assert half.applied.result(WAIT_S) == 0
     assert half.values() == [1, 1, 1, 1]
+
+
+def test_no_read_is_let_into_a_step_that_evicts(monkeypatch, pool):
+    """It could find a row that the step has changed and gives up in the end."""
+    monkeypatch.setattr(shard_module, "_LENT_EVERY", 4)
+    eviction = EvictionConfig(max_age_steps=5, every_steps=2)
+    shard = EmbeddingShard((ITEMS.model_copy(update={"eviction": eviction}),), 0, num_sources=1)
+    shard.apply(FIRST, UPDATE)
+    shard._lock._readers.add(object())  # one that waits, and would for ever once it is let in
+    assert pool.submit(shard.apply, UpdateTag(0, 1, 0), UPDATE).result(WAIT_S) == 1
 
 
 def test_everything_else_finds_whole_steps(monkeypatch, pool):

@@ -13,8 +13,10 @@ import pytest
 
 from rayrec.embeddings.client import LocalTransport
 from rayrec.embeddings.config import AdamConfig, TableConfig
-from rayrec.embeddings.lookups import ExactPrefetch, SyncLookups
-from rayrec.embeddings.shard import EmbeddingShard, UpdateTag
+from rayrec.embeddings.contributions import UpdateTag
+from rayrec.embeddings.exact_prefetch import ExactPrefetch
+from rayrec.embeddings.lookups import SyncLookups
+from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.embeddings.shared_blocks import why_unavailable
 from rayrec.embeddings.shared_calls import CallServer, Endpoint, ServerLostError
 from rayrec.embeddings.shared_memory import SharedMemoryTransport, shard_methods

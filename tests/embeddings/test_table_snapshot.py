@@ -13,8 +13,9 @@ from rayrec.embeddings.config import (
     RowwiseAdagradConfig,
     TableConfig,
 )
+from rayrec.embeddings.contributions import UpdateTag
 from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.shard import EmbeddingShard, UpdateTag
+from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.embeddings.snapshot import load_tables, write_table
 from rayrec.embeddings.table import TableRows
 from rayrec.platform.errors import InputError

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from rayrec.embeddings import record_log, snapshot, tiered_rows
 from rayrec.embeddings.config import AdmissionConfig, DiskConfig, EvictionConfig, TableConfig
+from rayrec.embeddings.contributions import UpdateTag
 from rayrec.embeddings.page_reads import ALIGNMENT
 from rayrec.embeddings.record_log import RecordLog
 from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.shard import EmbeddingShard, UpdateTag
+from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.embeddings.snapshot import load_tables, write_table
 from rayrec.embeddings.tiered_rows import TieredRows
 from tests.embeddings.sparse_runs import AdversarialTransport, make_shards, run

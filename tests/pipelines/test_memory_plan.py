@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from rayrec.embeddings.contributions import UpdateTag
 from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.shard import EmbeddingShard, UpdateTag
+from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.models.build import build_model
 from rayrec.models.program import TorchProgram
 from rayrec.pipelines import memory_plan
