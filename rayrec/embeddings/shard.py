@@ -16,10 +16,10 @@ are between two steps for nobody else.
 
 All of it happens under one lock. While a large step is applied, the lock is lent now and then, between
 two rows, to reads of rows that need no later step (not where a table has rows on disk, or evicts): they
-get whole rows, some of them with the step's changes, some without. Whoever names a step must be content with rows
-after a later one as well, since the request may be late; so each row may be either. A trainer asks early
-for ids that no step on its way touches, which are alike in both; one that takes stale rows has a bound
-that holds for every row. Everything else finds the tables as they are between two steps.
+get whole rows, some of them with the step's changes, some without. Whoever names a step must be content
+with rows after a later one as well, since the request may be late; so each row may be either. A trainer
+asks early for ids that no step on its way touches, which are alike in both; one that takes stale rows has
+a bound that holds for every row. Everything else finds the tables as they are between two steps.
 """
 
 from __future__ import annotations
