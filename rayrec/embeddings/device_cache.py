@@ -36,6 +36,7 @@ from rayrec.embeddings.records import Records
 from rayrec.embeddings.row_cache import MakeCache, RowCache
 from rayrec.embeddings.row_operations import RowOperations
 from rayrec.platform.hashing import combine64
+from rayrec.platform.memory import human_size
 
 Int64Array = NDArray[np.int64]
 Int32Array = NDArray[np.int32]
@@ -53,13 +54,14 @@ class DeviceRecords:
     """
 
     def __init__(self, config: TableConfig, capacity: int, device: torch.device) -> None:
-        """Takes the memory of all slots at once: what a device cannot hold is known before the first step."""
         self._ops = RowOperations(config)
         self._layout = self._ops.layout
         self._optimizer = make_optimizer(config.optimizer, config.schedule)
         self._seed_hash = int(combine64(config.seed).view(np.int64))
+        self._name = config.name
+        self._capacity = capacity
         self._device = device
-        self._records_CW = torch.empty(capacity, self._ops.num_words, dtype=torch.int32, device=device)
+        self._records_CW = self._empty(0)
         self._no_records = Records(self._ops.num_words)
 
     @property
@@ -67,7 +69,21 @@ class DeviceRecords:
         return self._records_CW.nbytes
 
     def reserve(self, num_slots: int) -> None:
-        assert num_slots <= len(self._records_CW)
+        """Takes the memory of all slots with the first one: tensors that grow are there twice for a while.
+
+        Raises:
+            MemoryError: the device has too little; names the table.
+        """
+        assert num_slots <= self._capacity
+        if num_slots and not len(self._records_CW):
+            try:
+                self._records_CW = self._empty(self._capacity)
+            except torch.OutOfMemoryError as error:
+                num_bytes = 4 * self._ops.num_words * self._capacity
+                raise MemoryError(
+                    f"table {self._name!r}: the device has no {human_size(num_bytes)} for a cache of "
+                    f"{self._capacity:,} rows; lower sparse.cache_rows ({error})"
+                ) from error
 
     def read(self, slots_M: Int64Array) -> Int32Array:
         if not len(slots_M):
@@ -127,6 +143,9 @@ class DeviceRecords:
         words_MW[:, -2] = step
         words_MW[:, -1] += 1
         self._records_CW.index_copy_(0, slots, words_MW)
+
+    def _empty(self, num_slots: int) -> Tensor:
+        return torch.empty(num_slots, self._ops.num_words, dtype=torch.int32, device=self._device)
 
     def _weights_of(self, slots_M: Int64Array) -> Tensor:
         words_CW = self._records_CW[:, : self._layout.weight_words]

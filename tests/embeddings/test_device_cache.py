@@ -10,10 +10,17 @@ import torch
 
 import rayrec
 from rayrec.embeddings import device_kernels
+from rayrec.embeddings.cached_lookups import CachedLookups
+from rayrec.embeddings.cached_records import on_host
+from rayrec.embeddings.client import LocalTransport
 from rayrec.embeddings.config import RowwiseAdagradConfig, SgdConfig, TableConfig
 from rayrec.embeddings.device_cache import device_caches
+from rayrec.embeddings.lookups import SyncLookups, TrainerLink
+from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.row_cache import NOT_CACHED, RowCache
 from rayrec.embeddings.row_operations import RowOperations
+from rayrec.embeddings.threaded_lookups import ThreadedLookups
+from tests.embeddings.sparse_runs import ITEMS, alone, make_shards
 from tests.embeddings.test_admission_and_eviction import OPTIMIZERS
 
 CPU = torch.device("cpu")
@@ -147,6 +154,54 @@ def test_gradients_on_a_device_are_refused_as_a_server_would(grads_MD, message, 
 
     with pytest.raises(ValueError, match=message):
         cache.check_gradients(np.array([7, 8]), grads_MD.to(device))
+
+
+class OneTrainer:
+    """An exchange with nobody else in it."""
+
+    num_trainers = 1
+
+    def all_to_all(self, parts):
+        assert all(isinstance(part, np.ndarray) for part in parts)
+        return parts
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("exchange", [None, OneTrainer()], ids=["sole owner", "exchange"])
+def test_rows_stay_on_the_device_unless_they_are_exchanged(exchange, device):
+    """Of three ids, two fit into the cache, and one has no row until its first update."""
+    shards = make_shards(ITEMS, 1)
+    link = TrainerLink(ITEMS, ShardMap(1), LocalTransport(shards))
+    mode = ThreadedLookups(
+        CachedLookups(link, cache_rows=2, exchange=exchange, make_cache=device_caches(device))
+    )
+    expected = SyncLookups(TrainerLink(ITEMS, ShardMap(1), LocalTransport(make_shards(ITEMS, 1))))
+    for step in range(4):
+        rows, host_rows = mode.rows(step, alone(1, 2, 3)), expected.rows(step, alone(1, 2, 3))
+        if exchange is None:
+            assert rows["items"].device.type == device.type
+        else:
+            assert isinstance(rows["items"], np.ndarray)
+        assert on_host(rows["items"]).tobytes() == host_rows["items"].tobytes()
+        mode.update(step, alone(1, 2, 3), {"items": rows["items"] * 2})
+        expected.update(step, alone(1, 2, 3), {"items": host_rows["items"] * 2})
+    mode.drain()
+    assert (
+        mode.stats.num_cache_hits == 2 * 2
+    )  # from the third step on; the first two made and fetched the rows
+    mode.close()
+
+
+def test_a_cache_that_a_device_cannot_hold_names_its_table(monkeypatch):
+    config = TableConfig(name="items", dim=2)
+    cache = device_caches(CPU)(config, 1000)
+
+    def no_memory(*shape, **options):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(torch, "empty", no_memory)
+    with pytest.raises(MemoryError, match=r"'items': the device has no .* for a cache of 1,000 rows"):
+        cache.insert(np.arange(1), RowOperations(config).new_records(np.arange(1)))
 
 
 def test_the_order_of_a_sum_is_that_of_the_compiled_kernel():
