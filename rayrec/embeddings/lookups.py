@@ -91,11 +91,11 @@ class LookupStats:
     """The most of them for one batch."""
 
 
-OnRows = Callable[[int, dict[str, Float32Array]], None]
+OnRows = Callable[[int, dict[str, Rows]], None]
 """Called with a step and its rows when they are known before anybody asks for them."""
 
 
-def ignore_rows(step: int, rows: dict[str, Float32Array]) -> None:
+def ignore_rows(step: int, rows: dict[str, Rows]) -> None:
     """The rows will be asked for."""
 
 

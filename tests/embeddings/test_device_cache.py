@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import rayrec
 from rayrec.embeddings import device_kernels
@@ -16,6 +18,7 @@ from rayrec.embeddings.client import LocalTransport
 from rayrec.embeddings.config import RowwiseAdagradConfig, SgdConfig, TableConfig
 from rayrec.embeddings.device_cache import device_caches
 from rayrec.embeddings.lookups import SyncLookups, TrainerLink
+from rayrec.embeddings.plan import device_batch_bytes
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.row_cache import NOT_CACHED, RowCache
 from rayrec.embeddings.row_operations import RowOperations
@@ -202,6 +205,48 @@ def test_a_cache_that_a_device_cannot_hold_names_its_table(monkeypatch):
     monkeypatch.setattr(torch, "empty", no_memory)
     with pytest.raises(MemoryError, match=r"'items': the device has no .* for a cache of 1,000 rows"):
         cache.insert(np.arange(1), RowOperations(config).new_records(np.arange(1)))
+
+
+class LiveBytes(TorchDispatchMode):
+    """Memory of the tensors that operations made and that are still there, and the most of it so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._storages: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, list | tuple) else [result]:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() and storage.data_ptr() not in self._storages:
+                self._storages.add(storage.data_ptr())
+                self.now += storage.nbytes()
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self._gone, storage.data_ptr(), storage.nbytes())
+        return result
+
+    def _gone(self, address: int, num_bytes: int) -> None:
+        self._storages.remove(address)
+        self.now -= num_bytes
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda config: config.kind)
+def test_a_batch_takes_no_more_of_a_device_than_was_planned(optimizer, dtype, monkeypatch):
+    # As on an accelerator, which needs no float64 for it.
+    monkeypatch.setattr(device_kernels, "_root", torch.sqrt)
+    config = TableConfig(name="items", dim=64, optimizer=optimizer, weight_dtype=dtype)
+    ids_M = np.arange(4000)
+    cache = device_caches(CPU)(config, len(ids_M))
+    slots_M, _ = cache.insert(ids_M, RowOperations(config).new_records(ids_M))
+
+    with LiveBytes() as live:
+        rows_MD = cache.gather(slots_M, ids_M)
+        cache.apply(slots_M, ids_M, rows_MD * 2, 0)
+
+    planned = device_batch_bytes([config], {"items": len(ids_M)}, cache_rows=len(ids_M))
+    assert 0.5 * planned < live.most < planned
 
 
 def test_the_order_of_a_sum_is_that_of_the_compiled_kernel():
