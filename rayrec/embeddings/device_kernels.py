@@ -7,10 +7,11 @@ Python number, on either side, is a product with a reciprocal on some devices, s
 divided is a tensor.
 
 Held to `row_kernels` bit by bit with torch's CPU device (`tests/embeddings/test_device_cache.py`, which does
-the same on CUDA where there is one). Written for CUDA and Ascend; not run there yet. On Ascend it needs,
+the same on CUDA and Ascend where they are there). Written for both; not run there yet. On Ascend it needs,
 beside float32 arithmetic, `where` and `Tensor.view(dtype)`, the operations `index_select`, `index_copy_`,
-and of int64 the wrapped product, `>>`, `&` and `^`, all of which torch_npu has; shifts are masked, since not
-all of them copy the sign. Whether its quotients and roots round as IEEE 754 says is for that test to tell.
+`>>`, `&` and `^`, for which the sources of torch_npu have kernels, and a product of int64 that wraps. Shifts
+are masked, since not every device copies the sign. Whether all of that takes int64 there, and whether
+quotients and roots round as IEEE 754 says, is for that test to tell.
 
 Axes: M rows of one step, D numbers of a row, S numbers of its optimizer state, L lanes.
 """

@@ -1,4 +1,4 @@
-"""Rows in a device's memory have the bits of rows in the host's; on CUDA too, where there is one."""
+"""Rows in a device's memory have the bits of rows in the host's, on every device that this machine has."""
 
 import subprocess
 import sys
@@ -23,20 +23,14 @@ from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.row_cache import NOT_CACHED, RowCache
 from rayrec.embeddings.row_operations import RowOperations
 from rayrec.embeddings.threaded_lookups import ThreadedLookups
+from rayrec.platform.devices import KINDS, device_named, why_missing
 from tests.embeddings.sparse_runs import ITEMS, alone, make_shards
 from tests.embeddings.test_admission_and_eviction import OPTIMIZERS
 
 CPU = torch.device("cpu")
-DEVICES = [
-    pytest.param(CPU, id="cpu"),
-    pytest.param(
-        torch.device("cuda"),
-        id="cuda",
-        marks=pytest.mark.skipif(
-            not torch.cuda.is_available(), reason="torch sees no CUDA device: bits are not compared there"
-        ),
-    ),
-]
+
+
+DEVICES = [device_named(kind).torch for kind in KINDS if why_missing(kind) is None]
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -57,7 +51,14 @@ def random_gradients(num_rows: int, dim: int, rng: np.random.Generator) -> np.nd
     return (grads_MD * rng.integers(0, 2, (num_rows, 1 + dim))[:, 1:]).astype(np.float32)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_device_that_is_here_is_compared(kind):
+    if (missing := why_missing(kind)) is not None:
+        pytest.skip(f"no bits are compared on {kind}: {missing}")
+    assert device_named(kind).torch in DEVICES
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda config: config.kind)
 @pytest.mark.parametrize("dim", [1, 7, 16, 50, 64])
@@ -87,7 +88,7 @@ def test_rows_of_a_device_have_the_bits_of_the_hosts(optimizer, dtype, dim, devi
     assert (ids.tolist(), records.tobytes()) == (host_ids.tolist(), host_records.tobytes())
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_every_size_of_number_is_rounded_alike(dtype, device):
     """Steps of plain descent from zero weights give exactly the numbers that are to be rounded."""
@@ -108,7 +109,7 @@ def test_every_size_of_number_is_rounded_alike(dtype, device):
     assert other.take_changed()[1].tobytes() == host.take_changed()[1].tobytes()
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", DEVICES, ids=str)
 def test_rows_leave_and_return_as_they_were(device):
     config = TableConfig(name="items", dim=5, optimizer=RowwiseAdagradConfig())
     ids_M = np.arange(6)
@@ -127,7 +128,7 @@ def test_rows_leave_and_return_as_they_were(device):
     assert cache.weights(records_MW).device.type == device.type
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", DEVICES, ids=str)
 def test_what_a_cache_gives_is_a_copy(device):
     config = TableConfig(name="items", dim=5, optimizer=RowwiseAdagradConfig())
     ids_M = np.arange(4)
@@ -142,7 +143,7 @@ def test_what_a_cache_gives_is_a_copy(device):
     assert (records_MW == before[1]).all()
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize(
     ("grads_MD", "message"),
     [
@@ -169,7 +170,7 @@ class OneTrainer:
         return parts
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("exchange", [None, OneTrainer()], ids=["sole owner", "exchange"])
 def test_rows_stay_on_the_device_unless_they_are_exchanged(exchange, device):
     """Of three ids, two fit into the cache, and one has no row until its first update."""
