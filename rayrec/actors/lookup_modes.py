@@ -10,7 +10,9 @@ from rayrec.embeddings.cached_lookups import CachedLookups
 from rayrec.embeddings.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.exchange import Exchange
 from rayrec.embeddings.lookups import LookupMode, SyncLookups, TrainerLink
+from rayrec.embeddings.row_cache import MakeCache, RowCache
 from rayrec.embeddings.threaded_lookups import ThreadedLookups
+from rayrec.platform.devices import Device
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,17 @@ class LookupSettings:
     """In mode `exact_prefetch`: rows of each table that the trainer may hold."""
 
 
-def make_lookups(settings: LookupSettings, link: TrainerLink, exchange: Exchange | None) -> LookupMode:
+def make_lookups(
+    settings: LookupSettings,
+    link: TrainerLink,
+    exchange: Exchange | None,
+    make_cache: MakeCache = RowCache,
+) -> LookupMode:
     """One trainer's view of the tables; all but `sync` in a thread.
 
     Args:
         exchange: how the trainers reach each other; None if this is the only one.
+        make_cache: where a cache keeps its rows; see `caches_on`.
     """
     match settings.mode:
         case "sync":
@@ -36,7 +44,19 @@ def make_lookups(settings: LookupSettings, link: TrainerLink, exchange: Exchange
         case "bounded_stale":
             return ThreadedLookups(BoundedStale(link, max_staleness=settings.max_staleness))
         case "exact_prefetch" if settings.cache_rows:
-            cached = CachedLookups(link, cache_rows=settings.cache_rows, exchange=exchange)
+            cached = CachedLookups(
+                link, cache_rows=settings.cache_rows, exchange=exchange, make_cache=make_cache
+            )
             return ThreadedLookups(cached)
         case "exact_prefetch":
             return ThreadedLookups(ExactPrefetch(link))
+
+
+def caches_on(device: Device) -> MakeCache:
+    """Caches that keep their rows where the device computes."""
+    if not device.has_own_memory:
+        return RowCache
+    # Only here: the sparse engine does without torch where it can.
+    from rayrec.embeddings.device_cache import device_caches
+
+    return device_caches(device.torch)

@@ -20,7 +20,7 @@ import torch
 from ray.actor import ActorHandle
 
 from rayrec.actors.collective import TrainerGroup
-from rayrec.actors.lookup_modes import LookupSettings, make_lookups
+from rayrec.actors.lookup_modes import LookupSettings, caches_on, make_lookups
 from rayrec.actors.spawning import ActorRole, spawn
 from rayrec.actors.transport import TransportChoice, connect
 from rayrec.embeddings.client import ShardClient
@@ -93,6 +93,7 @@ class Trainer:
             spec.lookups,
             TrainerLink(spec.tables, shard_map, transport, role.member, incarnation),
             exchange,
+            caches_on(self._device),
         )
         self._lookups = self._new_lookups(0)
         self._program = TorchProgram(

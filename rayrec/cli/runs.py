@@ -134,11 +134,21 @@ def plan_command(
             ("rows and gradients of a batch", human_size(trainer.batch_bytes)),
             ("rows of the catalogue, when ranking", human_size(trainer.catalogue_bytes)),
             ("peak", human_size(trainer.peak_bytes)),
+            *(
+                [
+                    ("on its device: cache of rows", human_size(trainer.device_cache_bytes)),
+                    ("on its device: peak", human_size(trainer.device_bytes)),
+                ]
+                if trainer.device_batch_bytes
+                else []
+            ),
         ],
     )
     limits = [("all processes and Ray's objects at their peaks", human_size(plan.machine_bytes))]
     if plan.machine_limit is not None:
         limits.append(("memory of this machine", human_size(plan.machine_limit)))
+    if plan.device_limit is not None:
+        limits.append(("memory of a device", human_size(plan.device_limit)))
     if plan.server_limit is not None:
         limits.append(("allowed to a server (sparse.server_memory)", human_size(plan.server_limit)))
     print_rows("The run", limits)

@@ -27,13 +27,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from rayrec.embeddings.cached_records import Rows, on_host
 from rayrec.embeddings.client import PendingRecords, Reply
 from rayrec.embeddings.exchange import Exchange
 from rayrec.embeddings.index import MISSING, IdIndex
 from rayrec.embeddings.leaving_rows import LeavingRows
 from rayrec.embeddings.lookups import Lookups, LookupStats, OnRows, TrainerLink, ids_by_table, ignore_rows
 from rayrec.embeddings.ownership import OwnersByBucket, Ownership, Route, SoleOwner
-from rayrec.embeddings.row_cache import NOT_CACHED, RowCache
+from rayrec.embeddings.row_cache import NOT_CACHED, MakeCache, RowCache
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
@@ -53,7 +54,7 @@ class _OwnedIds:
     """Places that are looked at again behind the update of the step before."""
     num_arrived: int = 0
     """Ids whose rows are here; none any more when they were taken."""
-    uncached: list[tuple[Int64Array, Float32Array]] = field(default_factory=list)
+    uncached: list[tuple[Int64Array, Rows]] = field(default_factory=list)
     """Places and rows of what arrived and is not in the cache."""
 
     @property
@@ -82,15 +83,24 @@ class CachedLookups:
     Called as prefetch(t + 1), rows(t), update(t); without the prefetch a batch is read in its turn.
     """
 
-    def __init__(self, link: TrainerLink, *, cache_rows: int, exchange: Exchange | None = None) -> None:
+    def __init__(
+        self,
+        link: TrainerLink,
+        *,
+        cache_rows: int,
+        exchange: Exchange | None = None,
+        make_cache: MakeCache = RowCache,
+    ) -> None:
         """
         Args:
             cache_rows: rows of each table that this trainer may hold.
             exchange: how the trainers reach each other; None if this is the only one.
+            make_cache: where the rows are held. What a cache gives and takes, rows and gradients, may be
+                tensors of a device; they are arrays to servers and other trainers.
         """
         self.stats = LookupStats()
         self._tables = {table.name: table for table in link.tables}
-        self._caches = {table.name: RowCache(table, cache_rows) for table in link.tables}
+        self._caches = {table.name: make_cache(table, cache_rows) for table in link.tables}
         self._link = link
         self._client = link.client()
         self._owners: Ownership = SoleOwner() if exchange is None else OwnersByBucket(exchange)
@@ -99,7 +109,7 @@ class CachedLookups:
         self._leaving = {name: LeavingRows() for name in self._tables}
         self._unacknowledged: list[Reply[int]] = []
         self._last_step = -1
-        self._taken: dict[int, dict[str, Float32Array]] = {}
+        self._taken: dict[int, dict[str, Rows]] = {}
         """Rows of a batch that nobody has asked for yet."""
         self.on_rows: OnRows = ignore_rows
 
@@ -134,14 +144,14 @@ class CachedLookups:
         """Take the rows that were asked for early into the cache, before the update of the step before."""
         self._receive(self._announced[step])
 
-    def rows(self, step: int, lookups: Lookups) -> dict[str, Float32Array]:
+    def rows(self, step: int, lookups: Lookups) -> dict[str, Rows]:
         if step not in self._announced:
             self.prefetch(step, lookups)
         if step not in self._taken:
             self._take_rows(self._announced[step])
         return {name: rows_MD for name, rows_MD in self._taken.pop(step).items() if name in lookups}
 
-    def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
+    def update(self, step: int, lookups: Lookups, grads: Mapping[str, Rows]) -> None:
         self._client.check_shapes(step, ids_by_table(lookups), grads)
         batch = self._announced[step]
         owned_grads = {
@@ -255,7 +265,7 @@ class CachedLookups:
         }
         self.on_rows(batch.step, self._taken[batch.step])
 
-    def _owned_rows(self, name: str, owned: _OwnedIds) -> Float32Array:
+    def _owned_rows(self, name: str, owned: _OwnedIds) -> Rows:
         if owned.num_arrived != len(owned.ids_U):
             raise RuntimeError(
                 f"table {name!r}: rows of {owned.num_arrived} of {len(owned.ids_U)} ids have arrived; the "
@@ -269,7 +279,7 @@ class CachedLookups:
         return rows_UD
 
     def _apply(
-        self, name: str, owned: _OwnedIds, places: Int64Array, grads_MD: Float32Array, step: int
+        self, name: str, owned: _OwnedIds, places: Int64Array, grads_MD: Rows, step: int
     ) -> tuple[Int64Array, Float32Array]:
         """Change the rows in the cache and let go of them; (ids, gradients) of the others."""
         cache, slots_M, ids_M = self._caches[name], owned.slots_U[places], owned.ids_U[places]
@@ -279,7 +289,7 @@ class CachedLookups:
         else:
             cache.apply(slots_M[is_held_M], ids_M[is_held_M], grads_MD[is_held_M], step)
         cache.unpin(owned.slots_U[owned.slots_U != NOT_CACHED])
-        return ids_M[~is_held_M], grads_MD[~is_held_M]
+        return ids_M[~is_held_M], on_host(grads_MD[~is_held_M])
 
     def _decide_deferred(self, batch: _Announced) -> None:
         """The update before this batch is sent: what is not in the cache now is asked for behind it."""

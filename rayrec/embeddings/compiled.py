@@ -2,11 +2,12 @@
 
 Numba caches a compiled kernel by the source of the kernel's own file. A change in *this* file therefore
 needs the caches of its callers dropped (`find . -name '*.nb[ic]' -delete`), which is why it holds only
-what never changes: the hash is a contract, the rest are single machine instructions.
+what never changes: the hash and the order of a sum are contracts, the rest are single machine instructions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,9 +125,90 @@ def _end_stream(typingctx: Any) -> tuple[Any, Any]:
     return types.void(), generate
 
 
+def _sum_squares(typingctx: Any, values: Any, num_values: Any) -> tuple[Any, Any]:
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values, num_values = arguments
+
+        def square(load: Any) -> Any:
+            value = load(values)
+            return builder.fmul(value, value)
+
+        return _sum_in_lanes(builder, num_values, square)
+
+    return types.float32(types.uint64, types.uint64), generate
+
+
+def _sum_decayed_squares(
+    typingctx: Any, values: Any, scale: Any, others: Any, num_values: Any
+) -> tuple[Any, Any]:
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values, scale, others, num_values = arguments
+
+        def square(load: Any) -> Any:
+            other = builder.fmul(_in_every_lane(builder, scale), load(others))
+            value = builder.fadd(load(values), other)
+            return builder.fmul(value, value)
+
+        return _sum_in_lanes(builder, num_values, square)
+
+    return types.float32(types.uint64, types.float32, types.uint64, types.uint64), generate
+
+
+def _sum_in_lanes(builder: Any, num_values: Any, term: Any) -> Any:
+    """The sum of `term(load)` over the numbers, where `load(address)` is LANES of those at the address."""
+    index = num_values.type
+    rest = builder.urem(num_values, index(LANES))
+    whole = builder.sub(num_values, rest)
+    total = cgutils.alloca_once_value(builder, _NO_LANES)
+
+    def pointer(address: Any, at: Any) -> Any:
+        return builder.inttoptr(builder.add(address, builder.mul(at, index(4))), _LANES_POINTER)
+
+    def add(load: Any) -> None:
+        builder.store(builder.fadd(builder.load(total), term(load)), total)
+
+    with cgutils.for_range_slice(builder, index(0), whole, index(LANES), intp=index) as (at, _):
+        add(lambda address: builder.load(pointer(address, at), align=4))
+    with builder.if_then(builder.icmp_unsigned("!=", rest, index(0))):
+        # What is not read counts as zero, which leaves the sum of a lane as it is.
+        numbers = ir.Constant(ir.VectorType(index, LANES), list(range(LANES)))
+        is_read = builder.icmp_unsigned("<", numbers, _in_every_lane(builder, rest))
+        masked_load = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(_NO_LANES.type, [_LANES_POINTER, _INT32, is_read.type, _NO_LANES.type]),
+            f"llvm.masked.load.v{LANES}f32.p0",
+        )
+        add(
+            lambda address: builder.call(
+                masked_load, [pointer(address, whole), _INT32(4), is_read, _NO_LANES]
+            )
+        )
+    sums, width = builder.load(total), LANES
+    while width > 1:
+        width //= 2
+        lower, upper = (_shuffled(builder, sums, range(first, first + width)) for first in (0, width))
+        sums = builder.fadd(lower, upper)
+    return builder.extract_element(sums, _INT32(0))
+
+
+def _in_every_lane(builder: Any, value: Any) -> Any:
+    nothing = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
+    return _shuffled(builder, builder.insert_element(nothing, value, _INT32(0)), [0] * LANES)
+
+
+def _shuffled(builder: Any, vector: Any, lanes: Iterable[int]) -> Any:
+    chosen = [_INT32(lane) for lane in lanes]
+    which = ir.Constant(ir.VectorType(_INT32, len(chosen)), chosen)
+    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), which)
+
+
 LANES = 16
 """float32 numbers in a cache line, and in the widest vectors there are."""
 _LANES_POINTER = ir.PointerType(ir.VectorType(ir.FloatType(), LANES))
+_NO_LANES = ir.Constant(ir.VectorType(ir.FloatType(), LANES), [0.0] * LANES)
+_INT32 = ir.IntType(32)
 
 copy_lanes: Any = intrinsic(_copy_lanes)
 """copy_lanes(target, source): copy LANES float32 from one address to another.
@@ -144,6 +226,15 @@ read again. Other threads may see it only after `end_stream`.
 """
 end_stream: Any = intrinsic(_end_stream)
 """end_stream(): what was streamed is there for every thread that hears of this call's end."""
+sum_squares: Any = intrinsic(_sum_squares)
+"""sum_squares(values, num_values): sum of value**2, float32 at an address.
+
+The order of the additions is part of what a table's bits are. Number d is added to lane d mod LANES, every
+lane in ascending order from zero; then the upper half of the lanes to the lower one, until one is left. A
+CPU with vectors of any width, and any other device, can do just that.
+"""
+sum_decayed_squares: Any = intrinsic(_sum_decayed_squares)
+"""sum_decayed_squares(values, scale, others, num_values): likewise of (value + scale * other)**2."""
 float32_at: Any = intrinsic(_float32_at)
 """float32_at(address): pointer to float32, for `numba.carray`."""
 int32_at: Any = intrinsic(_int32_at)

@@ -21,6 +21,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rayrec.embeddings.cached_records import Rows
 from rayrec.embeddings.client import ShardClient, ShardTransport
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.contributions import UpdateTag
@@ -90,11 +91,11 @@ class LookupStats:
     """The most of them for one batch."""
 
 
-OnRows = Callable[[int, dict[str, Float32Array]], None]
+OnRows = Callable[[int, dict[str, Rows]], None]
 """Called with a step and its rows when they are known before anybody asks for them."""
 
 
-def ignore_rows(step: int, rows: dict[str, Float32Array]) -> None:
+def ignore_rows(step: int, rows: dict[str, Rows]) -> None:
     """The rows will be asked for."""
 
 
@@ -114,12 +115,17 @@ class LookupMode(Protocol):
         """Wait for what was asked for ahead of an announced batch, as a thread beside dense compute can."""
         ...
 
-    def rows(self, step: int, lookups: Lookups) -> dict[str, Float32Array]:
-        """[M, D] rows by table, in the order of ids_M, after the update of step - 1."""
+    def rows(self, step: int, lookups: Lookups) -> dict[str, Rows]:
+        """[M, D] rows by table, in the order of ids_M, after the update of step - 1.
+
+        Arrays, or tensors of the trainer's device where a mode holds rows there.
+        """
         ...
 
-    def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
+    def update(self, step: int, lookups: Lookups, grads: Mapping[str, Rows]) -> None:
         """Send [M, D] gradients by table, in the order of ids_M; a table may be left out.
+
+        Of the same kind as the rows of the step.
 
         Called for every step, also for one without ids: the servers wait for every trainer.
         """

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rayrec.embeddings.cached_records import Rows, on_host
 from rayrec.embeddings.distinct_ids import add_rows
 from rayrec.embeddings.exchange import Exchange
 from rayrec.embeddings.index import IdIndex
@@ -42,13 +43,11 @@ class Ownership(Protocol):
         """Send ids to their owners; learn which of this trainer's the others want."""
         ...
 
-    def rows_back(self, route: Route, rows_UD: Float32Array) -> Float32Array:
+    def rows_back(self, route: Route, rows_UD: Rows) -> Rows:
         """Send rows from their owners; returns [M, D] those of this trainer's ids."""
         ...
 
-    def gradients(
-        self, route: Route, grads_MD: Float32Array | None, dim: int
-    ) -> tuple[Int64Array, Float32Array]:
+    def gradients(self, route: Route, grads_MD: Rows | None, dim: int) -> tuple[Int64Array, Rows]:
         """Send gradients to the owners, where they are added up in the order of the ranks.
 
         A trainer without gradients of the table gives None, and sends none of its rows.
@@ -67,19 +66,20 @@ class SoleOwner:
     def collect(self, ids_M: Int64Array) -> Route:
         return Route(ids_M)
 
-    def rows_back(self, route: Route, rows_UD: Float32Array) -> Float32Array:
+    def rows_back(self, route: Route, rows_UD: Rows) -> Rows:
         return rows_UD
 
-    def gradients(
-        self, route: Route, grads_MD: Float32Array | None, dim: int
-    ) -> tuple[Int64Array, Float32Array]:
+    def gradients(self, route: Route, grads_MD: Rows | None, dim: int) -> tuple[Int64Array, Rows]:
         if grads_MD is None:
             return np.empty(0, dtype=np.int64), np.empty((0, dim), dtype=np.float32)
         return np.arange(len(grads_MD)), grads_MD
 
 
 class OwnersByBucket:
-    """The virtual buckets are divided among the trainers, as they are among shards."""
+    """The virtual buckets are divided among the trainers, as they are among shards.
+
+    What is exchanged is on the host: rows and gradients that are elsewhere are copied, and stay arrays.
+    """
 
     is_sole = False
 
@@ -94,7 +94,8 @@ class OwnersByBucket:
         asked_by = tuple(index.find_or_add(ids) for ids in asked)
         return Route(index.items()[0], tuple(places_by_owner), asked_by)
 
-    def rows_back(self, route: Route, rows_UD: Float32Array) -> Float32Array:
+    def rows_back(self, route: Route, rows_UD: Rows) -> Rows:
+        rows_UD = on_host(rows_UD)
         parts = self._exchange.all_to_all([rows_UD[asked] for asked in route.asked_by])
         num_ids = sum(map(len, route.places_by_owner))
         rows_MD = np.empty((num_ids, rows_UD.shape[1]), dtype=np.float32)
@@ -102,12 +103,11 @@ class OwnersByBucket:
             rows_MD[places] = part
         return rows_MD
 
-    def gradients(
-        self, route: Route, grads_MD: Float32Array | None, dim: int
-    ) -> tuple[Int64Array, Float32Array]:
+    def gradients(self, route: Route, grads_MD: Rows | None, dim: int) -> tuple[Int64Array, Rows]:
         nothing = np.empty((0, dim), dtype=np.float32)
+        sent_MD = None if grads_MD is None else on_host(grads_MD)
         parts = self._exchange.all_to_all(
-            [nothing if grads_MD is None else grads_MD[places] for places in route.places_by_owner]
+            [nothing if sent_MD is None else sent_MD[places] for places in route.places_by_owner]
         )
         num_owned = len(route.owned_ids_U)
         sum_UD = np.zeros((num_owned, dim), dtype=np.float32)

@@ -10,6 +10,8 @@
                before a run is resumed: the rows of a snapshot, beside the tables that they fill
     trainer    one batch's rows, their copy on the device, their gradients
                its cache: records, index, what is known of every slot
+    device     where a trainer has an accelerator, its cache's records, all of its capacity at once, and what
+               a step takes to work with them
 
 The formulas are those of `layout`, `index`, `table`, `snapshot` and `row_cache`; tests fill the real ones
 and compare.
@@ -63,6 +65,13 @@ _PART_BYTES = 2**20
 """Rows of such a table that are copied at once, or one virtual bucket."""
 _CACHE_SLOT = 15
 """Bytes per row of a cache's capacity, in use or not: its id, pins and marks."""
+_DEVICE_ROWS = 3
+"""Copies of a batch's weights on a device: rows, their gradients, and the rows of the batch that follows."""
+_DEVICE_RECORDS = 2
+"""Copies of its records there: those that come in, and those that an optimizer changes."""
+_DEVICE_WORKING = {"float32": 7, "bfloat16": 11, "float16": 11}
+"""Most float32 numbers per weight that optimizers take on the way (6.4 measured, for FTRL; 10.4 where hashes
+round the weights)."""
 
 
 @dataclass(frozen=True)
@@ -281,20 +290,25 @@ def batch_bytes(tables: Sequence[TableConfig], batch_ids: Mapping[str, int], cac
 
 
 def cache_bytes(
-    tables: Sequence[TableConfig], num_ids: Mapping[str, int], cache_rows: int, num_trainers: int
+    tables: Sequence[TableConfig],
+    num_ids: Mapping[str, int],
+    cache_rows: int,
+    num_trainers: int,
+    on_device: bool = False,
 ) -> dict[str, int]:
-    """By table, most that one trainer's cache takes; every id belongs to one trainer's cache.
+    """By table, most host memory that one trainer's cache takes; every id belongs to one trainer's cache.
 
     Args:
         num_ids: ids of each table that may have rows.
         cache_rows: rows of each table that a trainer may hold; 0 is no cache.
+        on_device: its records are not on the host; see `device_cache_bytes`.
     """
     if not cache_rows:
         return {config.name: 0 for config in tables}
     planned = {}
     for config in tables:
         num_rows = min(cache_rows, spread(num_ids[config.name], num_trainers)[0])
-        records = 4 * RowOperations(config).num_words * num_rows
+        records = 0 if on_device else 4 * RowOperations(config).num_words * num_rows
         planned[config.name] = (
             records
             + index_bytes(num_rows)
@@ -302,6 +316,26 @@ def cache_bytes(
             + _CACHE_SLOT * cache_rows
         )
     return planned
+
+
+def device_cache_bytes(tables: Sequence[TableConfig], cache_rows: int) -> dict[str, int]:
+    """By table, what the records of a cache take on a trainer's device, however many are in use."""
+    return {config.name: 4 * RowOperations(config).num_words * cache_rows for config in tables}
+
+
+def device_batch_bytes(
+    tables: Sequence[TableConfig], batch_ids: Mapping[str, int], cache_rows: int = 0
+) -> int:
+    """Most that one batch's rows take on a trainer's device; with a cache, also while its records change."""
+    in_use, working = 0, 0
+    for config in tables:
+        num_ids = batch_ids[config.name]
+        in_use += _DEVICE_ROWS * 4 * config.dim * num_ids
+        if cache_rows:
+            in_use += _DEVICE_RECORDS * 4 * RowOperations(config).num_words * num_ids
+            # One table's after the other's.
+            working = max(working, _DEVICE_WORKING[config.weight_dtype] * 4 * config.dim * num_ids)
+    return in_use + working
 
 
 def count_by_shard(ids_M: NDArray[np.int64], num_shards: int) -> list[int]:

@@ -6,22 +6,24 @@ sees to it that no other cache has the same id.
 Room is made by the clock algorithm (Corbató, "A Paging Experiment with the Multics System", 1968), which
 is close to least recently used and costs a bit per row.
 
+What is said of slots here is on the host; the records are where `cached_records` says.
+
 Axes: M ids of one call, W words of a record, C slots of the cache, V rows that leave it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from rayrec.embeddings.cached_records import CachedRecords, HostRecords, Rows
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.index import MISSING, IdIndex
-from rayrec.embeddings.records import Records
-from rayrec.embeddings.row_operations import RowOperations
 
 Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
 Int32Array = NDArray[np.int32]
 
 NOT_CACHED = MISSING
@@ -31,11 +33,19 @@ NOT_CACHED = MISSING
 class RowCache:
     """At most `capacity` rows. Not thread-safe."""
 
-    def __init__(self, config: TableConfig, capacity: int) -> None:
-        self._ops = RowOperations(config)
+    def __init__(
+        self,
+        config: TableConfig,
+        capacity: int,
+        make_records: Callable[[TableConfig, int], CachedRecords] = HostRecords,
+    ) -> None:
+        """
+        Args:
+            make_records: given table and capacity, where the records are.
+        """
         self._capacity = capacity
         self._index = IdIndex()
-        self._records = Records(self._ops.num_words)
+        self._records = make_records(config, capacity)
         self._ids_C = np.zeros(capacity, dtype=np.int64)
         self._pins_C = np.zeros(capacity, dtype=np.int32)
         self._is_used_C = np.zeros(capacity, dtype=np.bool_)
@@ -49,11 +59,7 @@ class RowCache:
     @property
     def num_bytes(self) -> int:
         slots = (self._ids_C, self._pins_C, self._is_used_C, self._is_recent_C, self._is_dirty_C)
-        return (
-            4 * self._ops.num_words * self._index.num_rows
-            + self._index.num_bytes
-            + sum(array.nbytes for array in slots)
-        )
+        return self._records.num_bytes + self._index.num_bytes + sum(array.nbytes for array in slots)
 
     def find(self, ids_M: Int64Array) -> Int64Array:
         """[M] slot of each id, NOT_CACHED where there is none."""
@@ -87,36 +93,34 @@ class RowCache:
                 self._pins_C, self._is_used_C, self._is_recent_C, self._hand, too_many
             )
         changed_V = victims_V[self._is_dirty_C[victims_V]]
-        leaving = self._ids_C[changed_V], self._read(changed_V)
+        leaving = self._ids_C[changed_V], self._records.read(changed_V)
         self._drop(victims_V)
         num_fit = min(len(ids_M), self._capacity - len(self._index))
         slots_M = np.full(len(ids_M), NOT_CACHED, dtype=np.int64)
         slots_M[:num_fit] = slots = self._index.find_or_add(ids_M[:num_fit])
         self._records.reserve(self._index.num_rows)
-        self._records.write(slots, 0, records_MW[:num_fit])
+        self._records.write(slots, records_MW[:num_fit])
         self._ids_C[slots] = ids_M[:num_fit]
         self._is_used_C[slots] = True
         self._is_dirty_C[slots] = changed
         self.pin(slots)
         return slots_M, leaving
 
-    def gather(self, slots_M: Int64Array, ids_M: Int64Array) -> Float32Array:
-        """[M, D] weights of rows in the cache."""
-        weights_MD = np.empty((len(slots_M), self._ops.layout.dim), dtype=np.float32)
-        self._ops.gather(self._records, slots_M, ids_M, weights_MD)
-        return weights_MD
+    def gather(self, slots_M: Int64Array, ids_M: Int64Array) -> Rows:
+        """[M, D] weights of rows in the cache; first values of ids whose slot is NOT_CACHED."""
+        return self._records.gather(slots_M, ids_M)
 
-    def weights(self, records_MW: Int32Array) -> Float32Array:
+    def weights(self, records_MW: Int32Array) -> Rows:
         """[M, D] weights of records that are not in the cache."""
-        return self._ops.weights(records_MW)
+        return self._records.weights(records_MW)
 
-    def check_gradients(self, ids_M: Int64Array, grads_MD: Float32Array) -> None:
+    def check_gradients(self, ids_M: Int64Array, grads_MD: Rows) -> None:
         """Raises the ValueError with which a server would refuse them."""
-        self._ops.check_gradients(ids_M, grads_MD)
+        self._records.check_gradients(ids_M, grads_MD)
 
-    def apply(self, slots_M: Int64Array, ids_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
+    def apply(self, slots_M: Int64Array, ids_M: Int64Array, grads_MD: Rows, step: int) -> None:
         """Let the optimizer change distinct rows, as the server would."""
-        self._ops.apply(self._records, slots_M, ids_M, grads_MD, step)
+        self._records.apply(slots_M, ids_M, grads_MD, step)
         self._is_dirty_C[slots_M] = True
         self._is_recent_C[slots_M] = True
 
@@ -124,21 +128,22 @@ class RowCache:
         """(ids [V], records [V, W]) of the rows that differ from the server's; from now on they do not."""
         changed_V = np.flatnonzero(self._is_dirty_C)
         self._is_dirty_C[changed_V] = False
-        return self._ids_C[changed_V], self._read(changed_V)
+        return self._ids_C[changed_V], self._records.read(changed_V)
 
     def forget(self, ids_M: Int64Array) -> None:
         """Drop rows that the server has no more; those that are not here are skipped."""
         slots_M = self._index.find(ids_M)
         self._drop(slots_M[slots_M != MISSING])
 
-    def _read(self, slots_V: Int64Array) -> Int32Array:
-        return self._records.read(slots_V, 0, self._ops.num_words)
-
     def _drop(self, slots_V: Int64Array) -> None:
         assert not self._pins_C[slots_V].any(), "a row that a batch works with may not leave the cache"
         self._index.remove(self._ids_C[slots_V])
         self._is_used_C[slots_V] = False
         self._is_dirty_C[slots_V] = False
+
+
+MakeCache = Callable[[TableConfig, int], RowCache]
+"""Given table and capacity, a cache."""
 
 
 @njit(nogil=True, cache=True)

@@ -1,5 +1,8 @@
 """Compiled equations of the sparse optimizers, a row at a time, and the one loop over the rows of a step.
 
+Every operation rounds by itself, in float32, and squares are added in the order of `compiled.sum_squares`:
+so a row has the same bits on whatever CPU or device it is changed.
+
 Axes: M rows of one step, D numbers of a row, S numbers of its optimizer state.
 """
 
@@ -18,6 +21,8 @@ from rayrec.embeddings.compiled import (
     int32_at,
     prefetch_row,
     row_address,
+    sum_decayed_squares,
+    sum_squares,
 )
 from rayrec.embeddings.layout import FLOAT32, RecordLayout, load_weights, store_weights
 
@@ -62,7 +67,6 @@ def apply_rows(
         address = row_address(rows, rows_M[m])
         values = carray(float32_at(address), rows.words)
         words = carray(int32_at(address), rows.words)
-        repeated += _stamp(words[first_stamp:], step)
         state_S = values[first_state:first_stamp]
         if layout.kind == FLOAT32:
             apply_row(kind, values[: layout.dim], state_S, grads_MD[m], rates)
@@ -71,6 +75,7 @@ def apply_rows(
             apply_row(kind, wide_D, state_S, grads_MD[m], rates)
             step_hash = extend64(extend64(seed_hash, np.uint64(ids_M[m])), np.uint64(step))
             store_weights(layout.kind, words, wide_D, step_hash)
+        repeated += _stamp(words[first_stamp:], step)
     return repeated
 
 
@@ -92,8 +97,9 @@ def _apply_rowwise_adagrad(
         address = row_address(rows, rows_M[m])
         values = carray(float32_at(address), rows.words)
         words = carray(int32_at(address), rows.words)
-        repeated += _stamp(words[first_stamp:], step)
         _rowwise_adagrad(values[: layout.dim], values[first_state:first_stamp], grads_MD[m], rates)
+        # Last: whole lanes of weights are read up to here, and would wait for what was just written.
+        repeated += _stamp(words[first_stamp:], step)
     return repeated
 
 
@@ -125,17 +131,17 @@ def _stamp(stamps: NDArray[np.int32], step: int) -> bool:
     return seen
 
 
-# Without `reassoc` a sum keeps the order of its terms, one addition at a time. With it the compiler
-# sums in vector lanes: the same bits on the same kind of CPU, which is what a run promises.
-@njit(nogil=True, cache=True, forceinline=True, fastmath={"reassoc"})
+@njit(nogil=True, cache=True, inline="always")
+def _address(numbers: Float32Array) -> np.uint64:
+    return np.uint64(numbers.ctypes.data)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
 def _rowwise_adagrad(
     weights_D: Float32Array, state_S: Float32Array, grad_D: Float32Array, rates: Rates
 ) -> None:
     lr, eps, weight_decay = rates[0], rates[1], rates[2]
-    squares = np.float32(0)
-    for d in range(len(grad_D)):
-        grad = grad_D[d] + weight_decay * weights_D[d]
-        squares += grad * grad
+    squares = sum_decayed_squares(_address(grad_D), weight_decay, _address(weights_D), np.uint64(len(grad_D)))
     state_S[0] += squares / np.float32(len(grad_D))
     rate = lr / (math.sqrt(state_S[0]) + eps)
     for d in range(len(grad_D)):
@@ -174,16 +180,14 @@ def _adam(weights_D: Float32Array, state_S: Float32Array, grad_D: Float32Array, 
         weights_D[d] -= step_size * (first / (np.float32(math.sqrt(second)) + eps))
 
 
-@njit(nogil=True, cache=True, forceinline=True, fastmath={"reassoc"})
+@njit(nogil=True, cache=True, forceinline=True)
 def _partial_rowwise_adam(
     weights_D: Float32Array, state_S: Float32Array, grad_D: Float32Array, rates: Rates
 ) -> None:
     """step_size: the rate with the first moment's correction; `correction` is the second one's factor."""
     step_size, rest1, rest2, eps, correction = rates[0], rates[1], rates[2], rates[3], rates[4]
     dim = len(grad_D)
-    squares = np.float32(0)
-    for d in range(dim):
-        squares += grad_D[d] * grad_D[d]
+    squares = sum_squares(_address(grad_D), np.uint64(dim))
     second = state_S[dim] + rest2 * (squares / np.float32(dim) - state_S[dim])
     state_S[dim] = second
     rate = step_size / (np.float32(math.sqrt(second * correction)) + eps)

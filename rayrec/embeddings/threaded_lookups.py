@@ -17,9 +17,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
-from rayrec.embeddings.lookups import Float32Array, LookupMode, Lookups, LookupStats, OnRows, ignore_rows
+from rayrec.embeddings.cached_records import Rows
+from rayrec.embeddings.lookups import LookupMode, Lookups, LookupStats, OnRows, ignore_rows
 
-Rows = dict[str, Float32Array]
+RowsByTable = dict[str, Rows]
 
 
 class ThreadedLookups:
@@ -29,7 +30,7 @@ class ThreadedLookups:
         self._mode = mode
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, "lookups")
-        self._rows: dict[int, Future[Rows]] = {}
+        self._rows: dict[int, Future[RowsByTable]] = {}
         """Of steps whose rows have not been taken."""
         self._put_off: list[tuple[int, Lookups]] = []
         """Announced batches that the mode has not been told of."""
@@ -55,7 +56,7 @@ class ThreadedLookups:
     def receive(self, step: int) -> None:
         """Nothing: that is done already, beside other work."""
 
-    def rows(self, step: int, lookups: Lookups) -> Rows:
+    def rows(self, step: int, lookups: Lookups) -> RowsByTable:
         rows = self._rows.setdefault(step, Future())
 
         def ask() -> None:
@@ -72,7 +73,7 @@ class ThreadedLookups:
             self._rows_wait_s += self._clock() - started
             del self._rows[step]
 
-    def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
+    def update(self, step: int, lookups: Lookups, grads: Mapping[str, Rows]) -> None:
         self._raise_error()
         self._submit(lambda: self._mode.update(step, lookups, grads))
 
@@ -92,7 +93,7 @@ class ThreadedLookups:
             self._submit(partial(self._mode.prefetch, step, lookups))
             self._submit(partial(self._mode.receive, step))
 
-    def _deliver(self, step: int, rows: Rows) -> None:
+    def _deliver(self, step: int, rows: RowsByTable) -> None:
         self._rows[step].set_result(rows)
 
     def _submit(self, call: Callable[[], None]) -> Future[None]:

@@ -12,23 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-# Signed forms of splitmix64's constants: torch has no unsigned 64-bit product.
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
-_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
-_SECOND = 0x94D049BB133111EB - (1 << 64)
-
-
-def _shift_right(values: Tensor, bits: int) -> Tensor:
-    """Logical shift: torch's `>>` on int64 copies the sign bit."""
-    return (values >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def mix64(values: Tensor) -> Tensor:
-    """splitmix64 of int64 values; equals `rayrec.platform.hashing.mix64` bit for bit."""
-    z = values + _GOLDEN
-    z = (z ^ _shift_right(z, 30)) * _FIRST
-    z = (z ^ _shift_right(z, 27)) * _SECOND
-    return z ^ _shift_right(z, 31)
+from rayrec.platform.tensor_hashing import mix64
 
 
 def token_keys(seed: int, step: int, row_keys_N: Tensor, place_N: Tensor) -> Tensor:

@@ -16,8 +16,9 @@ from rayrec.models.sequence_model import SequenceModel
 from rayrec.models.tensor_batch import Features, TensorBatch
 from rayrec.platform.schedule import RateSchedule
 
-Rows = Mapping[str, np.ndarray]
-"""Table name to [M, D] float32 rows, in the order of the batch's distinct ids."""
+Rows = Mapping[str, np.ndarray | Tensor]
+"""Table name to [M, D] float32 rows, in the order of the batch's distinct ids; tensors where they are on the
+device already."""
 
 SumOverTrainers = Callable[[Tensor], None]
 """Replaces a flat tensor by its sum over all trainers, in place."""
@@ -28,8 +29,9 @@ class DenseGradients(NamedTuple):
 
     loss_sum: float
     """Summed over this trainer's targets, not divided by their number."""
-    row_grads: dict[str, np.ndarray]
-    """Table name to [M, D] gradients of the loss divided by the global number of targets."""
+    row_grads: dict[str, np.ndarray | Tensor]
+    """Table name to [M, D] gradients of the loss divided by the global number of targets; tensors on the
+    device of tables whose rows were tensors."""
 
 
 class RankedItems(NamedTuple):
@@ -153,7 +155,11 @@ class TorchProgram:
         self._batch_step = features.step
         self._check_finite(loss_sum.detach(), row_grads, features)
         return DenseGradients(
-            loss_sum.item(), {name: grads_MD.cpu().numpy() for name, grads_MD in row_grads.items()}
+            loss_sum.item(),
+            {
+                name: grads_MD if isinstance(rows[name], Tensor) else grads_MD.cpu().numpy()
+                for name, grads_MD in row_grads.items()
+            },
         )
 
     def update(self) -> None:

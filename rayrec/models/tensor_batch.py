@@ -58,10 +58,23 @@ class TensorBatch:
 
     @staticmethod
     def build(
-        features: Features, rows: Mapping[str, np.ndarray], seed: int, device: torch.device, training: bool
+        features: Features,
+        rows: Mapping[str, np.ndarray | Tensor],
+        seed: int,
+        device: torch.device,
+        training: bool,
     ) -> TensorBatch:
+        """
+        Args:
+            rows: [M, D] by table; tensors on the device are taken as they are, without a copy.
+        """
+
         def tensor(values: np.ndarray) -> Tensor:
             return torch.tensor(values, device=device)  # copies: arrays from other processes are read-only
+
+        def leaf(rows_MD: np.ndarray | Tensor) -> Tensor:
+            on_device = rows_MD.detach().to(device) if isinstance(rows_MD, Tensor) else tensor(rows_MD)
+            return on_device.requires_grad_(training)
 
         layout = JaggedLayout.from_offsets(features.offsets_B1, device)
         row_keys_N = tensor(features.row_keys_B).index_select(0, layout.row_N)
@@ -72,7 +85,7 @@ class TensorBatch:
             targets_N=None if features.targets_N is None else tensor(features.targets_N),
             negatives_S=None if features.negatives_S is None else tensor(features.negatives_S),
             inverse={name: tensor(lookup.inverse) for name, lookup in features.lookups.items()},
-            rows={name: tensor(values).requires_grad_(training) for name, values in rows.items()},
+            rows={name: leaf(rows_MD) for name, rows_MD in rows.items()},
         )
 
     def embed(self, table: str) -> Tensor:

@@ -63,7 +63,8 @@ class SparseConfig(Config):
     tables: dict[str, TableSettings] = Field(default_factory=dict)
     """What is different for one table: `item`, `user` or `code`."""
     cache_rows: int = Field(0, ge=0)
-    """Rows of each table that every trainer may hold; 0 is no cache. Needs mode `exact_prefetch`."""
+    """Rows of each table that every trainer may hold, where it computes: on an accelerator, memory of all of
+    them is taken at once. 0 is no cache. Needs mode `exact_prefetch`."""
     init_scale: float = Field(0.02, ge=0)
     """New rows are uniform in [-init_scale, init_scale)."""
     wait_timeout_s: float = Field(300.0, gt=0)

@@ -18,11 +18,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayrec.embeddings.plan import ShardPlan, batch_bytes, cache_bytes, count_by_shard, plan_shards, spread
+from rayrec.embeddings.plan import (
+    ShardPlan,
+    batch_bytes,
+    cache_bytes,
+    count_by_shard,
+    device_batch_bytes,
+    device_cache_bytes,
+    plan_shards,
+    spread,
+)
 from rayrec.models.build import build_model
 from rayrec.models.config import SasRecConfig
 from rayrec.pipelines.assembly import Assembly
 from rayrec.platform.cluster import starts_cluster
+from rayrec.platform.devices import device_memory_bytes, device_named
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import check_on_disk
 from rayrec.platform.memory import human_size, machine_bytes
@@ -58,10 +68,14 @@ class TrainerPlan:
     batch_bytes: int
     """Rows and gradients of one batch."""
     cache_bytes: int
-    """Its cache of rows, of all tables (`sparse.cache_rows`)."""
+    """Of its cache of rows, of all tables (`sparse.cache_rows`), what is in host memory."""
     catalogue_bytes: int
     """While it ranks: the rows of every item, for models that rank by them."""
     num_trainers: int
+    device_cache_bytes: int
+    """Of the cache, what is in the memory of its accelerator, where it has one."""
+    device_batch_bytes: int
+    """There, too: rows and gradients of one batch, and what changing them takes."""
 
     @property
     def gradients_bytes(self) -> int:
@@ -87,6 +101,13 @@ class TrainerPlan:
         saving = self.gradients_bytes + self.catalogue_bytes + self.dense.weights_bytes + self.optimizer_bytes
         return self.held_bytes + max(step, ranking, saving)
 
+    @property
+    def device_bytes(self) -> int:
+        """Most in the memory of an accelerator, dense activations aside."""
+        dense = self.dense.weights_bytes + self.dense.buffers_bytes + self.optimizer_bytes
+        step = self.gradients_bytes + self.device_batch_bytes
+        return dense + self.device_cache_bytes + max(step, self.gradients_bytes + self.catalogue_bytes)
+
 
 @dataclass(frozen=True)
 class MemoryPlan:
@@ -98,6 +119,8 @@ class MemoryPlan:
     """`sparse.server_memory`."""
     machine_limit: int | None
     """What this machine has; None where the run joins a cluster, whose machines are not known here."""
+    device_limit: int | None
+    """What a trainer's accelerator has; None without one, or where it is not on this machine."""
     num_readers_and_workers: int
     object_store_bytes: int
     disk_folders: dict[str, Path]
@@ -125,8 +148,9 @@ class MemoryPlan:
             resume: the run begins by loading a snapshot, which takes more than to train.
 
         Raises:
-            InputError: a server, or all processes on this machine, need more than there is; names what
-                takes most of it and what to change. Or a table's folder on disk is in memory itself.
+            InputError: a server, a trainer's accelerator, or all processes on this machine, need more than
+                there is; names what takes most of it and what to change. Or a table's folder on disk is in
+                memory itself.
         """
         for name, folder in self.disk_folders.items():
             try:
@@ -154,6 +178,15 @@ class MemoryPlan:
                 f"parameter server {largest.shard} (of {len(self.shards)}) would need "
                 f"{human_size(largest.loading_bytes)} to load its part of the snapshot; sparse.server_memory "
                 f"allows {human_size(self.server_limit)}: {self._remedy_of_a_server(resume=True)}"
+            )
+        trainer = self.trainer
+        if self.device_limit is not None and trainer.device_bytes > self.device_limit:
+            raise InputError(
+                f"a trainer would need {human_size(trainer.device_bytes)} of its device, which has "
+                f"{human_size(self.device_limit)}: {human_size(trainer.device_cache_bytes)} for its cache of "
+                f"rows, {human_size(trainer.device_batch_bytes)} for rows and gradients of a batch, "
+                f"{human_size(trainer.dense.weights_bytes)} for dense weights (activations aside); lower "
+                "sparse.cache_rows, training.batch_size or model.backbone.dim"
             )
         if self.machine_limit is not None and self.machine_bytes > self.machine_limit:
             servers = sum(shard.peak_bytes for shard in self.shards)
@@ -203,8 +236,10 @@ class MemoryPlan:
                 "gradients_bytes": self.trainer.gradients_bytes,
                 "optimizer_bytes": self.trainer.optimizer_bytes,
                 "peak_bytes": self.trainer.peak_bytes,
+                "device_bytes": self.trainer.device_bytes,
             },
             "server_limit": self.server_limit,
+            "device_limit": self.device_limit,
             "machine_limit": self.machine_limit,
             "machine_bytes": self.machine_bytes,
         }
@@ -244,6 +279,8 @@ def plan_memory(assembly: Assembly) -> MemoryPlan:
     }
     batch_ids = _batch_ids(assembly, num_ids)
     is_here = starts_cluster(config.cluster)
+    # Then the cache is there; everything else of a batch crosses the host's memory, as without one.
+    on_device = device_named(config.device).has_own_memory
     return MemoryPlan(
         shards=plan_shards(
             assembly.tables,
@@ -257,13 +294,22 @@ def plan_memory(assembly: Assembly) -> MemoryPlan:
             dense=dense_size(assembly),
             batch_bytes=batch_bytes(assembly.tables, batch_ids, sparse.cache_rows),
             cache_bytes=sum(
-                cache_bytes(assembly.tables, num_ids, sparse.cache_rows, pipeline.num_trainers).values()
+                cache_bytes(
+                    assembly.tables, num_ids, sparse.cache_rows, pipeline.num_trainers, on_device
+                ).values()
             ),
             catalogue_bytes=_catalogue_bytes(assembly),
             num_trainers=pipeline.num_trainers,
+            device_cache_bytes=sum(device_cache_bytes(assembly.tables, sparse.cache_rows).values())
+            if on_device
+            else 0,
+            device_batch_bytes=device_batch_bytes(assembly.tables, batch_ids, sparse.cache_rows)
+            if on_device
+            else 0,
         ),
         server_limit=None if sparse.server_memory is None else int(sparse.server_memory),
         machine_limit=machine_bytes() if is_here else None,
+        device_limit=device_memory_bytes(config.device) if is_here else None,
         num_readers_and_workers=pipeline.num_readers + pipeline.num_feature_workers,
         object_store_bytes=config.cluster.object_store_bytes if is_here else 0,
         disk_folders={

@@ -32,6 +32,8 @@ class Device:
     """Key under which Ray counts this device."""
     fused_optimizer: bool
     """Whether torch's fused optimizers exist for this device."""
+    has_own_memory: bool
+    """Whether what it computes with has to be copied from the host's memory to its own."""
 
     @property
     def torch(self) -> torch.device:
@@ -66,9 +68,12 @@ def _npu_is_there() -> str | None:
 
 
 _DEVICES: dict[str, tuple[Device, Callable[[], str | None]]] = {
-    "cpu": (Device("cpu", HOST_COLLECTIVE_BACKEND, "CPU", True), _cpu_is_there),
-    "cuda": (Device("cuda", "nccl", "GPU", True), _cuda_is_there),
-    "npu": (Device("npu", "hccl", "NPU", False), _npu_is_there),
+    "cpu": (
+        Device("cpu", HOST_COLLECTIVE_BACKEND, "CPU", fused_optimizer=True, has_own_memory=False),
+        _cpu_is_there,
+    ),
+    "cuda": (Device("cuda", "nccl", "GPU", fused_optimizer=True, has_own_memory=True), _cuda_is_there),
+    "npu": (Device("npu", "hccl", "NPU", fused_optimizer=False, has_own_memory=True), _npu_is_there),
 }
 KINDS = tuple(_DEVICES)
 
@@ -102,6 +107,14 @@ def get_device(kind: str) -> Device:
     if (reason := why_missing(kind)) is not None:
         raise InputError(f"device: {kind!r} was asked for, but {reason}; or set device to 'cpu'")
     return device
+
+
+def device_memory_bytes(kind: str) -> int | None:
+    """Memory of one such device of this machine; None where it has none of its own, or is not here."""
+    if not device_named(kind).has_own_memory or why_missing(kind) is not None:
+        return None
+    # Of its properties: to ask what is free would make a context, which takes memory until the process ends.
+    return int(torch.get_device_module(kind).get_device_properties(0).total_memory)
 
 
 def ray_claim(kind: str) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
+import torch
 
+from rayrec.embeddings.cached_records import Rows, on_host
 from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.lookups import LookupMode, TrainerLink
 from rayrec.embeddings.routing import ShardMap
@@ -224,9 +226,10 @@ Seen = list[dict[str, np.ndarray]]
 """Rows, or gradients, of one source by step and table."""
 
 
-def gradient_of(rows_MD: np.ndarray, source: int, step: int) -> np.ndarray:
-    """Depends on the rows, so that a stale bit spreads."""
-    return rows_MD * np.float32(1 + source + 0.1 * step) + np.float32(0.01)
+def gradient_of(rows_MD: Rows, source: int, step: int) -> Rows:
+    """Depends on the rows, so that a stale bit spreads; where rows are tensors, it is one too."""
+    gradient_MD = on_host(rows_MD) * np.float32(1 + source + 0.1 * step) + np.float32(0.01)
+    return gradient_MD if isinstance(rows_MD, np.ndarray) else torch.from_numpy(gradient_MD)
 
 
 def train(
@@ -254,10 +257,10 @@ def train(
         rows = mode.rows(step, batch)
         if ahead == "behind rows":
             look_ahead(step + 1)
-        seen.append({name: rows_MD.copy() for name, rows_MD in rows.items()})
+        seen.append({name: on_host(rows_MD).copy() for name, rows_MD in rows.items()})
         board.swap(source, [np.empty(0)] * board.num_trainers)  # as trainers meet in every dense step
         grads = {name: gradient_of(rows_MD, source, step) for name, rows_MD in rows.items()}
-        sent.append(grads)
+        sent.append({name: on_host(grads_MD) for name, grads_MD in grads.items()})
         mode.update(step, batch, grads)
         if (step + 1) % drain_every == 0:
             mode.drain()

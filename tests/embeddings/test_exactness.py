@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +18,10 @@ from rayrec.embeddings import shard as shard_module
 from rayrec.embeddings.bounded_stale import BoundedStale
 from rayrec.embeddings.cached_lookups import CachedLookups
 from rayrec.embeddings.config import AdmissionConfig, EvictionConfig, TableConfig
+from rayrec.embeddings.device_cache import device_caches
 from rayrec.embeddings.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.lookups import SyncLookups
+from rayrec.embeddings.row_cache import MakeCache, RowCache
 from rayrec.embeddings.threaded_lookups import ThreadedLookups
 from tests.embeddings.dictionary_oracle import DictionaryTable
 from tests.embeddings.sparse_runs import (
@@ -159,26 +162,27 @@ def threaded(make_mode):
     return lambda *arguments: ThreadedLookups(make_mode(*arguments))
 
 
+def cached(cache_rows: int, make_cache: MakeCache = RowCache):
+    return lambda link, exchange: CachedLookups(
+        link,
+        cache_rows=cache_rows,
+        exchange=exchange if exchange.num_trainers > 1 else None,
+        make_cache=make_cache,
+    )
+
+
 MODES = {
     "sync": without_exchange(SyncLookups),
     "exact_prefetch": without_exchange(ExactPrefetch),
     "exact_prefetch in a thread": threaded(without_exchange(ExactPrefetch)),
     "bounded_stale(0)": without_exchange(partial(BoundedStale, max_staleness=0)),
-    **{
-        f"cache of {rows}": partial(
-            lambda cache_rows, link, exchange: CachedLookups(
-                link,
-                cache_rows=cache_rows,
-                exchange=exchange if exchange.num_trainers > 1 else None,
-            ),
-            rows,
-        )
-        for rows in (0, 1, 3, 6, 100)
-    },
+    **{f"cache of {rows}": cached(rows) for rows in (0, 1, 3, 6, 100)},
+    # torch's CPU stands for the accelerator: what it computes is the same, wherever it does.
+    **{f"device cache of {rows}": cached(rows, device_caches(torch.device("cpu"))) for rows in (0, 3, 100)},
 }
 
 
-for name in ("bounded_stale(0)", "cache of 3", "cache of 100"):
+for name in ("bounded_stale(0)", "cache of 3", "cache of 100", "device cache of 3"):
     MODES[f"{name} in a thread"] = threaded(MODES[name])
 
 

@@ -5,6 +5,7 @@ import tracemalloc
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 from rayrec.embeddings.config import (
     AdagradConfig,
@@ -18,11 +19,13 @@ from rayrec.embeddings.config import (
     TableConfig,
 )
 from rayrec.embeddings.contributions import UpdateTag
+from rayrec.embeddings.device_cache import device_caches
 from rayrec.embeddings.index import IdIndex, index_bytes
 from rayrec.embeddings.plan import (
     batch_bytes,
     cache_bytes,
     count_by_shard,
+    device_cache_bytes,
     plan_shards,
     plan_table,
     spread,
@@ -216,6 +219,21 @@ def test_a_cache_has_the_planned_bytes_however_rows_come_and_go(optimizer):
     assert most <= planned <= most + 2 * 8 * capacity  # the list of free rows, and room in it
     assert cache_bytes([config], {"items": 100}, capacity, 1)["items"] < most / 2
     assert cache_bytes([config], {"items": 100}, 0, 1)["items"] == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_records_on_a_device_are_planned_there_and_the_rest_of_the_cache_on_the_host(dtype):
+    config, capacity = TableConfig(name="items", dim=6, weight_dtype=dtype), 3000
+    cache = device_caches(torch.device("cpu"))(config, capacity)
+    assert cache.num_bytes < cache_bytes([config], {"items": 10_000}, capacity, 1, on_device=True)["items"]
+    words = RowOperations(config).num_words
+
+    cache.insert(np.arange(capacity), np.zeros((capacity, words), np.int32))
+
+    on_host = cache_bytes([config], {"items": 10_000}, capacity, 1, on_device=True)["items"]
+    on_device = device_cache_bytes([config], capacity)["items"]
+    assert on_device == 4 * words * capacity
+    assert cache.num_bytes <= on_host + on_device <= cache.num_bytes + 2 * 8 * capacity
 
 
 def test_updates_that_wait_for_others_are_counted():

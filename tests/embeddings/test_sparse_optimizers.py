@@ -55,6 +55,26 @@ def test_rowwise_adagrad_is_its_equation(dim):
         np.testing.assert_allclose(table.lookup(ids), weights, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dim", [1, 15, 16, 50, 64])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+def test_squares_are_added_in_an_order_that_no_machine_chooses(dim, weight_decay):
+    """Number d goes to lane d mod 16, each in ascending order; then the upper half to the lower one."""
+    optimizer = RowwiseAdagradConfig(lr=0.1, weight_decay=weight_decay)
+    table, ids = EmbeddingTable(TableConfig(name="t", dim=dim, optimizer=optimizer)), np.arange(100)
+    grads_MD = np.random.default_rng(dim).standard_normal((100, dim)).astype(np.float32)
+    decayed_MD = grads_MD + np.float32(weight_decay) * table.lookup(ids)
+    lanes_M16 = np.zeros((100, 16), np.float32)
+    for d in range(dim):
+        lanes_M16[:, d % 16] += decayed_MD[:, d] * decayed_MD[:, d]
+    for half in (8, 4, 2, 1):
+        lanes_M16[:, :half] += lanes_M16[:, half : 2 * half]
+
+    table.apply(ids, grads_MD, 0)
+
+    expected_M = lanes_M16[:, 0] / np.float32(dim)
+    assert table.export().state_MS[:, 0].tobytes() == expected_M[table.export().ids_M].tobytes()
+
+
 def test_rowwise_adagrad_of_one_element_is_torch_adagrad():
     table = EmbeddingTable(
         TableConfig(name="t", dim=1, optimizer=RowwiseAdagradConfig(lr=0.1, eps=1e-10, weight_decay=0))

@@ -4,8 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.models.keyed_random import KeyedDropout, mix64, token_keys
+from rayrec.models.keyed_random import KeyedDropout, token_keys
 from rayrec.platform import hashing
+from rayrec.platform.tensor_hashing import mix64
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 

@@ -52,6 +52,19 @@ def test_row_gradients_are_those_of_the_mean_loss_over_the_global_batch():
     assert gradients.row_grads["user"][2, 3] == pytest.approx(slope, rel=0.05, abs=1e-4)
 
 
+def test_rows_that_are_tensors_give_the_same_gradients_as_tensors():
+    (features,) = shares(ROWS, NUM_ITEMS, tables=("user",))
+    rows = table_rows(features)
+    on_device = {name: torch.tensor(rows_MD, device=CPU) for name, rows_MD in rows.items()}
+
+    gradients = program().backward(features, on_device).row_grads["user"]
+
+    assert isinstance(gradients, torch.Tensor)
+    assert gradients.numpy().tobytes() == program().backward(features, rows).row_grads["user"].tobytes()
+    # What was lent is as it was: whoever lent it may not want a graph to hold on to it.
+    assert not on_device["user"].requires_grad
+
+
 @pytest.mark.parametrize("num_trainers", [2, 3, 5])
 def test_the_shares_of_several_trainers_add_up_to_the_whole_batch(num_trainers):
     """Losses, dense gradients and row gradients; five trainers leave one of them without rows."""

@@ -33,11 +33,12 @@ def dataset(tmp_path_factory):
     return dataset
 
 
-def assembly_of(dataset, model="sasrec", sparse=None, **pipeline):
+def assembly_of(dataset, model="sasrec", sparse=None, device="cpu", **pipeline):
     return assemble(
         RunConfig.parse(
             {
                 "data": {"path": str(dataset.root)},
+                "device": device,
                 "model": MODELS[model] | SETTINGS[model],
                 "sparse": {"num_servers": 2} | (sparse or {}),
                 "pipeline": {"trainer_threads": 1} | pipeline,
@@ -109,6 +110,25 @@ def test_a_cache_is_part_of_a_trainer(dataset):
 
     assert without.cache_bytes == 0 < cached.cache_bytes
     assert cached.peak_bytes >= without.peak_bytes + cached.cache_bytes
+
+
+def test_a_cache_on_an_accelerator_counts_there_and_is_refused_if_it_has_no_room(dataset, monkeypatch):
+    """The accelerator is one that this machine may lack: what is known of it is all that is asked."""
+    monkeypatch.setattr(memory_plan, "starts_cluster", lambda config: True)
+    monkeypatch.setattr(memory_plan, "device_memory_bytes", lambda kind: 2**30 if kind == "cuda" else None)
+
+    def plan_on(device: str, rows: int) -> memory_plan.MemoryPlan:
+        return plan_memory(assembly_of(dataset, sparse={"cache_rows": rows}, device=device))
+
+    host, cuda = (plan_on(device, 100_000).trainer for device in ("cpu", "cuda"))
+    assert host.device_cache_bytes == host.device_batch_bytes == 0
+    assert cuda.device_bytes > cuda.device_cache_bytes > 100_000 * 4 * 16
+    assert cuda.cache_bytes < host.cache_bytes
+    assert plan_on("cpu", 100_000).device_limit is None
+
+    plan_on("cuda", 100_000).check()
+    with pytest.raises(InputError, match=r"its device, which has 1\.0 GiB: .* cache of rows.*cache_rows"):
+        plan_on("cuda", 100_000_000).check()
 
 
 def test_a_server_that_cannot_hold_its_part_is_refused_by_name(dataset):

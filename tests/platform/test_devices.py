@@ -52,6 +52,18 @@ def test_what_is_known_of_a_device_needs_no_device():
         devices.device_named("tpu")
 
 
+def test_only_accelerators_have_memory_of_their_own():
+    assert [devices.device_named(kind).has_own_memory for kind in ("cpu", "cuda", "npu")] == [
+        False,
+        True,
+        True,
+    ]
+    assert devices.device_memory_bytes("cpu") is None
+    for kind in ("cuda", "npu"):
+        is_missing = devices.why_missing(kind) is not None
+        assert (devices.device_memory_bytes(kind) is None) == is_missing
+
+
 def test_actors_claim_what_ray_counts():
     assert devices.ray_claim("cpu") == {}
     assert devices.ray_claim("cuda") == {"num_gpus": 1}
