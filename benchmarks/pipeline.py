@@ -2,9 +2,9 @@
 
 One trainer (this process) and two parameter server actors in processes of their own. A step looks up the
 distinct ids of 100,000 Zipf ids in a table of 2 M rows of 64 numbers, computes, and updates the rows by
-row-wise Adagrad. "Computes" is real matrix products on one thread, as many as take as long as the sparse
-part of a step in mode `sync`, which is measured first. No batch comes twice. Deduplication is the work of
-other actors and is done before the clock runs. Bars:
+row-wise Adagrad. "Computes" is real matrix products on one thread, and gradients of the rows: together as
+long as the sparse part of a step in mode `sync`, which is measured first. No batch comes twice. Deduplication
+is the work of other actors and is done before the clock runs. Bars:
 
 * `pipeline-near-...`: through shared memory, as a run reaches the servers of a trainer's node;
   `pipeline-far-...`: by Ray calls, as it reaches those of other nodes, though here they are on the same
@@ -13,10 +13,11 @@ other actors and is done before the clock runs. Bars:
 * `pipeline-...-hidden`: share of the sparse time that is hidden: (sync - mode) / (sync - dense alone), in
   seconds per step, from the same windows.
 
-The modes: `exact` is `exact_prefetch`; with `cache` the trainer holds up to 200,000 of the rows; `stale` is
-`bounded_stale` with one update missing, which is what a naive prefetch does, and not exact. Each mode has
-servers of its own, which wait for calls while another is measured, and which run at the priority of this
-process: in a run, trainers and servers are both Ray's workers. A window's time ends when the servers
+The modes: `exact` is `exact_prefetch`. `parts` is what it does where there are several trainers: rows that
+two batches share are not held, but come first. With `cache` the trainer holds up to 200,000 of the rows;
+`stale` is `bounded_stale` with one update missing, which is what a naive prefetch does, and not exact. Each
+mode has servers of its own, which wait for calls while another is measured, and which run at the priority of
+this process: in a run, trainers and servers are both Ray's workers. A window's time ends when the servers
 have every update and every changed row.
 """
 
@@ -25,7 +26,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -41,8 +42,10 @@ from rayrec.actors.parameter_server import spawn_parameter_servers
 from rayrec.actors.transport import TransportChoice, connect
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.contributions import UpdateTag
+from rayrec.embeddings.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.lookups import LookupMode, TrainerLink
 from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.threaded_lookups import ThreadedLookups
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.console import log
 
@@ -59,6 +62,7 @@ RATE_TARGET, HIDDEN_TARGET = 1.4, 0.6
 MODES = {
     "sync": LookupSettings("sync"),
     "exact": LookupSettings("exact_prefetch"),
+    "parts": LookupSettings("exact_prefetch"),
     "cache": LookupSettings("exact_prefetch", cache_rows=CACHE_ROWS),
     "stale": LookupSettings("bounded_stale", max_staleness=1),
 }
@@ -105,7 +109,8 @@ class Windows:
         self._batches = Batches(NUM_ROWS, BATCH)
         self._next = 0
         self._matrix = torch.randn(MATRIX, MATRIX)
-        self._num_products = 0
+        self._any_rows = np.ones((BATCH, DIM), np.float32)
+        self._num_products = self._num_more_rows = 0
         self.batches: list[dict[str, BatchIds]] = []
 
     def draw(self) -> None:
@@ -117,19 +122,28 @@ class Windows:
         ]
 
     def set_dense(self, seconds: float) -> None:
-        """Let dense compute take so long a step."""
-        self._num_products = 200
-        self.dense()  # the first time is slower
-        took = statistics.median(_timed(self.dense) for _ in range(9)) / self._num_products
-        self._num_products = max(1, round(seconds / took))
+        """Let the products of a step take so long."""
+        self._num_products, self._num_more_rows = 200, 0
+        self.dense({})  # the first time is slower
+        took = statistics.median(_timed(lambda: self.dense({})) for _ in range(9)) / self._num_products
+        self._num_products = int(seconds / took)
+        self._num_more_rows = int(MATRIX * (seconds / took - self._num_products))
 
-    def dense(self) -> None:
+    def dense(self, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Gradients of the rows, which are new memory as those of a network are."""
         for _ in range(self._num_products):
             torch.mm(self._matrix, self._matrix)
+        torch.mm(self._matrix[: self._num_more_rows], self._matrix)
+        return {name: rows_MD * np.float32(0.01) for name, rows_MD in rows.items()}
 
     def dense_seconds(self) -> float:
         """Of a step, without any lookup."""
-        return _timed(lambda: [self.dense() for _ in range(self.num_steps)]) / self.num_steps
+
+        def compute() -> None:
+            for batch in self.batches:
+                self.dense({name: self._any_rows[: len(ids.ids_M)] for name, ids in batch.items()})
+
+        return _timed(compute) / self.num_steps
 
 
 class Side:
@@ -152,9 +166,7 @@ class Side:
             if number + 1 < len(batches):
                 mode.prefetch(step + 1, batches[number + 1])
             rows = mode.rows(step, batch)
-            self._windows.dense()
-            grads = {name: rows_MD * np.float32(0.01) for name, rows_MD in rows.items()}
-            mode.update(step, batch, grads)
+            mode.update(step, batch, self._windows.dense(rows))
         mode.drain()
         self._step += len(batches)
 
@@ -173,7 +185,11 @@ def _side(name: str, settings: LookupSettings, choice: TransportChoice, windows:
     try:
         first_step = _create_rows(servers)
         transport, shard_map = connect(servers, choice), ShardMap(NUM_SERVERS)
-        mode = make_lookups(settings, TrainerLink((TABLE,), shard_map, transport), None)
+        link = TrainerLink((TABLE,), shard_map, transport)
+        if name == "parts":
+            mode: LookupMode = ThreadedLookups(ExactPrefetch(link))
+        else:
+            mode = make_lookups(settings, link, None)
         yield Side(mode, windows, first_step)
     finally:
         for server in servers:
@@ -203,7 +219,9 @@ def _bars(place: str, sides: dict[str, Side], windows: Windows, options: BenchOp
     for side in sides.values():
         side.seconds()  # thrown away: compilation, connections, a cold cache
     windows.draw()
-    windows.set_dense(sides["sync"].seconds())
+    gradients = windows.dense_seconds()  # without products
+    sparse = sides["sync"].seconds() - gradients
+    windows.set_dense(sparse - gradients)
     seconds: dict[str, list[float]] = {name: [] for name in ("dense", *sides)}
     for _ in range(options.pairs):
         windows.draw()

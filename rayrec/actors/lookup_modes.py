@@ -9,6 +9,7 @@ from rayrec.embeddings.bounded_stale import BoundedStale
 from rayrec.embeddings.cached_lookups import CachedLookups
 from rayrec.embeddings.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.exchange import Exchange
+from rayrec.embeddings.held_overlap import HeldOverlap
 from rayrec.embeddings.lookups import LookupMode, SyncLookups, TrainerLink
 from rayrec.embeddings.row_cache import MakeCache, RowCache
 from rayrec.embeddings.threaded_lookups import ThreadedLookups
@@ -49,7 +50,8 @@ def make_lookups(
             )
             return ThreadedLookups(cached)
         case "exact_prefetch":
-            return ThreadedLookups(ExactPrefetch(link))
+            # Held rows need one owner, which the only trainer is.
+            return ThreadedLookups(HeldOverlap(link) if exchange is None else ExactPrefetch(link))
 
 
 def caches_on(device: Device) -> MakeCache:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
@@ -60,6 +60,9 @@ class RayTransport:
     def fetch(self, shard: int, request: LookupRequest, after_step: int | None) -> RayReply[FetchReply]:
         return RayReply(self._servers[shard].fetch.remote(request, after_step))
 
+    def memory(self, shard: int, num_bytes: int) -> Callable[..., np.ndarray]:
+        return np.empty
+
     def apply(
         self, shard: int, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None
     ) -> RayReply[int]:
@@ -93,6 +96,9 @@ class MixedTransport:
 
     def fetch(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[FetchReply]:
         return self._by_shard[shard].fetch(shard, request, after_step)
+
+    def memory(self, shard: int, num_bytes: int) -> Callable[..., np.ndarray]:
+        return self._by_shard[shard].memory(shard, num_bytes)
 
     def apply(
         self, shard: int, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None

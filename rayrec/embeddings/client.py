@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from rayrec.embeddings.compiled import kernel_input
+from rayrec.embeddings.compiled import LANES, copy_lanes, kernel_input
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.contributions import KeptRecords, Part, SparseUpdate, UpdateTag
 from rayrec.embeddings.routing import ShardMap
@@ -46,6 +46,13 @@ class ShardTransport(Protocol):
 
     def fetch(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[FetchReply]: ...
 
+    def memory(self, shard: int, num_bytes: int) -> Callable[..., NDArray[Any]]:
+        """As `np.empty`: where the arrays of this thread's next `apply` of the shard are best made.
+
+        They are that call's, and not to be used after it.
+        """
+        ...
+
     def apply(
         self, shard: int, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None
     ) -> Reply[int]: ...
@@ -77,6 +84,9 @@ class LocalTransport:
 
     def fetch(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[FetchReply]:
         return _answered(lambda: self._shards[shard].fetch(request, after_step))
+
+    def memory(self, shard: int, num_bytes: int) -> Callable[..., NDArray[Any]]:
+        return np.empty
 
     def apply(
         self, shard: int, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None
@@ -122,14 +132,32 @@ def _places_of(part: Mapping[str, tuple[Int64Array, Int64Array]]) -> dict[str, I
 
 
 def _gradients_of(
-    part: Mapping[str, tuple[Int64Array, Int64Array]], grads: Mapping[str, Float32Array]
+    part: Mapping[str, tuple[Int64Array, Int64Array]],
+    grads: Mapping[str, Float32Array],
+    empty: Callable[..., Float32Array] = np.empty,
 ) -> dict[str, tuple[Int64Array, Float32Array]]:
     """Of one shard; without the tables that have no gradients."""
-    return {
-        name: (ids_M, grads[name].take(places_M, axis=0))
-        for name, (ids_M, places_M) in part.items()
-        if name in grads
-    }
+    found = {}
+    for name, (ids_M, places_M) in part.items():
+        if name in grads:
+            part_MD = empty((len(ids_M), grads[name].shape[1]), dtype=np.float32)
+            gather_rows(kernel_input(grads[name], np.float32), kernel_input(places_M, np.int64), part_MD)
+            found[name] = ids_M, part_MD
+    return found
+
+
+@njit(nogil=True, cache=True)
+def gather_rows(rows_MD: Float32Array, places_P: Int64Array, part_PD: Float32Array) -> None:
+    """part_PD = rows_MD[places_P]"""
+    dim = part_PD.shape[1]
+    whole, row_bytes = dim - dim % LANES, np.uint64(4 * dim)
+    rows, part = np.uint64(rows_MD.ctypes.data), np.uint64(part_PD.ctypes.data)
+    for p in range(len(places_P)):
+        source, target = rows + row_bytes * np.uint64(places_P[p]), part + row_bytes * np.uint64(p)
+        for d in range(0, whole, LANES):
+            copy_lanes(target + np.uint64(4 * d), source + np.uint64(4 * d))
+        for d in range(whole, dim):
+            part_PD[p, d] = rows_MD[places_P[p], d]
 
 
 class PendingRows:
@@ -263,7 +291,7 @@ class ShardClient:
         """Send the head of one step's contribution, and ask for rows that the rest does not touch.
 
         Args:
-            head, rest: of the batch's ids, all of them; `send_rest` follows.
+            head, rest: of the batch's ids, all of them; `send_split` of the rest follows.
             wanted: of the next batch's.
         """
         tag = tag._replace(part=Part.HEAD)
@@ -283,14 +311,28 @@ class ShardClient:
             ]
         )
 
-    def send_rest(
-        self, tag: UpdateTag, grads: Mapping[str, Float32Array], rest: SplitIds
+    def send_split(
+        self,
+        tag: UpdateTag,
+        grads: Mapping[str, Float32Array],
+        split: SplitIds,
+        kept: KeptRecords | None = None,
     ) -> list[Reply[int]]:
-        """Send what `send_head` has left."""
-        tag = tag._replace(part=Part.REST)
-        return [
-            self._transport.apply(shard, tag, _gradients_of(part, grads)) for shard, part in enumerate(rest)
-        ]
+        """`send` of the gradients at some places of the batch's ids; those elsewhere are not sent."""
+        kept_by_shard = self._split(kept) if kept else [None] * len(split)
+        replies = []
+        for shard, (part, records) in enumerate(zip(split, kept_by_shard, strict=True)):
+            empty = self._transport.memory(shard, self._bytes_of(part, records))
+            update = _gradients_of(part, grads, empty)
+            replies.append(self._transport.apply(shard, tag, update, records))
+        return replies
+
+    def _bytes_of(self, part: Mapping[str, tuple[Int64Array, Int64Array]], kept: KeptRecords | None) -> int:
+        """Of the arrays of an `apply`, each at the beginning of a cache line."""
+        arrays = [ids_M.nbytes for ids_M, _ in part.values()]
+        arrays += [4 * self._dim(name) * len(ids_M) for name, (ids_M, _) in part.items()]
+        arrays += [array.nbytes for pair in (kept or {}).values() for array in pair]
+        return sum(-(-num_bytes // 64) * 64 for num_bytes in arrays)
 
     def are_finite(self, grads: Mapping[str, Float32Array]) -> bool:
         return all(first_not_finite(grads_MD) < 0 for grads_MD in grads.values())

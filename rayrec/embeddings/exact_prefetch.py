@@ -21,20 +21,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rayrec.embeddings.client import PendingRows, Reply, SplitIds
-from rayrec.embeddings.distinct_ids import places_among
+from rayrec.embeddings.contributions import Part
 from rayrec.embeddings.lookups import (
     Float32Array,
     Int64Array,
     Lookups,
     LookupStats,
     OnRows,
-    TableIds,
     TrainerLink,
     ids_by_table,
     ignore_rows,
 )
-
-_NO_PLACES = np.empty(0, dtype=np.int64)
+from rayrec.embeddings.overlap import NO_PLACES, Overlap, all_but
 
 
 @dataclass
@@ -93,7 +91,7 @@ class ExactPrefetch:
             self._request(batch, everything, after_step=step - 1)
         else:
             shared = {
-                name: _Overlap.of(before.lookups[name], ids)
+                name: Overlap.between(before.lookups[name], ids)
                 for name, ids in lookups.items()
                 if name in before.lookups
             }
@@ -104,8 +102,8 @@ class ExactPrefetch:
                     # Any row may be given up when that step commits, also one that it does not touch.
                     batch.overlap[name] = np.arange(num_ids)
                 else:
-                    batch.overlap[name] = shared[name].of_next if name in shared else _NO_PLACES
-                early[name] = _others(num_ids, batch.overlap[name])
+                    batch.overlap[name] = shared[name].of_next if name in shared else NO_PLACES
+                early[name] = all_but(num_ids, batch.overlap[name])
             self._request(batch, early, after_step=step - 2)
             if self._takes_heads(step - 1):
                 parts = self._parts(before.lookups, shared, batch)
@@ -147,7 +145,9 @@ class ExactPrefetch:
         self._receive_all(following)
         assert following.rows is not None
         self.on_rows(step + 1, following.rows)
-        self._unacknowledged = self._client.send_rest(self._link.tag(step), grads, parts.rest)
+        self._unacknowledged = self._client.send_split(
+            self._link.tag(step)._replace(part=Part.REST), grads, parts.rest
+        )
 
     def drain(self) -> None:
         sent, self._unacknowledged = self._unacknowledged, []
@@ -159,10 +159,10 @@ class ExactPrefetch:
     def _takes_heads(self, step: int) -> bool:
         return not any(table.disk is not None or table.evicts_at(step) for table in self._tables.values())
 
-    def _parts(self, before: Lookups, shared: Mapping[str, _Overlap], batch: _Announced) -> _Parts:
+    def _parts(self, before: Lookups, shared: Mapping[str, Overlap], batch: _Announced) -> _Parts:
         ids = ids_by_table(before)
-        head = {name: shared[name].of_this if name in shared else _NO_PLACES for name in before}
-        rest = {name: _others(len(ids[name]), places) for name, places in head.items()}
+        head = {name: shared[name].of_this if name in shared else NO_PLACES for name in before}
+        rest = {name: all_but(len(ids[name]), places) for name, places in head.items()}
         return _Parts(
             head=self._client.split_ids(ids, head),
             rest=self._client.split_ids(ids, rest),
@@ -214,28 +214,3 @@ def _check_complete(batch: _Announced) -> None:
                 f"step {batch.step}, table {name!r}: rows of {num_requested} of {len(ids.ids_M)} ids were "
                 "asked for; the rows of a step can be taken once"
             )
-
-
-@dataclass(frozen=True)
-class _Overlap:
-    """What two batches that follow each other share, in one table."""
-
-    of_next: Int64Array
-    """Places among the next batch's ids of those that this one touches."""
-    of_this: Int64Array
-    """Places among this batch's ids of those that the next one touches."""
-
-    @classmethod
-    def of(cls, this: TableIds, following: TableIds) -> _Overlap:
-        found_M = places_among(following.ids_M, this.touched)
-        of_next = np.flatnonzero(found_M >= 0)
-        if this.touched is this.ids_M and following.touched is following.ids_M:
-            return cls(of_next, found_M[of_next])  # a single trainer's: what is shared is so from both sides
-        return cls(of_next, np.flatnonzero(places_among(this.ids_M, following.touched) >= 0))
-
-
-def _others(num_ids: int, places: Int64Array) -> Int64Array:
-    """The places, of so many, that are not among these."""
-    is_other_M = np.ones(num_ids, dtype=np.bool_)
-    is_other_M[places] = False
-    return np.flatnonzero(is_other_M)

@@ -15,11 +15,47 @@ _BLOCK_BYTES = 16 * 2**20  # several huge pages; pages that no row has reached c
 _AHEAD = 16  # records asked for this many rows early
 
 
-class Records:
+class RecordAccess:
     """Rows of 4-byte words, one contiguous record per row, numbered from 0. Not thread-safe.
 
     Axes: M rows of one call, W words of a part of the record.
     """
+
+    addresses: RowAddresses
+
+    def read(self, rows_M: NDArray[np.int64], first: int, num_words: int) -> NDArray[np.int32]:
+        """[M, W] copy of words `first` to `first + num_words` of each row's record."""
+        words_MW = np.empty((len(rows_M), num_words), dtype=np.int32)
+        self.read_into(rows_M, first, words_MW)
+        return words_MW
+
+    def read_into(self, rows_M: NDArray[np.int64], first: int, words_MW: NDArray[np.int32]) -> None:
+        """`read` as many words as there is room for."""
+        _read(self.addresses, kernel_input(rows_M, np.int64), first, words_MW)
+
+    def write(self, rows_M: NDArray[np.int64], first: int, words_MW: NDArray[np.int32]) -> None:
+        """Set words `first` to `first + W` of each row's record."""
+        _write(self.addresses, kernel_input(rows_M, np.int64), first, kernel_input(words_MW, np.int32))
+
+
+class RecordArray(RecordAccess):
+    """Records that lie in one array, which may be read only."""
+
+    def __init__(self, records_MW: NDArray[np.int32]) -> None:
+        assert records_MW.flags.c_contiguous
+        self.array = records_MW
+        start = np.array([records_MW.ctypes.data], dtype=np.uint64)
+        self.addresses = RowAddresses(start, 62, records_MW.shape[1])
+
+    def copy_to(
+        self, rows_K: NDArray[np.int64], others_JW: NDArray[np.int32], at_K: NDArray[np.int64]
+    ) -> None:
+        """others_JW[at_K] = the records of these rows."""
+        _copy_to(self.addresses, kernel_input(rows_K, np.int64), others_JW, kernel_input(at_K, np.int64))
+
+
+class Records(RecordAccess):
+    """Records in blocks, as many as need be."""
 
     def __init__(self, words: int) -> None:
         self._blocks: list[mmap.mmap] = []
@@ -45,16 +81,6 @@ class Records:
                 block.madvise(mmap.MADV_DONTNEED, start, self._block_bytes - start)
             kept -= self._block_bytes
 
-    def read(self, rows_M: NDArray[np.int64], first: int, num_words: int) -> NDArray[np.int32]:
-        """[M, W] copy of words `first` to `first + num_words` of each row's record."""
-        words_MW = np.empty((len(rows_M), num_words), dtype=np.int32)
-        _read(self.addresses, kernel_input(rows_M, np.int64), first, words_MW)
-        return words_MW
-
-    def write(self, rows_M: NDArray[np.int64], first: int, words_MW: NDArray[np.int32]) -> None:
-        """Set words `first` to `first + W` of each row's record."""
-        _write(self.addresses, kernel_input(rows_M, np.int64), first, kernel_input(words_MW, np.int32))
-
 
 def _new_block(num_bytes: int) -> mmap.mmap:
     try:
@@ -78,6 +104,18 @@ def _read(rows: RowAddresses, rows_M: NDArray[np.int64], first: int, words_MW: N
         record = carray(int32_at(row_address(rows, rows_M[m])), rows.words)
         for w in range(words_MW.shape[1]):
             words_MW[m, w] = record[first + w]
+
+
+@njit(nogil=True, cache=True)
+def _copy_to(
+    rows: RowAddresses, rows_K: NDArray[np.int64], others_JW: NDArray[np.int32], at_K: NDArray[np.int64]
+) -> None:
+    for k in range(len(rows_K)):
+        if k + _AHEAD < len(rows_K):
+            prefetch_row(rows, rows_K[k + _AHEAD])
+        record = carray(int32_at(row_address(rows, rows_K[k])), rows.words)
+        for w in range(rows.words):
+            others_JW[at_K[k], w] = record[w]
 
 
 @njit(nogil=True, cache=True)

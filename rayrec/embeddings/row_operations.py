@@ -42,7 +42,7 @@ from rayrec.embeddings.layout import (
     store_weights,
 )
 from rayrec.embeddings.optimizers import make_optimizer
-from rayrec.embeddings.records import Records
+from rayrec.embeddings.records import RecordAccess
 from rayrec.embeddings.row_kernels import apply_rows
 from rayrec.embeddings.threads import in_given_parts, in_parts
 
@@ -70,7 +70,9 @@ class RowOperations:
         """W: 4-byte words of a record."""
         return record_words(self.layout)
 
-    def gather(self, records: Records, rows_M: Int64Array, ids_M: Int64Array, out_MD: Float32Array) -> None:
+    def gather(
+        self, records: RecordAccess, rows_M: Int64Array, ids_M: Int64Array, out_MD: Float32Array
+    ) -> None:
         """Write the weights of each row to out_MD; where the row is -1, the initial value of the id."""
         rows_M, ids_M = kernel_input(rows_M, np.int64), kernel_input(ids_M, np.int64)
 
@@ -88,7 +90,7 @@ class RowOperations:
         in_parts(self._num_threads, len(rows_M), gather_part)
 
     def gather_batch(
-        self, records: Records, rows_M: Int64Array, groups: IdGroups, first: int, out_ND: Float32Array
+        self, records: RecordAccess, rows_M: Int64Array, groups: IdGroups, first: int, out_ND: Float32Array
     ) -> None:
         """Write the weights of each row to the places of its id in the batch.
 
@@ -137,7 +139,7 @@ class RowOperations:
         return sums_MD
 
     def apply(
-        self, records: Records, rows_M: Int64Array, ids_M: Int64Array, grads_MD: Float32Array, step: int
+        self, records: RecordAccess, rows_M: Int64Array, ids_M: Int64Array, grads_MD: Float32Array, step: int
     ) -> None:
         """Let the optimizer change distinct rows in place, and stamp them with the step."""
         if not 0 <= step < 2**31:
@@ -176,24 +178,32 @@ class RowOperations:
         _weights(self.layout.kind, kernel_input(records_MW, np.int32), weights_MD)
         return weights_MD
 
-    def set_weights(self, records: Records, rows_M: Int64Array, weights_MD: Float32Array) -> None:
+    def scatter_weights(self, records_KW: Int32Array, places_K: Int64Array, out_MD: Float32Array) -> None:
+        """out_MD[places_K] = the weights of whole records."""
+        records_KW, places_K = kernel_input(records_KW, np.int32), kernel_input(places_K, np.int64)
+        if self.layout.kind == FLOAT32:
+            _scatter_floats(records_KW, places_K, out_MD)
+        else:
+            _scatter_weights(self.layout.kind, records_KW, places_K, out_MD)
+
+    def set_weights(self, records: RecordAccess, rows_M: Int64Array, weights_MD: Float32Array) -> None:
         """Set weights that the records' kind can hold exactly."""
         weights_MD = kernel_input(weights_MD, np.float32)
         _set_weights(records.addresses, self.layout, kernel_input(rows_M, np.int64), weights_MD)
 
-    def state(self, records: Records, rows_M: Int64Array) -> Float32Array:
+    def state(self, records: RecordAccess, rows_M: Int64Array) -> Float32Array:
         """[M, S] optimizer state of each row."""
         words_MS = records.read(rows_M, self.layout.weight_words, self.layout.state_size)
         return words_MS.view(np.float32)
 
-    def set_state(self, records: Records, rows_M: Int64Array, state_MS: Float32Array) -> None:
+    def set_state(self, records: RecordAccess, rows_M: Int64Array, state_MS: Float32Array) -> None:
         records.write(rows_M, self.layout.weight_words, state_MS.view(np.int32))
 
-    def stamps(self, records: Records, rows_M: Int64Array) -> Int32Array:
+    def stamps(self, records: RecordAccess, rows_M: Int64Array) -> Int32Array:
         """[M, 2] last step and count of each row."""
         return records.read(rows_M, self.layout.weight_words + self.layout.state_size, 2)
 
-    def set_stamps(self, records: Records, rows_M: Int64Array, stamps_M2: Int32Array) -> None:
+    def set_stamps(self, records: RecordAccess, rows_M: Int64Array, stamps_M2: Int32Array) -> None:
         records.write(rows_M, self.layout.weight_words + self.layout.state_size, stamps_M2)
 
     def check_gradients(self, ids_M: Int64Array, grads_MD: Float32Array) -> None:
@@ -393,6 +403,27 @@ def _initial_rows(
 def _weights(kind: int, records_MW: Int32Array, weights_MD: Float32Array) -> None:
     for m in range(len(records_MW)):
         load_weights(kind, records_MW[m], weights_MD[m])
+
+
+@njit(nogil=True, cache=True)
+def _scatter_floats(records_KW: Int32Array, places_K: Int64Array, out_MD: Float32Array) -> None:
+    dim = out_MD.shape[1]
+    whole, out = dim - dim % LANES, np.uint64(out_MD.ctypes.data)
+    first, record_bytes = np.uint64(records_KW.ctypes.data), np.uint64(4 * records_KW.shape[1])
+    floats_KW = records_KW.view(np.float32)
+    for k in range(len(places_K)):
+        target = out + np.uint64(4 * dim) * np.uint64(places_K[k])
+        source = first + record_bytes * np.uint64(k)
+        for d in range(0, whole, LANES):
+            copy_lanes(target + np.uint64(4 * d), source + np.uint64(4 * d))
+        for d in range(whole, dim):
+            out_MD[places_K[k], d] = floats_KW[k, d]
+
+
+@njit(nogil=True, cache=True)
+def _scatter_weights(kind: int, records_KW: Int32Array, places_K: Int64Array, out_MD: Float32Array) -> None:
+    for k in range(len(places_K)):
+        load_weights(kind, records_KW[k], out_MD[places_K[k]])
 
 
 @njit(nogil=True, cache=True)

@@ -164,13 +164,18 @@ class EmbeddingShard:
         needs = -1 if after_step is None else after_step
         return self._rows(request, needs, lambda: self._committed_step >= needs, empty)
 
-    def fetch(self, request: LookupRequest, after_step: int | None = None) -> FetchReply:
+    def fetch(
+        self,
+        request: LookupRequest,
+        after_step: int | None = None,
+        empty: Callable[..., NDArray[np.int32]] = np.empty,
+    ) -> FetchReply:
         """Whole records of the requested ids, for a trainer's cache; otherwise as `lookup`."""
         self._read_ahead.bring_up(request)
         needs = -1 if after_step is None else after_step
         with self._reading(needs, lambda: self._committed_step >= needs):
             started = self._clock()
-            reply = {name: self._table(name).read_records(ids_M) for name, ids_M in request.items()}
+            reply = {name: self._table(name).read_records(ids_M, empty) for name, ids_M in request.items()}
             self._lookup_s += self._clock() - started
             return reply
 

@@ -33,7 +33,7 @@ import threading
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -291,6 +291,23 @@ class SharedReply(Generic[ResultT]):
         return result
 
 
+class _Reserved(NamedTuple):
+    """A block for one call."""
+
+    block: Block
+    descriptor: int | None
+    """Of a block that the server has not heard of."""
+    dropped: list[int]
+    """Numbers of blocks that were given up for it."""
+    space: BlockSpace
+
+    def place(self, arrays: Sequence[Bytes]) -> list[Span] | None:
+        """Where the arrays are in the block, copied there if they are not; None if they do not fit."""
+        placed = [self.space.place(array) for array in arrays]
+        spans = [span for span in placed if span is not None]
+        return spans if len(spans) == len(arrays) else None
+
+
 class Channel:
     """The client's end of one connection; any number of threads call and wait."""
 
@@ -306,6 +323,10 @@ class Channel:
         # Filled by whichever thread drops the last array of a reply, hence no lock: a deque needs none.
         self._free: deque[Block] = deque()
         self._block_bytes = 0
+        self._reserved: dict[int, _Reserved] = {}
+        """By thread, for its next call."""
+        self._dropped: list[int] = []
+        """Blocks that the server is to be told it can forget."""
         self._lent: dict[int, Bytes] = {}
         """Blocks that the server keeps; whoever has an array of a block has the block."""
         self._in_flight: dict[int, tuple[Block, weakref.ref[SharedReply[Any]]]] = {}
@@ -327,10 +348,15 @@ class Channel:
             if self._lost is not None:
                 raise ServerLostError(self._lost)
             number = next(self._numbers)
-            block, descriptor, dropped = self._take_block(sum(len(array) + 64 for array in arrays))
-            space = BlockSpace(block, 0)
-            spans = [span for span in map(space.place, arrays) if span is not None]
-            assert len(spans) == len(arrays)
+            reserved = self._reserved.pop(threading.get_ident(), None)
+            placed = reserved.place(arrays) if reserved is not None else None
+            if reserved is None or placed is None:
+                if reserved is not None:
+                    self._give_back(reserved)
+                reserved = self._reserve(sum(len(array) + 64 for array in arrays))
+                placed = reserved.place(arrays)
+            assert placed is not None
+            (block, descriptor, dropped, space), spans = reserved, placed
             self._in_flight[number] = block, weakref.ref(reply)
             call = _Call(number, method, block.number, block.num_bytes, pickled, spans, space.used, dropped)
             try:
@@ -341,6 +367,21 @@ class Channel:
                 if descriptor is not None:
                     os.close(descriptor)
         return reply
+
+    def memory(self, num_bytes: int) -> Callable[..., Any]:
+        """As `np.empty`: in the block of this thread's next call, so that nothing is copied there.
+
+        Args:
+            num_bytes: of all the call's arrays; if they are more, they are copied after all.
+
+        The arrays are the call's from then on: others may come to lie there.
+        """
+        with self._sending:
+            unused = self._reserved.pop(threading.get_ident(), None)
+            if unused is not None:
+                self._give_back(unused)
+            reserved = self._reserved[threading.get_ident()] = self._reserve(num_bytes)
+            return reserved.space.empty
 
     def wait_for(self, reply: SharedReply[Any]) -> None:
         """Return when the reply has its outcome; others that arrive meanwhile get theirs."""
@@ -378,18 +419,25 @@ class Channel:
             )
         return self._lost
 
-    def _take_block(self, num_bytes: int) -> tuple[Block, int | None, list[int]]:
-        """A free block, its descriptor if it is a new one, and the numbers of blocks given up for it."""
+    def _reserve(self, num_bytes: int) -> _Reserved:
         # As large as any has been: whatever the next batch needs, few blocks are replaced.
         self._block_bytes = max(self._block_bytes, num_bytes)
-        dropped: list[int] = []
+        dropped, self._dropped = self._dropped, []
         while self._free:
             block = self._free.pop()
             if block.num_bytes >= self._block_bytes:
-                return block, None, dropped
+                return _Reserved(block, None, dropped, BlockSpace(block, 0))
             dropped.append(block.number)
         block, descriptor = new_block(next(self._numbers), self._block_bytes)
-        return block, descriptor, dropped
+        return _Reserved(block, descriptor, dropped, BlockSpace(block, 0))
+
+    def _give_back(self, reserved: _Reserved) -> None:
+        """No call has used it."""
+        self._dropped += reserved.dropped
+        if reserved.descriptor is None:
+            self._free.append(reserved.block)
+        else:
+            os.close(reserved.descriptor)  # the server has never heard of it
 
     def _take_answer(self, answer: _Answer, descriptor: int | None) -> None:
         block, waiting = self._in_flight.pop(answer.number)

@@ -40,6 +40,9 @@ class SharedMemoryTransport:
     ) -> SharedReply[dict[str, NDArray[np.int64]]]:
         return self._reads[shard].call("evicted", since_step, after_step)
 
+    def memory(self, shard: int, num_bytes: int) -> Callable[..., NDArray[Any]]:
+        return self._writes[shard].memory(num_bytes)
+
     def apply(
         self, shard: int, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None
     ) -> SharedReply[int]:
@@ -79,7 +82,7 @@ def shard_methods(shard: EmbeddingShard, apply: Callable[..., int] | None = None
 
     return {
         "lookup": lambda empty, request, after_step: shard.lookup(request, after_step, empty),
-        "fetch": without_empty(shard.fetch),
+        "fetch": lambda empty, request, after_step: shard.fetch(request, after_step, empty),
         "evicted": without_empty(shard.evicted),
         "apply_head": lambda empty, tag, head, rest, wanted: shard.apply_head(tag, head, rest, wanted, empty),
         "apply": without_empty(apply or shard.apply),

@@ -135,14 +135,23 @@ class EmbeddingTable:
             self._found = (groups, rows_M) if self._rows.stay else None
         return rows_ND
 
-    def read_records(self, ids_M: Int64Array) -> tuple[Int32Array, NDArray[np.bool_]]:
-        """([M, W] records, [M] whether there is a row); an absent id has the record of a new row."""
+    def read_records(
+        self, ids_M: Int64Array, empty: Callable[..., Int32Array] = np.empty
+    ) -> tuple[Int32Array, NDArray[np.bool_]]:
+        """([M, W] records, [M] whether there is a row); an absent id has the record of a new row.
+
+        Args:
+            empty: as for `lookup`.
+        """
         self._check_ids(ids_M)
-        records_MW = np.empty((len(ids_M), self._ops.num_words), dtype=np.int32)
+        records_MW = empty((len(ids_M), self._ops.num_words), dtype=np.int32)
         present_M = np.empty(len(ids_M), dtype=np.bool_)
         for piece in self._rows.pieces(len(ids_M)):
             rows_M = self._rows.find(ids_M[piece])
             is_there_M = present_M[piece] = rows_M != MISSING
+            if is_there_M.all():  # most often, and then there is nothing to pick
+                self._rows.records.read_into(rows_M, 0, records_MW[piece])
+                continue
             absent = np.flatnonzero(~is_there_M)
             records_MW[piece][is_there_M] = self._rows.records.read(
                 rows_M[is_there_M], 0, self._ops.num_words

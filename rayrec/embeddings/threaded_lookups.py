@@ -6,11 +6,16 @@ The trainer's thread hands calls over and waits for rows only:
     trainer's thread   rows t │ dense t ........................ │ update t │ rows t + 1 │ dense t + 1
     this thread        rows t │ prefetch t + 1   receive t + 1   │ apply, rows t + 1 ─► ┘  send ...
 
-Python's lock is no hindrance: kernels, copies and waiting for servers are done without it.
+Python's lock is no hindrance: kernels, copies and waiting for servers are done without it. The thread has a
+lower priority than the trainer's: its work has the time that dense compute takes, which should not have to
+share a core with it.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +27,16 @@ from rayrec.embeddings.lookups import LookupMode, Lookups, LookupStats, OnRows, 
 
 RowsByTable = dict[str, Rows]
 
+_NICE = 10
+"""A tenth of the time of a core that another thread wants, too; with less it could sit on Python's lock."""
+
+
+def _give_way() -> None:
+    """Lower the calling thread's priority, where a thread has one of its own."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICE)
+
 
 class ThreadedLookups:
     """A lookup mode, run in the background. An error of any call is raised by the calls that follow it."""
@@ -29,7 +44,7 @@ class ThreadedLookups:
     def __init__(self, mode: LookupMode, clock: Callable[[], float] = time.perf_counter) -> None:
         self._mode = mode
         self._clock = clock
-        self._thread = ThreadPoolExecutor(1, "lookups")
+        self._thread = ThreadPoolExecutor(1, "lookups", initializer=_give_way)
         self._rows: dict[int, Future[RowsByTable]] = {}
         """Of steps whose rows have not been taken."""
         self._put_off: list[tuple[int, Lookups]] = []

@@ -112,6 +112,9 @@ class AdversarialTransport:
             self._is_at(shard, after_step), lambda: self._shards[shard].evicted(since_step, after_step)
         )
 
+    def memory(self, shard, num_bytes):
+        return np.empty
+
     def apply(self, shard, tag, update, kept=None):
         return self._post(
             lambda: True, lambda: self._shards[shard].apply(tag, update, kept), self._is_repeated()

@@ -20,6 +20,7 @@ from rayrec.embeddings.cached_lookups import CachedLookups
 from rayrec.embeddings.config import AdmissionConfig, EvictionConfig, TableConfig
 from rayrec.embeddings.device_cache import device_caches
 from rayrec.embeddings.exact_prefetch import ExactPrefetch
+from rayrec.embeddings.held_overlap import HeldOverlap
 from rayrec.embeddings.lookups import SyncLookups
 from rayrec.embeddings.row_cache import MakeCache, RowCache
 from rayrec.embeddings.threaded_lookups import ThreadedLookups
@@ -171,10 +172,16 @@ def cached(cache_rows: int, make_cache: MakeCache = RowCache):
     )
 
 
+def alone_or(mode_of_one, mode_of_several):
+    return lambda link, exchange: (mode_of_one if exchange.num_trainers == 1 else mode_of_several)(link)
+
+
 MODES = {
     "sync": without_exchange(SyncLookups),
     "exact_prefetch": without_exchange(ExactPrefetch),
     "exact_prefetch in a thread": threaded(without_exchange(ExactPrefetch)),
+    "held overlap": alone_or(HeldOverlap, ExactPrefetch),
+    "held overlap in a thread": threaded(alone_or(HeldOverlap, ExactPrefetch)),
     "bounded_stale(0)": without_exchange(partial(BoundedStale, max_staleness=0)),
     **{f"cache of {rows}": cached(rows) for rows in (0, 1, 3, 6, 100)},
     # torch's CPU stands for the accelerator: what it computes is the same, wherever it does.

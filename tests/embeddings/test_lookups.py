@@ -28,9 +28,14 @@ class RecordingTransport(LocalTransport):
         self.calls.append(("lookup", shard, {n: sorted(i.tolist()) for n, i in request.items()}, after_step))
         return super().lookup(shard, request, after_step)
 
-    def apply(self, shard, tag, update):
-        self.calls.append(("apply", shard, {n: sorted(u[0].tolist()) for n, u in update.items()}, tag.step))
-        return super().apply(shard, tag, update)
+    def apply(self, shard, tag, update, kept=None):
+        named = [{n: sorted(u[0].tolist()) for n, u in part.items()} for part in (update, kept) if part]
+        self.calls.append(("apply", shard, *(named or [{}]), tag.step))
+        return super().apply(shard, tag, update, kept)
+
+    def fetch(self, shard, request, after_step):
+        self.calls.append(("fetch", shard, {n: sorted(i.tolist()) for n, i in request.items()}, after_step))
+        return super().fetch(shard, request, after_step)
 
     def apply_head(self, shard, tag, head, rest, wanted):
         named = [{n: sorted(u[0].tolist()) for n, u in head.items()}]
