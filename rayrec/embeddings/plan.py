@@ -275,15 +275,30 @@ def plan_shards(
     return tuple(shards)
 
 
-def batch_bytes(tables: Sequence[TableConfig], batch_ids: Mapping[str, int], cache_rows: int = 0) -> int:
+CACHE_RECORDS = 2
+"""Whole records of a batch beside a cache: those that come and those that leave."""
+HELD_RECORDS = 4
+"""And where the overlap of batches is held: those of two batches, of what they share, and of what leaves."""
+
+
+def batch_bytes(
+    tables: Sequence[TableConfig],
+    batch_ids: Mapping[str, int],
+    is_read_ahead: bool = False,
+    num_records: int = 0,
+) -> int:
     """Most that one batch's rows take in a trainer.
 
     They are there three times: first as rows, tensors and gradients; then as rows, gradients and the
-    parts of these that go to each shard. With a cache, whole records come in and go out besides.
+    parts of these that go to each shard.
+
+    Args:
+        is_read_ahead: the rows of the next batch are there, too.
+        num_records: how often whole records of a batch are there besides.
     """
-    records = 2 if cache_rows else 0
+    num_rows = 4 if is_read_ahead else 3
     return sum(
-        (3 * 4 * config.dim + 2 * _ID + records * 4 * RowOperations(config).num_words)
+        (num_rows * 4 * config.dim + 2 * _ID + num_records * 4 * RowOperations(config).num_words)
         * batch_ids[config.name]
         for config in tables
     )

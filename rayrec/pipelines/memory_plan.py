@@ -19,6 +19,8 @@ import numpy as np
 import torch
 
 from rayrec.embeddings.plan import (
+    CACHE_RECORDS,
+    HELD_RECORDS,
     ShardPlan,
     batch_bytes,
     cache_bytes,
@@ -31,6 +33,7 @@ from rayrec.embeddings.plan import (
 from rayrec.models.build import build_model
 from rayrec.models.config import SasRecConfig
 from rayrec.pipelines.assembly import Assembly
+from rayrec.pipelines.config import RunConfig
 from rayrec.platform.cluster import starts_cluster
 from rayrec.platform.devices import device_memory_bytes, device_named
 from rayrec.platform.errors import InputError
@@ -292,7 +295,9 @@ def plan_memory(assembly: Assembly) -> MemoryPlan:
         ),
         trainer=TrainerPlan(
             dense=dense_size(assembly),
-            batch_bytes=batch_bytes(assembly.tables, batch_ids, sparse.cache_rows),
+            batch_bytes=batch_bytes(
+                assembly.tables, batch_ids, pipeline.mode != "sync", _records_in_flight(config)
+            ),
             cache_bytes=sum(
                 cache_bytes(
                     assembly.tables, num_ids, sparse.cache_rows, pipeline.num_trainers, on_device
@@ -359,6 +364,15 @@ def _batch_ids(assembly: Assembly, num_ids: Mapping[str, int]) -> dict[str, int]
     num_levels = 0 if assembly.registry is None else assembly.registry.codes_IL.shape[1]
     most = {"item": num_items, "user": num_rows, "code": num_tokens * num_levels}
     return {name: min(most[name], known) for name, known in num_ids.items()}
+
+
+def _records_in_flight(config: RunConfig) -> int:
+    """How often a trainer has whole records of a batch, whatever cache there is."""
+    if config.pipeline.mode != "exact_prefetch":
+        return 0
+    if config.sparse.cache_rows:
+        return CACHE_RECORDS
+    return HELD_RECORDS if config.pipeline.num_trainers == 1 else 0
 
 
 def _catalogue_bytes(assembly: Assembly) -> int:

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from rayrec.embeddings.client import LocalTransport
 from rayrec.embeddings.config import (
     AdagradConfig,
     AdamConfig,
@@ -20,8 +21,11 @@ from rayrec.embeddings.config import (
 )
 from rayrec.embeddings.contributions import UpdateTag
 from rayrec.embeddings.device_cache import device_caches
+from rayrec.embeddings.held_overlap import HeldOverlap
 from rayrec.embeddings.index import IdIndex, index_bytes
+from rayrec.embeddings.lookups import TrainerLink
 from rayrec.embeddings.plan import (
+    HELD_RECORDS,
     batch_bytes,
     cache_bytes,
     count_by_shard,
@@ -36,6 +40,7 @@ from rayrec.embeddings.row_operations import RowOperations
 from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.embeddings.snapshot import load_tables, write_table
 from rayrec.embeddings.table import EmbeddingTable
+from tests.embeddings.sparse_runs import alone, make_shards
 
 KINDS = [SgdConfig(), RowwiseAdagradConfig(), AdagradConfig(), AdamConfig(), PartialRowwiseAdamConfig()]
 
@@ -180,6 +185,39 @@ def test_a_batch_is_held_three_times():
     tables = [TableConfig(name="items", dim=16), TableConfig(name="users", dim=4)]
 
     assert batch_bytes(tables, {"items": 100, "users": 10}) == 3 * 4 * (16 * 100 + 4 * 10) + 16 * 110
+
+
+@pytest.mark.parametrize("overlap", [0, 1000, 3000])
+def test_batches_whose_overlap_is_held_take_what_was_planned(overlap):
+    config, num_ids, num_steps = TableConfig(name="items", dim=32, optimizer=AdamConfig()), 3000, 6
+    shards = make_shards((config,), 2)
+    mode = HeldOverlap(TrainerLink((config,), ShardMap(2), LocalTransport(shards)))
+    batches = [
+        alone(*range(step * (num_ids - overlap), step * (num_ids - overlap) + num_ids))
+        for step in range(num_steps)
+    ]
+
+    def train(first: int, last: int) -> None:
+        mode.prefetch(first, batches[first])
+        for step in range(first, last):
+            if step + 1 < last:
+                mode.prefetch(step + 1, batches[step + 1])
+            rows = mode.rows(step, batches[step])
+            mode.update(step, batches[step], {"items": np.ones_like(rows["items"])})
+        mode.drain()
+
+    for step, batch in enumerate(batches):  # so that the tables do not grow any more
+        mode.rows(step, batch)
+        mode.update(step, batch, {"items": np.ones((num_ids, 32), np.float32)})
+    batches *= 2
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    train(num_steps, 2 * num_steps)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    planned = batch_bytes([config], {"items": num_ids}, is_read_ahead=True, num_records=HELD_RECORDS)
+    assert 0.3 * planned < most - before < 1.1 * planned  # places and masks are not in it
 
 
 @pytest.mark.parametrize("num_rows", [1000, 40_000, 150_000])

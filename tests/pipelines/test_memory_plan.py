@@ -109,7 +109,17 @@ def test_a_cache_is_part_of_a_trainer(dataset):
     )
 
     assert without.cache_bytes == 0 < cached.cache_bytes
-    assert cached.peak_bytes >= without.peak_bytes + cached.cache_bytes
+    less_held = without.batch_bytes - cached.batch_bytes  # a cache holds what batches share
+    assert less_held > 0
+    assert cached.peak_bytes >= without.peak_bytes + cached.cache_bytes - less_held
+
+
+def test_records_in_flight_are_counted_as_the_mode_has_them(dataset):
+    def batch_bytes(mode: str, **pipeline) -> int:
+        return plan_memory(assembly_of(dataset, mode=mode, **pipeline)).trainer.batch_bytes
+
+    assert batch_bytes("sync") < batch_bytes("bounded_stale", max_staleness=1) < batch_bytes("exact_prefetch")
+    assert batch_bytes("exact_prefetch", num_trainers=2) < batch_bytes("exact_prefetch") / 2 + 4096
 
 
 def test_a_cache_on_an_accelerator_counts_there_and_is_refused_if_it_has_no_room(dataset, monkeypatch):

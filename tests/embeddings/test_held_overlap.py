@@ -1,0 +1,154 @@
+"""What the only trainer asks the servers for and brings them, and when. That it is exact: `test_exactness`."""
+
+import numpy as np
+import pytest
+
+from rayrec.embeddings.client import LocalTransport, ShardClient
+from rayrec.embeddings.config import EvictionConfig
+from rayrec.embeddings.held_overlap import HeldOverlap
+from rayrec.embeddings.lookups import SyncLookups, TrainerLink
+from rayrec.embeddings.routing import ShardMap
+from tests.embeddings.sparse_runs import ITEMS, alone, ids, make_shards
+
+
+class RecordingTransport(LocalTransport):
+    """Remembers, of every call, its name, ids of the table `items`, and step."""
+
+    def __init__(self, shards) -> None:
+        super().__init__(shards)
+        self.calls: list[tuple] = []
+
+    def fetch(self, shard, request, after_step):
+        self.calls.append(("fetch", _named(request), after_step))
+        return super().fetch(shard, request, after_step)
+
+    def apply(self, shard, tag, update, kept=None):
+        gradients = _named({name: pair[0] for name, pair in update.items()})
+        records = _named({name: pair[0] for name, pair in (kept or {}).items()})
+        self.calls.append(("apply", gradients, records, tag.step))
+        return super().apply(shard, tag, update, kept)
+
+    def write_back(self, shard, incarnation, after_step, kept):
+        self.calls.append(("write_back", _named({name: pair[0] for name, pair in kept.items()}), after_step))
+        return super().write_back(shard, incarnation, after_step, kept)
+
+
+def _named(by_table) -> list[int]:
+    return sorted(by_table.get("items", np.empty(0)).tolist())
+
+
+def link(transport, tables=ITEMS) -> TrainerLink:
+    return TrainerLink(tables, ShardMap(1), transport)
+
+
+def step(mode, number: int, batch, following=None) -> np.ndarray:
+    """One step of a training whose gradients are all one; the rows that it saw."""
+    if following is not None:
+        mode.prefetch(number + 1, following)
+    rows = mode.rows(number, batch)["items"].copy()
+    mode.update(number, batch, {"items": np.ones_like(rows)})
+    return rows
+
+
+def with_rows(*values: int, tables=ITEMS):
+    """A shard whose ids have rows since step 0, and what trains it."""
+    shards = make_shards(tables, 1)
+    transport = RecordingTransport(shards)
+    mode = HeldOverlap(link(transport, tables))
+    step(mode, 0, alone(*values))
+    mode.drain()
+    transport.calls.clear()
+    return shards, transport, mode
+
+
+def test_what_two_batches_share_stays_and_comes_back_when_the_next_does_not_read_it():
+    _, transport, mode = with_rows(1, 2, 3, 4, 5)
+    mode.prefetch(1, alone(1, 2, 3))
+    step(mode, 1, alone(1, 2, 3), alone(3, 4))
+    step(mode, 2, alone(3, 4), alone(4, 5))
+    step(mode, 3, alone(4, 5))
+    assert transport.calls == [
+        ("fetch", [1, 2, 3], 0),
+        ("fetch", [4], 0),
+        ("apply", [1, 2], [], 1),
+        ("fetch", [5], 1),
+        ("apply", [], [3], 2),
+        ("apply", [5], [4], 3),
+    ]
+    assert (mode.stats.num_cache_hits, mode.stats.num_cache_misses) == (2, 5 + 5)
+
+
+def test_rows_of_the_next_batch_are_there_before_anything_else_is_sent():
+    _, transport, mode = with_rows(1, 2, 3)
+    mode.prefetch(1, alone(1, 2))
+    found = []
+    mode.on_rows = lambda number, rows: found.append((number, len(transport.calls), rows["items"].copy()))
+    step(mode, 1, alone(1, 2), alone(2, 3))
+    (number, num_calls, rows_MD), *_ = found
+    assert (number, num_calls) == (2, 2)  # two fetches, no apply
+    assert rows_MD.tobytes() == step(mode, 2, alone(2, 3)).tobytes()
+
+
+def test_an_id_without_a_row_is_asked_for_behind_the_update_that_may_create_it():
+    _, transport, mode = with_rows(1)
+    mode.prefetch(1, alone(1, 9))
+    step(mode, 1, alone(1, 9), alone(1, 9))
+    assert (
+        transport.calls
+        == [
+            ("fetch", [1, 9], 0),
+            ("fetch", [], 0),
+            ("apply", [9], [], 1),
+            ("fetch", [9], 1),
+        ][:1]
+        + transport.calls[1:]
+    )
+    assert ("apply", [9], [], 1) in transport.calls
+    assert transport.calls[-1] == ("fetch", [9], 1)
+
+
+def test_where_a_step_evicts_every_row_goes_to_the_servers_and_is_asked_for_behind_it():
+    tables = (ITEMS[0].model_copy(update={"eviction": EvictionConfig(max_age_steps=9, every_steps=3)}),)
+    _, transport, mode = with_rows(1, 2, tables=tables)
+    mode.prefetch(1, alone(1, 2))
+    step(mode, 1, alone(1, 2), alone(1, 2))
+    step(mode, 2, alone(1, 2), alone(1, 2))  # evicts
+    assert transport.calls[-2:] == [("apply", [], [1, 2], 2), ("fetch", [1, 2], 2)]
+
+
+def test_drain_brings_held_rows_to_the_servers_and_keeps_them():
+    shards, transport, mode = with_rows(1, 2)
+    expected = make_shards(ITEMS, 1)
+    sync = SyncLookups(link(LocalTransport(expected)))
+    step(sync, 0, alone(1, 2))
+    step(sync, 1, alone(1, 2))
+    mode.prefetch(1, alone(1, 2))
+    step(mode, 1, alone(1, 2), alone(2))
+    mode.drain()
+    assert transport.calls[-1] == ("write_back", [2], 1)
+    read = [
+        ShardClient(ITEMS, ShardMap(1), LocalTransport(s)).read({"items": ids(1, 2)})
+        for s in (shards, expected)
+    ]
+    assert read[0]["items"].tobytes() == read[1]["items"].tobytes()
+    assert step(mode, 2, alone(2)).tobytes() == read[1]["items"][1:].tobytes()
+    assert transport.calls[-1] == ("apply", [], [2], 2)
+
+
+def test_numbers_that_are_not_finite_are_refused_by_the_servers_and_no_row_changes():
+    shards, _, mode = with_rows(1, 2)
+    before = shards[0].export("items")
+    mode.prefetch(1, alone(1, 2))
+    mode.prefetch(2, alone(2))
+    rows = mode.rows(1, alone(1, 2))["items"]
+    mode.update(1, alone(1, 2), {"items": np.full_like(rows, np.nan)})
+    with pytest.raises(ValueError, match="the gradient of id 1 is nan"):
+        mode.rows(2, alone(2))
+    assert shards[0].export("items").weights_MD.tobytes() == before.weights_MD.tobytes()
+
+
+def test_rows_of_a_step_can_be_taken_once():
+    _, _, mode = with_rows(1)
+    mode.rows(1, alone(1))
+    with pytest.raises(RuntimeError, match="the rows of a step can be taken once"):
+        mode.rows(1, alone(1))
