@@ -334,15 +334,29 @@ class ShardClient:
         arrays += [array.nbytes for pair in (kept or {}).values() for array in pair]
         return sum(-(-num_bytes // 64) * 64 for num_bytes in arrays)
 
-    def are_finite(self, grads: Mapping[str, Float32Array]) -> bool:
-        return all(first_not_finite(grads_MD) < 0 for grads_MD in grads.values())
+    def check_finite(
+        self, step: int, ids: Mapping[str, Int64Array], grads: Mapping[str, Float32Array]
+    ) -> None:
+        """For what is not sent at once: servers that are told in parts must not learn half of a bad step.
+
+        Raises:
+            ValueError: a gradient is not finite; names step, table, id.
+        """
+        for name, grads_MD in grads.items():
+            bad = first_not_finite(grads_MD)
+            if bad >= 0:
+                value = grads_MD[bad][~np.isfinite(grads_MD[bad])][0]
+                raise ValueError(
+                    f"step {step}, table {name!r}: the gradient of id {ids[name][bad]} is {value}; nothing "
+                    "of the step was sent, and no row has changed"
+                )
 
     def check_shapes(
         self, step: int, ids: Mapping[str, Int64Array], grads: Mapping[str, Float32Array]
     ) -> None:
         """
         Raises:
-            ValueError: gradients of an unknown table, or not one row of gradients per id.
+            ValueError: gradients of an unknown table, of another type, or not one row of them per id.
         """
         for name, grads_MD in grads.items():
             if name not in ids:
@@ -355,6 +369,10 @@ class ShardClient:
                 raise ValueError(
                     f"step {step}, table {name!r}: expected gradients of shape {expected}, "
                     f"one row per id, got {grads_MD.shape}"
+                )
+            if isinstance(grads_MD, np.ndarray) and grads_MD.dtype != np.float32:
+                raise ValueError(
+                    f"step {step}, table {name!r}: gradients must be float32, got {grads_MD.dtype}"
                 )
 
     def write_back(self, incarnation: int, after_step: int, kept: KeptRecords) -> list[Reply[int]]:

@@ -1,4 +1,6 @@
-"""The lookup and update stages of one trainer that reads ahead: `exact_prefetch` without a cache.
+"""The lookup and update stages of one of several trainers that read ahead: `exact_prefetch` without a cache.
+
+What an only trainer can do better is in `held_overlap`.
 
     prefetch t + 1   ids that batch t does not touch: they need step t - 1 only
     rows t           what was asked for earlier, most of it here already
@@ -68,7 +70,8 @@ class ExactPrefetch:
     Called as prefetch(t + 1), rows(t), update(t), by all trainers in the same order: if t + 1 is announced,
     update(t) waits for the heads of all of them. A batch whose predecessor was not announced is read after
     the predecessor's update: later, but just as exact. A refused update raises in the next `update` or in
-    `drain`, and in `update` or `rows` if those rows depend on it.
+    `drain`, and in `update` or `rows` if those rows depend on it; gradients that are not finite in the
+    `update` that has them.
     """
 
     def __init__(self, link: TrainerLink) -> None:
@@ -129,12 +132,14 @@ class ExactPrefetch:
         # The servers keep contributions one step ahead of the slowest trainer, no more; to have sent
         # this one a step after an update that has not arrived would be two.
         self.drain()
-        ids = ids_by_table(lookups)
+        batch, following = self._announced.get(step), self._announced.get(step + 1)
+        ids = ids_by_table(lookups if batch is None else batch.lookups)
         self._client.check_shapes(step, ids, grads)
-        batch, following = self._announced.pop(step, None), self._announced.get(step + 1)
         parts = None if batch is None or following is None else batch.parts
-        # Numbers that servers refuse go whole: then no row changes.
-        if parts is None or following is None or not self._client.are_finite(grads):
+        if parts is not None:
+            self._client.check_finite(step, ids, grads)
+        self._announced.pop(step, None)
+        if parts is None or following is None:
             self._unacknowledged = self._client.send(self._link.tag(step), ids, grads)
             if following is not None:
                 self._request_overlap(following)

@@ -33,7 +33,6 @@ from rayrec.embeddings.lookups import (
     LookupStats,
     OnRows,
     TrainerLink,
-    ids_by_table,
     ignore_rows,
 )
 from rayrec.embeddings.overlap import NO_PLACES, Overlap, all_but
@@ -125,6 +124,8 @@ class _Announced:
     step: int
     tables: dict[str, _BatchRows] = field(default_factory=dict)
     requests: list[PendingRecords] = field(default_factory=list)
+    is_behind: bool = False
+    """Whether what was asked for needs the update of the step before."""
     shared: dict[str, _Shared] | None = None
     """With the next batch; None until it is set apart."""
 
@@ -133,7 +134,8 @@ class HeldOverlap:
     """Called as prefetch(t + 1), rows(t), update(t).
 
     A batch whose predecessor was not announced is read after the predecessor's update: later, but just as
-    exact. A refused update raises in the next `update` or in `drain`, and in `rows` if those depend on it.
+    exact. A refused update raises in the next `update` or in `drain`, and in `rows` if those depend on it;
+    gradients that are not finite in the `update` that has them.
     """
 
     def __init__(self, link: TrainerLink) -> None:
@@ -149,6 +151,8 @@ class HeldOverlap:
         self._last_step = -1
 
     def prefetch(self, step: int, lookups: Lookups) -> None:
+        if step in self._announced:
+            return  # it may hold rows already, which are nowhere else
         batch, before = _Announced(step), self._announced.get(step - 1)
         early = {}
         for name, ids in lookups.items():
@@ -157,8 +161,9 @@ class HeldOverlap:
                 # Any row may be given up when that step commits, also one that it does not touch.
                 mine.late = np.arange(len(mine.ids_M))
             elif before is not None and name in before.tables:
-                mine.overlap = Overlap.between(_OnlyIds(before.tables[name].ids_M), _OnlyIds(mine.ids_M))
+                mine.overlap = Overlap.of_sole_trainer(before.tables[name].ids_M, mine.ids_M)
             early[name] = all_but(len(mine.ids_M), mine.late, mine.overlap.of_next)
+        batch.is_behind = before is None
         self._request(batch, early, after_step=step - 1 if before is None else step - 2)
         self._announced[step] = batch  # last: a batch whose requests could not be sent is not announced
         if before is not None:
@@ -173,6 +178,7 @@ class HeldOverlap:
         if step not in self._announced:
             self.prefetch(step, lookups)
         batch = self._announced[step]
+        self._request_late(batch)
         self._receive(batch)
         for name, mine in batch.tables.items():
             if not mine.is_complete:
@@ -185,27 +191,23 @@ class HeldOverlap:
 
     def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
         self._acknowledge()
-        ids = ids_by_table(lookups)
+        if step not in self._announced:
+            raise RuntimeError(f"step {step}: there is no update without rows, and one for them")
+        batch, following = self._announced[step], self._announced.get(step + 1)
+        ids = {name: mine.ids_M for name, mine in batch.tables.items()}
         self._client.check_shapes(step, ids, grads)
-        batch, following = self._announced.pop(step), self._announced.get(step + 1)
-        if not self._client.are_finite(grads):
-            # The servers refuse the step, and say so to whoever asks for what comes after it.
-            self._unacknowledged = self._client.send(self._link.tag(step), ids, grads)
-            if following is not None:
-                everything = {name: np.arange(len(mine.ids_M)) for name, mine in following.tables.items()}
-                self._request(following, everything, after_step=step)
-            return
+        self._client.check_finite(step, ids, grads)
+        del self._announced[step]
         if following is not None:
             self._hand_on(batch, following, grads)
-            if all(len(mine.late) == 0 for mine in following.tables.values()):
+            if not following.is_behind and all(len(mine.late) == 0 for mine in following.tables.values()):
                 self._receive(following)
                 # What dense compute waits for comes before what only the servers wait for.
                 self.on_rows(step + 1, {name: mine.rows_MD for name, mine in following.tables.items()})
         self._send(batch, grads)
         self._last_step = step
         if following is not None:
-            late = {name: mine.late for name, mine in following.tables.items() if len(mine.late)}
-            self._request(following, late, after_step=step)
+            self._request_late(following)
 
     def drain(self) -> None:
         """Bring every held row to the servers; they stay here, too."""
@@ -290,6 +292,13 @@ class HeldOverlap:
         else:
             self.stats.num_early += num_ids
 
+    def _request_late(self, batch: _Announced) -> None:
+        late = {name: mine.late for name, mine in batch.tables.items() if len(mine.late)}
+        if late:
+            self._request(batch, late, after_step=batch.step - 1)
+            for mine in batch.tables.values():
+                mine.late = NO_PLACES
+
     def _receive(self, batch: _Announced) -> None:
         started = self._clock()
         arrived = [part for pending in batch.requests for part in pending.received()]
@@ -304,14 +313,3 @@ class HeldOverlap:
         for reply in sent:
             reply.result()
         self.stats.update_wait_s += self._clock() - started
-
-
-@dataclass(frozen=True)
-class _OnlyIds:
-    """The only trainer's batch touches its own ids."""
-
-    ids_M: Int64Array
-
-    @property
-    def touched(self) -> Int64Array:
-        return self.ids_M

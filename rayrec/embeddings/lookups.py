@@ -82,7 +82,7 @@ class LookupStats:
     num_late: int = 0
     """Rows that had to wait for it."""
     num_cache_hits: int = 0
-    """Rows that this trainer's cache held."""
+    """Rows that this trainer held: in its cache, or since the batch before."""
     num_cache_misses: int = 0
     """Rows that it did not."""
     staleness_sum: int = 0

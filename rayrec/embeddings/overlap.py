@@ -19,7 +19,7 @@ NO_PLACES = np.empty(0, dtype=np.int64)
 
 
 class Overlap(NamedTuple):
-    """Of a trainer's share; with a single trainer both have the same ids, in the same order."""
+    """Of a trainer's share; an only trainer's have the same ids, in the same order."""
 
     of_next: Int64Array = NO_PLACES
     """[K] places among the next batch's ids of those that this one touches, ascending."""
@@ -27,11 +27,16 @@ class Overlap(NamedTuple):
     """[K] places among this batch's ids of those that the next one touches."""
 
     @classmethod
+    def of_sole_trainer(cls, this_M: Int64Array, following_M: Int64Array) -> Overlap:
+        """Of two batches' ids; they touch nothing else."""
+        found_M = places_among(following_M, this_M)
+        of_next = np.flatnonzero(found_M >= 0)
+        return cls(of_next, found_M[of_next])
+
+    @classmethod
     def between(cls, this: TableIds, following: TableIds) -> Overlap:
         found_M = places_among(following.ids_M, this.touched)
         of_next = np.flatnonzero(found_M >= 0)
-        if this.touched is this.ids_M and following.touched is following.ids_M:
-            return cls(of_next, found_M[of_next])
         return cls(of_next, np.flatnonzero(places_among(this.ids_M, following.touched) >= 0))
 
 

@@ -277,8 +277,11 @@ def plan_shards(
 
 CACHE_RECORDS = 2
 """Whole records of a batch beside a cache: those that come and those that leave."""
-HELD_RECORDS = 4
-"""And where the overlap of batches is held: those of two batches, of what they share, and of what leaves."""
+HELD_RECORDS = 5
+"""And where the overlap of batches is held: those of two batches, of what they share, and of what leaves,
+which is split by shard."""
+_PLACES = 64
+"""Bytes per id that says where its record is, and of masks and places."""
 
 
 def batch_bytes(
@@ -297,8 +300,9 @@ def batch_bytes(
         num_records: how often whole records of a batch are there besides.
     """
     num_rows = 4 if is_read_ahead else 3
+    places = _PLACES if num_records else 2 * _ID
     return sum(
-        (num_rows * 4 * config.dim + 2 * _ID + num_records * 4 * RowOperations(config).num_words)
+        (num_rows * 4 * config.dim + places + num_records * 4 * RowOperations(config).num_words)
         * batch_ids[config.name]
         for config in tables
     )

@@ -294,8 +294,10 @@ class EmbeddingShard:
 
         Raises:
             ValueError: an incarnation older than the current one.
+            RuntimeError: rows have a part of a step, and `restore` has not replaced them.
         """
         with self._lock.between_steps():
+            self._check_whole()
             if incarnation < self._incarnation:
                 raise ValueError(
                     f"shard {self._shard} is in incarnation {self._incarnation} and cannot return to "
@@ -345,7 +347,7 @@ class EmbeddingShard:
             yield part
 
     def restore(self, rows: Mapping[str, Iterable[TableRows]]) -> None:
-        """Replace the contents of every table; follow with `begin`.
+        """Replace the contents of every table; until `begin` follows, contributions are refused.
 
         Args:
             rows: by table, in parts of any size.
@@ -362,6 +364,10 @@ class EmbeddingShard:
             table.load(rows[name])
         with self._lock.between_steps():
             self._tables = restored
+            # What is still on its way belongs to the rows that were here before.
+            self._pending = {}
+            self._failure = RuntimeError(f"shard {self._shard} was restored; an incarnation has to begin")
+            self._lock.changed.notify_all()
 
     def stats(self) -> ShardStats:
         with self._lock.between_steps():

@@ -351,10 +351,11 @@ class Channel:
             reserved = self._reserved.pop(threading.get_ident(), None)
             placed = reserved.place(arrays) if reserved is not None else None
             if reserved is None or placed is None:
-                if reserved is not None:
-                    self._give_back(reserved)
+                unused = reserved
                 reserved = self._reserve(sum(len(array) + 64 for array in arrays))
                 placed = reserved.place(arrays)
+                if unused is not None:  # not before: some of the arrays are there
+                    self._give_back(unused)
             assert placed is not None
             (block, descriptor, dropped, space), spans = reserved, placed
             self._in_flight[number] = block, weakref.ref(reply)
@@ -410,6 +411,9 @@ class Channel:
     def close(self) -> None:
         self._lost = f"the connection to {self._endpoint.server} was closed"
         _hang_up(self._socket)
+        with self._sending:
+            while self._reserved:
+                self._give_back(self._reserved.popitem()[1])
 
     def _lose(self, method: str) -> str:
         if self._lost is None:
@@ -428,7 +432,11 @@ class Channel:
             if block.num_bytes >= self._block_bytes:
                 return _Reserved(block, None, dropped, BlockSpace(block, 0))
             dropped.append(block.number)
-        block, descriptor = new_block(next(self._numbers), self._block_bytes)
+        try:
+            block, descriptor = new_block(next(self._numbers), self._block_bytes)
+        except MemoryError:
+            self._dropped = dropped  # the server is still to be told
+            raise
         return _Reserved(block, descriptor, dropped, BlockSpace(block, 0))
 
     def _give_back(self, reserved: _Reserved) -> None:

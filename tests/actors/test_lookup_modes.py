@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from rayrec.actors.lookup_modes import LookupSettings, caches_on, make_lookups
+from rayrec.embeddings.cached_lookups import CachedLookups
 from rayrec.embeddings.client import ShardClient
 from rayrec.embeddings.config import AdamConfig, TableConfig
+from rayrec.embeddings.exact_prefetch import ExactPrefetch
+from rayrec.embeddings.held_overlap import HeldOverlap
 from rayrec.embeddings.lookups import TrainerLink
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.row_cache import RowCache
@@ -16,7 +19,7 @@ from rayrec.models.program import DenseOptimizerSettings, TorchProgram
 from rayrec.models.sasrec import FullSoftmaxSasRec
 from rayrec.platform.devices import Device, device_named
 from rayrec.platform.schedule import RateSchedule
-from tests.embeddings.sparse_runs import AdversarialTransport, make_shards
+from tests.embeddings.sparse_runs import AdversarialTransport, Board, ThreadExchange, make_shards
 from tests.models.networks import CPU, DIM, backbone, shares
 
 HOST = device_named("cpu")
@@ -50,6 +53,17 @@ def trained(settings: LookupSettings, device: Device) -> tuple[list[float], np.n
     mode.drain()
     ids_M = batches[0].lookups["user"].ids_M
     return losses, ShardClient(TABLES, ShardMap(1), transport).read({"user": ids_M})["user"], given
+
+
+def test_only_an_only_trainer_holds_what_batches_share():
+    link = TrainerLink(TABLES, ShardMap(1), AdversarialTransport(make_shards(TABLES, 1), seed=0))
+
+    def mode(exchange, **settings):
+        return type(make_lookups(LookupSettings(**settings), link, exchange)._mode)
+
+    two = ThreadExchange(Board(2), 0)
+    assert (mode(None), mode(two)) == (HeldOverlap, ExactPrefetch)
+    assert (mode(None, cache_rows=1), mode(two, cache_rows=1)) == (CachedLookups, CachedLookups)
 
 
 def test_a_cache_is_where_the_device_computes():

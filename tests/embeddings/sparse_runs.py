@@ -242,18 +242,19 @@ def train(
     board: Board,
     drain_every: int,
     ahead: Literal["never", "before rows", "behind rows"],
+    announces_over_drains: bool = False,
 ) -> tuple[Seen, Seen]:
     """(rows that every step saw, gradients that it sent)."""
 
     def look_ahead(step: int) -> None:
-        if step < len(batches) and step % drain_every:
+        if step < len(batches) and (announces_over_drains or step % drain_every):
             mode.prefetch(step, batches[step])
             if ahead == "behind rows":
                 mode.receive(step)
 
     seen, sent = [], []
     for step, batch in enumerate(batches):
-        if ahead != "never" and step % drain_every == 0:
+        if ahead != "never" and (step == 0 or not announces_over_drains) and step % drain_every == 0:
             mode.prefetch(step, batch)
         if ahead == "before rows":
             look_ahead(step + 1)
@@ -280,12 +281,14 @@ def run(
     batches_by_source: list[list[dict[str, Ids]]],
     drain_every: int = 1000,
     ahead: Literal["never", "before rows", "behind rows"] = "before rows",
+    announces_over_drains: bool = False,
 ) -> list[tuple[Seen, Seen]]:
     """Train all sources at once, each in a thread; a mode that takes an `exchange` gets one.
 
     Args:
         drain_every: steps between two moments at which the servers have everything.
         ahead: whether and when the batch after is announced.
+        announces_over_drains: also if the servers have everything in between.
     """
     num_sources = len(batches_by_source)
     board, rows_board = Board(num_sources), Board(num_sources)  # as there are two process groups
@@ -294,7 +297,9 @@ def run(
         try:
             link = TrainerLink(tables, ShardMap(num_shards), transport, source)
             mode = make_mode(link, ThreadExchange(rows_board, source))
-            return train(mode, batches_by_source[source], source, board, drain_every, ahead)
+            return train(
+                mode, batches_by_source[source], source, board, drain_every, ahead, announces_over_drains
+            )
         except BaseException:
             board.abort()
             rows_board.abort()

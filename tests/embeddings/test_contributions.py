@@ -119,8 +119,22 @@ def test_a_refused_rest_says_that_rows_have_changed():
     with pytest.raises(ValueError, match="the gradient of id 2 is nan") as refused:
         served.apply(rest(), update(2, gradient=np.nan))
     assert "restore before going on" in "".join(refused.value.__notes__)
-    served.begin(0, 1)
-    assert served.apply(UpdateTag(1, 1, 0), update(1)) == 1
+    with pytest.raises(RuntimeError, match="a part of step 0"):
+        served.begin(-1, 1)
+    served.restore({"items": [shard().export("items")]})
+    served.begin(-1, 1)
+    assert served.apply(UpdateTag(1, 0, 0), update(1, 2)) == 0
+    assert rows(served, 1, 2) == rows(after_whole_steps(update(1, 2)), 1, 2)
+
+
+def test_what_arrives_between_restoring_and_beginning_is_refused():
+    served = shard()
+    served.take_head(head(), update(1), {"items": ids(2)})
+    served.restore({"items": [shard().export("items")]})
+    with pytest.raises(RuntimeError, match="an incarnation has to begin"):
+        served.apply(rest(), update(2))
+    assert served.committed_step == -1
+    assert rows(served, 1, 2) == rows(shard(), 1, 2)
 
 
 def test_tables_that_evict_take_no_heads():

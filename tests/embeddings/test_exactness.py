@@ -5,8 +5,10 @@ when; for all modes, numbers of shards and trainers, cache sizes, with calls tha
 order, twice, or only when they are sent again, and with reads between any two rows of an update.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -203,12 +205,25 @@ for name in ("bounded_stale(0)", "cache of 3", "cache of 100", "device cache of 
     ahead=st.sampled_from(["never", "before rows", "behind rows"]),
 )
 def test_every_mode_gives_the_rows_of_a_dictionary(mode, run_, num_shards, seed, drain_every, ahead):
+    check_run(MODES[mode], run_, num_shards, seed, drain_every, ahead)
+
+
+def check_run(make_mode, run_: Run, num_shards, seed, drain_every, ahead, over_drains=False) -> None:
     expected, expected_rows = trained_dictionaries(run_)
     num_sources = len(run_.batches_by_source)
 
     shards = make_shards(run_.tables, num_shards, num_sources)
     transport = AdversarialTransport(shards, seed, repeated=0.3, lost=0.2)
-    found = run(MODES[mode], run_.tables, transport, num_shards, run_.batches_by_source, drain_every, ahead)
+    found = run(
+        make_mode,
+        run_.tables,
+        transport,
+        num_shards,
+        run_.batches_by_source,
+        drain_every,
+        ahead,
+        over_drains,
+    )
     transport.finish()
 
     for source, (seen, _) in enumerate(found):
@@ -216,6 +231,69 @@ def test_every_mode_gives_the_rows_of_a_dictionary(mode, run_, num_shards, seed,
             for name, expected_MD in expected_rows[source][step].items():
                 assert rows[name].tobytes() == expected_MD.tobytes(), (source, step, name)
     check_tables(shards, run_, expected)
+
+
+@st.composite
+def runs_that_share(draw) -> Run:
+    """Of one trainer, whose batches have most ids in common with the one before."""
+    tables = (draw(TABLES).model_copy(update={"name": "table0"}),)
+    pool = draw(st.sampled_from([MANY[:8], SPREAD[:8]]))
+    some = st.lists(st.sampled_from(pool), min_size=3, max_size=8, unique=True)
+    batches = [ids(*draw(some)) for _ in range(draw(st.integers(4, 9)))]
+    return Run(tables, [[{"table0": Ids(ids_M, ids_M)} for ids_M in batches]])
+
+
+class Watched(HeldOverlap):
+    """Counts the rows that took the ways of the mode, over all examples."""
+
+    seen: ClassVar[Counter[str]] = Counter()
+
+    def update(self, step, lookups, grads) -> None:
+        held = {name: mine.held[0] for name, mine in self._announced[step].tables.items()}
+        following = self._announced.get(step + 1)
+        for name, ids_K in held.items():
+            shared = np.isin(ids_K, [] if following is None else following.tables[name].ids_M)
+            if self._tables[name].evicts_at(step):
+                self.seen["went before an eviction"] += len(ids_K)
+            else:
+                self.seen["stayed"] += int(shared.sum())
+                self.seen["left"] += int((~shared).sum())
+        super().update(step, lookups, grads)
+
+    def drain(self) -> None:
+        following = self._announced.get(self._last_step + 1)
+        if following is not None:
+            self.seen["drained"] += sum(len(mine.held[0]) for mine in following.tables.values())
+        super().drain()
+
+
+def test_rows_that_are_held_are_those_of_a_dictionary():
+    """As above, where much is held."""
+
+    @settings(max_examples=120, deadline=None)
+    @given(
+        run_=runs_that_share(),
+        num_shards=st.integers(1, 3),
+        seed=st.integers(0, 10_000),
+        drain_every=st.sampled_from([2, 3, 1000]),
+        ahead=st.sampled_from(["before rows", "behind rows"]),
+        is_threaded=st.booleans(),
+    )
+    def holds(run_, num_shards, seed, drain_every, ahead, is_threaded):
+        mode = without_exchange(Watched)
+        check_run(
+            threaded(mode) if is_threaded else mode,
+            run_,
+            num_shards,
+            seed,
+            drain_every,
+            ahead,
+            over_drains=True,
+        )
+
+    Watched.seen.clear()
+    holds()
+    assert min(Watched.seen[way] for way in ("stayed", "left", "drained", "went before an eviction")) > 50
 
 
 @settings(max_examples=60, deadline=None)

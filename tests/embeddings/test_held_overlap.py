@@ -124,16 +124,42 @@ def test_drain_brings_held_rows_to_the_servers_and_keeps_them():
     assert transport.calls[-1] == ("apply", [], [2], 2)
 
 
-def test_numbers_that_are_not_finite_are_refused_by_the_servers_and_no_row_changes():
-    shards, _, mode = with_rows(1, 2)
+@pytest.mark.parametrize(
+    ("grads_MD", "refusal"),
+    [
+        (np.full((2, 4), np.nan, np.float32), "step 1, table 'items': the gradient of id 1 is nan"),
+        (np.ones((2, 4)), "gradients must be float32"),
+        (np.ones((1, 4), np.float32), "one row per id"),
+    ],
+)
+def test_gradients_that_servers_would_refuse_change_no_row(grads_MD, refusal):
+    shards, transport, mode = with_rows(1, 2)
     before = shards[0].export("items")
     mode.prefetch(1, alone(1, 2))
     mode.prefetch(2, alone(2))
-    rows = mode.rows(1, alone(1, 2))["items"]
-    mode.update(1, alone(1, 2), {"items": np.full_like(rows, np.nan)})
-    with pytest.raises(ValueError, match="the gradient of id 1 is nan"):
-        mode.rows(2, alone(2))
+    mode.rows(1, alone(1, 2))
+    transport.calls.clear()
+    with pytest.raises(ValueError, match=refusal):
+        mode.update(1, alone(1, 2), {"items": grads_MD})
+    assert transport.calls == []
     assert shards[0].export("items").weights_MD.tobytes() == before.weights_MD.tobytes()
+
+
+def test_a_batch_that_is_announced_again_keeps_the_rows_that_it_holds():
+    shards, _, mode = with_rows(1, 2)
+    mode.prefetch(1, alone(1, 2))
+    rows_MD = step(mode, 1, alone(1, 2), alone(2))
+    mode.prefetch(2, alone(2))
+    assert step(mode, 2, alone(2)).tobytes() != rows_MD[1:].tobytes()
+    mode.drain()
+    held = shards[0].export("items")
+    assert dict(zip(held.ids_M.tolist(), held.counts_M.tolist(), strict=True)) == {1: 2, 2: 3}
+
+
+def test_an_update_needs_rows():
+    _, _, mode = with_rows(1)
+    with pytest.raises(RuntimeError, match="no update without rows"):
+        mode.update(1, alone(1), {})
 
 
 def test_rows_of_a_step_can_be_taken_once():

@@ -8,6 +8,7 @@ import pytest
 from rayrec.embeddings.client import LocalTransport, ShardClient
 from rayrec.embeddings.config import EvictionConfig, TableConfig
 from rayrec.embeddings.exact_prefetch import ExactPrefetch
+from rayrec.embeddings.held_overlap import HeldOverlap
 from rayrec.embeddings.lookups import LookupMode, SyncLookups, TrainerLink
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.threaded_lookups import ThreadedLookups
@@ -106,18 +107,25 @@ def test_a_batch_that_was_not_announced_is_read_after_the_update_before_it():
 
 
 class RefusingTransport(AdversarialTransport):
-    """Cannot send lookups of the given number, counted from the first."""
+    """Cannot send reads of the given number, counted from the first."""
 
     def __init__(self, shards, refused: set[int]) -> None:
         super().__init__(shards, seed=0)
         self._refused = refused
-        self._num_lookups = 0
+        self._num_reads = 0
 
     def lookup(self, shard, request, after_step):
-        self._num_lookups += 1
-        if self._num_lookups - 1 in self._refused:
-            raise ConnectionError("no way to the server")
+        self._read()
         return super().lookup(shard, request, after_step)
+
+    def fetch(self, shard, request, after_step):
+        self._read()
+        return super().fetch(shard, request, after_step)
+
+    def _read(self) -> None:
+        self._num_reads += 1
+        if self._num_reads - 1 in self._refused:
+            raise ConnectionError("no way to the server")
 
 
 def trained_rows(mode: LookupMode) -> np.ndarray:
@@ -139,12 +147,13 @@ def trained_rows(mode: LookupMode) -> np.ndarray:
     return insist(mode.rows, 1, second)["items"]
 
 
+@pytest.mark.parametrize("mode_type", [ExactPrefetch, HeldOverlap])
 @pytest.mark.parametrize("refused", [{0}, {1}, {2}, {1, 2}], ids=str)
-def test_a_request_that_could_not_be_sent_never_becomes_rows(refused):
+def test_a_request_that_could_not_be_sent_never_becomes_rows(refused, mode_type):
     expected_MD = trained_rows(SyncLookups(link(LocalTransport(make_shards(ITEMS, 1)))))
 
     transport = RefusingTransport(make_shards(ITEMS, 1), refused)
-    found_MD = trained_rows(ExactPrefetch(link(transport)))
+    found_MD = trained_rows(mode_type(link(transport)))
 
     assert found_MD.tobytes() == expected_MD.tobytes()
 
@@ -189,7 +198,6 @@ def test_a_refused_update_surfaces_in_every_way_out():
     def sent_nan() -> ExactPrefetch:
         mode = ExactPrefetch(link(LocalTransport(make_shards(ITEMS, 1))))
         mode.prefetch(0, alone(1))
-        mode.prefetch(1, alone(1, 2))
         mode.rows(0, alone(1))
         mode.update(0, alone(1), {"items": np.full((1, 4), np.nan, np.float32)})
         return mode
@@ -277,9 +285,10 @@ def test_an_error_beside_dense_compute_is_raised_by_every_call_that_follows():
     mode.close()
 
 
-def test_a_batch_may_be_announced_before_one_that_never_is():
+@pytest.mark.parametrize("mode_type", [ExactPrefetch, HeldOverlap])
+def test_a_batch_may_be_announced_before_one_that_never_is(mode_type):
     transport = AdversarialTransport(make_shards(ITEMS, 1), seed=0)
-    mode = ThreadedLookups(ExactPrefetch(link(transport)))
+    mode = ThreadedLookups(mode_type(link(transport)))
     mode.prefetch(1, alone(7))  # which needs the update of step 0
     mode.rows(0, alone(7))
     mode.update(0, alone(7), ones(alone(7)))
@@ -287,6 +296,16 @@ def test_a_batch_may_be_announced_before_one_that_never_is():
     expected.rows(0, alone(7))
     expected.update(0, alone(7), ones(alone(7)))
     assert (mode.rows(1, alone(7))["items"] == expected.rows(1, alone(7))["items"]).all()
+    mode.close()
+
+
+def test_a_thread_that_may_not_give_way_works_all_the_same(monkeypatch):
+    def forbidden(*arguments):
+        raise PermissionError("no priorities here")
+
+    monkeypatch.setattr("os.setpriority", forbidden, raising=False)
+    mode = ThreadedLookups(SyncLookups(link(LocalTransport(make_shards(ITEMS, 1)))))
+    assert mode.rows(0, alone(7))["items"].shape == (1, 4)
     mode.close()
 
 

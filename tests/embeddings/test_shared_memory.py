@@ -15,10 +15,11 @@ from rayrec.embeddings.client import LocalTransport
 from rayrec.embeddings.config import AdamConfig, TableConfig
 from rayrec.embeddings.contributions import UpdateTag
 from rayrec.embeddings.exact_prefetch import ExactPrefetch
+from rayrec.embeddings.held_overlap import HeldOverlap
 from rayrec.embeddings.lookups import SyncLookups
 from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.embeddings.shared_blocks import why_unavailable
-from rayrec.embeddings.shared_calls import CallServer, Endpoint, ServerLostError
+from rayrec.embeddings.shared_calls import CallServer, Channel, Endpoint, ServerLostError
 from rayrec.embeddings.shared_memory import SharedMemoryTransport, shard_methods
 from tests.embeddings.sparse_runs import Ids, all_rows, ids, make_shards, run, without_exchange
 
@@ -302,10 +303,29 @@ def test_two_clients_and_several_threads_of_one_do_not_get_each_others_answers(s
             future.result()
 
 
+def test_arrays_that_outgrow_their_memory_arrive_all_the_same(served):
+    """`memory` is made for less than what comes: some arrays lie there already, others do not fit."""
+    server = served.server({"joined": lambda empty, *arrays: b"".join(array.tobytes() for array in arrays)})
+    channel = Channel(server.endpoint, in_order=True)
+    for _ in range(3):
+        empty = channel.memory(100_000)
+        first, unused = empty((30_000,), np.uint8), empty((70_000,), np.uint8)
+        first[:], unused[:] = 1, 2
+        second = np.full(100_000, 3, np.uint8)
+        assert channel.call("joined", first, second).result() == bytes([1]) * 30_000 + bytes([3]) * 100_000
+    channel.memory(1000)  # and is not used
+    channel.close()
+
+
+@pytest.mark.parametrize(
+    ("num_sources", "mode_type"), [(3, ExactPrefetch), (1, ExactPrefetch), (1, HeldOverlap)]
+)
 @pytest.mark.parametrize("share_a_connection", [False, True])
-def test_training_through_shared_memory_is_bit_equal_to_sync(served, share_a_connection):
-    """Three trainers on threads of their own, two servers."""
-    num_sources, num_shards = 3, 2
+def test_training_through_shared_memory_is_bit_equal_to_sync(
+    served, share_a_connection, num_sources, mode_type
+):
+    """Trainers on threads of their own, two servers."""
+    num_shards = 2
     tables = tuple(
         TableConfig(name=name, dim=dim, seed=dim, optimizer=AdamConfig(lr=0.05))
         for name, dim in (("items", 8), ("users", 3))
@@ -341,7 +361,7 @@ def test_training_through_shared_memory_is_bit_equal_to_sync(served, share_a_con
             return getattr(self._mine.transport, name)
 
     transport = transports[0] if share_a_connection else OneEach()
-    found = run(without_exchange(ExactPrefetch), tables, transport, num_shards, batches)
+    found = run(without_exchange(mode_type), tables, transport, num_shards, batches)
 
     for (expected_steps, _), (found_steps, _) in zip(expected, found, strict=True):
         for expected_rows, found_rows in zip(expected_steps, found_steps, strict=True):
