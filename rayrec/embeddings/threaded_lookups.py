@@ -85,7 +85,8 @@ class ThreadedLookups:
         self._look_ahead()
         started = self._clock()
         try:
-            return {name: rows.result()[name] for name in lookups}
+            found = rows.result()  # also if nothing is read: no step overtakes another
+            return {name: found[name] for name in lookups}
         finally:
             self._rows_wait_s += self._clock() - started
             del self._rows[step]

@@ -1,6 +1,7 @@
 """What each mode asks the servers for, and when. That all of them are exact: `test_exactness`."""
 
 import contextlib
+import time
 
 import numpy as np
 import pytest
@@ -296,6 +297,26 @@ def test_a_batch_may_be_announced_before_one_that_never_is(mode_type):
     expected.rows(0, alone(7))
     expected.update(0, alone(7), ones(alone(7)))
     assert (mode.rows(1, alone(7))["items"] == expected.rows(1, alone(7))["items"]).all()
+    mode.close()
+
+
+class Unhurried(HeldOverlap):
+    """Whose updates take longer than those who wait for nothing."""
+
+    def update(self, step, lookups, grads) -> None:
+        time.sleep(0.02)
+        super().update(step, lookups, grads)
+
+
+def test_batches_that_read_no_table_come_in_their_turn():
+    """As where a model has none: nothing is waited for, and nothing may be overtaken."""
+    mode = ThreadedLookups(Unhurried(TrainerLink((), ShardMap(1), LocalTransport(make_shards((), 1)))))
+    mode.prefetch(0, {})
+    for step in range(4):
+        mode.prefetch(step + 1, {})
+        assert mode.rows(step, {}) == {}
+        mode.update(step, {}, {})
+    mode.drain()
     mode.close()
 
 
