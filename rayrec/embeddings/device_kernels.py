@@ -26,6 +26,7 @@ from torch import Tensor
 from rayrec.embeddings import row_kernels
 from rayrec.embeddings.compiled import LANES
 from rayrec.embeddings.layout import BFLOAT16, FLOAT32
+from rayrec.platform.devices import device_named
 from rayrec.platform.tensor_hashing import mix64, shift_right
 
 Equation = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -172,9 +173,9 @@ def _low_half(words: Tensor) -> Tensor:
 
 
 def _root(values: Tensor) -> Tensor:
-    if values.device.type == "cpu":
-        # MKL's, which torch may take there, can be off by a bit; of a root in float64 the nearest float32 is
-        # that of the root itself (Figueroa, "When is Double Rounding Innocuous?", SIGNUM 1995).
+    if not device_named(values.device.type).has_own_memory:
+        # The host's may be MKL's, which can be off by a bit; of a root in float64 the nearest float32 is that
+        # of the root itself (Figueroa, "When is Double Rounding Innocuous?", SIGNUM 1995).
         return values.to(torch.float64).sqrt().to(torch.float32)
     return values.sqrt()
 
