@@ -11,16 +11,17 @@ from rayrec.embeddings.client import LocalTransport
 from rayrec.embeddings.lookups import SyncLookups, TrainerLink
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.shard import EmbeddingShard
-from rayrec.embeddings.snapshot import write_table
+from rayrec.embeddings.snapshot import SavedFile, write_table
 from rayrec.models.build import build_model
 from rayrec.models.program import TorchProgram
 from rayrec.models.tokenizers import fit_registry
 from rayrec.pipelines.assembly import SEMANTIC_IDS_FOLDER, Assembly, assemble
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import write_snapshot
+from rayrec.pipelines.snapshots import RunState, write_snapshot
 from rayrec.platform.devices import get_device
 from rayrec.samples.config import PrepareConfig
+from rayrec.samples.cursor import Cursor
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.prepare import prepare
 from rayrec.samples.reader import SampleReader
@@ -106,22 +107,25 @@ def _train_one_epoch(run: RunFolder, assembly: Assembly) -> None:
         lookups.update(step, features.lookups, gradients.row_grads)
         program.update()
 
-    def save_sparse(folder: str) -> list[str]:
+    def save_sparse(folder: str) -> list[SavedFile]:
         written = [
             write_table(Path(folder), table, 0, [shard.export(table.name)]) for table in assembly.tables
         ]
-        return [name for names in written for name in names]
+        return [file for files in written for file in files]
 
     path = run.snapshot_path(plan.steps_per_epoch)
     write_snapshot(
         path,
-        committed_step=plan.steps_per_epoch - 1,
-        incarnation=0,
-        dataset_fingerprint=assembly.dataset.fingerprint,
-        semantic_ids_version=None if assembly.registry is None else assembly.registry.version,
-        read_position=plan.position(plan.steps_per_epoch),
+        RunState(
+            committed_step=plan.steps_per_epoch - 1,
+            incarnation=0,
+            dataset_fingerprint=assembly.dataset.fingerprint,
+            semantic_ids_version=None if assembly.registry is None else assembly.registry.version,
+            read_position=plan.position(plan.steps_per_epoch),
+        ),
         weights=program.weights(),
         optimizer_state=program.optimizer_state(),
+        cursor=Cursor(assembly.dataset.fingerprint).to_table(),
         save_sparse=save_sparse,
     )
     run.update(last=path.name, best=path.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,21 @@ import ray
 from ray.actor import ActorHandle
 
 from rayrec.actors.read_ahead import ReadAhead
-from rayrec.actors.spawning import ActorRole, spawn
+from rayrec.actors.heartbeats import Heart
+from rayrec.actors.spawning import ActorRole, spawn_stateless
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
-from rayrec.samples.batches import FeatureBatch, SampleBatch
+from rayrec.samples.batches import FeatureBatch, Interval, SampleBatch
 from rayrec.samples.features import SequenceFeatures
+
+
+@dataclass(frozen=True)
+class BatchSummary:
+    """What the driver has to know of a batch; the batch itself goes to the trainers."""
+
+    rows: tuple[Interval, ...]
+    """Where its rows were read."""
+    unreadable: tuple[Interval, ...] = ()
+    """Rows that should have been in it and cannot be read."""
 
 
 class FeatureWorker:
@@ -22,6 +34,7 @@ class FeatureWorker:
         self, role: ActorRole, features: SequenceFeatures, read_ahead: ReadAhead | None = None
     ) -> None:
         self._role = role
+        self._pulse = role.pulse()
         self._features = features
         self._read_ahead = read_ahead
         self._clock = StageClock()
@@ -30,18 +43,19 @@ class FeatureWorker:
     def __repr__(self) -> str:
         return self._role.actor_name
 
-    def compute(self, samples: SampleBatch) -> FeatureBatch | tuple[FeatureBatch, ...]:
-        """One share per trainer, each an object of its own."""
-        with self._clock.busy():
+    def compute(self, samples: SampleBatch) -> tuple[BatchSummary | FeatureBatch, ...]:
+        """A summary, and one share per trainer, each an object of its own."""
+        with self._pulse.during("compute", samples.step), self._clock.busy():
             shares = self._features(samples)
             if self._read_ahead is not None:
                 self._read_ahead(shares)
         self._metrics.after_batch(self._clock.times())
-        return shares[0] if len(shares) == 1 else tuple(shares)
+        return BatchSummary(samples.cursor), *shares
 
     def ranking(self, samples: SampleBatch) -> tuple[FeatureBatch, np.ndarray]:
         """Features to rank what comes next, and the items each row has seen ([B, E], padded with -1)."""
-        return self._features.ranking(samples), self._features.seen(samples)
+        with self._pulse.during("ranking", samples.step):
+            return self._features.ranking(samples), self._features.seen(samples)
 
     def start_clock(self) -> None:
         """Training goes on: from now on, time between batches is waiting."""
@@ -63,10 +77,19 @@ def spawn_feature_workers(
     num_workers: int,
     num_cpus: float,
     read_ahead: ReadAhead | None = None,
+    heart: Heart | None = None,
+    restarts: int = 0,
 ) -> list[ActorHandle]:
     shared: Any = ray.put(features)  # the catalogue's arrays travel once
     options = {"num_cpus": num_cpus}
     return [
-        spawn(FeatureWorker, ActorRole(run, "feature_worker", member), options, shared, read_ahead)
+        spawn_stateless(
+            FeatureWorker,
+            ActorRole(run, "feature_worker", member, heart),
+            options,
+            restarts,
+            shared,
+            read_ahead,
+        )
         for member in range(num_workers)
     ]

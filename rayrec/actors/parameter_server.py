@@ -11,6 +11,7 @@ import numpy as np
 import ray
 from ray.actor import ActorHandle
 
+from rayrec.actors.heartbeats import Heart
 from rayrec.actors.spawning import ActorRole, spawn
 from rayrec.actors.transport import ServerPlace
 from rayrec.embeddings.config import TableConfig
@@ -54,6 +55,7 @@ class ParameterServer:
 
     def __init__(self, role: ActorRole, spec: ServerSpec) -> None:
         self._role = role
+        self._pulse = role.pulse()
         self._spec = spec
         self._shard = EmbeddingShard(
             spec.tables,
@@ -181,6 +183,7 @@ def spawn_parameter_servers(
     max_staleness: int = 0,
     memory_limit: int | None = None,
     num_threads: int = 1,
+    heart: Heart | None = None,
 ) -> list[ActorHandle]:
     # Of every trainer, two reads (or heads of steps) and a question for evictions may wait for a step, whose
     # update needs a thread to arrive on.
@@ -188,7 +191,7 @@ def spawn_parameter_servers(
     return [
         spawn(
             ParameterServer,
-            ActorRole(run, "parameter_server", shard),
+            ActorRole(run, "parameter_server", shard, heart),
             options,
             ServerSpec(
                 tables,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ray.actor import ActorHandle
 
-from rayrec.actors.spawning import ActorRole, spawn
+from rayrec.actors.heartbeats import Heart
+from rayrec.actors.spawning import ActorRole, spawn_stateless
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
 from rayrec.samples.batches import SampleBatch
 from rayrec.samples.reader import ReadPlan, SampleReader
@@ -15,6 +16,7 @@ class SampleReaderActor:
 
     def __init__(self, role: ActorRole, plan: ReadPlan) -> None:
         self._role = role
+        self._pulse = role.pulse()
         self._reader = SampleReader(plan)
         self._clock = StageClock()
         self._metrics = RayStageMetrics(role.run, role.stage, role.member)
@@ -23,7 +25,7 @@ class SampleReaderActor:
         return self._role.actor_name
 
     def read(self, step: int) -> SampleBatch:
-        with self._clock.busy():
+        with self._pulse.during("read", step), self._clock.busy():
             samples = self._reader.read(step)
         self._metrics.after_batch(self._clock.times())
         return samples
@@ -42,8 +44,18 @@ class SampleReaderActor:
         return times
 
 
-def spawn_sample_readers(run: str, plan: ReadPlan, num_readers: int, num_cpus: float) -> list[ActorHandle]:
+def spawn_sample_readers(
+    run: str,
+    plan: ReadPlan,
+    num_readers: int,
+    num_cpus: float,
+    heart: Heart | None = None,
+    restarts: int = 0,
+) -> list[ActorHandle]:
+    options = {"num_cpus": num_cpus}
     return [
-        spawn(SampleReaderActor, ActorRole(run, "sample_reader", member), {"num_cpus": num_cpus}, plan)
+        spawn_stateless(
+            SampleReaderActor, ActorRole(run, "sample_reader", member, heart), options, restarts, plan
+        )
         for member in range(num_readers)
     ]

@@ -1,4 +1,4 @@
-"""How every actor of a run is named and placed."""
+"""How every actor of a run is named, placed and watched."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+
+from rayrec.actors.heartbeats import Heart, Pulse
 
 
 @dataclass(frozen=True)
@@ -18,18 +20,42 @@ class ActorRole:
     stage: str
     """`sample_reader`, `feature_worker`, `parameter_server` or `trainer`."""
     member: int
+    heart: Heart | None = None
+    """Where its beats go."""
 
     @property
     def actor_name(self) -> str:
         return f"{self.run}/{self.stage}-{self.member}"
 
+    def pulse(self) -> Pulse:
+        """To be called in the actor's process: from now on it beats."""
+        return Pulse(self.actor_name, self.heart)
+
 
 def spawn(cls: type, role: ActorRole, options: dict[str, Any], *arguments: Any) -> ActorHandle:
-    """Start one actor.
+    """Start one actor that has state: it never comes back alone.
 
-    No `max_restarts` anywhere: an actor that came back by itself would answer
-    with another state than the run has (a server with untrained rows).
+    A server that did would answer with untrained rows, a trainer with weights of its own.
     """
+    return _spawn(cls, role, options, *arguments)
+
+
+def spawn_stateless(
+    cls: type, role: ActorRole, options: dict[str, Any], restarts: int, *arguments: Any
+) -> ActorHandle:
+    """Start one actor whose answers depend on its arguments alone.
+
+    When its process dies Ray starts it anew and repeats the calls that it owes answers to, so that nobody
+    else takes notice.
+
+    Args:
+        restarts: of its process, after which its death is the run's.
+    """
+    retries = {"max_restarts": restarts, "max_task_retries": -1}
+    return _spawn(cls, role, options | retries, *arguments)
+
+
+def _spawn(cls: type, role: ActorRole, options: dict[str, Any], *arguments: Any) -> ActorHandle:
     remote_cls: Any = ray.remote(cls)
     handle: ActorHandle = remote_cls.options(name=role.actor_name, **options).remote(role, *arguments)
     return handle

@@ -20,6 +20,7 @@ import torch
 from ray.actor import ActorHandle
 
 from rayrec.actors.collective import TrainerGroup
+from rayrec.actors.heartbeats import Heart
 from rayrec.actors.lookup_modes import LookupSettings, caches_on, make_lookups
 from rayrec.actors.spawning import ActorRole, spawn
 from rayrec.actors.transport import TransportChoice, connect
@@ -83,6 +84,7 @@ class Trainer:
     def __init__(self, role: ActorRole, spec: TrainerSpec, servers: Sequence[ActorHandle]) -> None:
         torch.set_num_threads(spec.num_threads)
         self._role = role
+        self._pulse = role.pulse()
         self._spec = spec
         self._device = get_device(spec.device)
         transport, shard_map = connect(servers, spec.transport), ShardMap(len(servers))
@@ -122,12 +124,13 @@ class Trainer:
 
     def look_ahead(self, features: FeatureBatch) -> None:
         """Stage 3, early: request the rows of the next batch that the current one cannot change."""
-        with self._clock.busy(num_batches=0):  # a part of a batch that `train` counts
+        # The clock: a part of a batch that `train` counts.
+        with self._pulse.during("look_ahead", features.step), self._clock.busy(num_batches=0):
             self._lookups.prefetch(features.step, features.lookups)
 
     def train(self, features: FeatureBatch) -> StepReport:
         """Stages 3 to 5 for one batch; steps come in order."""
-        with self._clock.busy():
+        with self._pulse.during("train", features.step), self._clock.busy():
             rows = self._lookups.rows(features.step, features.lookups)
             with self._dense_clock.busy():
                 gradients = self._program.backward(features, rows)
@@ -139,7 +142,7 @@ class Trainer:
 
     def drain(self) -> None:
         """Wait until the servers have committed every step sent so far."""
-        with self._clock.busy(num_batches=0):
+        with self._pulse.during("drain"), self._clock.busy(num_batches=0):
             self._lookups.drain()
 
     def start_clock(self) -> None:
@@ -202,12 +205,16 @@ class Trainer:
 
 
 def spawn_trainers(
-    run: str, spec: TrainerSpec, servers: Sequence[ActorHandle], num_cpus: float
+    run: str,
+    spec: TrainerSpec,
+    servers: Sequence[ActorHandle],
+    num_cpus: float,
+    heart: Heart | None = None,
 ) -> list[ActorHandle]:
     options = {"num_cpus": num_cpus, **ray_claim(spec.device)}
     shared = ray.put(spec)  # the catalogue's arrays travel once
     return [
-        spawn(Trainer, ActorRole(run, "trainer", rank), options, shared, list(servers))
+        spawn(Trainer, ActorRole(run, "trainer", rank, heart), options, shared, list(servers))
         for rank in range(spec.num_trainers)
     ]
 

@@ -1,4 +1,4 @@
-"""`plan`, `train`, `evaluate`, `recommend` and `serve`: what is done with a run."""
+"""`plan`, `train`, `snapshot`, `runs`, `evaluate`, `recommend` and `serve`: what is done with a run."""
 
 from __future__ import annotations
 
@@ -45,6 +45,13 @@ def train_command(
     overrides: OverridesOption = None,
     run: Annotated[Path | None, typer.Option(help="Folder of the run [runs/<name of CONFIG>].")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's last snapshot.")] = False,
+    resume_if_begun: Annotated[
+        bool,
+        typer.Option("--resume-if-begun", help="Continue the run if there is one, else begin it."),
+    ] = False,
+    snapshot: Annotated[
+        str, typer.Option(help="To resume from: `last`, `previous`, `best`, or the name of one.")
+    ] = "last",
 ) -> Answer:
     """Train a model with the five-stage pipeline on Ray."""
     from dataclasses import asdict
@@ -55,7 +62,13 @@ def train_command(
     config = RunConfig.load(config_file, overrides or ())
     folder = run or Path("runs") / config_file.stem
     with progress_bar("train") as progress:
-        result = train(config, folder, resume, on_step=lambda done, total, loss: progress(done, total))
+        result = train(
+            config,
+            folder,
+            "if_begun" if resume_if_begun else resume,
+            on_step=lambda done, total, loss: progress(done, total),
+            snapshot=snapshot,
+        )
     stages = result.stages
     print_rows(
         f"Trained: {folder}",
@@ -105,6 +118,45 @@ _STAGES = (
     ("parameter servers", "servers_busy_s", "servers_waiting_s"),
     ("trainers", "trainer_busy_s", "trainer_waiting_s"),
 )
+
+
+@command(app, "snapshot")
+def snapshot_command(
+    run: RunArgument,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for it.")] = 600.0,
+) -> Answer:
+    """Let a run that is training write a snapshot now; it trains on meanwhile."""
+    from rayrec.pipelines.snapshot_requests import request_snapshot
+
+    path = request_snapshot(run, timeout)
+    print_rows("Snapshot", [("written", str(path))])
+    return {"run": str(run), "snapshot": path.name}
+
+
+@command(app, "runs")
+def runs_command(
+    folder: Annotated[Path, typer.Argument(help="Folder with the folders of runs.")] = Path("runs"),
+) -> Answer:
+    """List runs: how they stand, and why the last one stopped."""
+    from dataclasses import asdict
+
+    from rayrec.pipelines.run_list import list_runs
+
+    runs = list_runs(folder)
+    table = Table("run", "state", "steps", "best", "last snapshot", "rollbacks", "why it stopped")
+    for run in runs:
+        best = "" if run.best_value is None else f"{run.best_value:.4f}"
+        table.add_row(
+            escape(run.name),
+            run.condition,
+            f"{run.saved_steps:,}",
+            best,
+            run.last_snapshot or "",
+            str(run.num_rollbacks),
+            escape(run.reason or ""),
+        )
+    out.print(table)
+    return {"runs": [asdict(run) for run in runs]}
 
 
 @command(app, "plan")

@@ -101,13 +101,13 @@ def check_snapshot(snapshot: Snapshot, assembly: Assembly) -> None:
     Raises:
         InputError: names the snapshot and what differs.
     """
-    if snapshot.dataset_fingerprint != assembly.dataset.fingerprint:
+    if snapshot.state.dataset_fingerprint != assembly.dataset.fingerprint:
         raise InputError(
             f"{snapshot.path}: was trained on another data set than {assembly.config.data.path} holds now; "
             "prepare the same data again, or train anew"
         )
     if assembly.registry is not None:
-        assembly.registry.check_matches(snapshot.semantic_ids_version or "none", str(snapshot.path))
+        assembly.registry.check_matches(snapshot.state.semantic_ids_version or "none", str(snapshot.path))
 
 
 def check_continues(snapshot: Snapshot, assembly: Assembly) -> None:
@@ -117,8 +117,8 @@ def check_continues(snapshot: Snapshot, assembly: Assembly) -> None:
         InputError: names the snapshot and both positions.
     """
     ours = assembly.plan.position(snapshot.committed_step + 1)
-    theirs = snapshot.read_position
-    if theirs is not None and theirs != ours:
+    theirs = snapshot.state.read_position
+    if theirs != ours:
         what = "in another order" if theirs.order != ours.order else "from another place"
         raise InputError(
             f"{snapshot.path}: its run goes on in epoch {theirs.epoch} after {theirs.rows} rows, and this "

@@ -147,6 +147,33 @@ class EvaluationConfig(Config):
     batch_size: int = Field(512, gt=0)
 
 
+class SnapshotConfig(Config):
+    """When a run's state is written to its folder, and what of it is kept. After a validation it always is."""
+
+    every_steps: int | None = Field(None, ge=1)
+    """Also after every so many steps."""
+    every_s: float | None = Field(None, gt=0)
+    """Also when the last one was begun so many seconds ago. Which steps these are does not change the run."""
+    increments: int = Field(0, ge=0)
+    """Snapshots between two full ones that hold only the rows changed since the one before."""
+    keep: int = Field(1, ge=1)
+    """The newest so many stay, with what they build on, and the best."""
+    copy_to: str | None = None
+    """Folder to copy the run to as it goes, as a URL such as `s3://bucket/runs/mine`; a run whose own folder is
+    gone is resumed from there."""
+
+
+class RecoveryConfig(Config):
+    """What becomes of a run when something of it dies or hangs."""
+
+    stage_restarts: int = Field(20, ge=0)
+    """Times that each reader and feature worker may be started anew."""
+    max_rollbacks: int = Field(5, ge=0)
+    """Returns to the last snapshot, because a server or trainer was lost, before there is a new one."""
+    hang_timeout_s: float = Field(300.0, gt=0)
+    """Time in which nothing comes of the actors, after which one of them hangs."""
+
+
 class RunConfig(Config):
     """Everything a run depends on."""
 
@@ -159,6 +186,8 @@ class RunConfig(Config):
     pipeline: PipelineConfig = PipelineConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    snapshots: SnapshotConfig = SnapshotConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
     cluster: ClusterConfig = ClusterConfig()
 
     @field_validator("device")

@@ -163,5 +163,5 @@ def _local_tables(assembly: Assembly, snapshot: Snapshot) -> ShardClient:
     ]
     shard = EmbeddingShard(tables, shard=0, num_sources=1)
     if tables:
-        shard.restore(load_tables(snapshot.sparse_files, tables, shard_map, shard=0))
+        shard.restore(load_tables(snapshot.sparse_chain, tables, shard_map, shard=0))
     return ShardClient(tables, shard_map, LocalTransport([shard]))

@@ -4,7 +4,9 @@ RUN/config.yaml            the settings
 RUN/.lock                  held by the process that trains; names it
 RUN/run.json               state, the error that ended it, best and last snapshot
 RUN/metrics.jsonl          one line per validation
-RUN/snapshots/step-N/      dense weights, optimizer state, embedding rows, manifest.json
+RUN/recoveries.jsonl       one line per return to a snapshot, with the reason
+RUN/snapshots/step-N/      dense weights, optimizer state, embedding rows, cursor, manifest.json
+RUN/requests/              who waits for a snapshot on demand
 RUN/evaluation-SPLIT.json  written by `rayrec evaluate`
 """
 
@@ -15,6 +17,7 @@ import json
 import os
 import shutil
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +31,8 @@ from rayrec.platform.files import write_atomically, write_json
 FREE_TO_CHANGE = (
     "cluster.",
     "pipeline.",
+    "snapshots.",
+    "recovery.",
     "sparse.num_servers",
     "sparse.wait_timeout_s",
     "sparse.transport",
@@ -57,6 +62,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._updates = threading.Lock()
 
     @classmethod
     @contextmanager
@@ -160,28 +166,84 @@ class RunFolder:
         self.update(state="running", error=None)
 
     def update(self, **values: Any) -> None:
-        """Change fields of run.json."""
-        state = self.state if (self.path / "run.json").exists() else {}
-        write_json(self.path / "run.json", {**state, **values})
+        """Change fields of run.json; from any thread."""
+        with self._updates:
+            state = self.state if (self.path / "run.json").exists() else {}
+            write_json(self.path / "run.json", {**state, **values})
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a process trains in the folder now."""
+        try:
+            with open(self.path / LOCK_FILE) as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    @property
+    def condition(self) -> str:
+        """`running`, `finished`, `stopped`, `failed`; or `died`, if its process ended without a word."""
+        state = str(self.state["state"])
+        return "died" if state == "running" and not self.is_alive else state
+
+    @property
+    def snapshots(self) -> Path:
+        return self.path / "snapshots"
 
     def snapshot_path(self, step: int) -> Path:
-        return self.path / "snapshots" / f"step-{step:09d}"
+        return self.snapshots / f"step-{step:09d}"
 
     def chosen_snapshot(self, which: str) -> Path:
-        """Folder of the `best` or the `last` snapshot."""
-        name = self.state[which]
-        if name is None:
-            raise InputError(f"{self.path}: the run has no snapshot yet; it was {self.state['state']}")
-        return self.path / "snapshots" / str(name)
+        """Folder of the `best` or the `last` snapshot, of the one before the last (`previous`), or by name.
+
+        Raises:
+            InputError: there is none.
+        """
+        if which not in ("best", "last", "previous"):
+            if not (self.snapshots / which).is_dir():
+                raise InputError(f"{self.path}: has no snapshot {which!r}; it has {self.snapshot_names() or 'none'}")
+            return self.snapshots / which
+        last = self.state["best" if which == "best" else "last"]
+        if last is None:
+            raise InputError(f"{self.path}: the run has no snapshot yet; it was {self.condition}")
+        if which != "previous":
+            return self.snapshots / str(last)
+        earlier = [name for name in self.snapshot_names() if name < last]
+        if not earlier:
+            raise InputError(f"{self.path}: has no snapshot before {last}; see snapshots.keep")
+        return self.snapshots / earlier[-1]
+
+    def snapshot_names(self) -> list[str]:
+        """Of all snapshots, oldest first."""
+        if not self.snapshots.is_dir():
+            return []
+        return sorted(entry.name for entry in self.snapshots.iterdir() if not entry.name.startswith("."))
 
     def keep_only(self, names: set[str]) -> None:
         """Delete every snapshot that is not named."""
-        for folder in (self.path / "snapshots").iterdir():
+        for folder in self.snapshots.iterdir():
             if folder.name not in names:
                 shutil.rmtree(folder)
 
     def log(self, record: dict[str, Any]) -> None:
-        with open(self.path / "metrics.jsonl", "a") as file:
+        self._append("metrics.jsonl", record)
+
+    def log_recovery(self, record: dict[str, Any]) -> None:
+        self._append("recoveries.jsonl", record)
+
+    def forget_after(self, step: int) -> None:
+        """Drop the records of validations behind a step, to which the run goes back."""
+        log = self.path / "metrics.jsonl"
+        if log.exists():
+            lines = log.read_text().splitlines(keepends=True)
+            kept = [line for line in lines if json.loads(line)["step"] <= step]
+            write_atomically(log, "".join(kept).encode())
+
+    def _append(self, name: str, record: dict[str, Any]) -> None:
+        with open(self.path / name, "a") as file:
             file.write(json.dumps(record) + "\n")
 
 

@@ -3,45 +3,67 @@
 A snapshot is assembled in a hidden folder, its manifest with every file's checksum last, and then renamed
 into place; each of these is on disk before the next, since the snapshot before will be deleted. Reading
 verifies the checksums.
+
+A full snapshot has every embedding row. An increment has the rows that have changed since the snapshot that
+it builds on, and is nothing without it; everything else in it is whole. Nothing in a snapshot is code.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import safetensors.numpy
 
+from rayrec.embeddings.snapshot import SavedFile, checksum_file
 from rayrec.platform.errors import InputError
-from rayrec.platform.files import checksum, sync, write_json
-from rayrec.samples.reader import ReadPosition
+from rayrec.platform.files import sync, write_json
+from rayrec.samples.read_plan import ReadPosition
 
-FORMAT_VERSION = 1
-WEIGHTS, OPTIMIZER = "dense.safetensors", "optimizer.safetensors"
+FORMAT_VERSION = 2
+MANIFEST = "manifest.json"
+WEIGHTS, OPTIMIZER, CURSOR = "dense.safetensors", "optimizer.safetensors", "cursor.parquet"
 
-SaveSparse = Callable[[str], Sequence[str]]
-"""Writes every table's rows below the folder it is given; returns the file names."""
+SaveSparse = Callable[[str], Sequence[SavedFile]]
+"""Writes every table's rows below the folder it is given, each file on disk when it returns."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where a run stands after a step, rows and weights aside."""
+
+    committed_step: int
+    """Last step whose update is in it; the run goes on with the next one."""
+    incarnation: int
+    """Of the servers; those that go on from here have a higher one."""
+    dataset_fingerprint: str
+    semantic_ids_version: str | None
+    read_position: ReadPosition
+    """Where the training read goes on."""
+    progress: dict[str, Any] = field(default_factory=dict)
+    """What the training loop has to know of itself to go on."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot whose checksums have been verified."""
+    """A snapshot whose checksums have been verified, with those that it builds on."""
 
     path: Path
-    committed_step: int
-    """Last step whose update is in it; the run goes on with the next one."""
-    dataset_fingerprint: str
-    semantic_ids_version: str | None
-    sparse_files: tuple[Path, ...]
-    read_position: ReadPosition | None = None
-    """Where the training read goes on; None in snapshots from before it was written down."""
-    incarnation: int = 0
-    """Of the servers that wrote it; those that go on from it have a higher one."""
+    state: RunState
+    sparse_chain: tuple[tuple[Path, ...], ...]
+    """Files of a full snapshot, then those of the increments on it; the last ones are this snapshot's."""
+
+    @property
+    def committed_step(self) -> int:
+        return self.state.committed_step
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
@@ -51,41 +73,46 @@ class Snapshot:
     def optimizer_state(self) -> dict[str, np.ndarray]:
         return safetensors.numpy.load_file(self.path / OPTIMIZER)
 
+    @property
+    def cursor(self) -> pa.Table:
+        return pq.read_table(self.path / CURSOR)
+
 
 def write_snapshot(
     path: Path,
+    state: RunState,
     *,
-    committed_step: int,
-    incarnation: int,
-    dataset_fingerprint: str,
-    semantic_ids_version: str | None,
-    read_position: ReadPosition,
     weights: dict[str, np.ndarray],
     optimizer_state: dict[str, np.ndarray],
+    cursor: pa.Table,
     save_sparse: SaveSparse,
+    base: str | None = None,
 ) -> None:
-    """Write all of a run's state at a step boundary to `path`."""
+    """Write all of a run's state at a step boundary to `path`.
+
+    Args:
+        base: name of the snapshot beside it that `save_sparse` writes the changes since.
+    """
     unfinished = path.with_name(f".{path.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
         safetensors.numpy.save_file(weights, unfinished / WEIGHTS)
         safetensors.numpy.save_file(optimizer_state, unfinished / OPTIMIZER)
+        pq.write_table(cursor, unfinished / CURSOR)
+        checksums = {}
+        for name in (WEIGHTS, OPTIMIZER, CURSOR):
+            sync(unfinished / name)
+            checksums[name] = checksum_file(unfinished / name)
         sparse_files = list(save_sparse(str(unfinished.resolve())))
-        files = [WEIGHTS, OPTIMIZER, *sparse_files]
         manifest = {
             "format_version": FORMAT_VERSION,
-            "committed_step": committed_step,
-            "incarnation": incarnation,
-            "dataset_fingerprint": dataset_fingerprint,
-            "semantic_ids_version": semantic_ids_version,
-            "read_position": asdict(read_position),
-            "sparse_files": sparse_files,
-            "sha256": {name: checksum(unfinished / name) for name in files},
+            **asdict(state),
+            "base": base,
+            "sparse_files": [file.name for file in sparse_files],
+            "checksums": checksums | {file.name: file.checksum for file in sparse_files},
         }
-        for name in files:
-            sync(unfinished / name)
-        write_json(unfinished / "manifest.json", manifest)
+        write_json(unfinished / MANIFEST, manifest | {"checksum": checksum_of(manifest)})
         if path.exists():  # a resumed run that was killed between this snapshot and the next
             shutil.rmtree(path)
         unfinished.rename(path)
@@ -96,12 +123,42 @@ def write_snapshot(
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Open a snapshot and verify it.
+    """Open a snapshot and verify it, with all that it builds on.
 
     Raises:
         InputError: a file is missing or was changed; names it.
     """
-    manifest_path = path / "manifest.json"
+    own = _verified_manifest(path)
+    chain = [(path, own)]
+    while (base := chain[0][1]["base"]) is not None:
+        chain.insert(0, (path.parent / base, _verified_manifest(path.parent / base)))
+    values = {key: own[key] for key in RunState.__dataclass_fields__}
+    position = ReadPosition(**values.pop("read_position"))
+    return Snapshot(
+        path,
+        RunState(read_position=position, **values),
+        tuple(tuple(folder / name for name in manifest["sparse_files"]) for folder, manifest in chain),
+    )
+
+
+def base_of(path: Path) -> str | None:
+    """Name of the snapshot that this one builds on."""
+    base: str | None = _manifest(path)["base"]
+    return base
+
+
+def _verified_manifest(path: Path) -> dict[str, Any]:
+    manifest = _manifest(path)
+    for name, expected in manifest["checksums"].items():
+        if not (path / name).is_file():
+            raise InputError(f"{path / name}: missing from the snapshot")
+        if checksum_file(path / name) != expected:
+            raise InputError(f"{path / name}: its checksum differs from the manifest's: the file was changed")
+    return manifest
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    manifest_path = path / MANIFEST
     if not manifest_path.is_file():
         raise InputError(f"{manifest_path}: missing; {path} is not a complete snapshot")
     try:
@@ -113,18 +170,11 @@ def read_snapshot(path: Path) -> Snapshot:
         raise InputError(
             f"{manifest_path}: format version {format_version}, this version reads {FORMAT_VERSION}"
         )
-    for name, expected in manifest["sha256"].items():
-        if not (path / name).is_file():
-            raise InputError(f"{path / name}: missing from the snapshot")
-        if checksum(path / name) != expected:
-            raise InputError(f"{path / name}: its checksum differs from the manifest's: the file was changed")
-    position = manifest.get("read_position")
-    return Snapshot(
-        path=path,
-        committed_step=manifest["committed_step"],
-        dataset_fingerprint=manifest["dataset_fingerprint"],
-        semantic_ids_version=manifest["semantic_ids_version"],
-        sparse_files=tuple(path / name for name in manifest["sparse_files"]),
-        read_position=None if position is None else ReadPosition(**position),
-        incarnation=manifest.get("incarnation", 0),
-    )
+    if manifest.pop("checksum", None) != checksum_of(manifest):
+        raise InputError(f"{manifest_path}: its own checksum differs: the file was changed")
+    return manifest
+
+
+def checksum_of(manifest: dict[str, Any]) -> str:
+    """Of a manifest without its own."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

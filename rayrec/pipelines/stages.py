@@ -14,6 +14,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from rayrec.actors.feature_worker import spawn_feature_workers
+from rayrec.actors.heartbeats import BEATS_PER_TIMEOUT, Heart, spawn_heartbeat_monitor
 from rayrec.actors.lookup_modes import LookupSettings
 from rayrec.actors.parameter_server import spawn_parameter_servers
 from rayrec.actors.read_ahead import ReadAhead
@@ -22,6 +23,7 @@ from rayrec.actors.spawning import ActorRole
 from rayrec.actors.trainer import TrainerSpec, connect_trainers, spawn_trainers
 from rayrec.pipelines.assembly import Assembly
 from rayrec.pipelines.stage_stats import StageStats
+from rayrec.pipelines.watch import Watch
 from rayrec.platform.devices import ray_claim
 from rayrec.platform.ray_errors import ActorDeathError, root_cause
 
@@ -41,6 +43,8 @@ class Stages:
     feature_workers: list[ActorHandle]
     servers: list[ActorHandle]
     trainers: list[ActorHandle]
+    watch: Watch
+    """To wait for them with."""
 
     @property
     def actors(self) -> list[ActorHandle]:
@@ -68,7 +72,7 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
     Raises:
         ActorDeathError: an actor's process died; names the actor. Other errors pass as they are.
     """
-    pipeline, sparse = assembly.config.pipeline, assembly.config.sparse
+    pipeline, sparse, recovery = assembly.config.pipeline, assembly.config.sparse, assembly.config.recovery
     accelerator = ray_claim(assembly.config.device)
     started: list[_Member] = []
 
@@ -82,6 +86,8 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
         )
         return actors
 
+    monitor = spawn_heartbeat_monitor(run)
+    heart = Heart(monitor, recovery.hang_timeout_s / BEATS_PER_TIMEOUT)
     try:
         num_cpus = pipeline.cpus_per_actor
         servers = keep(
@@ -96,12 +102,15 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
                 lookup_settings(assembly).max_staleness,
                 sparse.server_memory,
                 sparse.server_threads,
+                heart,
             ),
             num_cpus,
         )
         readers = keep(
             "sample_reader",
-            spawn_sample_readers(run, assembly.plan, pipeline.num_readers, num_cpus),
+            spawn_sample_readers(
+                run, assembly.plan, pipeline.num_readers, num_cpus, heart, recovery.stage_restarts
+            ),
             num_cpus,
         )
         workers = keep(
@@ -112,27 +121,31 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
                 pipeline.num_feature_workers,
                 num_cpus,
                 ReadAhead(assembly.tables, servers) if any(t.disk for t in assembly.tables) else None,
+                heart,
+                recovery.stage_restarts,
             ),
             num_cpus,
         )
         trainers = keep(
             "trainer",
-            spawn_trainers(run, trainer_spec(assembly), servers, pipeline.cpus_per_trainer),
+            spawn_trainers(run, trainer_spec(assembly), servers, pipeline.cpus_per_trainer, heart),
             pipeline.cpus_per_trainer,
             accelerator,
         )
         _wait_until_up(started, START_PATIENCE_S)
         if len(trainers) > 1:
             connect_trainers(trainers)
-        yield Stages(readers, workers, servers, trainers)
+        stateless = frozenset(member.name for member in started if member.actor in [*readers, *workers])
+        watch = Watch(monitor, stateless, recovery.hang_timeout_s)
+        yield Stages(readers, workers, servers, trainers, watch)
     except Exception as error:
         death = _death_behind(error, started)
         if death is None:
             raise
-        raise ActorDeathError(f"{death}; continue the run with --resume") from error
+        raise death from error
     finally:
-        for member in started:
-            ray.kill(member.actor)
+        for actor in [*(member.actor for member in started), monitor]:
+            ray.kill(actor)
 
 
 def _wait_until_up(started: Sequence[_Member], patience_s: float) -> None:

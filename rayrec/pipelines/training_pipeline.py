@@ -11,22 +11,49 @@ to actor as objects of Ray's store. A trainer handles its calls in the order
 submitted, so while it computes batch t - 1, the servers already work on the
 rows of batch t, and reader and feature worker on later batches.
 
+A trainer hears of a batch when its features are there: a batch that cannot be
+read ends the run behind the step before it, with nothing half trained.
+
 Back-pressure: at most `queue_depth` batches are begun and not reported. The
 driver waits for the oldest report before it begins another one; nothing else
 in the pipeline can grow.
+
+A cut after step t is what a snapshot is made of. Servers are told of it before
+a trainer can send them anything of step t + 1, and keep what step t left;
+trainers bring them the rows they hold and give away their dense state between
+the two steps. Nobody waits for the snapshot to be written.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import RayTaskError
 
+from rayrec.actors.feature_worker import BatchSummary
 from rayrec.actors.trainer import StepReport
 from rayrec.pipelines.stages import Stages
+from rayrec.platform.ray_errors import ActorDeathError, root_cause
+from rayrec.samples.batches import Interval
+
+
+class BatchError(RuntimeError):
+    """A batch cannot be made; every step before it is committed. Its cause is the stage's own error."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a run is after a step: promises of it, since later steps go on meanwhile."""
+
+    step: int
+    drained: list[Any]
+    """Kept when the servers have all rows of the step."""
+    weights: Any
+    optimizer_state: Any
 
 
 @dataclass(frozen=True)
@@ -39,16 +66,45 @@ class StepResult:
     num_targets: int
     counts: dict[str, int]
     """Dropped work, by reason."""
+    rows: tuple[Interval, ...] = ()
+    """Where the rows of the batch were read."""
+    unreadable: tuple[Interval, ...] = ()
+    """Rows that should have been in it and cannot be read."""
+    cut: Cut | None = None
+    """If one was asked for after this step."""
 
 
 @dataclass(frozen=True)
 class _Begun:
-    """A batch that is read, made into features and announced, but not trained yet."""
+    """A batch that is being read and made into features."""
 
+    step: int
+    summary: Any
     shares: list[Any]
     """Features, one object per trainer."""
-    announced: list[Any]
+
+
+@dataclass(frozen=True)
+class _Announced:
+    """A batch whose features are there, and whose rows the trainers look up."""
+
+    batch: _Begun
+    summary: BatchSummary
+    calls: list[Any]
     """What the trainers' `look_ahead` returns."""
+
+
+@dataclass(frozen=True)
+class _Training:
+    """A batch that the trainers have."""
+
+    batch: _Announced
+    reports: list[Any]
+    cut: Cut | None
+
+
+def never(step: int) -> bool:
+    return False
 
 
 class TrainingPipeline:
@@ -58,61 +114,110 @@ class TrainingPipeline:
         self._stages = stages
         self._queue_depth = queue_depth
 
-    def run(self, first: int, stop: int) -> Iterator[StepResult]:
+    def run(
+        self, first: int, stop: int, wants_cut: Callable[[int], bool] = never
+    ) -> Iterator[StepResult]:
         """Train steps `first` to `stop` (exclusive); yields each as its report arrives.
 
         When the iterator ends, every step's update is committed on the servers.
 
+        Args:
+            wants_cut: asked before each step is trained whether there shall be a cut after it.
+
         Raises:
             RayError: a stage failed; the first error that any of the actors in flight reports.
+            BatchError: the next batch cannot be made; all before it have been yielded.
+            StageHungError: nothing comes of an actor for too long.
         """
-        begun: deque[_Begun] = deque()
-        training: deque[tuple[_Begun, list[Any]]] = deque()  # batches and their reports on their way
         for actor in self._stages.actors:
             actor.start_clock.remote()
-        for step in range(first, stop):
-            while len(begun) + len(training) >= self._queue_depth:
-                yield self._collect(training)
-            begun.append(self._begin(step))
-            if len(begun) > 1:
-                training.append(self._train(begun.popleft()))
-        while begun:
-            training.append(self._train(begun.popleft()))
-        while training:
-            yield self._collect(training)
-        ray.get([trainer.drain.remote() for trainer in self._stages.trainers])
+        error: BatchError | None = None
+        begun: deque[_Begun] = deque()
+        announced: deque[_Announced] = deque()
+        training: deque[_Training] = deque()
+        following = first
+        while True:
+            while following < stop and len(begun) + len(announced) + len(training) < self._queue_depth:
+                begun.append(self._begin(following))
+                following += 1
+            if begun and self._comes_first(begun[0], training):
+                try:
+                    announced.append(self._announce(begun.popleft()))
+                except BatchError as no_batch:
+                    error, following = no_batch, stop
+                    begun.clear()
+            elif training:
+                yield self._collect(training.popleft())
+            elif not announced:
+                break
+            # The next batch's rows are asked for before this one is trained; the last has no next.
+            while len(announced) > 1 or (announced and not begun and following == stop):
+                training.append(self._train(announced.popleft(), wants_cut))
+        self._stages.watch.get([trainer.drain.remote() for trainer in self._stages.trainers])
         ray.get([actor.stop_clock.remote() for actor in self._stages.actors])
+        if error is not None:
+            raise error
 
     def _begin(self, step: int) -> _Begun:
-        """Stages 1 and 2, and the early part of 3."""
+        """Stages 1 and 2."""
         stages = self._stages
         samples: Any = stages.readers[step % len(stages.readers)].read.remote(step)
         worker = stages.feature_workers[step % len(stages.feature_workers)]
-        shares = worker.compute.options(num_returns=len(stages.trainers)).remote(samples)
-        if len(stages.trainers) == 1:
-            shares = [shares]
-        announced = [
-            trainer.look_ahead.remote(share) for trainer, share in zip(stages.trainers, shares, strict=True)
-        ]
-        return _Begun(shares, announced)
+        compute = worker.compute.options(num_returns=1 + len(stages.trainers))
+        summary, *shares = compute.remote(samples)
+        return _Begun(step, summary, shares)
 
-    def _train(self, batch: _Begun) -> tuple[_Begun, list[Any]]:
-        """Stages 3 to 5; returns one report per trainer."""
+    def _comes_first(self, batch: _Begun, training: deque[_Training]) -> bool:
+        """Wait until the batch is there, or the oldest report; says whether it is the batch."""
+        if not training:
+            return True
+        ready = self._stages.watch.wait([batch.summary, *training[0].reports])
+        return batch.summary in ready
+
+    def _announce(self, batch: _Begun) -> _Announced:
+        """The early part of stage 3."""
+        try:
+            (summary,) = self._stages.watch.get([batch.summary])
+        except RayTaskError as error:
+            cause = root_cause(error)
+            if isinstance(cause, ActorDeathError):
+                raise
+            raise BatchError(f"there is no batch for step {batch.step}") from cause
         pairs = zip(self._stages.trainers, batch.shares, strict=True)
-        return batch, [trainer.train.remote(share) for trainer, share in pairs]
+        return _Announced(batch, summary, [trainer.look_ahead.remote(share) for trainer, share in pairs])
 
-    def _collect(self, training: deque[tuple[_Begun, list[Any]]]) -> StepResult:
+    def _train(self, announced: _Announced, wants_cut: Callable[[int], bool]) -> _Training:
+        """Stages 3 to 5."""
+        step, trainers = announced.batch.step, self._stages.trainers
+        cut = wants_cut(step)
+        if cut:
+            self._stages.watch.get([server.freeze.remote(step) for server in self._stages.servers])
+        pairs = zip(trainers, announced.batch.shares, strict=True)
+        reports: list[Any] = [trainer.train.remote(share) for trainer, share in pairs]
+        return _Training(announced, reports, self._cut(step) if cut else None)
+
+    def cut(self, step: int) -> Cut:
+        """Between two runs: a cut after the last step."""
+        self._stages.watch.get([server.freeze.remote(step) for server in self._stages.servers])
+        return self._cut(step)
+
+    def _cut(self, step: int) -> Cut:
+        first, *_ = self._stages.trainers  # all hold the same dense weights
+        drained = [trainer.drain.remote() for trainer in self._stages.trainers]
+        return Cut(step, drained, first.dense_weights.remote(), first.dense_optimizer_state.remote())
+
+    def _collect(self, training: _Training) -> StepResult:
         """Wait for the oldest step; an error of any trainer ends the wait for the others."""
-        batch, refs = training.popleft()
-        waiting = [*batch.announced, *refs]
-        while waiting:
-            ready, waiting = ray.wait(waiting, num_returns=1)
-            ray.get(ready)
-        reports: list[StepReport] = ray.get(refs)
+        batch = training.batch
+        self._stages.watch.get([*batch.calls, *training.reports])
+        reports: list[StepReport] = ray.get(training.reports)
         num_targets = reports[0].num_targets
         counts: dict[str, int] = {}
         for report in reports:
             for reason, count in report.counts.items():
                 counts[reason] = counts.get(reason, 0) + count
         loss = sum(report.loss_sum for report in reports) / max(num_targets, 1)
-        return StepResult(reports[0].step, loss, num_targets, counts)
+        summary = batch.summary
+        return StepResult(
+            reports[0].step, loss, num_targets, counts, summary.rows, summary.unreadable, training.cut
+        )

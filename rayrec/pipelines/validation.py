@@ -6,7 +6,6 @@ from collections import deque
 from typing import Any
 
 import numpy as np
-import ray
 
 from rayrec.models.program import RankedItems
 from rayrec.pipelines.assembly import Assembly
@@ -21,7 +20,7 @@ def validate(stages: Stages, assembly: Assembly) -> np.ndarray:
     The users are in an order that hashes their ids, so the first `max_users` are a random sample.
     """
     config = assembly.config.evaluation
-    ray.get([trainer.read_catalogue.remote() for trainer in stages.trainers])
+    stages.watch.get([trainer.read_catalogue.remote() for trainer in stages.trainers])
     in_flight: deque[tuple[Any, np.ndarray]] = deque()
     places: list[np.ndarray] = []
     batches = evaluation_batches(assembly.dataset, "valid", config.batch_size, config.max_users)
@@ -32,11 +31,12 @@ def validate(stages: Stages, assembly: Assembly) -> np.ndarray:
         ranked: Any = trainer.rank.remote(worker.ranking.remote(samples), LIST_LENGTH, exclude_seen=True)
         in_flight.append((ranked, assembly.dataset.item_positions(samples.targets_B)))
         if len(in_flight) > 2 * len(stages.trainers):
-            places.append(_collect(*in_flight.popleft()))
-    places.extend(_collect(*entry) for entry in in_flight)
+            places.append(_collect(stages, *in_flight.popleft()))
+    places.extend(_collect(stages, *entry) for entry in in_flight)
     return np.concatenate(places)
 
 
-def _collect(ranked: Any, targets_B: np.ndarray) -> np.ndarray:
-    result: RankedItems = ray.get(ranked)
+def _collect(stages: Stages, ranked: Any, targets_B: np.ndarray) -> np.ndarray:
+    result: RankedItems
+    (result,) = stages.watch.get([ranked])
     return target_places(result.items_BK, targets_B)

@@ -35,7 +35,7 @@ class _Share:
 
 
 class SequenceFeatures:
-    """SampleBatch -> one FeatureBatch per trainer; needs nothing but arrays.
+    """SampleBatch -> one FeatureBatch per trainer, with about as many tokens each; needs nothing but arrays.
 
     Training reads the newest `max_length + 1` known items s of a row: inputs are s[:-1], targets
     s[1:]. Ids that are not in the catalogue are skipped (`unknown_items`); a row with fewer than
@@ -113,7 +113,7 @@ class SequenceFeatures:
         offsets_B1 = offsets_from_lengths(num_targets_B)
         negatives_S = self._draw_negatives(batch.step)
 
-        bounds = [rank * batch.num_rows // self._num_trainers for rank in range(self._num_trainers + 1)]
+        bounds = balanced_bounds(num_targets_B, self._num_trainers)
         rows = [slice(low, high) for low, high in pairwise(bounds)]
         tokens = [slice(offsets_B1[mine.start], offsets_B1[mine.stop]) for mine in rows]
         lookups = self._lookups(
@@ -235,6 +235,20 @@ class SequenceFeatures:
             position = int(np.argwhere(codes_IL < 0)[0, 0])
             raise ValueError(f"codes_IL has a negative code at position {position}; every item needs codes")
         return code_ids(codes_IL)
+
+
+def balanced_bounds(lengths_B: Int64Array, num_shares: int) -> list[int]:
+    """Where to cut rows into contiguous shares, so that none waits long for another: [num_shares + 1] bounds.
+
+    The sums of lengths differ from their mean by no more than one row's length. Rows of length 0 count as one
+    of length 1 where there are no others.
+    """
+    ends_B = np.cumsum(lengths_B if lengths_B.any() else np.ones_like(lengths_B))
+    total = int(ends_B[-1]) if len(ends_B) else 0
+    # A row belongs to the share in which its middle lies.
+    middles_B = 2 * ends_B - np.diff(ends_B, prepend=0)
+    inner = np.searchsorted(middles_B, [2 * total * share / num_shares for share in range(1, num_shares)])
+    return [0, *inner.tolist(), len(lengths_B)]
 
 
 def code_ids(codes_IL: NDArray[np.integer]) -> Int64Array:

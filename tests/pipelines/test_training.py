@@ -17,13 +17,14 @@ import ray
 import safetensors.numpy
 
 from rayrec.embeddings.shared_blocks import why_unavailable
+from rayrec.embeddings.snapshot import checksum_file
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import Snapshot, read_snapshot
+from rayrec.pipelines.snapshots import MANIFEST, Snapshot, checksum_of, read_snapshot
 from rayrec.pipelines.train import train
 from rayrec.platform.devices import KINDS, why_missing
 from rayrec.platform.errors import InputError
-from rayrec.platform.files import checksum, write_json
+from rayrec.platform.files import write_json
 from rayrec.samples.config import PrepareConfig
 from rayrec.samples.prepare import prepare
 from tests.data import write_source
@@ -92,7 +93,8 @@ def last_snapshot(run: Path) -> Snapshot:
 def sparse_rows(snapshot: Snapshot) -> dict[tuple[str, int], tuple[Any, ...]]:
     """Every column of every row by (table, id), whatever shard wrote it."""
     rows = {}
-    for path in snapshot.sparse_files:
+    (files,) = snapshot.sparse_chain
+    for path in files:
         for row in pq.read_table(path).to_pylist():
             ident = row.pop("id")
             rows[path.name.split("-")[0], ident] = tuple(map(str, row.values()))
@@ -172,8 +174,8 @@ def test_the_best_and_the_last_snapshot_are_kept(uninterrupted):
     assert read_snapshot(folder.chosen_snapshot("best")).committed_step == best["step"] - 1
     assert folder.state["progress"]["best_value"] == best["valid"]["ndcg@10"]
     assert last_snapshot(run).committed_step == EPOCHS * STEPS_PER_EPOCH - 1
-    kept = {path.name for path in (run / "snapshots").iterdir()}
-    assert kept == {folder.state["best"], folder.state["last"]}
+    before_the_last = "step-000000010"
+    assert set(folder.snapshot_names()) == {folder.state["best"], before_the_last, folder.state["last"]}
 
 
 def test_an_interrupted_run_says_so_and_has_what_it_had(interrupted):
@@ -213,7 +215,7 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_never_stopped(
         assert arrays.keys() == expected_arrays.keys()
         for name in arrays:
             assert arrays[name].tobytes() == expected_arrays[name].tobytes(), name
-    assert len(found.sparse_files) == 2 * len(expected.sparse_files)
+    assert len(found.sparse_chain[0]) == 2 * len(expected.sparse_chain[0])
     assert sparse_rows(found) == sparse_rows(expected)
     progress, expected_progress = (
         RunFolder.open(folder).state["progress"] | {"training_s": None} for folder in (run, expected_run)
@@ -227,13 +229,13 @@ def test_what_a_run_counts_goes_on_when_it_is_resumed(interrupted, data, tmp_pat
     run = tmp_path / "run"
     shutil.copytree(interrupted, run)
     folder = RunFolder.open(run)
-    progress = folder.state["progress"]
-    folder.update(progress=progress | {"training_s": 1000.0, "dropped": {"unknown_items": 3}})
+    progress = last_snapshot(run).state.progress
+    change_manifest(run, progress=progress | {"training_s": 1000.0, "dropped": {"unknown_items": 3}})
     folder.update(incarnation=2)  # it has recovered twice from the same snapshot
 
     result = train(settings(data), run, resume=True)
 
-    assert folder.state["incarnation"] == last_snapshot(run).incarnation == 3
+    assert folder.state["incarnation"] == last_snapshot(run).state.incarnation == 3
     assert 1000 < result.training_s < 1500
     assert result.steps_per_s == result.steps / result.training_s
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
@@ -264,8 +266,11 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def change_manifest(run: Path, **changes: Any) -> None:
-    path = last_snapshot(run).path / "manifest.json"
-    write_json(path, json.loads(path.read_text()) | changes)
+    """As somebody would write it who means it: its own checksum fits."""
+    path = last_snapshot(run).path / MANIFEST
+    manifest = json.loads(path.read_text()) | changes
+    del manifest["checksum"]
+    write_json(path, manifest | {"checksum": checksum_of(manifest)})
 
 
 @pytest.mark.parametrize(
@@ -277,7 +282,7 @@ def change_manifest(run: Path, **changes: Any) -> None:
             "its run goes on in epoch 0 after 16 rows, and this one would read in another order",
         ),
         ({"committed_step": 3}, r"from another place \(epoch 0, 32 rows\)"),
-        ({"sha256": {"dense.safetensors": "of others"}}, "its checksum differs"),
+        ({"checksums": {"dense.safetensors": "of others"}}, "its checksum differs"),
     ],
     ids=["other data", "other order", "other place", "damaged"],
 )
@@ -321,7 +326,10 @@ def test_a_stage_that_fails_ends_the_run_with_its_own_error(ray_cluster, tmp_pat
     state = RunFolder.open(tmp_path / "run").state
     assert state["state"] == "failed"
     assert state["error"] == f"InputError: {raised.value}"
-    assert last_snapshot(tmp_path / "run").committed_step == STEPS_PER_EPOCH - 1
+    # Nothing of the steps before it is lost.
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [STEPS_PER_EPOCH]
+    assert last_snapshot(tmp_path / "run").committed_step >= STEPS_PER_EPOCH - 1
 
 
 def test_one_of_two_trainers_that_diverges_ends_the_run(interrupted, data, tmp_path):
@@ -346,9 +354,9 @@ def poison(snapshot: Snapshot) -> None:
     weights = snapshot.weights
     weights["backbone.positions_TD"][6] = np.nan  # where only the long history has a place
     safetensors.numpy.save_file(weights, snapshot.path / "dense.safetensors")
-    manifest = json.loads((snapshot.path / "manifest.json").read_text())
-    manifest["sha256"]["dense.safetensors"] = checksum(snapshot.path / "dense.safetensors")
-    write_json(snapshot.path / "manifest.json", manifest)
+    checksums = json.loads((snapshot.path / MANIFEST).read_text())["checksums"]
+    checksums["dense.safetensors"] = checksum_file(snapshot.path / "dense.safetensors")
+    change_manifest(snapshot.path.parents[1], checksums=checksums)
 
 
 def test_patience_ends_a_run_of_two_trainers_and_keeps_the_best(ray_cluster, data, tmp_path):

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import ray
 
+from rayrec.actors.feature_worker import BatchSummary
 from rayrec.actors.trainer import StepReport
 from rayrec.pipelines.stages import Stages
-from rayrec.pipelines.training_pipeline import TrainingPipeline
+from rayrec.pipelines.training_pipeline import BatchError, TrainingPipeline
+from rayrec.pipelines.watch import Watch
+from rayrec.platform.errors import InputError
 from rayrec.platform.ray_errors import root_cause
+from rayrec.samples.batches import Interval
 
 pytestmark = pytest.mark.ray
 
@@ -37,6 +42,8 @@ class Calls:
     train_answers: dict[tuple[int, int], Any] = field(default_factory=dict)
     """(trainer, step) to another answer than a report."""
     look_ahead_answers: dict[tuple[int, int], Any] = field(default_factory=dict)
+    summaries: dict[int, Any] = field(default_factory=dict)
+    """Step to another answer of the feature worker than a summary."""
     clocks: list[str] = field(default_factory=list)
     """What the actors were told of their clocks."""
 
@@ -44,10 +51,11 @@ class Calls:
         members: Any = {
             "readers": [self._reader(member) for member in range(self.num_readers)],
             "feature_workers": [self._actor(compute=self._compute)],
-            "servers": [],
+            "servers": [self._actor(freeze=self._freeze)],
             "trainers": [self._trainer(rank) for rank in range(self.num_trainers)],
         }
-        return Stages(**members)
+        monitor = self._actor(accounts=lambda: ray.put({}))
+        return Stages(**members, watch=Watch(monitor, frozenset(), hang_timeout_s=60.0))
 
     def _actor(self, **methods: Any) -> Any:
         for name in ("start_clock", "stop_clock"):
@@ -66,8 +74,13 @@ class Calls:
         return self._actor(read=read)
 
     def _compute(self, num_returns: int, step: int) -> Any:
-        shares = [(step, rank) for rank in range(num_returns)]
-        return shares if num_returns > 1 else shares[0]
+        summary = BatchSummary((Interval("file", step, step + 1),))
+        shares = [(step, rank) for rank in range(num_returns - 1)]
+        return [self.summaries.get(step) or ray.put(summary), *shares]
+
+    def _freeze(self, step: int) -> Any:
+        self.log.append(("freeze", step))
+        return ray.put(None)
 
     def _trainer(self, rank: int) -> Any:
         def look_ahead(share: tuple[int, int]) -> Any:
@@ -83,11 +96,15 @@ class Calls:
             )
             return self.train_answers.get((rank, step)) or ray.put(report)
 
-        def drain() -> Any:
-            self.log.append(("drain", rank))
-            return ray.put(None)
+        def noted(name: str) -> Callable[[], Any]:
+            def call() -> Any:
+                self.log.append((name, rank))
+                return ray.put(name)
 
-        return self._actor(look_ahead=look_ahead, train=train, drain=drain)
+            return call
+
+        others = {name: noted(name) for name in ("drain", "dense_weights", "dense_optimizer_state")}
+        return self._actor(look_ahead=look_ahead, train=train, **others)
 
 
 @pytest.mark.parametrize("queue_depth", [2, 3, 7])
@@ -150,9 +167,9 @@ def test_clocks_run_while_batches_are_trained(ray_cluster):
     pipeline = TrainingPipeline(calls.stages(), queue_depth=2).run(0, 3)
 
     next(pipeline)
-    assert calls.clocks == ["start_clock"] * 4  # a reader, a feature worker, two trainers
+    assert calls.clocks == ["start_clock"] * 5  # a reader, a feature worker, a server, two trainers
     list(pipeline)
-    assert calls.clocks == ["start_clock"] * 4 + ["stop_clock"] * 4
+    assert calls.clocks == ["start_clock"] * 5 + ["stop_clock"] * 5
 
 
 def test_a_look_ahead_that_fails_is_the_runs_error(ray_cluster):
@@ -193,3 +210,51 @@ def test_one_trainers_error_is_not_held_up_by_another_that_waits_for_it(ray_clus
 
     ray.cancel(hanging, force=True)
     assert repr(root_cause(raised.value)) == repr(FloatingPointError("the loss is nan"))
+
+
+def test_a_batch_that_cannot_be_made_ends_the_run_behind_the_step_before_it(ray_cluster):
+    """The trainers never hear of it, nor of later ones, whose features may be there."""
+
+    @ray.remote
+    def fails() -> None:
+        raise InputError("train/part-3.parquet: a row group cannot be decoded")
+
+    calls = Calls(num_trainers=2, summaries={3: fails.remote()})
+    pipeline = TrainingPipeline(calls.stages(), queue_depth=4).run(0, 9)
+    done = [next(pipeline).step for _ in range(3)]
+
+    with pytest.raises(BatchError) as raised:
+        next(pipeline)
+
+    assert done == [0, 1, 2]
+    assert isinstance(raised.value.__cause__, InputError)
+    assert {call[2] for call in calls.log if call[0] in ("look_ahead", "train")} == {0, 1, 2}
+    assert calls.log[-2:] == [("drain", 0), ("drain", 1)]  # every step before it is committed
+
+
+def test_servers_hear_of_a_cut_before_the_step_is_trained_and_trainers_give_their_state_right_after(ray_cluster):
+    calls = Calls(num_trainers=2)
+
+    results = list(TrainingPipeline(calls.stages(), queue_depth=4).run(0, 5, lambda step: step == 2))
+
+    frozen = calls.log.index(("freeze", 2))
+    assert calls.log[frozen + 1 : frozen + 7] == [
+        ("train", 0, 2),
+        ("train", 1, 2),
+        ("drain", 0),
+        ("drain", 1),
+        ("dense_weights", 0),
+        ("dense_optimizer_state", 0),
+    ]
+    assert calls.log.index(("train", 0, 3)) > frozen
+    assert [result.step for result in results if result.cut is not None] == [2]
+    cut = results[2].cut
+    assert cut is not None
+    assert cut.step == 2
+    assert ray.get([*cut.drained, cut.weights]) == ["drain", "drain", "dense_weights"]
+
+
+def test_a_step_says_which_rows_it_has_consumed(ray_cluster):
+    results = TrainingPipeline(Calls().stages(), queue_depth=3).run(4, 6)
+
+    assert [result.rows for result in results] == [(Interval("file", 4, 5),), (Interval("file", 5, 6),)]

@@ -1,11 +1,12 @@
 import pickle
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.samples.features import SequenceFeatures, code_ids
+from rayrec.samples.features import SequenceFeatures, balanced_bounds, code_ids
 from tests.data import sample_batch
 
 CATALOGUE = np.array([50, 10, 40, 20, 30])  # position 0 is item 50, position 1 item 10, ...
@@ -107,8 +108,8 @@ def test_shares_of_several_trainers_together_are_the_batch_of_one(rows, num_trai
         )
     lengths = [length for share in shares for length in np.diff(share.offsets_B1)]
     assert lengths == np.diff(whole.offsets_B1).tolist()
-    sizes = [share.num_rows for share in shares]
-    assert max(sizes) - min(sizes) <= 1
+    tokens = [len(share.items_N) for share in shares]
+    assert max(tokens) - min(tokens) <= 2 * max(lengths)
     for reason, count in whole.counts.items():
         assert sum(share.counts[reason] for share in shares) == count
     for share in shares:
@@ -142,3 +143,21 @@ def test_features_travel_and_take_arrays_that_cannot_be_written():
 def test_settings_that_cannot_work_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         SequenceFeatures(**({"item_ids_I": CATALOGUE, "max_length": 5} | settings))
+
+
+@given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 5))
+def test_shares_of_a_batch_are_whole_and_of_about_equal_length(lengths, num_shares):
+    lengths_B = np.array(lengths, dtype=np.int64)
+
+    bounds = balanced_bounds(lengths_B, num_shares)
+
+    assert bounds[0] == 0
+    assert bounds[-1] == len(lengths)
+    assert bounds == sorted(bounds)
+    sums = [lengths_B[low:high].sum() for low, high in pairwise(bounds)]
+    assert len(sums) == num_shares
+    assert max(abs(total - lengths_B.sum() / num_shares) for total in sums) <= lengths_B.max(initial=0)
+
+
+def test_rows_without_tokens_are_shared_out_too():
+    assert balanced_bounds(np.zeros(4, dtype=np.int64), 2) == [0, 2, 4]

@@ -1,0 +1,142 @@
+"""Who is alive, and what it has been doing for how long: how a stage is found that hangs and does not die.
+
+    every actor: a thread of its own ──beat──► HeartbeatMonitor ◄──accounts── driver, when no step ends
+
+A process that is stopped or swaps itself to death sends no beats. One that is stuck in a call sends beats
+that name the call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+BEATS_PER_TIMEOUT = 5
+"""Beats in the time after which a silent process counts as hung."""
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """One process of the cluster, which a number alone is not: numbers are used again."""
+
+    node: str
+    """Ray's id of the node that it runs on."""
+    number: int
+    started: str
+    """When, as the kernel counts; empty where that is not known."""
+
+    @classmethod
+    def own(cls) -> ProcessId:
+        return cls(ray.get_runtime_context().get_node_id(), os.getpid(), _started(os.getpid()))
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a process says of itself."""
+
+    process: ProcessId
+    call: str | None
+    """The call that it is in, such as `train(17)`; None between two calls."""
+    busy_s: float
+    """Since when."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """The last beat of an actor, and how long ago that was."""
+
+    beat: Beat
+    age_s: float
+
+
+class HeartbeatMonitor:
+    """Keeps the last beat of every actor; the driver itself cannot be called."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: dict[str, tuple[Beat, float]] = {}
+
+    def beat(self, actor_name: str, beat: Beat) -> None:
+        self._last[actor_name] = beat, self._clock()
+
+    def accounts(self) -> dict[str, Account]:
+        now = self._clock()
+        return {name: Account(beat, now - then) for name, (beat, then) in self._last.items()}
+
+
+@dataclass(frozen=True)
+class Heart:
+    """Where an actor's beats go, and how often; None for an actor of a test that nobody watches."""
+
+    monitor: ActorHandle
+    every_s: float
+
+
+class Pulse:
+    """An actor's beats, sent from a thread of their own: also while its other threads compute or wait."""
+
+    def __init__(self, actor_name: str, heart: Heart | None) -> None:
+        self._actor_name = actor_name
+        self._call: tuple[str, float] | None = None
+        if heart is not None:
+            self._process = ProcessId.own()
+            threading.Thread(target=self._send, args=(heart,), name="pulse", daemon=True).start()
+
+    @contextmanager
+    def during(self, call: str, step: int | None = None) -> Iterator[None]:
+        """Inside the block the actor is in this call."""
+        self._call = (call if step is None else f"{call}({step})"), time.monotonic()
+        try:
+            yield
+        finally:
+            self._call = None
+
+    def _send(self, heart: Heart) -> None:
+        while True:
+            call = self._call  # once: another thread changes it
+            busy_s = 0.0 if call is None else time.monotonic() - call[1]
+            beat = Beat(self._process, None if call is None else call[0], busy_s)
+            heart.monitor.beat.remote(self._actor_name, beat)
+            time.sleep(heart.every_s)
+
+
+def spawn_heartbeat_monitor(run: str) -> ActorHandle:
+    # It comes back by itself: all that it knows is a moment old.
+    monitor: Any = ray.remote(HeartbeatMonitor)
+    handle: ActorHandle = monitor.options(name=f"{run}/heartbeats", num_cpus=0, max_restarts=-1).remote()
+    return handle
+
+
+def kill_process(process: ProcessId) -> None:
+    """End a process of the cluster by the kernel: one that is stopped hears nothing that Ray says."""
+    if process.node == ray.get_runtime_context().get_node_id():
+        _kill(process)
+        return
+    strategy = NodeAffinitySchedulingStrategy(process.node, soft=False)
+    ray.get(ray.remote(_kill).options(num_cpus=0, scheduling_strategy=strategy).remote(process))
+
+
+def _kill(process: ProcessId) -> None:
+    if _started(process.number) == process.started:
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.kill(process.number, signal.SIGKILL)
+
+
+def _started(number: int) -> str:
+    try:
+        described = Path(f"/proc/{number}/stat").read_text()
+    except OSError:
+        return ""
+    return described.rpartition(")")[2].split()[19]  # field 22 of proc(5); names may have blanks

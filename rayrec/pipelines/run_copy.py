@@ -1,0 +1,81 @@
+"""A second home of a run: its folder, copied to another file system as it goes, and back.
+
+A snapshot's manifest is copied last, and run.json after that: what run.json names is whole.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyarrow import fs
+
+from rayrec.pipelines.snapshots import MANIFEST
+from rayrec.platform.errors import InputError
+from rayrec.platform.remote_files import remote_folder
+
+SNAPSHOTS = "snapshots"
+_DESCRIPTIONS = ("config.yaml", "metrics.jsonl", "run.json")
+
+
+class RunCopy:
+    """The copy of one run."""
+
+    def __init__(self, url: str) -> None:
+        self._there = remote_folder(url)
+        self._here = fs.LocalFileSystem()
+
+    def holds_run(self) -> bool:
+        return self._exists("run.json")
+
+    def update(self, run: Path, snapshots: set[str]) -> None:
+        """Let the copy have these snapshots and no others, and what the folder says of the run.
+
+        Raises:
+            OSError: the other file system fails; what it had before is still whole.
+        """
+        there = self._there
+        for name in sorted(snapshots):
+            if not self._exists(f"{SNAPSHOTS}/{name}/{MANIFEST}"):
+                files = [entry.name for entry in (run / SNAPSHOTS / name).iterdir()]
+                for file in sorted(files, key=lambda file: file == MANIFEST):
+                    self._send(run, f"{SNAPSHOTS}/{name}/{file}")
+        for name in _DESCRIPTIONS:
+            if (run / name).exists():
+                self._send(run, name)
+        for name in self._snapshots() - snapshots:
+            # Its manifest first: half a snapshot must not look like one.
+            there.filesystem.delete_file(there.path_of(f"{SNAPSHOTS}/{name}/{MANIFEST}"))
+            there.filesystem.delete_dir(there.path_of(f"{SNAPSHOTS}/{name}"))
+
+    def restore(self, run: Path) -> None:
+        """Make the run's folder out of the copy.
+
+        Raises:
+            InputError: there is no copy of a run.
+        """
+        if not self.holds_run():
+            raise InputError(f"{self._there.url}: there is no copy of a run here (snapshots.copy_to)")
+        for name in _DESCRIPTIONS:
+            if self._exists(name):
+                self._fetch(run, name)
+        for name in self._snapshots():
+            self._fetch(run, f"{SNAPSHOTS}/{name}")
+
+    def _exists(self, name: str) -> bool:
+        (info,) = self._there.filesystem.get_file_info([self._there.path_of(name)])
+        return bool(info.type == fs.FileType.File)
+
+    def _snapshots(self) -> set[str]:
+        """Those that are whole."""
+        selector = fs.FileSelector(self._there.path_of(SNAPSHOTS), allow_not_found=True)
+        names = {info.base_name for info in self._there.filesystem.get_file_info(selector)}
+        return {name for name in names if self._exists(f"{SNAPSHOTS}/{name}/{MANIFEST}")}
+
+    def _send(self, run: Path, name: str) -> None:
+        target = self._there.path_of(name)
+        self._there.filesystem.create_dir(target.rpartition("/")[0], recursive=True)
+        fs.copy_files(str(run / name), target, self._here, self._there.filesystem)
+
+    def _fetch(self, run: Path, name: str) -> None:
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        fs.copy_files(self._there.path_of(name), str(run / name), self._there.filesystem, self._here)

@@ -1,0 +1,187 @@
+"""Snapshots of a run while it trains on: cuts in, folders out, on a thread of the driver.
+
+    training loop ── begin(cut, ...) ──► thread: wait for rows and dense state of the cut
+                                                 servers write their rows of it
+                                                 manifest, name, run.json, copy, old ones deleted
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from rayrec.embeddings.snapshot import SavedFile
+from rayrec.pipelines.config import SnapshotConfig
+from rayrec.pipelines.run_copy import RunCopy
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.snapshot_requests import Answer, SnapshotRequests
+from rayrec.pipelines.snapshots import RunState, Snapshot, base_of, write_snapshot
+from rayrec.pipelines.stages import Stages
+from rayrec.pipelines.training_pipeline import Cut
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What run.json says of a snapshot."""
+
+    progress: dict[str, Any]
+    is_best: bool
+
+
+@dataclass(frozen=True)
+class _Last:
+    """The snapshot before, which an increment may build on."""
+
+    name: str
+    step: int
+    num_increments: int
+    """That it builds on itself, and is."""
+
+
+class SnapshotWriter:
+    """One snapshot at a time."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        stages: Stages,
+        config: SnapshotConfig,
+        loaded: Snapshot | None = None,
+    ) -> None:
+        """
+        Args:
+            loaded: the snapshot that the servers were loaded with.
+        """
+        self._folder = folder
+        self._stages = stages
+        self._config = config
+        self._last: _Last | None = None
+        if loaded is not None:
+            self._last = _Last(loaded.path.name, loaded.committed_step, len(loaded.sparse_chain) - 1)
+        self._requests = SnapshotRequests(folder.path)
+        self._copy = None if config.copy_to is None else RunCopy(config.copy_to)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
+        self._writing: Future[None] | None = None
+
+    @property
+    def is_writing(self) -> bool:
+        return self._writing is not None and not self._writing.done()
+
+    @property
+    def saved_steps(self) -> int:
+        """Steps from the first on whose updates the last snapshot has."""
+        return 0 if self._last is None else self._last.step + 1
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether somebody waits for a snapshot on demand."""
+        return bool(self._requests.pending())
+
+    def begin(self, cut: Cut, state: RunState, cursor: pa.Table, shown: Shown) -> None:
+        """Write a cut in the background, once the one before is written; raises what became of that."""
+        self.wait()
+        requests = self._requests.pending()
+        self._writing = self._thread.submit(self._write, cut, state, cursor, shown, requests)
+
+    def wait(self) -> None:
+        """Until nothing is being written; raises the error of what was."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    def check(self) -> None:
+        """Raise the error of a snapshot that could not be written, if there is one by now."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
+    def close(self) -> None:
+        """When the actors are gone: return when the thread has ended, whatever became of its work."""
+        self._thread.shutdown(wait=True)
+
+    def _write(
+        self, cut: Cut, state: RunState, cursor: pa.Table, shown: Shown, requests: list[str]
+    ) -> None:
+        path = self._folder.snapshot_path(cut.step + 1)
+        try:
+            self._write_to(path, cut, state, cursor)
+        except Exception as error:
+            self._requests.answer(requests, Answer(None, f"{type(error).__name__}: {error}"))
+            raise
+        best = path.name if shown.is_best else self._folder.state["best"]
+        # One write: what run.json says belongs to one snapshot.
+        self._folder.update(last=path.name, best=best, progress=shown.progress)
+        kept = self._kept(path.name, best)
+        if self._copy is not None:
+            self._copy.update(self._folder.path, kept)
+        self._folder.keep_only(kept)
+        self._requests.answer(requests, Answer(path.name))
+
+    def _write_to(self, path: Path, cut: Cut, state: RunState, cursor: pa.Table) -> None:
+        watch = self._stages.watch
+        watch.get(cut.drained)
+        weights, optimizer_state = watch.get([cut.weights, cut.optimizer_state])
+        base = self._last
+        if base is not None and base.num_increments >= self._config.increments:
+            base = None
+        write_snapshot(
+            path,
+            state,
+            weights=weights,
+            optimizer_state=optimizer_state,
+            cursor=cursor,
+            save_sparse=lambda folder: self._save_sparse(folder, cut.step, None if base is None else base.step),
+            base=None if base is None else base.name,
+        )
+        self._last = _Last(path.name, cut.step, 0 if base is None else base.num_increments + 1)
+
+    def _save_sparse(self, folder: str, step: int, since: int | None) -> list[SavedFile]:
+        saving = [server.save.remote(folder, step, since) for server in self._stages.servers]
+        files: list[list[SavedFile]] = self._stages.watch.get(saving, may_take_long=True)
+        return [file for files_of_server in files for file in files_of_server]
+
+    def _kept(self, newest: str, best: str | None) -> set[str]:
+        """Names of the snapshots that stay: the newest, the best, and what they build on."""
+        before = [name for name in self._folder.snapshot_names() if name < newest]
+        wanted = [newest, *before[len(before) - (self._config.keep - 1) :]]
+        kept: set[str] = set()
+        for name in [*wanted, *([] if best is None else [best])]:
+            following: str | None = name
+            while following is not None and following not in kept:
+                kept.add(following)
+                following = base_of(self._folder.snapshots / following)
+        return kept
+
+
+class CutSchedule:
+    """After which steps there is a cut, besides those of validations."""
+
+    def __init__(
+        self,
+        config: SnapshotConfig,
+        is_asked: Callable[[], bool],
+        is_writing: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._is_asked = is_asked
+        self._is_writing = is_writing
+        self._clock = clock
+        self._last_s = clock()
+
+    def __call__(self, step: int) -> bool:
+        """Whether there is one after this step; of two that are due while one is written, one is left out."""
+        config = self._config
+        is_due = config.every_steps is not None and (step + 1) % config.every_steps == 0
+        is_due = is_due or (config.every_s is not None and self._clock() - self._last_s >= config.every_s)
+        if not (is_due or self._is_asked()) or self._is_writing():
+            return False
+        self._last_s = self._clock()
+        return True

@@ -1,0 +1,292 @@
+"""One attempt at a run: training and validation in turn, with snapshots, until it is over or something fails."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+
+import ray
+
+from rayrec.pipelines.assembly import Assembly
+from rayrec.pipelines.ranking_metrics import Estimate, summarise
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.snapshot_writer import CutSchedule, Shown, SnapshotWriter
+from rayrec.pipelines.snapshots import RunState, Snapshot
+from rayrec.pipelines.stages import Stages
+from rayrec.pipelines.training_pipeline import BatchError, Cut, StepResult, TrainingPipeline
+from rayrec.pipelines.validation import validate
+from rayrec.platform.metrics import RayFigures
+from rayrec.samples.cursor import Cursor
+
+logger = logging.getLogger(__name__)
+
+OnStep = Callable[[int, int, float], None]
+"""Called with (steps done, steps of the whole run, loss) after every step."""
+
+METRICS_EVERY_STEPS = 20
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a run has to know of itself to go on; every snapshot has it."""
+
+    best_value: float | None = None
+    best_step: int = -1
+    stale: int = 0
+    """Validations since the best one."""
+    loss: float | None = None
+    """Of the last step."""
+    training_s: float = 0.0
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Dropped work, by reason."""
+    loss_sum: float = 0.0
+    """Over all targets since the last validation."""
+    num_targets: int = 0
+    """Their number."""
+
+    def judged(self, value: float, step: int) -> Progress:
+        """After a validation; of equal values the first is the best."""
+        since = replace(self, loss_sum=0.0, num_targets=0)
+        if self.best_value is None or value > self.best_value:
+            return replace(since, best_value=value, best_step=step, stale=0)
+        return replace(since, stale=self.stale + 1)
+
+    def trained(self, result: StepResult, seconds: float) -> Progress:
+        """After another step."""
+        dropped = dict(self.dropped)
+        for reason, count in result.counts.items():
+            dropped[reason] = dropped.get(reason, 0) + count
+        return replace(
+            self,
+            loss=result.loss,
+            training_s=self.training_s + seconds,
+            dropped=dropped,
+            loss_sum=self.loss_sum + result.loss * result.num_targets,
+            num_targets=self.num_targets + result.num_targets,
+        )
+
+    @property
+    def mean_loss(self) -> float:
+        """Per target, since the last validation."""
+        return self.loss_sum / max(self.num_targets, 1)
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """How a run ended."""
+
+    run: str
+    steps: int
+    epochs: float
+    final_loss: float
+    """Loss of the last step; equal for equal seeds in mode `sync`."""
+    best_metric: str
+    best_value: float
+    best_step: int
+    training_s: float
+    """Seconds spent in the training steps of the whole run, validation and start-up left out.
+
+    Of a run that was resumed, steps that were lost after a snapshot and trained again count once.
+    """
+    steps_per_s: float
+    stages: dict[str, float]
+    """Where the time of the actors went since they were last started."""
+
+
+def is_over(assembly: Assembly, step: int, progress: Progress) -> bool:
+    """Whether nothing is left to train before this step."""
+    patience = assembly.config.evaluation.patience
+    return step >= assembly.total_steps or (patience is not None and progress.stale >= patience)
+
+
+class TrainingRun:
+    """Alternates between training and validation until epochs or patience run out."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        folder: RunFolder,
+        stages: Stages,
+        on_step: OnStep | None,
+        snapshot: Snapshot | None = None,
+    ) -> None:
+        """
+        Args:
+            snapshot: the one to go on from.
+        """
+        self._assembly = assembly
+        self._config = assembly.config
+        self._plan = assembly.plan
+        self._folder = folder
+        self._stages = stages
+        self._on_step = on_step
+        self._snapshot = snapshot
+        self._pipeline = TrainingPipeline(stages, self._config.pipeline.queue_depth)
+        self._writer = SnapshotWriter(folder, stages, self._config.snapshots, snapshot)
+        self._schedule = CutSchedule(
+            self._config.snapshots,
+            lambda: self._writer.is_asked,
+            lambda: self._is_cut_out or self._writer.is_writing,
+            time.monotonic,
+        )
+        self._is_cut_out = False
+        """Whether the pipeline makes a cut that the writer does not have yet."""
+        self._metrics = RayFigures({"run": folder.name})
+        self._metric = f"{self._config.evaluation.metric}@10"
+        self._total_steps = assembly.total_steps
+        self._progress = Progress()
+        self._cursor = Cursor(assembly.dataset.fingerprint)
+        self._incarnation = 0
+        """Of the servers: raised by every recovery, so that nothing of the time before is taken for new."""
+
+    def run(self) -> TrainingResult:
+        """Train until the run is over; its last snapshot is written then.
+
+        Raises:
+            Exception: what a stage failed with. Of batches that cannot be made, after a snapshot of the step
+                before.
+        """
+        step = self._restore()
+        period = self._config.evaluation.every_epochs * self._plan.steps_per_epoch
+        while not is_over(self._assembly, step, self._progress):
+            stop = min(self._total_steps, (step // period + 1) * period)
+            self._train(step, stop)
+            step, loss = stop, self._progress.mean_loss
+            summary = summarise(validate(self._stages, self._assembly))
+            self._progress = self._progress.judged(summary[self._metric].value, step)
+            self._cut_now(step)
+            self._record(step, loss, summary)
+        self._writer.wait()
+        progress = self._progress
+        assert progress.loss is not None, "a run has a step"
+        assert progress.best_value is not None, "and a validation"
+        return TrainingResult(
+            run=str(self._folder.path),
+            steps=step,
+            epochs=step / self._plan.steps_per_epoch,
+            final_loss=progress.loss,
+            best_metric=self._metric,
+            best_value=progress.best_value,
+            best_step=progress.best_step,
+            training_s=progress.training_s,
+            steps_per_s=step / max(progress.training_s, 1e-9),
+            stages=self._stages.stats().summary(),
+        )
+
+    def close(self) -> None:
+        """When the actors are gone: return when nothing writes to the folder any more."""
+        self._writer.close()
+
+    def _train(self, first: int, stop: int) -> None:
+        def wants_cut(step: int) -> bool:
+            self._is_cut_out = step + 1 < stop and self._schedule(step)  # behind the last, validation has one
+            return self._is_cut_out
+
+        step, since = first, time.perf_counter()
+        try:
+            for result in self._pipeline.run(first, stop, wants_cut):
+                now = time.perf_counter()
+                self._take(result, now - since)
+                step, since = result.step + 1, now
+        except BatchError as error:
+            if step > self._writer.saved_steps:
+                logger.error("%s; a snapshot of the steps before it is written", error)
+                self._cut_now(step)
+                self._writer.wait()
+            assert error.__cause__ is not None, "it says why"
+            raise error.__cause__ from None
+
+    def _take(self, result: StepResult, seconds: float) -> None:
+        """A step is committed."""
+        epoch, _ = self._plan.locate(result.step)
+        self._cursor.commit(epoch, result.rows, result.unreadable)
+        self._progress = self._progress.trained(result, seconds)
+        if result.cut is not None:
+            self._write(result.cut)
+            self._is_cut_out = False
+        self._writer.check()
+        done = result.step + 1
+        if self._on_step is not None:
+            self._on_step(done, self._total_steps, result.loss)
+        if done % METRICS_EVERY_STEPS == 0:
+            percent = 100.0 * done / self._total_steps
+            self._metrics.publish({"loss": result.loss, "step": done, "progress_percent": percent})
+
+    def _cut_now(self, step: int) -> None:
+        """A snapshot of the steps before this one, which are all committed."""
+        self._writer.wait()  # servers make one cut at a time
+        self._write(self._pipeline.cut(step - 1))
+
+    def _write(self, cut: Cut) -> None:
+        registry = self._assembly.registry
+        progress = asdict(self._progress)
+        state = RunState(
+            committed_step=cut.step,
+            incarnation=self._incarnation,
+            dataset_fingerprint=self._assembly.dataset.fingerprint,
+            semantic_ids_version=None if registry is None else registry.version,
+            read_position=self._plan.position(cut.step + 1),
+            progress=progress,
+        )
+        is_best = self._progress.best_step == cut.step + 1
+        self._writer.begin(cut, state, self._cursor.to_table(), Shown(progress, is_best))
+
+    def _record(self, step: int, loss: float, summary: dict[str, Estimate]) -> None:
+        stages = self._stages.stats().summary()
+        figures = {name: estimate.value for name, estimate in summary.items()}
+        epoch = step / self._plan.steps_per_epoch
+        self._folder.log(
+            {
+                "step": step,
+                "epoch": epoch,
+                "loss": loss,
+                "training_s": self._progress.training_s,
+                "valid": figures,
+                "stages": stages,
+                "dropped": self._progress.dropped,
+            }
+        )
+        self._metrics.publish(
+            {"valid_" + name.replace("@", "_at_"): value for name, value in figures.items()}
+        )
+        logger.info(
+            "epoch %g of %d: loss %.4f, valid recall@10 %.4f, ndcg@10 %.4f, %.0f s of training",
+            epoch,
+            self._config.training.epochs,
+            loss,
+            figures["recall@10"],
+            figures["ndcg@10"],
+            self._progress.training_s,
+        )
+
+    def _restore(self) -> int:
+        """Give servers and trainers what the snapshot holds; returns the step to go on with."""
+        # A run that died before its next snapshot has recovered from this one before.
+        incarnation: int = self._folder.state.get("incarnation", 0)
+        if self._snapshot is None:
+            self._folder.forget_after(0)
+            return 0
+        snapshot = self._snapshot
+        self._incarnation = max(snapshot.state.incarnation, incarnation) + 1
+        # Also what run.json says of snapshots: of those behind this one nothing is to be used any more.
+        best = self._folder.snapshot_path(snapshot.state.progress["best_step"])
+        self._folder.update(
+            incarnation=self._incarnation,
+            last=snapshot.path.name,
+            best=best.name if best.exists() else None,
+            progress=snapshot.state.progress,
+        )
+        self._folder.forget_after(snapshot.committed_step + 1)
+        self._progress = Progress(**snapshot.state.progress)
+        self._cursor = Cursor.from_table(snapshot.cursor, self._assembly.dataset.fingerprint)
+        chain = [[str(path.resolve()) for path in files] for files in snapshot.sparse_chain]
+        servers, trainers, watch = self._stages.servers, self._stages.trainers, self._stages.watch
+        loading = [
+            server.load.remote(chain, snapshot.committed_step, self._incarnation) for server in servers
+        ]
+        watch.get(loading, may_take_long=True)
+        weights, optimizer_state = ray.put(snapshot.weights), ray.put(snapshot.optimizer_state)
+        watch.get([trainer.load.remote(weights, optimizer_state, self._incarnation) for trainer in trainers])
+        return snapshot.committed_step + 1

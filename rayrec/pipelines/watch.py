@@ -1,0 +1,109 @@
+"""Waiting for a run's actors without waiting for ever: a stage that hangs is found, as one that died is.
+
+A reader or feature worker that hangs is killed: Ray starts it anew and repeats its calls. Of a server or
+trainer the state is lost with it, so the run has to go back to its last snapshot: `StageHungError`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError
+
+from rayrec.actors.heartbeats import Account, kill_process
+
+logger = logging.getLogger(__name__)
+
+MONITOR_PATIENCE_S = 30.0
+"""How long the monitor of heartbeats may take to answer."""
+
+
+class StageHungError(RuntimeError):
+    """A process with state is alive and does nothing; one sentence that names the actor."""
+
+
+class Watch:
+    """Waits for objects of Ray's; looks after the actors when none comes for a long time."""
+
+    def __init__(self, monitor: ActorHandle, stateless: frozenset[str], hang_timeout_s: float) -> None:
+        """
+        Args:
+            stateless: names of the actors that may be killed, since they come back by themselves.
+            hang_timeout_s: time without any object after which something hangs.
+        """
+        self._monitor = monitor
+        self._stateless = stateless
+        self._hang_timeout_s = hang_timeout_s
+
+    def wait(self, refs: Sequence[Any], may_take_long: bool = False) -> list[Any]:
+        """Those of the objects that are there, at least one, in their order.
+
+        Args:
+            may_take_long: of a call that is at work for longer than the timeout nothing is thought, only of
+                a process that gives no sign of life.
+
+        Raises:
+            StageHungError: a server or trainer hangs.
+        """
+        looked = False
+        while True:
+            ready, _ = ray.wait(list(refs), num_returns=1, timeout=self._hang_timeout_s)
+            if ready:
+                return list(ready)
+            self._look_after(looked, may_take_long)
+            looked = True
+
+    def get(self, refs: Sequence[Any], may_take_long: bool = False) -> list[Any]:
+        """The objects' values; the first error among them ends the wait for the others."""
+        values: dict[Any, Any] = {}
+        while waiting := [ref for ref in refs if ref not in values]:
+            ready = self.wait(waiting, may_take_long)
+            values.update(zip(ready, ray.get(ready), strict=True))
+        return [values[ref] for ref in refs]
+
+    def _look_after(self, again: bool, may_take_long: bool) -> None:
+        try:
+            accounts: Mapping[str, Account] = ray.get(
+                self._monitor.accounts.remote(), timeout=MONITOR_PATIENCE_S
+            )
+        except GetTimeoutError:
+            logger.warning("nothing has come for %.0f s, and no word of the actors", self._hang_timeout_s)
+            return
+        hung = self._silent(accounts) or ({} if may_take_long else self._stuck(accounts))
+        if not hung:
+            if again and not may_take_long:  # everybody says that it is at work on something short, and nothing comes of it
+                raise StageHungError(
+                    f"nothing has come of the run's actors for {2 * self._hang_timeout_s:.0f} s"
+                )
+            return
+        for name, account in hung.items():
+            if name in self._stateless:
+                logger.warning("%s; it is killed and starts anew", _described(name, account))
+                kill_process(account.beat.process)
+        lost = [_described(name, account) for name, account in hung.items() if name not in self._stateless]
+        if len(lost) == len(hung):
+            for name, account in hung.items():
+                kill_process(account.beat.process)
+            raise StageHungError("; ".join(lost))
+
+    def _silent(self, accounts: Mapping[str, Account]) -> dict[str, Account]:
+        return {name: account for name, account in accounts.items() if account.age_s >= self._hang_timeout_s}
+
+    def _stuck(self, accounts: Mapping[str, Account]) -> dict[str, Account]:
+        """Those that have been in one call for long; others than these wait for them.
+
+        Readers and feature workers wait for nobody: where one of them is stuck, it is at fault.
+        """
+        limit_s = self._hang_timeout_s
+        stuck = {name: account for name, account in accounts.items() if account.beat.busy_s >= limit_s}
+        return {name: account for name, account in stuck.items() if name in self._stateless} or stuck
+
+
+def _described(name: str, account: Account) -> str:
+    if account.beat.call is None or account.age_s > account.beat.busy_s:
+        return f"{name} hangs: it has given no sign of life for {account.age_s:.0f} s"
+    return f"{name} hangs: it has been in {account.beat.call} for {account.beat.busy_s:.0f} s"
