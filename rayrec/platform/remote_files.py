@@ -1,0 +1,69 @@
+"""Where files are: a path or URL of any file system -> pyarrow's object for it and the path there.
+
+Paths without a scheme are of this machine. Of URLs, those that pyarrow knows (`file`, `s3`, `gs`, `hdfs`)
+are its own business; any other scheme is fsspec's (`memory`, `abfs`, `http`, ...).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+from pyarrow import fs
+
+from rayrec.platform.errors import InputError
+
+ARROW_SCHEMES = ("file", "s3", "gs", "gcs", "hdfs", "viewfs")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+
+
+@dataclass(frozen=True)
+class RemoteFolder:
+    """A folder of some file system; travels to other processes with what it needs to get there."""
+
+    url: str
+    """As it was given; what messages name."""
+    filesystem: fs.FileSystem
+    path: str
+    """Of the folder, in the file system."""
+
+    def path_of(self, name: str) -> str:
+        """Of a file by its name below the folder."""
+        return f"{self.path.rstrip('/')}/{name}"
+
+    def shown(self, name: str) -> str:
+        """The same for people."""
+        return f"{self.url.rstrip('/')}/{name}"
+
+    def version_of(self, info: fs.FileInfo) -> str:
+        """What changes when a file is written again, even to the same size."""
+        handler = getattr(self.filesystem, "handler", None)
+        if isinstance(handler, fs.FSSpecHandler):
+            return str(handler.fs.ukey(info.path))
+        return str(info.mtime_ns)
+
+
+def remote_folder(url: str | Path) -> RemoteFolder:
+    """
+    Raises:
+        InputError: nobody knows the scheme, its package is missing, or the URL is malformed.
+    """
+    text = str(url)
+    scheme = _SCHEME.match(text)
+    if scheme is None:
+        return RemoteFolder(text, fs.LocalFileSystem(), str(Path(text).absolute()))
+    try:
+        if scheme[1] in ARROW_SCHEMES:
+            filesystem, path = fs.FileSystem.from_uri(text)
+        else:
+            handler, path = fsspec.core.url_to_fs(text)
+            filesystem = fs.PyFileSystem(fs.FSSpecHandler(handler))
+    except (ImportError, ValueError, OSError, pa.ArrowException) as error:
+        raise InputError(
+            f"{text}: the file system {scheme[1]!r} cannot be used ({error}); give a path of this machine, or "
+            f"a URL that pyarrow ({', '.join(ARROW_SCHEMES)}) or an installed package of fsspec knows"
+        ) from error
+    return RemoteFolder(text, filesystem, path)
