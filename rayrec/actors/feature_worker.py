@@ -11,7 +11,7 @@ from ray.actor import ActorHandle
 from rayrec.actors.read_ahead import ReadAhead
 from rayrec.actors.spawning import ActorRole, spawn
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
-from rayrec.samples.batches import FeatureBatch, SampleBatch
+from rayrec.samples.batches import FeatureBatch, RowBatch, SampleBatch
 from rayrec.samples.features import SequenceFeatures
 
 
@@ -30,10 +30,10 @@ class FeatureWorker:
     def __repr__(self) -> str:
         return self._role.actor_name
 
-    def compute(self, samples: SampleBatch) -> FeatureBatch | tuple[FeatureBatch, ...]:
+    def compute(self, step: int, *parts: RowBatch) -> FeatureBatch | tuple[FeatureBatch, ...]:
         """One share per trainer, each an object of its own."""
         with self._clock.busy():
-            shares = self._features(samples)
+            shares = self._features(SampleBatch.of(step, RowBatch.concatenate(parts)))
             if self._read_ahead is not None:
                 self._read_ahead(shares)
         self._metrics.after_batch(self._clock.times())

@@ -19,7 +19,7 @@ import safetensors.numpy
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import checksum, sync, write_json
-from rayrec.samples.reader import ReadPosition
+from rayrec.samples.read_plan import ReadPosition
 
 FORMAT_VERSION = 1
 WEIGHTS, OPTIMIZER = "dense.safetensors", "optimizer.safetensors"

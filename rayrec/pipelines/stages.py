@@ -24,6 +24,7 @@ from rayrec.pipelines.assembly import Assembly
 from rayrec.pipelines.stage_stats import StageStats
 from rayrec.platform.devices import ray_claim
 from rayrec.platform.ray_errors import ActorDeathError, root_cause
+from rayrec.samples.read_plan import Plan
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +36,9 @@ DEATH_KNOWN_S = 2.0
 
 @dataclass(frozen=True)
 class Stages:
-    """Handles of every actor, stage by stage."""
+    """Handles of every actor, stage by stage, and what the readers are to read."""
 
+    plan: Plan
     readers: list[ActorHandle]
     feature_workers: list[ActorHandle]
     servers: list[ActorHandle]
@@ -101,7 +103,7 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
         )
         readers = keep(
             "sample_reader",
-            spawn_sample_readers(run, assembly.plan, pipeline.num_readers, num_cpus),
+            spawn_sample_readers(run, assembly.plan.spec, pipeline.num_readers, num_cpus),
             num_cpus,
         )
         workers = keep(
@@ -124,7 +126,7 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
         _wait_until_up(started, START_PATIENCE_S)
         if len(trainers) > 1:
             connect_trainers(trainers)
-        yield Stages(readers, workers, servers, trainers)
+        yield Stages(assembly.plan, readers, workers, servers, trainers)
     except Exception as error:
         death = _death_behind(error, started)
         if death is None:

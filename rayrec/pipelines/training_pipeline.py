@@ -27,6 +27,7 @@ import ray
 
 from rayrec.actors.trainer import StepReport
 from rayrec.pipelines.stages import Stages
+from rayrec.samples.read_plan import readings
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,14 @@ class TrainingPipeline:
     def _begin(self, step: int) -> _Begun:
         """Stages 1 and 2, and the early part of 3."""
         stages = self._stages
-        samples: Any = stages.readers[step % len(stages.readers)].read.remote(step)
+        batch = stages.plan.batch(step)
+        assert batch is not None, "nobody asks for steps that are not there yet"
+        parts: list[Any] = [
+            stages.readers[reading.reader].read.remote(reading)
+            for reading in readings(stages.plan, batch, len(stages.readers))
+        ]
         worker = stages.feature_workers[step % len(stages.feature_workers)]
-        shares = worker.compute.options(num_returns=len(stages.trainers)).remote(samples)
+        shares: Any = worker.compute.options(num_returns=len(stages.trainers)).remote(step, *parts)
         if len(stages.trainers) == 1:
             shares = [shares]
         announced = [

@@ -13,6 +13,7 @@ from rayrec.actors.trainer import StepReport
 from rayrec.pipelines.stages import Stages
 from rayrec.pipelines.training_pipeline import TrainingPipeline
 from rayrec.platform.ray_errors import root_cause
+from rayrec.samples.read_plan import BatchPlan, Reading, ReadPart, Window
 
 pytestmark = pytest.mark.ray
 
@@ -25,6 +26,18 @@ class Method:
 
     def options(self, num_returns: int) -> Method:
         return Method(lambda *arguments: self.remote(num_returns, *arguments))
+
+
+class StepPlan:
+    """Windows of one row; step t reads row t."""
+
+    spec: Any = None
+
+    def batch(self, step: int) -> BatchPlan:
+        return BatchPlan(step, 0, (ReadPart(Window(0, step, (), step, 1, seed=0), step, step + 1),))
+
+    def window_after(self, window: Window, distance: int) -> None:
+        return None
 
 
 @dataclass
@@ -47,7 +60,7 @@ class Calls:
             "servers": [],
             "trainers": [self._trainer(rank) for rank in range(self.num_trainers)],
         }
-        return Stages(**members)
+        return Stages(plan=StepPlan(), **members)
 
     def _actor(self, **methods: Any) -> Any:
         for name in ("start_clock", "stop_clock"):
@@ -59,13 +72,14 @@ class Calls:
         return ray.put(None)
 
     def _reader(self, member: int) -> Any:
-        def read(step: int) -> Any:
-            self.log.append(("read", member, step))
-            return step
+        def read(reading: Reading) -> Any:
+            self.log.append(("read", member, reading.part.start))
+            return reading.part.start
 
         return self._actor(read=read)
 
-    def _compute(self, num_returns: int, step: int) -> Any:
+    def _compute(self, num_returns: int, step: int, *parts: int) -> Any:
+        assert parts == (step,)
         shares = [(step, rank) for rank in range(num_returns)]
         return shares if num_returns > 1 else shares[0]
 
@@ -122,7 +136,7 @@ def test_a_batch_is_announced_before_the_one_before_it_is_trained(ray_cluster):
     ]
 
 
-def test_readers_take_turns_and_every_trainer_gets_its_share(ray_cluster):
+def test_readers_take_turns_by_windows_and_every_trainer_gets_its_share(ray_cluster):
     calls = Calls(num_trainers=2, num_readers=3)
 
     results = list(TrainingPipeline(calls.stages(), queue_depth=2).run(0, 4))
