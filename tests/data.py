@@ -12,7 +12,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.samples.batches import SampleBatch
+from rayrec.samples.batches import RowBatch, SampleBatch
 from rayrec.samples.config import PrepareConfig
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.prepare import prepare
@@ -84,4 +84,17 @@ def sample_batch(
         item_ids_N=np.array([item for row in rows for item in row], dtype=np.int64),
         offsets_B1=np.cumsum([0, *map(len, rows)]),
         targets_B=None if targets is None else np.array(targets),
+    )
+
+
+def row_batch(rows: Sequence[Sequence[int]]) -> RowBatch:
+    """The same rows as they come from a reader."""
+    return RowBatch(
+        np.arange(len(rows)),
+        pa.record_batch(
+            {
+                "user_id": pa.array(100 + np.arange(len(rows))),
+                "item_ids": pa.array([list(row) for row in rows], pa.list_(pa.int64())),
+            }
+        ),
     )

@@ -20,6 +20,7 @@ from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import RunState, write_snapshot
 from rayrec.platform.devices import get_device
+from rayrec.samples.batches import SampleBatch
 from rayrec.samples.config import PrepareConfig
 from rayrec.samples.cursor import Cursor
 from rayrec.samples.dataset import Dataset
@@ -100,9 +101,9 @@ def _train_one_epoch(run: RunFolder, assembly: Assembly) -> None:
         device.torch,
         config.seed,
     )
-    reader = SampleReader(plan)
+    reader = SampleReader(plan.spec)
     for step in range(plan.steps_per_epoch):
-        (features,) = assembly.features(reader.read(step))
+        (features,) = assembly.features(SampleBatch.of(step, reader.read_batch(plan.batch(step))))
         gradients = program.backward(features, lookups.rows(step, features.lookups))
         lookups.update(step, features.lookups, gradients.row_grads)
         program.update()

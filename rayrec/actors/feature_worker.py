@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import ray
 from ray.actor import ActorHandle
 
-from rayrec.actors.read_ahead import ReadAhead
 from rayrec.actors.heartbeats import Heart
+from rayrec.actors.read_ahead import ReadAhead
 from rayrec.actors.spawning import ActorRole, spawn_stateless
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
-from rayrec.samples.batches import FeatureBatch, Interval, SampleBatch
+from rayrec.samples.batches import FeatureBatch, Interval, RowBatch, SampleBatch
 from rayrec.samples.features import SequenceFeatures
 
 
@@ -43,14 +42,15 @@ class FeatureWorker:
     def __repr__(self) -> str:
         return self._role.actor_name
 
-    def compute(self, samples: SampleBatch) -> tuple[BatchSummary | FeatureBatch, ...]:
+    def compute(self, step: int, *parts: RowBatch) -> tuple[BatchSummary | FeatureBatch, ...]:
         """A summary, and one share per trainer, each an object of its own."""
-        with self._pulse.during("compute", samples.step), self._clock.busy():
-            shares = self._features(samples)
+        with self._pulse.during("compute", step), self._clock.busy():
+            rows = RowBatch.concatenate(parts)
+            shares = self._features(SampleBatch.of(step, rows))
             if self._read_ahead is not None:
                 self._read_ahead(shares)
         self._metrics.after_batch(self._clock.times())
-        return BatchSummary(samples.cursor), *shares
+        return BatchSummary(rows.cursor, rows.unreadable), *shares
 
     def ranking(self, samples: SampleBatch) -> tuple[FeatureBatch, np.ndarray]:
         """Features to rank what comes next, and the items each row has seen ([B, E], padded with -1)."""
@@ -73,14 +73,18 @@ class FeatureWorker:
 
 def spawn_feature_workers(
     run: str,
-    features: SequenceFeatures,
+    features: Any,
     num_workers: int,
     num_cpus: float,
     read_ahead: ReadAhead | None = None,
     heart: Heart | None = None,
     restarts: int = 0,
 ) -> list[ActorHandle]:
-    shared: Any = ray.put(features)  # the catalogue's arrays travel once
+    """
+    Args:
+        features: the `SequenceFeatures`, as an object of Ray's that the caller keeps while the workers live:
+            one that starts anew asks for it again.
+    """
     options = {"num_cpus": num_cpus}
     return [
         spawn_stateless(
@@ -88,7 +92,7 @@ def spawn_feature_workers(
             ActorRole(run, "feature_worker", member, heart),
             options,
             restarts,
-            shared,
+            features,
             read_ahead,
         )
         for member in range(num_workers)

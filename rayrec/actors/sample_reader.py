@@ -1,4 +1,4 @@
-"""Reads training batches; the order and the cursor are those of `SampleReader`."""
+"""Reads parts of training batches; all of it is in `SampleReader`."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ from ray.actor import ActorHandle
 from rayrec.actors.heartbeats import Heart
 from rayrec.actors.spawning import ActorRole, spawn_stateless
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
-from rayrec.samples.batches import SampleBatch
-from rayrec.samples.reader import ReadPlan, SampleReader
+from rayrec.samples.batches import RowBatch
+from rayrec.samples.decoding import ReadSpec
+from rayrec.samples.read_plan import Reading
+from rayrec.samples.reader import SampleReader
 
 
 class SampleReaderActor:
-    """Any reader can read any step, so it keeps no position that could be lost with it."""
+    """Any reader can read any part, so it keeps no position that could be lost with it."""
 
-    def __init__(self, role: ActorRole, plan: ReadPlan) -> None:
+    def __init__(self, role: ActorRole, spec: ReadSpec) -> None:
         self._role = role
         self._pulse = role.pulse()
-        self._reader = SampleReader(plan)
+        self._reader = SampleReader(spec)
         self._clock = StageClock()
         self._metrics = RayStageMetrics(role.run, role.stage, role.member)
 
     def __repr__(self) -> str:
         return self._role.actor_name
 
-    def read(self, step: int) -> SampleBatch:
-        with self._pulse.during("read", step), self._clock.busy():
-            samples = self._reader.read(step)
+    def read(self, reading: Reading) -> RowBatch:
+        with self._pulse.during("read"), self._clock.busy():
+            rows = self._reader.read(reading.part, reading.ahead)
         self._metrics.after_batch(self._clock.times())
-        return samples
+        return rows
 
     def start_clock(self) -> None:
         """Training goes on: from now on, time between batches is waiting."""
@@ -46,7 +48,7 @@ class SampleReaderActor:
 
 def spawn_sample_readers(
     run: str,
-    plan: ReadPlan,
+    spec: ReadSpec,
     num_readers: int,
     num_cpus: float,
     heart: Heart | None = None,
@@ -55,7 +57,7 @@ def spawn_sample_readers(
     options = {"num_cpus": num_cpus}
     return [
         spawn_stateless(
-            SampleReaderActor, ActorRole(run, "sample_reader", member, heart), options, restarts, plan
+            SampleReaderActor, ActorRole(run, "sample_reader", member, heart), options, restarts, spec
         )
         for member in range(num_readers)
     ]

@@ -20,7 +20,7 @@ from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.features import SequenceFeatures
 from rayrec.samples.manifest import Split
-from rayrec.samples.reader import ReadPlan
+from rayrec.samples.read_plan import ReadPlan
 
 SEMANTIC_IDS_FOLDER = "semantic_ids"
 

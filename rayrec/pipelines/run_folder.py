@@ -204,7 +204,9 @@ class RunFolder:
         """
         if which not in ("best", "last", "previous"):
             if not (self.snapshots / which).is_dir():
-                raise InputError(f"{self.path}: has no snapshot {which!r}; it has {self.snapshot_names() or 'none'}")
+                raise InputError(
+                    f"{self.path}: has no snapshot {which!r}; it has {self.snapshot_names() or 'none'}"
+                )
             return self.snapshots / which
         last = self.state["best" if which == "best" else "last"]
         if last is None:

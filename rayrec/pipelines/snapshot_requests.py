@@ -51,9 +51,7 @@ class SnapshotRequests:
             write_json(self._folder / (request + _ANSWER), asdict(answer))
 
 
-def request_snapshot(
-    run: Path, timeout_s: float, sleep: Callable[[float], None] = time.sleep
-) -> Path:
+def request_snapshot(run: Path, timeout_s: float, sleep: Callable[[float], None] = time.sleep) -> Path:
     """Let the process that trains in a run's folder write a snapshot at the next step boundary, and wait for it.
 
     Raises:

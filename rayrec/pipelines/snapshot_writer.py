@@ -1,8 +1,8 @@
 """Snapshots of a run while it trains on: cuts in, folders out, on a thread of the driver.
 
-    training loop ── begin(cut, ...) ──► thread: wait for rows and dense state of the cut
-                                                 servers write their rows of it
-                                                 manifest, name, run.json, copy, old ones deleted
+training loop ── begin(cut, ...) ──► thread: wait for rows and dense state of the cut
+                                             servers write their rows of it
+                                             manifest, name, run.json, copy, old ones deleted
 """
 
 from __future__ import annotations
@@ -106,9 +106,7 @@ class SnapshotWriter:
         """When the actors are gone: return when the thread has ended, whatever became of its work."""
         self._thread.shutdown(wait=True)
 
-    def _write(
-        self, cut: Cut, state: RunState, cursor: pa.Table, shown: Shown, requests: list[str]
-    ) -> None:
+    def _write(self, cut: Cut, state: RunState, cursor: pa.Table, shown: Shown, requests: list[str]) -> None:
         path = self._folder.snapshot_path(cut.step + 1)
         try:
             self._write_to(path, cut, state, cursor)
@@ -137,7 +135,9 @@ class SnapshotWriter:
             weights=weights,
             optimizer_state=optimizer_state,
             cursor=cursor,
-            save_sparse=lambda folder: self._save_sparse(folder, cut.step, None if base is None else base.step),
+            save_sparse=lambda folder: self._save_sparse(
+                folder, cut.step, None if base is None else base.step
+            ),
             base=None if base is None else base.name,
         )
         self._last = _Last(path.name, cut.step, 0 if base is None else base.num_increments + 1)

@@ -26,6 +26,7 @@ from rayrec.pipelines.stage_stats import StageStats
 from rayrec.pipelines.watch import Watch
 from rayrec.platform.devices import ray_claim
 from rayrec.platform.ray_errors import ActorDeathError, root_cause
+from rayrec.samples.read_plan import Plan
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +38,9 @@ DEATH_KNOWN_S = 2.0
 
 @dataclass(frozen=True)
 class Stages:
-    """Handles of every actor, stage by stage."""
+    """Handles of every actor, stage by stage, and what the readers are to read."""
 
+    plan: Plan
     readers: list[ActorHandle]
     feature_workers: list[ActorHandle]
     servers: list[ActorHandle]
@@ -86,6 +88,7 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
         )
         return actors
 
+    features: Any = ray.put(assembly.features)  # the catalogue's arrays travel once
     monitor = spawn_heartbeat_monitor(run)
     heart = Heart(monitor, recovery.hang_timeout_s / BEATS_PER_TIMEOUT)
     try:
@@ -109,7 +112,7 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
         readers = keep(
             "sample_reader",
             spawn_sample_readers(
-                run, assembly.plan, pipeline.num_readers, num_cpus, heart, recovery.stage_restarts
+                run, assembly.plan.spec, pipeline.num_readers, num_cpus, heart, recovery.stage_restarts
             ),
             num_cpus,
         )
@@ -117,7 +120,7 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
             "feature_worker",
             spawn_feature_workers(
                 run,
-                assembly.features,
+                features,
                 pipeline.num_feature_workers,
                 num_cpus,
                 ReadAhead(assembly.tables, servers) if any(t.disk for t in assembly.tables) else None,
@@ -137,7 +140,7 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
             connect_trainers(trainers)
         stateless = frozenset(member.name for member in started if member.actor in [*readers, *workers])
         watch = Watch(monitor, stateless, recovery.hang_timeout_s)
-        yield Stages(readers, workers, servers, trainers, watch)
+        yield Stages(assembly.plan, readers, workers, servers, trainers, watch)
     except Exception as error:
         death = _death_behind(error, started)
         if death is None:

@@ -178,7 +178,7 @@ def _attempt(
 
 def rows_of_step(assembly: Assembly, step: int) -> str:
     """Which rows of which files a step trains on; the reader gives the same ones every time."""
-    cursor = SampleReader(assembly.plan).read(step).cursor
+    cursor = SampleReader(assembly.plan.spec).read_batch(assembly.plan.batch(step)).cursor
     shown = [f"{part.file} {part.start} to {part.stop - 1}" for part in cursor[:SHOWN_INTERVALS]]
     more = len(cursor) - len(shown)
     return "; ".join(shown) + (f"; and {more} more places" if more else "")

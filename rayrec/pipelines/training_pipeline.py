@@ -39,6 +39,7 @@ from rayrec.actors.trainer import StepReport
 from rayrec.pipelines.stages import Stages
 from rayrec.platform.ray_errors import ActorDeathError, root_cause
 from rayrec.samples.batches import Interval
+from rayrec.samples.read_plan import readings
 
 
 class BatchError(RuntimeError):
@@ -114,9 +115,7 @@ class TrainingPipeline:
         self._stages = stages
         self._queue_depth = queue_depth
 
-    def run(
-        self, first: int, stop: int, wants_cut: Callable[[int], bool] = never
-    ) -> Iterator[StepResult]:
+    def run(self, first: int, stop: int, wants_cut: Callable[[int], bool] = never) -> Iterator[StepResult]:
         """Train steps `first` to `stop` (exclusive); yields each as its report arrives.
 
         When the iterator ends, every step's update is committed on the servers.
@@ -161,10 +160,15 @@ class TrainingPipeline:
     def _begin(self, step: int) -> _Begun:
         """Stages 1 and 2."""
         stages = self._stages
-        samples: Any = stages.readers[step % len(stages.readers)].read.remote(step)
+        batch = stages.plan.batch(step)
+        assert batch is not None, "nobody asks for steps that are not there yet"
+        parts: list[Any] = [
+            stages.readers[reading.reader].read.remote(reading)
+            for reading in readings(stages.plan, batch, len(stages.readers))
+        ]
         worker = stages.feature_workers[step % len(stages.feature_workers)]
         compute = worker.compute.options(num_returns=1 + len(stages.trainers))
-        summary, *shares = compute.remote(samples)
+        summary, *shares = compute.remote(step, *parts)
         return _Begun(step, summary, shares)
 
     def _comes_first(self, batch: _Begun, training: deque[_Training]) -> bool:

@@ -75,7 +75,9 @@ class Watch:
             return
         hung = self._silent(accounts) or ({} if may_take_long else self._stuck(accounts))
         if not hung:
-            if again and not may_take_long:  # everybody says that it is at work on something short, and nothing comes of it
+            if (
+                again and not may_take_long
+            ):  # everybody says that it is at work on something short, and nothing comes of it
                 raise StageHungError(
                     f"nothing has come of the run's actors for {2 * self._hang_timeout_s:.0f} s"
                 )

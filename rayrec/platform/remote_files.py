@@ -63,7 +63,7 @@ def remote_folder(url: str | Path) -> RemoteFolder:
             filesystem = fs.PyFileSystem(fs.FSSpecHandler(handler))
     except (ImportError, ValueError, OSError, pa.ArrowException) as error:
         raise InputError(
-            f"{text}: the file system {scheme[1]!r} cannot be used ({error}); give a path of this machine, or "
-            f"a URL that pyarrow ({', '.join(ARROW_SCHEMES)}) or an installed package of fsspec knows"
+            f"{text}: the file system {scheme[1]!r} cannot be used ({error}); give a path of this machine "
+            f"or a URL that pyarrow ({', '.join(ARROW_SCHEMES)}) or an installed package of fsspec knows"
         ) from error
     return RemoteFolder(text, filesystem, path)

@@ -9,10 +9,12 @@ number itself carries no information.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 Int64Array = NDArray[np.int64]
@@ -24,6 +26,47 @@ class Interval(NamedTuple):
     file: str
     start: int
     stop: int
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """Rows as they were read, still Arrow."""
+
+    row_keys_B: Int64Array
+    """Identity of each row; random draws for a row are keyed by it."""
+    rows: pa.RecordBatch
+    """[B] the columns asked for. Buffers of its own: it travels between processes."""
+    cursor: tuple[Interval, ...] = ()
+    """Where the rows were read: the fewest intervals, sorted."""
+    unreadable: tuple[Interval, ...] = ()
+    """Rows that were planned, cannot be decoded, and are left out because the settings allow it."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.row_keys_B)
+
+    @staticmethod
+    def concatenate(parts: Sequence[RowBatch]) -> RowBatch:
+        """The rows of one step, which may come of several windows."""
+        if len(parts) == 1:
+            return parts[0]
+        return RowBatch(
+            np.concatenate([part.row_keys_B for part in parts]),
+            pa.concat_batches([part.rows for part in parts]),
+            joined(interval for part in parts for interval in part.cursor),
+            joined(interval for part in parts for interval in part.unreadable),
+        )
+
+
+def joined(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
+    """Intervals that share no row as the fewest ones, sorted."""
+    found: list[Interval] = []
+    for interval in sorted(intervals):
+        if found and found[-1].file == interval.file and found[-1].stop == interval.start:
+            found[-1] = found[-1]._replace(stop=interval.stop)
+        else:
+            found.append(interval)
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -47,6 +90,19 @@ class SampleBatch:
     @property
     def num_rows(self) -> int:
         return len(self.user_ids_B)
+
+    @classmethod
+    def of(cls, step: int, batch: RowBatch) -> SampleBatch:
+        """From the columns `user_id` (integers) and `item_ids` (lists of integers)."""
+        users, items = batch.rows["user_id"], batch.rows["item_ids"]
+        return cls(
+            step=step,
+            row_keys_B=batch.row_keys_B,
+            user_ids_B=users.to_numpy(zero_copy_only=False),
+            item_ids_N=items.flatten().to_numpy(zero_copy_only=False).astype(np.int64, copy=False),
+            offsets_B1=np.concatenate([[0], np.cumsum(items.value_lengths().to_numpy(zero_copy_only=False))]),
+            cursor=batch.cursor,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,259 +1,234 @@
-"""The training read: every row once per epoch, in an order that depends on seed and files alone.
+"""The training read: the rows of a part of a window, as a plan asks for them.
 
-    files ─► row groups, permuted per epoch ─► windows ─► rows, permuted per window ─► batches
+    ReadPart ─► window: row groups decoded in threads ─► rows to their shuffled places ─► RowBatch
 
-A window is the unit of decoding and of shuffling: memory stays bounded by a few of them. Steps are
-read at random: any number of readers may share them out, and a run resumes at any step.
+A reader knows where a data set is and what is wanted of its rows, and nothing of plans. It holds the window
+that it reads from and the next one, which is decoded meanwhile; never more, however slow its consumer is.
 
-Axes: G row groups of all files in file order, W windows of an epoch, R rows of a window.
+Axes: G rows of a row group, R rows of a window, B rows of a batch, 1 an extra element.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
-from rayrec.samples.batches import Int64Array, Interval, SampleBatch
+from rayrec.samples.batches import Int64Array, Interval, RowBatch, SampleBatch, joined
 from rayrec.samples.dataset import Dataset
-from rayrec.samples.jagged import list_values, offsets_from_lengths, take_rows
+from rayrec.samples.decoding import CorruptGroupError, DecodedGroup, GroupDecoder, ReadSpec, RowGroup
+from rayrec.samples.jagged import take_rows
 from rayrec.samples.manifest import EVALUATION_FILES, Split
+from rayrec.samples.read_plan import BatchPlan, ReadPart, Window, corrupt_group
+from rayrec.samples.scatter import keys_in_order, reordered
 
-ORDER = 1
-"""Version of the way in which `windows` and `window_order` draw; another one reads other rows."""
-COLUMNS = {"user_id": pa.int64(), "item_ids": pa.list_(pa.int64())}
-"""What training reads of a row; other columns are never decoded."""
-
-
-@dataclass(frozen=True)
-class Window:
-    """Row groups that are decoded and shuffled together."""
-
-    number: int
-    groups: tuple[int, ...]
-    """Row groups in file order (not in the order drawn)."""
-    start: int
-    """Place of its first row in the epoch."""
-    num_rows: int
+DECODE_THREADS = 2
 
 
-@dataclass(frozen=True)
-class ReadPosition:
-    """What has been read of a run's data once a step is committed, and in which order."""
+class ShuffledWindow:
+    """The rows of a window in the order in which they are read; unreadable ones are not among them."""
 
-    epoch: int
-    rows: int
-    """Rows of this epoch that were read."""
-    order: str
-    """`ReadPlan.order_fingerprint`: two plans with the same one read the same rows from here on."""
-
-
-@dataclass(frozen=True)
-class ReadPlan:
-    """Which rows make up which step. Plain numbers: it travels to any process."""
-
-    root: str
-    files: tuple[str, ...]
-    """Names below `root`; a file's number is its place here."""
-    group_file_G: Int64Array
-    group_number_G: Int64Array
-    """Number of the row group within its file."""
-    group_start_G: Int64Array
-    """Its first row, as numbered in its file."""
-    group_rows_G: Int64Array
-    batch_size: int
-    seed: int
-    window_rows: int
-
-    @classmethod
-    def of(cls, dataset: Dataset, batch_size: int, seed: int = 0, window_rows: int = 65_536) -> ReadPlan:
-        """Plan from the footers of the training files; no row is read.
-
-        Raises:
-            InputError: a file is not readable Parquet or differs in schema, or there are no rows.
+    def __init__(
+        self,
+        schema: pa.Schema,
+        window: Window,
+        decoded: list[DecodedGroup],
+        unreadable: list[tuple[RowGroup, Int64Array]],
+    ) -> None:
         """
-        if batch_size < 1 or window_rows < 1:
-            raise InputError(
-                f"batch_size and window_rows must be at least 1, got {batch_size} and {window_rows}"
+        Args:
+            decoded: its row groups, in file order.
+            unreadable: those that cannot be decoded, and the rows of the file that they were to give.
+        """
+        self._decoded = decoded
+        self._unreadable = unreadable
+        self._order_R = window.order()
+        """Of all planned rows."""
+        self._readable_before_R1: Int64Array | None = None
+        read_R = self._order_R
+        if unreadable:
+            lost = {group for group, _ in unreadable}
+            is_read_R = np.concatenate(
+                [np.full(group.num_rows, group not in lost) for group in window.groups]
             )
-        groups: list[tuple[int, int, int, int]] = []
-        first: pa.Schema | None = None
-        for number, name in enumerate(dataset.train_files):
-            path = dataset.root / name
-            with _open(path) as file:
-                first = _check_schema(path, file.schema_arrow, first)
-                start = 0
-                for group in range(file.metadata.num_row_groups):
-                    rows = file.metadata.row_group(group).num_rows
-                    groups.append((number, group, start, rows))
-                    start += rows
-        group_file_G, group_number_G, group_start_G, group_rows_G = (
-            np.array(groups, dtype=np.int64).reshape(-1, 4).T.copy()
+            number_R = np.cumsum(is_read_R) - 1  # of readable rows, in file order
+            chosen_R = is_read_R[self._order_R]
+            read_R = number_R[self._order_R[chosen_R]]
+            self._readable_before_R1 = np.concatenate([[0], np.cumsum(chosen_R)])
+        self._window = window
+        self._read_R = read_R
+        """Of the rows that are there, in reading order: their number in file order."""
+        self.num_rows = len(read_R)
+        place_R = np.empty(self.num_rows, dtype=np.int64)
+        place_R[read_R] = np.arange(self.num_rows)
+        bounds = np.cumsum([len(group.row_G) for group in decoded])[:-1]
+        places = np.split(place_R, bounds) if decoded else []
+        self._keys_R = keys_in_order(
+            [group.group.file for group in decoded], [group.row_G for group in decoded], places
         )
-        if not group_rows_G.sum():
-            raise InputError(
-                f"{dataset.root}: the training set is empty; prepare data that has training events"
-            )
-        return cls(
-            root=str(dataset.root),
-            files=dataset.train_files,
-            group_file_G=group_file_G,
-            group_number_G=group_number_G,
-            group_start_G=group_start_G,
-            group_rows_G=group_rows_G,
-            batch_size=batch_size,
-            seed=seed,
-            window_rows=window_rows,
+        columns = [
+            reordered([group.columns[number] for group in decoded], field.type, places)
+            if decoded
+            else pa.array([], field.type)
+            for number, field in enumerate(schema)
+        ]
+        self._rows = pa.RecordBatch.from_arrays(columns, schema=schema)
+        for group in decoded:
+            group.columns.clear()  # they live on in their places only
+
+    def slice(self, start: int, stop: int) -> RowBatch:
+        """Planned rows `start` to `stop` in reading order; buffers are those of the window, no cursor."""
+        low, high = self._readable(start, stop)
+        return RowBatch(self._keys_R[low:high], self._rows.slice(low, high - low))
+
+    def part(self, start: int, stop: int) -> RowBatch:
+        """The same with buffers of its own and all that is to be known of the rows."""
+        low, high = self._readable(start, stop)
+        rows = self._rows.slice(low, high - low)
+        # Arrow's message format holds the rows of a slice only.
+        compact = pa.ipc.read_record_batch(rows.serialize(), rows.schema)
+        return RowBatch(
+            self._keys_R[low:high].copy(), compact, self._places(low, high), self._lost(start, stop)
         )
 
-    @property
-    def rows_per_epoch(self) -> int:
-        return int(self.group_rows_G.sum())
+    def _readable(self, start: int, stop: int) -> tuple[int, int]:
+        before_R1 = self._readable_before_R1
+        return (start, stop) if before_R1 is None else (int(before_R1[start]), int(before_R1[stop]))
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches of an epoch; the last may be short, and no batch mixes epochs."""
-        return -(-self.rows_per_epoch // self.batch_size)
+    def _places(self, low: int, high: int) -> tuple[Interval, ...]:
+        names, group_R, row_R = self._in_file_order
+        chosen_B = np.sort(self._read_R[low:high])
+        return _intervals(names, group_R[chosen_B], row_R[chosen_B])
 
-    def locate(self, step: int) -> tuple[int, int]:
-        """(epoch, batch within the epoch) of a step; all count from 0."""
-        return divmod(step, self.steps_per_epoch)
+    def _lost(self, start: int, stop: int) -> tuple[Interval, ...]:
+        if not self._unreadable:
+            return ()
+        rows = dict(self._unreadable)
+        planned_B = np.sort(self._order_R[start:stop])
+        first = 0
+        found: list[Interval] = []
+        for group in self._window.groups:
+            if group in rows:
+                mine = planned_B[(planned_B >= first) & (planned_B < first + group.num_rows)] - first
+                found += _intervals((group.name,), np.zeros_like(mine), rows[group][mine])
+            first += group.num_rows
+        return joined(found)
 
-    def position(self, step: int) -> ReadPosition:
-        """What has been read before a step."""
-        epoch, batch = self.locate(step)
-        return ReadPosition(epoch, batch * self.batch_size, self.order_fingerprint)
-
-    @property
-    def order_fingerprint(self) -> str:
-        """Hex sha256 of all that the order of rows depends on: the row groups, seed and window."""
-        digest = hashlib.sha256(repr((ORDER, self.files, self.seed, self.window_rows)).encode())
-        for array_G in (self.group_file_G, self.group_number_G, self.group_start_G, self.group_rows_G):
-            digest.update(array_G.tobytes())
-        return digest.hexdigest()
-
-    def windows(self, epoch: int) -> list[Window]:
-        """The windows of an epoch, in the order they are read."""
-        order_G = np.random.default_rng([self.seed, epoch, 0]).permutation(len(self.group_rows_G))
-        windows: list[Window] = []
-        groups: list[int] = []
-        start = rows = 0
-        for group in order_G.tolist():
-            groups.append(group)
-            rows += int(self.group_rows_G[group])
-            if rows >= self.window_rows:
-                windows.append(Window(len(windows), tuple(sorted(groups)), start, rows))
-                start, rows, groups = start + rows, 0, []
-        if groups:
-            windows.append(Window(len(windows), tuple(sorted(groups)), start, rows))
-        return windows
-
-    def window_order(self, epoch: int, window: Window) -> Int64Array:
-        """[R] order in which the rows of a window are read; entries count in file order."""
-        return np.random.default_rng([self.seed, epoch, 1 + window.number]).permutation(window.num_rows)
+    @cached_property
+    def _in_file_order(self) -> tuple[tuple[str, ...], Int64Array, Int64Array]:
+        groups = self._decoded
+        names = tuple(group.group.name for group in groups)
+        group_R = np.repeat(np.arange(len(groups)), [len(group.row_G) for group in groups])
+        return names, group_R, np.concatenate([group.row_G for group in groups])
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Decoded rows, in reading order."""
+class WindowDecoder:
+    """Window -> ShuffledWindow, in threads."""
 
-    file_R: Int64Array
-    row_R: Int64Array
-    user_ids_R: Int64Array
-    item_ids_N: Int64Array
-    offsets_R1: Int64Array
+    def __init__(self, spec: ReadSpec, threads: int = DECODE_THREADS, windows_at_once: int = 1) -> None:
+        self._spec = spec
+        self._decoder = GroupDecoder(spec)
+        self._decoding = ThreadPoolExecutor(threads, "decode")
+        self._shuffling = ThreadPoolExecutor(windows_at_once, "shuffle")
 
-    def take(self, rows_B: Int64Array) -> _Rows:
-        item_ids_N, offsets_B1 = take_rows(self.item_ids_N, self.offsets_R1, rows_B)
-        return _Rows(self.file_R[rows_B], self.row_R[rows_B], self.user_ids_R[rows_B], item_ids_N, offsets_B1)
+    def submit(self, window: Window) -> Future[ShuffledWindow]:
+        """
+        The result raises:
+            InputError: a file is missing or has changed, or a row group cannot be decoded.
+        """
+        return self._shuffling.submit(self._shuffled, window)
 
-    @staticmethod
-    def concatenate(parts: list[_Rows]) -> _Rows:
-        if len(parts) == 1:
-            return parts[0]
-        return _Rows(
-            np.concatenate([part.file_R for part in parts]),
-            np.concatenate([part.row_R for part in parts]),
-            np.concatenate([part.user_ids_R for part in parts]),
-            np.concatenate([part.item_ids_N for part in parts]),
-            offsets_from_lengths(np.concatenate([np.diff(part.offsets_R1) for part in parts])),
-        )
+    def close(self) -> None:
+        """Begin no further window."""
+        for threads in (self._shuffling, self._decoding):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def _shuffled(self, window: Window) -> ShuffledWindow:
+        self._decoder.check_unchanged(window.groups)
+        decoded, unreadable = [], []
+        for found in list(self._decoding.map(self._decode, window.groups)):
+            if isinstance(found, DecodedGroup):
+                decoded.append(found)
+            else:
+                unreadable.append(found)
+        return ShuffledWindow(self._spec.schema, window, decoded, unreadable)
+
+    def _decode(self, group: RowGroup) -> DecodedGroup | tuple[RowGroup, Int64Array]:
+        try:
+            return self._decoder.decode(group)
+        except CorruptGroupError as error:
+            if self._spec.on_corrupt == "stop":
+                raise corrupt_group(self._spec, group, error) from error
+            return group, self._planned_rows(group)
+
+    def _planned_rows(self, group: RowGroup) -> Int64Array:
+        """Of a group that cannot be decoded: which rows of the file it was to give."""
+        if not self._spec.filters:
+            return np.arange(group.first_row, group.first_row + group.num_rows)
+        try:
+            rows, _ = self._decoder.matching_rows(group)
+        except CorruptGroupError as error:
+            # They could be read when the run was planned: not the file that it was.
+            raise corrupt_group(self._spec, group, error) from error
+        return rows
 
 
 class SampleReader:
-    """Step -> SampleBatch, at random; neighbouring steps share decoded windows."""
+    """ReadPart -> RowBatch; neighbouring parts share a decoded window."""
 
-    def __init__(self, plan: ReadPlan, cached_windows: int = 2) -> None:
-        self.plan = plan
+    def __init__(self, spec: ReadSpec, threads: int = DECODE_THREADS, cached_windows: int = 2) -> None:
+        """
+        Args:
+            threads: that decode row groups.
+            cached_windows: held at once, at least 2: the one that is read and the next one.
+        """
+        self._windows = WindowDecoder(spec, threads)
         self._cached_windows = cached_windows
-        self._decoded: OrderedDict[tuple[int, int], _Rows] = OrderedDict()
-        # Two epochs: steps around the turn of an epoch alternate between them.
-        self._windows = lru_cache(maxsize=2)(plan.windows)
+        self._held: OrderedDict[tuple[int, int], Future[ShuffledWindow]] = OrderedDict()
 
-    def read(self, step: int) -> SampleBatch:
-        """The batch of a training step.
+    def read(self, part: ReadPart, ahead: Window | None = None) -> RowBatch:
+        """
+        Args:
+            ahead: the window that will be read from next; it is decoded from now on.
 
         Raises:
-            InputError: a file cannot be read or no longer has the rows it was planned with.
+            InputError: a file is missing or has changed, or a row group cannot be decoded and is not to
+                be skipped.
         """
-        epoch, batch = self.plan.locate(step)
-        start = batch * self.plan.batch_size
-        stop = min(start + self.plan.batch_size, self.plan.rows_per_epoch)
-        parts = []
-        for window in self._windows(epoch):
-            low, high = max(start, window.start), min(stop, window.start + window.num_rows)
-            if low < high:
-                rows_B = np.arange(low - window.start, high - window.start)
-                parts.append(self._window_rows(epoch, window).take(rows_B))
-        rows = _Rows.concatenate(parts)
-        return SampleBatch(
-            step=step,
-            row_keys_B=row_keys(rows.file_R, rows.row_R),
-            user_ids_B=rows.user_ids_R,
-            item_ids_N=rows.item_ids_N,
-            offsets_B1=rows.offsets_R1,
-            cursor=intervals(self.plan.files, rows.file_R, rows.row_R),
-        )
+        window = self._begin(part.window)
+        if ahead is not None:
+            self._begin(ahead)
+            self._held.move_to_end(_key(part.window))
+        try:
+            shuffled = window.result()
+        except BaseException:
+            # Not kept: what is wrong may be put right.
+            self._held.pop(_key(part.window), None)
+            raise
+        return shuffled.part(part.start, part.stop)
 
-    def _window_rows(self, epoch: int, window: Window) -> _Rows:
-        key = (epoch, window.number)
-        if key not in self._decoded:
+    def read_batch(self, batch: BatchPlan) -> RowBatch:
+        """All rows of a step."""
+        return RowBatch.concatenate([self.read(part) for part in batch.parts])
+
+    def _begin(self, window: Window) -> Future[ShuffledWindow]:
+        key = _key(window)
+        if key not in self._held:
             # Evict first: the bound holds while the new window is decoded, too.
-            while len(self._decoded) >= self._cached_windows:
-                self._decoded.popitem(last=False)
-            self._decoded[key] = self._decode(window).take(self.plan.window_order(epoch, window))
-        self._decoded.move_to_end(key)
-        return self._decoded[key]
+            while len(self._held) >= self._cached_windows:
+                self._held.popitem(last=False)[1].cancel()
+            self._held[key] = self._windows.submit(window)
+        self._held.move_to_end(key)
+        return self._held[key]
 
-    def _decode(self, window: Window) -> _Rows:
-        groups_W = np.array(window.groups)
-        parts = []
-        for number in np.unique(self.plan.group_file_G[groups_W]).tolist():
-            mine = groups_W[self.plan.group_file_G[groups_W] == number]
-            path = Path(self.plan.root) / self.plan.files[number]
-            table = _read_groups(path, self.plan.group_number_G[mine].tolist())
-            rows_of_groups = [
-                np.arange(start, start + rows)
-                for start, rows in zip(
-                    self.plan.group_start_G[mine].tolist(), self.plan.group_rows_G[mine].tolist(), strict=True
-                )
-            ]
-            row_R = np.concatenate(rows_of_groups)
-            if len(row_R) != table.num_rows:
-                raise InputError(f"{path}: the file has changed since the run was planned; start it again")
-            item_ids_N, offsets_R1 = list_values(table["item_ids"])
-            file_R = np.full(len(row_R), number, dtype=np.int64)
-            parts.append(_Rows(file_R, row_R, table["user_id"].to_numpy(), item_ids_N, offsets_R1))
-        return _Rows.concatenate(parts)
+
+def _key(window: Window) -> tuple[int, int]:
+    return window.epoch, window.number
 
 
 def evaluation_batches(
@@ -285,51 +260,16 @@ def row_keys(file_B: Int64Array, row_B: Int64Array) -> Int64Array:
     return combine64(file_B, row_B).view(np.int64)
 
 
-def intervals(files: tuple[str, ...], file_B: Int64Array, row_B: Int64Array) -> tuple[Interval, ...]:
-    """Rows as the fewest intervals, sorted by file and row."""
-    order_B = np.lexsort((row_B, file_B))
-    file_B, row_B = file_B[order_B], row_B[order_B]
+def _intervals(names: tuple[str, ...], file_B: Int64Array, row_B: Int64Array) -> tuple[Interval, ...]:
+    """Sorted rows as the fewest intervals; file_B are places in `names`, of which several may be one file."""
+    if not len(row_B):
+        return ()
     breaks = np.flatnonzero((np.diff(file_B) != 0) | (np.diff(row_B) != 1)) + 1
     starts = np.concatenate([[0], breaks])
-    stops = np.concatenate([breaks, [len(row_B)]])
-    return tuple(
-        Interval(files[file_B[start]], int(row_B[start]), int(row_B[stop - 1]) + 1)
-        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
-    )
-
-
-def _open(path: Path) -> pq.ParquetFile:
-    try:
-        return pq.ParquetFile(path)
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(
-            f"{path}: not a readable Parquet file, it may be truncated ({error}); prepare the data set again"
-        ) from error
-
-
-def _read_groups(path: Path, groups: list[int]) -> pa.Table:
-    try:
-        with _open(path) as file:
-            return file.read_row_groups(groups, columns=list(COLUMNS), use_threads=False)
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(
-            f"{path}: a row group cannot be decoded ({error}); prepare the data set again"
-        ) from error
-
-
-def _check_schema(path: Path, schema: pa.Schema, first: pa.Schema | None) -> pa.Schema:
-    for column, expected in COLUMNS.items():
-        if column not in schema.names:
-            raise InputError(
-                f"{path}: no column {column!r}; found {', '.join(schema.names)}; prepare the data set again"
-            )
-        found = schema.field(column).type
-        # The name of a list's element field ("item", "element") depends on the writer.
-        if str(found).replace("element:", "item:") != str(expected).replace("element:", "item:"):
-            raise InputError(f"{path}: column {column!r} is {found}, expected {expected}")
-    if first is not None and not schema.remove_metadata().equals(first.remove_metadata()):
-        raise InputError(
-            f"{path}: its columns ({', '.join(schema.names)}) differ in name or type from those of the first "
-            f"training file ({', '.join(first.names)}); all files of a data set must have one schema"
+    last = np.concatenate([breaks, [len(row_B)]]) - 1
+    return joined(
+        Interval(names[file], start, stop + 1)
+        for file, start, stop in zip(
+            file_B[starts].tolist(), row_B[starts].tolist(), row_B[last].tolist(), strict=True
         )
-    return first or schema
+    )

@@ -10,8 +10,9 @@ from rayrec.embeddings.config import DiskConfig, TableConfig
 from rayrec.embeddings.routing import ShardMap
 from rayrec.platform.metrics import PUBLISH_EVERY_BATCHES, RayStageMetrics
 from rayrec.samples.features import SequenceFeatures
-from rayrec.samples.reader import ReadPlan, SampleReader
-from tests.data import sample_batch, small_dataset
+from rayrec.samples.read_plan import ReadPlan, readings
+from rayrec.samples.reader import SampleReader
+from tests.data import row_batch, sample_batch, small_dataset
 
 
 def worker(num_trainers: int) -> FeatureWorker:
@@ -21,10 +22,10 @@ def worker(num_trainers: int) -> FeatureWorker:
 
 def test_every_trainer_gets_an_object_of_its_own():
     """Ray splits a tuple over several returns, but a single return is the value itself."""
-    batch = sample_batch([[1, 2, 3], [4, 5]])
+    batch = row_batch([[1, 2, 3], [4, 5]])
 
-    assert worker(1).compute(batch).items_N.tolist() == [1, 2, 4]
-    first, second = worker(2).compute(batch)
+    assert worker(1).compute(0, batch).items_N.tolist() == [1, 2, 4]
+    first, second = worker(2).compute(0, batch)
     assert (first.items_N.tolist(), second.items_N.tolist()) == ([1, 2], [4])
     assert first.num_targets == second.num_targets == 3
 
@@ -44,7 +45,7 @@ def test_what_a_batch_will_read_from_disk_is_announced_to_the_servers_that_hold_
         ActorRole("run", "feature_worker", 1), features, ReadAhead(tables, [server(0), server(1)])
     )
 
-    first, second = member.compute(sample_batch([[1, 2, 3], [4, 5]]))
+    first, second = member.compute(0, row_batch([[1, 2, 3], [4, 5]]))
 
     assert [list(request) for request in announced] == [["item"], ["item"]]
     both = np.concatenate([request["item"] for request in announced])
@@ -66,7 +67,7 @@ def test_members_are_known_by_run_stage_and_number():
 def test_time_spent_on_batches_is_counted():
     member = worker(1)
     for step in range(3):
-        member.compute(sample_batch([[1, 2]], step))
+        member.compute(step, row_batch([[1, 2]]))
 
     times = member.stats()
 
@@ -81,21 +82,23 @@ def test_times_are_published_while_batches_go_by(tmp_path, monkeypatch):
         RayStageMetrics, "publish", lambda self, times, further: published.append(times.num_batches)
     )
     plan = ReadPlan.of(small_dataset(tmp_path), batch_size=7, seed=3)
-    reader, member = SampleReaderActor(ActorRole("run", "sample_reader", 0), plan), worker(1)
+    reader, member = SampleReaderActor(ActorRole("run", "sample_reader", 0), plan.spec), worker(1)
 
     for step in range(2 * PUBLISH_EVERY_BATCHES + 1):
-        member.compute(reader.read(step))
+        (reading,) = readings(plan, plan.batch(step % 4), 1)
+        member.compute(step, reader.read(reading))
 
     assert published == [20, 20, 40, 40]
 
 
 def test_the_reading_actor_reads_what_its_reader_reads(tmp_path):
     plan = ReadPlan.of(small_dataset(tmp_path), batch_size=7, seed=3)
-    actor = SampleReaderActor(ActorRole("run", "sample_reader", 0), plan)
+    actor = SampleReaderActor(ActorRole("run", "sample_reader", 0), plan.spec)
 
-    found, expected = actor.read(2), SampleReader(plan).read(2)
+    (reading,) = readings(plan, plan.batch(2), 1)
+    found, expected = actor.read(reading), SampleReader(plan.spec).read_batch(plan.batch(2))
 
     assert found.row_keys_B.tolist() == expected.row_keys_B.tolist()
-    assert found.item_ids_N.tolist() == expected.item_ids_N.tolist()
+    assert found.rows.equals(expected.rows)
     assert found.cursor == expected.cursor
     assert actor.stats().num_batches == 1

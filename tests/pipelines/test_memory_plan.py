@@ -16,6 +16,7 @@ from rayrec.pipelines.tokenize import TokenizeConfig, tokenize
 from rayrec.platform import files
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
+from rayrec.samples.batches import SampleBatch
 from rayrec.samples.reader import SampleReader
 from tests.data import small_dataset
 from tests.runs import MODELS
@@ -72,10 +73,12 @@ def test_no_batch_has_more_ids_than_was_planned(dataset, model, num_trainers):
     assembly = assembly_of(dataset, model, num_trainers=num_trainers)
     ids = {table.name: memory_plan._ids_of(assembly, table.name) for table in assembly.tables}
     most = memory_plan._batch_ids(assembly, {name: len(ids_M) for name, ids_M in ids.items()})
-    reader = SampleReader(assembly.plan)
+    plan = assembly.plan
+    reader = SampleReader(plan.spec)
     seen = dict.fromkeys(most, 0)
     for step in range(assembly.total_steps):
-        for features in assembly.features(reader.read(step)):
+        samples = SampleBatch.of(step, reader.read_batch(plan.batch(step)))
+        for features in assembly.features(samples):
             for name, lookup in features.lookups.items():
                 assert np.isin(lookup.ids_M, ids[name]).all()
                 seen[name] = max(seen[name], len(lookup.ids_M))

@@ -7,7 +7,7 @@ import pytest
 
 from rayrec.pipelines.snapshots import Snapshot, read_snapshot, write_snapshot
 from rayrec.platform.errors import InputError
-from rayrec.samples.reader import ReadPosition
+from rayrec.samples.read_plan import ReadPosition
 
 WEIGHTS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}
 OPTIMIZER = {"step": np.array(7), "w/exp_avg": np.ones((2, 3), dtype=np.float32)}

@@ -327,7 +327,9 @@ def test_a_stage_that_fails_ends_the_run_with_its_own_error(ray_cluster, tmp_pat
     assert state["state"] == "failed"
     assert state["error"] == f"InputError: {raised.value}"
     # Nothing of the steps before it is lost.
-    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert steps == [STEPS_PER_EPOCH]
     assert last_snapshot(tmp_path / "run").committed_step >= STEPS_PER_EPOCH - 1
 

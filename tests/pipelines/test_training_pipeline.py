@@ -18,6 +18,7 @@ from rayrec.pipelines.watch import Watch
 from rayrec.platform.errors import InputError
 from rayrec.platform.ray_errors import root_cause
 from rayrec.samples.batches import Interval
+from rayrec.samples.read_plan import BatchPlan, Reading, ReadPart, Window
 
 pytestmark = pytest.mark.ray
 
@@ -30,6 +31,18 @@ class Method:
 
     def options(self, num_returns: int) -> Method:
         return Method(lambda *arguments: self.remote(num_returns, *arguments))
+
+
+class StepPlan:
+    """Windows of one row; step t reads row t."""
+
+    spec: Any = None
+
+    def batch(self, step: int) -> BatchPlan:
+        return BatchPlan(step, 0, (ReadPart(Window(0, step, (), step, 1, seed=0), step, step + 1),))
+
+    def window_after(self, window: Window, distance: int) -> None:
+        return None
 
 
 @dataclass
@@ -55,7 +68,8 @@ class Calls:
             "trainers": [self._trainer(rank) for rank in range(self.num_trainers)],
         }
         monitor = self._actor(accounts=lambda: ray.put({}))
-        return Stages(**members, watch=Watch(monitor, frozenset(), hang_timeout_s=60.0))
+        watch = Watch(monitor, frozenset(), hang_timeout_s=60.0)
+        return Stages(plan=StepPlan(), **members, watch=watch)
 
     def _actor(self, **methods: Any) -> Any:
         for name in ("start_clock", "stop_clock"):
@@ -67,13 +81,14 @@ class Calls:
         return ray.put(None)
 
     def _reader(self, member: int) -> Any:
-        def read(step: int) -> Any:
-            self.log.append(("read", member, step))
-            return step
+        def read(reading: Reading) -> Any:
+            self.log.append(("read", member, reading.part.start))
+            return reading.part.start
 
         return self._actor(read=read)
 
-    def _compute(self, num_returns: int, step: int) -> Any:
+    def _compute(self, num_returns: int, step: int, *parts: int) -> Any:
+        assert parts == (step,)
         summary = BatchSummary((Interval("file", step, step + 1),))
         shares = [(step, rank) for rank in range(num_returns - 1)]
         return [self.summaries.get(step) or ray.put(summary), *shares]
@@ -139,7 +154,7 @@ def test_a_batch_is_announced_before_the_one_before_it_is_trained(ray_cluster):
     ]
 
 
-def test_readers_take_turns_and_every_trainer_gets_its_share(ray_cluster):
+def test_readers_take_turns_by_windows_and_every_trainer_gets_its_share(ray_cluster):
     calls = Calls(num_trainers=2, num_readers=3)
 
     results = list(TrainingPipeline(calls.stages(), queue_depth=2).run(0, 4))
@@ -232,7 +247,9 @@ def test_a_batch_that_cannot_be_made_ends_the_run_behind_the_step_before_it(ray_
     assert calls.log[-2:] == [("drain", 0), ("drain", 1)]  # every step before it is committed
 
 
-def test_servers_hear_of_a_cut_before_the_step_is_trained_and_trainers_give_their_state_right_after(ray_cluster):
+def test_servers_hear_of_a_cut_before_the_step_is_trained_and_trainers_give_their_state_right_after(
+    ray_cluster,
+):
     calls = Calls(num_trainers=2)
 
     results = list(TrainingPipeline(calls.stages(), queue_depth=4).run(0, 5, lambda step: step == 2))
