@@ -148,7 +148,7 @@ class EvaluationConfig(Config):
 
 
 class SnapshotConfig(Config):
-    """When a run's state is written to its folder, and what of it is kept. After a validation it always is."""
+    """When a run's state is written to its folder, besides after validations, and what of it is kept."""
 
     every_steps: int | None = Field(None, ge=1)
     """Also after every so many steps."""
@@ -159,8 +159,8 @@ class SnapshotConfig(Config):
     keep: int = Field(1, ge=1)
     """The newest so many stay, with what they build on, and the best."""
     copy_to: str | None = None
-    """Folder to copy the run to as it goes, as a URL such as `s3://bucket/runs/mine`; a run whose own folder is
-    gone is resumed from there."""
+    """Folder to copy the run to as it goes, as a URL such as `s3://bucket/runs/mine`; a run whose own folder
+    is gone is resumed from there."""
 
 
 class RecoveryConfig(Config):

@@ -52,7 +52,7 @@ class SnapshotRequests:
 
 
 def request_snapshot(run: Path, timeout_s: float, sleep: Callable[[float], None] = time.sleep) -> Path:
-    """Let the process that trains in a run's folder write a snapshot at the next step boundary, and wait for it.
+    """Let the process that trains in a run's folder write a snapshot at the next step, and wait for it.
 
     Raises:
         InputError: nothing trains there, it ends before it has answered, or it does not answer in time.

@@ -1,8 +1,8 @@
 """`rayrec train`: a config in, a run folder with snapshots out.
 
 train ─► assemble ─► RunFolder ─► ray_cluster ─► _attempt ─► running_stages ─► TrainingRun.run
-                                                     ▲                           TrainingPipeline.run ◄┘
-                                                     └── a server or trainer is lost: back to the last snapshot
+                                                  ▲                            TrainingPipeline.run ◄┘
+                                                  └─ a server or trainer is lost: back to the last snapshot
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from rayrec.pipelines.training_run import OnStep, Progress, TrainingResult, Trai
 from rayrec.pipelines.watch import StageHungError
 from rayrec.platform.cluster import check_accelerators, ray_cluster, starts_cluster
 from rayrec.platform.devices import get_device, ray_claim
+from rayrec.platform.errors import InputError
 from rayrec.platform.ray_errors import ActorDeathError, root_cause
 from rayrec.samples.reader import SampleReader
 
@@ -43,8 +44,8 @@ def train(
 ) -> TrainingResult:
     """Train a model as the config says.
 
-    A reader or feature worker that dies is replaced. When a server or trainer is lost the run goes back to its
-    last snapshot by itself, as often as `recovery` allows.
+    A reader or feature worker that dies is replaced. When a server or trainer is lost the run goes back to
+    its last snapshot by itself, as often as `recovery` allows.
 
     Args:
         run: folder of the run; new or empty, unless it is resumed.

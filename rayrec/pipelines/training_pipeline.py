@@ -43,7 +43,12 @@ from rayrec.samples.read_plan import readings
 
 
 class BatchError(RuntimeError):
-    """A batch cannot be made; every step before it is committed. Its cause is the stage's own error."""
+    """A batch cannot be made; every step before it is committed."""
+
+    def __init__(self, step: int, reason: BaseException) -> None:
+        super().__init__(f"there is no batch for step {step}: {reason}")
+        self.reason = reason
+        """The stage's own error."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +191,7 @@ class TrainingPipeline:
             cause = root_cause(error)
             if isinstance(cause, ActorDeathError):
                 raise
-            raise BatchError(f"there is no batch for step {batch.step}") from cause
+            raise BatchError(batch.step, cause) from error
         pairs = zip(self._stages.trainers, batch.shares, strict=True)
         return _Announced(batch, summary, [trainer.look_ahead.remote(share) for trainer, share in pairs])
 

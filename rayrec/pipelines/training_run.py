@@ -1,4 +1,4 @@
-"""One attempt at a run: training and validation in turn, with snapshots, until it is over or something fails."""
+"""One attempt at a run: training and validation in turn, and snapshots, until it is over or fails."""
 
 from __future__ import annotations
 
@@ -195,8 +195,7 @@ class TrainingRun:
                 logger.error("%s; a snapshot of the steps before it is written", error)
                 self._cut_now(step)
                 self._writer.wait()
-            assert error.__cause__ is not None, "it says why"
-            raise error.__cause__ from None
+            raise error.reason from None
 
     def _take(self, result: StepResult, seconds: float) -> None:
         """A step is committed."""

@@ -40,7 +40,7 @@ class Watch:
         self._hang_timeout_s = hang_timeout_s
 
     def wait(self, refs: Sequence[Any], may_take_long: bool = False) -> list[Any]:
-        """Those of the objects that are there, at least one, in their order.
+        """One or more of the objects that are there.
 
         Args:
             may_take_long: of a call that is at work for longer than the timeout nothing is thought, only of
@@ -88,7 +88,7 @@ class Watch:
                 kill_process(account.beat.process)
         lost = [_described(name, account) for name, account in hung.items() if name not in self._stateless]
         if len(lost) == len(hung):
-            for name, account in hung.items():
+            for account in hung.values():
                 kill_process(account.beat.process)
             raise StageHungError("; ".join(lost))
 

@@ -242,7 +242,7 @@ def test_a_batch_that_cannot_be_made_ends_the_run_behind_the_step_before_it(ray_
         next(pipeline)
 
     assert done == [0, 1, 2]
-    assert isinstance(raised.value.__cause__, InputError)
+    assert isinstance(raised.value.reason, InputError)
     assert {call[2] for call in calls.log if call[0] in ("look_ahead", "train")} == {0, 1, 2}
     assert calls.log[-2:] == [("drain", 0), ("drain", 1)]  # every step before it is committed
 

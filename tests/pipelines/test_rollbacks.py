@@ -1,0 +1,40 @@
+import json
+
+import pytest
+
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.rollbacks import Rollbacks
+from rayrec.pipelines.run_folder import RunFolder
+
+CONFIG = RunConfig.parse({"data": {"path": "data"}, "model": {"name": "sasrec"}})
+
+
+def test_a_run_that_gets_further_may_go_back_as_often_again(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", CONFIG)
+    rollbacks = Rollbacks(2, folder)
+
+    for _ in range(2):
+        rollbacks.allow(RuntimeError("run/trainer-0 died"))
+    folder.update(last="step-000000010")
+    for _ in range(2):
+        rollbacks.allow(RuntimeError("run/trainer-1 died"))
+
+    with pytest.raises(RuntimeError, match="run/trainer-1 died") as raised:
+        rollbacks.allow(RuntimeError("run/trainer-1 died"))
+    assert "gone back to its last snapshot 2 times" in raised.value.__notes__[0]
+
+
+def test_every_return_is_in_the_folder_with_its_reason(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", CONFIG)
+    rollbacks = Rollbacks(5, folder)
+
+    rollbacks.allow(RuntimeError("run/trainer-0 died"))
+    folder.update(last="step-000000010")
+    rollbacks.allow(RuntimeError("run/parameter_server-0 hangs"))
+
+    records = [json.loads(line) for line in (folder.path / "recoveries.jsonl").read_text().splitlines()]
+    assert [(record["reason"], record["snapshot"]) for record in records] == [
+        ("run/trainer-0 died", None),
+        ("run/parameter_server-0 hangs", "step-000000010"),
+    ]
+    assert folder.state["rollbacks"] == 2

@@ -1,0 +1,170 @@
+"""Finding the stage that hangs, with beats that the test makes up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+
+from rayrec.actors.heartbeats import Account, Beat, HeartbeatMonitor, ProcessId, Pulse, kill_process
+from rayrec.pipelines.watch import StageHungError, Watch
+
+pytestmark = pytest.mark.ray
+
+LIMIT_S = 0.2
+NEVER_S = 600.0
+
+
+class Monitor:
+    """What the watch asks; `accounts.remote` is Ray's way to spell it."""
+
+    def __init__(self, accounts: dict[str, Account]) -> None:
+        self.accounts = type("Method", (), {"remote": staticmethod(lambda: ray.put(accounts))})()
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def account(call: str | None, busy_s: float, age_s: float, process: int = 1) -> Account:
+    # Of process 1 nothing is killed: it did not start when this says.
+    started = "never" if process == 1 else ProcessId.own().started
+    return Account(
+        Beat(ProcessId(ray.get_runtime_context().get_node_id(), process, started), call, busy_s), age_s
+    )
+
+
+def nothing() -> Any:
+    @ray.remote(num_cpus=0)
+    def sleep() -> None:
+        import time
+
+        time.sleep(NEVER_S)
+
+    return sleep.remote()
+
+
+def watch_of(accounts: dict[str, Account], *stateless: str) -> Watch:
+    return Watch(Monitor(accounts), frozenset(stateless), LIMIT_S)  # type: ignore[arg-type]
+
+
+def test_what_is_there_is_not_waited_for(ray_cluster):
+    refs = [ray.put(1), ray.put(2)]
+
+    assert watch_of({}).get(refs) == [1, 2]
+    assert set(watch_of({}).wait(refs)) <= set(refs)
+
+
+def test_a_process_that_gives_no_sign_of_life_is_named_before_those_that_wait_for_it(ray_cluster):
+    pending = nothing()
+    accounts = {
+        "run/trainer-0": account("train(17)", busy_s=NEVER_S, age_s=0.01),
+        "run/parameter_server-1": account(None, busy_s=0.0, age_s=400.0),
+    }
+
+    with pytest.raises(StageHungError, match=r"^run/parameter_server-1 hangs: .* no sign of life for 400 s$"):
+        watch_of(accounts).get([pending])
+    ray.cancel(pending, force=True)
+
+
+def test_a_call_that_does_not_end_is_named_with_its_step(ray_cluster):
+    pending = nothing()
+    accounts = {
+        "run/trainer-0": account("train(17)", busy_s=321.0, age_s=0.01),
+        "run/parameter_server-1": account(None, busy_s=0.0, age_s=0.01),
+    }
+
+    with pytest.raises(StageHungError, match=r"^run/trainer-0 hangs: it has been in train\(17\) for 321 s$"):
+        watch_of(accounts).get([pending])
+    ray.cancel(pending, force=True)
+
+
+def test_a_stateless_process_that_hangs_is_killed_and_the_wait_goes_on(ray_cluster, sleeper):
+    os.kill(sleeper.pid, signal.SIGSTOP)
+
+    @ray.remote(num_cpus=0)
+    def when_it_is_gone(process: int) -> str:
+        import time
+        from pathlib import Path
+
+        # Dead, and not yet waited for by its parent.
+        while Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.02)
+        return "came back"
+
+    accounts = {
+        "run/sample_reader-0": Account(
+            Beat(
+                ProcessId(ray.get_runtime_context().get_node_id(), sleeper.pid, started(sleeper.pid)), None, 0
+            ),
+            9.0,
+        ),
+        "run/trainer-0": account("train(3)", busy_s=9.0, age_s=0.01),
+    }
+
+    assert watch_of(accounts, "run/sample_reader-0").get([when_it_is_gone.remote(sleeper.pid)]) == [
+        "came back"
+    ]
+    assert sleeper.wait() == -signal.SIGKILL
+
+
+def test_a_call_that_may_take_long_is_waited_for(ray_cluster):
+    @ray.remote(num_cpus=0)
+    def takes_its_time() -> int:
+        import time
+
+        time.sleep(5 * LIMIT_S)
+        return 7
+
+    accounts = {"run/parameter_server-0": account("save", busy_s=9.0, age_s=0.01)}
+
+    assert watch_of(accounts).get([takes_its_time.remote()], may_take_long=True) == [7]
+
+
+def test_when_everybody_is_well_and_nothing_comes_the_run_is_given_up(ray_cluster):
+    pending = nothing()
+
+    with pytest.raises(StageHungError, match="nothing has come of the run's actors"):
+        watch_of({"run/trainer-0": account(None, busy_s=0.0, age_s=0.01)}).get([pending])
+    ray.cancel(pending, force=True)
+
+
+def test_a_process_number_that_is_used_again_is_not_killed(ray_cluster, sleeper):
+    kill_process(ProcessId(ray.get_runtime_context().get_node_id(), sleeper.pid, "another time"))
+    assert sleeper.poll() is None
+
+    kill_process(ProcessId(ray.get_runtime_context().get_node_id(), sleeper.pid, started(sleeper.pid)))
+    assert sleeper.wait() == -signal.SIGKILL
+
+
+def started(process: int) -> str:
+    with open(f"/proc/{process}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[19]
+
+
+def test_the_monitor_says_how_old_a_beat_is():
+    now = 100.0
+    monitor = HeartbeatMonitor(clock=lambda: now)
+    beat = Beat(ProcessId("node", 7, "0"), "read(3)", 1.5)
+
+    monitor.beat("run/sample_reader-0", beat)
+    now = 112.0
+
+    assert monitor.accounts() == {"run/sample_reader-0": Account(beat, 12.0)}
+
+
+def test_an_actor_nobody_watches_sends_nothing():
+    pulse = Pulse("run/trainer-0", heart=None)
+
+    with pulse.during("train", 3):
+        pass
