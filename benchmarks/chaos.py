@@ -259,7 +259,7 @@ def _not_consumed_once(run: Path, snapshot: Snapshot) -> list[str]:
         for epoch in range(EPOCHS)
         for file, rows in rows_of.items()
     }
-    for part in snapshot.cursor.to_pylist():
+    for part in snapshot.cursor.to_table().to_pylist():
         counts[part["epoch"], part["file"]][part["start"] : part["stop"]] += 1
     return [
         f"epoch {epoch}, {file}: {int((count != 1).sum())} rows consumed not once"

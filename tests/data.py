@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
@@ -98,3 +99,29 @@ def row_batch(rows: Sequence[Sequence[int]]) -> RowBatch:
             }
         ),
     )
+
+
+def write_log(
+    folder: Path, rows_of_files: dict[str, int], rows_per_group: int = 4, seed: int = 0
+) -> pd.DataFrame:
+    """A folder of Parquet as services write it; returns its rows, with `file` and `row`, in file order.
+
+    Args:
+        rows_of_files: rows of each file by its name below the folder.
+    """
+    random = np.random.default_rng(seed)
+    tables = []
+    for name in sorted(rows_of_files):
+        count = rows_of_files[name]
+        lengths = random.integers(0, 7, size=count)
+        values = {
+            "user_id": random.integers(0, 1000, size=count),
+            "item_ids": pa.array([random.integers(0, 50, size=n) for n in lengths], pa.list_(pa.int64())),
+            "price": np.round(random.gamma(2.0, 3.0, size=count), 2).astype(np.float32),
+            "country": pa.array(random.choice(["de", "fr", None], size=count), pa.string()),
+        }
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table(values), path, row_group_size=rows_per_group)
+        tables.append(pa.table(values).to_pandas().assign(file=name, row=np.arange(count)))
+    return pd.concat(tables, ignore_index=True)

@@ -26,6 +26,7 @@ import safetensors.numpy
 from rayrec.embeddings.snapshot import SavedFile, checksum_file
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import sync, write_json
+from rayrec.samples.cursor import Cursor
 from rayrec.samples.read_plan import ReadPosition
 
 FORMAT_VERSION = 2
@@ -74,8 +75,9 @@ class Snapshot:
         return safetensors.numpy.load_file(self.path / OPTIMIZER)
 
     @property
-    def cursor(self) -> pa.Table:
-        return pq.read_table(self.path / CURSOR)
+    def cursor(self) -> Cursor:
+        """Rows consumed so far."""
+        return Cursor.from_table(pq.read_table(self.path / CURSOR), str(self.path / CURSOR))
 
 
 def write_snapshot(

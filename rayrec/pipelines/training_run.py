@@ -279,7 +279,8 @@ class TrainingRun:
         )
         self._folder.forget_after(snapshot.committed_step + 1)
         self._progress = Progress(**snapshot.state.progress)
-        self._cursor = Cursor.from_table(snapshot.cursor, self._assembly.dataset.fingerprint)
+        self._cursor = snapshot.cursor
+        self._cursor.check_belongs_to(self._assembly.dataset.fingerprint, str(snapshot.path))
         chain = [[str(path.resolve()) for path in files] for files in snapshot.sparse_chain]
         servers, trainers, watch = self._stages.servers, self._stages.trainers, self._stages.watch
         loading = [

@@ -311,7 +311,7 @@ def test_a_run_that_is_alive_is_not_resumed_a_second_time(interrupted, data, tmp
 
 
 def test_a_stage_that_fails_ends_the_run_with_its_own_error(ray_cluster, tmp_path):
-    """A training file is damaged while the run is under way; the next epoch reads it again."""
+    """A training file is damaged while the run is under way; a later epoch reads it again."""
     data = walks(tmp_path)
     damaged = sorted((data / "train").glob("*.parquet"))[0]
 
@@ -319,19 +319,16 @@ def test_a_stage_that_fails_ends_the_run_with_its_own_error(ray_cluster, tmp_pat
         if done == 1:
             damaged.write_bytes(b"PAR1 no longer PAR1")
 
-    with pytest.raises(InputError, match=rf"^{damaged}: not a readable Parquet file") as raised:
+    with pytest.raises(InputError, match=rf"^{damaged}: the file has changed since") as raised:
         train(settings(data), tmp_path / "run", on_step=on_step)
 
     assert_no_actor_survives()
     state = RunFolder.open(tmp_path / "run").state
     assert state["state"] == "failed"
     assert state["error"] == f"InputError: {raised.value}"
-    # Nothing of the steps before it is lost.
-    steps = [
-        json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert steps == [STEPS_PER_EPOCH]
-    assert last_snapshot(tmp_path / "run").committed_step >= STEPS_PER_EPOCH - 1
+    # Nothing of the steps before it is lost, however far the reader had decoded ahead by then.
+    records = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert last_snapshot(tmp_path / "run").committed_step >= json.loads(records[-1])["step"] - 1
 
 
 def test_one_of_two_trainers_that_diverges_ends_the_run(interrupted, data, tmp_path):
