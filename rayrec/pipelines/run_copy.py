@@ -59,7 +59,9 @@ class RunCopy:
             if self._exists(name):
                 self._fetch(run, name)
         for name in self._snapshots():
-            self._fetch(run, f"{SNAPSHOTS}/{name}")
+            folder = fs.FileSelector(self._there.path_of(f"{SNAPSHOTS}/{name}"))
+            for file in self._there.filesystem.get_file_info(folder):
+                self._fetch(run, f"{SNAPSHOTS}/{name}/{file.base_name}")
 
     def _exists(self, name: str) -> bool:
         (info,) = self._there.filesystem.get_file_info([self._there.path_of(name)])

@@ -201,3 +201,42 @@ def test_the_log_has_one_line_of_json_per_record(tmp_path):
 
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
+
+
+def test_a_snapshot_is_chosen_by_its_place_or_name(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", config())
+    for step in (5, 10, 15):
+        folder.snapshot_path(step).mkdir(parents=True)
+    folder.update(last="step-000000015", best="step-000000005")
+
+    chosen = {
+        which: folder.chosen_snapshot(which).name for which in ("last", "best", "previous", "step-000000005")
+    }
+
+    assert chosen == {
+        "last": "step-000000015",
+        "best": "step-000000005",
+        "previous": "step-000000010",
+        "step-000000005": "step-000000005",
+    }
+    with pytest.raises(InputError, match=r"has no snapshot 'step-7'; it has .*step-000000010"):
+        folder.chosen_snapshot("step-7")
+
+
+def test_where_there_is_one_snapshot_there_is_none_before_it(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", config())
+    folder.snapshot_path(5).mkdir(parents=True)
+    folder.update(last="step-000000005")
+
+    with pytest.raises(InputError, match="has no snapshot before step-000000005; see snapshots.keep"):
+        folder.chosen_snapshot("previous")
+
+
+def test_records_behind_the_step_that_a_run_goes_back_to_are_dropped(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", config())
+    for step in (5, 10, 15):
+        folder.log({"step": step})
+
+    folder.forget_after(10)
+
+    assert (folder.path / "metrics.jsonl").read_text() == '{"step": 5}\n{"step": 10}\n'

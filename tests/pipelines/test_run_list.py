@@ -1,0 +1,41 @@
+import json
+
+import pytest
+
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.run_list import list_runs
+from rayrec.platform.errors import InputError
+
+CONFIG = RunConfig.parse({"data": {"path": "data"}, "model": {"name": "sasrec"}})
+
+
+def test_runs_say_how_they_stand_and_why_they_stopped(tmp_path):
+    for name in ("alive", "died", "failed", "finished"):
+        RunFolder.create(tmp_path / name, CONFIG)
+    RunFolder(tmp_path / "failed").update(state="failed", error="DivergedError: step 7: the loss is nan")
+    RunFolder(tmp_path / "finished").update(
+        state="finished", last="step-000000120", progress={"best_value": 0.25}, rollbacks=2
+    )
+    (tmp_path / "something else").mkdir()
+
+    with RunFolder.locked(tmp_path / "alive", resume=True):
+        runs = {run.name: run for run in list_runs(tmp_path)}
+
+    assert {name: run.condition for name, run in runs.items()} == {
+        "alive": "running",
+        "died": "died",
+        "failed": "failed",
+        "finished": "finished",
+    }
+    assert runs["failed"].reason == "DivergedError: step 7: the loss is nan"
+    assert "ended without a word" in (runs["died"].reason or "")
+    assert runs["alive"].reason is None
+    finished = runs["finished"]
+    assert (finished.saved_steps, finished.best_value, finished.num_rollbacks) == (120, 0.25, 2)
+    json.dumps([vars(run) for run in runs.values()])  # what --json prints
+
+
+def test_no_folder_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no such folder"):
+        list_runs(tmp_path / "nowhere")

@@ -1,0 +1,76 @@
+"""A snapshot on demand: the process that asks, and the one that trains, here two threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.snapshot_requests import Answer, SnapshotRequests, request_snapshot
+from rayrec.platform.errors import InputError
+
+CONFIG = RunConfig.parse({"data": {"path": "data"}, "model": {"name": "sasrec"}})
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    return RunFolder.create(tmp_path / "run", CONFIG).path
+
+
+def answer_one(run: Path, answer: Answer) -> threading.Thread:
+    requests = SnapshotRequests(run)
+
+    def work() -> None:
+        while not (pending := requests.pending()):
+            time.sleep(0.005)
+        requests.answer(pending, answer)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_who_asks_is_told_where_the_snapshot_is_and_nothing_is_left(run):
+    with RunFolder.locked(run, resume=True):
+        thread = answer_one(run, Answer("step-000000007"))
+        path = request_snapshot(run, timeout_s=30.0)
+        thread.join()
+
+    assert path == run / "snapshots" / "step-000000007"
+    assert list((run / "requests").iterdir()) == []
+
+
+def test_a_snapshot_that_fails_says_why(run):
+    with RunFolder.locked(run, resume=True):
+        thread = answer_one(run, Answer(None, "OSError: no space left"))
+        with pytest.raises(InputError, match="could not be written: OSError: no space left"):
+            request_snapshot(run, timeout_s=30.0)
+        thread.join()
+
+
+def test_nobody_is_asked_where_nothing_trains(run):
+    with pytest.raises(InputError, match=r"nothing trains in this folder now \(died\)"):
+        request_snapshot(run, timeout_s=30.0)
+
+    assert SnapshotRequests(run).pending() == []
+
+
+def test_a_run_that_ends_while_it_is_asked_is_not_waited_for(run, monkeypatch):
+    is_alive = iter([True, False])
+    monkeypatch.setattr(RunFolder, "is_alive", property(lambda self: next(is_alive, False)))
+
+    with pytest.raises(InputError, match="the run ended before it wrote the snapshot"):
+        request_snapshot(run, timeout_s=30.0)
+
+    assert SnapshotRequests(run).pending() == []
+
+
+def test_who_has_waited_long_enough_takes_the_request_back(run):
+    with RunFolder.locked(run, resume=True), pytest.raises(InputError, match="no snapshot after 0 s"):
+        request_snapshot(run, timeout_s=0.0)
+
+    assert SnapshotRequests(run).pending() == []
