@@ -108,9 +108,12 @@ def _train_one_epoch(run: RunFolder, assembly: Assembly) -> None:
 
     def save_sparse(folder: str) -> list[str]:
         written = [
-            write_table(Path(folder), table, 0, [shard.export(table.name)]) for table in assembly.tables
+            write_table(
+                Path(folder), table, ShardMap(1), 0, plan.steps_per_epoch - 1, [shard.export(table.name)]
+            )
+            for table in assembly.tables
         ]
-        return [name for names in written for name in names]
+        return [file.name for files in written for file in files]
 
     path = run.snapshot_path(plan.steps_per_epoch)
     write_snapshot(

@@ -15,6 +15,7 @@ from typing import Any
 
 import ray
 
+from rayrec.embeddings.saved_files import SavedFile
 from rayrec.models.program import DivergedError
 from rayrec.pipelines.assembly import Assembly, assemble, check_continues, check_snapshot, check_split
 from rayrec.pipelines.config import RunConfig
@@ -317,16 +318,18 @@ class TrainingRun:
             read_position=self._plan.position(step),
             weights=weights,
             optimizer_state=optimizer_state,
-            save_sparse=self._save_sparse,
+            save_sparse=lambda folder: self._save_sparse(folder, step - 1),
         )
         best = path.name if self._progress.best_step == step else self._folder.state["best"]
         # One write: a run that is killed here resumes with the progress that belongs to its snapshot.
         self._folder.update(last=path.name, best=best, progress=asdict(self._progress))
         self._folder.keep_only({path.name, best})
 
-    def _save_sparse(self, folder: str) -> list[str]:
-        names: list[list[str]] = ray.get([server.save.remote(folder) for server in self._stages.servers])
-        return [name for names_of_server in names for name in names_of_server]
+    def _save_sparse(self, folder: str, step: int) -> list[str]:
+        servers = self._stages.servers
+        ray.get([server.freeze.remote(step) for server in servers])
+        files: list[list[SavedFile]] = ray.get([server.save.remote(folder, step) for server in servers])
+        return [file.name for of_server in files for file in of_server]
 
     def _restore(self, snapshot: Snapshot) -> None:
         """Give servers and trainers what the snapshot holds."""
@@ -336,7 +339,7 @@ class TrainingRun:
         self._folder.update(incarnation=self._incarnation)
         ray.get(
             [
-                server.load.remote(files, snapshot.committed_step, self._incarnation)
+                server.load.remote([files], snapshot.committed_step, self._incarnation)
                 for server in self._stages.servers
             ]
         )
