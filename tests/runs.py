@@ -11,7 +11,8 @@ from rayrec.embeddings.client import LocalTransport
 from rayrec.embeddings.lookups import SyncLookups, TrainerLink
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.shard import EmbeddingShard
-from rayrec.embeddings.snapshot import SavedFile, write_table
+from rayrec.embeddings.saved_files import SavedFile
+from rayrec.embeddings.snapshot import write_table
 from rayrec.models.build import build_model
 from rayrec.models.program import TorchProgram
 from rayrec.models.tokenizers import fit_registry
@@ -110,7 +111,10 @@ def _train_one_epoch(run: RunFolder, assembly: Assembly) -> None:
 
     def save_sparse(folder: str) -> list[SavedFile]:
         written = [
-            write_table(Path(folder), table, 0, [shard.export(table.name)]) for table in assembly.tables
+            write_table(
+                Path(folder), table, ShardMap(1), 0, plan.steps_per_epoch - 1, [shard.export(table.name)]
+            )
+            for table in assembly.tables
         ]
         return [file for files in written for file in files]
 

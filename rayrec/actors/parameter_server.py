@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +19,13 @@ from rayrec.actors.transport import ServerPlace
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.contributions import KeptRecords, SparseUpdate, UpdateTag
 from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.saved_files import SavedFile
 from rayrec.embeddings.shard import EmbeddingShard, FetchReply, LookupReply, LookupRequest, ShardStats
 from rayrec.embeddings.shared_blocks import why_unavailable
 from rayrec.embeddings.shared_calls import CallServer
 from rayrec.embeddings.shared_memory import shard_methods
 from rayrec.embeddings.snapshot import load_tables, write_table
+from rayrec.embeddings.threads import give_way
 from rayrec.platform.metrics import MeterClock, RayStageMetrics, StageTimes
 
 
@@ -130,18 +134,48 @@ class ParameterServer:
     def _times(self) -> StageTimes:
         return self._clock.times(num_batches=self._shard.committed_step + 1)
 
-    def save(self, folder: str) -> list[str]:
-        """Write every table's rows below `folder`; returns the file names."""
-        names = []
-        for table in self._spec.tables:
-            parts = self._shard.export_parts(table.name)
-            names += write_table(Path(folder), table, self._spec.shard, parts)
-        return names
+    def freeze(self, step: int) -> None:
+        """Keep what the tables hold after a step, so that `save` can write it while steps go on.
 
-    def load(self, files: Sequence[str], committed_step: int, incarnation: int) -> None:
-        """Take this shard's rows out of a snapshot's files, whatever number of shards wrote them.
+        To be called before anything of the next step is sent.
+        """
+        self._shard.freeze(step)
+
+    def save(self, folder: str, step: int, since: int | None = None) -> list[SavedFile]:
+        """Write every table's rows as they were after a step that was frozen, and release it.
 
         Args:
+            folder: where the files appear.
+            since: step of an earlier snapshot: only what steps after it have changed, where that is known.
+
+        Raises:
+            InputError, OSError: the files cannot be written.
+            RuntimeError: no such step was frozen, or what it left was given up; steps went on.
+        """
+        try:
+            # On a thread of its own, since a thread's priority cannot be raised again.
+            with ThreadPoolExecutor(1, "snapshot", give_way) as thread:
+                return thread.submit(self._save, folder, step, since).result()
+        finally:
+            self._shard.release(step)
+
+    def _save(self, folder: str, step: int, since: int | None) -> list[SavedFile]:
+        shard_map, shard = ShardMap(self._spec.num_shards), self._spec.shard
+        files = []
+        for table in self._spec.tables:
+            with closing(self._shard.export_cut(table.name, step, since)) as parts:
+                files += write_table(Path(folder), table, shard_map, shard, step, parts)
+        return files
+
+    def release(self, step: int) -> None:
+        """What was frozen after this step need not be kept."""
+        self._shard.release(step)
+
+    def load(self, chain: Sequence[Sequence[str]], committed_step: int, incarnation: int) -> None:
+        """Take this shard's rows out of the files of snapshots, whatever number of shards wrote them.
+
+        Args:
+            chain: files of a snapshot of all rows, then of increments, each since the step before.
             incarnation: the new one, the same for all servers: updates of any other are refused from now on.
 
         Raises:
@@ -153,7 +187,7 @@ class ParameterServer:
                 "every recovery raises the number"
             )
         if self._spec.tables:
-            paths = [Path(file) for file in files]
+            paths = [[Path(file) for file in files] for files in chain]
             shard_map = ShardMap(self._spec.num_shards)
             self._shard.restore(load_tables(paths, self._spec.tables, shard_map, self._spec.shard))
         self._shard.begin(committed_step, incarnation)
@@ -186,8 +220,8 @@ def spawn_parameter_servers(
     heart: Heart | None = None,
 ) -> list[ActorHandle]:
     # Of every trainer, two reads (or heads of steps) and a question for evictions may wait for a step, whose
-    # update needs a thread to arrive on.
-    options = {"num_cpus": num_cpus, "max_concurrency": (4 + max_staleness) * num_trainers + 2}
+    # update needs a thread to arrive on; a snapshot is written beside them, and may be released.
+    options = {"num_cpus": num_cpus, "max_concurrency": (4 + max_staleness) * num_trainers + 4}
     return [
         spawn(
             ParameterServer,

@@ -14,7 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.embeddings.config import AdmissionConfig
-from rayrec.embeddings.index import IdIndex, Int64Array
+from rayrec.embeddings.cut import ABSENT, Cut, CutRecords
+from rayrec.embeddings.index import MISSING, IdIndex, Int64Array
+from rayrec.embeddings.row_storage import Reading
+
+Int32Array = NDArray[np.int32]
 
 _MOST = np.iinfo(np.uint16).max
 
@@ -32,6 +36,12 @@ class Sighted:
     @classmethod
     def nothing(cls) -> Sighted:
         return cls(np.empty(0, np.int64), np.empty(0, np.uint16), np.empty(0, np.int32))
+
+    @classmethod
+    def of(cls, part: CutRecords) -> Sighted:
+        """Of a cut of `SightingCounters`."""
+        steps_K, counts_K = part.records_KW.T
+        return cls(part.ids_K, counts_K.astype(np.uint16), np.ascontiguousarray(steps_K))
 
     @classmethod
     def joined(cls, parts: Sequence[Sighted]) -> Sighted:
@@ -54,9 +64,20 @@ class SightingCounters:
         self._index = IdIndex()
         self._counts = np.zeros(0, dtype=np.uint16)
         self._steps = np.zeros(0, dtype=np.int32)
+        self.cut: Cut | None = None
+        """What is told of every change before it is made."""
 
     def __len__(self) -> int:
         return len(self._index)
+
+    @property
+    def ids(self) -> IdIndex:
+        return self._index
+
+    @property
+    def num_words(self) -> int:
+        """Of a record for a cut: last step and count."""
+        return 2
 
     @property
     def num_bytes(self) -> int:
@@ -88,6 +109,7 @@ class SightingCounters:
         if self._config.min_sightings == 1:
             return np.ones(len(ids_M), dtype=np.bool_)
         self.reserve(len(ids_M))
+        self._keep(ids_M)
         is_new_M = self._index.find(ids_M) < 0
         rows_M = self._index.find_or_add(ids_M)
         self._counts[rows_M[is_new_M]] = 0  # a row that another id had
@@ -105,6 +127,7 @@ class SightingCounters:
             return 0
         ids_K, rows_K = self._index.items()
         old_K = step - self._steps[rows_K] > config.forget_after_steps
+        self._keep(ids_K[old_K])
         self._index.remove(ids_K[old_K])
         return int(np.count_nonzero(old_K))
 
@@ -114,6 +137,32 @@ class SightingCounters:
         order_K = np.argsort(ids_K)
         ids_K, rows_K = ids_K[order_K], rows_K[order_K]
         return Sighted(ids_K, self._counts[rows_K], self._steps[rows_K])
+
+    def begin_reading(self, ids_M: Int64Array) -> None:
+        return None
+
+    def finish_reading(
+        self, reading: Reading | None, ids_M: Int64Array, after_step: int, until_step: int
+    ) -> tuple[Int64Array, Int32Array]:
+        """Of those named last after the one step and until the other: ([K] positions, [K, 2] records)."""
+        rows_M = self._index.find(ids_M)
+        at_K = np.flatnonzero(rows_M != MISSING)
+        steps_K = self._steps[rows_M[at_K]]
+        at_K = at_K[(steps_K > after_step) & (steps_K <= until_step)]
+        return at_K, self._records(rows_M[at_K])
+
+    def steps(self, records_KW: Int32Array) -> Int32Array:
+        return records_KW[:, 0]
+
+    def _records(self, rows_K: Int64Array) -> Int32Array:
+        return np.column_stack((self._steps[rows_K], self._counts[rows_K].astype(np.int32)))
+
+    def _keep(self, ids_M: Int64Array) -> None:
+        if self.cut is not None:
+            rows_M = self._index.find(ids_M)
+            steps_M = np.full(len(ids_M), ABSENT, dtype=np.int32)
+            steps_M[rows_M != MISSING] = self._steps[rows_M[rows_M != MISSING]]
+            self.cut.keep(ids_M, steps_M, lambda at_K: self._records(rows_M[at_K]))
 
     def load(self, sighted: Sighted) -> None:
         """Replace everything counted so far."""

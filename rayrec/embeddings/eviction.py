@@ -15,9 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.embeddings.config import EvictionConfig
-from rayrec.embeddings.index import IdMap
+from rayrec.embeddings.cut import ABSENT, Cut, CutRecords
+from rayrec.embeddings.index import MISSING, IdMap, ordered_by_bucket
 from rayrec.embeddings.routing import Int64Array, bucket_of
+from rayrec.embeddings.row_storage import Reading
 from rayrec.platform.hashing import mix64
+
+Int32Array = NDArray[np.int32]
 
 
 def choose_victims(
@@ -64,6 +68,11 @@ class Evicted:
         return cls(np.empty(0, np.int64), np.empty(0, np.int32))
 
     @classmethod
+    def of(cls, part: CutRecords) -> Evicted:
+        """Of a cut of `Tombstones`."""
+        return cls(part.ids_K, np.ascontiguousarray(part.records_KW[:, 0]))
+
+    @classmethod
     def joined(cls, parts: Sequence[Evicted]) -> Evicted:
         parts = [cls.nothing(), *parts]
         return cls(
@@ -83,6 +92,17 @@ class Tombstones:
         self._remember_steps = remember_steps
         self._steps: IdMap | None = None
         """Step by id; none where nothing was ever evicted."""
+        self.cut: Cut | None = None
+        """What is told of every change before it is made."""
+
+    @property
+    def ids(self) -> IdMap:
+        return IdMap() if self._steps is None else self._steps
+
+    @property
+    def num_words(self) -> int:
+        """Of a record for a cut: the step."""
+        return 1
 
     @property
     def num_bytes(self) -> int:
@@ -93,11 +113,14 @@ class Tombstones:
         self._put(Evicted(ids_V, np.full(len(ids_V), step, dtype=np.int32)))
         if self._steps is not None:
             ids_V, steps_V = self._steps.items()
-            self._steps.remove(ids_V[step - steps_V > self._remember_steps])
+            old_V = ids_V[step - steps_V > self._remember_steps]
+            self._keep(old_V)
+            self._steps.remove(old_V)
 
     def forget(self, ids_M: Int64Array) -> None:
         """These ids have rows again."""
         if self._steps is not None:
+            self._keep(ids_M)
             self._steps.remove(ids_M)
 
     def since(self, step: int) -> Evicted:
@@ -110,6 +133,26 @@ class Tombstones:
         order_V = np.lexsort((ids_V, steps_V))
         return Evicted(ids_V[order_V], steps_V[order_V].astype(np.int32))
 
+    def begin_reading(self, ids_M: Int64Array) -> None:
+        return None
+
+    def finish_reading(
+        self, reading: Reading | None, ids_M: Int64Array, after_step: int, until_step: int
+    ) -> tuple[Int64Array, Int32Array]:
+        """Of those evicted after the one step and until the other: ([K] positions, [K, 1] records)."""
+        steps_M = self.ids.find(ids_M)  # from 0, so that MISSING is none
+        at_K = np.flatnonzero((steps_M != MISSING) & (steps_M > after_step) & (steps_M <= until_step))
+        return at_K, steps_M[at_K, None].astype(np.int32)
+
+    def steps(self, records_KW: Int32Array) -> Int32Array:
+        return records_KW[:, 0]
+
+    def _keep(self, ids_M: Int64Array) -> None:
+        if self.cut is not None:
+            steps_M = self.ids.find(ids_M).astype(np.int32)
+            steps_M[steps_M == MISSING] = ABSENT
+            self.cut.keep(ids_M, steps_M, lambda at_K: steps_M[at_K, None])
+
     def load(self, evicted: Evicted) -> None:
         """Replace everything remembered so far."""
         self._steps = None
@@ -118,4 +161,51 @@ class Tombstones:
     def _put(self, evicted: Evicted) -> None:
         if len(evicted):
             self._steps = self._steps or IdMap(len(evicted))
+            self._keep(evicted.ids_V)
             self._steps.assign(evicted.ids_V, evicted.steps_V.astype(np.int64))
+
+
+class GivenUp:
+    """Ids whose rows commits have given up after some step, for snapshots of what has changed since.
+
+    Tombstones will not do: they are forgotten, by their age and when an id has a row again. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._since: int | None = None
+        self._evictions: list[tuple[int, Int64Array]] = []
+        self._num_ids = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return 8 * self._num_ids
+
+    def begin(self, step: int) -> None:
+        """What later steps give up has to be known from now on, unless what earlier ones did is known too."""
+        if self._since is None:
+            self._since = step
+
+    def add(self, ids_V: Int64Array, step: int, most_ids: int) -> None:
+        """Remember what a step gave up; nothing at all if that makes more than so many ids."""
+        if self._since is None:
+            return
+        self._evictions.append((step, ids_V))
+        self._num_ids += len(ids_V)
+        if self._num_ids > most_ids:
+            self._since, self._evictions, self._num_ids = None, [], 0
+
+    def knows(self, since: int) -> bool:
+        """Whether everything is known that steps after this one gave up."""
+        return self._since is not None and self._since <= since
+
+    def forget(self, step: int) -> None:
+        """Nobody will ask for what steps until this one gave up."""
+        if self.knows(step):
+            self._since = step
+            self._evictions = [(of_step, ids_V) for of_step, ids_V in self._evictions if of_step > step]
+            self._num_ids = sum(len(ids_V) for _, ids_V in self._evictions)
+
+    def between(self, since: int, step: int) -> Int64Array:
+        """Distinct ids that steps after the one and until the other gave up, in the order of buckets."""
+        found = [ids_V for of_step, ids_V in self._evictions if since < of_step <= step]
+        return ordered_by_bucket(np.concatenate([np.empty(0, dtype=np.int64), *found]))[0]

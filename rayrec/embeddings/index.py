@@ -30,6 +30,9 @@ _AHEAD = 24  # slots asked for this many ids early, as many as a core keeps on t
 _CHUNK = 1024  # slots moved at a time
 _SLOTS_PER_GROUPED_ID = 64  # so that all groups of ids take no more than 40 passes over the slots
 
+HASHES = 2**64
+"""Where `IdMap.ids_from` ends."""
+
 
 class IdMap:
     """Maps ids to numbers that the caller chooses, any but -1. Not thread-safe."""
@@ -91,6 +94,25 @@ class IdMap:
         """([R] ids, [R] numbers), in no order."""
         used_R2 = self._slots_C2[self._slots_C2[:, 1] != MISSING]
         return np.ascontiguousarray(used_R2[:, 0]), np.ascontiguousarray(used_R2[:, 1])
+
+    def ids_from(self, first: int, num_slots: int, buckets: range) -> tuple[Int64Array, int]:
+        """Some of the ids, and where to go on: from 0 to `HASHES` the calls find all of them.
+
+        Ids may come and go between two calls, and the map may grow: an id that is there all the time is found
+        once, and none twice.
+
+        Args:
+            first: hash from which on they are wanted, 0 or what the call before returned.
+            num_slots: how many slots to look at, about.
+            buckets: of which they are wanted.
+        """
+        # A slot says little of an id, which moves when others go or the map grows; where it would lie if it
+        # were alone is the beginning of its hash.
+        bits = 64 - int(_shift(self._slots_C2))
+        home = first >> (64 - bits)
+        end = min(home + num_slots, 1 << bits)
+        ids_K = _ids_of_homes(self._slots_C2, _shift(self._slots_C2), home, end, buckets.start, buckets.stop)
+        return ids_K, end << (64 - bits)
 
     def by_bucket(self, least: int) -> Iterator[tuple[Int64Array, Int64Array]]:
         """All ids in groups of whole virtual buckets, one after the other.
@@ -189,6 +211,20 @@ class IdIndex(IdMap):
         ids_R, rows_R = super().items()
         order_R = np.argsort(rows_R)
         return ids_R[order_R], rows_R[order_R]
+
+
+def ordered_by_bucket(ids_K: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Ids by virtual bucket, then as uint64; and where each of all buckets ends among them.
+
+    An id that comes several times is there once.
+    """
+    ordered_K, ends_B = _ordered(kernel_input(ids_K, np.int64))
+    is_first_K = np.ones(len(ordered_K), dtype=np.bool_)
+    np.not_equal(ordered_K[1:], ordered_K[:-1], out=is_first_K[1:])
+    if not is_first_K.all():
+        ends_B = np.concatenate(([0], np.cumsum(is_first_K)))[ends_B]
+        ordered_K = ordered_K[is_first_K]
+    return ordered_K, ends_B
 
 
 def index_bytes(num_ids: int) -> int:
@@ -344,6 +380,44 @@ def _ids_by_bucket(slots_C2: Int64Array, first_bucket: int, places_B: Int64Array
         if 0 <= b < len(places_B):
             ids_K[places_B[b]] = slots_C2[slot, 0]
             places_B[b] += 1
+
+
+@njit(nogil=True, cache=True)
+def _ids_of_homes(
+    slots_C2: Int64Array, shift: np.uint64, home: int, end: int, first_bucket: int, end_bucket: int
+) -> Int64Array:
+    """Ids of some buckets whose hashes begin with numbers from `home` to `end`."""
+    mask = len(slots_C2) - 1
+    found_K = np.empty(end - home, dtype=np.int64)
+    num_found, slot = 0, home
+    while slot < end or slots_C2[slot & mask, 1] != MISSING:  # those that were pushed past the end, too
+        if slots_C2[slot & mask, 1] != MISSING:
+            hashed = mix64(np.uint64(slots_C2[slot & mask, 0]))
+            begins = np.int64(hashed >> shift)
+            bucket = np.int64(hashed & np.uint64(NUM_BUCKETS - 1))
+            if home <= begins < end and first_bucket <= bucket < end_bucket:
+                if num_found == len(found_K):
+                    found_K = np.concatenate((found_K, np.empty(len(found_K) + 1, dtype=np.int64)))
+                found_K[num_found] = slots_C2[slot & mask, 0]
+                num_found += 1
+        slot += 1
+    return found_K[:num_found].copy()
+
+
+@njit(nogil=True, cache=True)
+def _ordered(ids_K: Int64Array) -> tuple[Int64Array, Int64Array]:
+    counts_B = np.zeros(NUM_BUCKETS, dtype=np.int64)
+    for k in range(len(ids_K)):
+        counts_B[np.int64(mix64(np.uint64(ids_K[k])) & np.uint64(NUM_BUCKETS - 1))] += 1
+    ends_B = np.cumsum(counts_B)
+    places_B = ends_B - counts_B
+    ordered_K = np.empty(len(ids_K), dtype=np.int64)
+    for k in range(len(ids_K)):
+        b = np.int64(mix64(np.uint64(ids_K[k])) & np.uint64(NUM_BUCKETS - 1))
+        ordered_K[places_B[b]] = ids_K[k]
+        places_B[b] += 1
+    _sort_buckets(ordered_K.view(np.uint64), ends_B)
+    return ordered_K, ends_B
 
 
 @njit(nogil=True, cache=True)

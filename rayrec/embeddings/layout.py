@@ -29,6 +29,8 @@ _KINDS: dict[WeightDtype, int] = {"float32": FLOAT32, "bfloat16": BFLOAT16, "flo
 
 NEVER = -1
 """Last step of a row that no step has changed."""
+STEP_WORD = -2
+"""Where in a record its last step is; the count follows."""
 
 
 class RecordLayout(NamedTuple):

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +28,14 @@ class ReadAhead:
     Args:
         shard: its number, for messages.
         table: gives a table by its name.
-        changed: the tables' lock; held to move rows about, not while the disk is read.
+        changed: the tables' lock (a `StepLock`); held to move rows about, not while the disk is read.
     """
 
     def __init__(
         self,
         shard: int,
         table: Callable[[str], EmbeddingTable],
-        changed: threading.Condition,
+        changed: AbstractContextManager[object],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._shard = shard

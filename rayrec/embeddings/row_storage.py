@@ -11,10 +11,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.embeddings.index import MISSING, IdIndex
+from rayrec.embeddings.index import MISSING, IdIndex, IdMap
+from rayrec.embeddings.layout import STEP_WORD
 from rayrec.embeddings.records import Records
 
 Int64Array = NDArray[np.int64]
+Int32Array = NDArray[np.int32]
 
 _PART_ROWS = 65_536
 """Rows that are copied at once: a row group of a snapshot."""
@@ -29,6 +31,18 @@ class RowsPart(NamedTuple):
     """Of these records."""
 
 
+class Reading(Protocol):
+    """Some records on their way, between `RowStorage.begin_reading` and `RowStorage.finish_reading`."""
+
+    def read(self) -> None:
+        """Wait for the disk; needs no lock."""
+        ...
+
+    def close(self) -> None:
+        """With the lock held; must follow."""
+        ...
+
+
 class RowStorage(Protocol):
     """Rows by id. Not thread-safe.
 
@@ -41,6 +55,14 @@ class RowStorage(Protocol):
 
     @property
     def records(self) -> Records: ...
+
+    @property
+    def ids(self) -> IdMap: ...
+
+    @property
+    def num_words(self) -> int:
+        """Of a record."""
+        ...
 
     def __len__(self) -> int:
         """Ids that have rows."""
@@ -91,6 +113,24 @@ class RowStorage(Protocol):
         """All rows as `parts`, in the order in which they are read fastest, without regard to buckets."""
         ...
 
+    def begin_reading(self, ids_M: Int64Array) -> Reading | None:
+        """Begin to copy records of ids, which may have none; None if none of them is on disk."""
+        ...
+
+    def finish_reading(
+        self, reading: Reading | None, ids_M: Int64Array, after_step: int, until_step: int
+    ) -> tuple[Int64Array, Int32Array]:
+        """Copies of the records that were changed last after the one step and until the other; moves nothing.
+
+        Returns:
+            ([K] ascending positions of their ids in ids_M, [K, W] records).
+        """
+        ...
+
+    def steps(self, records_KW: Int32Array) -> Int32Array:
+        """[K] last step that changed each record."""
+        ...
+
     def parts(self, ordered: bool) -> Iterator[RowsPart]:
         """All rows in parts, as large as memory allows; moves nothing.
 
@@ -112,6 +152,14 @@ class MemoryRows:
         self._words = words
         self._num_threads = num_threads
         self._index = IdIndex()
+
+    @property
+    def ids(self) -> IdIndex:
+        return self._index
+
+    @property
+    def num_words(self) -> int:
+        return self._words
 
     def __len__(self) -> int:
         return len(self._index)
@@ -163,6 +211,23 @@ class MemoryRows:
                 yield self._part(ids_M[:_PART_ROWS])
                 ids_M = ids_M[_PART_ROWS:]
         yield self._part(ids_M)
+
+    def begin_reading(self, ids_M: Int64Array) -> None:
+        return None
+
+    def finish_reading(
+        self, reading: Reading | None, ids_M: Int64Array, after_step: int, until_step: int
+    ) -> tuple[Int64Array, Int32Array]:
+        rows_M = self._index.find(ids_M)
+        at_K = np.flatnonzero(rows_M != MISSING)
+        steps_K = self.records.read(rows_M[at_K], self._words + STEP_WORD, 1)[:, 0]
+        is_wanted_K = (steps_K > after_step) & (steps_K <= until_step)
+        if not is_wanted_K.all():
+            at_K = at_K[is_wanted_K]
+        return at_K, self.records.read(rows_M[at_K], 0, self._words)
+
+    def steps(self, records_KW: Int32Array) -> Int32Array:
+        return records_KW[:, STEP_WORD]
 
     def _part(self, ids_M: Int64Array) -> RowsPart:
         return RowsPart(ids_M, self.records, self.find(ids_M))

@@ -25,7 +25,7 @@ a bound that holds for every row. Everything else finds the tables as they are b
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -41,9 +41,10 @@ from rayrec.embeddings.contributions import (
     StepContributions,
     UpdateTag,
 )
+from rayrec.embeddings.cut import CutEndedError
 from rayrec.embeddings.read_ahead import ReadAhead
 from rayrec.embeddings.step_lock import StepLock
-from rayrec.embeddings.table import EmbeddingTable, TableCounts, TableRows
+from rayrec.embeddings.table import EmbeddingTable, TableCounts, TableCut, TableRows
 from rayrec.platform.memory import human_size
 
 Int64Array = NDArray[np.int64]
@@ -80,6 +81,13 @@ class ShardStats:
     @property
     def busy_s(self) -> float:
         return self.lookup_s + self.update_s
+
+
+@dataclass
+class _ShardCut:
+    step: int
+    tables: dict[str, TableCut] = field(default_factory=dict)
+    """None as long as nothing of a later step is applied."""
 
 
 class EmbeddingShard:
@@ -123,10 +131,15 @@ class EmbeddingShard:
         self._committed_step = -1
         self._pending: dict[int, StepContributions] = {}
         self._failure: Exception | None = None
+        self._cut: _ShardCut | None = None
+        self._is_restored = False
+        """Whether the rows are those of a snapshot, and no incarnation has begun with them."""
         self._lookup_s = 0.0
         self._update_s = 0.0
+        self._held_up_s = 0.0
+        """Time that steps spent waiting for the writer of a cut."""
         self._has_disk = any(config.disk is not None for config in tables)
-        self._read_ahead = ReadAhead(shard, self._table, self._lock.changed, clock)
+        self._read_ahead = ReadAhead(shard, self._table, self._lock, clock)
 
     @property
     def committed_step(self) -> int:
@@ -304,6 +317,12 @@ class EmbeddingShard:
                     f"{incarnation}; a recovery raises the number"
                 )
             self._incarnation = incarnation
+            if self._cut is not None:
+                self._end_cut(f"incarnation {incarnation} began")
+            if self._is_restored:
+                for table in self._tables.values():
+                    table.begin_changes(committed_step)
+            self._is_restored = False
             self._committed_step = committed_step
             self._pending = {}
             self._failure = None
@@ -319,32 +338,67 @@ class EmbeddingShard:
             self._check_whole()
             return self._table(table).export()
 
-    def export_parts(self, table: str) -> Iterator[TableRows]:
-        """`export` in parts that follow each other, no larger than the table's memory allows.
+    def freeze(self, step: int) -> None:
+        """Keep what the tables hold after a step, while later ones go on, until `release`.
+
+        May be called before that step is committed, and until anything of the next one is applied; records
+        that trainers bring back after the step belong to it.
 
         Raises:
-            RuntimeError: a step was committed between two parts, or an incarnation began; or as `export`.
+            ValueError: the next step has begun.
+            RuntimeError: there is another cut, which has not been released.
         """
         with self._lock.between_steps():
-            self._check_whole()
-            committed_step, incarnation = self._committed_step, self._incarnation
-            parts = self._table(table).export_parts()
-        while True:
-            with self._lock.between_steps():
-                if (self._committed_step, self._incarnation) != (committed_step, incarnation):
-                    happened = (
-                        f"step {self._committed_step} was committed"
-                        if self._incarnation == incarnation
-                        else f"incarnation {self._incarnation} began"
-                    )
-                    raise RuntimeError(
-                        f"shard {self._shard}: {happened} while rows of table {table!r} as of step "
-                        f"{committed_step} were being saved"
-                    )
-                part = next(parts, None)
-            if part is None:
-                return
-            yield part
+            if self._cut is not None:
+                raise RuntimeError(
+                    f"shard {self._shard}: the cut after step {self._cut.step} is not written yet; a cut "
+                    f"after step {step} has to wait until it is released"
+                )
+            last = self._committed_step + self.has_heads(self._committed_step + 1)
+            if last > step:
+                raise ValueError(
+                    f"shard {self._shard}: too late for a cut after step {step}: rows have changes of "
+                    f"step {last}"
+                )
+            self._cut = _ShardCut(step)
+
+    def release(self, step: int) -> None:
+        """Give up the cut after this step, if there is one; whoever reads it gets a `CutEndedError`."""
+        with self._lock.changed:
+            if self._cut is not None and self._cut.step == step:
+                self._end_cut("it was released")
+
+    def export_cut(self, table: str, step: int, since: int | None = None) -> Generator[TableRows, None, None]:
+        """One table as it is in the cut, in parts by virtual bucket, while steps go on.
+
+        Once for each table: what was read is not kept.
+
+        Args:
+            step: that the cut follows; waited for.
+            since: step of an earlier cut: only what later steps have changed. It is everything all the same,
+                and the parts say so, where it is not known which rows were given up since then.
+
+        Raises:
+            RuntimeError: that step was not frozen.
+            CutEndedError: the cut was released, an incarnation began, there was no memory for it, or it was
+                read so slowly that steps had to wait longer than a lookup may.
+        """
+        with self._lock.between_steps():
+            cut = self._cut
+            if cut is None or cut.step != step:
+                found = "there is none" if cut is None else f"the cut is one after step {cut.step}"
+                raise RuntimeError(
+                    f"shard {self._shard}: expected a cut after step {step} to read, but {found}; freeze it "
+                    "first"
+                )
+            self._wait_until_committed(cut.step)
+            if self._cut is not cut:
+                raise CutEndedError(
+                    f"shard {self._shard}: the cut after step {cut.step} was given up meanwhile"
+                )
+            self._take_cut()
+            frozen = self._table(table)
+        yield from frozen.cut_parts(cut.tables[table], self._beside_steps, since)
 
     def restore(self, rows: Mapping[str, Iterable[TableRows]]) -> None:
         """Replace the contents of every table; until `begin` follows, contributions are refused.
@@ -363,7 +417,9 @@ class EmbeddingShard:
         for name, table in restored.items():
             table.load(rows[name])
         with self._lock.between_steps():
-            self._tables = restored
+            if self._cut is not None:
+                self._end_cut("other rows were restored")
+            self._tables, self._is_restored = restored, True
             # What is still on its way belongs to the rows that were here before.
             self._pending = {}
             self._failure = RuntimeError(f"shard {self._shard} was restored; an incarnation has to begin")
@@ -465,7 +521,7 @@ class EmbeddingShard:
         if self._failure is not None:
             raise self._failure
         self._check_order(tag)
-        started = self._clock()
+        started, held_up_s = self._clock(), self._held_up_s
         try:
             self._check_contribution(tag, contribution)
             if tag.step not in self._pending:
@@ -481,7 +537,7 @@ class EmbeddingShard:
             self._failure = error
             raise
         finally:
-            self._update_s += self._clock() - started
+            self._update_s += self._clock() - started - (self._held_up_s - held_up_s)
             self._lock.changed.notify_all()
 
     def _is_duplicate(self, tag: UpdateTag) -> bool:
@@ -548,11 +604,13 @@ class EmbeddingShard:
             if arrived is None:
                 return
             if not arrived.missing():
+                self._take_cut()
                 self._commit(step, arrived.left(), arrived.kept())
                 del self._pending[step]
                 self._committed_step = step
                 continue
             if arrived.has_all_heads() and not arrived.is_begun:
+                self._take_cut()
                 self._begin_step(step, arrived)
             return
 
@@ -581,6 +639,40 @@ class EmbeddingShard:
         self._apply(step, update)
         for table in self._tables.values():
             table.evict(step)
+
+    def _take_cut(self) -> None:
+        """With the lock held: let the cut begin, if it is one after the last committed step."""
+        cut = self._cut
+        if cut is not None and not cut.tables and cut.step == self._committed_step:
+            cut.tables = {
+                name: table.begin_cut(cut.step, self._wait_for_writer) for name, table in self._tables.items()
+            }
+
+    def _end_cut(self, why: str) -> None:
+        """With the lock held."""
+        assert self._cut is not None
+        error = CutEndedError(f"shard {self._shard}: the cut after step {self._cut.step} is given up: {why}")
+        for name, cut in self._cut.tables.items():
+            cut.end(error)
+            self._tables[name].end_cut()
+        self._cut = None
+        self._lock.changed.notify_all()
+
+    def _wait_for_writer(self, is_room: Callable[[], bool]) -> None:
+        started = self._clock()
+        if not self._lock.hold_up(is_room, self._wait_timeout_s):
+            self._end_cut(
+                "what steps have changed since then fills the memory that it may take, and writing it has "
+                f"made too little room in {self._wait_timeout_s:g} s"
+            )
+        self._held_up_s += self._clock() - started
+
+    @contextmanager
+    def _beside_steps(self) -> Iterator[None]:
+        """Hold the lock to read a cut, which may be anywhere in a step."""
+        with self._lock.changed:
+            yield
+            self._lock.notify_held_up()
 
     def _check_sums(self, update: Mapping[str, tuple[Int64Array, Float32Array]]) -> None:
         if self._num_sources > 1:  # finite numbers can have an infinite sum

@@ -1,13 +1,23 @@
 """What one table and shard holds, as Parquet files that any tool can read.
 
-    rows      id int64 | bucket int32 | step int32 | count int32 | weights, state: fixed-size lists of float
+    rows      id int64 | bucket int32 | step int32 | count int32 | weights, state: float32 numbers as bytes
     sighted   id | bucket | step | count       ids that wait for admission; no file if there are none
     evicted   id | bucket | step               tombstones; no file if there are none
+    removed   id | bucket                      ids whose rows were given up; no file if there are none
 
 Rows are ordered by virtual bucket, then by id as uint64, so that a shard reads only the row groups
 with its buckets, whatever number of shards wrote the files. What a row means (table, dim, optimizer,
-seed) is in the schema's metadata. Weights are float, whatever the table keeps: its 16-bit numbers are
-among them. Checksums are in the manifest of the checkpoint, not here.
+seed) is in the schema's metadata, and of which step and buckets the file is. Weights are little-endian
+float32, whatever the table keeps: its 16-bit numbers are among them. They are one run of bytes per row
+(`numpy.frombuffer` reads it), since lists cost three times as long to write.
+
+Files of an increment have rows that were changed after the step `since` of an earlier snapshot, and ids
+whose rows were given up since then; sighted and evicted ids are whole. A chain is a snapshot with all rows
+and increments of it, each since the step of the one before: what it holds is what a snapshot with all rows
+of the last one's step would hold. A shard may have written all rows in an increment: then nothing that
+came before counts for its buckets.
+
+Checksums are computed while writing and are in the manifest of the snapshot, not here.
 
 Axes: M rows of one file, D numbers of a row, S numbers of its optimizer state.
 """
@@ -15,9 +25,10 @@ Axes: M rows of one file, D numbers of a row, S numbers of its optimizer state.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,31 +40,44 @@ from numpy.typing import NDArray
 from rayrec.embeddings.admission import Sighted
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.eviction import Evicted
-from rayrec.embeddings.routing import ShardMap, bucket_of
-from rayrec.embeddings.table import TableRows
+from rayrec.embeddings.routing import NUM_BUCKETS, ShardMap, bucket_of
+from rayrec.embeddings.saved_files import SavedFile, WrittenFile
+from rayrec.embeddings.table import EmbeddingTable, TableRows
 from rayrec.platform.errors import InputError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 _METADATA_KEY = b"rayrec.table"
 _ROWS_PER_GROUP = 65_536
 _ROWS_PER_PART = 8192
-"""Of a table that is larger than its memory, when it is read."""
-_CONTENTS = ("rows", "sighted", "evicted")
+"""When it is read."""
+_CONTENTS = ("rows", "sighted", "evicted", "removed")
 
 
-def write_table(folder: Path, config: TableConfig, shard: int, parts: Iterable[TableRows]) -> list[str]:
+def write_table(
+    folder: Path,
+    config: TableConfig,
+    shard_map: ShardMap,
+    shard: int,
+    step: int,
+    parts: Iterable[TableRows],
+) -> list[SavedFile]:
     """Write what one table and shard holds.
 
     Args:
-        parts: as `export_parts` gives them, or one that `export` gave.
+        shard_map, shard: whose rows these are.
+        step: after which the table holds them.
+        parts: as `EmbeddingShard.export_cut` gives them, or one that `export` gave.
 
     Returns:
-        Names of the files; each appears when it is complete.
+        The files; each appears under its name when it is complete and on disk.
     """
     contents = _Contents(folder, f"{config.name}-{shard:05d}", _identity(config))
+    buckets = shard_map.buckets(shard)
+    contents.described |= {"step": step, "since": None, "buckets": [buckets.start, buckets.stop]}
     try:
         for rows in parts:
+            contents.described["since"] = rows.since
             _write_part(contents, rows)
         return contents.finish()
     finally:
@@ -61,17 +85,16 @@ def write_table(folder: Path, config: TableConfig, shard: int, parts: Iterable[T
 
 
 def _write_part(contents: _Contents, rows: TableRows) -> None:
-    contents.write(
-        "rows",
-        {
-            "id": rows.ids_M,
-            "bucket": bucket_of(rows.ids_M),
-            "step": rows.steps_M,
-            "count": rows.counts_M,
-            "weights": _lists(rows.weights_MD),
-            "state": _lists(rows.state_MS),
-        },
-    )
+    columns = {
+        "id": rows.ids_M,
+        "bucket": bucket_of(rows.ids_M),
+        "step": rows.steps_M,
+        "count": rows.counts_M,
+        "weights": _as_bytes(rows.weights_MD),
+    }
+    if rows.state_MS.shape[1]:
+        columns["state"] = _as_bytes(rows.state_MS)
+    contents.write("rows", columns)
     if len(rows.sighted):
         ids = rows.sighted.ids_K
         columns = {"id": ids, "bucket": bucket_of(ids), "step": rows.sighted.steps_K}
@@ -79,98 +102,207 @@ def _write_part(contents: _Contents, rows: TableRows) -> None:
     if len(rows.evicted):
         ids = rows.evicted.ids_V
         contents.write("evicted", {"id": ids, "bucket": bucket_of(ids), "step": rows.evicted.steps_V})
+    if len(rows.removed_X):
+        contents.write("removed", {"id": rows.removed_X, "bucket": bucket_of(rows.removed_X)})
 
 
 class _Contents:
     """The files of one table and shard while they are written, one per kind of content."""
 
-    def __init__(self, folder: Path, stem: str, identity: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, stem: str, described: dict[str, Any]) -> None:
         self._folder = folder
         self._stem = stem
-        self._identity = identity
-        self._writers: dict[str, pq.ParquetWriter] = {}
+        self.described = described
+        """What the metadata say of every file."""
+        self._files: dict[str, _Content] = {}
 
     def write(self, content: str, columns: dict[str, Any]) -> None:
-        described = {"format_version": FORMAT_VERSION, "content": content, **self._identity}
-        table = pa.table(columns).replace_schema_metadata({_METADATA_KEY: json.dumps(described)})
-        if content not in self._writers:
-            # Weights do not repeat; a dictionary of them would only take time.
-            self._writers[content] = pq.ParquetWriter(
-                self._unfinished(content), table.schema, use_dictionary=False, compression="zstd"
+        if content not in self._files:
+            described = {"format_version": FORMAT_VERSION, "content": content, **self.described}
+            suffix = "" if content == "rows" else f".{content}"
+            self._files[content] = _Content(
+                self._folder / f"{self._stem}{suffix}.parquet", columns, described
             )
-        self._writers[content].write_table(table, row_group_size=_ROWS_PER_GROUP)
+        self._files[content].write(columns)
 
-    def finish(self) -> list[str]:
+    def finish(self) -> list[SavedFile]:
         """Let the files appear under their names, which are returned."""
-        for writer in self._writers.values():
-            writer.close()
-        for content in self._writers:
-            os.replace(self._unfinished(content), self._folder / self._name(content))
-        return [self._name(content) for content in self._writers]
+        return [content.finish(self.described["since"]) for content in self._files.values()]
 
     def remove_unfinished(self) -> None:
-        for content, writer in self._writers.items():
-            with contextlib.suppress(OSError):  # of a full disk, which has been raised already
-                writer.close()
-            self._unfinished(content).unlink(missing_ok=True)
+        for content in self._files.values():
+            content.remove_unfinished()
 
-    def _name(self, content: str) -> str:
-        suffix = "" if content == "rows" else f".{content}"
-        return f"{self._stem}{suffix}.parquet"
 
-    def _unfinished(self, content: str) -> Path:
-        return self._folder / (self._name(content) + ".part")
+class _Content:
+    """One file while it is written, a group of rows at a time."""
+
+    def __init__(self, path: Path, columns: dict[str, Any], described: dict[str, Any]) -> None:
+        self._schema = pa.table(columns).schema.with_metadata({_METADATA_KEY: json.dumps(described)})
+        self._file = WrittenFile(path)
+        # Weights do not repeat: a dictionary of them would take time for nothing, and compression (lz4 or
+        # zstd) saves a twentieth of them for three times the time.
+        self._writer = pq.ParquetWriter(
+            pa.PythonFile(self._file, mode="w"),
+            self._schema,
+            use_dictionary=False,
+            compression="none",
+            write_statistics=["id", "bucket", "step", "count"],
+        )
+        self._waiting: list[pa.RecordBatch] = []
+        self._num_waiting = 0
+
+    def write(self, columns: dict[str, Any]) -> None:
+        batch = pa.record_batch(columns, schema=self._schema)
+        self._waiting.append(batch)
+        self._num_waiting += len(batch)
+        if self._num_waiting >= _ROWS_PER_GROUP:
+            self._write_groups()
+
+    def finish(self, since: int | None) -> SavedFile:
+        if self._num_waiting:
+            self._write_groups()
+        self._writer.close()
+        return self._file.finish(since)
+
+    def remove_unfinished(self) -> None:
+        with contextlib.suppress(OSError):  # of a full disk, which has been raised already
+            self._writer.close()
+        self._file.remove_unfinished()
+
+    def _write_groups(self) -> None:
+        table = pa.Table.from_batches(self._waiting)
+        self._waiting, self._num_waiting = [], 0
+        self._writer.write_table(table, row_group_size=_ROWS_PER_GROUP)
+
+
+Chain = Sequence[Path] | Sequence[Sequence[Path]]
+"""Every file of a snapshot, of all tables, in any order; or of several: all rows first, then increments."""
 
 
 def load_tables(
-    files: Iterable[Path], tables: Sequence[TableConfig], shard_map: ShardMap, shard: int
+    chain: Chain, tables: Sequence[TableConfig], shard_map: ShardMap, shard: int
 ) -> dict[str, Iterator[TableRows]]:
     """Rows of one shard out of the files of all shards that wrote them.
 
-    A table in memory comes as one part; one that is larger comes in parts that are read when asked for.
-
     Args:
-        files: every file of the snapshot, of all tables, in any order.
+        chain: the files.
         tables: the run's tables.
         shard_map, shard: which rows to take; need not be the map the files were written with.
 
     Returns:
-        Parts by table, for `EmbeddingShard.restore`.
+        Parts by table, which are read when asked for, for `EmbeddingShard.restore`.
 
     Raises:
         InputError: a file cannot be read, is of an unknown table or of one with another dim, optimizer,
-            seed or initial scale; or a table has no file.
+            seed or initial scale; or files of a table are missing, or are of another chain. Also while parts
+            are read.
     """
     configs = {config.name: config for config in tables}
-    paths: dict[tuple[str, str], list[Path]] = {}
-    for path in files:
-        paths.setdefault(_check_file(path, configs), []).append(path)
-    for name in configs:
-        if (name, "rows") not in paths:
-            raise InputError(f"the snapshot has no file of table {name!r}, which the config names")
-    buckets = shard_map.buckets(shard)
+    snapshots = [[_described(path, configs) for path in paths] for paths in _snapshots(chain)]
     return {
-        name: _parts({content: paths.get((name, content), []) for content in _CONTENTS}, config, buckets)
+        name: _TableChain(config, snapshots).parts(shard_map.buckets(shard))
         for name, config in configs.items()
     }
 
 
-def _parts(paths: dict[str, list[Path]], config: TableConfig, buckets: range) -> Iterator[TableRows]:
-    """What files of each content have of some buckets."""
-    sighted, evicted = (_read_files(paths[content], buckets) for content in ("sighted", "evicted"))
-    if config.disk is None:
-        rows = _read_files(paths["rows"], buckets)
-        assert rows is not None
-        yield _rows(rows, sighted, evicted)
-        return
-    for path in paths["rows"]:
-        for rows in _read_batches(path, buckets):
-            yield _rows(rows, sighted, evicted)
-            sighted = evicted = None
-    if sighted is not None or evicted is not None:  # there are no rows
-        rows = _read_files(paths["rows"], buckets)
-        assert rows is not None
-        yield _rows(rows, sighted, evicted)
+def _snapshots(chain: Chain) -> list[list[Path]]:
+    paths: list[Path] = []
+    snapshots: list[list[Path]] = []
+    for entry in chain:
+        if isinstance(entry, Path):
+            paths.append(entry)
+        else:
+            snapshots.append(list(entry))
+    return snapshots or [paths]
+
+
+@dataclass(frozen=True)
+class _TableFile:
+    """A file, by what it says of itself."""
+
+    path: Path
+    table: str
+    content: str
+    step: int
+    since: int | None
+    buckets: range
+
+
+class _TableChain:
+    """One table's files of snapshots that follow each other.
+
+    Raises:
+        InputError: they do not, or files are missing.
+    """
+
+    def __init__(self, config: TableConfig, snapshots: Sequence[Sequence[_TableFile]]) -> None:
+        self._config = config
+        self._nothing = _no_rows(config)
+        self._snapshots = [[file for file in files if file.table == config.name] for files in snapshots]
+        last_step: int | None = None
+        for files in self._snapshots:
+            self._check_whole(files)
+            for file in files:
+                if file.step != files[0].step:
+                    raise InputError(
+                        f"{file.path}: of step {file.step}, but {files[0].path} is of step {files[0].step}; "
+                        "they are not of one snapshot"
+                    )
+                if file.since is not None and file.since != last_step:
+                    before = "nothing" if last_step is None else f"a snapshot of step {last_step}"
+                    raise InputError(
+                        f"{file.path}: has only what has changed since step {file.since}, and follows "
+                        f"{before}; load the snapshots that it builds upon, all rows first"
+                    )
+            last_step = files[0].step
+
+    def parts(self, buckets: range) -> Iterator[TableRows]:
+        """What the chain has of some buckets."""
+        wanted_B = np.zeros(NUM_BUCKETS, dtype=np.bool_)
+        wanted_B[buckets.start : buckets.stop] = True
+        *_, last = self._snapshots
+        yield replace(
+            self._nothing,
+            sighted=_sighted(self._read_all(last, "sighted", wanted_B)),
+            evicted=_evicted(self._read_all(last, "evicted", wanted_B)),
+        )
+        for number, files in enumerate(self._snapshots):
+            counting_B = wanted_B.copy()
+            for file in itertools.chain.from_iterable(self._snapshots[number + 1 :]):
+                if file.content == "rows" and file.since is None:
+                    counting_B[file.buckets.start : file.buckets.stop] = False
+            for file in files:
+                if file.content == "removed":
+                    for columns in _batches(file.path, counting_B):
+                        nothing = replace(self._nothing, since=file.since)
+                        yield replace(nothing, removed_X=columns["id"].to_numpy())
+            for file in files:
+                if file.content == "rows":
+                    for columns in _batches(file.path, counting_B):
+                        yield replace(_rows(columns), since=file.since)
+
+    def _check_whole(self, files: Sequence[_TableFile]) -> None:
+        covered_B = np.zeros(NUM_BUCKETS, dtype=np.bool_)
+        for file in files:
+            if file.content == "rows":
+                covered_B[file.buckets.start : file.buckets.stop] = True
+        if not covered_B.any():
+            raise InputError(
+                f"the snapshot has no file of table {self._config.name!r}, which the config names"
+            )
+        if not covered_B.all():
+            raise InputError(
+                f"the snapshot lacks a file of table {self._config.name!r}: none has rows of virtual bucket "
+                f"{np.flatnonzero(~covered_B)[0]}, as one beside {files[0].path} should"
+            )
+
+    def _read_all(
+        self, files: Sequence[_TableFile], content: str, wanted_B: NDArray[np.bool_]
+    ) -> list[pa.RecordBatch]:
+        return [
+            columns for file in files if file.content == content for columns in _batches(file.path, wanted_B)
+        ]
 
 
 def _identity(config: TableConfig) -> dict[str, Any]:
@@ -185,12 +317,14 @@ def _identity(config: TableConfig) -> dict[str, Any]:
     }
 
 
-def _lists(values_MW: NDArray[np.float32]) -> pa.FixedSizeListArray:
-    return pa.FixedSizeListArray.from_arrays(pa.array(values_MW.reshape(-1)), values_MW.shape[1])
+def _as_bytes(values_MW: NDArray[np.float32]) -> pa.FixedSizeBinaryArray:
+    values_MW = np.ascontiguousarray(values_MW, dtype="<f4")
+    kind = pa.binary(4 * values_MW.shape[1])
+    return pa.FixedSizeBinaryArray.from_buffers(kind, len(values_MW), [None, pa.py_buffer(values_MW)])
 
 
-def _check_file(path: Path, configs: dict[str, TableConfig]) -> tuple[str, str]:
-    """Name of the table the file belongs to, and what of it the file holds."""
+def _described(path: Path, configs: dict[str, TableConfig]) -> _TableFile:
+    """A file of one of these tables."""
     try:
         metadata = pq.read_schema(path).metadata or {}
     except (OSError, pa.ArrowInvalid) as error:
@@ -213,52 +347,73 @@ def _check_file(path: Path, configs: dict[str, TableConfig]) -> tuple[str, str]:
                 f"{path}: table {name!r} was saved with {key} {described[key]!r}, "
                 f"the config says {expected!r}; use the config of the run that saved it"
             )
-    return str(name), str(described["content"])
-
-
-def _read_files(paths: Sequence[Path], buckets: range) -> pa.Table | None:
-    in_shard = [("bucket", ">=", buckets.start), ("bucket", "<", buckets.stop)]
-    tables = [pq.read_table(path, filters=in_shard).replace_schema_metadata() for path in paths]
-    return pa.concat_tables(tables).combine_chunks() if tables else None
-
-
-def _read_batches(path: Path, buckets: range) -> Iterator[pa.Table]:
-    with pq.ParquetFile(path) as file:
-        in_shard = [
-            group
-            for group in range(file.num_row_groups)
-            if _overlaps(file.metadata.row_group(group), buckets)
-        ]
-        for batch in file.iter_batches(_ROWS_PER_PART, row_groups=in_shard):
-            bucket_M = batch["bucket"].to_numpy()
-            wanted_M = (bucket_M >= buckets.start) & (bucket_M < buckets.stop)
-            if wanted_M.any():
-                yield pa.table(batch.filter(pa.array(wanted_M)))
-
-
-def _overlaps(group: pq.RowGroupMetaData, buckets: range) -> bool:
-    columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
-    statistics = columns["bucket"].statistics
-    return statistics is None or (statistics.max >= buckets.start and statistics.min < buckets.stop)
-
-
-def _rows(rows: pa.Table, sighted: pa.Table | None, evicted: pa.Table | None) -> TableRows:
-    return TableRows(
-        ids_M=rows["id"].to_numpy(),
-        weights_MD=_matrix(rows["weights"]),
-        state_MS=_matrix(rows["state"]),
-        steps_M=rows["step"].to_numpy(),
-        counts_M=rows["count"].to_numpy(),
-        sighted=Sighted.nothing()
-        if sighted is None
-        else Sighted(sighted["id"].to_numpy(), sighted["count"].to_numpy(), sighted["step"].to_numpy()),
-        evicted=Evicted.nothing()
-        if evicted is None
-        else Evicted(evicted["id"].to_numpy(), evicted["step"].to_numpy()),
+    return _TableFile(
+        path,
+        name,
+        described["content"],
+        described["step"],
+        described["since"],
+        range(*described["buckets"]),
     )
 
 
-def _matrix(column: pa.ChunkedArray) -> NDArray[np.float32]:
-    width = column.type.list_size
-    flat = pa.chunked_array([chunk.flatten() for chunk in column.chunks], type=pa.float32())
-    return flat.to_numpy().reshape(-1, width)
+def _batches(path: Path, wanted_B: NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
+    """What a file has of some buckets, in parts of bounded size."""
+    try:
+        with pq.ParquetFile(path) as file:
+            groups = [
+                group
+                for group in range(file.num_row_groups)
+                if _overlaps(file.metadata.row_group(group), wanted_B)
+            ]
+            for batch in file.iter_batches(_ROWS_PER_PART, row_groups=groups):
+                is_wanted_M = wanted_B[batch["bucket"].to_numpy()]
+                if is_wanted_M.all():
+                    yield batch
+                elif is_wanted_M.any():
+                    yield batch.filter(pa.array(is_wanted_M))
+    except (OSError, pa.ArrowInvalid) as error:
+        raise InputError(f"{path}: cannot be read as a snapshot of embedding rows: {error}") from error
+
+
+def _overlaps(group: pq.RowGroupMetaData, wanted_B: NDArray[np.bool_]) -> bool:
+    columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    statistics = columns["bucket"].statistics
+    return statistics is None or bool(wanted_B[statistics.min : statistics.max + 1].any())
+
+
+def _no_rows(config: TableConfig) -> TableRows:
+    return EmbeddingTable(config.model_copy(update={"disk": None})).export()
+
+
+def _rows(columns: pa.RecordBatch) -> TableRows:
+    state_MS = np.empty((len(columns), 0), dtype=np.float32)
+    if "state" in columns.schema.names:
+        state_MS = _matrix(columns["state"])
+    return TableRows(
+        ids_M=columns["id"].to_numpy(),
+        weights_MD=_matrix(columns["weights"]),
+        state_MS=state_MS,
+        steps_M=columns["step"].to_numpy(),
+        counts_M=columns["count"].to_numpy(),
+    )
+
+
+def _sighted(batches: Sequence[pa.RecordBatch]) -> Sighted:
+    return Sighted.joined(
+        [Sighted(*(batch[name].to_numpy() for name in ("id", "count", "step"))) for batch in batches]
+    )
+
+
+def _evicted(batches: Sequence[pa.RecordBatch]) -> Evicted:
+    return Evicted.joined(
+        [Evicted(*(batch[name].to_numpy() for name in ("id", "step"))) for batch in batches]
+    )
+
+
+def _matrix(column: pa.FixedSizeBinaryArray) -> NDArray[np.float32]:
+    """[M, W] numbers of rows that are runs of bytes."""
+    width = column.type.byte_width
+    first = column.offset * width // 4
+    numbers = np.frombuffer(column.buffers()[1], dtype="<f4")[first : first + len(column) * width // 4]
+    return numbers.reshape(len(column), width // 4)

@@ -6,6 +6,9 @@
 
 Whoever applies waits for the reads that were waiting when it lent the lock, and for no others: the step
 must go on.
+
+Anywhere in a step, whoever applies may be held up by a snapshot that lags behind. Only those that take
+`changed` itself find the lock free then.
 """
 
 from __future__ import annotations
@@ -25,8 +28,22 @@ class StepLock:
         self.changed = threading.Condition()
         self._lent = False
         """Whether a step is half applied, and the lock is free for reads."""
+        self._is_held_up = False
+        """Whether it is free for nobody but those that take `changed` itself."""
         self._readers: set[object] = set()
         """Reads of rows that need no further step and are not done."""
+
+    def __enter__(self) -> None:
+        """Hold the lock whether or not a step is half applied."""
+        self.changed.acquire()
+        try:
+            self._wait_until_let_in()
+        except BaseException:
+            self.changed.release()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        self.changed.release()
 
     @contextmanager
     def between_steps(self) -> Iterator[None]:
@@ -53,6 +70,7 @@ class StepLock:
                     if not is_committed():
                         self._dismiss(reader)  # a new incarnation has begun meanwhile
                         wait()
+                    self._wait_until_let_in()
                     yield
                 finally:
                     self._dismiss(reader)
@@ -75,6 +93,26 @@ class StepLock:
         while not self.changed.wait_for(lambda: waiting.isdisjoint(self._readers), _MISSED_S):
             pass
         self._lent = False
+
+    def hold_up(self, until: Callable[[], bool], timeout_s: float) -> bool:
+        """With the lock held, anywhere in a step: let others take `changed`; returns whether it came to that.
+
+        Numbers of rows hold on: nobody else finds, moves or changes rows meanwhile.
+        """
+        was_lent, self._lent, self._is_held_up = self._lent, True, True
+        try:
+            return self.changed.wait_for(until, timeout_s)
+        finally:
+            self._lent, self._is_held_up = was_lent, False
+            self.changed.notify_all()
+
+    def notify_held_up(self) -> None:
+        """With the lock held: let whoever is held up see whether that has an end."""
+        if self._is_held_up:
+            self.changed.notify_all()
+
+    def _wait_until_let_in(self) -> None:
+        self.changed.wait_for(lambda: not self._is_held_up)
 
     def _dismiss(self, reader: object) -> None:
         self._readers.discard(reader)

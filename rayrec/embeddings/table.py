@@ -11,8 +11,10 @@ Axes: M ids of one call, D numbers of a row, S numbers of its optimizer state, W
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +23,12 @@ from rayrec.embeddings.admission import Sighted, SightingCounters
 from rayrec.embeddings.batch_rows import IdGroups, output
 from rayrec.embeddings.compiled import kernel_input
 from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.cut import ABSENT, Cut, Source, Wait, most_aside_bytes
 from rayrec.embeddings.distinct_ids import first_repeated
-from rayrec.embeddings.eviction import Evicted, Tombstones, choose_victims
+from rayrec.embeddings.eviction import Evicted, GivenUp, Tombstones, choose_victims
 from rayrec.embeddings.index import MISSING
-from rayrec.embeddings.layout import NEVER
+from rayrec.embeddings.layout import NEVER, STEP_WORD
+from rayrec.embeddings.records import RecordAccess, RecordArray
 from rayrec.embeddings.row_operations import RowOperations
 from rayrec.embeddings.row_storage import MemoryRows, RowStorage
 from rayrec.embeddings.tiered_rows import Fetch, TieredRows
@@ -32,6 +36,10 @@ from rayrec.embeddings.tiered_rows import Fetch, TieredRows
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
 Int32Array = NDArray[np.int32]
+
+_LEAST_GIVEN_UP, _GIVEN_UP_SHARE = 65_536, 4
+"""Most ids of which is known that their rows were given up: so many, or a quarter of the rows. A snapshot of
+what has changed since is not worth it beyond."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,26 @@ class TableRows:
     """Ids that wait for admission."""
     evicted: Evicted = field(default_factory=Evicted.nothing)
     """Ids whose rows were given up."""
+    since: int | None = None
+    """With a step, these are not all rows, but those that a later step has changed."""
+    removed_X: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
+    """Ids whose rows steps after `since` gave up, to be done before rows are put in."""
+
+
+@dataclass(frozen=True)
+class TableCut:
+    """A table as a step left it, while it changes."""
+
+    step: int
+    step_before: int | None
+    """Of the cut before this one, if there was one."""
+    rows: Cut
+    sighted: Cut
+    evicted: Cut
+
+    def end(self, error: Exception) -> None:
+        for cut in (self.rows, self.sighted, self.evicted):
+            cut.end(error)
 
 
 @dataclass(frozen=True)
@@ -83,6 +111,9 @@ class EmbeddingTable:
         self._found: tuple[IdGroups, Int64Array] | None = None
         """The batch that was looked up last and its rows, while no row has come or gone since."""
         self._num_created = self._num_evicted = self._num_not_admitted = 0
+        self._cut: TableCut | None = None
+        self._last_cut_step: int | None = None
+        self._given_up = GivenUp()
 
     @property
     def num_rows(self) -> int:
@@ -198,6 +229,7 @@ class EmbeddingTable:
         for piece in self._rows.pieces(len(ids_M)):
             rows_M = self._rows.find(ids_M[piece])
             assert not np.any(rows_M == MISSING), f"{self.config.name!r}: a record came back to no row"
+            self._keep(ids_M[piece], self._rows.records, rows_M)
             self._rows.records.write(rows_M, 0, records_MW[piece])
 
     def apply(self, ids_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
@@ -290,8 +322,10 @@ class EmbeddingTable:
             stamps_M2 = self._ops.stamps(records, rows_M)
             victims_M = choose_victims(eviction, ids_M, stamps_M2[:, 0], stamps_M2[:, 1], step)
             found.append(ids_M[victims_M])
+            self._keep(ids_M[victims_M], records, rows_M[victims_M])
         ids_V = np.concatenate([np.empty(0, dtype=np.int64), *found])
         self._tombstones.add(ids_V, step)
+        self._given_up.add(ids_V, step, max(_LEAST_GIVEN_UP, self.num_rows // _GIVEN_UP_SHARE))
         self._rows.remove(ids_V)
         self._found = None
         self._num_evicted += len(ids_V)
@@ -343,8 +377,87 @@ class EmbeddingTable:
             )
             sighted, evicted = Sighted.nothing(), Evicted.nothing()
 
+    def begin_cut(self, step: int, wait: Wait) -> TableCut:
+        """Keep what the table holds now until it is read by `cut_parts`, or `end_cut` is called.
+
+        Args:
+            step: that was committed last.
+            wait: as for `Cut`.
+        """
+        assert self._cut is None, f"{self.config.name!r}: there is a cut already"
+
+        def cut_of(source: Source, num_bytes: int) -> Cut:
+            return Cut(source, step, most_aside_bytes(num_bytes), wait)
+
+        self._cut = TableCut(
+            step,
+            self._last_cut_step,
+            cut_of(self._rows, self._rows.num_bytes),
+            cut_of(self._sightings, self._sightings.num_bytes),
+            cut_of(self._tombstones, self._tombstones.num_bytes),
+        )
+        self._sightings.cut, self._tombstones.cut = self._cut.sighted, self._cut.evicted
+        self._given_up.begin(step)
+        self._last_cut_step = step
+        return self._cut
+
+    def begin_changes(self, step: int) -> None:
+        """Let a later cut say what has changed since this step, which was committed last."""
+        self._given_up.begin(step)
+
+    def end_cut(self) -> None:
+        """What changes from now on need not be kept."""
+        self._cut = self._sightings.cut = self._tombstones.cut = None
+
+    def cut_parts(
+        self, cut: TableCut, lock: Callable[[], AbstractContextManager[object]], since: int | None
+    ) -> Iterator[TableRows]:
+        """What the table held at the cut, in parts by virtual bucket, while steps go on.
+
+        Args:
+            lock: holds the table's lock.
+            since: only rows that steps after this one have changed, if the ids whose rows they gave up are
+                known; those come first. Sighted and evicted ids are there whole in any case.
+        """
+        with lock():
+            if since is not None and not self._given_up.knows(since):
+                since = None
+            removed_X = np.empty(0, np.int64)
+            if since is not None:
+                removed_X = self._given_up.between(since, cut.step)
+            # If this one comes to nothing, the next will be since the same step as this, or the cut before.
+            needed = cut.step_before if since is None else since
+            if needed is not None:
+                self._given_up.forget(needed)
+        nothing = replace(self._no_rows(), since=since)
+        yield replace(nothing, removed_X=removed_X)
+        for part in cut.evicted.parts(lock):
+            yield replace(nothing, evicted=Evicted.of(part))
+        for part in cut.sighted.parts(lock):
+            yield replace(nothing, sighted=Sighted.of(part))
+        for ids_K, records_KW in cut.rows.parts(lock, since):
+            yield replace(nothing, **self._unpacked(ids_K, records_KW))
+
+    def _unpacked(self, ids_K: Int64Array, records_KW: Int32Array) -> dict[str, Any]:
+        """Rows of whole records."""
+        records, rows_K = RecordArray(records_KW), np.arange(len(ids_K))
+        return {
+            "ids_M": ids_K,
+            "weights_MD": self._ops.weights(records_KW),
+            "state_MS": self._ops.state(records, rows_K),
+            "steps_M": np.ascontiguousarray(records_KW[:, STEP_WORD]),
+            "counts_M": np.ascontiguousarray(records_KW[:, STEP_WORD + 1]),
+        }
+
+    def _no_rows(self) -> TableRows:
+        return TableRows(
+            **self._unpacked(np.empty(0, np.int64), np.empty((0, self._ops.num_words), np.int32))
+        )
+
     def load(self, parts: Iterable[TableRows]) -> None:
         """Fill an empty table with rows that come in parts; what is not a row may be in any of them.
+
+        Parts with `since` change what those before them have filled in, and have all that is not a row.
 
         Raises:
             ValueError: the table has rows, an id comes twice, or a shape is not this table's.
@@ -352,9 +465,13 @@ class EmbeddingTable:
         """
         if self.num_rows:
             raise ValueError(f"table {self.config.name!r} has {self.num_rows} rows; load into an empty one")
-        filled, sighted, evicted = self._empty_rows(), [], []
+        filled = self._empty_rows()
+        sighted: list[Sighted] = []
+        evicted: list[Evicted] = []
         for part in parts:
             self._check_part(part)
+            if len(part.removed_X):
+                filled.remove(part.removed_X)
             filled.reserve(len(part.ids_M), len(part.ids_M))
             for piece in filled.pieces(len(part.ids_M)):
                 self._load_piece(filled, part, piece)
@@ -377,11 +494,15 @@ class EmbeddingTable:
 
     def _load_piece(self, filled: RowStorage, rows: TableRows, piece: slice) -> None:
         ids_M, num_before = rows.ids_M[piece], len(filled)
-        is_there_M = filled.find(ids_M) != MISSING
-        rows_M = filled.add(ids_M)
-        if len(filled) != num_before + len(ids_M):
+        rows_M = filled.find(ids_M)
+        is_there_M = rows_M != MISSING
+        num_known = 0 if rows.since is None else int(np.count_nonzero(is_there_M))
+        new = np.flatnonzero(~is_there_M) if num_known else slice(None)
+        rows_M[new] = filled.add(ids_M[new])
+        if len(filled) != num_before + len(ids_M) - num_known:
             ids_K, counts_K = np.unique(ids_M, return_counts=True)
-            repeated = ids_M[is_there_M][0] if is_there_M.any() else ids_K[counts_K > 1][0]
+            is_repeated_K = counts_K > 1
+            repeated = ids_K[is_repeated_K][0] if is_repeated_K.any() else ids_M[is_there_M][0]
             raise ValueError(f"table {self.config.name!r}: id {repeated} comes twice in the rows to load")
         self._ops.set_weights(filled.records, rows_M, rows.weights_MD[piece])
         self._ops.set_state(filled.records, rows_M, rows.state_MS[piece])
@@ -402,7 +523,18 @@ class EmbeddingTable:
         beside = partial(_waiting_bytes, self._sightings, self._tombstones)
         return TieredRows(self.config.name, self._ops.num_words, self.config.disk, beside)
 
+    def _keep(self, ids_M: Int64Array, records: RecordAccess, rows_M: Int64Array) -> None:
+        """Before records change or go; -1 for an id without a row."""
+        if self._cut is not None:
+            at_K = np.flatnonzero(rows_M != MISSING)
+            steps_M = np.full(len(ids_M), ABSENT, dtype=np.int32)
+            steps_M[at_K] = self._ops.stamps(records, rows_M[at_K])[:, 0]
+            self._cut.rows.keep(
+                ids_M, steps_M, lambda at_K: records.read(rows_M[at_K], 0, self._ops.num_words)
+            )
+
     def _apply_piece(self, ids_M: Int64Array, rows_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
+        self._keep(ids_M, self._rows.records, rows_M)
         missing = np.flatnonzero(rows_M == MISSING)
         if len(missing):
             admitted_M = self._sightings.admit(ids_M[missing], step)

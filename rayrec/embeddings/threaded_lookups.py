@@ -13,31 +13,17 @@ share a core with it.
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from rayrec.embeddings.cached_records import Rows
 from rayrec.embeddings.lookups import LookupMode, Lookups, LookupStats, OnRows, ignore_rows
+from rayrec.embeddings.threads import give_way
 
 RowsByTable = dict[str, Rows]
-
-_NICE = 10
-"""A tenth of the time of a core that another thread wants, too; with less it could sit on Python's lock."""
-
-
-def _give_way() -> None:
-    """Lower the calling thread's priority, where a thread has one of its own."""
-    if sys.platform == "linux":
-        thread = threading.get_native_id()
-        with suppress(OSError):  # a container may forbid it; only speed is lost
-            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICE)
 
 
 class ThreadedLookups:
@@ -46,7 +32,7 @@ class ThreadedLookups:
     def __init__(self, mode: LookupMode, clock: Callable[[], float] = time.perf_counter) -> None:
         self._mode = mode
         self._clock = clock
-        self._thread = ThreadPoolExecutor(1, "lookups", initializer=_give_way)
+        self._thread = ThreadPoolExecutor(1, "lookups", initializer=give_way)
         self._rows: dict[int, Future[RowsByTable]] = {}
         """Of steps whose rows have not been taken."""
         self._put_off: list[tuple[int, Lookups]] = []

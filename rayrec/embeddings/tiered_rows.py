@@ -34,9 +34,10 @@ from numpy.typing import NDArray
 from rayrec.embeddings.compiled import kernel_input
 from rayrec.embeddings.config import DiskConfig
 from rayrec.embeddings.index import MISSING, IdMap, grouping_bytes
+from rayrec.embeddings.layout import STEP_WORD
 from rayrec.embeddings.record_log import RecordLog
 from rayrec.embeddings.records import Records
-from rayrec.embeddings.row_storage import RowsPart
+from rayrec.embeddings.row_storage import Reading, RowsPart
 from rayrec.platform.memory import human_size
 
 Int64Array = NDArray[np.int64]
@@ -73,6 +74,21 @@ class Fetch:
     def read(self) -> None:
         """Wait for the disk; needs no lock."""
         self.records_KW = self.log.read(self.addresses_K, self.words)
+
+
+@dataclass
+class TieredReading:
+    """Rows on their way to a copy, those of them that were on disk when it began."""
+
+    fetch: Fetch
+    at_K: Int64Array
+    """Their positions."""
+
+    def read(self) -> None:
+        self.fetch.read()
+
+    def close(self) -> None:
+        self.fetch.log.unpin(self.fetch.pin)
 
 
 class TieredRows:
@@ -113,6 +129,14 @@ class TieredRows:
         self._held: list[Int64Array] = []
         self.num_from_disk = 0
         """Rows that were brought up so far."""
+
+    @property
+    def ids(self) -> IdMap:
+        return self._map
+
+    @property
+    def num_words(self) -> int:
+        return self._words
 
     def __len__(self) -> int:
         return len(self._map)
@@ -252,6 +276,38 @@ class TieredRows:
             self._put(ids_K, rows_K, records_KW)
         finally:
             self._log.unpin(fetch.pin)
+
+    def begin_reading(self, ids_M: Int64Array) -> TieredReading | None:
+        numbers_M = self._map.find(ids_M)
+        at_K = np.flatnonzero(numbers_M < MISSING)
+        if not len(at_K):
+            return None
+        fetch = Fetch(ids_M[at_K], _address(numbers_M[at_K]), self._log, self._log.pin(), self._words)
+        return TieredReading(fetch, at_K)
+
+    def finish_reading(
+        self, reading: Reading | None, ids_M: Int64Array, after_step: int, until_step: int
+    ) -> tuple[Int64Array, Int32Array]:
+        numbers_M = self._map.find(ids_M)
+        records_MW = np.empty((len(ids_M), self._words), dtype=np.int32)
+        in_memory = np.flatnonzero(numbers_M >= 0)
+        records_MW[in_memory] = self.records.read(numbers_M[in_memory], 0, self._words)
+        is_left_M = numbers_M < MISSING
+        if isinstance(reading, TieredReading) and reading.fetch.records_KW is not None:
+            # A record on disk does not change, and the pin keeps its address from being given out again.
+            same_K = numbers_M[reading.at_K] == _number(reading.fetch.addresses_K)
+            records_MW[reading.at_K[same_K]] = reading.fetch.records_KW[same_K]
+            is_left_M[reading.at_K[same_K]] = False
+        left = np.flatnonzero(is_left_M)  # sent down, or moved on disk, since the reading began
+        for first in range(0, len(left), self._copied_rows):
+            part = left[first : first + self._copied_rows]
+            records_MW[part] = self._log.read(_address(numbers_M[part]), self._words)
+        steps_M = records_MW[:, STEP_WORD]
+        at_K = np.flatnonzero((numbers_M != MISSING) & (steps_M > after_step) & (steps_M <= until_step))
+        return at_K, records_MW[at_K]
+
+    def steps(self, records_KW: Int32Array) -> Int32Array:
+        return records_KW[:, STEP_WORD]
 
     @property
     def _row_bytes(self) -> int:

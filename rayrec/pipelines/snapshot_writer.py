@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rayrec.embeddings.snapshot import SavedFile
+from rayrec.embeddings.saved_files import SavedFile
 from rayrec.pipelines.config import SnapshotConfig
 from rayrec.pipelines.run_copy import RunCopy
 from rayrec.pipelines.run_folder import RunFolder

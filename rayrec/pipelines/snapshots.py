@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors.numpy
 
-from rayrec.embeddings.snapshot import SavedFile, checksum_file
+from rayrec.embeddings.saved_files import SavedFile, checksum_file
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import sync, write_json
 from rayrec.samples.cursor import Cursor

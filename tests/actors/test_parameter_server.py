@@ -45,6 +45,11 @@ def train_one_step(members: list[ParameterServer], incarnation: int = 0, step: i
         assert server.apply(UpdateTag(incarnation, step, source=0), update) == step
 
 
+def saved(server: ParameterServer, folder: Path, step: int, since: int | None = None) -> list[str]:
+    server.freeze(step)
+    return [file.name for file in server.save(str(folder), step, since)]
+
+
 def test_a_server_keeps_to_its_memory():
     spec = ServerSpec(TABLES, 1, 0, num_trainers=1, wait_timeout_s=5.0, memory_limit=70_000)
     server = ParameterServer(ActorRole("run", "parameter_server", 0), spec)
@@ -60,10 +65,10 @@ def test_a_server_keeps_to_its_memory():
 def test_any_number_of_servers_loads_what_two_saved_and_goes_on_alike(tmp_path, num_after):
     before, after = servers(2), servers(num_after)
     train_one_step(before)
-    files = [str(Path(tmp_path) / name) for server in before for name in server.save(str(tmp_path))]
+    files = [str(Path(tmp_path) / name) for server in before for name in saved(server, tmp_path, 0)]
 
     for server in after:
-        server.load(files, committed_step=0, incarnation=4)
+        server.load([files], committed_step=0, incarnation=4)
     train_one_step(before, step=1)
     train_one_step(after, incarnation=4, step=1)
 
@@ -75,13 +80,13 @@ def test_any_number_of_servers_loads_what_two_saved_and_goes_on_alike(tmp_path, 
 def test_updates_of_the_time_before_a_recovery_are_refused(tmp_path):
     (server,) = servers(1)
     train_one_step([server])
-    files = [str(tmp_path / name) for name in server.save(str(tmp_path))]
-    server.load(files, committed_step=0, incarnation=1)
+    files = [str(tmp_path / name) for name in saved(server, tmp_path, 0)]
+    server.load([files], committed_step=0, incarnation=1)
 
     with pytest.raises(ValueError, match="incarnation 1 and refuses the update of step 1"):
         server.apply(UpdateTag(0, 1, source=0), {})
     with pytest.raises(ValueError, match="is in incarnation 1 and cannot begin 1"):
-        server.load(files, committed_step=0, incarnation=1)
+        server.load([files], committed_step=0, incarnation=1)
 
 
 def test_only_work_while_the_clock_runs_is_a_servers_time():

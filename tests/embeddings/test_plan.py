@@ -37,6 +37,7 @@ from rayrec.embeddings.plan import (
 from rayrec.embeddings.routing import NUM_BUCKETS, ShardMap
 from rayrec.embeddings.row_cache import RowCache
 from rayrec.embeddings.row_operations import RowOperations
+from rayrec.embeddings.saved_files import SavedFile
 from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.embeddings.snapshot import load_tables, write_table
 from rayrec.embeddings.table import EmbeddingTable
@@ -127,17 +128,20 @@ def test_saving_and_loading_stay_within_the_plan(tmp_path, num_rows):
         UpdateTag(0, 0, 0), {"items": (np.arange(num_rows), np.ones((num_rows, 32), dtype=np.float32))}
     )
     small = filled(config, 10)
-    write_table(tmp_path, config, 0, small.export_parts())  # compiles and imports
+    write_table(tmp_path, config, ShardMap(1), 0, 0, small.export_parts())  # compiles and imports
     pool = pa.default_memory_pool()
     highest_before = pool.max_memory()
-    files: list[str] = []
+    files: list[SavedFile] = []
+    shard.freeze(0)
 
-    saving = peak_numpy(lambda: files.extend(write_table(tmp_path, config, 0, shard.export_parts("items"))))
+    saving = peak_numpy(
+        lambda: files.extend(write_table(tmp_path, config, ShardMap(1), 0, 0, shard.export_cut("items", 0)))
+    )
     # Arrow remembers the highest mark of the whole process, which other tests may have set.
     arrow = pool.max_memory() if pool.max_memory() > highest_before else 0
     assert 0.25 * planned.extra_bytes["saving"] < saving + arrow <= planned.extra_bytes["saving"]
 
-    paths = [tmp_path / file for file in files]
+    paths = [tmp_path / file.name for file in files]
     loading = peak_numpy(
         lambda: EmbeddingShard([config], 0, 1).restore(load_tables(paths, [config], ShardMap(1), 0))
     )

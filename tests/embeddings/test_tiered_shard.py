@@ -70,6 +70,11 @@ def filled(num_rows: int, config: TableConfig = CONFIG) -> EmbeddingShard:
     return shard
 
 
+def cut_of(shard: EmbeddingShard, step: int):
+    shard.freeze(step)
+    return shard.export_cut("items", step)
+
+
 def test_announced_rows_are_in_memory_when_they_are_looked_up(monkeypatch):
     shard, arrived = filled(50), threading.Event()
     finish = TieredRows.finish_fetch
@@ -199,7 +204,9 @@ def test_a_larger_table_is_read_in_parts_by_any_number_of_shards(tmp_path, monke
         shard.apply(UpdateTag(0, step, 0), {"items": (ids_M, np.ones((len(ids_M), 3), dtype=np.float32))})
     everything = shard.export("items")
     assert min(map(len, (everything.ids_M, everything.sighted, everything.evicted))) > 0
-    files = [tmp_path / name for name in write_table(tmp_path, config, 0, shard.export_parts("items"))]
+    files = [
+        tmp_path / file.name for file in write_table(tmp_path, config, ShardMap(1), 0, 3, cut_of(shard, 3))
+    ]
     found = []
     for number in range(3):
         parts = list(load_tables(files, [config], ShardMap(3), number)["items"])
@@ -217,9 +224,9 @@ def test_a_larger_table_is_read_in_parts_by_any_number_of_shards(tmp_path, monke
 
 def test_what_a_shard_with_a_disk_saves_a_shard_without_one_loads(tmp_path):
     shard = filled(500)
-    names = write_table(tmp_path, CONFIG, 0, shard.export_parts("items"))
+    saved = write_table(tmp_path, CONFIG, ShardMap(1), 0, 0, cut_of(shard, 0))
     in_memory = CONFIG.model_copy(update={"disk": None})
-    files = [tmp_path / name for name in names]
+    files = [tmp_path / file.name for file in saved]
     loaded = EmbeddingShard([in_memory], 0, 1)
     loaded.restore(load_tables(files, [in_memory], ShardMap(1), 0))
     again = EmbeddingShard([CONFIG], 0, 1)
@@ -227,26 +234,6 @@ def test_what_a_shard_with_a_disk_saves_a_shard_without_one_loads(tmp_path):
     for other in (loaded, again):
         assert np.array_equal(other.export("items").ids_M, shard.export("items").ids_M)
         assert np.array_equal(other.export("items").weights_MD, shard.export("items").weights_MD)
-
-
-def test_a_step_that_commits_while_rows_are_saved_is_an_error():
-    shard = filled(500)
-    parts = shard.export_parts("items")
-    next(parts)
-    shard.lookup({"items": np.arange(100)})  # which only moves rows
-    next(parts)
-    shard.apply(UpdateTag(0, 1, 0), {})
-    with pytest.raises(RuntimeError, match="step 1 was committed while rows of table 'items' as of step 0"):
-        next(parts)
-
-
-def test_an_incarnation_that_begins_while_rows_are_saved_is_an_error():
-    shard = filled(500)
-    parts = shard.export_parts("items")
-    next(parts)
-    shard.begin(0, 1)  # other rows may have been restored, with the same step
-    with pytest.raises(RuntimeError, match="incarnation 1 began while rows of table 'items' as of step 0"):
-        next(parts)
 
 
 def test_room_on_disk_is_taken_for_rows_that_change_and_for_those_that_come_back(monkeypatch):

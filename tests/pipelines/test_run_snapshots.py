@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayrec.embeddings.snapshot import SavedFile, checksum_file
+from rayrec.embeddings.saved_files import SavedFile, checksum_file
 from rayrec.pipelines.snapshots import RunState, Snapshot, base_of, read_snapshot, write_snapshot
 from rayrec.platform.errors import InputError
 from rayrec.samples.batches import Interval

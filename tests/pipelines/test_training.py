@@ -17,7 +17,7 @@ import ray
 import safetensors.numpy
 
 from rayrec.embeddings.shared_blocks import why_unavailable
-from rayrec.embeddings.snapshot import checksum_file
+from rayrec.embeddings.saved_files import checksum_file
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import MANIFEST, Snapshot, checksum_of, read_snapshot
