@@ -10,8 +10,8 @@ import numpy as np
 from rayrec.embeddings.client import LocalTransport
 from rayrec.embeddings.lookups import SyncLookups, TrainerLink
 from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.embeddings.saved_files import SavedFile
+from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.embeddings.snapshot import write_table
 from rayrec.models.build import build_model
 from rayrec.models.program import TorchProgram

@@ -156,7 +156,7 @@ class SnapshotConfig(Config):
     """Also when the last one was begun so many seconds ago. Which steps these are does not change the run."""
     increments: int = Field(0, ge=0)
     """Snapshots between two full ones that hold only the rows changed since the one before."""
-    keep: int = Field(1, ge=1)
+    keep: int = Field(2, ge=1)
     """The newest so many stay, with what they build on, and the best."""
     copy_to: str | None = None
     """Folder to copy the run to as it goes, as a URL such as `s3://bucket/runs/mine`; a run whose own folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -148,6 +149,15 @@ class TrainingRun:
             Exception: what a stage failed with. Of batches that cannot be made, after a snapshot of the step
                 before.
         """
+        try:
+            return self._run()
+        except BaseException:
+            # A snapshot that is being written need not be lost with the attempt.
+            with contextlib.suppress(Exception):
+                self._writer.wait()
+            raise
+
+    def _run(self) -> TrainingResult:
         step = self._restore()
         period = self._config.evaluation.every_epochs * self._plan.steps_per_epoch
         while not is_over(self._assembly, step, self._progress):

@@ -228,7 +228,7 @@ def test_where_there_is_one_snapshot_there_is_none_before_it(tmp_path):
     folder.snapshot_path(5).mkdir(parents=True)
     folder.update(last="step-000000005")
 
-    with pytest.raises(InputError, match="has no snapshot before step-000000005; see snapshots.keep"):
+    with pytest.raises(InputError, match=r"has no snapshot before step-000000005; see snapshots.keep"):
         folder.chosen_snapshot("previous")
 
 

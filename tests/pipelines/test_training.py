@@ -16,8 +16,8 @@ import pytest
 import ray
 import safetensors.numpy
 
-from rayrec.embeddings.shared_blocks import why_unavailable
 from rayrec.embeddings.saved_files import checksum_file
+from rayrec.embeddings.shared_blocks import why_unavailable
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import MANIFEST, Snapshot, checksum_of, read_snapshot
@@ -267,7 +267,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def change_manifest(run: Path, **changes: Any) -> None:
     """As somebody would write it who means it: its own checksum fits."""
-    path = last_snapshot(run).path / MANIFEST
+    path = RunFolder.open(run).chosen_snapshot("last") / MANIFEST
     manifest = json.loads(path.read_text()) | changes
     del manifest["checksum"]
     write_json(path, manifest | {"checksum": checksum_of(manifest)})
