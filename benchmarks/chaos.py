@@ -34,7 +34,7 @@ import typer
 
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.snapshot import load_tables
-from rayrec.embeddings.table import joined
+from rayrec.embeddings.table import EmbeddingTable
 from rayrec.pipelines.assembly import assemble
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.run_folder import RunFolder
@@ -151,7 +151,7 @@ class ChaosRun:
         process = driver.pid if role == "driver" else self._process_of(role, lines)
         os.kill(process, signal.SIGKILL)
         self.kills[role] += 1
-        log(f"killed {role} after {lines[-1]['step'] + 1} steps")
+        log.print(f"killed {role} after {lines[-1]['step'] + 1} steps")
         if role == "driver":
             driver.wait()
             _wait(lambda: not RunFolder.open(self._folder / "chaos").is_alive)
@@ -187,7 +187,7 @@ class ChaosRun:
                     "num_servers": num_servers,
                     "optimizer": {"kind": "adam", "lr": 0.03},
                     "tables": {
-                        "user": {"eviction": {"forget_after_steps": 20, "every_steps": 7}},
+                        "user": {"eviction": {"max_age_steps": 20, "every_steps": 7}},
                         "item": {"admission": {"min_sightings": 2}},
                     },
                 },
@@ -233,18 +233,22 @@ def differences(run: Path, alone: Path) -> list[str]:
 
 
 def _tables(run: Path, snapshot: Snapshot) -> dict[tuple[str, str], bytes]:
-    """By table and column, all rows in order of their buckets, whatever number of servers wrote them."""
-    tables = assemble(RunFolder.open(run).config, checksums=False).tables
+    """By table and column, all rows in order of their ids, whatever number of servers wrote them."""
+    configs = assemble(RunFolder.open(run).config, checksums=False).tables
     found = {}
-    for name, parts in load_tables(snapshot.sparse_chain, tables, ShardMap(1), 0).items():
-        rows = joined(list(parts))
+    for name, parts in load_tables(snapshot.sparse_chain, configs, ShardMap(1), 0).items():
+        table = EmbeddingTable(next(config for config in configs if config.name == name))
+        table.load(parts)
+        rows = table.export()
         order = np.argsort(rows.ids_M)
         for column in ("ids_M", "weights_MD", "state_MS", "steps_M", "counts_M"):
             found[name, column] = getattr(rows, column)[order].tobytes()
-        sighted = np.argsort(rows.sighted.ids_K)
-        found[name, "sighted"] = b"".join(
-            part[sighted].tobytes() for part in (rows.sighted.ids_K, rows.sighted.counts_K)
-        )
+        for what, (ids_K, *others) in (
+            ("sighted", (rows.sighted.ids_K, rows.sighted.counts_K, rows.sighted.steps_K)),
+            ("evicted", (rows.evicted.ids_V, rows.evicted.steps_V)),
+        ):
+            order = np.argsort(ids_K)
+            found[name, what] = b"".join(part[order].tobytes() for part in (ids_K, *others))
     return found
 
 
@@ -329,7 +333,7 @@ def main(
     for num_trainers, share in ((1, kills - kills // 2), (2, kills // 2)):
         with tempfile.TemporaryDirectory() as folder:
             outcome = chaos(Path(folder), share, num_trainers, seed)
-        log(f"{num_trainers} trainers: {outcome}")
+        log.print(f"{num_trainers} trainers: {outcome}")
         failed = failed or bool(outcome.differences)
     raise typer.Exit(int(failed))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from ray.actor import ActorHandle
@@ -30,11 +30,14 @@ class FeatureWorker:
     """Stateless: any worker can take any batch."""
 
     def __init__(
-        self, role: ActorRole, features: SequenceFeatures, read_ahead: ReadAhead | None = None
+        self,
+        role: ActorRole,
+        make_features: Callable[[], SequenceFeatures],
+        read_ahead: ReadAhead | None = None,
     ) -> None:
         self._role = role
         self._pulse = role.pulse()
-        self._features = features
+        self._features = make_features()
         self._read_ahead = read_ahead
         self._clock = StageClock()
         self._metrics = RayStageMetrics(role.run, role.stage, role.member)
@@ -73,7 +76,7 @@ class FeatureWorker:
 
 def spawn_feature_workers(
     run: str,
-    features: Any,
+    make_features: Callable[[], SequenceFeatures],
     num_workers: int,
     num_cpus: float,
     read_ahead: ReadAhead | None = None,
@@ -82,8 +85,8 @@ def spawn_feature_workers(
 ) -> list[ActorHandle]:
     """
     Args:
-        features: the `SequenceFeatures`, as an object of Ray's that the caller keeps while the workers live:
-            one that starts anew asks for it again.
+        make_features: called in every worker's process. Objects of Ray's as arguments would not be there any
+            more for one that starts anew.
     """
     options = {"num_cpus": num_cpus}
     return [
@@ -92,7 +95,7 @@ def spawn_feature_workers(
             ActorRole(run, "feature_worker", member, heart),
             options,
             restarts,
-            features,
+            make_features,
             read_ahead,
         )
         for member in range(num_workers)

@@ -78,9 +78,10 @@ class HeartbeatMonitor:
 
 @dataclass(frozen=True)
 class Heart:
-    """Where an actor's beats go, and how often; None for an actor of a test that nobody watches."""
+    """Where an actor's beats go, and how often."""
 
-    monitor: ActorHandle
+    monitor: str
+    """Ray's name of it."""
     every_s: float
 
 
@@ -104,18 +105,23 @@ class Pulse:
             self._call = None
 
     def _send(self, heart: Heart) -> None:
+        monitor = ray.get_actor(heart.monitor)
         while True:
             call = self._call  # once: another thread changes it
             busy_s = 0.0 if call is None else time.monotonic() - call[1]
             beat = Beat(self._process, None if call is None else call[0], busy_s)
-            heart.monitor.beat.remote(self._actor_name, beat)
+            monitor.beat.remote(self._actor_name, beat)
             time.sleep(heart.every_s)
+
+
+def monitor_name(run: str) -> str:
+    return f"{run}/heartbeats"
 
 
 def spawn_heartbeat_monitor(run: str) -> ActorHandle:
     # It comes back by itself: all that it knows is a moment old.
     monitor: Any = ray.remote(HeartbeatMonitor)
-    handle: ActorHandle = monitor.options(name=f"{run}/heartbeats", num_cpus=0, max_restarts=-1).remote()
+    handle: ActorHandle = monitor.options(name=monitor_name(run), num_cpus=0, max_restarts=-1).remote()
     return handle
 
 

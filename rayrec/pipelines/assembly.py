@@ -95,6 +95,11 @@ def assemble(config: RunConfig, checksums: bool = True) -> Assembly:
     return Assembly(config, dataset, registry, features, catalogue)
 
 
+def features_of(config: RunConfig) -> SequenceFeatures:
+    """For the process of a feature worker, whenever it starts: the catalogue does not travel."""
+    return assemble(config, checksums=False).features
+
+
 def check_snapshot(snapshot: Snapshot, assembly: Assembly) -> None:
     """Refuse a snapshot of another data set or of other semantic IDs.
 

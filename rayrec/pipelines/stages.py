@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -14,14 +15,14 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from rayrec.actors.feature_worker import spawn_feature_workers
-from rayrec.actors.heartbeats import BEATS_PER_TIMEOUT, Heart, spawn_heartbeat_monitor
+from rayrec.actors.heartbeats import BEATS_PER_TIMEOUT, Heart, monitor_name, spawn_heartbeat_monitor
 from rayrec.actors.lookup_modes import LookupSettings
 from rayrec.actors.parameter_server import spawn_parameter_servers
 from rayrec.actors.read_ahead import ReadAhead
 from rayrec.actors.sample_reader import spawn_sample_readers
 from rayrec.actors.spawning import ActorRole
 from rayrec.actors.trainer import TrainerSpec, connect_trainers, spawn_trainers
-from rayrec.pipelines.assembly import Assembly
+from rayrec.pipelines.assembly import Assembly, features_of
 from rayrec.pipelines.stage_stats import StageStats
 from rayrec.pipelines.watch import Watch
 from rayrec.platform.devices import ray_claim
@@ -88,9 +89,8 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
         )
         return actors
 
-    features: Any = ray.put(assembly.features)  # the catalogue's arrays travel once
     monitor = spawn_heartbeat_monitor(run)
-    heart = Heart(monitor, recovery.hang_timeout_s / BEATS_PER_TIMEOUT)
+    heart = Heart(monitor_name(run), recovery.hang_timeout_s / BEATS_PER_TIMEOUT)
     try:
         num_cpus = pipeline.cpus_per_actor
         servers = keep(
@@ -120,7 +120,7 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
             "feature_worker",
             spawn_feature_workers(
                 run,
-                features,
+                partial(features_of, assembly.config),
                 pipeline.num_feature_workers,
                 num_cpus,
                 ReadAhead(assembly.tables, servers) if any(t.disk for t in assembly.tables) else None,

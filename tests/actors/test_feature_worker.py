@@ -2,13 +2,14 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from rayrec.actors.feature_worker import FeatureWorker
+from rayrec.actors.feature_worker import BatchSummary, FeatureWorker
 from rayrec.actors.read_ahead import ReadAhead
 from rayrec.actors.sample_reader import SampleReaderActor
 from rayrec.actors.spawning import ActorRole
 from rayrec.embeddings.config import DiskConfig, TableConfig
 from rayrec.embeddings.routing import ShardMap
 from rayrec.platform.metrics import PUBLISH_EVERY_BATCHES, RayStageMetrics
+from rayrec.samples.batches import FeatureBatch
 from rayrec.samples.features import SequenceFeatures
 from rayrec.samples.read_plan import ReadPlan, readings
 from rayrec.samples.reader import SampleReader
@@ -17,15 +18,19 @@ from tests.data import row_batch, sample_batch, small_dataset
 
 def worker(num_trainers: int) -> FeatureWorker:
     features = SequenceFeatures(np.arange(9), max_length=5, num_trainers=num_trainers)
-    return FeatureWorker(ActorRole("run", "feature_worker", 1), features)
+    return FeatureWorker(ActorRole("run", "feature_worker", 1), lambda: features)
 
 
 def test_every_trainer_gets_an_object_of_its_own():
-    """Ray splits a tuple over several returns, but a single return is the value itself."""
     batch = row_batch([[1, 2, 3], [4, 5]])
 
-    assert worker(1).compute(0, batch).items_N.tolist() == [1, 2, 4]
-    first, second = worker(2).compute(0, batch)
+    summary, whole = worker(1).compute(0, batch)
+    assert isinstance(whole, FeatureBatch)
+    assert whole.items_N.tolist() == [1, 2, 4]
+    assert summary == BatchSummary(batch.cursor)
+    _, first, second = worker(2).compute(0, batch)
+    assert isinstance(first, FeatureBatch)
+    assert isinstance(second, FeatureBatch)
     assert (first.items_N.tolist(), second.items_N.tolist()) == ([1, 2], [4])
     assert first.num_targets == second.num_targets == 3
 
@@ -42,10 +47,10 @@ def test_what_a_batch_will_read_from_disk_is_announced_to_the_servers_that_hold_
     tables = [TableConfig(name="item", dim=2, disk=DiskConfig(memory=2**30)), TableConfig(name="user", dim=2)]
     features = SequenceFeatures(np.arange(9), max_length=5, num_trainers=2, tables=("item", "user"))
     member = FeatureWorker(
-        ActorRole("run", "feature_worker", 1), features, ReadAhead(tables, [server(0), server(1)])
+        ActorRole("run", "feature_worker", 1), lambda: features, ReadAhead(tables, [server(0), server(1)])
     )
 
-    first, second = member.compute(0, row_batch([[1, 2, 3], [4, 5]]))
+    _, first, second = member.compute(0, row_batch([[1, 2, 3], [4, 5]]))
 
     assert [list(request) for request in announced] == [["item"], ["item"]]
     both = np.concatenate([request["item"] for request in announced])
