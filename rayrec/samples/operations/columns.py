@@ -119,6 +119,10 @@ def is_number(dtype: pa.DataType) -> bool:
     return dtype == pa.int64() or pt.is_float32(dtype) or pt.is_float64(dtype)
 
 
+def is_time(dtype: pa.DataType) -> bool:
+    return dtype == pa.int64() or pt.is_timestamp(dtype)
+
+
 NUMBERS = "numbers (uint64 is taken for ids; write int64 or float64)"
 
 
@@ -204,3 +208,15 @@ def parallel_lists(columns: Mapping[str, pa.Array], names: Sequence[str]) -> lis
                 "row; lists that belong together need the same number in every row"
             )
     return lists
+
+
+def complete_lists(
+    columns: Mapping[str, pa.Array], names: Sequence[str], valid_R: BoolArray | None = None
+) -> list[Lists]:
+    """Parallel lists, all of them null where one of them is, or where a row is not valid."""
+    lists = parallel_lists(columns, names)
+    for mine in lists:
+        valid_R = both_valid(valid_R, mine.valid_R)
+    if valid_R is None:
+        return lists
+    return [lists_of(list_column(mine.values, mine.offsets_R1, valid_R)) for mine in lists]

@@ -127,6 +127,9 @@ def test_one_row_comes_and_goes_as_python_values():
             r"the field 'items' must be large_list<item: int32>, got \[1, 'x'\]",
         ),
         ({"user": "u", "items": 3}, r"the field 'items' must be large_list<item: int32>, got 3"),
+        ({"user": "u", "items": [1.5]}, r"the field 'items' must be large_list<item: int32>, got \[1.5\]"),
+        ({"user": "u", "items": "12"}, r"the field 'items' must be large_list<item: int32>, got '12'"),
+        ({"user": "u", "price": True}, "the field 'price' must be float, got True"),
         ({"user": "u", "items": [2**40]}, r"the field 'items' must be"),
     ],
 )
