@@ -50,17 +50,20 @@ def normal_type(dtype: pa.DataType) -> pa.DataType:
     return dtype
 
 
-def is_list(dtype: pa.DataType) -> bool:
-    return any(
-        is_kind(dtype)
-        for is_kind in (
-            pt.is_list,
-            pt.is_large_list,
-            pt.is_fixed_size_list,
-            pt.is_list_view,
-            pt.is_large_list_view,
-        )
+_LISTS = {
+    dtype.id
+    for dtype in (
+        pa.list_(pa.null()),
+        pa.large_list(pa.null()),
+        pa.list_(pa.null(), 1),
+        pa.list_view(pa.null()),
+        pa.large_list_view(pa.null()),
     )
+}
+
+
+def is_list(dtype: pa.DataType) -> bool:
+    return dtype.id in _LISTS
 
 
 def is_text(dtype: pa.DataType) -> bool:

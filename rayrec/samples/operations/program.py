@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,9 @@ class FeatureProgram:
                 column that it does not read.
         """
         schema = schema.remove_metadata()
+        for name, times in Counter(schema.names).items():
+            if times > 1:
+                raise InputError(f"{times} columns have the name {name!r}; every column needs its own")
         written = schema
         steps = []
         for place, config in enumerate(configs):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -10,28 +12,33 @@ import pyarrow.types as pt
 
 from rayrec.samples.operations.columns import is_list, is_text
 
+_INTEGERS = (int, np.integer, NoneType)
+_NUMBERS = (int, float, np.integer, np.floating, NoneType)
+
 
 def is_value_of(value: Any, dtype: pa.DataType) -> bool:
     """Whether a column of this type can hold a value as it is; None is a value of every type."""
-    return _is_of_kind(value, dtype) and _converts(value, dtype)
+    return _kind(dtype)(value) and _converts(value, dtype)
 
 
-def _is_of_kind(value: Any, dtype: pa.DataType) -> bool:
-    if value is None:
-        return True
+def _kind(dtype: pa.DataType) -> Callable[[Any], bool]:
+    """Tells values of the Python types that stand for this one from others."""
     if is_list(dtype):
-        return isinstance(value, list | tuple | np.ndarray) and all(
-            _is_of_kind(element, dtype.value_type) for element in value
+        of_kind = _kind(dtype.value_type)
+        return lambda value: (
+            value is None or (isinstance(value, (list, tuple, np.ndarray)) and all(map(of_kind, value)))
         )
     if pt.is_dictionary(dtype):
-        return _is_of_kind(value, dtype.value_type)
+        return _kind(dtype.value_type)
     if pt.is_boolean(dtype):
-        return isinstance(value, bool | np.bool_)
+        return lambda value: isinstance(value, (bool, np.bool_, NoneType))
     if pt.is_integer(dtype):
-        return isinstance(value, int | np.integer) and not isinstance(value, bool)
+        return lambda value: isinstance(value, _INTEGERS) and not isinstance(value, bool)
     if pt.is_floating(dtype):
-        return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    return isinstance(value, str) if is_text(dtype) else True
+        return lambda value: isinstance(value, _NUMBERS) and not isinstance(value, bool)
+    if is_text(dtype):
+        return lambda value: isinstance(value, (str, NoneType))
+    return lambda value: True
 
 
 def _converts(value: Any, dtype: pa.DataType) -> bool:

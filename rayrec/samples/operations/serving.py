@@ -24,6 +24,8 @@ def batch_of(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.RecordB
                 close = difflib.get_close_matches(str(name), schema.names, n=1, cutoff=0.6)
                 hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(schema.names)}"
                 raise InputError(f"there is no field {name!r}; {hint}")
+    if not len(schema):  # a batch without columns has rows only as what is left of one that had some
+        return pa.RecordBatch.from_arrays([pa.nulls(len(rows))], names=["none"]).select([])
     return pa.RecordBatch.from_arrays([_column(field, rows) for field in schema], schema=schema)
 
 

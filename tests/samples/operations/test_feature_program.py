@@ -138,6 +138,19 @@ def test_fields_of_the_wrong_kind_are_named(row, message):
         program(SCHEMA, CITY).one(row)
 
 
+def test_two_columns_of_one_name_are_refused():
+    schema = SCHEMA.append(pa.field("price", pa.int64()))
+
+    with pytest.raises(InputError, match="2 columns have the name 'price'"):
+        program(schema, CITY)
+
+
+def test_a_program_may_need_no_column_at_all():
+    features = program(SCHEMA, {"op": "negatives", "output": "drawn", "num": 3, "counts": [1, 1]})
+
+    assert len(features.narrowed(["drawn"]).one({})["drawn"]) == 3
+
+
 def test_a_config_survives_its_own_yaml():
     declared = Declared.parse({"features": [CITY, CLIP, LOG, PAIR]})
 

@@ -1,5 +1,6 @@
 """Every operation gives a row the same alone, as Python values, as in a batch read from a file."""
 
+import pickle
 import textwrap
 from typing import get_args
 
@@ -167,6 +168,15 @@ def test_a_row_of_a_file_is_served_as_it_is_trained_on(operation, tmp_path):
     trained = features(batch, RowContext(np.zeros(3, dtype=np.int64), seed=0, step=0)).to_pylist()
 
     assert [features.one(row) for row in rows] == trained
+
+
+@pytest.mark.parametrize("operation", EXAMPLES, ids=label)
+def test_programs_travel_between_processes(operation):
+    features = program(SCHEMA, operation)
+    arrived = pickle.loads(pickle.dumps(features))
+
+    assert arrived.one(ROW) == features.one(ROW)
+    assert arrived.fingerprint == features.fingerprint
 
 
 ROW = {
