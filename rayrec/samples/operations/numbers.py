@@ -177,21 +177,18 @@ class Log:
     def _log(self, values: pa.Array) -> pa.Array:
         array_N, valid_N = numbers_of(values)
         shifted_N = array_N.astype(np.float64) + self.shift
-        if self.negatives == "null":
-            valid_N = _where_not_negative(shifted_N, valid_N)
         # In float64 a logarithm and not log1p, which takes eight times as long: below 1e-9, where they
         # differ, neither is more than a float32 feature can tell from 0.
         logarithms_N = np.log(1 + np.abs(shifted_N)).astype(np.float32)
-        if self.negatives == "zero":
-            logarithms_N[shifted_N < 0] = 0
-        else:
-            np.negative(logarithms_N, out=logarithms_N, where=shifted_N < 0)
+        negative_N = shifted_N < 0
+        if negative_N.any():
+            if self.negatives == "signed":
+                np.negative(logarithms_N, out=logarithms_N, where=negative_N)
+            elif self.negatives == "zero":
+                logarithms_N[negative_N] = 0
+            else:
+                valid_N = both_valid(valid_N, ~negative_N)
         return column_of(logarithms_N, valid_N, pa.float32())
-
-
-def _where_not_negative(array_N: NDArray[Any], valid_N: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
-    negative_N = array_N < 0
-    return both_valid(valid_N, ~negative_N) if negative_N.any() else valid_N
 
 
 def _check_fits(column: str, what: str, numbers: list[int]) -> None:

@@ -98,6 +98,15 @@ def test_log_is_that_of_one_more_at_every_size():
     assert column([1e-300, math.inf], pa.float64(), op="log") == [0, math.inf]
 
 
+@pytest.mark.parametrize("dtype", [pa.float32(), pa.float64()])
+def test_log_has_the_same_bits_wherever_the_value_stands(dtype):
+    values = pa.array(np.random.default_rng(0).exponential(30, 100), dtype)  # more than fill some vectors
+    together = column(values, dtype, op="log")
+
+    for start in range(0, 100, 7):
+        assert column(values.slice(start, 13), dtype, op="log") == together[start : start + 13]
+
+
 def test_log_takes_lists():
     assert column([[0, None], None, []], FLOATS, op="log") == [[0, None], None, []]
 
