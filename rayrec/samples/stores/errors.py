@@ -1,0 +1,9 @@
+"""What goes wrong between us and an event store."""
+
+from __future__ import annotations
+
+from rayrec.platform.errors import UnavailableError
+
+
+class StoreUnavailableError(UnavailableError):
+    """An event store did not answer; whoever needs its events has to stop, with nothing lost."""
