@@ -1,0 +1,1 @@
+"""Feature operations: what a run declares under `data.features`."""
