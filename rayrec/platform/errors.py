@@ -28,4 +28,6 @@ class UnavailableError(RuntimeError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"{self.service}: no answer in {self.attempts} attempts, the last one failed with: {self.reason}"
+        return (
+            f"{self.service}: no answer in {self.attempts} attempts, the last one failed with: {self.reason}"
+        )

@@ -58,8 +58,8 @@ class LmdbStore(KeyValueEvents):
             self.close()
             raise
 
-    def keys(self) -> Iterator[Int64Array]:
-        """See `KeyValueEvents.keys`; in their order, as of one moment."""
+    def key_batches(self) -> Iterator[Int64Array]:
+        """See `KeyValueEvents.key_batches`; in their order, as of one moment."""
         with self._environment().begin() as transaction, transaction.cursor() as cursor:
             found: list[int] = []
             for name in cursor.iternext(keys=True, values=False):

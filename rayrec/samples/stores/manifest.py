@@ -28,6 +28,8 @@ class StoreManifest(Config):
     """Written when a store is made; only `behaviors` grows later."""
 
     format: int = FORMAT
+    name: str = ""
+    """What log the events are of; part of the fingerprint, so that stores of two logs have two."""
     columns: dict[str, ColumnType] = Field(default_factory=dict)
     """What an event has besides its time and item."""
     time_unit: TimeUnit = "us"

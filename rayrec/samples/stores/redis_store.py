@@ -74,8 +74,8 @@ class RedisStore(KeyValueEvents):
             self.close()
             raise
 
-    def keys(self) -> Iterator[Int64Array]:
-        """See `KeyValueEvents.keys`; in their order."""
+    def key_batches(self) -> Iterator[Int64Array]:
+        """See `KeyValueEvents.key_batches`; in their order."""
 
         def scan() -> list[int]:
             with self._told_apart():
@@ -95,15 +95,15 @@ class RedisStore(KeyValueEvents):
     def _snapshot(self) -> Iterator[Read]:
         # No snapshot in truth: chunks do not change, and those that a writer removed are missed.
         with self._told_apart():
-            yield lambda names: self._client.mget(self._full(names))
+            yield lambda names: self._client.mget(self._full(names)) if names else []
 
     def _transact(self, change: Callable[[Read], Changes]) -> None:
         with self._told_apart(), self._client.pipeline(transaction=True) as pipeline:
 
             def read(names: Sequence[bytes]) -> list[Value | None]:
-                full = self._full(names)
-                if not full:
+                if not names:
                     return []
+                full = self._full(names)
                 pipeline.watch(*full)
                 values: list[Value | None] = pipeline.mget(full)
                 return values

@@ -89,6 +89,10 @@ class AppendReport:
     """Added, though older than the newest event that their key had."""
 
 
+class _TornReadError(Exception):
+    """Chunks that a head names are gone: between two requests, a writer was faster."""
+
+
 class EventStore(Protocol):
     """Events by key."""
 
@@ -155,15 +159,8 @@ class KeyValueEvents(ABC):
         wanted = {name: kinds[name] for name in kinds if columns is None or name == TIMES or name in columns}
 
         def get() -> Histories:
-            for _ in range(_TORN_READS):
-                with self._snapshot() as read:
-                    histories = self._get(read, keys_K, wanted, window)
-                if histories is not None:
-                    return histories
-            raise RuntimeError(
-                f"{self._name}: chunks of events that their key has are missing; does the service evict "
-                "keys to stay in its memory? build the store again, with enough memory"
-            )
+            with self._snapshot() as read:
+                return self._get(read, keys_K, wanted, window)
 
         return self._attempt(get)
 
@@ -183,7 +180,7 @@ class KeyValueEvents(ABC):
         return reports[-1]
 
     @abstractmethod
-    def keys(self) -> Iterator[Int64Array]:
+    def key_batches(self) -> Iterator[Int64Array]:
         """All keys, each once, some at a time."""
 
     @abstractmethod
@@ -201,7 +198,18 @@ class KeyValueEvents(ABC):
         self._attempt(lambda: self._transact(change))
 
     def _attempt(self, request: Callable[[], _T]) -> _T:
-        return self._retry(self._name, request, self._transient)
+        def attempt() -> _T:
+            for _ in range(_TORN_READS):
+                try:
+                    return request()
+                except _TornReadError:
+                    pass
+            raise RuntimeError(
+                f"{self._name}: chunks of events that their key has are missing; does the service evict "
+                "keys to stay in its memory? build the store again, with enough memory"
+            )
+
+        return self._retry(self._name, attempt, self._transient)
 
     def _read_manifest(self) -> StoreManifest:
         def read_manifest() -> bytes | None:
@@ -222,10 +230,15 @@ class KeyValueEvents(ABC):
     def _parse(self, values: Sequence[Value]) -> Values:
         return Values.parse(values, self._manifest, self._name)
 
+    def _chunks(self, read: Read, names: Sequence[bytes]) -> Values:
+        values = [value for value in read(names) if value is not None]
+        if len(values) < len(names):
+            raise _TornReadError
+        return self._parse(values)
+
     def _get(
         self, read: Read, keys_K: Int64Array, kinds: Mapping[str, np.dtype], window: Window | None
-    ) -> Histories | None:
-        """None if chunks are gone that the heads name: a writer was faster."""
+    ) -> Histories:
         found = read(head_names(keys_K))
         there_V = np.array([k for k, value in enumerate(found) if value is not None], dtype=np.int64)
         heads = self._parse([value for value in found if value is not None])
@@ -251,10 +264,8 @@ class KeyValueEvents(ABC):
         owner_R = owner_R[wanted_R]
         parts = [(heads, there_V)]
         if len(owner_R):
-            older = read(chunk_names(keys_K[owner_R], directory.numbers_R[wanted_R]))
-            if any(value is None for value in older):
-                return None
-            parts.insert(0, (self._parse([value for value in older if value is not None]), owner_R))
+            older = self._chunks(read, chunk_names(keys_K[owner_R], directory.numbers_R[wanted_R]))
+            parts.insert(0, (older, owner_R))
         return _histories(parts, len(keys_K), kinds)
 
     def _merged(
@@ -276,10 +287,7 @@ class KeyValueEvents(ABC):
         parts = [(heads, there_V)]
         reopened_names = chunk_names(keys_K[owner_R[reopened_R]], directory.numbers_R[reopened_R])
         if reopened_names:
-            older = read(reopened_names)
-            assert all(value is not None for value in older), "a transaction sees one state"
-            values = self._parse([value for value in older if value is not None])
-            parts.insert(0, (values, owner_R[reopened_R]))
+            parts.insert(0, (self._chunks(read, reopened_names), owner_R[reopened_R]))
         stored = _histories(parts, len(keys_K), manifest.types)
         stored_key_N = np.repeat(np.arange(len(keys_K)), np.diff(stored.offsets_K1))
         newest_K = np.full(len(keys_K), np.iinfo(np.int64).min)
