@@ -95,6 +95,12 @@ def ids_of_kind(column: pa.ChunkedArray | pa.Array, kind: IdKind, entity: str) -
     return _parse_integers(keys, entity)[codes_R]
 
 
+def is_integer_id(column: pa.ChunkedArray | pa.Array) -> bool:
+    """Whether every id of a column is an integer; nulls aside."""
+    keys, _ = _dictionary(column.drop_null())
+    return pc.all(pc.match_substring_regex(keys, _INTEGER), min_count=0).as_py()
+
+
 def hash_strings(strings: pa.Array | pa.ChunkedArray | Sequence[str]) -> Int64Array:
     """Signed 64-bit blake2b of each string (UTF-8, little endian); each distinct one is hashed once."""
     if not isinstance(strings, pa.Array | pa.ChunkedArray):

@@ -244,6 +244,8 @@ def test_texts_are_keys_as_they_were_when_the_store_was_built(tmp_path):
         [],
         [],
     ]
+    ids = [int(hash_strings(["ann"])[0])]  # as a prepared data set has them
+    assert join(program(named), ids, [6])["item_ids"].to_pylist() == [[50]]
     named.close()
 
     numbered = open_store(tmp_path / "numbered", create=MANIFEST)

@@ -128,7 +128,7 @@ class JoinHistory:
         """
         config = self.config
         known_B = columns[config.key].is_valid().to_numpy(zero_copy_only=False)
-        keys_B = ids_of_kind(columns[config.key].drop_null(), self.manifest.id_kinds["user"], "user")
+        keys_B = self._ids(columns[config.key].drop_null(), "user")
         times_B = self._times(columns[config.time])
         wanted = set(config.outputs.values())
         histories = histories_before(
@@ -140,6 +140,11 @@ class JoinHistory:
             output: self._column(output, histories.columns[name], lengths_B, columns)
             for output, name in config.outputs.items()
         }
+
+    def _ids(self, column: pa.Array, entity: Literal["user", "item"]) -> Int64Array:
+        if pt.is_string(column.type):
+            return ids_of_kind(column, self.manifest.id_kinds[entity], entity)
+        return column.to_numpy().view(np.int64)  # uint64 too: the same bits, as ids are made
 
     def _opened(self) -> EventStore:
         if self._store is None:
@@ -197,7 +202,7 @@ class JoinHistory:
                 f"none), but it is appended to {output!r}; leave such rows out"
             )
         if self.config.outputs[output] == ITEMS:
-            return ids_of_kind(column, self.manifest.id_kinds["item"], "item")
+            return self._ids(column, "item")
         dtype = self.outputs[output].value_type
         return (column.view(pa.int64()) if pt.is_timestamp(dtype) else column).to_numpy()
 

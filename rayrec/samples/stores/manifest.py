@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from typing import Literal, Self
 
 import numpy as np
@@ -67,6 +68,11 @@ class StoreManifest(Config):
     def tag(self) -> int:
         """32 bits of the fingerprint, which every value in the store begins with."""
         return int(self.fingerprint[:8], 16)
+
+    def with_behaviors(self, names: Collection[str]) -> StoreManifest:
+        """With codes for behaviours that have none yet, in the order of their names; codes never change."""
+        new = sorted(set(names) - set(self.behaviors))
+        return self.model_copy(update={"behaviors": (*self.behaviors, *new)})
 
     def to_bytes(self) -> bytes:
         return json.dumps(self.model_dump(mode="json")).encode()

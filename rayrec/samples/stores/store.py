@@ -16,10 +16,11 @@ Axes: K keys, E events appended, N events read, V values, R chunks.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -31,6 +32,7 @@ from rayrec.platform.hashing import combine64
 from rayrec.samples.batches import Int64Array
 from rayrec.samples.jagged import concatenated_ranges, offsets_from_lengths
 from rayrec.samples.stores.encoding import Column, Directory, Value, Values, encode
+from rayrec.samples.stores.errors import NoStoreError
 from rayrec.samples.stores.manifest import ITEMS, TIMES, StoreManifest
 from rayrec.samples.stores.retry import Retry
 
@@ -87,6 +89,14 @@ class AppendReport:
     """Were there already, or twice in the batch."""
     late: int
     """Added, though older than the newest event that their key had."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file whose events a store has."""
+
+    name: str
+    events: int
 
 
 class _TornReadError(Exception):
@@ -179,6 +189,36 @@ class KeyValueEvents(ABC):
         self._change(change)
         return reports[-1]
 
+    def add_behaviors(self, names: Collection[str]) -> None:
+        """See `StoreManifest.with_behaviors`."""
+
+        def change(read: Read) -> Changes:
+            content = read([MANIFEST])[0]
+            assert content is not None, "a store has a manifest"
+            manifest = StoreManifest.from_bytes(bytes(content), self._name)
+            return {MANIFEST: manifest.with_behaviors(names).to_bytes()}
+
+        self._change(change)
+        self._manifest = self._read_manifest()
+
+    def sources(self) -> dict[str, SourceFile]:
+        """Files whose events are all here, by the sha256 of their content."""
+
+        def read_sources() -> Mapping[str, SourceFile]:
+            with self._snapshot() as read:
+                return _sources(read)
+
+        return dict(self._attempt(read_sources))
+
+    def add_sources(self, files: Mapping[str, SourceFile]) -> None:
+        """Remember that all events of these files are here."""
+
+        def change(read: Read) -> Changes:
+            merged = {**_sources(read), **files}
+            return {SOURCES: json.dumps({digest: asdict(file) for digest, file in merged.items()}).encode()}
+
+        self._change(change)
+
     @abstractmethod
     def key_batches(self) -> Iterator[Int64Array]:
         """All keys, each once, some at a time."""
@@ -222,8 +262,8 @@ class KeyValueEvents(ABC):
             raise self._missing()
         return StoreManifest.from_bytes(content, self._name)
 
-    def _missing(self) -> InputError:
-        return InputError(
+    def _missing(self) -> NoStoreError:
+        return NoStoreError(
             f"{self._name}: there is no event store; `rayrec data store SOURCE STORE` builds one"
         )
 
@@ -313,7 +353,14 @@ class KeyValueEvents(ABC):
         return changes, report
 
 
-MANIFEST = b"manifest"
+MANIFEST, SOURCES = b"manifest", b"sources"
+
+
+def _sources(read: Read) -> dict[str, SourceFile]:
+    content = read([SOURCES])[0]
+    if content is None:
+        return {}
+    return {digest: SourceFile(**values) for digest, values in json.loads(bytes(content)).items()}
 
 
 def head_names(keys_K: Int64Array) -> list[bytes]:

@@ -15,13 +15,14 @@ _STOP_S = 4_102_444_800
 """1990 and 2100: no two units have a number for times between them in common."""
 
 
-def refuse_other_unit(times_R: Int64Array, unit: TimeUnit, where: str) -> None:
+def refuse_other_unit(times_R: Int64Array, unit: TimeUnit, where: str, first_row: int = 0) -> None:
     """Refuse numbers that are no time of today in their unit, but are one in another.
 
     Small numbers, as of a clock that starts with the log, are no time of today in any unit and pass.
 
     Args:
         where: file and column, for the message.
+        first_row: number of the first value there, from 0.
 
     Raises:
         InputError: with an example.
@@ -40,9 +41,9 @@ def refuse_other_unit(times_R: Int64Array, unit: TimeUnit, where: str) -> None:
                 value = int(times_R[row])
                 date = datetime.fromtimestamp(value / PER_SECOND[other], UTC)
                 raise InputError(
-                    f"{where}: {value} in row {row + 1} is said to be in {unit}, where it is no time of "
-                    f"today, and would be {date:%Y-%m-%d} in {other} ({int(alike_R.sum())} of {len(times_R)} "
-                    f"values); set time_unit (--time-unit) to {other}, or write the times as dates"
+                    f"{where}: {value} in row {first_row + row + 1} is said to be in {unit}, where it is no "
+                    f"time of today, and would be {date:%Y-%m-%d} in {other} ({int(alike_R.sum())} of "
+                    f"{len(times_R)} values); set time_unit (--time-unit) to {other}, or write them as dates"
                 )
 
 
