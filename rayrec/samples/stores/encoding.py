@@ -87,10 +87,28 @@ class Directory:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """What a manifest says about bytes."""
+
+    types: Mapping[str, np.dtype]
+    """Every column, in the order in which it is stored."""
+    signature: np.int64
+    """First word of every value."""
+
+    @classmethod
+    def of(cls, manifest: StoreManifest) -> Layout:
+        return cls(manifest.types, np.uint64((_VERSION << 32) | manifest.tag).view(np.int64))
+
+    def num_words(self, num_events_V: Int64Array, num_chunks_V: Int64Array) -> Int64Array:
+        columns_V = sum(_padded(num_events_V, kind) for kind in self.types.values())
+        return HEADER + ENTRY * num_chunks_V + columns_V
+
+
+@dataclass(frozen=True)
 class Values:
     """Values of a store, one after the other in one buffer."""
 
-    manifest: StoreManifest
+    layout: Layout
     words: Int64Array
     starts_V: Int64Array
     """Word at which each value begins."""
@@ -98,7 +116,7 @@ class Values:
     num_chunks_V: Int64Array
 
     @classmethod
-    def parse(cls, values: Sequence[Value], manifest: StoreManifest, store: str) -> Values:
+    def parse(cls, values: Sequence[Value], layout: Layout, store: str) -> Values:
         """Join values into one buffer.
 
         Raises:
@@ -111,10 +129,10 @@ class Values:
         whole = bool((lengths_V % _WORD == 0).all() and (lengths_V >= HEADER * _WORD).all())
         if whole:
             counts_V = words[starts_V + 1]
-            parsed = cls(manifest, words, starts_V, counts_V >> 32, counts_V & _LOW)
-            expected_V = _num_words(manifest, parsed.num_events_V, parsed.num_chunks_V)
+            parsed = cls(layout, words, starts_V, counts_V >> 32, counts_V & _LOW)
+            expected_V = layout.num_words(parsed.num_events_V, parsed.num_chunks_V)
             whole = bool(
-                (words[starts_V] == _signature(manifest)).all() and (expected_V == lengths_V // _WORD).all()
+                (words[starts_V] == layout.signature).all() and (expected_V == lengths_V // _WORD).all()
             )
         if not whole:
             raise InputError(
@@ -144,18 +162,25 @@ class Values:
         """Word at which the times of each value begin."""
         return self.starts_V + HEADER + ENTRY * self.num_chunks_V
 
-    def copy_to(self, columns: Mapping[str, Column], places_V: Int64Array) -> None:
-        """Copy the events of value v to places_V[v] and following of the columns that are given."""
+    def copy_to(
+        self,
+        columns: Mapping[str, Column],
+        firsts_V: Int64Array,
+        lengths_V: Int64Array,
+        places_V: Int64Array,
+    ) -> None:
+        """Copy lengths_V[v] events of value v, from firsts_V[v] on, to places_V[v] and following of the
+        columns that are given."""
         words_V = self.times_V
-        for name, kind in self.manifest.types.items():
+        for name, kind in self.layout.types.items():
             if name in columns:
-                starts_V = words_V * (_WORD // kind.itemsize)
-                copy_ranges(self.words.view(kind), starts_V, self.num_events_V, columns[name], places_V)
+                starts_V = words_V * (_WORD // kind.itemsize) + firsts_V
+                copy_ranges(self.words.view(kind), starts_V, lengths_V, columns[name], places_V)
             words_V = words_V + _padded(self.num_events_V, kind)
 
 
 def encode(
-    manifest: StoreManifest,
+    layout: Layout,
     columns: Mapping[str, Column],
     starts_V: Int64Array,
     num_events_V: Int64Array,
@@ -165,13 +190,13 @@ def encode(
     """One value for each run of events.
 
     Args:
-        columns: every column of the manifest; value v has the events from starts_V[v] on.
+        columns: every column of the layout; value v has the events from starts_V[v] on.
     """
     num_chunks_V = np.diff(directories.offsets_V1)
-    begins_V1 = offsets_from_lengths(_num_words(manifest, num_events_V, num_chunks_V))
+    begins_V1 = offsets_from_lengths(layout.num_words(num_events_V, num_chunks_V))
     words = np.zeros(begins_V1[-1], dtype=np.int64)
     begins_V = begins_V1[:-1]
-    words[begins_V] = _signature(manifest)
+    words[begins_V] = layout.signature
     words[begins_V + 1] = (num_events_V << 32) | num_chunks_V
     words[begins_V + 2] = next_numbers_V
     entries_R = concatenated_ranges(begins_V + HEADER, ENTRY * num_chunks_V)[::ENTRY]
@@ -179,7 +204,7 @@ def encode(
     words[entries_R + 1] = directories.first_times_R
     words[entries_R + 2] = directories.last_times_R
     words_V = begins_V + HEADER + ENTRY * num_chunks_V
-    for name, kind in manifest.types.items():
+    for name, kind in layout.types.items():
         places_V = words_V * (_WORD // kind.itemsize)
         copy_ranges(columns[name], starts_V, num_events_V, words.view(kind), places_V)
         words_V = words_V + _padded(num_events_V, kind)
@@ -210,15 +235,6 @@ def _copy_ranges(
             target[place + i] = source[start + i]
 
 
-def _signature(manifest: StoreManifest) -> np.int64:
-    return np.uint64((_VERSION << 32) | manifest.tag).view(np.int64)
-
-
 def _padded(num_events_V: Int64Array, kind: np.dtype) -> Int64Array:
     """Words that a column takes."""
     return -(-num_events_V * kind.itemsize // _WORD)
-
-
-def _num_words(manifest: StoreManifest, num_events_V: Int64Array, num_chunks_V: Int64Array) -> Int64Array:
-    columns_V = sum(_padded(num_events_V, kind) for kind in manifest.types.values())
-    return HEADER + ENTRY * num_chunks_V + columns_V

@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numba import njit
@@ -31,7 +31,7 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
 from rayrec.samples.batches import Int64Array
 from rayrec.samples.jagged import concatenated_ranges, offsets_from_lengths
-from rayrec.samples.stores.encoding import Column, Directory, Value, Values, encode
+from rayrec.samples.stores.encoding import Column, Directory, Layout, Value, Values, encode
 from rayrec.samples.stores.errors import NoStoreError
 from rayrec.samples.stores.manifest import ITEMS, TIMES, StoreManifest
 from rayrec.samples.stores.retry import Retry
@@ -152,6 +152,7 @@ class KeyValueEvents(ABC):
         if create is not None:
             self._change(lambda read: {} if read([MANIFEST])[0] else {MANIFEST: create.to_bytes()})
         self._manifest = self._read_manifest()
+        self._layout = Layout.of(self._manifest)
 
     @property
     def name(self) -> str:
@@ -268,7 +269,7 @@ class KeyValueEvents(ABC):
         )
 
     def _parse(self, values: Sequence[Value]) -> Values:
-        return Values.parse(values, self._manifest, self._name)
+        return Values.parse(values, self._layout, self._name)
 
     def _chunks(self, read: Read, names: Sequence[bytes]) -> Values:
         values = [value for value in read(names) if value is not None]
@@ -302,10 +303,10 @@ class KeyValueEvents(ABC):
                 wanted_R,
             )
         owner_R = owner_R[wanted_R]
-        parts = [(heads, there_V)]
+        parts = [_part(heads, there_V, window)]
         if len(owner_R):
             older = self._chunks(read, chunk_names(keys_K[owner_R], directory.numbers_R[wanted_R]))
-            parts.insert(0, (older, owner_R))
+            parts.insert(0, _part(older, owner_R, window))
         return _histories(parts, len(keys_K), kinds)
 
     def _merged(
@@ -324,10 +325,10 @@ class KeyValueEvents(ABC):
         owner_R = np.repeat(there_V, heads.num_chunks_V)
         # At one time too: what is new may belong before, or be there already.
         reopened_R = directory.last_times_R >= earliest_K[owner_R]
-        parts = [(heads, there_V)]
+        parts = [_part(heads, there_V)]
         reopened_names = chunk_names(keys_K[owner_R[reopened_R]], directory.numbers_R[reopened_R])
         if reopened_names:
-            parts.insert(0, (self._chunks(read, reopened_names), owner_R[reopened_R]))
+            parts.insert(0, _part(self._chunks(read, reopened_names), owner_R[reopened_R]))
         stored = _histories(parts, len(keys_K), manifest.types)
         stored_key_N = np.repeat(np.arange(len(keys_K)), np.diff(stored.offsets_K1))
         newest_K = np.full(len(keys_K), np.iinfo(np.int64).min)
@@ -349,7 +350,9 @@ class KeyValueEvents(ABC):
         offsets_K1 = offsets_from_lengths(np.bincount(key_M[kept_M], minlength=len(keys_K)))
         left = directory.take(np.flatnonzero(~reopened_R), owner_R[~reopened_R], len(keys_K))
         changes: dict[bytes, bytes | None] = dict.fromkeys(reopened_names)
-        changes |= _encoded(manifest, keys_K, Histories(offsets_K1, columns), left, next_numbers_K)
+        changes |= _encoded(
+            self._layout, manifest.chunk_events, keys_K, Histories(offsets_K1, columns), left, next_numbers_K
+        )
         return changes, report
 
 
@@ -437,31 +440,54 @@ def _order(
     return order_M, repeated_M
 
 
-def _histories(
-    parts: Sequence[tuple[Values, Int64Array]], num_keys: int, kinds: Mapping[str, np.dtype]
-) -> Histories:
-    """The events of values that belong to some keys.
+class _Part(NamedTuple):
+    """Values, whose they are, and which of their events are needed."""
 
-    Args:
-        parts: values with the place of their key, older ones first.
-    """
-    owner_V = np.concatenate([owner_V for _, owner_V in parts])
-    num_events_V = np.concatenate([values.num_events_V for values, _ in parts])
+    values: Values
+    owner_V: Int64Array
+    """Place of the key among the keys asked for."""
+    firsts_V: Int64Array
+    lengths_V: Int64Array
+
+
+def _part(values: Values, owner_V: Int64Array, window: Window | None = None) -> _Part:
+    if window is None:
+        return _Part(values, owner_V, np.zeros_like(owner_V), values.num_events_V)
+    firsts_V, lengths_V = np.empty_like(owner_V), np.empty_like(owner_V)
+    _needed(
+        values.words,
+        values.times_V,
+        values.num_events_V,
+        window.earliest_K[owner_V],
+        window.latest_K[owner_V],
+        window.last,
+        firsts_V,
+        lengths_V,
+    )
+    return _Part(values, owner_V, firsts_V, lengths_V)
+
+
+def _histories(parts: Sequence[_Part], num_keys: int, kinds: Mapping[str, np.dtype]) -> Histories:
+    """The events of values that belong to some keys; parts of older ones first."""
+    owner_V = np.concatenate([part.owner_V for part in parts])
+    lengths_V = np.concatenate([part.lengths_V for part in parts])
     order_V = np.argsort(owner_V, kind="stable")
     places_V = np.empty(len(owner_V), dtype=np.int64)
-    places_V[order_V] = offsets_from_lengths(num_events_V[order_V])[:-1]
+    places_V[order_V] = offsets_from_lengths(lengths_V[order_V])[:-1]
     lengths_K = np.zeros(num_keys, dtype=np.int64)
-    np.add.at(lengths_K, owner_V, num_events_V)
-    columns = {name: np.empty(num_events_V.sum(), dtype=kind) for name, kind in kinds.items()}
+    np.add.at(lengths_K, owner_V, lengths_V)
+    columns = {name: np.empty(lengths_V.sum(), dtype=kind) for name, kind in kinds.items()}
     begin = 0
-    for values, owner in parts:
-        values.copy_to(columns, places_V[begin : begin + len(owner)])
-        begin += len(owner)
+    for part in parts:
+        stop = begin + len(part.owner_V)
+        part.values.copy_to(columns, part.firsts_V, part.lengths_V, places_V[begin:stop])
+        begin = stop
     return Histories(offsets_from_lengths(lengths_K), columns)
 
 
 def _encoded(
-    manifest: StoreManifest,
+    layout: Layout,
+    size: int,
     keys_K: Int64Array,
     histories: Histories,
     left: Directory,
@@ -470,10 +496,11 @@ def _encoded(
     """Name -> content of new heads and new chunks.
 
     Args:
+        size: events of a chunk.
         histories: what is to be written of each key; older events are in the chunks of `left`.
         next_numbers_K: number that the key's next chunk gets.
     """
-    size, times_N = manifest.chunk_events, histories.times_N
+    times_N = histories.times_N
     starts_K, lengths_K = histories.offsets_K1[:-1], np.diff(histories.offsets_K1)
     # A head keeps at least as many events as a chunk has, so that the newest are mostly read with it.
     num_chunks_K = np.maximum(lengths_K // size - 1, 0)
@@ -482,7 +509,7 @@ def _encoded(
     starts_R, numbers_R = starts_K[owner_R] + within_R * size, next_numbers_K[owner_R] + within_R
     sizes_R = np.full(len(owner_R), size)
     chunks = encode(
-        manifest, histories.columns, starts_R, sizes_R, Directory.empty(len(owner_R)), np.zeros_like(starts_R)
+        layout, histories.columns, starts_R, sizes_R, Directory.empty(len(owner_R)), np.zeros_like(starts_R)
     )
     new = Directory(
         offsets_from_lengths(num_chunks_K),
@@ -492,7 +519,7 @@ def _encoded(
         times_N[starts_R + size - 1],
     )
     heads = encode(
-        manifest,
+        layout,
         histories.columns,
         starts_K + num_chunks_K * size,
         lengths_K - num_chunks_K * size,
@@ -532,3 +559,22 @@ def _choose_chunks(
                 wanted_R[r] = True
                 if last_times_R[r] < earliest_V[v]:
                     before += num_events_R[r]
+
+
+@njit(nogil=True, cache=True)
+def _needed(
+    words: Int64Array,
+    times_V: Int64Array,
+    num_events_V: Int64Array,
+    earliest_V: Int64Array,
+    latest_V: Int64Array,
+    last: int,
+    firsts_V: Int64Array,
+    lengths_V: Int64Array,
+) -> None:
+    """Which events of a value a window can need: the newest `last` before the earliest time, and those
+    from there to the latest."""
+    for v in range(len(times_V)):
+        times = words[times_V[v] : times_V[v] + num_events_V[v]]
+        firsts_V[v] = max(np.searchsorted(times, earliest_V[v]) - last, 0)
+        lengths_V[v] = max(np.searchsorted(times, latest_V[v]) - firsts_V[v], 0)
