@@ -230,9 +230,11 @@ def _copy_ranges(
     source: Column, starts_R: Int64Array, lengths_R: Int64Array, target: Column, places_R: Int64Array
 ) -> None:
     for r in range(len(starts_R)):
-        start, place = starts_R[r], places_R[r]
+        # Slices first: their places count from 0, so the loop has no negative ones to look out for.
+        values = source[starts_R[r] : starts_R[r] + lengths_R[r]]
+        room = target[places_R[r] : places_R[r] + lengths_R[r]]
         for i in range(lengths_R[r]):
-            target[place + i] = source[start + i]
+            room[i] = values[i]
 
 
 def _padded(num_events_V: Int64Array, kind: np.dtype) -> Int64Array:
