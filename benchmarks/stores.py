@@ -6,7 +6,7 @@ samples, users drawn by Zipf's law (exponent 1.1), each at the time of one of it
 the newest 200 events before that. A rate is events delivered per second, one thread. Bars:
 
 * `stores-of-gather`: `histories_before` on LMDB against what nothing that copies could beat: the same events
-  taken by one numpy gather from sorted arrays in memory, with the places known beforehand.
+  taken by numpy gathers from sorted arrays in memory, with the places known beforehand.
 * `stores-rocksdb`: LMDB against RocksDB (`rocksdict`), uncompressed, with Bloom filters and its values in
   memory, mapped files allowed.
 * `stores-service`: LMDB against Redis on this machine, which is what a service costs.
@@ -68,7 +68,7 @@ def bench(options: BenchOptions) -> list[Bar]:
         ours = stack.enter_context(_loaded("LMDB", open_store(folder / "lmdb", create=MANIFEST), events))
         log.print(f"LMDB: {_bytes_on_disk(folder / 'lmdb') / events.num_events:.1f} bytes per event on disk")
         limit = Gather(events)
-        bars = [_bar("of-gather", "a numpy gather, places known", ours, limit, options.pairs, 0.25)]
+        bars = [_bar("of-gather", "a numpy gather, places known", ours, limit, options.pairs, 0.1)]
         if importlib.util.find_spec("rocksdict") is None:
             log.print("stores-rocksdb: not measured, rocksdict is not installed; it is in the extra 'bench'")
             bars.append(Bar.of("stores-rocksdb", [], "RocksDB", 1.0))
@@ -302,9 +302,9 @@ def _samples(folder: Path, options: BenchOptions, events: Log) -> list[Bar]:
     )
     times = [1] * options.pairs
     return [
-        Bar.of("stores-samples", [carried / keys.bytes for _ in times], "samples with keys", 10.0),
+        Bar.of("stores-samples", [carried / keys.bytes for _ in times], "samples with keys", 5.0),
         Bar.of(
-            "stores-samples-and-store", [carried / (keys.bytes + stored) for _ in times], "and store", 2.0
+            "stores-samples-and-store", [carried / (keys.bytes + stored) for _ in times], "and the store", 1.0
         ),
     ]
 

@@ -17,7 +17,11 @@ _STARTS_WITHIN_S = 20
 class RedisServer:
     """Can be stopped and started again on its port; what was in it is gone then, unless it was saved."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, tls: tuple[Path, Path] | None = None) -> None:
+        """
+        Args:
+            tls: key and certificate; it listens for nothing else then.
+        """
         if shutil.which(SERVER) is None:
             pytest.skip(
                 f"{SERVER} is not installed; `make redis` or `apt-get install redis-server` brings it"
@@ -28,6 +32,12 @@ class RedisServer:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         self._process: subprocess.Popen | None = None
+        if tls is None:
+            self._options += ("--port", str(self.port))
+        else:
+            key, certificate = map(str, tls)
+            self._options += ("--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no")
+            self._options += ("--tls-key-file", key, "--tls-cert-file", certificate)
         self.start()
 
     @property
@@ -35,10 +45,11 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
+        """Returns when it listens."""
         self._process = subprocess.Popen(
             [
                 SERVER,
-                *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)),
+                *("--bind", "127.0.0.1", "--dir", str(self._folder)),
                 *("--save", "", "--appendonly", "no", "--daemonize", "no", *self._options),
             ],
             stdout=subprocess.DEVNULL,

@@ -2,6 +2,8 @@
 
 import itertools
 import pickle
+import shutil
+import subprocess
 import threading
 
 import numpy as np
@@ -84,8 +86,9 @@ def test_a_store_is_the_set_of_its_events_however_they_came(tmp_path_factory, ba
         assert report.added == len(set(events) - expected)
         assert report.added + report.duplicates == len(events)
         expected |= set(events)
-    for event in sorted(expected, key=lambda event: event[2:] + event[:2]):
-        other.append(batch([event]))
+    by_item = sorted(expected, key=lambda event: event[2:] + event[:2])
+    for third in range(3):
+        other.append(batch(by_item[third::3]))
 
     found = read(one, keys)
     assert found == read(other, keys)
@@ -281,6 +284,32 @@ def test_passwords_open_a_service_and_are_not_told(tmp_path):
             with pytest.raises(InputError, match="give the user and password") as caught:
                 open_store(wrong, IMPATIENT)
             assert "guess" not in str(caught.value)
+    finally:
+        server.stop()
+
+
+def test_a_service_may_be_reached_by_tls(tmp_path):
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed, which makes the certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", key, "-out", certificate),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    server = RedisServer(tmp_path, tls=(key, certificate))
+    try:
+        url = server.url.replace("redis://", "rediss://")
+        store = open_store(f"{url}?ssl_ca_certs={certificate}", IMPATIENT, create=MANIFEST)
+        store.append(batch([(1, 5, 1, 0, 0.0)]))
+        assert read(store, [1]) == [[(5, 1, 0, 0.0)]]
+        store.close()
+        with pytest.raises(StoreUnavailableError, match="certificate verify failed"):
+            open_store(url, IMPATIENT)
     finally:
         server.stop()
 

@@ -8,9 +8,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.ids import hash_strings
+from rayrec.samples.operations.config import OperationConfig
 from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.stores import (
@@ -260,7 +262,7 @@ def test_mistakes_are_found_before_a_row_is_read(store, tmp_path):
     assert "there is no event store" in refused(store, store=str(tmp_path / "nowhere"))
     assert "has no column 'price', only times, items, behaviors" in refused(store, outputs={"p": "price"})
     assert "there is no column 'user'; did you mean 'user_id'" in refused(store, key="user")
-    assert "this event store has the fingerprint" in refused(store, fingerprint="0" * 64)
+    assert "this event store has the fingerprint" in refused(store, fingerprint="0" * 32)
     program(store, fingerprint=MANIFEST.fingerprint)
     lists = (("user_id", pa.int64()), ("timestamp", pa.list_(pa.int64())))
     assert "column 'timestamp' holds lists" in refused(store, lists)
@@ -286,6 +288,11 @@ def test_the_operation_travels_and_opens_the_store_where_it_arrives(store):
     columns = {"user_id": pa.array([1]), "timestamp": pa.array([6])}
     context = RowContext(np.zeros(1, dtype=np.int64), 0, 0)
     assert operation(columns, context)["item_ids"].to_pylist() == [[50]]
+
+
+def test_a_run_declares_it_as_any_other_operation(store):
+    declared = {"op": "join_history", "store": store.name, "last": 3}
+    assert TypeAdapter(OperationConfig).validate_python(declared) == config(store, last=3)
 
 
 def test_one_row_in_serving_is_the_row_of_a_batch(store):

@@ -30,6 +30,8 @@ class KeySamplesReport:
     """What was written."""
 
     path: str
+    fingerprint: str
+    """Of the store; `join_history` can insist on it."""
     users: int
     events: int
     samples: int
@@ -38,6 +40,7 @@ class KeySamplesReport:
     def rows(self) -> list[tuple[str, str]]:
         return [
             ("samples", f"{self.samples:,} of {self.events:,} events of {self.users:,} users"),
+            ("store's fingerprint", self.fingerprint),
             ("size", f"{self.bytes:,} bytes in {self.path}"),
         ]
 
@@ -83,7 +86,7 @@ def write_key_samples(
         if not samples:
             raise InputError(f"{store.name}: no event has another one before it, so there are no samples")
         num_bytes = sum(path.stat().st_size for path in written)
-    return KeySamplesReport(str(out), users, events, samples, num_bytes)
+    return KeySamplesReport(str(out), store.manifest.fingerprint, users, events, samples, num_bytes)
 
 
 def _samples(keys_K: np.ndarray, histories: Histories, schema: pa.Schema) -> pa.Table:

@@ -129,6 +129,8 @@ class _Mapping:
                         lock=writable,  # what nobody may write needs no lock, which would have to be written
                         readahead=False,
                     )
+                    if writable:
+                        environment.reader_check()  # forget readers that were killed: they keep old pages
                 except lmdb.Error as error:
                     raise InputError(f"{path}: cannot be opened as an event store: {error}") from error
                 _MAPPINGS[key] = cls(path, os.getpid(), environment)

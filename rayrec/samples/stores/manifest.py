@@ -59,10 +59,10 @@ class StoreManifest(Config):
 
     @property
     def fingerprint(self) -> str:
-        """Hex; stores with the same one can be read, appended to and joined in the same way."""
+        """Hex; stores with the same one are of the same log and are read, appended to and joined alike."""
         content = self.model_dump(mode="json", exclude={"behaviors", "chunk_events"})
         content["columns"] = list(self.columns.items())  # in their order, which is that of the bytes
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
     def tag(self) -> int:
