@@ -28,7 +28,15 @@ $(INSTALLED): setup.cfg pyproject.toml
 demo: env ## Train, evaluate and serve a recommender on MovieLens 100K.
 	$(BIN)/python examples/demo.py
 
-test: env ## Run the tests.
+# The tests of event stores talk to a real server; without one they are skipped.
+redis: ## Install Debian's redis-server for the tests, where that is allowed.
+	@command -v redis-server >/dev/null \
+	|| { command -v apt-get >/dev/null && { test "$$(id -u)" = 0 || sudo -n true 2>/dev/null; } \
+	&& { test "$$(id -u)" = 0 || as_root=sudo; $$as_root apt-get update -qq; \
+	     DEBIAN_FRONTEND=noninteractive $$as_root apt-get install -y -qq redis-server; } >/dev/null 2>&1; } \
+	|| echo "redis-server is missing and cannot be installed here: the tests that need it are skipped"
+
+test: env redis ## Run the tests.
 	$(BIN)/python -m pytest
 
 lint: env ## Check style and types.
@@ -44,4 +52,4 @@ clean: ## Remove the environment, caches and everything the demo made.
 	rm -rf $(VENV) .cache runs/demo data/movielens-100k .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help env demo test lint format clean
+.PHONY: help env demo redis test lint format clean

@@ -1,6 +1,6 @@
 """What the project claims of itself in figures, and how each of them is measured."""
 
-from benchmarks import disk_stores, index, pipeline, quality, scaling, sparse, spine, tiers, transport
+from benchmarks import disk_stores, index, pipeline, quality, scaling, sparse, spine, stores, tiers, transport
 from benchmarks.harness import Bench
 
 BENCHES: dict[str, Bench] = {
@@ -10,6 +10,7 @@ BENCHES: dict[str, Bench] = {
     "scaling": scaling.bench,
     "spine": spine.bench,
     "sparse": sparse.bench,
+    "stores": stores.bench,
     "transport": transport.bench,
     "tiers": tiers.bench,
     **{name: quality.quality_bench(name) for name in quality.CONFIGS},

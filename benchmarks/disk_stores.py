@@ -17,7 +17,7 @@ LMDB and the mapped blocks live in the page cache: when they have more of it tha
 write what they changed and drop it, within the time that is measured. The log needs 2 MB, and 8 bytes per
 record for its address.
 
-Optional peers: `pip install rocksdict lmdb`, or the extra `bench` of this package.
+Optional peer: `pip install rocksdict`, or the extra `bench` of this package.
 """
 
 from __future__ import annotations
@@ -375,7 +375,7 @@ class InPlaceStore:
 
 PEERS: dict[str, tuple[str | None, Callable[[Path], Store]]] = {
     "rocksdb": ("rocksdict", RocksStore),
-    "lmdb": ("lmdb", LmdbStore),
+    "lmdb": (None, LmdbStore),
     "mmap": (None, MappedStore),
     "in-place": (None, InPlaceStore),
 }

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rayrec.platform import files
+from tests.redis_server import RedisServer
 
 # The same examples every time, and no deadline: a busy machine is no failure.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -46,3 +47,11 @@ def ray_cluster() -> Iterator[None]:
     )
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One Redis server for all tests that need one and leave it running."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()

@@ -9,3 +9,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+data_app = typer.Typer(help="What samples are made of and what has become of them.", no_args_is_help=True)
+app.add_typer(data_app, name="data")

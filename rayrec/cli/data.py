@@ -115,7 +115,7 @@ def prepare_command(
             "test_start": test_start,
             "valid_fraction": valid_fraction,
             "test_fraction": test_fraction,
-            "columns": dict(_role(entry) for entry in column or ()),
+            "columns": dict(role_of(entry) for entry in column or ()),
             "text_columns": tuple(text_column or ()),
             "time_unit": time_unit,
             "overwrite": overwrite,
@@ -144,7 +144,8 @@ def _run_partitions_on_cluster(
         yield from run_partitions_on_ray(table, key, num_partitions, function)
 
 
-def _role(entry: str) -> tuple[str, str]:
+def role_of(entry: str) -> tuple[str, str]:
+    """ROLE=NAME as (role, name)."""
     role, equals, name = entry.partition("=")
     if not equals:
         raise InputError(f"--column {entry}: expected ROLE=NAME, as in user_id=customer")

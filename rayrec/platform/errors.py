@@ -8,3 +8,26 @@ class InputError(ValueError):
     expected; what was found; what to do about it. The command prints it as its
     last line and exits with a code other than zero.
     """
+
+
+class UnavailableError(RuntimeError):
+    """A service that something needs did not answer, however often it was asked.
+
+    Nothing was done in part. It travels between processes as it is.
+    """
+
+    def __init__(self, service: str, attempts: int, reason: str) -> None:
+        """
+        Args:
+            service: what was asked, without any password.
+            reason: what went wrong the last time.
+        """
+        super().__init__(service, attempts, reason)
+        self.service = service
+        self.attempts = attempts
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.service}: no answer in {self.attempts} attempts, the last one failed with: {self.reason}"
+        )

@@ -69,6 +69,38 @@ def assign_ids(columns: Sequence[pa.ChunkedArray], entity: str) -> tuple[IdTable
     return IdTable(kind, keys, ids_K), ids_of_columns
 
 
+def ids_of_kind(column: pa.ChunkedArray | pa.Array, kind: IdKind, entity: str) -> Int64Array:
+    """Ids of a column as `assign_ids` gave them when it found this kind.
+
+    Args:
+        column: integers or strings, without nulls.
+
+    Raises:
+        InputError: a text in the place of an integer, or an integer outside 64 bits.
+    """
+    if kind == "integer" and pa.types.is_integer(column.type):
+        if pa.types.is_uint64(column.type):
+            return column.to_numpy().view(np.int64)
+        return column.cast(pa.int64()).to_numpy()
+    keys, codes_R = _dictionary(column)
+    if kind == "string":
+        return hash_strings(keys)[codes_R]
+    is_integer_K = pc.match_substring_regex(keys, _INTEGER)
+    if not pc.all(is_integer_K).as_py():
+        text = keys.filter(pc.invert(is_integer_K))[0].as_py()
+        raise InputError(
+            f"{entity} id {text!r} is no integer, but all {entity} ids were integers when ids were assigned; "
+            "a log with such ids needs new ones for all of them: build from the whole log again"
+        )
+    return _parse_integers(keys, entity)[codes_R]
+
+
+def is_integer_id(column: pa.ChunkedArray | pa.Array) -> bool:
+    """Whether every id of a column is an integer; nulls aside."""
+    keys, _ = _dictionary(column.drop_null())
+    return pc.all(pc.match_substring_regex(keys, _INTEGER), min_count=0).as_py()
+
+
 def hash_strings(strings: pa.Array | pa.ChunkedArray | Sequence[str]) -> Int64Array:
     """Signed 64-bit blake2b of each string (UTF-8, little endian); each distinct one is hashed once."""
     if not isinstance(strings, pa.Array | pa.ChunkedArray):

@@ -54,7 +54,7 @@ def validate(raw: RawTables, config: PrepareConfig) -> Events:
     if not len(log.table):
         raise InputError(f"{log.file}: no events in it; expected one row per interaction")
     for name in ("user_id", "item_id"):
-        _check_ids(log, name)
+        check_ids(log, name)
     times_R = parse_times(log, config.time_unit)
     codes_R, behaviors = _behaviors(log)
     rows_R = np.arange(len(times_R))
@@ -94,7 +94,7 @@ def parse_times(raw: RawTable, unit: str) -> Int64Array:
             beyond the year 5138.
     """
     column = _plain(raw.table["timestamp"])
-    _refuse_nulls(raw, "timestamp", column)
+    refuse_nulls(raw, "timestamp", column)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         column = _parse_text(raw, column)
     kind, unit_is_given = column.type, False
@@ -147,14 +147,18 @@ def _parse_text(raw: RawTable, column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([pa.Array.from_pandas(values_R)])
 
 
-def _check_ids(raw: RawTable, name: str) -> None:
+def check_ids(raw: RawTable, name: str) -> None:
+    """
+    Raises:
+        InputError: the column has another type than integer or string, a null, or an empty text.
+    """
     column = raw.table[name]
     kind = column.type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise InputError(f"{raw.file}: column {name} has the type {kind}; expected integers or strings")
-    _refuse_nulls(raw, name, column)
+    refuse_nulls(raw, name, column)
     if not pa.types.is_integer(kind):
         empty_R = pc.equal(column.cast(pa.large_string()), "").to_numpy()
         if empty_R.any():
@@ -163,7 +167,11 @@ def _check_ids(raw: RawTable, name: str) -> None:
             )
 
 
-def _refuse_nulls(raw: RawTable, name: str, column: pa.ChunkedArray) -> None:
+def refuse_nulls(raw: RawTable, name: str, column: pa.ChunkedArray) -> None:
+    """
+    Raises:
+        InputError: naming the first row without a value.
+    """
     if column.null_count:
         row = int(np.argmax(column.is_null().to_numpy()))
         raise InputError(
@@ -188,7 +196,7 @@ def _ids(
     if described is None:
         return assign_ids([column], entity)
     name = f"{entity}_id"
-    _check_ids(described, name)
+    check_ids(described, name)
     table, ids = assign_ids([_plain(column), _plain(described.table[name])], entity)
     repeated_R = pd.Series(ids[1]).duplicated().to_numpy()
     if repeated_R.any():
@@ -210,7 +218,7 @@ def _behaviors(raw: RawTable) -> tuple[Int64Array, tuple[str, ...]]:
     if "behavior" not in raw.table.schema.names:
         return np.full(len(raw.table), -1), ()
     column = raw.table["behavior"]
-    _refuse_nulls(raw, "behavior", column)
+    refuse_nulls(raw, "behavior", column)
     codes_R, names = pd.factorize(column.cast(pa.string()).to_pandas(), sort=True)
     if len(names) > np.iinfo(np.int16).max:
         raise InputError(

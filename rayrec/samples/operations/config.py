@@ -14,6 +14,7 @@ from rayrec.samples.operations.numbers import BucketiseConfig, ClipConfig, LogCo
 from rayrec.samples.operations.python_function import PythonConfig
 from rayrec.samples.operations.sequences import ConcatConfig, CutConfig
 from rayrec.samples.operations.times import AgeConfig, TimeFeaturesConfig
+from rayrec.samples.stores.join import JoinHistoryConfig
 
 OperationConfig = Annotated[
     HashConfig
@@ -29,6 +30,7 @@ OperationConfig = Annotated[
     | MergeEventsConfig
     | NegativesConfig
     | FillConfig
+    | JoinHistoryConfig
     | PythonConfig,
     Field(discriminator="op"),
 ]

@@ -1,0 +1,72 @@
+"""`data store` and `data keys`: histories in a store, and samples that name them by a key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rayrec.cli.app import data_app
+from rayrec.cli.data import role_of
+from rayrec.platform.console import Answer, command, print_rows, progress_bar
+
+Store = Annotated[
+    str, typer.Argument(metavar="STORE", help="Folder (LMDB), or URL: redis://host:port/0#name, rediss://.")
+]
+
+
+@command(data_app, "store")
+def store_command(
+    source: Annotated[
+        Path, typer.Argument(help="Parquet file, or folder of such files, with a row per event.")
+    ],
+    store: Store,
+    name: Annotated[
+        str | None, typer.Option(help="Of the log; a store takes no other [name of SOURCE].")
+    ] = None,
+    column: Annotated[list[str] | None, typer.Option(help="ROLE=NAME of a column; may be repeated.")] = None,
+    time_unit: Annotated[str, typer.Option(help="Unit of numeric times: s, ms, us or ns.")] = "s",
+    keep: Annotated[
+        list[str] | None, typer.Option(help="Further column of numbers to store; may be repeated.")
+    ] = None,
+) -> Answer:
+    """Put a log of events into an event store; files that are in it already are left out."""
+    from dataclasses import asdict
+
+    from rayrec.samples.stores.build import StoreBuildConfig, build_store
+
+    config = StoreBuildConfig.parse(
+        {
+            "name": name,
+            "columns": dict(role_of(entry) for entry in column or ()),
+            "time_unit": time_unit,
+            "keep": tuple(keep or ()),
+        },
+        source="rayrec data store",
+    )
+    with progress_bar("store") as update:
+        report = build_store(source, store, config, lambda phase, done, total: update(done, total))
+    print_rows("Stored", report.rows())
+    return asdict(report)
+
+
+@command(data_app, "keys")
+def keys_command(
+    store: Store,
+    out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the samples.")],
+) -> Answer:
+    """Write the samples of a store: user, item and time of every event that has one before it."""
+    from dataclasses import asdict
+
+    from rayrec.samples.stores import open_store
+    from rayrec.samples.stores.key_samples import write_key_samples
+
+    opened = open_store(store)
+    try:
+        with progress_bar("samples") as update:
+            report = write_key_samples(opened, out_folder, lambda samples: update(samples, samples))
+    finally:
+        opened.close()
+    print_rows("Samples", report.rows())
+    return asdict(report)

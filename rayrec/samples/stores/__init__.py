@@ -1,0 +1,69 @@
+"""Event stores: the histories that samples name by a key instead of carrying them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rayrec.platform.errors import InputError
+from rayrec.samples.stores.errors import StoreUnavailableError
+from rayrec.samples.stores.manifest import StoreManifest
+from rayrec.samples.stores.retry import Retry, RetryConfig
+from rayrec.samples.stores.store import (
+    AppendReport,
+    EventBatch,
+    EventStore,
+    Histories,
+    KeyValueEvents,
+    Window,
+)
+
+__all__ = [
+    "AppendReport",
+    "EventBatch",
+    "EventStore",
+    "Histories",
+    "KeyValueEvents",
+    "RetryConfig",
+    "StoreManifest",
+    "StoreUnavailableError",
+    "Window",
+    "open_store",
+]
+
+
+def open_store(
+    address: str | Path,
+    config: RetryConfig | None = None,
+    create: StoreManifest | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> KeyValueEvents:
+    """The store at a path (LMDB) or a URL (redis://, rediss://).
+
+    Args:
+        create: make the store if there is none.
+
+    Raises:
+        InputError: there is no store, it cannot be read, or nothing knows such an address.
+        StoreUnavailableError: it does not answer.
+    """
+    config = config or RetryConfig()
+    retry = Retry(config, sleep)
+    scheme = urlsplit(str(address)).scheme if "://" in str(address) else ""
+    if scheme in ("redis", "rediss"):
+        try:
+            from rayrec.samples.stores.redis_store import RedisStore
+        except ImportError as error:
+            raise InputError(
+                "an event store in Redis needs its client; install it with `pip install 'rayrec[redis]'`"
+            ) from error
+        return RedisStore(str(address), config, retry, create)
+    if scheme:
+        raise InputError(
+            f"event stores are folders, redis:// or rediss:// URLs; nothing here reads {scheme}://"
+        )
+    from rayrec.samples.stores.lmdb_store import LmdbStore
+
+    return LmdbStore(address, retry, create)

@@ -1,0 +1,150 @@
+"""The embedded store: a folder with an LMDB file, which processes of one machine share.
+
+Readers see one state and wait for nobody; one writer at a time. A process may map a file only once, so stores
+of one process on one path share the mapping.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+import lmdb
+import numpy as np
+
+from rayrec.platform.errors import InputError
+from rayrec.samples.batches import Int64Array
+from rayrec.samples.stores.encoding import Value
+from rayrec.samples.stores.manifest import StoreManifest
+from rayrec.samples.stores.retry import Retry
+from rayrec.samples.stores.store import Changes, KeyValueEvents, Read, key_of
+
+_MAP_BYTES = 1 << 40
+"""Address space, not disk: the file is as large as what is in it."""
+_MAX_READERS = 1024
+_KEYS_AT_ONCE = 65_536
+_DATA_FILE = "data.mdb"
+
+
+class LmdbStore(KeyValueEvents):
+    """Events in a folder on a local disk.
+
+    Args:
+        create: make the store if there is none.
+
+    Raises:
+        InputError: there is no store, or the folder holds something else.
+    """
+
+    _transient = (lmdb.ReadersFullError, lmdb.MapResizedError, lmdb.DiskError, lmdb.LockError)
+
+    def __init__(self, path: str | Path, retry: Retry, create: StoreManifest | None = None) -> None:
+        self._path = Path(path).resolve()
+        if not (self._path / _DATA_FILE).is_file():
+            if create is None:
+                self._name = str(path)
+                raise self._missing()
+            if self._path.exists() and (not self._path.is_dir() or any(self._path.iterdir())):
+                raise InputError(f"{path}: something else is there; give a new folder for the event store")
+            self._path.mkdir(parents=True, exist_ok=True)
+        self._mapping: _Mapping | None = _Mapping.open(self._path)
+        try:
+            super().__init__(str(path), retry, create)
+        except BaseException:
+            self.close()
+            raise
+
+    def key_batches(self) -> Iterator[Int64Array]:
+        """See `KeyValueEvents.key_batches`; in their order, as of one moment."""
+        with self._environment().begin() as transaction, transaction.cursor() as cursor:
+            found: list[int] = []
+            for name in cursor.iternext(keys=True, values=False):
+                key = key_of(name)
+                if key is not None:
+                    found.append(key)
+                if len(found) == _KEYS_AT_ONCE:
+                    yield np.array(found, dtype=np.int64)
+                    found = []
+            if found:
+                yield np.array(found, dtype=np.int64)
+
+    def close(self) -> None:
+        if self._mapping is not None:
+            self._mapping.release()
+            self._mapping = None
+
+    @contextmanager
+    def _snapshot(self) -> Iterator[Read]:
+        # Views into the mapped file: the only copy is the one that joins them.
+        with self._environment().begin(buffers=True) as transaction:
+            yield lambda names: [transaction.get(name) for name in names]
+
+    def _transact(self, change: Callable[[Read], Changes]) -> None:
+        def read(names: Sequence[bytes]) -> list[Value | None]:
+            return [transaction.get(name) for name in names]
+
+        with self._environment().begin(write=True) as transaction:
+            changes = change(read)
+            for name in sorted(changes):  # neighbours lie on one page of the tree
+                content = changes[name]
+                if content is None:
+                    transaction.delete(name)
+                else:
+                    transaction.put(name, content)
+
+    def _environment(self) -> lmdb.Environment:
+        assert self._mapping is not None, "the store is closed"
+        if self._mapping.process != os.getpid():
+            self._mapping = _Mapping.open(self._path)  # after a fork: the parent's is not ours to use
+        return self._mapping.environment
+
+
+@dataclass
+class _Mapping:
+    """A mapped file of this process, and how many stores use it."""
+
+    path: Path
+    process: int
+    environment: lmdb.Environment
+    users: int = 0
+
+    @classmethod
+    def open(cls, path: Path) -> _Mapping:
+        key = (os.getpid(), path)
+        with _MAPPINGS_LOCK:
+            if key not in _MAPPINGS:
+                writable = os.access(path, os.W_OK) and (
+                    not (path / _DATA_FILE).exists() or os.access(path / _DATA_FILE, os.W_OK)
+                )
+                try:
+                    environment = lmdb.open(
+                        str(path),
+                        map_size=_MAP_BYTES,
+                        max_readers=_MAX_READERS,
+                        readonly=not writable,
+                        lock=writable,  # what nobody may write needs no lock, which would have to be written
+                        readahead=False,
+                    )
+                    if writable:
+                        environment.reader_check()  # forget readers that were killed: they keep old pages
+                except lmdb.Error as error:
+                    raise InputError(f"{path}: cannot be opened as an event store: {error}") from error
+                _MAPPINGS[key] = cls(path, os.getpid(), environment)
+            mapping = _MAPPINGS[key]
+            mapping.users += 1
+            return mapping
+
+    def release(self) -> None:
+        with _MAPPINGS_LOCK:
+            self.users -= 1
+            if self.users == 0 and self.process == os.getpid():
+                del _MAPPINGS[self.process, self.path]
+                self.environment.close()
+
+
+_MAPPINGS: dict[tuple[int, Path], _Mapping] = {}
+_MAPPINGS_LOCK = Lock()

@@ -1,0 +1,142 @@
+"""The store as a service: one Redis server (or its primary behind a proxy), for many machines.
+
+All values of a request go in one MGET, all changes of an append in one MULTI/EXEC that fails if anybody else
+changed what it was made from. Not for Redis Cluster, where neither goes across slots.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urldefrag, urlsplit, urlunsplit
+
+import numpy as np
+import redis
+from redis.backoff import NoBackoff
+
+from rayrec.platform.errors import InputError
+from rayrec.samples.batches import Int64Array
+from rayrec.samples.stores.encoding import Value
+from rayrec.samples.stores.manifest import StoreManifest
+from rayrec.samples.stores.retry import Retry, RetryConfig
+from rayrec.samples.stores.store import Changes, KeyValueEvents, Read, key_of
+
+DEFAULT_PREFIX = "rayrec"
+
+_KEYS_AT_ONCE = 65_536
+_KEYS_PER_SCAN = 10_000
+
+
+class RedisStore(KeyValueEvents):
+    """Events in a Redis database, under names that begin with the URL's fragment.
+
+    Args:
+        url: redis://[[user]:password@]host[:port][/database][#prefix]; with TLS, rediss:// and its options
+            as the client has them (`?ssl_ca_certs=ca.pem`).
+        config: its timeout is that of connecting and of every request.
+        create: make the store if there is none.
+
+    Raises:
+        InputError: the URL is none, the password is wrong, or there is no store.
+        StoreUnavailableError: nobody answers.
+    """
+
+    # A lost race against another writer passes as well.
+    _transient = (redis.ConnectionError, redis.TimeoutError, redis.WatchError, redis.ReadOnlyError)
+
+    def __init__(
+        self, url: str, config: RetryConfig, retry: Retry, create: StoreManifest | None = None
+    ) -> None:
+        address, fragment = urldefrag(url)
+        prefix = fragment or DEFAULT_PREFIX
+        name = _without_password(url)
+        if not re.fullmatch(r"[\w.-]+", prefix):
+            raise InputError(
+                f"{name}: the prefix after # is {prefix!r}; expected letters, digits, '.', '_' and '-'"
+            )
+        self._prefix = f"{prefix}:".encode()
+        try:
+            self._client: Any = redis.Redis.from_url(
+                address,
+                socket_timeout=config.timeout_s,
+                socket_connect_timeout=config.timeout_s,
+                retry=redis.retry.Retry(NoBackoff(), 0),  # ours counts, waits and names the store
+            )
+        except (ValueError, TypeError) as error:
+            raise InputError(
+                f"{name}: {error}; expected redis://[[user]:password@]host[:port][/database][#prefix]"
+            ) from error
+        try:
+            super().__init__(name, retry, create)
+        except BaseException:
+            self.close()
+            raise
+
+    def key_batches(self) -> Iterator[Int64Array]:
+        """See `KeyValueEvents.key_batches`; in their order."""
+
+        def scan() -> list[int]:
+            with self._told_apart():
+                # SCAN may name a key twice while the table grows.
+                names = self._client.scan_iter(match=self._prefix + b"e" + b"?" * 8, count=_KEYS_PER_SCAN)
+                found = (key_of(name[len(self._prefix) :]) for name in names)
+                return [key for key in found if key is not None]
+
+        keys_K = np.unique(np.array(self._attempt(scan), dtype=np.int64))
+        for start in range(0, len(keys_K), _KEYS_AT_ONCE):
+            yield keys_K[start : start + _KEYS_AT_ONCE]
+
+    def close(self) -> None:
+        self._client.close()
+
+    @contextmanager
+    def _snapshot(self) -> Iterator[Read]:
+        # No snapshot in truth: chunks do not change, and those that a writer removed are missed.
+        with self._told_apart():
+            yield lambda names: self._client.mget(self._full(names)) if names else []
+
+    def _transact(self, change: Callable[[Read], Changes]) -> None:
+        with self._told_apart(), self._client.pipeline(transaction=True) as pipeline:
+
+            def read(names: Sequence[bytes]) -> list[Value | None]:
+                if not names:
+                    return []
+                full = self._full(names)
+                pipeline.watch(*full)
+                values: list[Value | None] = pipeline.mget(full)
+                return values
+
+            changes = change(read)
+            pipeline.multi()
+            written = {
+                self._prefix + name: content for name, content in changes.items() if content is not None
+            }
+            removed = [self._prefix + name for name, content in changes.items() if content is None]
+            if written:
+                pipeline.mset(written)
+            if removed:
+                pipeline.unlink(*removed)
+            pipeline.execute()
+
+    def _full(self, names: Sequence[bytes]) -> list[bytes]:
+        return [self._prefix + name for name in names]
+
+    @contextmanager
+    def _told_apart(self) -> Iterator[None]:
+        """What no later attempt can mend is the caller's to mend."""
+        try:
+            yield
+        except (redis.AuthenticationError, redis.exceptions.NoPermissionError) as error:
+            raise InputError(
+                f"{self._name}: refused: {error}; give the user and password of the service in the URL"
+            ) from error
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))

@@ -1,0 +1,580 @@
+"""Event stores: a key's events in order of time, read for a whole batch of keys at once.
+
+ append(events) ──► heads of their keys ──► chunks as new as they are ──► one order ──► new head, new chunks
+ get_many(keys) ──► heads ──► the chunks that a window needs ──► Histories
+
+A head holds the newest 256 to 511 events of its key, older ones lie in chunks of 256 (`chunk_events`), so an
+append of what is new rewrites a few kilobytes and a read of the newest 256 asks once. Events that come late
+rewrite the chunks from their time on.
+
+What a store holds depends on the set of events alone, not on the order or the number of appends: events
+of one time are ordered by a hash of what they are, and one that is there already changes nothing. So a
+writer that does not know whether its append arrived appends again.
+
+Axes: K keys, E events appended, N events read, V values, R chunks.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numba import njit
+
+from rayrec.platform.deduplication import deduplicate
+from rayrec.platform.errors import InputError
+from rayrec.platform.hashing import combine64
+from rayrec.samples.batches import Int64Array
+from rayrec.samples.jagged import concatenated_ranges, offsets_from_lengths
+from rayrec.samples.stores.encoding import Column, Directory, Layout, Value, Values, encode
+from rayrec.samples.stores.errors import NoStoreError
+from rayrec.samples.stores.manifest import ITEMS, TIMES, StoreManifest
+from rayrec.samples.stores.retry import Retry
+
+_T = TypeVar("_T")
+
+Read = Callable[[Sequence[bytes]], Sequence[Value | None]]
+"""Names of values -> their contents, None where there is none; good as long as the snapshot is open."""
+Changes = Mapping[bytes, bytes | None]
+"""Name of a value -> its new content; None removes it."""
+
+_TORN_READS = 20
+"""How often a reader starts again because a writer removed chunks between its two requests."""
+
+
+@dataclass(frozen=True)
+class EventBatch:
+    """Events to append, in any order."""
+
+    keys_E: Int64Array
+    times_E: Int64Array
+    items_E: Int64Array
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    """[E] each: exactly those that the manifest declares."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which events of each key are needed: the newest `last` before any time from earliest to latest."""
+
+    earliest_K: Int64Array
+    latest_K: Int64Array
+    last: int
+
+
+@dataclass(frozen=True)
+class Histories:
+    """Events of K keys, key after key, each in order of time."""
+
+    offsets_K1: Int64Array
+    columns: Mapping[str, Column]
+    """[N] each; `times` is always there."""
+
+    @property
+    def times_N(self) -> Int64Array:
+        return self.columns[TIMES]
+
+
+@dataclass(frozen=True)
+class AppendReport:
+    """What became of the events of one append."""
+
+    added: int
+    duplicates: int
+    """Were there already, or twice in the batch."""
+    late: int
+    """Added, though older than the newest event that their key had."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file whose events a store has."""
+
+    name: str
+    events: int
+
+
+class _TornReadError(Exception):
+    """Chunks that a head names are gone: between two requests, a writer was faster."""
+
+
+class EventStore(Protocol):
+    """Events by key."""
+
+    @property
+    def name(self) -> str:
+        """For messages: where it is, without any password."""
+        ...
+
+    @property
+    def manifest(self) -> StoreManifest: ...
+
+    def get_many(
+        self, keys_K: Int64Array, columns: Collection[str] | None = None, window: Window | None = None
+    ) -> Histories:
+        """The events of some keys: all of them, or at least those that a window needs.
+
+        Args:
+            columns: which to read besides `times`; None for all.
+
+        Raises:
+            StoreUnavailableError: it did not answer.
+        """
+        ...
+
+    def append(self, events: EventBatch) -> AppendReport:
+        """Add events: all of them, or none if this raises StoreUnavailableError and nothing else is known."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class KeyValueEvents(ABC):
+    """An event store on anything that keeps bytes under names.
+
+    Implementations say what a snapshot and a transaction are, and which errors may pass.
+    """
+
+    _transient: tuple[type[Exception], ...]
+
+    def __init__(self, name: str, retry: Retry, create: StoreManifest | None = None) -> None:
+        """
+        Args:
+            create: what to write if there is no store yet.
+        """
+        self._name = name
+        self._retry = retry
+        if create is not None:
+            self._change(lambda read: {} if read([MANIFEST])[0] else {MANIFEST: create.to_bytes()})
+        self._manifest = self._read_manifest()
+        self._layout = Layout.of(self._manifest)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def manifest(self) -> StoreManifest:
+        return self._manifest
+
+    def get_many(
+        self, keys_K: Int64Array, columns: Collection[str] | None = None, window: Window | None = None
+    ) -> Histories:
+        """See `EventStore.get_many`."""
+        kinds = self._manifest.types
+        wanted = {name: kinds[name] for name in kinds if columns is None or name == TIMES or name in columns}
+
+        def get() -> Histories:
+            with self._snapshot() as read:
+                return self._get(read, keys_K, wanted, window)
+
+        return self._attempt(get)
+
+    def append(self, events: EventBatch) -> AppendReport:
+        """See `EventStore.append`."""
+        batch = _columns(events, self._manifest, self._name)
+        reports: list[AppendReport] = []
+
+        def change(read: Read) -> Changes:
+            changes, report = self._merged(read, events.keys_E, batch)
+            reports.append(report)  # of the last attempt, which is the one that counts
+            return changes
+
+        if not len(events.keys_E):
+            return AppendReport(0, 0, 0)
+        self._change(change)
+        return reports[-1]
+
+    def add_behaviors(self, names: Collection[str]) -> None:
+        """See `StoreManifest.with_behaviors`."""
+
+        def change(read: Read) -> Changes:
+            content = read([MANIFEST])[0]
+            assert content is not None, "a store has a manifest"
+            manifest = StoreManifest.from_bytes(bytes(content), self._name)
+            return {MANIFEST: manifest.with_behaviors(names).to_bytes()}
+
+        self._change(change)
+        self._manifest = self._read_manifest()
+
+    def sources(self) -> dict[str, SourceFile]:
+        """Files whose events are all here, by the sha256 of their content."""
+
+        def read_sources() -> Mapping[str, SourceFile]:
+            with self._snapshot() as read:
+                return _sources(read)
+
+        return dict(self._attempt(read_sources))
+
+    def add_sources(self, files: Mapping[str, SourceFile]) -> None:
+        """Remember that all events of these files are here."""
+
+        def change(read: Read) -> Changes:
+            merged = {**_sources(read), **files}
+            return {SOURCES: json.dumps({digest: asdict(file) for digest, file in merged.items()}).encode()}
+
+        self._change(change)
+
+    @abstractmethod
+    def key_batches(self) -> Iterator[Int64Array]:
+        """All keys, each once, some at a time."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def _snapshot(self) -> AbstractContextManager[Read]: ...
+
+    @abstractmethod
+    def _transact(self, change: Callable[[Read], Changes]) -> None:
+        """Apply what `change` returns: all of it if what it read is still so, else nothing and an error
+        that may pass."""
+
+    def _change(self, change: Callable[[Read], Changes]) -> None:
+        self._attempt(lambda: self._transact(change))
+
+    def _attempt(self, request: Callable[[], _T]) -> _T:
+        def attempt() -> _T:
+            for _ in range(_TORN_READS):
+                try:
+                    return request()
+                except _TornReadError:
+                    pass
+            raise RuntimeError(
+                f"{self._name}: chunks of events that their key has are missing; does the service evict "
+                "keys to stay in its memory? build the store again, with enough memory"
+            )
+
+        return self._retry(self._name, attempt, self._transient)
+
+    def _read_manifest(self) -> StoreManifest:
+        def read_manifest() -> bytes | None:
+            with self._snapshot() as read:
+                value = read([MANIFEST])[0]
+                return None if value is None else bytes(value)
+
+        content = self._attempt(read_manifest)
+        if content is None:
+            raise self._missing()
+        return StoreManifest.from_bytes(content, self._name)
+
+    def _missing(self) -> NoStoreError:
+        return NoStoreError(
+            f"{self._name}: there is no event store; `rayrec data store SOURCE STORE` builds one"
+        )
+
+    def _parse(self, values: Sequence[Value]) -> Values:
+        return Values.parse(values, self._layout, self._name)
+
+    def _chunks(self, read: Read, names: Sequence[bytes]) -> Values:
+        values = [value for value in read(names) if value is not None]
+        if len(values) < len(names):
+            raise _TornReadError
+        return self._parse(values)
+
+    def _get(
+        self, read: Read, keys_K: Int64Array, kinds: Mapping[str, np.dtype], window: Window | None
+    ) -> Histories:
+        found = read(head_names(keys_K))
+        there_V = np.array([k for k, value in enumerate(found) if value is not None], dtype=np.int64)
+        heads = self._parse([value for value in found if value is not None])
+        directory = heads.directory
+        owner_R = np.repeat(there_V, heads.num_chunks_V)
+        if window is None:
+            wanted_R = np.ones(len(owner_R), dtype=np.bool_)
+        else:
+            wanted_R = np.zeros(len(owner_R), dtype=np.bool_)
+            _choose_chunks(
+                heads.words,
+                heads.times_V,
+                heads.num_events_V,
+                directory.offsets_V1,
+                directory.num_events_R,
+                directory.first_times_R,
+                directory.last_times_R,
+                window.earliest_K[there_V],
+                window.latest_K[there_V],
+                window.last,
+                wanted_R,
+            )
+        owner_R = owner_R[wanted_R]
+        parts = [_part(heads, there_V, window)]
+        if len(owner_R):
+            older = self._chunks(read, chunk_names(keys_K[owner_R], directory.numbers_R[wanted_R]))
+            parts.insert(0, _part(older, owner_R, window))
+        return _histories(parts, len(keys_K), kinds)
+
+    def _merged(
+        self, read: Read, keys_E: Int64Array, batch: Mapping[str, Column]
+    ) -> tuple[Changes, AppendReport]:
+        """New heads and chunks for the keys of a batch of events."""
+        manifest = self._manifest
+        keys_K, key_E = deduplicate(keys_E)
+        earliest_K = np.full(len(keys_K), np.iinfo(np.int64).max)
+        np.minimum.at(earliest_K, key_E, batch[TIMES])
+
+        found = read(head_names(keys_K))
+        there_V = np.array([k for k, value in enumerate(found) if value is not None], dtype=np.int64)
+        heads = self._parse([value for value in found if value is not None])
+        directory = heads.directory
+        owner_R = np.repeat(there_V, heads.num_chunks_V)
+        # At one time too: what is new may belong before, or be there already.
+        reopened_R = directory.last_times_R >= earliest_K[owner_R]
+        parts = [_part(heads, there_V)]
+        reopened_names = chunk_names(keys_K[owner_R[reopened_R]], directory.numbers_R[reopened_R])
+        if reopened_names:
+            parts.insert(0, _part(self._chunks(read, reopened_names), owner_R[reopened_R]))
+        stored = _histories(parts, len(keys_K), manifest.types)
+        stored_key_N = np.repeat(np.arange(len(keys_K)), np.diff(stored.offsets_K1))
+        newest_K = np.full(len(keys_K), np.iinfo(np.int64).min)
+        newest_K[there_V] = heads.words[heads.times_V + heads.num_events_V - 1]
+
+        columns = {name: np.concatenate([stored.columns[name], batch[name]]) for name in manifest.types}
+        key_M = np.concatenate([stored_key_N, key_E])
+        order_M, repeated_M = _order(key_M, keys_K[key_M], columns)
+        kept_M = order_M[~repeated_M]
+        is_new_M = kept_M >= len(stored_key_N)
+        late = int((is_new_M & (columns[TIMES][kept_M] < newest_K[key_M[kept_M]])).sum())
+        report = AppendReport(int(is_new_M.sum()), int(repeated_M.sum()), late)
+        if not report.added:
+            return {}, report
+        columns = {name: column[kept_M] for name, column in columns.items()}
+
+        next_numbers_K = np.zeros(len(keys_K), dtype=np.int64)
+        next_numbers_K[there_V] = heads.next_numbers_V
+        offsets_K1 = offsets_from_lengths(np.bincount(key_M[kept_M], minlength=len(keys_K)))
+        left = directory.take(np.flatnonzero(~reopened_R), owner_R[~reopened_R], len(keys_K))
+        changes: dict[bytes, bytes | None] = dict.fromkeys(reopened_names)
+        changes |= _encoded(
+            self._layout, manifest.chunk_events, keys_K, Histories(offsets_K1, columns), left, next_numbers_K
+        )
+        return changes, report
+
+
+MANIFEST, SOURCES = b"manifest", b"sources"
+
+
+def _sources(read: Read) -> dict[str, SourceFile]:
+    content = read([SOURCES])[0]
+    if content is None:
+        return {}
+    return {digest: SourceFile(**values) for digest, values in json.loads(bytes(content)).items()}
+
+
+def head_names(keys_K: Int64Array) -> list[bytes]:
+    """Names of the heads of some keys; they sort as the keys do."""
+    return [_KEY_PREFIX + key for key in _key_bytes(keys_K)]
+
+
+def chunk_names(keys_R: Int64Array, numbers_R: Int64Array) -> list[bytes]:
+    """Names of chunks; those of a key sort after its head, the newest first."""
+    numbers = (_LAST_NUMBER - numbers_R).astype(">u4").tobytes()
+    return [_KEY_PREFIX + key + numbers[4 * r : 4 * r + 4] for r, key in enumerate(_key_bytes(keys_R))]
+
+
+def key_of(name: bytes) -> int | None:
+    """The key whose head has this name; None if it is the name of something else."""
+    if len(name) != 9 or not name.startswith(_KEY_PREFIX):
+        return None
+    return int.from_bytes(name[1:], "big") - (1 << 63)
+
+
+_KEY_PREFIX = b"e"
+_LAST_NUMBER = (1 << 32) - 1
+
+
+def _key_bytes(keys_K: Int64Array) -> list[bytes]:
+    # With the sign turned over, bytes in their order are numbers in theirs.
+    content = (keys_K.view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8").tobytes()
+    return [content[start : start + 8] for start in range(0, len(content), 8)]
+
+
+def _columns(events: EventBatch, manifest: StoreManifest, store: str) -> dict[str, Column]:
+    """The columns of a batch, in the types of the store.
+
+    Raises:
+        InputError: a column is missing, too much, of another length, or does not fit its type.
+    """
+    given: dict[str, Column] = {TIMES: events.times_E, ITEMS: events.items_E, **events.columns}
+    if given.keys() != manifest.types.keys():
+        raise InputError(
+            f"{store}: events have the columns {', '.join(given)}; append exactly those that the store has, "
+            f"{', '.join(manifest.types)}"
+        )
+    columns = {}
+    for name, kind in manifest.types.items():
+        column = np.asarray(given[name])
+        if len(column) != len(events.keys_E):
+            raise InputError(
+                f"{store}: column {name} has {len(column)} values for {len(events.keys_E)} events"
+            )
+        columns[name] = np.ascontiguousarray(column, dtype=kind)
+        if column.dtype != kind and kind.kind == "i" and not np.array_equal(columns[name], column):
+            raise InputError(
+                f"{store}: column {name} holds {kind} and cannot hold all values, which lie between "
+                f"{column.min()} and {column.max()}"
+            )
+    return columns
+
+
+def _order(
+    key_M: Int64Array, keys_M: Int64Array, columns: Mapping[str, Column]
+) -> tuple[Int64Array, np.ndarray]:
+    """Events by key and time, those of one time by a hash of what they are; and which repeat the one before.
+
+    Args:
+        key_M: place of each event's key among the keys.
+    """
+    bits = [column.view(f"i{column.dtype.itemsize}") for column in columns.values()]
+    order_M = np.lexsort((combine64(keys_M, *bits), columns[TIMES], key_M))
+    repeated_M = np.zeros(len(order_M), dtype=np.bool_)
+    repeated_M[1:] = True
+    for column in (key_M, *bits):
+        ordered_M = column[order_M]
+        repeated_M[1:] &= ordered_M[1:] == ordered_M[:-1]
+    return order_M, repeated_M
+
+
+class _Part(NamedTuple):
+    """Values, whose they are, and which of their events are needed."""
+
+    values: Values
+    owner_V: Int64Array
+    """Place of the key among the keys asked for."""
+    firsts_V: Int64Array
+    lengths_V: Int64Array
+
+
+def _part(values: Values, owner_V: Int64Array, window: Window | None = None) -> _Part:
+    if window is None:
+        return _Part(values, owner_V, np.zeros_like(owner_V), values.num_events_V)
+    firsts_V, lengths_V = np.empty_like(owner_V), np.empty_like(owner_V)
+    _needed(
+        values.words,
+        values.times_V,
+        values.num_events_V,
+        window.earliest_K[owner_V],
+        window.latest_K[owner_V],
+        window.last,
+        firsts_V,
+        lengths_V,
+    )
+    return _Part(values, owner_V, firsts_V, lengths_V)
+
+
+def _histories(parts: Sequence[_Part], num_keys: int, kinds: Mapping[str, np.dtype]) -> Histories:
+    """The events of values that belong to some keys; parts of older ones first."""
+    owner_V = np.concatenate([part.owner_V for part in parts])
+    lengths_V = np.concatenate([part.lengths_V for part in parts])
+    order_V = np.argsort(owner_V, kind="stable")
+    places_V = np.empty(len(owner_V), dtype=np.int64)
+    places_V[order_V] = offsets_from_lengths(lengths_V[order_V])[:-1]
+    lengths_K = np.zeros(num_keys, dtype=np.int64)
+    np.add.at(lengths_K, owner_V, lengths_V)
+    columns = {name: np.empty(lengths_V.sum(), dtype=kind) for name, kind in kinds.items()}
+    begin = 0
+    for part in parts:
+        stop = begin + len(part.owner_V)
+        part.values.copy_to(columns, part.firsts_V, part.lengths_V, places_V[begin:stop])
+        begin = stop
+    return Histories(offsets_from_lengths(lengths_K), columns)
+
+
+def _encoded(
+    layout: Layout,
+    size: int,
+    keys_K: Int64Array,
+    histories: Histories,
+    left: Directory,
+    next_numbers_K: Int64Array,
+) -> dict[bytes, bytes]:
+    """Name -> content of new heads and new chunks.
+
+    Args:
+        size: events of a chunk.
+        histories: what is to be written of each key; older events are in the chunks of `left`.
+        next_numbers_K: number that the key's next chunk gets.
+    """
+    times_N = histories.times_N
+    starts_K, lengths_K = histories.offsets_K1[:-1], np.diff(histories.offsets_K1)
+    # A head keeps at least as many events as a chunk has, so that the newest are mostly read with it.
+    num_chunks_K = np.maximum(lengths_K // size - 1, 0)
+    owner_R = np.repeat(np.arange(len(keys_K)), num_chunks_K)
+    within_R = concatenated_ranges(np.zeros_like(num_chunks_K), num_chunks_K)
+    starts_R, numbers_R = starts_K[owner_R] + within_R * size, next_numbers_K[owner_R] + within_R
+    sizes_R = np.full(len(owner_R), size)
+    chunks = encode(
+        layout, histories.columns, starts_R, sizes_R, Directory.empty(len(owner_R)), np.zeros_like(starts_R)
+    )
+    new = Directory(
+        offsets_from_lengths(num_chunks_K),
+        numbers_R,
+        sizes_R,
+        times_N[starts_R],
+        times_N[starts_R + size - 1],
+    )
+    heads = encode(
+        layout,
+        histories.columns,
+        starts_K + num_chunks_K * size,
+        lengths_K - num_chunks_K * size,
+        left.followed_by(new),
+        next_numbers_K + num_chunks_K,
+    )
+    names = chunk_names(keys_K[owner_R], numbers_R) + head_names(keys_K)
+    return dict(zip(names, chunks + heads, strict=True))
+
+
+@njit(nogil=True, cache=True)
+def _choose_chunks(
+    words: Int64Array,
+    times_V: Int64Array,
+    num_events_V: Int64Array,
+    offsets_V1: Int64Array,
+    num_events_R: Int64Array,
+    first_times_R: Int64Array,
+    last_times_R: Int64Array,
+    earliest_V: Int64Array,
+    latest_V: Int64Array,
+    last: int,
+    wanted_R: np.ndarray,
+) -> None:
+    """Mark the chunks that a window needs besides the heads.
+
+    From the newest chunk back, until `last` events are known to lie before the earliest time. Of a chunk that
+    goes on at that time nobody knows yet how many do.
+    """
+    for v in range(len(times_V)):
+        start = times_V[v]
+        before = np.searchsorted(words[start : start + num_events_V[v]], earliest_V[v])
+        for r in range(offsets_V1[v + 1] - 1, offsets_V1[v] - 1, -1):
+            if before >= last:
+                break
+            if first_times_R[r] < latest_V[v]:
+                wanted_R[r] = True
+                if last_times_R[r] < earliest_V[v]:
+                    before += num_events_R[r]
+
+
+@njit(nogil=True, cache=True)
+def _needed(
+    words: Int64Array,
+    times_V: Int64Array,
+    num_events_V: Int64Array,
+    earliest_V: Int64Array,
+    latest_V: Int64Array,
+    last: int,
+    firsts_V: Int64Array,
+    lengths_V: Int64Array,
+) -> None:
+    """Which events of a value a window can need: the newest `last` before the earliest time, and those
+    from there to the latest."""
+    for v in range(len(times_V)):
+        times = words[times_V[v] : times_V[v] + num_events_V[v]]
+        firsts_V[v] = max(np.searchsorted(times, earliest_V[v]) - last, 0)
+        lengths_V[v] = max(np.searchsorted(times, latest_V[v]) - firsts_V[v], 0)

@@ -1,0 +1,41 @@
+"""`rayrec data store` and `rayrec data keys` as they are typed."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from typer.testing import CliRunner
+
+from rayrec.cli import app
+
+
+def rayrec(*arguments):
+    result = CliRunner().invoke(app, ["data", *map(str, arguments), "--json"])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_a_log_becomes_a_store_and_samples(tmp_path, redis_server):
+    log = tmp_path / "log.parquet"
+    pq.write_table(
+        pa.table({"who": ["a", "a"], "item_id": [1, 2], "time": [5000, 6000], "price": [1.0, 2.0]}), log
+    )
+    for number, store in enumerate((tmp_path / "store", f"{redis_server.url}#commands")):
+        options = ["--column", "user_id=who", "--time-unit", "ms", "--keep", "price", "--name", "shop"]
+        code, stdout, stderr = rayrec("store", log, store, *options)
+        assert code == 0, stderr
+        answer = json.loads(stdout.splitlines()[-1])
+        assert (answer["added"], answer["files"], answer["files_known"]) == (2, 1, 0)
+        code, stdout, stderr = rayrec("keys", store, tmp_path / f"samples{number}")
+        assert code == 0, stderr
+        assert json.loads(stdout.splitlines()[-1])["samples"] == 1
+    first, second = (pq.read_table(tmp_path / f"samples{number}") for number in range(2))
+    assert first == second
+
+
+def test_refusals_exit_with_two_and_name_the_option(tmp_path):
+    code, _, stderr = rayrec("keys", tmp_path / "nowhere", tmp_path / "samples")
+    assert code == 2
+    assert "there is no event store; `rayrec data store SOURCE STORE` builds one" in " ".join(stderr.split())
+    code, _, stderr = rayrec("store", tmp_path / "nowhere", tmp_path / "store", "--column", "who")
+    assert code == 2
+    assert "expected ROLE=NAME" in stderr

@@ -1,0 +1,321 @@
+"""Event stores, embedded and as a service: what was appended, in whatever order, is what is read."""
+
+import itertools
+import pickle
+import shutil
+import subprocess
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.platform.errors import InputError, UnavailableError
+from rayrec.samples.stores import (
+    EventBatch,
+    RetryConfig,
+    StoreManifest,
+    StoreUnavailableError,
+    Window,
+    open_store,
+)
+from rayrec.samples.stores.retry import Retry
+from tests.redis_server import RedisServer
+
+MANIFEST = StoreManifest(
+    columns={"behaviors": "int8", "price": "float64"}, behaviors=("view", "buy"), chunk_events=4
+)
+IMPATIENT = RetryConfig(attempts=3, first_wait_s=0.01, timeout_s=0.5)
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=["lmdb", "redis"])
+def address(request, tmp_path):
+    """Where a new store may be made."""
+    if request.param == "lmdb":
+        return str(tmp_path / "store")
+    return f"{request.getfixturevalue('redis_server').url}#test{next(_numbers)}"
+
+
+@pytest.fixture
+def store(address):
+    store = open_store(address, create=MANIFEST)
+    yield store
+    store.close()
+
+
+def batch(events):
+    """(key, time, item, behaviour, price) of each."""
+    columns = list(zip(*events, strict=True)) or [()] * 5
+    keys_E, times_E, items_E, behaviors_E = (np.array(column, dtype=np.int64) for column in columns[:4])
+    return EventBatch(
+        keys_E, times_E, items_E, {"behaviors": behaviors_E, "price": np.array(columns[4], dtype=float)}
+    )
+
+
+def read(store, keys, window=None):
+    """[(time, item, behaviour, price), ...] of each key."""
+    histories = store.get_many(np.array(keys, dtype=np.int64), window=window)
+    names = ("times", "items", "behaviors", "price")
+    rows = list(zip(*(histories.columns[name].tolist() for name in names), strict=True))
+    return [rows[start:stop] for start, stop in itertools.pairwise(histories.offsets_K1.tolist())]
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from([-(2**63), -1, 0, 7, 2**63 - 1]),
+        st.integers(0, 30),
+        st.integers(0, 3),
+        st.integers(0, 1),
+        st.sampled_from([0.5, 2.0]),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=40)
+@given(st.lists(EVENTS, max_size=5))
+def test_a_store_is_the_set_of_its_events_however_they_came(tmp_path_factory, batches):
+    """Order by time; ties alike for any order of appends; duplicates once; counts that add up."""
+    one, other = (open_store(tmp_path_factory.mktemp("store") / "s", create=MANIFEST) for _ in range(2))
+    keys = [-(2**63), -1, 0, 7, 2**63 - 1, 5]
+    expected: set = set()
+    for events in batches:
+        report = one.append(batch(events))
+        assert report.added == len(set(events) - expected)
+        assert report.added + report.duplicates == len(events)
+        expected |= set(events)
+    by_item = sorted(expected, key=lambda event: event[2:] + event[:2])
+    for third in range(3):
+        other.append(batch(by_item[third::3]))
+
+    found = read(one, keys)
+    assert found == read(other, keys)
+    for key, events in zip(keys, found, strict=True):
+        assert set(events) == {event[1:] for event in expected if event[0] == key}
+        assert [time for time, *_ in events] == sorted(time for time, *_ in events)
+    assert sorted(itertools.chain.from_iterable(part.tolist() for part in one.key_batches())) == sorted(
+        {event[0] for event in expected}
+    )
+    one.close()
+    other.close()
+
+
+def test_both_kinds_of_store_hold_the_same(store):
+    random = np.random.default_rng(0)
+    expected: set = set()
+    for _ in range(6):
+        events = [tuple(random.integers(0, high) for high in (5, 40, 4, 2, 2)) for _ in range(50)]
+        events = [(int(k), int(t), int(i), int(b), float(p)) for k, t, i, b, p in events]
+        store.append(batch(events))
+        expected |= set(events)
+    for key, events in enumerate(read(store, range(6))):
+        assert sorted(events) == sorted(event[1:] for event in expected if event[0] == key)
+    assert [part.tolist() for part in store.key_batches()] == [[0, 1, 2, 3, 4]]
+
+
+@settings(max_examples=60)
+@given(
+    EVENTS,
+    st.integers(0, 31),
+    st.integers(0, 31),
+    st.integers(1, 12),
+)
+def test_a_window_brings_what_it_promises(tmp_path_factory, events, first, second, last):
+    store = open_store(tmp_path_factory.mktemp("store") / "s", create=MANIFEST)
+    store.append(batch(events))
+    keys = [-1, 0, 7]
+    earliest, latest = sorted((first, second))
+    window = Window(np.full(3, earliest), np.full(3, latest), last)
+    for some, whole in zip(read(store, keys, window), read(store, keys), strict=True):
+        for time in range(earliest, latest + 1):
+            before = [[event for event in part if event[0] < time][-last:] for part in (some, whole)]
+            assert before[0] == before[1]
+    store.close()
+
+
+def test_a_long_history_is_read_and_rewritten_in_part(tmp_path):
+    """Of 10,000 events, an append of one writes its head, and the newest 4 before a time cost two chunks."""
+    store = open_store(tmp_path / "store", create=MANIFEST)
+    store.append(batch([(1, time, time, 0, 0.0) for time in range(10_000)]))
+    written = []
+    transact = store._transact
+    store._transact = lambda change: transact(lambda read: written.append(change(read)) or written[-1])
+
+    store.append(batch([(1, 10_000, 5, 0, 0.0)]))
+    store.append(batch([(1, 10_001, 5, 0, 0.0)]))
+
+    assert [len(changes) for changes in written] == [1, 1]
+    few = store.get_many(np.array([1]), window=Window(np.array([5000]), np.array([5000]), 4))
+    head = 4 + 3  # the newest are always there
+    assert len(few.times_N) <= 2 * MANIFEST.chunk_events + head
+    store.close()
+
+
+def test_late_events_are_counted(store):
+    assert store.append(batch([(1, 5, 1, 0, 0.0), (1, 9, 1, 0, 0.0)])).late == 0
+    report = store.append(batch([(1, 7, 1, 0, 0.0), (1, 10, 1, 0, 0.0), (2, 1, 1, 0, 0.0)]))
+    assert (report.added, report.late, report.duplicates) == (3, 1, 0)
+
+
+def test_a_store_is_found_again_as_it_was_made(store, address):
+    store.append(batch([(1, 5, 1, 0, 0.5)]))
+    again = open_store(address)
+    assert again.manifest == MANIFEST
+    assert read(again, [1, 2]) == [[(5, 1, 0, 0.5)], []]
+    again.close()
+    assert read(store, [1]) == [[(5, 1, 0, 0.5)]]  # closing one does not close the other
+
+
+def test_there_is_no_store(address):
+    with pytest.raises(InputError, match="there is no event store; `rayrec data store"):
+        open_store(address)
+
+
+def test_unknown_addresses_and_taken_folders_are_refused(tmp_path):
+    with pytest.raises(InputError, match="nothing here reads ftp://"):
+        open_store("ftp://host/store")
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="something else is there"):
+        open_store(tmp_path, create=MANIFEST)
+
+
+def test_events_must_have_the_columns_of_the_store(store):
+    with pytest.raises(InputError, match="append exactly those that the store has, times, items, behaviors"):
+        store.append(EventBatch(np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64)))
+    with pytest.raises(InputError, match="column behaviors holds int8 and cannot hold all values, which lie"):
+        store.append(batch([(1, 5, 1, 300, 0.0)]))
+    assert read(store, [1]) == [[]]
+
+
+def test_damaged_values_are_refused(tmp_path):
+    store = open_store(tmp_path / "store", create=MANIFEST)
+    store.append(batch([(1, 5, 1, 0, 0.0)]))
+    transact = store._transact
+
+    def cut(change):
+        transact(lambda read: {name: value[:-8] for name, value in change(read).items()})
+
+    store._transact = cut
+    store.append(batch([(1, 6, 1, 0, 0.0)]))
+    with pytest.raises(InputError, match="a value is damaged"):
+        read(store, [1])
+    store.close()
+
+
+def test_concurrent_writers_lose_nothing(store, address):
+    def write(first):
+        mine = open_store(address, RetryConfig(attempts=200, first_wait_s=0.001, longest_wait_s=0.01))
+        for time in range(first, 60, 3):
+            mine.append(batch([(1, time, 1, 0, 0.0)]))
+        mine.close()
+
+    writers = [threading.Thread(target=write, args=(first,)) for first in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [time for time, *_ in read(store, [1])[0]] == list(range(60))
+
+
+def test_attempts_are_bounded_and_their_pauses_grow():
+    pauses, calls = [], []
+
+    def fail():
+        calls.append(1)
+        raise ConnectionError("refused")
+
+    retry = Retry(
+        RetryConfig(attempts=5, first_wait_s=1, longest_wait_s=5), pauses.append, lambda low, high: high
+    )
+    with pytest.raises(StoreUnavailableError) as caught:
+        retry("redis://host", fail, (ConnectionError,))
+
+    assert len(calls) == 5
+    assert pauses == [1, 2, 4, 5]
+    assert str(caught.value) == (
+        "redis://host: no answer in 5 attempts, the last one failed with: ConnectionError: refused"
+    )
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert isinstance(again, UnavailableError)
+    assert (again.service, again.attempts, again.reason) == ("redis://host", 5, "ConnectionError: refused")
+
+
+def test_a_service_that_is_down_is_named_and_one_that_comes_back_is_used_again(tmp_path):
+    server = RedisServer(tmp_path)
+    try:
+        pauses = []
+        store = open_store(server.url, IMPATIENT, create=MANIFEST, sleep=pauses.append)
+        store.append(batch([(1, 5, 1, 0, 0.0)]))
+        server.stop()
+        for request in (lambda: read(store, [1]), lambda: store.append(batch([(1, 6, 1, 0, 0.0)]))):
+            with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1.*3 attempts.*ConnectionError"):
+                request()
+        assert len(pauses) == 4
+        server.start()
+        assert store.append(batch([(1, 5, 1, 0, 0.0)])).added == 1  # it keeps nothing
+        assert read(store, [1]) == [[(5, 1, 0, 0.0)]]
+        store.close()
+    finally:
+        server.stop()
+
+
+def test_a_request_waits_for_a_service_that_restarts(tmp_path):
+    server = RedisServer(tmp_path)
+    try:
+        store = open_store(server.url, IMPATIENT, create=MANIFEST, sleep=lambda seconds: server.start())
+        server.stop()
+        assert store.append(batch([(1, 5, 1, 0, 0.0)])).added == 1
+        store.close()
+    finally:
+        server.stop()
+
+
+def test_passwords_open_a_service_and_are_not_told(tmp_path):
+    server = RedisServer(tmp_path, "--requirepass", "secret")
+    try:
+        url = server.url.replace("redis://", "redis://:secret@")
+        store = open_store(url, IMPATIENT, create=MANIFEST)
+        assert "secret" not in store.name
+        assert store.name.startswith("redis://:***@127.0.0.1")
+        store.close()
+        for wrong in (server.url, url.replace("secret", "guess")):
+            with pytest.raises(InputError, match="give the user and password") as caught:
+                open_store(wrong, IMPATIENT)
+            assert "guess" not in str(caught.value)
+    finally:
+        server.stop()
+
+
+def test_a_service_may_be_reached_by_tls(tmp_path):
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed, which makes the certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", key, "-out", certificate),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    server = RedisServer(tmp_path, tls=(key, certificate))
+    try:
+        url = server.url.replace("redis://", "rediss://")
+        store = open_store(f"{url}?ssl_ca_certs={certificate}", IMPATIENT, create=MANIFEST)
+        store.append(batch([(1, 5, 1, 0, 0.0)]))
+        assert read(store, [1]) == [[(5, 1, 0, 0.0)]]
+        store.close()
+        with pytest.raises(StoreUnavailableError, match="certificate verify failed"):
+            open_store(url, IMPATIENT)
+    finally:
+        server.stop()
+
+
+def test_urls_that_are_none_are_refused():
+    with pytest.raises(InputError, match="expected redis://"):
+        open_store("redis://host:notaport/0", IMPATIENT)
+    with pytest.raises(InputError, match="the prefix after # is 'a\\*'"):
+        open_store("redis://host/0#a*", IMPATIENT)

@@ -1,0 +1,310 @@
+"""A log of events becomes an event store, and the store becomes samples."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rayrec.platform.errors import InputError
+from rayrec.samples.config import PrepareConfig
+from rayrec.samples.dataset import Dataset
+from rayrec.samples.ids import hash_strings
+from rayrec.samples.operations.operation import RowContext
+from rayrec.samples.operations.program import FeatureProgram
+from rayrec.samples.prepare import prepare
+from rayrec.samples.stores import build as build_module
+from rayrec.samples.stores import open_store
+from rayrec.samples.stores.build import StoreBuildConfig, build_store
+from rayrec.samples.stores.join import JoinHistoryConfig
+from rayrec.samples.stores.key_samples import write_key_samples
+from tests.data import random_events, write_source
+
+DAY = 86_400
+SECOND = 1_000_000
+T0 = 1_577_836_800  # 2020-01-01
+
+
+def write_log(folder, name="part-0.parquet", **columns):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+    return folder
+
+
+def build(source, address, **settings):
+    return build_store(source, str(address), StoreBuildConfig.parse(settings))
+
+
+def histories(address):
+    """key -> [(time, item), ...] and the further columns."""
+    store = open_store(str(address))
+    try:
+        result = {}
+        for keys_K in store.key_batches():
+            found = store.get_many(keys_K)
+            for place, key in enumerate(keys_K.tolist()):
+                rows = slice(found.offsets_K1[place], found.offsets_K1[place + 1])
+                result[key] = list(
+                    zip(*(column[rows].tolist() for column in found.columns.values()), strict=True)
+                )
+        return result
+    finally:
+        store.close()
+
+
+def refusal(source, address, **settings):
+    with pytest.raises(InputError) as caught:
+        build(source, address, **settings)
+    return str(caught.value)
+
+
+def test_a_log_by_any_column_names_becomes_histories(tmp_path):
+    source = write_log(
+        tmp_path / "log",
+        visitorid=[2, 1, 1],
+        movieId=[20, 11, 10],
+        ts=[T0, T0 + 5, T0],
+        event=["b", "a", "b"],
+    )
+    report = build(source, tmp_path / "store")
+    assert histories(tmp_path / "store") == {
+        1: [(T0 * SECOND, 10, 1), ((T0 + 5) * SECOND, 11, 0)],
+        2: [(T0 * SECOND, 20, 1)],
+    }
+    assert (report.files, report.events, report.added, report.duplicates, report.late) == (1, 3, 3, 0, 0)
+    assert report.out_of_order == 1
+
+
+def test_names_given_and_columns_kept(tmp_path):
+    source = write_log(
+        tmp_path / "log", who=[1, 1], what=[10, 11], when=[5, 6], price=[1.5, None], count=[3, 4]
+    )
+    columns = {"user_id": "who", "item_id": "what", "timestamp": "when"}
+    build(source, tmp_path / "store", columns=columns, keep=["price", "count"])
+    (first, second) = histories(tmp_path / "store")[1]
+    assert first == (5 * SECOND, 10, 1.5, 3)
+    assert second[:2] + second[3:] == (6 * SECOND, 11, 4)
+    assert np.isnan(second[2])
+
+
+@pytest.mark.parametrize("prefix", ["", "u"])
+def test_ids_are_those_of_a_prepared_data_set(tmp_path, prefix):
+    events = [
+        (f"{prefix}{user[1:]}", f"{prefix}{item[1:]}", time) for user, item, time in random_events(20, 30)
+    ]
+    source = write_source(tmp_path / "source", events)
+    prepare(source, tmp_path / "data", PrepareConfig(allow=frozenset({"duplicates"})))
+    build(source / "interactions.parquet", tmp_path / "store")
+
+    dataset = Dataset.open(tmp_path / "data")
+    stored = histories(tmp_path / "store")
+    rows = pq.read_table(tmp_path / "data" / "history.parquet").to_pylist()
+    assert {row["user_id"]: sorted(row["item_ids"]) for row in rows} == {
+        user: sorted(event[1] for event in history) for user, history in stored.items()
+    }
+    kind = "string" if prefix else "integer"
+    assert dataset.manifest.id_kinds == {"user": kind, "item": kind}
+
+
+def test_a_second_run_adds_new_files_only(tmp_path):
+    source = write_log(tmp_path / "log", user_id=[1, 2], item_id=[10, 20], timestamp=[T0, T0])
+    build(source, tmp_path / "store")
+    again = build(source, tmp_path / "store")
+    assert (again.files, again.files_known, again.events, again.added) == (0, 1, 0, 0)
+
+    write_log(
+        source, "hour=1/part.parquet", user_id=[1, 1, 2], item_id=[11, 10, 5], timestamp=[T0 + 9, T0, T0 - 1]
+    )
+    more = build(source, tmp_path / "store")
+    assert (more.files, more.files_known) == (1, 1)
+    assert (more.events, more.added, more.duplicates, more.late) == (3, 2, 1, 1)
+    assert [item for _, item in histories(tmp_path / "store")[1]] == [10, 11]
+
+
+def test_a_run_that_was_cut_short_is_run_again(tmp_path, monkeypatch):
+    random = np.random.default_rng(0)
+    source = write_log(
+        tmp_path / "log",
+        user_id=random.integers(0, 40, 2000),
+        item_id=random.integers(0, 90, 2000),
+        timestamp=T0 + random.integers(0, 50, 2000),
+    )
+    build(source, tmp_path / "whole")
+    calls = []
+
+    def cut_short(store):
+        calls.append(store)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(build_module, "_APPEND_EVENTS", 300)
+    with pytest.raises(KeyboardInterrupt):
+        build_store(
+            source,
+            str(tmp_path / "store"),
+            StoreBuildConfig(name="log", events_per_partition=600),
+            lambda phase, done, total: cut_short(phase) if phase == "storing" else None,
+        )
+    assert 0 < sum(map(len, histories(tmp_path / "store").values())) < 2000
+    report = build(source, tmp_path / "store", events_per_partition=600)
+    assert report.added + report.duplicates == 2000
+    assert histories(tmp_path / "store") == histories(tmp_path / "whole")
+
+
+def test_the_store_does_not_depend_on_partitions_or_files(tmp_path):
+    random = np.random.default_rng(1)
+    columns = {
+        "user_id": random.integers(0, 40, 3000),
+        "item_id": random.integers(0, 9, 3000),
+        "timestamp": T0 + random.integers(0, 20, 3000),
+    }
+    one = write_log(tmp_path / "one" / "log", **columns)
+    for part in range(3):
+        many = write_log(
+            tmp_path / "many" / "log",
+            f"{part}.parquet",
+            **{name: column[part::3] for name, column in columns.items()},
+        )
+    build(one, tmp_path / "a")
+    build(many, tmp_path / "b", events_per_partition=100)
+    assert histories(tmp_path / "a") == histories(tmp_path / "b")
+
+
+def test_a_file_that_changed_is_refused(tmp_path):
+    source = write_log(tmp_path / "log", user_id=[1], item_id=[10], timestamp=[T0])
+    build(source, tmp_path / "store")
+    write_log(source, user_id=[1], item_id=[11], timestamp=[T0])
+    assert "part-0.parquet: a file of this name is in the store, with other content" in refusal(
+        source, tmp_path / "store"
+    )
+
+
+def test_a_store_of_another_log_is_refused(tmp_path):
+    build(write_log(tmp_path / "log", user_id=[1], item_id=[10], timestamp=[T0]), tmp_path / "store")
+    other = write_log(tmp_path / "other", user_id=[1], item_id=[10], timestamp=[T0])
+    assert "its manifest has name 'log', this log 'other'; give the name" in refusal(
+        other, tmp_path / "store"
+    )
+    kinds = write_log(tmp_path / "x" / "log", user_id=[1], item_id=[10], timestamp=[T0], event=["a"])
+    assert "its manifest has columns {}, this log {'behaviors': 'int16'}" in refusal(
+        kinds, tmp_path / "store"
+    )
+
+
+def test_texts_do_not_join_a_store_of_integers(tmp_path):
+    source = write_log(tmp_path / "log", user_id=["1"], item_id=[10], timestamp=[T0])
+    build(source, tmp_path / "store")
+    assert list(histories(tmp_path / "store")) == [1]
+    write_log(source, "b.parquet", user_id=["ann"], item_id=[10], timestamp=[T0])
+    assert "b.parquet: user id 'ann' is no integer, but all user ids were" in refusal(
+        source, tmp_path / "store"
+    )
+
+
+def test_codes_of_behaviours_stay_as_new_ones_come(tmp_path):
+    source = write_log(tmp_path / "log", user_id=[1], item_id=[1], timestamp=[T0], event=["view"])
+    build(source, tmp_path / "store")
+    write_log(
+        source, "b.parquet", user_id=[1, 1], item_id=[2, 3], timestamp=[T0 + 1] * 2, event=["buy", "view"]
+    )
+    build(source, tmp_path / "store")
+    assert {item: code for _, item, code in histories(tmp_path / "store")[1]} == {1: 0, 2: 1, 3: 0}
+
+
+@pytest.mark.parametrize(
+    ("times", "unit", "expected"),
+    [
+        ([T0, T0 * 1000], "s", f"column ts: {T0 * 1000} in row 2 is said to be in s.*2020-01-01 in ms"),
+        ([T0 * 1000, T0], "ms", f"column ts: {T0} in row 2 is said to be in ms.*2020-01-01 in s"),
+        ([float(T0), T0 * 1e6], "s", r"column ts: 1577836800000000 in row 2.*in us \(1 of 2 values\)"),
+        ([5, T0 * 10**9], "us", "2020-01-01 in ns"),
+        ([T0, None], "s", "part-0.parquet row 2: timestamp is missing"),
+        ([T0, -5], "s", "part-0.parquet row 2: timestamp is -5"),
+        ([0.5, float("nan")], "s", "part-0.parquet row 2: timestamp is nan"),
+    ],
+)
+def test_impossible_times_are_refused_and_leave_no_store(tmp_path, times, unit, expected):
+    source = write_log(tmp_path / "log", user_id=[1, 1], item_id=[1, 2], ts=times)
+    with pytest.raises(InputError, match=expected):
+        build(source, tmp_path / "store", time_unit=unit)
+    assert not (tmp_path / "store").exists()
+
+
+def test_clocks_of_their_own_and_dates_are_taken(tmp_path):
+    build(write_log(tmp_path / "log", user_id=[1], item_id=[1], ts=[7]), tmp_path / "store")
+    dates = pa.array([7], pa.timestamp("ns"))
+    write_log(tmp_path / "log", "b.parquet", user_id=[1], item_id=[2], ts=dates)
+    build(tmp_path / "log", tmp_path / "store")
+    assert histories(tmp_path / "store")[1] == [(0, 2), (7 * SECOND, 1)]
+
+
+def test_events_far_in_the_future_are_told(tmp_path):
+    times = [T0 + second for second in range(5000)] + [T0 + 5000 * DAY]
+    source = write_log(tmp_path / "log", user_id=[1] * 5001, item_id=list(range(5001)), ts=times)
+    report = build(source, tmp_path / "store")
+    assert (report.far_future, report.far_future_from, report.newest_before) == (
+        1,
+        "2033-09-09",
+        "2020-01-01",
+    )
+    assert report.added == 5001
+    assert "1, from 2033-09-09; the others end 2020-01-01" in dict(report.rows())["far in the future"]
+
+
+def test_a_pause_in_the_log_is_no_future(tmp_path):
+    times = [T0] * 500 + [T0 + 800 * DAY] * 500
+    source = write_log(tmp_path / "log", user_id=[1] * 1000, item_id=list(range(1000)), ts=times)
+    assert build(source, tmp_path / "store").far_future == 0
+
+
+def test_sources_that_are_no_log_are_refused(tmp_path):
+    assert "no such file or folder" in refusal(tmp_path / "nothing", tmp_path / "store")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "log.csv").write_text("user_id,item_id,timestamp\n")
+    assert "no Parquet file in it, found log.csv" in refusal(tmp_path / "texts", tmp_path / "store")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "x.parquet").write_bytes(b"PAR1 and then nothing")
+    assert "x.parquet: cannot be read as Parquet" in refusal(tmp_path / "bad", tmp_path / "store")
+    source = write_log(tmp_path / "log", user_id=[1], timestamp=[T0])
+    assert "no column item_id; found user_id, timestamp" in refusal(source, tmp_path / "store")
+
+
+def test_samples_name_a_user_and_a_time_and_join_to_what_was_before(tmp_path):
+    source = write_log(
+        tmp_path / "log",
+        user_id=[1, 1, 1, 1, 2],
+        item_id=[10, 11, 12, 13, 20],
+        ts=[T0, T0, T0 + 1, T0 + 2, T0],
+    )
+    build(source, tmp_path / "store")
+    store = open_store(str(tmp_path / "store"))
+    report = write_key_samples(store, tmp_path / "samples")
+    store.close()
+    rows = pq.read_table(tmp_path / "samples")
+    assert (report.users, report.events, report.samples) == (2, 5, 2)
+    assert rows["user_id"].to_pylist() == [1, 1]
+    assert rows["item_id"].to_pylist() == [12, 13]
+
+    config = JoinHistoryConfig(store=str(tmp_path / "store"), append={"item_ids": "item_id"})
+    program = FeatureProgram.compile([config], rows.schema)
+    joined = program(rows.to_batches()[0], RowContext(np.arange(2), 0, 0))["item_ids"].to_pylist()
+    assert [sorted(items[:2]) + items[2:] for items in joined] == [[10, 11, 12], [10, 11, 12, 13]]
+
+
+def test_samples_are_not_written_over_something_else(tmp_path):
+    source = write_log(tmp_path / "log", user_id=[1], item_id=[10], ts=[T0])
+    build(source, tmp_path / "store")
+    store = open_store(str(tmp_path / "store"))
+    with pytest.raises(InputError, match="something is there already"):
+        write_key_samples(store, source)
+    with pytest.raises(InputError, match="no event has another one before it"):
+        write_key_samples(store, tmp_path / "samples")
+    assert not (tmp_path / "samples").exists()
+    store.close()
+
+
+def test_hashes_of_texts_are_those_of_the_ids(tmp_path):
+    build(write_log(tmp_path / "log", user_id=["ann"], item_id=["hat"], ts=[T0]), tmp_path / "store")
+    assert histories(tmp_path / "store") == {
+        int(hash_strings(["ann"])[0]): [(T0 * SECOND, int(hash_strings(["hat"])[0]))]
+    }
