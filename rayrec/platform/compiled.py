@@ -1,0 +1,46 @@
+"""What compiled kernels of several rooms share: integer hashing, and arrays as kernels expect them.
+
+Numba caches a compiled kernel by the source of the kernel's own file, so a change here needs the caches of
+its callers dropped; the hash is a contract and does not change.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import ArrayLike, NDArray
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_S27 = np.uint64(27)
+_S30 = np.uint64(30)
+_S31 = np.uint64(31)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def mix64(value: Any) -> Any:
+    """`rayrec.platform.hashing.mix64` of one uint64."""
+    z = np.uint64(value) + _GOLDEN
+    z = (z ^ (z >> _S30)) * _FIRST
+    z = (z ^ (z >> _S27)) * _SECOND
+    return z ^ (z >> _S31)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def extend64(prefix: Any, part: Any) -> Any:
+    """One more part for `combine64`: combine64(a, b) = extend64(extend64(0, a), b)."""
+    return mix64(np.uint64(prefix) ^ np.uint64(part))
+
+
+def kernel_input(array: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:
+    """Contiguous read-only view (a copy only if it must be) in the dtype a kernel expects.
+
+    Read-only always: arrays over Arrow's buffers are, and a writable one of the same dtype would be
+    another type to the compiler, so every kernel would be compiled twice.
+    """
+    view = np.ascontiguousarray(array, dtype=dtype).view()
+    view.flags.writeable = False
+    return view

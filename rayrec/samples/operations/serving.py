@@ -1,0 +1,39 @@
+"""Rows that come one by one, as Python values, in the form in which operations take a batch."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from rayrec.platform.errors import InputError
+from rayrec.samples.operations.python_values import is_value_of
+
+
+def batch_of(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+    """Rows by field name as one batch; a field that a row lacks is null.
+
+    Raises:
+        InputError: a field is unknown or of the wrong type, or one that may not be null is missing.
+    """
+    for row in rows:
+        for name in row:
+            if name not in schema.names:
+                close = difflib.get_close_matches(str(name), schema.names, n=1, cutoff=0.6)
+                hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(schema.names)}"
+                raise InputError(f"there is no field {name!r}; {hint}")
+    if not len(schema):  # a batch without columns has rows only as what is left of one that had some
+        return pa.RecordBatch.from_arrays([pa.nulls(len(rows))], names=["none"]).select([])
+    return pa.RecordBatch.from_arrays([_column(field, rows) for field in schema], schema=schema)
+
+
+def _column(field: pa.Field, rows: Sequence[Mapping[str, Any]]) -> pa.Array:
+    values = [row.get(field.name) for row in rows]
+    if not field.nullable and None in values:
+        raise InputError(f"the field {field.name!r} ({field.type}) is missing, and may not be null")
+    for value in values:
+        if not is_value_of(value, field.type):
+            raise InputError(f"the field {field.name!r} must be {field.type}, got {value!r}")
+    return pa.array(values, field.type)
