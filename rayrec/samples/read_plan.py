@@ -33,7 +33,7 @@ from rayrec.samples.batches import Int64Array, Interval
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.decoding import CorruptGroupError, GroupDecoder, ReadSpec, RowGroup
 from rayrec.samples.filters import Filters, as_filters, filter_expression
-from rayrec.samples.sources import OnCorrupt, ParquetSource, SourceFile
+from rayrec.samples.sources import OnCorrupt, ParquetSource, SourceFile, columns_of
 
 ORDER = 1
 """Version of the way in which `draw_windows` and `Window.order` draw; another one reads other rows."""
@@ -142,7 +142,7 @@ class Batching:
 
     def cuts(self, num_rows: int, lengths_E: Int64Array | None) -> Int64Array:
         """[S + 1] where batches begin and end, from the lengths of the epoch's rows in reading order."""
-        most_rows = self.batch_size or num_rows
+        most_rows = self.batch_size or max(num_rows, 1)
         if self.batch_tokens is None:
             return np.append(np.arange(0, num_rows, most_rows), num_rows)
         assert lengths_E is not None, "lengths were counted when the plan was made"
@@ -320,6 +320,10 @@ class EpochPlan:
                 parts.append(ReadPart(window, low - window.start, high - window.start))
         return BatchPlan(step, self.epoch, tuple(parts))
 
+    def window(self, number: int) -> Window | None:
+        """By its number; None: there are fewer."""
+        return self.windows[number] if number < len(self.windows) else None
+
 
 class Plan(Protocol):
     """What readers and loops need of a plan."""
@@ -329,14 +333,21 @@ class Plan(Protocol):
     def batch(self, step: int) -> BatchPlan | None:
         """None: there is no such step yet."""
 
-    def window_after(self, window: Window, distance: int) -> Window | None:
-        """The one that is read so many windows later; None where that is not known yet."""
+    def window_after(self, window: Window, num_readers: int) -> Window | None:
+        """The next one that the same reader reads; None where that is not known yet."""
 
 
 def readings(plan: Plan, batch: BatchPlan, num_readers: int) -> list[Reading]:
-    """Who reads the parts of a step: a window belongs to one reader, neighbours to different ones."""
+    """Who reads the parts of a step: a window belongs to one reader, neighbours to different ones.
+
+    Epochs of one window are neighbours, too: a growing folder may have many of them.
+    """
     return [
-        Reading(part.window.number % num_readers, part, plan.window_after(part.window, num_readers))
+        Reading(
+            (part.window.epoch + part.window.number) % num_readers,
+            part,
+            plan.window_after(part.window, num_readers),
+        )
         for part in batch.parts
     ]
 
@@ -395,7 +406,7 @@ class ReadPlan:
             raise InputError(
                 f"{dataset.root}: the training set is empty; prepare data that has training events"
             )
-        found = source.types_of(PREPARED_COLUMNS)
+        found = columns_of(source.schema, PREPARED_COLUMNS, source.folder.url)
         for column, expected in PREPARED_COLUMNS.items():
             if found.field(column).type != expected:
                 raise InputError(
@@ -473,13 +484,11 @@ class ReadPlan:
         """Those of an epoch, in the order they are read."""
         return self.epoch(epoch).windows
 
-    def window_after(self, window: Window, distance: int) -> Window | None:
-        """In the epoch; past its end the first one of the next epoch that the same reader has."""
-        windows = self.windows(window.epoch)
-        number = window.number + distance
-        if number >= len(windows):
-            windows, number = self.windows(window.epoch + 1), window.number % distance
-        return windows[number] if number < len(windows) else None
+    def window_after(self, window: Window, num_readers: int) -> Window | None:
+        """The next one that the same reader reads."""
+        following = self.epoch(window.epoch).window(window.number + num_readers)
+        # Of the next epoch, whose windows begin with the reader after that of this one's.
+        return following or self.epoch(window.epoch + 1).window((window.number - 1) % num_readers)
 
     @cached_property
     def order_fingerprint(self) -> str:
@@ -519,7 +528,7 @@ def read_spec(
     """
     return ReadSpec(
         source.folder,
-        source.types_of(source.schema.names if columns is None else columns),
+        columns_of(source.schema, source.schema.names if columns is None else columns, source.folder.url),
         source.schema,
         as_filters(filters, source.folder.url),
         on_corrupt,

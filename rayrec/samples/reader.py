@@ -25,7 +25,7 @@ from rayrec.samples.decoding import CorruptGroupError, DecodedGroup, GroupDecode
 from rayrec.samples.jagged import take_rows
 from rayrec.samples.manifest import EVALUATION_FILES, Split
 from rayrec.samples.read_plan import BatchPlan, ReadPart, Window, corrupt_group
-from rayrec.samples.scatter import keys_in_order, reordered
+from rayrec.samples.scatter import keys_in_order, places_of, reordered
 
 DECODE_THREADS = 2
 
@@ -64,8 +64,7 @@ class ShuffledWindow:
         self._read_R = read_R
         """Of the rows that are there, in reading order: their number in file order."""
         self.num_rows = len(read_R)
-        place_R = np.empty(self.num_rows, dtype=np.int64)
-        place_R[read_R] = np.arange(self.num_rows)
+        place_R = places_of(read_R)
         bounds = np.cumsum([len(group.row_G) for group in decoded])[:-1]
         places = np.split(place_R, bounds) if decoded else []
         self._keys_R = keys_in_order(

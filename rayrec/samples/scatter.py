@@ -21,11 +21,19 @@ from rayrec.platform.hashing import combine64
 from rayrec.samples.batches import Int64Array
 
 Array = NDArray[Any]
+Int32Array = NDArray[np.int32]
 _UNSIGNED: dict[int, type[np.generic]] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 _MOST_OFFSET = 2**31 - 1
 
 
-def reordered(column: list[pa.Array], kind: pa.DataType, places: list[Int64Array]) -> pa.Array:
+def places_of(order_R: Int64Array) -> Int32Array:
+    """[R] the inverse of an order: where each row goes."""
+    place_R = np.empty(len(order_R), dtype=np.int32)
+    _invert(order_R, place_R)
+    return place_R
+
+
+def reordered(column: list[pa.Array], kind: pa.DataType, places: list[Int32Array]) -> pa.Array:
     """One array of all rows, each in its place.
 
     Args:
@@ -48,7 +56,7 @@ def reordered(column: list[pa.Array], kind: pa.DataType, places: list[Int64Array
         raise InputError(f"a window of rows is too large ({error}); lower window_rows") from error
 
 
-def keys_in_order(file_of: list[int], row_of: list[Int64Array], places: list[Int64Array]) -> Int64Array:
+def keys_in_order(file_of: list[int], row_of: list[Int64Array], places: list[Int32Array]) -> Int64Array:
     """[R] identity of every row (see `row_keys`) in its place."""
     keys_R = np.empty(sum(map(len, places)), dtype=np.uint64)
     for file, row_G, place_G in zip(file_of, row_of, places, strict=True):
@@ -91,7 +99,7 @@ def _room(count: int, dtype: type[np.generic]) -> tuple[pa.Buffer, Array]:
     return buffer, np.frombuffer(buffer, dtype, count=count)
 
 
-def _fixed(column: list[pa.Array], kind: pa.DataType, places: list[Int64Array]) -> pa.Array:
+def _fixed(column: list[pa.Array], kind: pa.DataType, places: list[Int32Array]) -> pa.Array:
     num_rows = sum(map(len, places))
     buffer, out_R = _room(num_rows, _UNSIGNED[kind.bit_width])
     for part, place_G in zip(column, places, strict=True):
@@ -99,7 +107,7 @@ def _fixed(column: list[pa.Array], kind: pa.DataType, places: list[Int64Array]) 
     return pa.Array.from_buffers(kind, num_rows, [None, buffer])
 
 
-def _varying(column: list[pa.Array], kind: pa.DataType, places: list[Int64Array]) -> pa.Array:
+def _varying(column: list[pa.Array], kind: pa.DataType, places: list[Int32Array]) -> pa.Array:
     num_rows = sum(map(len, places))
     offsets_buffer, offsets_R1 = _room(num_rows + 1, np.int32)
     width = _UNSIGNED[kind.value_type.bit_width] if pa.types.is_list(kind) else np.uint8
@@ -128,13 +136,19 @@ def _varying(column: list[pa.Array], kind: pa.DataType, places: list[Int64Array]
 
 
 @njit(nogil=True, cache=True)
-def _put_words(values_G: Array, place_G: Int64Array, out_R: Array) -> None:
+def _invert(order_R: Int64Array, place_R: Int32Array) -> None:
+    for number in range(len(order_R)):
+        place_R[order_R[number]] = number
+
+
+@njit(nogil=True, cache=True)
+def _put_words(values_G: Array, place_G: Int32Array, out_R: Array) -> None:
     for row in range(len(place_G)):
         out_R[place_G[row]] = values_G[row]
 
 
 @njit(nogil=True, cache=True)
-def _put_lengths(starts_G1: Array, place_G: Int64Array, offsets_R1: Array) -> None:
+def _put_lengths(starts_G1: Array, place_G: Int32Array, offsets_R1: Array) -> None:
     for row in range(len(place_G)):
         offsets_R1[place_G[row] + 1] = starts_G1[row + 1] - starts_G1[row]
 
@@ -151,7 +165,7 @@ def _add_up(offsets_R1: Array) -> np.int64:
 
 
 @njit(nogil=True, cache=True)
-def _put_lists(starts_G1: Array, values: Array, place_G: Int64Array, offsets_R1: Array, out_N: Array) -> None:
+def _put_lists(starts_G1: Array, values: Array, place_G: Int32Array, offsets_R1: Array, out_N: Array) -> None:
     for row in range(len(place_G)):
         start, target = np.int64(starts_G1[row]), np.int64(offsets_R1[place_G[row]])
         for number in range(np.int64(starts_G1[row + 1]) - start):
@@ -159,7 +173,7 @@ def _put_lists(starts_G1: Array, values: Array, place_G: Int64Array, offsets_R1:
 
 
 @njit(nogil=True, cache=True)
-def _put_keys(of_file: np.uint64, row_G: Int64Array, place_G: Int64Array, keys_R: Array) -> None:
+def _put_keys(of_file: np.uint64, row_G: Int64Array, place_G: Int32Array, keys_R: Array) -> None:
     """mix64(of_file ^ row), compiled; see rayrec.platform.hashing."""
     for row in range(len(row_G)):
         z = (of_file ^ np.uint64(row_G[row])) + np.uint64(0x9E3779B97F4A7C15)

@@ -122,17 +122,18 @@ class ParquetSource:
         content = [(file.name, file.size, file.footer) for file in self.files]
         return hashlib.sha256(repr(content).encode()).hexdigest()
 
-    def types_of(self, columns: Iterable[str]) -> pa.Schema:
-        """
-        Raises:
-            InputError: there is no such column.
-        """
-        for name in columns:
-            if name not in self.schema.names:
-                raise InputError(
-                    f"{self.folder.url}: no column {name!r}; found {', '.join(self.schema.names)}"
-                )
-        return pa.schema([self.schema.field(name) for name in columns])
+
+def columns_of(schema: pa.Schema, names: Iterable[str], source: str) -> pa.Schema:
+    """Some columns, in the order given.
+
+    Raises:
+        InputError: there is no such column.
+    """
+    names = list(names)
+    for name in names:
+        if name not in schema.names:
+            raise InputError(f"{source}: no column {name!r}; found {', '.join(schema.names)}")
+    return pa.schema([schema.field(name) for name in names])
 
 
 def list_files(folder: RemoteFolder) -> dict[str, fs.FileInfo]:

@@ -41,7 +41,7 @@ class StepPlan:
     def batch(self, step: int) -> BatchPlan:
         return BatchPlan(step, 0, (ReadPart(Window(0, step, (), step, 1, seed=0), step, step + 1),))
 
-    def window_after(self, window: Window, distance: int) -> None:
+    def window_after(self, window: Window, num_readers: int) -> None:
         return None
 
 

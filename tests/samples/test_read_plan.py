@@ -193,7 +193,9 @@ def test_neighbouring_windows_belong_to_different_readers_each_with_its_next_win
     ]
     for number, reader, ahead in seen:
         assert reader == number % 2
-        assert ahead == ((0, number + 2) if number + 2 < len(windows) else (1, reader))
+        assert ahead == ((0, number + 2) if number + 2 < len(windows) else (1, 1 - reader))
+    first_of_next = plan.batch(plan.steps_per_epoch)
+    assert readings(plan, first_of_next, 2)[0].reader == 1
 
 
 def test_columns_that_are_not_asked_for_are_not_read(log):
