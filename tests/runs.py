@@ -21,7 +21,6 @@ from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import RunState, write_snapshot
 from rayrec.platform.devices import get_device
-from rayrec.samples.batches import SampleBatch
 from rayrec.samples.config import PrepareConfig
 from rayrec.samples.cursor import Cursor
 from rayrec.samples.dataset import Dataset
@@ -104,7 +103,7 @@ def _train_one_epoch(run: RunFolder, assembly: Assembly) -> None:
     )
     reader = SampleReader(plan.spec)
     for step in range(plan.steps_per_epoch):
-        (features,) = assembly.features(SampleBatch.of(step, reader.read_batch(plan.batch(step))))
+        (features,) = assembly.features.training(step, reader.read_batch(plan.batch(step)))
         gradients = program.backward(features, lookups.rows(step, features.lookups))
         lookups.update(step, features.lookups, gradients.row_grads)
         program.update()

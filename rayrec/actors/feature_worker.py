@@ -1,4 +1,4 @@
-"""Turns rows into features; all arithmetic is in `SequenceFeatures`."""
+"""Turns rows into features; all arithmetic is in `RowFeatures`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayrec.actors.read_ahead import ReadAhead
 from rayrec.actors.spawning import ActorRole, spawn_stateless
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
 from rayrec.samples.batches import FeatureBatch, Interval, RowBatch, SampleBatch
-from rayrec.samples.features import SequenceFeatures
+from rayrec.samples.row_features import RowFeatures
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class FeatureWorker:
     def __init__(
         self,
         role: ActorRole,
-        make_features: Callable[[], SequenceFeatures],
+        make_features: Callable[[], RowFeatures],
         read_ahead: ReadAhead | None = None,
     ) -> None:
         self._role = role
@@ -49,7 +49,7 @@ class FeatureWorker:
         """A summary, and one share per trainer, each an object of its own."""
         with self._pulse.during("compute", step), self._clock.busy():
             rows = RowBatch.concatenate(parts)
-            shares = self._features(SampleBatch.of(step, rows))
+            shares = self._features.training(step, rows)
             if self._read_ahead is not None:
                 self._read_ahead(shares)
         self._metrics.after_batch(self._clock.times())
@@ -76,7 +76,7 @@ class FeatureWorker:
 
 def spawn_feature_workers(
     run: str,
-    make_features: Callable[[], SequenceFeatures],
+    make_features: Callable[[], RowFeatures],
     num_workers: int,
     num_cpus: float,
     read_ahead: ReadAhead | None = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -14,13 +14,16 @@ from rayrec.models.program import DenseOptimizerSettings
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.snapshots import Snapshot
+from rayrec.pipelines.training_rows import TrainingRows, training_rows
 from rayrec.platform.devices import device_named
 from rayrec.platform.errors import InputError
 from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.features import SequenceFeatures
+from rayrec.samples.followed_plan import FollowedPlan
 from rayrec.samples.manifest import Split
 from rayrec.samples.read_plan import ReadPlan
+from rayrec.samples.row_features import RowFeatures
 
 SEMANTIC_IDS_FOLDER = "semantic_ids"
 
@@ -32,19 +35,54 @@ class Assembly:
     config: RunConfig
     dataset: Dataset
     registry: SemanticIdRegistry | None
-    features: SequenceFeatures
     catalogue: Catalogue
+    sequences: SequenceFeatures
+    followed: Snapshot | None = None
+    """Where a growing folder is followed: the snapshot to go on from, which knows its files."""
 
     @cached_property
-    def plan(self) -> ReadPlan:
-        """Which training rows make up which step."""
+    def rows(self) -> TrainingRows:
+        """The training rows; footers are read when it is first asked for."""
+        if self.followed is None:
+            return training_rows(self.config, self.dataset)
+        snapshot = self.followed
+        return training_rows(self.config, self.dataset, snapshot.followed, snapshot.committed_step + 1)
+
+    @cached_property
+    def features(self) -> RowFeatures:
         config = self.config
-        return ReadPlan.of(self.dataset, config.training.batch_size, config.seed, config.data.window_rows)
+        return RowFeatures(self.sequences, self.rows.program, config.seed, config.data.cache is not None)
 
     @property
-    def total_steps(self) -> int:
-        """Most steps that the run trains."""
-        return self.config.training.epochs * self.plan.steps_per_epoch
+    def plan(self) -> ReadPlan | FollowedPlan:
+        """Which training rows make up which step."""
+        return self.rows.plan
+
+    @property
+    def total_steps(self) -> int | None:
+        """Most steps that the run trains; None where it follows a folder that grows."""
+        steps = self.rows.steps_per_epoch
+        return None if steps is None else self.config.training.epochs * steps
+
+    def epochs_at(self, step: int) -> float:
+        """Passes over the data before a step; of a growing folder, the segments that were begun."""
+        steps = self.rows.steps_per_epoch
+        return float(self.plan.locate(step)[0]) if steps is None else step / steps
+
+    @property
+    def validates_every(self) -> int:
+        """Steps between two validations."""
+        evaluation = self.config.evaluation
+        if evaluation.every_steps is not None:
+            return evaluation.every_steps
+        assert self.rows.steps_per_epoch is not None, "settings are checked"
+        return evaluation.every_epochs * self.rows.steps_per_epoch
+
+    def going_on_from(self, snapshot: Snapshot | None) -> Assembly:
+        """The same inputs, read on from a snapshot."""
+        if self.config.data.follow is None or snapshot is None:
+            return self
+        return replace(self, followed=snapshot)
 
     @property
     def tables(self) -> tuple[TableConfig, ...]:
@@ -60,7 +98,7 @@ class Assembly:
 
     @property
     def _schedule(self) -> RateSchedule:
-        return self.config.rate_schedule(self.plan.steps_per_epoch)
+        return self.config.rate_schedule(self.rows.steps_per_epoch)
 
 
 def assemble(config: RunConfig, checksums: bool = True) -> Assembly:
@@ -75,7 +113,7 @@ def assemble(config: RunConfig, checksums: bool = True) -> Assembly:
     num_negatives = 0
     if isinstance(model, SasRecConfig) and model.item_matrix == "sparse":
         num_negatives = model.num_negatives
-    features = SequenceFeatures(
+    sequences = SequenceFeatures(
         dataset.items.ids_I,
         max_length=config.model.backbone.max_length,
         tables=sparse_tables(config.model),
@@ -90,12 +128,12 @@ def assemble(config: RunConfig, checksums: bool = True) -> Assembly:
         num_items=len(dataset.items),
         codes_IL=None if registry is None else registry.codes_IL,
         level_sizes=() if registry is None else registry.level_sizes,
-        negative_log_q_I=features.negative_log_q_I() if num_negatives else None,
+        negative_log_q_I=sequences.negative_log_q_I() if num_negatives else None,
     )
-    return Assembly(config, dataset, registry, features, catalogue)
+    return Assembly(config, dataset, registry, catalogue, sequences)
 
 
-def features_of(config: RunConfig) -> SequenceFeatures:
+def features_of(config: RunConfig) -> RowFeatures:
     """For the process of a feature worker, whenever it starts: the catalogue does not travel."""
     return assemble(config, checksums=False).features
 

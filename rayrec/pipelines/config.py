@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
@@ -22,21 +22,62 @@ from rayrec.models.program import DenseOptimizerSettings
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
 from rayrec.platform.devices import device_named
+from rayrec.platform.remote_files import absolute
 from rayrec.platform.schedule import RateSchedule
+from rayrec.samples.operations.config import OperationConfig
 
 TABLE_SEEDS = {"item": 1, "user": 2, "code": 3}
 """Added to 1,000 times the run's seed: tables of one run start with different rows."""
+
+
+class FollowConfig(Config):
+    """Training on a folder that keeps growing."""
+
+    every_s: float = Field(10.0, gt=0)
+    """How often the folder is looked at for new files."""
+    stop_after_s: float | None = Field(None, gt=0)
+    """The run is over when nothing new has come for so long; None: it goes on until it is stopped."""
+
+
+class PreparedCacheConfig(Config):
+    """Rows that are decoded and have gone through `data.features`, kept on each reader's local disk."""
+
+    folder: str
+    """On a local disk; runs may share it, since what is in it is found by its content."""
+    max_bytes: ByteSize = Field(ByteSize(16 * 2**30), ge=1)
+    """What has not been used for longest goes first."""
 
 
 class DataConfig(Config):
     """What is trained on."""
 
     path: str
-    """Folder written by `rayrec prepare`."""
+    """Folder written by `rayrec prepare`: the catalogue, the users that are evaluated, and training rows."""
     semantic_ids: str | None = None
     """Folder written by `rayrec tokenize`; None is `semantic_ids` inside the data set."""
+    samples: str | None = None
+    """Path or URL of a folder of Parquet (sub-folders included) with the training rows, instead of those of
+    the data set. After `features` a row has a `user_id` and the list `item_ids`, oldest first."""
+    follow: FollowConfig | None = None
+    """`samples` keeps growing: every file is trained on once, and new ones are waited for."""
+    filters: tuple[Any, ...] = ()
+    """Which rows are read, such as `[["price", ">", 3], ["country", "in", ["de", "fr"]]]`."""
+    on_corrupt: Literal["stop", "skip"] = "stop"
+    """What to do about Parquet that cannot be decoded: stop, or leave the rows out and count them."""
+    features: tuple[OperationConfig, ...] = ()
+    """Operations on the columns of a row, in order; see `rayrec.samples.operations`."""
+    cache: PreparedCacheConfig | None = None
+    """None: rows are decoded and prepared anew in every epoch."""
     window_rows: int = Field(65_536, gt=0)
     """Rows that are shuffled together, and held in memory by each reader."""
+
+    @model_validator(mode="after")
+    def _what_is_followed_is_named(self) -> DataConfig:
+        if self.follow is not None and self.samples is None:
+            raise ValueError(
+                "data.follow needs data.samples, the folder that grows; a prepared data set stays as it is"
+            )
+        return self
 
 
 class TableSettings(Config):
@@ -125,7 +166,10 @@ class TrainingConfig(Config):
     """How long and how fast."""
 
     batch_size: int = Field(256, gt=0)
-    """Rows of a global batch, over all trainers."""
+    """Rows of a global batch, over all trainers; the most, with `batch_tokens`."""
+    batch_tokens: int | None = Field(None, gt=0)
+    """Most items of a global batch, over the lists `item_ids` as they are read; a row that has more is a
+    batch of its own. None: rows are counted only."""
     epochs: int = Field(10, gt=0)
     """Most passes over the data."""
     optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
@@ -138,6 +182,8 @@ class EvaluationConfig(Config):
 
     every_epochs: int = Field(1, gt=0)
     """A snapshot is written after each validation."""
+    every_steps: int | None = Field(None, gt=0)
+    """Validation after so many steps instead, as a run that follows a growing folder needs it."""
     patience: int | None = Field(None, ge=1)
     """Validations without improvement after which training stops; None never stops early."""
     metric: Literal["recall", "ndcg"] = "ndcg"
@@ -204,11 +250,26 @@ class RunConfig(Config):
             )
         return self
 
+    @model_validator(mode="after")
+    def _what_is_followed_has_no_epochs(self) -> RunConfig:
+        if self.data.follow is None:
+            return self
+        if self.evaluation.every_steps is None:
+            raise ValueError("data.follow needs evaluation.every_steps: a folder that grows has no epochs")
+        if self.training.schedule.decay != "none":
+            raise ValueError(
+                f"training.schedule.decay is {self.training.schedule.decay!r} and data.follow is set: a folder "
+                "that grows has no end to decay towards; set decay to 'none'"
+            )
+        return self
+
     def with_absolute_paths(self) -> RunConfig:
         """The same run, to be understood from any working directory."""
-        paths = {"path": str(Path(self.data.path).resolve())}
-        if self.data.semantic_ids is not None:
-            paths["semantic_ids"] = str(Path(self.data.semantic_ids).resolve())
+        paths: dict[str, Any] = {"path": absolute(self.data.path)}
+        for name in ("semantic_ids", "samples"):
+            if (path := getattr(self.data, name)) is not None:
+                paths[name] = absolute(path)
+        paths["features"] = tuple(feature.with_absolute_paths() for feature in self.data.features)
         return self.model_copy(update={"data": self.data.model_copy(update=paths)})
 
     def with_data(self, path: str | Path) -> RunConfig:
@@ -224,9 +285,12 @@ class RunConfig(Config):
         num_actors = pipeline.num_readers + pipeline.num_feature_workers + self.sparse.num_servers
         return num_actors * pipeline.cpus_per_actor + pipeline.num_trainers * pipeline.cpus_per_trainer
 
-    def rate_schedule(self, steps_per_epoch: int) -> RateSchedule:
+    def rate_schedule(self, steps_per_epoch: int | None) -> RateSchedule:
         schedule = self.training.schedule
-        cosine_steps = self.training.epochs * steps_per_epoch if schedule.decay == "cosine" else None
+        cosine_steps = None
+        if schedule.decay == "cosine":
+            assert steps_per_epoch is not None, "settings are checked"
+            cosine_steps = self.training.epochs * steps_per_epoch
         return RateSchedule(schedule.warmup_steps, cosine_steps)
 
     def tables(self, schedule: RateSchedule) -> tuple[TableConfig, ...]:

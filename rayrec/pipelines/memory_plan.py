@@ -356,8 +356,11 @@ def _batch_ids(assembly: Assembly, num_ids: Mapping[str, int]) -> dict[str, int]
     """Most distinct ids of each table in one trainer's share of a batch, as `SequenceFeatures` makes them."""
     config = assembly.config
     model = config.model
-    num_rows = -(-config.training.batch_size // config.pipeline.num_trainers)
+    num_rows, num_trainers = config.training.batch_size, config.pipeline.num_trainers
     num_tokens = num_rows * model.backbone.max_length
+    if num_trainers > 1:
+        # Shares are of about equal length, within that of a row; one may have all rows but a few long ones.
+        num_tokens = min(num_tokens, -(-num_tokens // num_trainers) + model.backbone.max_length)
     num_items = num_tokens
     if isinstance(model, SasRecConfig) and model.item_matrix == "sparse":
         num_items = 2 * num_tokens + model.num_negatives

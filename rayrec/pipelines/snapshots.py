@@ -51,6 +51,8 @@ class RunState:
     """Where the training read goes on."""
     progress: dict[str, Any] = field(default_factory=dict)
     """What the training loop has to know of itself to go on."""
+    followed: dict[str, Any] | None = None
+    """Files of a growing folder that were accepted so far."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,10 @@ class Snapshot:
     @property
     def committed_step(self) -> int:
         return self.state.committed_step
+
+    @property
+    def followed(self) -> dict[str, Any] | None:
+        return self.state.followed
 
     @property
     def weights(self) -> dict[str, np.ndarray]:

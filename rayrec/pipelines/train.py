@@ -65,7 +65,7 @@ def train(
     unread = sorted(set(config.sparse.tables) - {table.name for table in assembly.tables})
     if unread:
         logger.warning("the model does not read %s, which sparse.tables has settings of", ", ".join(unread))
-    _ = assembly.plan  # footers are read before anything starts
+    _ = assembly.features  # footers are read, and operations fit, before anything starts
     if starts_cluster(config.cluster):
         get_device(config.device)  # trainers will run on this machine; elsewhere they may have what it lacks
     path = Path(run)
@@ -109,7 +109,7 @@ def _snapshot_to_resume(folder: RunFolder, assembly: Assembly, which: str = "las
     except InputError as error:
         raise InputError(f"{error}; --snapshot previous goes on from the one before it") from error
     check_snapshot(snapshot, assembly)
-    check_continues(snapshot, assembly)
+    check_continues(snapshot, assembly.going_on_from(snapshot))
     return snapshot
 
 
@@ -167,6 +167,7 @@ def _train_until_over(
 def _attempt(
     folder: RunFolder, assembly: Assembly, snapshot: Snapshot | None, on_step: OnStep | None
 ) -> TrainingResult:
+    assembly = assembly.going_on_from(snapshot)
     attempt: TrainingRun | None = None
     try:
         with running_stages(folder.name, assembly) as stages:
@@ -179,7 +180,9 @@ def _attempt(
 
 def rows_of_step(assembly: Assembly, step: int) -> str:
     """Which rows of which files a step trains on; the reader gives the same ones every time."""
-    cursor = SampleReader(assembly.plan.spec).read_batch(assembly.plan.batch(step)).cursor
+    batch = assembly.plan.batch(step)
+    assert batch is not None, "it has been trained on"
+    cursor = SampleReader(assembly.plan.spec).read_batch(batch).cursor
     shown = [f"{part.file} {part.start} to {part.stop - 1}" for part in cursor[:SHOWN_INTERVALS]]
     more = len(cursor) - len(shown)
     return "; ".join(shown) + (f"; and {more} more places" if more else "")

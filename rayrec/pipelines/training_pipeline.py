@@ -172,7 +172,7 @@ class TrainingPipeline:
             for reading in readings(stages.plan, batch, len(stages.readers))
         ]
         worker = stages.feature_workers[step % len(stages.feature_workers)]
-        compute = worker.compute.options(num_returns=1 + len(stages.trainers))
+        compute: Any = worker.compute.options(num_returns=1 + len(stages.trainers))
         summary, *shares = compute.remote(step, *parts)
         return _Begun(step, summary, shares)
 

@@ -17,9 +17,12 @@ from rayrec.pipelines.snapshot_writer import CutSchedule, Shown, SnapshotWriter
 from rayrec.pipelines.snapshots import RunState, Snapshot
 from rayrec.pipelines.stages import Stages
 from rayrec.pipelines.training_pipeline import BatchError, Cut, StepResult, TrainingPipeline
+from rayrec.pipelines.training_rows import Arrivals
 from rayrec.pipelines.validation import validate
+from rayrec.platform.errors import InputError
 from rayrec.platform.metrics import RayFigures
 from rayrec.samples.cursor import Cursor
+from rayrec.samples.followed_plan import FollowedPlan
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +101,9 @@ class TrainingResult:
 
 def is_over(assembly: Assembly, step: int, progress: Progress) -> bool:
     """Whether nothing is left to train before this step."""
-    patience = assembly.config.evaluation.patience
-    return step >= assembly.total_steps or (patience is not None and progress.stale >= patience)
+    patience, total_steps = assembly.config.evaluation.patience, assembly.total_steps
+    is_at_end = total_steps is not None and step >= total_steps
+    return is_at_end or (patience is not None and progress.stale >= patience)
 
 
 class TrainingRun:
@@ -136,9 +140,13 @@ class TrainingRun:
         """Whether the pipeline makes a cut that the writer does not have yet."""
         self._metrics = RayFigures({"run": folder.name})
         self._metric = f"{self._config.evaluation.metric}@10"
+        self._arrivals = Arrivals(
+            assembly.rows, self._config.data, assembly.total_steps, on_wait=self._while_waiting
+        )
         self._total_steps = assembly.total_steps
+        """None where a folder is followed that grows."""
         self._progress = Progress()
-        self._cursor = Cursor(assembly.dataset.fingerprint)
+        self._cursor = Cursor(assembly.rows.fingerprint)
         self._incarnation = 0
         """Of the servers: raised by every recovery, so that nothing of the time before is taken for new."""
 
@@ -159,23 +167,25 @@ class TrainingRun:
 
     def _run(self) -> TrainingResult:
         step = self._restore()
-        period = self._config.evaluation.every_epochs * self._plan.steps_per_epoch
+        period = self._assembly.validates_every
         while not is_over(self._assembly, step, self._progress):
-            stop = min(self._total_steps, (step // period + 1) * period)
-            self._train(step, stop)
-            step, loss = stop, self._progress.mean_loss
+            stop = (step // period + 1) * period
+            reached = self._train(step, stop if self._total_steps is None else min(self._total_steps, stop))
+            if reached == step:
+                break  # nothing comes any more
+            step, loss = reached, self._progress.mean_loss
             summary = summarise(validate(self._stages, self._assembly))
             self._progress = self._progress.judged(summary[self._metric].value, step)
             self._cut_now(step)
             self._record(step, loss, summary)
         self._writer.wait()
         progress = self._progress
-        assert progress.loss is not None, "a run has a step"
-        assert progress.best_value is not None, "and a validation"
+        if progress.loss is None or progress.best_value is None:
+            raise InputError(f"{self._config.data.samples}: no row has come to train on")
         return TrainingResult(
             run=str(self._folder.path),
             steps=step,
-            epochs=step / self._plan.steps_per_epoch,
+            epochs=self._assembly.epochs_at(step),
             final_loss=progress.loss,
             best_metric=self._metric,
             best_value=progress.best_value,
@@ -189,9 +199,18 @@ class TrainingRun:
         """When the actors are gone: return when nothing writes to the folder any more."""
         self._writer.close()
 
-    def _train(self, first: int, stop: int) -> None:
+    def _train(self, first: int, stop: int) -> int:
+        """Returns the step that it came to: `stop`, unless no rows come any more."""
+        step = first
+        while step < stop and (there := min(stop, self._arrivals.after(step))) > step:
+            self._train_steps(step, there, stop)
+            step = there
+        return step
+
+    def _train_steps(self, first: int, stop: int, validation: int) -> None:
         def wants_cut(step: int) -> bool:
-            self._is_cut_out = step + 1 < stop and self._schedule(step)  # behind the last, validation has one
+            # Behind the last step before a validation there will be one anyway.
+            self._is_cut_out = step + 1 < validation and self._schedule(step)
             return self._is_cut_out
 
         step, since = first, time.perf_counter()
@@ -207,6 +226,12 @@ class TrainingRun:
                 self._writer.wait()
             raise error.reason from None
 
+    def _while_waiting(self, step: int) -> None:
+        """Nothing is there to train on, and all steps before this one are committed."""
+        self._writer.check()
+        if step > 0 and self._schedule(step - 1):
+            self._cut_now(step)
+
     def _take(self, result: StepResult, seconds: float) -> None:
         """A step is committed."""
         epoch, _ = self._plan.locate(result.step)
@@ -218,10 +243,18 @@ class TrainingRun:
         self._writer.check()
         done = result.step + 1
         if self._on_step is not None:
-            self._on_step(done, self._total_steps, result.loss)
+            self._on_step(done, self._known_steps, result.loss)
         if done % METRICS_EVERY_STEPS == 0:
-            percent = 100.0 * done / self._total_steps
+            percent = 100.0 * done / self._known_steps
             self._metrics.publish({"loss": result.loss, "step": done, "progress_percent": percent})
+
+    @property
+    def _known_steps(self) -> int:
+        """Of the whole run, as far as it is known."""
+        if self._total_steps is not None:
+            return self._total_steps
+        assert isinstance(self._plan, FollowedPlan)
+        return self._plan.known_steps
 
     def _cut_now(self, step: int) -> None:
         """A snapshot of the steps before this one, which are all committed."""
@@ -238,6 +271,7 @@ class TrainingRun:
             semantic_ids_version=None if registry is None else registry.version,
             read_position=self._plan.position(cut.step + 1),
             progress=progress,
+            followed=self._assembly.rows.state,
         )
         is_best = self._progress.best_step == cut.step + 1
         self._writer.begin(cut, state, self._cursor.to_table(), Shown(progress, is_best))
@@ -245,7 +279,7 @@ class TrainingRun:
     def _record(self, step: int, loss: float, summary: dict[str, Estimate]) -> None:
         stages = self._stages.stats().summary()
         figures = {name: estimate.value for name, estimate in summary.items()}
-        epoch = step / self._plan.steps_per_epoch
+        epoch = self._assembly.epochs_at(step)
         self._folder.log(
             {
                 "step": step,
@@ -261,9 +295,8 @@ class TrainingRun:
             {"valid_" + name.replace("@", "_at_"): value for name, value in figures.items()}
         )
         logger.info(
-            "epoch %g of %d: loss %.4f, valid recall@10 %.4f, ndcg@10 %.4f, %.0f s of training",
+            "epoch %g: loss %.4f, valid recall@10 %.4f, ndcg@10 %.4f, %.0f s of training",
             epoch,
-            self._config.training.epochs,
             loss,
             figures["recall@10"],
             figures["ndcg@10"],
@@ -290,7 +323,7 @@ class TrainingRun:
         self._folder.forget_after(snapshot.committed_step + 1)
         self._progress = Progress(**snapshot.state.progress)
         self._cursor = snapshot.cursor
-        self._cursor.check_belongs_to(self._assembly.dataset.fingerprint, str(snapshot.path))
+        self._cursor.check_belongs_to(self._assembly.rows.fingerprint, str(snapshot.path))
         chain = [[str(path.resolve()) for path in files] for files in snapshot.sparse_chain]
         servers, trainers, watch = self._stages.servers, self._stages.trainers, self._stages.watch
         loading = [

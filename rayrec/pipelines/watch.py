@@ -67,9 +67,8 @@ class Watch:
 
     def _look_after(self, again: bool, may_take_long: bool) -> None:
         try:
-            accounts: Mapping[str, Account] = ray.get(
-                self._monitor.accounts.remote(), timeout=MONITOR_PATIENCE_S
-            )
+            asked: Any = self._monitor.accounts.remote()
+            accounts: Mapping[str, Account] = ray.get(asked, timeout=MONITOR_PATIENCE_S)
         except GetTimeoutError:
             logger.warning("nothing has come for %.0f s, and no word of the actors", self._hang_timeout_s)
             return

@@ -67,3 +67,8 @@ def remote_folder(url: str | Path) -> RemoteFolder:
             f"or a URL that pyarrow ({', '.join(ARROW_SCHEMES)}) or an installed package of fsspec knows"
         ) from error
     return RemoteFolder(text, filesystem, path)
+
+
+def absolute(location: str) -> str:
+    """A path of this machine from its root; a URL as it is."""
+    return location if _SCHEME.match(location) else str(Path(location).resolve())

@@ -84,8 +84,6 @@ class SampleBatch:
     """Row b owns item_ids_N[offsets_B1[b]:offsets_B1[b + 1]]."""
     targets_B: Int64Array | None = None
     """Evaluation only: id of the item that came next."""
-    cursor: tuple[Interval, ...] = ()
-    """Training: where the rows were read. Ends here; features and trainers know rows by their keys."""
 
     @property
     def num_rows(self) -> int:
@@ -93,15 +91,15 @@ class SampleBatch:
 
     @classmethod
     def of(cls, step: int, batch: RowBatch) -> SampleBatch:
-        """From the columns `user_id` (integers) and `item_ids` (lists of integers)."""
+        """From the columns `user_id` (integers) and `item_ids` (lists of integers, null for none)."""
         users, items = batch.rows["user_id"], batch.rows["item_ids"]
+        lengths_B = items.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         return cls(
             step=step,
             row_keys_B=batch.row_keys_B,
             user_ids_B=users.to_numpy(zero_copy_only=False),
             item_ids_N=items.flatten().to_numpy(zero_copy_only=False).astype(np.int64, copy=False),
-            offsets_B1=np.concatenate([[0], np.cumsum(items.value_lengths().to_numpy(zero_copy_only=False))]),
-            cursor=batch.cursor,
+            offsets_B1=np.concatenate([[0], np.cumsum(lengths_B, dtype=np.int64)]),
         )
 
 

@@ -22,6 +22,7 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import RemoteFolder
 from rayrec.samples.batches import Int64Array
 from rayrec.samples.filters import Filters, filter_columns, filter_expression
+from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.sources import OnCorrupt, SourceFile, file_infos
 
 KEPT_FOOTERS = 256
@@ -50,6 +51,17 @@ class RowGroup:
 
 
 @dataclass(frozen=True)
+class Preparation:
+    """What is done with the rows of a row group, and where the result is kept."""
+
+    program: FeatureProgram
+    seed: int
+    """Of the run, for the program's random draws."""
+    folder: str
+    max_bytes: int
+
+
+@dataclass(frozen=True)
 class ReadSpec:
     """What readers have to know of a data set: where it is, and what is wanted of its rows."""
 
@@ -60,6 +72,8 @@ class ReadSpec:
     """Those that there are; filters may ask for any."""
     filters: Filters = ()
     on_corrupt: OnCorrupt = "stop"
+    preparation: Preparation | None = None
+    """What readers do with the rows of each row group, and keep; None: rows stay as they are."""
 
 
 class CorruptGroupError(Exception):

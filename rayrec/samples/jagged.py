@@ -48,3 +48,8 @@ def list_rows(values: pa.Array, starts_R: Int64Array, lengths_R: Int64Array) -> 
     """An Arrow list column: row r is values[starts_R[r]:starts_R[r] + lengths_R[r]]."""
     offsets = pa.array(offsets_from_lengths(lengths_R), pa.int32())
     return pa.ListArray.from_arrays(offsets, values.take(pa.array(concatenated_ranges(starts_R, lengths_R))))
+
+
+def list_array(values_N: Int64Array, offsets_R1: Int64Array) -> pa.ListArray:
+    """(values_N, offsets_R1) as an Arrow list column."""
+    return pa.ListArray.from_arrays(pa.array(offsets_R1, pa.int32()), pa.array(values_N))

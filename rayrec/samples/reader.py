@@ -18,12 +18,13 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from rayrec.platform.hashing import combine64
 from rayrec.samples.batches import Int64Array, Interval, RowBatch, SampleBatch, joined
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.decoding import CorruptGroupError, DecodedGroup, GroupDecoder, ReadSpec, RowGroup
 from rayrec.samples.jagged import take_rows
+from rayrec.samples.keys import row_keys
 from rayrec.samples.manifest import EVALUATION_FILES, Split
+from rayrec.samples.preparation import PreparedGroups
 from rayrec.samples.read_plan import BatchPlan, ReadPart, Window, corrupt_group
 from rayrec.samples.scatter import keys_in_order, places_of, reordered
 
@@ -132,6 +133,10 @@ class WindowDecoder:
     def __init__(self, spec: ReadSpec, threads: int = DECODE_THREADS, windows_at_once: int = 1) -> None:
         self._spec = spec
         self._decoder = GroupDecoder(spec)
+        self._schema, self._decode_group = spec.schema, self._decoder.decode
+        if spec.preparation is not None:
+            self._schema = spec.preparation.program.schema
+            self._decode_group = PreparedGroups(spec, self._decoder, spec.preparation).decode
         self._decoding = ThreadPoolExecutor(threads, "decode")
         self._shuffling = ThreadPoolExecutor(windows_at_once, "shuffle")
 
@@ -155,11 +160,11 @@ class WindowDecoder:
                 decoded.append(found)
             else:
                 unreadable.append(found)
-        return ShuffledWindow(self._spec.schema, window, decoded, unreadable)
+        return ShuffledWindow(self._schema, window, decoded, unreadable)
 
     def _decode(self, group: RowGroup) -> DecodedGroup | tuple[RowGroup, Int64Array]:
         try:
-            return self._decoder.decode(group)
+            return self._decode_group(group)
         except CorruptGroupError as error:
             if self._spec.on_corrupt == "stop":
                 raise corrupt_group(self._spec, group, error) from error
@@ -252,11 +257,6 @@ def evaluation_batches(
             offsets_B1=offsets_B1,
             targets_B=rows.targets_B[rows_B],
         )
-
-
-def row_keys(file_B: Int64Array, row_B: Int64Array) -> Int64Array:
-    """[B] identity of rows from the number of their file and their place in it."""
-    return combine64(file_B, row_B).view(np.int64)
 
 
 def _intervals(names: tuple[str, ...], file_B: Int64Array, row_B: Int64Array) -> tuple[Interval, ...]:

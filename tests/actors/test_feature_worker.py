@@ -13,12 +13,13 @@ from rayrec.samples.batches import FeatureBatch
 from rayrec.samples.features import SequenceFeatures
 from rayrec.samples.read_plan import ReadPlan, readings
 from rayrec.samples.reader import SampleReader
+from rayrec.samples.row_features import RowFeatures
 from tests.data import row_batch, sample_batch, small_dataset
 
 
 def worker(num_trainers: int) -> FeatureWorker:
     features = SequenceFeatures(np.arange(9), max_length=5, num_trainers=num_trainers)
-    return FeatureWorker(ActorRole("run", "feature_worker", 1), lambda: features)
+    return FeatureWorker(ActorRole("run", "feature_worker", 1), lambda: RowFeatures(features))
 
 
 def test_every_trainer_gets_an_object_of_its_own():
@@ -47,7 +48,9 @@ def test_what_a_batch_will_read_from_disk_is_announced_to_the_servers_that_hold_
     tables = [TableConfig(name="item", dim=2, disk=DiskConfig(memory=2**30)), TableConfig(name="user", dim=2)]
     features = SequenceFeatures(np.arange(9), max_length=5, num_trainers=2, tables=("item", "user"))
     member = FeatureWorker(
-        ActorRole("run", "feature_worker", 1), lambda: features, ReadAhead(tables, [server(0), server(1)])
+        ActorRole("run", "feature_worker", 1),
+        lambda: RowFeatures(features),
+        ReadAhead(tables, [server(0), server(1)]),
     )
 
     _, first, second = member.compute(0, row_batch([[1, 2, 3], [4, 5]]))

@@ -78,7 +78,7 @@ def test_no_batch_has_more_ids_than_was_planned(dataset, model, num_trainers):
     seen = dict.fromkeys(most, 0)
     for step in range(assembly.total_steps):
         samples = SampleBatch.of(step, reader.read_batch(plan.batch(step)))
-        for features in assembly.features(samples):
+        for features in assembly.sequences(samples):
             for name, lookup in features.lookups.items():
                 assert np.isin(lookup.ids_M, ids[name]).all()
                 seen[name] = max(seen[name], len(lookup.ids_M))

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -86,6 +86,12 @@ class NegativesConfig(OperationSettings):
             aliases_I=kernel_input(aliases_I, np.int64),
             stream=int(hash_strings([self.output])[0]),
         )
+
+    def with_absolute_paths(self) -> Self:
+        if self.items is None:
+            return self
+        items = self.items.model_copy(update={"path": str(Path(self.items.path).resolve())})
+        return self.model_copy(update={"items": items})
 
     def content(self) -> str:
         """sha256 of the items and their counts."""

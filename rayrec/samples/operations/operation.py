@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import pyarrow as pa
 
@@ -60,6 +60,10 @@ class OperationSettings(Config, ABC):
         Raises:
             InputError: a column is missing or has a type that the operation does not take.
         """
+
+    def with_absolute_paths(self) -> Self:
+        """The same settings, to be understood from any working directory."""
+        return self
 
     def content(self) -> str:
         """What results depend on beyond these settings: a file's content, a function's source."""

@@ -12,6 +12,7 @@ import pyarrow.types as pt
 from pydantic import Field, model_validator
 
 from rayrec.platform.errors import InputError
+from rayrec.platform.remote_files import absolute
 from rayrec.samples.batches import Int64Array
 from rayrec.samples.ids import ids_of_kind
 from rayrec.samples.jagged import offsets_from_lengths
@@ -95,6 +96,9 @@ class JoinHistoryConfig(OperationSettings):
             time_unit=_UNITS[time_type.unit] if pt.is_timestamp(time_type) else self.time_unit,
             _store=store,
         )
+
+    def with_absolute_paths(self) -> Self:
+        return self.model_copy(update={"store": absolute(self.store)})
 
     def content(self) -> str:
         """What kind of store; not what is in it: histories before a time do not change as events follow."""

@@ -1,0 +1,186 @@
+"""The rows of a run: where they are read, in which order, and what operations make of them.
+
+Parquet ─► ReadPlan, or FollowedPlan of a folder that grows ─► readers
+                                    FeatureProgram ─► columns `user_id` and `item_ids`
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from rayrec.pipelines.config import DataConfig, RunConfig
+from rayrec.platform.errors import InputError
+from rayrec.samples.dataset import Dataset
+from rayrec.samples.decoding import Preparation, ReadSpec
+from rayrec.samples.followed_plan import FollowedPlan
+from rayrec.samples.operations.program import FeatureProgram
+from rayrec.samples.read_plan import FIRST_WINDOW_ROWS, Batching, ReadPlan, ReadSettings, read_spec
+from rayrec.samples.sources import ParquetSource
+
+WANTED = ("user_id", "item_ids")
+"""Columns that a row has when its operations are done: whose it is, and that user's items, oldest first."""
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """What a run trains on."""
+
+    plan: ReadPlan | FollowedPlan
+    program: FeatureProgram | None
+    """None: rows are as they should be when they are read."""
+    fingerprint: str
+    """Of the data that the cursor counts rows of."""
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """None: the folder grows, there are no epochs."""
+        return None if isinstance(self.plan, FollowedPlan) else self.plan.steps_per_epoch
+
+    @property
+    def state(self) -> dict[str, Any] | None:
+        """What a snapshot has to know to read the same rows: the files of a growing folder."""
+        return self.plan.to_json() if isinstance(self.plan, FollowedPlan) else None
+
+
+def training_rows(
+    config: RunConfig, dataset: Dataset, followed: dict[str, Any] | None = None, next_step: int = 0
+) -> TrainingRows:
+    """
+    Args:
+        followed: `TrainingRows.state` of the snapshot that a run goes on from.
+        next_step: the step it goes on with.
+
+    Raises:
+        InputError: files cannot be read, differ in a column, or have changed since they were accepted; or
+            operations do not fit the columns, or do not make the columns that the model needs.
+    """
+    data, training = config.data, config.training
+    if data.follow is not None:
+        return _followed(config, followed, next_step)
+    if data.samples is not None:
+        source = ParquetSource.open(data.samples, data.on_corrupt)
+        return _planned(config, source, source.fingerprint, _settings(config))
+    plan = ReadPlan.of(dataset, training.batch_size, config.seed, data.window_rows)
+    if not (data.features or data.filters or data.cache) and training.batch_tokens is None:
+        return TrainingRows(plan, None, dataset.fingerprint)
+    # In the order in which the data set alone would be read.
+    settings = _settings(config, plan.settings.first_window_rows)
+    return _planned(config, plan.source, dataset.fingerprint, settings)
+
+
+def _planned(
+    config: RunConfig, source: ParquetSource, fingerprint: str, settings: ReadSettings
+) -> TrainingRows:
+    data = config.data
+    program = compiled(data, source.schema)
+    spec = read_spec(source, program.input_schema.names, data.filters, data.on_corrupt)
+    return TrainingRows(ReadPlan(source, _prepared(spec, program, config), settings), program, fingerprint)
+
+
+def _prepared(spec: ReadSpec, program: FeatureProgram, config: RunConfig) -> ReadSpec:
+    """With what readers do to row groups, if the result is kept."""
+    cache = config.data.cache
+    if cache is None:
+        return spec
+    return replace(spec, preparation=Preparation(program, config.seed, cache.folder, int(cache.max_bytes)))
+
+
+def compiled(data: DataConfig, schema: pa.Schema) -> FeatureProgram:
+    """The operations, bound to the columns of a source.
+
+    Raises:
+        InputError: they do not fit, or do not make what the model needs.
+    """
+    program = FeatureProgram.compile(data.features, schema)
+    for name, is_right, expected in (
+        (WANTED[0], pt.is_integer, "integers"),
+        (WANTED[1], lambda dtype: pt.is_list(dtype) and pt.is_integer(dtype.value_type), "lists of integers"),
+    ):
+        found = program.schema.field(name).type if name in program.schema.names else None
+        if found is None or not is_right(found):
+            raise InputError(
+                f"data.features: rows need a column {name!r} of {expected}, and "
+                + (f"it is {found}" if found is not None else f"there are {', '.join(program.schema.names)}")
+                + "; add an operation that makes it"
+            )
+    return program.narrowed(WANTED)
+
+
+def _followed(config: RunConfig, state: dict[str, Any] | None, next_step: int) -> TrainingRows:
+    data, settings = config.data, _settings(config)
+    assert data.samples is not None, "settings are checked: a followed folder is named"
+    # The columns that there are decide which of them operations need.
+    schema = FollowedPlan(data.samples, settings, on_corrupt=data.on_corrupt).spec.all_columns
+    program = compiled(data, schema)
+    columns = program.input_schema.names
+    if state is None:
+        plan = FollowedPlan(data.samples, settings, columns, data.filters, data.on_corrupt)
+        plan.refresh()
+    else:
+        plan = FollowedPlan.restore(
+            state, data.samples, settings, next_step, columns, data.filters, data.on_corrupt
+        )
+    plan.spec = _prepared(plan.spec, program, config)
+    return TrainingRows(plan, program, plan.fingerprint)
+
+
+def _settings(config: RunConfig, first_window_rows: int = FIRST_WINDOW_ROWS) -> ReadSettings:
+    training = config.training
+    length_of = None if training.batch_tokens is None else WANTED[1]
+    batching = Batching(training.batch_size, training.batch_tokens, length_of)
+    return ReadSettings(batching, config.seed, config.data.window_rows, first_window_rows)
+
+
+class Arrivals:
+    """How far there are rows, waiting for some where a folder grows."""
+
+    def __init__(
+        self,
+        rows: TrainingRows,
+        data: DataConfig,
+        total_steps: int | None,
+        on_wait: Callable[[int], None],
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            total_steps: where training ends; None where the folder grows.
+            on_wait: called now and then while nothing comes, with the step that is waited for.
+        """
+        self._plan = rows.plan
+        self._follow = data.follow
+        self._total_steps = total_steps
+        self._on_wait = on_wait
+        self._sleep = sleep
+        self._clock = clock
+        self._listed_s = clock()
+
+    def after(self, step: int) -> int:
+        """Steps that there are rows for: more than `step`, or as many, if nothing more will come."""
+        if self._follow is None:
+            assert self._total_steps is not None, "it has epochs"
+            return self._total_steps
+        assert isinstance(self._plan, FollowedPlan)
+        waits_since = self._clock()
+        while True:
+            if self._clock() - self._listed_s >= self._follow.every_s:
+                self._plan.refresh()
+                self._listed_s = self._clock()
+            if self._plan.known_steps > step:
+                return self._plan.known_steps
+            patience_s = self._follow.stop_after_s
+            if patience_s is not None and self._clock() - waits_since >= patience_s:
+                return step
+            self._on_wait(step)
+            self._sleep(min(self._follow.every_s, WAIT_S))
+
+
+WAIT_S = 0.5
+"""Longest between two looks at wishes for snapshots."""
