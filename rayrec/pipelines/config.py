@@ -258,7 +258,7 @@ class RunConfig(Config):
             raise ValueError("data.follow needs evaluation.every_steps: a folder that grows has no epochs")
         if self.training.schedule.decay != "none":
             raise ValueError(
-                f"training.schedule.decay is {self.training.schedule.decay!r} and data.follow is set: a folder "
+                f"training.schedule.decay is {self.training.schedule.decay!r} and data.follow set: a folder "
                 "that grows has no end to decay towards; set decay to 'none'"
             )
         return self
