@@ -1,1 +1,68 @@
-"""Feature operations: what a run declares under `data.features`."""
+"""Feature operations: columns made of columns, declared in a run's config, in training and serving alike.
+
+    data:
+      features:
+        - {op: hash, input: city, output: city_id, buckets: 100000}
+        - {op: cut, inputs: [items, times], length: 50}
+
+They run in the order in which they stand there, and each sees what those before it wrote. Where `output`
+(or `outputs`) is left out, the input is replaced. Every mistake that can be known from the columns' types
+is found before a row is read. What a row gets depends on nothing but the row (and, for negatives, on its
+key and the run's seed): the same in any batch, in the cache of prepared rows, and in serving, where
+`FeatureProgram.one` takes a row of Python values.
+
+Integers of any width are taken as int64, all kinds of texts and of lists as one; nothing is padded. NaN is
+no number: the operations on numbers treat it as null.
+
+    op             makes                                     of null
+    hash           ids of texts or integers, or in lists     null
+    cross          ids of several columns together           null if any part is
+    bucketise      number of boundaries reached              null
+    clip           numbers within limits                     null
+    log            log(1 + x), float32                       null
+    time_features  hour, weekday, places on circles          null
+    age            time before another time                  null if either is
+    cut            newest or oldest events of lists          a null list stays; in lists an event like others
+    concat         one list of lists and single values       adds nothing
+    select_events  the events of some behaviours             a null behaviour is not selected
+    merge_events   one history of several, by time           null lists are no events; null times come first
+    negatives      items that a row did not choose           excludes nothing
+    fill           a value where there is none               the value
+    join_history   a key's events before a time, from a     without key or time, an empty history
+                   store of events
+    python         what a function of yours gives            as your function wants
+
+One example of each, on rows with `user` and `city` (texts), `price` (float), `shown_at` (UNIX seconds),
+`clock` (timestamp), `target` (an item id), and the lists `items`, `times`, `behaviors` and `cart_items`,
+`cart_times`:
+
+    - {op: hash, input: city, output: city_id, buckets: 100000}
+    - {op: cross, inputs: [city, items], output: city_items, buckets: 1000000}
+    - {op: bucketise, input: price, output: price_level, boundaries: [1, 5, 20, 100]}
+    - {op: clip, input: price, output: usual_price, low: 0, high: 1000}
+    - {op: log, input: price, output: log_price, negatives: zero}
+    - {op: time_features, input: shown_at, unit: s, zone: Europe/Berlin,
+       outputs: {hour: hour, weekday: weekday, day_sin: day_x, day_cos: day_y}}
+    - {op: age, input: times, relative_to: shown_at, unit: s, counted_in: h, output: ages_h}
+    - {op: cut, inputs: [items, times, behaviors], outputs: [new_items, new_times, new_behaviors], length: 2}
+    - {op: concat, inputs: [items, target], output: with_target}
+    - {op: select_events, by: behaviors, values: [1, 2], inputs: [items, times],
+       outputs: [bought_items, bought_times]}
+    - op: merge_events
+      sources:
+        - {behavior: 0, time: times, values: [items]}
+        - {behavior: 7, time: cart_times, values: [cart_items]}
+      time: all_times
+      values: [all_items]
+      behavior: all_behaviors
+    - {op: negatives, output: negatives, num: 5, exclude: [items, target],
+       items: {path: beauty/items.parquet, column: item_id, counts: train_count}}
+    - {op: fill, input: items, output: known_items, value: []}
+    - {op: join_history, store: clicks, key: user, time: clock, last: 3,
+       outputs: {clicked: items, clicked_at: times}}
+    - {op: python, function: "my_features:items_per_price", inputs: [items, price],
+       outputs: {items_per_price: float32}}
+
+The settings of each are in its config class: `config` has them all. A new operation is such a class with
+`bind`, and a line in the union there.
+"""

@@ -50,17 +50,20 @@ def normal_type(dtype: pa.DataType) -> pa.DataType:
     return dtype
 
 
-def is_list(dtype: pa.DataType) -> bool:
-    return any(
-        is_kind(dtype)
-        for is_kind in (
-            pt.is_list,
-            pt.is_large_list,
-            pt.is_fixed_size_list,
-            pt.is_list_view,
-            pt.is_large_list_view,
-        )
+_LISTS = {
+    dtype.id
+    for dtype in (
+        pa.list_(pa.null()),
+        pa.large_list(pa.null()),
+        pa.list_(pa.null(), 1),
+        pa.list_view(pa.null()),
+        pa.large_list_view(pa.null()),
     )
+}
+
+
+def is_list(dtype: pa.DataType) -> bool:
+    return dtype.id in _LISTS
 
 
 def is_text(dtype: pa.DataType) -> bool:
@@ -117,6 +120,10 @@ def is_key(dtype: pa.DataType) -> bool:
 def is_number(dtype: pa.DataType) -> bool:
     """Whether values can be computed with; uint64 holds ids, which do not fit any signed type."""
     return dtype == pa.int64() or pt.is_float32(dtype) or pt.is_float64(dtype)
+
+
+def is_time(dtype: pa.DataType) -> bool:
+    return dtype == pa.int64() or pt.is_timestamp(dtype)
 
 
 NUMBERS = "numbers (uint64 is taken for ids; write int64 or float64)"
@@ -204,3 +211,15 @@ def parallel_lists(columns: Mapping[str, pa.Array], names: Sequence[str]) -> lis
                 "row; lists that belong together need the same number in every row"
             )
     return lists
+
+
+def complete_lists(
+    columns: Mapping[str, pa.Array], names: Sequence[str], valid_R: BoolArray | None = None
+) -> list[Lists]:
+    """Parallel lists, all of them null where one of them is, or where a row is not valid."""
+    lists = parallel_lists(columns, names)
+    for mine in lists:
+        valid_R = both_valid(valid_R, mine.valid_R)
+    if valid_R is None:
+        return lists
+    return [lists_of(list_column(mine.values, mine.offsets_R1, valid_R)) for mine in lists]

@@ -24,14 +24,13 @@ from rayrec.samples.operations.columns import (
     Int32Array,
     both_valid,
     column_of,
+    complete_lists,
     input_type,
     is_key,
     is_list,
     list_column,
-    lists_of,
     map_values,
     numbers_of,
-    parallel_lists,
     with_values,
 )
 from rayrec.samples.operations.operation import OperationSettings, RowContext
@@ -133,14 +132,12 @@ class Cross:
         return column_of(self._in_buckets(hashed_R), valid_R, pa.int64())
 
     def _events(self, columns: Mapping[str, pa.Array]) -> pa.Array:
-        names = [name for name in self.inputs if is_list(columns[name].type)]
-        parallel_lists(columns, names)
         valid_R: BoolArray | None = None
         for name in self.inputs:
             if columns[name].null_count:
                 valid_R = both_valid(valid_R, columns[name].is_valid().to_numpy(zero_copy_only=False))
-        # Where one of the parts is null, so is every list: then they are parallel in all rows.
-        lists = {name: lists_of(_null_where_not(columns[name], valid_R)) for name in names}
+        names = [name for name in self.inputs if is_list(columns[name].type)]
+        lists = dict(zip(names, complete_lists(columns, names, valid_R), strict=True))
         offsets_R1 = lists[names[0]].offsets_R1
         hashed_N = np.full(offsets_R1[-1], _prefix(self.salt), dtype=np.uint64)
         valid_N: BoolArray | None = None
@@ -175,13 +172,6 @@ def _ids(values: pa.Array) -> tuple[Int64Array, BoolArray | None]:
         return kernel_input(hash_texts(values), np.int64), valid_N
     array_N, valid_N = numbers_of(values)
     return kernel_input(array_N.view(np.int64) if array_N.dtype == np.uint64 else array_N, np.int64), valid_N
-
-
-def _null_where_not(column: pa.Array, valid_R: BoolArray | None) -> pa.Array:
-    if valid_R is None:
-        return column
-    lists = lists_of(column)
-    return list_column(lists.values, lists.offsets_R1, valid_R)
 
 
 @njit(nogil=True, cache=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ ALONE = RowContext(row_keys_B=np.zeros(1, dtype=np.int64), seed=0, step=0)
 class _Step:
     label: str
     config: OperationSettings
+    content: str
     operation: Operation
 
 
@@ -57,12 +59,16 @@ class FeatureProgram:
                 column that it does not read.
         """
         schema = schema.remove_metadata()
+        for name, times in Counter(schema.names).items():
+            if times > 1:
+                raise InputError(f"{times} columns have the name {name!r}; every column needs its own")
         written = schema
         steps = []
         for place, config in enumerate(configs):
             label = f"data.features.{place} ({config.op})"
             try:
                 operation = config.bind(_normal(written))
+                content = config.content()
                 for name in operation.outputs:
                     if name in written.names and name not in operation.inputs:
                         raise InputError(
@@ -72,7 +78,7 @@ class FeatureProgram:
             except InputError as error:
                 raise InputError(f"{label}: {error}") from error
             written = _with(written, operation.outputs)
-            steps.append(_Step(label, config, operation))
+            steps.append(_Step(label, config, content, operation))
         return cls(tuple(steps), schema, written)
 
     def narrowed(self, wanted: Sequence[str]) -> FeatureProgram:
@@ -106,9 +112,7 @@ class FeatureProgram:
             "version": VERSION,
             "input": [[field.name, str(field.type)] for field in self.input_schema],
             "output": [[field.name, str(field.type)] for field in self.schema],
-            "operations": [
-                [step.config.model_dump(mode="json"), step.config.content()] for step in self._steps
-            ],
+            "operations": [[step.config.model_dump(mode="json"), step.content] for step in self._steps],
         }
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 

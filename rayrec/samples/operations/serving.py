@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.operations.python_values import is_value_of
 
 
 def batch_of(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
@@ -23,6 +24,8 @@ def batch_of(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.RecordB
                 close = difflib.get_close_matches(str(name), schema.names, n=1, cutoff=0.6)
                 hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(schema.names)}"
                 raise InputError(f"there is no field {name!r}; {hint}")
+    if not len(schema):  # a batch without columns has rows only as what is left of one that had some
+        return pa.RecordBatch.from_arrays([pa.nulls(len(rows))], names=["none"]).select([])
     return pa.RecordBatch.from_arrays([_column(field, rows) for field in schema], schema=schema)
 
 
@@ -30,17 +33,7 @@ def _column(field: pa.Field, rows: Sequence[Mapping[str, Any]]) -> pa.Array:
     values = [row.get(field.name) for row in rows]
     if not field.nullable and None in values:
         raise InputError(f"the field {field.name!r} ({field.type}) is missing, and may not be null")
-    try:
-        return pa.array(values, field.type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        pass
     for value in values:
-        _check(field, value)
-    raise AssertionError(f"each value of {field.name!r} converts alone, but not together")
-
-
-def _check(field: pa.Field, value: Any) -> None:
-    try:
-        pa.array([value], field.type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"the field {field.name!r} must be {field.type}, got {value!r}") from error
+        if not is_value_of(value, field.type):
+            raise InputError(f"the field {field.name!r} must be {field.type}, got {value!r}")
+    return pa.array(values, field.type)

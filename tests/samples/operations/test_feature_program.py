@@ -127,12 +127,28 @@ def test_one_row_comes_and_goes_as_python_values():
             r"the field 'items' must be large_list<item: int32>, got \[1, 'x'\]",
         ),
         ({"user": "u", "items": 3}, r"the field 'items' must be large_list<item: int32>, got 3"),
+        ({"user": "u", "items": [1.5]}, r"the field 'items' must be large_list<item: int32>, got \[1.5\]"),
+        ({"user": "u", "items": "12"}, r"the field 'items' must be large_list<item: int32>, got '12'"),
+        ({"user": "u", "price": True}, "the field 'price' must be float, got True"),
         ({"user": "u", "items": [2**40]}, r"the field 'items' must be"),
     ],
 )
 def test_fields_of_the_wrong_kind_are_named(row, message):
     with pytest.raises(InputError, match=message):
         program(SCHEMA, CITY).one(row)
+
+
+def test_two_columns_of_one_name_are_refused():
+    schema = SCHEMA.append(pa.field("price", pa.int64()))
+
+    with pytest.raises(InputError, match="2 columns have the name 'price'"):
+        program(schema, CITY)
+
+
+def test_a_program_may_need_no_column_at_all():
+    features = program(SCHEMA, {"op": "negatives", "output": "drawn", "num": 3, "counts": [1, 1]})
+
+    assert len(features.narrowed(["drawn"]).one({})["drawn"]) == 3
 
 
 def test_a_config_survives_its_own_yaml():

@@ -18,6 +18,15 @@ def test_a_value_is_in_the_bucket_of_the_boundaries_it_reaches():
     assert found == [0, 1, 1, 2, 2, None, None]
 
 
+@pytest.mark.parametrize("num_boundaries", [5, 100])
+def test_buckets_of_few_and_of_many_boundaries_are_alike(num_boundaries):
+    boundaries = [n / 4 for n in range(num_boundaries)]
+    values = [n / 8 for n in range(-3, 250)]
+
+    found = column(values, pa.float64(), op="bucketise", boundaries=boundaries)
+    assert found == np.searchsorted(boundaries, values, side="right").tolist()
+
+
 def test_integers_are_compared_as_integers():
     large = 2**53
 
@@ -78,6 +87,24 @@ def test_log_adds_the_shift_first():
     found = column([-1.0, 0.0, math.nan], pa.float64(), op="log", shift=1, negatives="null")
 
     assert found == [0, pytest.approx(math.log(2)), None]
+
+
+def test_log_is_that_of_one_more_at_every_size():
+    values = [10.0**exponent for exponent in range(-7, 300, 7)]
+
+    found = column(values, pa.float64(), op="log")
+    assert np.allclose(found, np.log1p(values), rtol=1e-7, atol=0)
+    assert column([-value for value in values], pa.float64(), op="log") == [-value for value in found]
+    assert column([1e-300, math.inf], pa.float64(), op="log") == [0, math.inf]
+
+
+@pytest.mark.parametrize("dtype", [pa.float32(), pa.float64()])
+def test_log_has_the_same_bits_wherever_the_value_stands(dtype):
+    values = pa.array(np.random.default_rng(0).exponential(30, 100), dtype)  # more than fill some vectors
+    together = column(values, dtype, op="log")
+
+    for start in range(0, 100, 7):
+        assert column(values.slice(start, 13), dtype, op="log") == together[start : start + 13]
 
 
 def test_log_takes_lists():

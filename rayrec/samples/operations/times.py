@@ -1,0 +1,321 @@
+"""`time_features` and `age`: what a point in time says, by a clock on a wall or before another one.
+
+A null stays null. Times before 1970 are negative, and no time is refused: a wrong clock gives wrong
+features, not a failed run. Axes: R rows, N times, C changes of a zone's offset.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+from numba import njit
+from numpy.typing import NDArray
+from pydantic import Field, field_validator
+
+from rayrec.platform.compiled import kernel_input
+from rayrec.platform.errors import InputError
+from rayrec.samples.batches import Int64Array
+from rayrec.samples.operations.columns import (
+    both_valid,
+    column_of,
+    complete_lists,
+    input_type,
+    is_list,
+    is_time,
+    list_column,
+    lists_of,
+    numbers_of,
+    value_type,
+    with_values,
+)
+from rayrec.samples.operations.operation import OperationSettings, RowContext
+
+Unit = Literal["s", "ms", "us", "ns"]
+TimeFeature = Literal["hour", "weekday", "day_sin", "day_cos", "week_sin", "week_cos"]
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_DAY, _WEEK = 86_400, 7 * 86_400
+_MONDAY = 3 * _DAY
+"""From the Monday before to the beginning of 1970, a Thursday."""
+_KNOWN_UNTIL = 365 * 130 * _DAY
+"""From 1970 to here changes of a zone's offset are looked up; the offsets at the ends hold beyond."""
+
+
+class TimeFeaturesConfig(OperationSettings):
+    """Features of the local time, from integers since 1970 UTC or Arrow timestamps, also in lists.
+
+    `hour` is 0 to 23 and `weekday` 0 (Monday) to 6, as int64. The pairs `day_sin`, `day_cos` and
+    `week_sin`, `week_cos` (from Monday 0:00) place the time on a circle, as float32. A timestamp
+    without a zone is UTC.
+    """
+
+    op: Literal["time_features"] = "time_features"
+    input: str
+    outputs: dict[TimeFeature, str] = Field(min_length=1)
+    """Feature -> name of its column."""
+    zone: str
+    """`UTC`, an offset such as `+08:00`, or a name such as `Europe/Berlin` with its summer times (those
+    of 1970 to 2099)."""
+    unit: Unit | None = None
+    """Of integers; None for timestamps, which have their own."""
+
+    @field_validator("zone")
+    @classmethod
+    def _zone_is_known(cls, value: str) -> str:
+        try:
+            _zone(value)
+        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+            raise ValueError(
+                f"there is no time zone {value!r}; expected UTC, an offset such as +08:00, or a name such as "
+                "Europe/Berlin"
+            ) from error
+        return value
+
+    def bind(self, schema: pa.Schema) -> TimeFeatures:
+        dtype = input_type(schema, self.input, is_time, _TIMES)
+        names = list(self.outputs.values())
+        if len(set(names)) < len(names):
+            raise InputError(f"two features have one name among {', '.join(names)}; give each its own")
+        return TimeFeatures(
+            inputs=(self.input,),
+            outputs={
+                name: with_values(dtype, pa.int64() if feature in ("hour", "weekday") else pa.float32())
+                for feature, name in self.outputs.items()
+            },
+            features=tuple(self.outputs),
+            unit=_unit(self.input, dtype, self.unit),
+            zone=self.zone,
+        )
+
+
+@dataclass(frozen=True)
+class TimeFeatures:
+    inputs: tuple[str, ...]
+    outputs: Mapping[str, pa.DataType]
+    features: tuple[TimeFeature, ...]
+    """In the order of `outputs`."""
+    unit: Unit
+    zone: str
+
+    def __call__(self, columns: Mapping[str, pa.Array], context: RowContext) -> dict[str, pa.Array]:
+        column = columns[self.inputs[0]]
+        lists = lists_of(column) if is_list(column.type) else None
+        times_N, valid_N = numbers_of(column if lists is None else lists.values)
+        zone = _zone(self.zone)
+        local_N = _local_seconds(
+            kernel_input(times_N, np.int64), _PER_SECOND[self.unit], zone.starts_C, zone.offsets_C
+        )
+        made = {}
+        for feature, (name, dtype) in zip(self.features, self.outputs.items(), strict=True):
+            values = column_of(_feature(feature, local_N), valid_N, value_type(dtype))
+            made[name] = values if lists is None else list_column(values, lists.offsets_R1, lists.valid_R)
+        return made
+
+
+class AgeConfig(OperationSettings):
+    """How long before another time a time is: whole units, rounded down, as int64.
+
+    Lists of times are taken before one time per row, or before a parallel list of times. Null if
+    either time is.
+    """
+
+    op: Literal["age"] = "age"
+    input: str
+    relative_to: str
+    output: str
+    unit: Unit | None = None
+    """Of both columns, if they are integers; None for timestamps, which have their own."""
+    counted_in: Literal["s", "min", "h", "day"] = "s"
+    negatives: Literal["keep", "zero", "null"] = "zero"
+    """Of times that lie after `relative_to`, as clocks that differ make them."""
+
+    def bind(self, schema: pa.Schema) -> Age:
+        dtype = input_type(schema, self.input, is_time, _TIMES)
+        other = input_type(schema, self.relative_to, is_time, _TIMES)
+        unit = _unit(self.input, dtype, self.unit)
+        if _unit(self.relative_to, other, self.unit) != unit:
+            raise InputError(
+                f"columns {self.input!r} ({dtype}) and {self.relative_to!r} ({other}) count in different "
+                "units; they need the same"
+            )
+        if is_list(other) and not is_list(dtype):
+            raise InputError(
+                f"column {self.relative_to!r} holds lists and {self.input!r} does not; swap them"
+            )
+        seconds = {"s": 1, "min": 60, "h": 3600, "day": _DAY}[self.counted_in]
+        return Age(
+            inputs=(self.input, self.relative_to),
+            outputs={self.output: with_values(dtype, pa.int64())},
+            divisor=seconds * _PER_SECOND[unit],
+            negatives=self.negatives,
+        )
+
+
+@dataclass(frozen=True)
+class Age:
+    inputs: tuple[str, ...]
+    outputs: Mapping[str, pa.DataType]
+    divisor: int
+    """Units of the columns in one of the result."""
+    negatives: Literal["keep", "zero", "null"]
+
+    def __call__(self, columns: Mapping[str, pa.Array], context: RowContext) -> dict[str, pa.Array]:
+        ((output, dtype),) = self.outputs.items()
+        name, relative_to = self.inputs
+        if not is_list(dtype):
+            return {output: self._ages(numbers_of(columns[name]), numbers_of(columns[relative_to]))}
+        if is_list(columns[relative_to].type):
+            lists, others = complete_lists(columns, self.inputs)
+            latest = numbers_of(others.values)
+        else:
+            latest_R, valid_R = numbers_of(columns[relative_to])
+            (lists,) = complete_lists(columns, [name], valid_R)
+            latest = np.repeat(latest_R, np.diff(lists.offsets_R1)), None
+        ages = self._ages(numbers_of(lists.values), latest)
+        return {output: list_column(ages, lists.offsets_R1, lists.valid_R)}
+
+    def _ages(self, times: _Times, latest: _Times) -> pa.Array:
+        (times_N, valid_N), (latest_N, latest_valid_N) = times, latest
+        ages_N = _ages(kernel_input(times_N, np.int64), kernel_input(latest_N, np.int64), self.divisor)
+        valid_N = both_valid(valid_N, latest_valid_N)
+        if self.negatives == "zero":
+            ages_N = np.maximum(ages_N, 0)
+        elif self.negatives == "null":
+            negative_N = ages_N < 0
+            valid_N = both_valid(valid_N, ~negative_N) if negative_N.any() else valid_N
+        return column_of(ages_N, valid_N, pa.int64())
+
+
+_Times = tuple[Int64Array, NDArray[np.bool_] | None]
+_TIMES = "timestamps or integers"
+
+
+def _unit(name: str, dtype: pa.DataType, given: Unit | None) -> Unit:
+    own = value_type(dtype)
+    if pt.is_timestamp(own):
+        if given is not None and given != own.unit:
+            raise InputError(f"column {name!r} is {dtype}, which is not in {given!r}; leave out the unit")
+        return own.unit
+    if given is None:
+        raise InputError(f"column {name!r} holds integers: give their unit, one of s, ms, us and ns")
+    return given
+
+
+class _Zone(NamedTuple):
+    """From second starts_C[c] of UTC on, local time is offsets_C[c] seconds ahead of it."""
+
+    starts_C: Int64Array
+    offsets_C: Int64Array
+
+
+@lru_cache(maxsize=16)
+def _zone(name: str) -> _Zone:
+    """
+    Raises:
+        ZoneInfoNotFoundError, ValueError, OSError: there is no such zone.
+    """
+    if match := re.fullmatch(r"([+-])([01]\d|2[0-3]):([0-5]\d)", name):
+        seconds = 3600 * int(match[2]) + 60 * int(match[3])
+        offset = -seconds if match[1] == "-" else seconds
+        return _Zone(_constants([0]), _constants([offset]))
+    # The few changes of the zone's offset, rather than a look into the database for every time.
+    zone = ZoneInfo(name)
+    starts, found = [0], [_offset(zone, 0)]
+    for day in range(0, _KNOWN_UNTIL, _DAY):
+        if _offset(zone, day + _DAY) != found[-1]:
+            before, after = day, day + _DAY
+            while after - before > 1:
+                middle = (before + after) // 2
+                if _offset(zone, middle) == found[-1]:
+                    before = middle
+                else:
+                    after = middle
+            starts.append(after)
+            found.append(_offset(zone, after))
+    return _Zone(_constants(starts), _constants(found))
+
+
+def _offset(zone: ZoneInfo, seconds: int) -> int:
+    offset = datetime.fromtimestamp(seconds, zone).utcoffset()
+    assert offset is not None, "a time with a zone has an offset"
+    return round(offset.total_seconds())
+
+
+def _constants(values: list[int]) -> Int64Array:
+    return kernel_input(values, np.int64)
+
+
+def _feature(feature: TimeFeature, local_N: Int64Array) -> NDArray[Any]:
+    if feature == "hour":
+        return _hours(local_N)
+    if feature == "weekday":
+        return _weekdays(local_N)
+    if feature.startswith("day"):
+        return _circle(local_N, 0, _DAY, feature == "day_sin")
+    return _circle(local_N, _MONDAY, _WEEK, feature == "week_sin")
+
+
+@njit(nogil=True, cache=True)
+def _local_seconds(
+    times_N: Int64Array, per_second: int, starts_C: Int64Array, offsets_C: Int64Array
+) -> Int64Array:
+    local_N = np.empty(len(times_N), dtype=np.int64)
+    for n in range(len(times_N)):
+        seconds = times_N[n] if per_second == 1 else times_N[n] // per_second
+        low, high = 0, len(starts_C)
+        while high - low > 1:
+            middle = (low + high) >> 1
+            if starts_C[middle] <= seconds:
+                low = middle
+            else:
+                high = middle
+        local_N[n] = seconds + offsets_C[low]
+    return local_N
+
+
+@njit(nogil=True, cache=True)
+def _hours(local_N: Int64Array) -> Int64Array:
+    hours_N = np.empty(len(local_N), dtype=np.int64)
+    for n in range(len(local_N)):
+        hours_N[n] = local_N[n] % _DAY // 3600  # by constants: a division would take ten times as long
+    return hours_N
+
+
+@njit(nogil=True, cache=True)
+def _weekdays(local_N: Int64Array) -> Int64Array:
+    weekdays_N = np.empty(len(local_N), dtype=np.int64)
+    for n in range(len(local_N)):
+        weekdays_N[n] = (local_N[n] + _MONDAY) % _WEEK // _DAY
+    return weekdays_N
+
+
+@njit(nogil=True, cache=True)
+def _circle(local_N: Int64Array, shift: int, cycle: int, sine: bool) -> NDArray[np.float32]:
+    """[N] sine or cosine of the part of the cycle that has passed."""
+    places_N = np.empty(len(local_N), dtype=np.float32)
+    for n in range(len(local_N)):
+        angle = 2 * math.pi * ((local_N[n] + shift) % cycle) / cycle
+        places_N[n] = math.sin(angle) if sine else math.cos(angle)
+    return places_N
+
+
+@njit(nogil=True, cache=True)
+def _ages(times_N: Int64Array, latest_N: Int64Array, divisor: int) -> Int64Array:
+    ages_N = np.empty(len(times_N), dtype=np.int64)
+    for n in range(len(times_N)):
+        time, latest = times_N[n], latest_N[n]
+        difference = latest - time
+        # Times at both ends of 64 bits: the longest age there is, not one with the other sign.
+        if (latest ^ time) & (latest ^ difference) < 0:
+            difference = np.int64(2**63 - 1) if latest >= 0 else np.int64(-(2**63))
+        ages_N[n] = difference if divisor == 1 else difference // divisor
+    return ages_N
