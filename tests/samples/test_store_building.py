@@ -11,6 +11,7 @@ from rayrec.samples.dataset import Dataset
 from rayrec.samples.ids import hash_strings
 from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.operations.program import FeatureProgram
+from rayrec.samples.operations.sequences import ConcatConfig
 from rayrec.samples.prepare import prepare
 from rayrec.samples.stores import build as build_module
 from rayrec.samples.stores import open_store
@@ -285,8 +286,9 @@ def test_samples_name_a_user_and_a_time_and_join_to_what_was_before(tmp_path):
     assert rows["user_id"].to_pylist() == [1, 1]
     assert rows["item_id"].to_pylist() == [12, 13]
 
-    config = JoinHistoryConfig(store=str(tmp_path / "store"), append={"item_ids": "item_id"})
-    program = FeatureProgram.compile([config], rows.schema)
+    history = JoinHistoryConfig(store=str(tmp_path / "store"))
+    target = ConcatConfig(inputs=("item_ids", "item_id"), output="item_ids")
+    program = FeatureProgram.compile([history, target], rows.schema)
     joined = program(rows.to_batches()[0], RowContext(np.arange(2), 0, 0))["item_ids"].to_pylist()
     assert [sorted(items[:2]) + items[2:] for items in joined] == [[10, 11, 12], [10, 11, 12, 13]]
 

@@ -28,10 +28,13 @@ no number: the operations on numbers treat it as null.
     merge_events   one history of several, by time           null lists are no events; null times come first
     negatives      items that a row did not choose           excludes nothing
     fill           a value where there is none               the value
+    join_history   a key's events before a time, from a     without key or time, an empty history
+                   store of events
     python         what a function of yours gives            as your function wants
 
 One example of each, on rows with `user` and `city` (texts), `price` (float), `shown_at` (UNIX seconds),
-`target` (an item id), and the lists `items`, `times`, `behaviors` and `cart_items`, `cart_times`:
+`clock` (timestamp), `target` (an item id), and the lists `items`, `times`, `behaviors` and `cart_items`,
+`cart_times`:
 
     - {op: hash, input: city, output: city_id, buckets: 100000}
     - {op: cross, inputs: [city, items], output: city_items, buckets: 1000000}
@@ -55,6 +58,8 @@ One example of each, on rows with `user` and `city` (texts), `price` (float), `s
     - {op: negatives, output: negatives, num: 5, exclude: [items, target],
        items: {path: beauty/items.parquet, column: item_id, counts: train_count}}
     - {op: fill, input: items, output: known_items, value: []}
+    - {op: join_history, store: clicks, key: user, time: clock, last: 3,
+       outputs: {clicked: items, clicked_at: times}}
     - {op: python, function: "my_features:items_per_price", inputs: [items, price],
        outputs: {items_per_price: float32}}
 

@@ -1,4 +1,20 @@
-"""Event stores: the histories that samples name by a key instead of carrying them."""
+"""Event stores: the histories that samples name by a key instead of carrying them.
+
+    rayrec data store clicks/ stores/clicks     # or redis://host:6379/0#clicks; again, when files have come
+    rayrec data keys stores/clicks samples/     # user, item, time of every event that has one before it
+
+    data:
+      features:
+        - {op: join_history, store: stores/clicks, last: 200,
+           outputs: {item_ids: items, item_times: times, kinds: behaviors}}
+        - {op: concat, inputs: [item_ids, item_id], output: item_ids}
+
+What a row gets is what its key had before the row's time, whatever was appended since with later times. An
+event that comes late, with a time of the past, is there from then on, for rows that are read again too.
+
+`store` says what a store keeps, `encoding` how, `lmdb_store` and `redis_store` where; `lookup` cuts histories
+at a time, `join` makes an operation of it, `build` and `key_samples` are the commands.
+"""
 
 from __future__ import annotations
 

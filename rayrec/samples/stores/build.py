@@ -48,6 +48,8 @@ DAY_US = 86_400_000_000
 _FAR_DAYS, _FAR_PART = 366, 0.001
 """Events are far in the future if a year without any lies before them, and they are few."""
 _BATCH_ROWS = 131_072
+_MOST_PARTITIONS = 256
+"""Each is an open file."""
 _APPEND_EVENTS = 200_000
 """Of one transaction."""
 
@@ -63,8 +65,9 @@ class StoreBuildConfig(Config):
     """Unit of numbers in the time column, counted from 1970."""
     keep: tuple[str, ...] = ()
     """Further columns of numbers that the store shall have."""
-    events_per_partition: int = Field(4_000_000, ge=1)
-    """Events that memory holds at once, more or less."""
+    events_per_partition: int = Field(1_000_000, ge=1)
+    """Events that memory holds at once, more or less; more of them where there would be too many
+    partitions."""
     retry: RetryConfig = RetryConfig()
 
 
@@ -138,7 +141,7 @@ def build_store(
     num_events = {digest: pq.ParquetFile(file).metadata.num_rows for digest, file in new.items()}
     total = sum(num_events.values())
     with tempfile.TemporaryDirectory(prefix="rayrec-store-") as folder:
-        partitions = _Partitions(Path(folder), max(-(-total // config.events_per_partition), 1))
+        partitions = _Partitions(Path(folder), _num_partitions(total, config))
         reader = _EventReader(manifest, roles, config)
         with partitions:
             done = 0
@@ -166,6 +169,10 @@ def build_store(
         finally:
             store.close()
     return report
+
+
+def _num_partitions(num_events: int, config: StoreBuildConfig) -> int:
+    return min(max(-(-num_events // config.events_per_partition), 1), _MOST_PARTITIONS)
 
 
 def _what_is_there(

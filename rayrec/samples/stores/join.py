@@ -4,38 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import absolute
 from rayrec.samples.batches import Int64Array
 from rayrec.samples.ids import ids_of_kind
 from rayrec.samples.jagged import offsets_from_lengths
-from rayrec.samples.operations.columns import input_type, normal_type
+from rayrec.samples.operations.columns import input_type, is_list, is_time, normal_type
 from rayrec.samples.operations.operation import OperationSettings, RowContext
 from rayrec.samples.stores import open_store
-from rayrec.samples.stores.encoding import copy_ranges
 from rayrec.samples.stores.lookup import histories_before
 from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, TIMES, StoreManifest, TimeUnit
 from rayrec.samples.stores.retry import RetryConfig
 from rayrec.samples.stores.store import EventStore
 from rayrec.samples.stores.times import converted, refuse_other_unit
 
-_KEYS = "integers or texts"
-_TIMES = "integers or timestamps"
 _UNITS: dict[str, TimeUnit] = {"s": "s", "ms": "ms", "us": "us", "ns": "ns"}
 
 
 class JoinHistoryConfig(OperationSettings):
     """The newest events of a row's key before the row's time, from an event store.
 
-    Strictly before: events at the row's time are left out, see `lookup`. A row without a key, or whose key
-    the store does not know, has an empty history.
+    Strictly before: events at the row's time are left out, see `lookup`. A row without a key or a time, or
+    whose key the store does not know, has an empty history. For a sequence that ends with the row's own
+    item, `concat` puts it behind the history.
     """
 
     op: Literal["join_history"] = "join_history"
@@ -47,30 +46,22 @@ class JoinHistoryConfig(OperationSettings):
     time_unit: TimeUnit = "s"
     """Of integers in that column; timestamps have their own."""
     last: int = Field(200, ge=1)
-    """At most so many events, the newest; what is appended comes on top."""
+    """At most so many events, the newest."""
     outputs: dict[str, str] = Field({"item_ids": ITEMS}, min_length=1)
     """Column to write: column of the store. `times` come in the unit and type of the row's time."""
-    append: dict[str, str] = Field(default_factory=dict)
-    """Column to write: column of the row whose value stands behind the history, such as the item that the
-    row is about."""
     behaviors: tuple[str, ...] | None = None
     """Only events of these kinds; None for all."""
     fingerprint: str | None = None
     """Refuse stores with another one; `rayrec data store` prints it."""
     retry: RetryConfig = RetryConfig()
 
-    @model_validator(mode="after")
-    def _check_append(self) -> Self:
-        for name in self.append:
-            if name not in self.outputs:
-                raise ValueError(f"append.{name}: no such output; outputs has {', '.join(self.outputs)}")
-        return self
-
     def bind(self, schema: pa.Schema) -> JoinHistory:
-        input_type(schema, self.key, lambda dtype: pt.is_integer(dtype) or pt.is_string(dtype), _KEYS)
-        input_type(schema, self.time, lambda dtype: pt.is_integer(dtype) or pt.is_timestamp(dtype), _TIMES)
-        for name in (self.key, self.time, *self.append.values()):
-            if pt.is_list(schema.field(name).type if name in schema.names else pa.null()):
+        input_type(
+            schema, self.key, lambda dtype: pt.is_integer(dtype) or pt.is_string(dtype), "integers or texts"
+        )
+        time_type = input_type(schema, self.time, is_time, "integers or timestamps")
+        for name in (self.key, self.time):
+            if is_list(schema.field(name).type):
                 raise InputError(f"column {name!r} holds lists; expected one value in each row")
         store = open_store(self.store, self.retry)
         manifest = store.manifest
@@ -80,16 +71,13 @@ class JoinHistoryConfig(OperationSettings):
                 f"{store.name}: this event store has the fingerprint {manifest.fingerprint}, expected "
                 f"{self.fingerprint}; its samples were made for another store"
             )
-        time_type = schema.field(self.time).type
         outputs = {
             output: pa.list_(_type_of(manifest, column, time_type, store.name))
             for output, column in self.outputs.items()
         }
-        for output, name in self.append.items():
-            _check_own(schema, name, outputs[output].value_type, is_item=self.outputs[output] == ITEMS)
         return JoinHistory(
             config=self,
-            inputs=tuple(dict.fromkeys((self.key, self.time, *self.append.values()))),
+            inputs=tuple(dict.fromkeys((self.key, self.time))),
             outputs=outputs,
             manifest=manifest,
             codes=_codes(self.behaviors, manifest, store.name),
@@ -127,27 +115,27 @@ class JoinHistory:
     def __call__(self, columns: Mapping[str, pa.Array], context: RowContext) -> dict[str, pa.Array]:
         """
         Raises:
-            InputError: a row has no time, or a time that looks like another unit.
+            InputError: a time looks like another unit than the one that was set.
             StoreUnavailableError: the store did not answer; nothing was written.
         """
         config = self.config
-        known_B = columns[config.key].is_valid().to_numpy(zero_copy_only=False)
-        keys_B = self._ids(columns[config.key].drop_null(), "user")
-        times_B = self._times(columns[config.time])
+        keys, times = columns[config.key], columns[config.time]
+        known = pc.and_(keys.is_valid(), times.is_valid())
+        keys_K, times_K = self._keys(keys.filter(known)), self._times(times.filter(known))
         wanted = set(config.outputs.values())
-        histories = histories_before(
-            self._opened(), keys_B, times_B[known_B], config.last, wanted, self.codes
-        )
+        histories = histories_before(self._opened(), keys_K, times_K, config.last, wanted, self.codes)
+        known_B = known.to_numpy(zero_copy_only=False)
         lengths_B = np.zeros(len(known_B), dtype=np.int64)
         lengths_B[known_B] = np.diff(histories.offsets_K1)
+        offsets = pa.array(offsets_from_lengths(lengths_B), pa.int32())
         return {
-            output: self._column(output, histories.columns[name], lengths_B, columns)
+            output: pa.ListArray.from_arrays(offsets, self._values(output, histories.columns[name]))
             for output, name in config.outputs.items()
         }
 
-    def _ids(self, column: pa.Array, entity: Literal["user", "item"]) -> Int64Array:
+    def _keys(self, column: pa.Array) -> Int64Array:
         if pt.is_string(column.type):
-            return ids_of_kind(column, self.manifest.id_kinds[entity], entity)
+            return ids_of_kind(column, self.manifest.id_kinds["user"], "user")
         return column.to_numpy().view(np.int64)  # uint64 too: the same bits, as ids are made
 
     def _opened(self) -> EventStore:
@@ -167,48 +155,18 @@ class JoinHistory:
 
         So nothing leaks where the units differ: an event before the rounded time is before the time.
         """
-        name = self.config.time
-        if column.null_count:
-            row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-            raise InputError(
-                f"column {name!r}: no time in row {row + 1} of a batch ({column.null_count} rows have none); "
-                "without it nobody knows what came before; leave such rows out"
-            )
-        times_B = column.view(pa.int64()).to_numpy()
+        where = f"column {self.config.time!r}"
+        times_K = column.view(pa.int64()).to_numpy()
         if not pt.is_timestamp(column.type):
-            refuse_other_unit(times_B, self.time_unit, f"column {name!r}")
-        return converted(times_B, self.time_unit, self.manifest.time_unit, f"column {name!r}")
+            refuse_other_unit(times_K, self.time_unit, where)
+        return converted(times_K, self.time_unit, self.manifest.time_unit, where)
 
-    def _column(
-        self, output: str, values_N: np.ndarray, lengths_B: Int64Array, columns: Mapping[str, pa.Array]
-    ) -> pa.Array:
+    def _values(self, output: str, values_N: np.ndarray) -> pa.Array:
         dtype = self.outputs[output].value_type
         values_N = values_N.astype(_array_type(dtype), copy=False)
         if self.config.outputs[output] == TIMES:
             values_N = converted(values_N, self.manifest.time_unit, self.time_unit, output)
-        offsets_B1 = offsets_from_lengths(lengths_B)
-        if output in self.config.append:
-            ends_B = self._own(output, columns[self.config.append[output]])
-            starts_B, offsets_B1 = offsets_B1[:-1], offsets_from_lengths(lengths_B + 1)
-            longer_N = np.empty(offsets_B1[-1], dtype=values_N.dtype)
-            copy_ranges(values_N, starts_B, lengths_B, longer_N, offsets_B1[:-1])
-            longer_N[offsets_B1[1:] - 1] = ends_B
-            values_N = longer_N
-        return pa.ListArray.from_arrays(pa.array(offsets_B1, pa.int32()), pa.array(values_N).cast(dtype))
-
-    def _own(self, output: str, column: pa.Array) -> np.ndarray:
-        """[B] values of the rows themselves that stand behind their histories."""
-        name = self.config.append[output]
-        if column.null_count:
-            row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-            raise InputError(
-                f"column {name!r}: no value in row {row + 1} of a batch ({column.null_count} rows have "
-                f"none), but it is appended to {output!r}; leave such rows out"
-            )
-        if self.config.outputs[output] == ITEMS:
-            return self._ids(column, "item")
-        dtype = self.outputs[output].value_type
-        return (column.view(pa.int64()) if pt.is_timestamp(dtype) else column).to_numpy()
+        return pa.array(values_N).cast(dtype)
 
 
 def _type_of(manifest: StoreManifest, column: str, time_type: pa.DataType, store: str) -> pa.DataType:
@@ -219,13 +177,6 @@ def _type_of(manifest: StoreManifest, column: str, time_type: pa.DataType, store
             "that has it (rayrec data store --keep)"
         )
     return time_type if column == TIMES else normal_type(pa.from_numpy_dtype(manifest.types[column]))
-
-
-def _check_own(schema: pa.Schema, name: str, expected: pa.DataType, is_item: bool) -> None:
-    def accepts(dtype: pa.DataType) -> bool:
-        return dtype == expected or (is_item and (pt.is_integer(dtype) or pt.is_string(dtype)))
-
-    input_type(schema, name, accepts, f"{expected}, as the values that it follows")
 
 
 def _array_type(dtype: pa.DataType) -> np.dtype:

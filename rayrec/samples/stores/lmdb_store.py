@@ -40,7 +40,7 @@ class LmdbStore(KeyValueEvents):
         InputError: there is no store, or the folder holds something else.
     """
 
-    _transient = (lmdb.ReadersFullError, lmdb.MapResizedError, lmdb.DiskError, lmdb.LockError)
+    _transient = (lmdb.ReadersFullError, lmdb.DiskError, lmdb.LockError)
 
     def __init__(self, path: str | Path, retry: Retry, create: StoreManifest | None = None) -> None:
         self._path = Path(path).resolve()

@@ -2,6 +2,7 @@
 
 import pickle
 import textwrap
+from datetime import datetime
 from typing import get_args
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 import rayrec.samples.operations
 from rayrec.samples.operations.config import OperationConfig
 from rayrec.samples.operations.operation import RowContext
+from rayrec.samples.stores.build import build_store
 from tests.feature_operations import Declared, program
 
 INTS = pa.list_(pa.int64())
@@ -24,6 +26,7 @@ SCHEMA = pa.schema(
         ("city", pa.dictionary(pa.int32(), pa.string())),
         ("price", pa.float32()),
         ("shown_at", pa.int64()),
+        ("clock", pa.timestamp("ms")),
         ("target", pa.int32()),
         ("items", pa.large_list(pa.int64())),
         ("times", INTS),
@@ -53,11 +56,15 @@ EXAMPLES = examples()
 
 @pytest.fixture(scope="module", autouse=True)
 def _shop(tmp_path_factory):
-    """What the examples name: a data set's items, and a module with a function."""
+    """What the examples name: a data set's items, a store of events, a module with a function."""
     folder = tmp_path_factory.mktemp("shop")
     (folder / "beauty").mkdir()
     items = pa.table({"item_id": range(40), "train_count": [n % 5 for n in range(40)]})
     pq.write_table(items, folder / "beauty" / "items.parquet")
+    users = ["u"] * 5 + ["0"] * 5
+    clicks = pa.table({"user_id": users, "item_id": range(10), "timestamp": range(0, 100, 10)})
+    pq.write_table(clicks, folder / "clicks.parquet")
+    build_store(folder / "clicks.parquet", str(folder / "clicks"))
     (folder / "my_features.py").write_text(FUNCTION)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -86,6 +93,7 @@ ROWS = st.builds(
             "city": st.none() | st.sampled_from(["a", "b", ""]),
             "price": st.none() | st.floats(width=32),
             "shown_at": st.none() | st.integers(-(2**40), 2**40),
+            "clock": st.none() | st.integers(0, 100).map(datetime.fromtimestamp),
             "target": st.none() | st.integers(0, 50),
         },
     ),
@@ -112,6 +120,8 @@ def test_the_examples_run_one_after_the_other():
         "city": "Kiel",
         "price": 10,
         "shown_at": 1_772_433_000,
+        "user": "u",
+        "clock": datetime(1970, 1, 1, 0, 0, 40),
         "target": 9,
         "items": [1, 2, 3],
         "times": [1_772_425_800, 1_772_429_400, 1_772_433_001],
@@ -135,6 +145,8 @@ def test_the_examples_run_one_after_the_other():
     assert made["all_behaviors"] == [0, 0, 7, 0]
     assert len(made["negatives"]) == 5
     assert made["known_items"] == [1, 2, 3]
+    assert made["clicked"] == [1, 2, 3]
+    assert [time.second for time in made["clicked_at"]] == [10, 20, 30]
     assert made["items_per_price"] == pytest.approx(0.3)
 
 
@@ -180,10 +192,11 @@ def test_programs_travel_between_processes(operation):
 
 
 ROW = {
-    "user": "u",
+    "user": "0",
     "city": "a",
     "price": 2.5,
     "shown_at": 100,
+    "clock": datetime(1970, 1, 1, 0, 1, 10),
     "target": 3,
     "items": [1, 2, 3],
     "times": [10, 20, 30],
