@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +20,9 @@ from rayrec.models.tokenizers import fit_registry
 from rayrec.pipelines.assembly import SEMANTIC_IDS_FOLDER, Assembly, assemble
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import RunState, write_snapshot
+from rayrec.pipelines.snapshots import MANIFEST, RunState, checksum_of, write_snapshot
 from rayrec.platform.devices import get_device
+from rayrec.platform.files import write_json
 from rayrec.samples.config import PrepareConfig
 from rayrec.samples.cursor import Cursor
 from rayrec.samples.dataset import Dataset
@@ -65,6 +67,14 @@ def make_run(
     _train_one_epoch(run, assemble(config))
     run.update(state="finished")
     return run.path
+
+
+def change_manifest(run: Path, **changes: Any) -> None:
+    """Of the last snapshot; as somebody would write it who means it: its own checksum fits."""
+    path = RunFolder.open(run).chosen_snapshot("last") / MANIFEST
+    manifest = json.loads(path.read_text()) | changes
+    del manifest["checksum"]
+    write_json(path, manifest | {"checksum": checksum_of(manifest)})
 
 
 def _dataset(folder: Path, integer_users: bool) -> Dataset:

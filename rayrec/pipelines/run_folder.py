@@ -210,7 +210,7 @@ class RunFolder:
             return self.snapshots / which
         last = self.state["best" if which == "best" else "last"]
         if last is None:
-            raise InputError(f"{self.path}: the run has no snapshot yet; it was {self.condition}")
+            raise InputError(f"{self.path}: the run has no snapshot yet (its state: {self.condition})")
         if which != "previous":
             return self.snapshots / str(last)
         earlier = [name for name in self.snapshot_names() if name < last]

@@ -59,7 +59,7 @@ def request_snapshot(run: Path, timeout_s: float, sleep: Callable[[float], None]
     """
     folder = RunFolder.open(run)
     if not folder.is_alive:
-        raise InputError(f"{run}: nothing trains in this folder now ({folder.condition})")
+        raise InputError(f"{run}: nothing trains in this folder now (its state: {folder.condition})")
     request = run / FOLDER / uuid.uuid4().hex
     answer_path = request.with_name(request.name + _ANSWER)
     request.parent.mkdir(exist_ok=True)
@@ -68,7 +68,9 @@ def request_snapshot(run: Path, timeout_s: float, sleep: Callable[[float], None]
         ends = time.monotonic() + timeout_s
         while not answer_path.exists():
             if not folder.is_alive:
-                raise InputError(f"{run}: the run ended before it wrote the snapshot ({folder.condition})")
+                raise InputError(
+                    f"{run}: the run ended before it wrote the snapshot (its state: {folder.condition})"
+                )
             if time.monotonic() > ends:
                 raise InputError(f"{run}: no snapshot after {timeout_s:.0f} s; ask with a longer --timeout")
             sleep(_LOOK_EVERY_S)

@@ -53,7 +53,7 @@ def test_a_snapshot_that_fails_says_why(run):
 
 
 def test_nobody_is_asked_where_nothing_trains(run):
-    with pytest.raises(InputError, match=r"nothing trains in this folder now \(died\)"):
+    with pytest.raises(InputError, match=r"nothing trains in this folder now \(its state: died\)"):
         request_snapshot(run, timeout_s=30.0)
 
     assert SnapshotRequests(run).pending() == []

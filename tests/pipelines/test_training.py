@@ -20,14 +20,14 @@ from rayrec.embeddings.saved_files import checksum_file
 from rayrec.embeddings.shared_blocks import why_unavailable
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import MANIFEST, Snapshot, checksum_of, read_snapshot
+from rayrec.pipelines.snapshots import MANIFEST, Snapshot, read_snapshot
 from rayrec.pipelines.train import train
 from rayrec.platform.devices import KINDS, why_missing
 from rayrec.platform.errors import InputError
-from rayrec.platform.files import write_json
 from rayrec.samples.config import PrepareConfig
 from rayrec.samples.prepare import prepare
 from tests.data import write_source
+from tests.runs import change_manifest
 
 pytestmark = pytest.mark.ray
 
@@ -263,14 +263,6 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a cluster was started or joined")
 
     monkeypatch.setattr("rayrec.pipelines.train.ray_cluster", started)
-
-
-def change_manifest(run: Path, **changes: Any) -> None:
-    """As somebody would write it who means it: its own checksum fits."""
-    path = RunFolder.open(run).chosen_snapshot("last") / MANIFEST
-    manifest = json.loads(path.read_text()) | changes
-    del manifest["checksum"]
-    write_json(path, manifest | {"checksum": checksum_of(manifest)})
 
 
 @pytest.mark.parametrize(
