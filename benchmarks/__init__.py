@@ -1,6 +1,17 @@
 """What the project claims of itself in figures, and how each of them is measured."""
 
-from benchmarks import disk_stores, index, pipeline, quality, scaling, sparse, spine, tiers, transport
+from benchmarks import (
+    disk_stores,
+    index,
+    pipeline,
+    quality,
+    scaling,
+    snapshot,
+    sparse,
+    spine,
+    tiers,
+    transport,
+)
 from benchmarks.harness import Bench
 
 BENCHES: dict[str, Bench] = {
@@ -9,6 +20,7 @@ BENCHES: dict[str, Bench] = {
     "pipeline": pipeline.bench,
     "scaling": scaling.bench,
     "spine": spine.bench,
+    "snapshot": snapshot.bench,
     "sparse": sparse.bench,
     "transport": transport.bench,
     "tiers": tiers.bench,

@@ -40,18 +40,23 @@ _SCANNED_SLOTS = 2**16
 """Slots that are looked at under the lock: a few tenths of a millisecond."""
 _PART_BYTES = 2**20
 """Records that are copied under the lock: about a millisecond."""
-_LEAST_LISTED, _SLOTS_PER_LISTED_ID = 2**20, 16
+_LEAST_LISTED, _SLOTS_PER_LISTED_ID = 2**18, 8
 """Ids that are listed at once: so many, or one for so many slots of the map. Each list takes a pass over
-these; there are 10 passes at most."""
+these, and another one says where lists begin; a map has up to 0.6 ids per slot, which makes 5 lists."""
 _KEPT_IDS = 8192
 """Ids that are set aside between two looks at whether there is room."""
-LEAST_ASIDE_BYTES, ASIDE_SHARE = 64 * 2**20, 4
+LEAST_ASIDE_BYTES, ASIDE_SHARE = 16 * 2**20, 4
 """What is aside of a table may take so much, or a quarter of what the table takes in memory."""
 
 
 def most_aside_bytes(num_bytes: int) -> int:
     """Of something that takes so much memory, what may be aside before a step waits for the writer."""
     return max(LEAST_ASIDE_BYTES, num_bytes // ASIDE_SHARE)
+
+
+def most_listed(index_bytes: int) -> int:
+    """Ids of a map of so many bytes that are listed at once."""
+    return max(_LEAST_LISTED, index_bytes // 16 // _SLOTS_PER_LISTED_ID)
 
 
 class CutRecords(NamedTuple):
@@ -196,8 +201,7 @@ class Cut:
     def _lists(self, lock: Callable[[], AbstractContextManager[object]]) -> Iterator[range]:
         """Buckets whose ids are listed at once."""
         with lock():
-            num_ids, num_slots = len(self._source.ids), self._source.ids.num_bytes // 16
-        most = max(_LEAST_LISTED, num_slots // _SLOTS_PER_LISTED_ID)
+            num_ids, most = len(self._source.ids), most_listed(self._source.ids.num_bytes)
         if num_ids <= most:
             yield range(NUM_BUCKETS)
             return

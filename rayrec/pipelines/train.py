@@ -110,7 +110,7 @@ def train(
     if starts_cluster(config.cluster):
         get_device(config.device)  # trainers will run on this machine; elsewhere they may have what it lacks
     memory = plan_memory(assembly)
-    memory.check(resume)
+    memory.check()
     memory.log()
     path = Path(run)
     with RunFolder.locked(path, resume):
