@@ -4,11 +4,11 @@ One trainer (this process) and one parameter server actor in a process of its ow
 server has a table of 4 M rows of 64 numbers, 1.07 GB of records with what row-wise Adagrad keeps; its file
 has 1.12 GB. A step looks up the distinct ids of 100,000 Zipf ids through shared memory, computes, and
 updates the rows, all of it as a run in mode `exact_prefetch` does: lookups are on a thread of their own,
-beside dense compute. That is real matrix products on one thread, as long as the sparse part of a step, so that
-on two cores the writer of a snapshot has no core to itself. No batch comes twice.
+beside dense compute. That is real matrix products on one thread, as long as the sparse part of a step, so
+that on two cores the writer of a snapshot has no core to itself. No batch comes twice.
 
-Steps are timed one by one, for some seconds without a snapshot, then from the cut until the files are on disk,
-then without one again, and so on. Nothing else is done meanwhile: the driver's part at the cut (freeze, rows
+Steps are timed one by one, for some seconds without a snapshot, then from the cut until the files are on
+disk, then without one again, and so on. Nothing else is done meanwhile: the driver's part at the cut (freeze, rows
 that caches hold go to the servers) is in the times. Bars:
 
 * `snapshot-rate`: steps per second while a snapshot of all rows is written, against those right before and
@@ -238,8 +238,8 @@ def _bars(training: Training, folder: Path, num_pairs: int) -> list[Bar]:
         times.append(bare_s / full.took_s)
         idle_times.append(idle_s / full.took_s)
         log.print(
-            f"snapshot: {before.rate:.1f} steps/s alone, {full.rate:.1f} beside {full.described} "
-            f"(bare write {bare_s:.2f} s, idle {idle_s:.2f} s); {between.rate:.1f} alone, {increment.rate:.1f} "
+            f"snapshot: {before.rate:.1f} steps/s alone, {full.rate:.1f} beside {full.described} (bare "
+            f"write {bare_s:.2f} s, idle {idle_s:.2f} s); {between.rate:.1f} alone, {increment.rate:.1f} "
             f"beside an increment, {increment.described}; {after.rate:.1f} alone. Longest pause at a cut "
             f"{1000 * pause_s:.0f} ms; longest step {1000 * max(full.steps_s):.0f} ms beside, "
             f"{1000 * max(before.steps_s):.0f} ms alone",

@@ -26,7 +26,7 @@ from rayrec.embeddings.config import (
     TableConfig,
 )
 from rayrec.embeddings.contributions import Part, UpdateTag
-from rayrec.embeddings.cut import Cut, CutEndedError
+from rayrec.embeddings.cut import CutEndedError
 from rayrec.embeddings.page_reads import ALIGNMENT
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.saved_files import checksum_file
@@ -354,7 +354,9 @@ def test_there_is_one_cut_at_a_time():
     shard.freeze(0)
     with pytest.raises(RuntimeError, match="the cut after step 0 is not written yet; a cut after step 1"):
         shard.freeze(1)
-    with pytest.raises(RuntimeError, match="expected a cut after step 1 to read, but the cut is one after step 0"):
+    with pytest.raises(
+        RuntimeError, match="expected a cut after step 1 to read, but the cut is one after step 0"
+    ):
         next(shard.export_cut("items", 1))
     shard.release(1)  # which is not there
     commit(shard, 1, 5)
@@ -481,10 +483,10 @@ def test_no_memory_for_what_changes_gives_up_the_cut_and_not_the_step(monkeypatc
     parts = shard.export_cut("items", 0)
     next(parts)
 
-    def no_memory(num_new, num_changed):
+    def no_memory(ids_M):
         raise MemoryError("no memory for another block")
 
-    monkeypatch.setattr(shard._cut.tables["items"].rows._aside, "reserve", no_memory)
+    monkeypatch.setattr(shard._cut.tables["items"].rows._aside, "add_new", no_memory)
     commit(shard, 1, *range(50))
     assert steps_by_id([shard.export("items")]) == dict.fromkeys(range(50), 1)
     with pytest.raises(CutEndedError, match="no memory for what steps change"):
