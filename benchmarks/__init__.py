@@ -1,6 +1,18 @@
 """What the project claims of itself in figures, and how each of them is measured."""
 
-from benchmarks import disk_stores, index, pipeline, quality, scaling, sparse, spine, stores, tiers, transport
+from benchmarks import (
+    disk_stores,
+    index,
+    pipeline,
+    quality,
+    scaling,
+    snapshot,
+    sparse,
+    spine,
+    stores,
+    tiers,
+    transport,
+)
 from benchmarks.harness import Bench
 
 BENCHES: dict[str, Bench] = {
@@ -9,6 +21,7 @@ BENCHES: dict[str, Bench] = {
     "pipeline": pipeline.bench,
     "scaling": scaling.bench,
     "spine": spine.bench,
+    "snapshot": snapshot.bench,
     "sparse": sparse.bench,
     "stores": stores.bench,
     "transport": transport.bench,

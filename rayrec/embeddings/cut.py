@@ -20,10 +20,13 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from numba import carray, njit
 from numpy.typing import NDArray
 
+from rayrec.embeddings.compiled import RowAddresses, int32_at, kernel_input, mix64, prefetch, row_address
 from rayrec.embeddings.index import HASHES, MISSING, IdMap, ordered_by_bucket
-from rayrec.embeddings.layout import NEVER
+from rayrec.embeddings.layout import NEVER, STEP_WORD
+from rayrec.embeddings.records import RecordAccess
 from rayrec.embeddings.routing import NUM_BUCKETS, bucket_of
 from rayrec.embeddings.row_storage import MemoryRows, Reading
 
@@ -40,18 +43,24 @@ _SCANNED_SLOTS = 2**16
 """Slots that are looked at under the lock: a few tenths of a millisecond."""
 _PART_BYTES = 2**20
 """Records that are copied under the lock: about a millisecond."""
-_LEAST_LISTED, _SLOTS_PER_LISTED_ID = 2**20, 16
+_LEAST_LISTED, _SLOTS_PER_LISTED_ID = 2**18, 8
 """Ids that are listed at once: so many, or one for so many slots of the map. Each list takes a pass over
-these; there are 10 passes at most."""
+these, and another one says where lists begin; a map has up to 0.6 ids per slot, which makes 5 lists."""
+_AHEAD = 24  # records asked for this many ids early
 _KEPT_IDS = 8192
 """Ids that are set aside between two looks at whether there is room."""
-LEAST_ASIDE_BYTES, ASIDE_SHARE = 64 * 2**20, 4
+LEAST_ASIDE_BYTES, ASIDE_SHARE = 16 * 2**20, 4
 """What is aside of a table may take so much, or a quarter of what the table takes in memory."""
 
 
 def most_aside_bytes(num_bytes: int) -> int:
     """Of something that takes so much memory, what may be aside before a step waits for the writer."""
     return max(LEAST_ASIDE_BYTES, num_bytes // ASIDE_SHARE)
+
+
+def most_listed(index_bytes: int) -> int:
+    """Ids of a map of so many bytes that are listed at once."""
+    return max(_LEAST_LISTED, index_bytes // 16 // _SLOTS_PER_LISTED_ID)
 
 
 class CutRecords(NamedTuple):
@@ -130,11 +139,29 @@ class Cut:
             read: gives records of ids at these positions.
         """
         old_M = np.flatnonzero(steps_M <= self.step)  # others are later, and what was changed later is aside
+        old_M = old_M[bucket_of(ids_M[old_M]) >= self._passed]
+        self._keep(ids_M, old_M, lambda at_K, rows_K: self._aside.records.write(rows_K, 0, read(at_K)))
+
+    def keep_rows(self, ids_M: Int64Array, records: RecordAccess, rows_M: Int64Array) -> None:
+        """`keep` of records that end with step and count; -1 for an id that has none."""
+        rows_M, ids_M = kernel_input(rows_M, np.int64), kernel_input(ids_M, np.int64)
+        old_M = _older(records.addresses, rows_M, ids_M, self.step, self._passed)
+        self._keep(
+            ids_M, old_M, lambda at_K, to_K: records.copy_rows(rows_M[at_K], self._aside.records, to_K)
+        )
+
+    def _keep(
+        self, ids_M: Int64Array, old_M: Int64Array, copy: Callable[[Int64Array, Int64Array], None]
+    ) -> None:
+        """
+        Args:
+            copy: copies records of ids at the given positions to the given rows of those aside.
+        """
         for first in range(0, len(old_M), _KEPT_IDS):
             if self._passed == NUM_BUCKETS:
                 return
             try:
-                self._keep_some(old_M[first : first + _KEPT_IDS], ids_M, read)
+                self._keep_some(ids_M, old_M[first : first + _KEPT_IDS], copy)
             except MemoryError as error:
                 lacking = CutEndedError(
                     f"no memory for what steps change while the cut after step {self.step} is read"
@@ -173,7 +200,7 @@ class Cut:
                 first, bucket = int(ends_B[end - 1]), end
 
     def _keep_some(
-        self, some_M: Int64Array, ids_M: Int64Array, read: Callable[[Int64Array], Int32Array]
+        self, ids_M: Int64Array, some_M: Int64Array, copy: Callable[[Int64Array, Int64Array], None]
     ) -> None:
         bytes_after = 4 * self._source.num_words * len(some_M)
 
@@ -182,12 +209,12 @@ class Cut:
 
         if not is_room() and self.num_aside:
             self._wait(is_room)
-        some_M = some_M[bucket_of(ids_M[some_M]) >= self._passed]
-        some_M = some_M[self._aside.find(ids_M[some_M]) == MISSING]
-        if len(some_M):
-            self._aside.reserve(len(some_M), 0)
-            rows = self._aside.add(ids_M[some_M])
-            self._aside.records.write(rows, 0, read(some_M))
+            some_M = some_M[bucket_of(ids_M[some_M]) >= self._passed]
+        rows = self._aside.add_new(ids_M[some_M])
+        is_new = rows != MISSING
+        if not is_new.all():  # records that came back from trainers bear no later step, and were kept before
+            some_M, rows = some_M[is_new], rows[is_new]
+        copy(some_M, rows)
 
     @property
     def _num_bytes(self) -> int:
@@ -196,8 +223,7 @@ class Cut:
     def _lists(self, lock: Callable[[], AbstractContextManager[object]]) -> Iterator[range]:
         """Buckets whose ids are listed at once."""
         with lock():
-            num_ids, num_slots = len(self._source.ids), self._source.ids.num_bytes // 16
-        most = max(_LEAST_LISTED, num_slots // _SLOTS_PER_LISTED_ID)
+            num_ids, most = len(self._source.ids), most_listed(self._source.ids.num_bytes)
         if num_ids <= most:
             yield range(NUM_BUCKETS)
             return
@@ -297,3 +323,21 @@ def _merged(
     all_K = np.concatenate((at_K, others))
     order_K = np.argsort(all_K, kind="stable")
     return all_K[order_K], np.concatenate((records_KW, others_KW))[order_K]
+
+
+@njit(nogil=True, cache=True)
+def _older(
+    rows: RowAddresses, rows_M: Int64Array, ids_M: Int64Array, step: int, first_bucket: int
+) -> Int64Array:
+    """Positions of ids from some bucket on whose records were changed last in this step or before."""
+    found_M = np.empty(len(rows_M), dtype=np.int64)
+    num_found, stamp = 0, np.uint64(4 * (rows.words + STEP_WORD))
+    for m in range(len(rows_M)):
+        if m + _AHEAD < len(rows_M) and rows_M[m + _AHEAD] != MISSING:
+            prefetch(row_address(rows, rows_M[m + _AHEAD]) + stamp)
+        if rows_M[m] == MISSING or carray(int32_at(row_address(rows, rows_M[m]) + stamp), 1)[0] > step:
+            continue
+        if np.int64(mix64(np.uint64(ids_M[m])) & np.uint64(NUM_BUCKETS - 1)) >= first_bucket:
+            found_M[num_found] = m
+            num_found += 1
+    return found_M[:num_found].copy()

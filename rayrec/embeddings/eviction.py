@@ -161,7 +161,6 @@ class Tombstones:
     def _put(self, evicted: Evicted) -> None:
         if len(evicted):
             self._steps = self._steps or IdMap(len(evicted))
-            self._keep(evicted.ids_V)
             self._steps.assign(evicted.ids_V, evicted.steps_V.astype(np.int64))
 
 

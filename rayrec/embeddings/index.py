@@ -169,6 +169,17 @@ class IdIndex(IdMap):
         if self.growth_bytes(len(ids_M)):  # asked as if all of them were new; it may be that few of them are
             rows_M = self.find(ids_M)
             self.reserve(int(np.count_nonzero(rows_M == MISSING)))
+        self._add_missing(ids_M, rows_M, only_new=False)
+        return rows_M
+
+    def add_new(self, ids_M: Int64Array) -> Int64Array:
+        """[M] rows of those of these distinct ids that are new, -1 for the others; room must be reserved."""
+        ids_M = kernel_input(ids_M, np.int64)
+        rows_M = np.full(len(ids_M), MISSING, dtype=np.int64)
+        self._add_missing(ids_M, rows_M, only_new=True)
+        return rows_M
+
+    def _add_missing(self, ids_M: Int64Array, rows_M: Int64Array, only_new: bool) -> None:
         num_added = _add_missing(
             self._slots_C2,
             _shift(self._slots_C2),
@@ -176,10 +187,10 @@ class IdIndex(IdMap):
             rows_M,
             self._free_F[: self._num_free],
             self.num_rows,
+            only_new,
         )
         self._num_ids += num_added
         self._num_free -= min(num_added, self._num_free)
-        return rows_M
 
     def remove(self, ids_M: Int64Array) -> Int64Array:
         """Forget distinct ids; their rows will be given out again.
@@ -279,8 +290,13 @@ def _add_missing(
     rows_M: Int64Array,
     free_F: Int64Array,
     next_row: int,
+    only_new: bool,
 ) -> int:
-    """Give every id whose entry of rows_M is -1 a row, free ones first, from the end; return how many."""
+    """Give every id whose entry of rows_M is -1 a row, free ones first, from the end; return how many.
+
+    Args:
+        only_new: leave the entry at -1 where the id has a row.
+    """
     mask = len(slots_C2) - 1
     base = np.uint64(slots_C2.ctypes.data)
     num_added = 0
@@ -300,6 +316,8 @@ def _add_missing(
                 slots_C2[slot, 1] = next_row + num_added - len(free_F)
             slots_C2[slot, 0] = ids_M[m]
             num_added += 1
+        elif only_new:
+            continue
         rows_M[m] = slots_C2[slot, 1]
     return num_added
 

@@ -3,11 +3,12 @@
     server     records, rounded up to huge pages │ index of ids │ what waits for admission, what was evicted
                (of a table with rows on disk: as many rows as its own limit leaves room for)
                one step's rows and gradients
-               and for a while, whichever is most (`Phase`):
+               and for a while (`Phase`), whichever of the first two is most, and the last one beside it:
                  growing    the index's old slots beside the new ones, for the table that doubles
                  evicting   ids and stamps of a table while victims are chosen
-                 saving     a part of one table's rows, and what is made of it for a snapshot
-               before a run is resumed: the rows of a snapshot, beside the tables that they fill
+                 saving     what steps have changed of the tables since the cut of a snapshot; and of one of
+                            them its ids, and a part of its rows with what is made of it
+               before a run is resumed: a part of the rows of a snapshot, beside the tables that they fill
     trainer    one batch's rows, their copy on the device, their gradients
                its cache: records, index, what is known of every slot
     device     where a trainer has an accelerator, its cache's records, all of its capacity at once, and what
@@ -31,7 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.embeddings.config import DiskConfig, TableConfig
-from rayrec.embeddings.index import grouped_ids, grouping_bytes, index_bytes
+from rayrec.embeddings.cut import most_aside_bytes, most_listed
+from rayrec.embeddings.index import grouping_bytes, index_bytes
 from rayrec.embeddings.layout import record_words
 from rayrec.embeddings.routing import NUM_BUCKETS, ShardMap
 from rayrec.embeddings.row_operations import RowOperations
@@ -41,18 +43,19 @@ Phase = Literal["growing", "evicting", "saving"]
 _HUGE_PAGE = 2 * 2**20
 _EXPORTED_STAMPS = 16
 """Bytes of a row's id, last step and count in a copy of rows."""
-_ORDERED_GROUPS = 3
-"""Most groups of ids that are there at once while rows are saved: one, what was left of the one before, and
-both together."""
+_LISTED_IDS = 3
+"""Copies of a list of ids while it is put in order."""
 _CHOOSING = 120
 """Most bytes per row that choosing victims takes (113 measured, every bucket too full)."""
 _ROWS_PER_GROUP = 65_536
 """Rows that the writer of snapshots encodes and compresses at once."""
-_WRITER_COPIES = 4
-"""Most copies of such a group that it makes on the way (3.2 measured, 64 numbers a row)."""
-_READER_COPIES = 2.5
-"""Most copies of a table's rows that reading a snapshot makes beside the result (2.45 measured)."""
+_WRITER_COPIES = 2
+"""Most copies of such a group that are there at once."""
+_READER_COPIES = 3
+"""Copies of such a group that reading a snapshot makes."""
 _ID = 8
+_SIGHTING_RECORD, _TOMBSTONE_RECORD = 8, 4
+"""Of what is aside of ids that wait for admission, and of evicted ones."""
 _SIGHTING = 6
 _FREE_ROW = 8
 _FREE_LIST_ROOM = 2
@@ -88,8 +91,10 @@ class TablePlan:
     index_bytes: int
     waiting_bytes: int
     """Counters of ids that wait for admission, and memory of evicted ones: at most one of each per id."""
-    rows_bytes: int
-    """A copy of all rows, as a snapshot is written from it and a table filled by it."""
+    loading_bytes: int
+    """What is read of a snapshot at once."""
+    aside_bytes: int
+    """Most that is kept of rows, and of ids that wait, which steps change while a snapshot is written."""
     extra_bytes: dict[Phase, int]
     """Taken for a while, beside the above."""
     disk_bytes: int = 0
@@ -139,10 +144,19 @@ class ShardPlan:
     @property
     def extra_bytes(self) -> dict[Phase, int]:
         """Taken for a while beside the tables; they do it one after the other."""
-        return {
+        extra = {
             phase: max((table.extra_bytes[phase] for table in self.tables), default=0)
             for phase in get_args(Phase)
         }
+        extra["saving"] += sum(table.aside_bytes for table in self.tables)  # of one cut through all of them
+        return extra
+
+    @property
+    def shared_bytes(self) -> int:
+        """What of `peak_bytes` more servers would share: not a step's rows, nor a part of a snapshot."""
+        return (
+            self.peak_bytes - self.step_bytes - max((t.extra_bytes["saving"] for t in self.tables), default=0)
+        )
 
     @property
     def peak_phase(self) -> Phase:
@@ -151,16 +165,21 @@ class ShardPlan:
         return max(extra, key=extra.__getitem__)
 
     @property
+    def steady_bytes(self) -> int:
+        """What is there all the time, and while a step is applied."""
+        return self.resident_bytes + self.step_bytes
+
+    @property
     def peak_bytes(self) -> int:
-        """Most that the run needs at any time, Python and its libraries aside."""
-        return self.resident_bytes + self.step_bytes + self.extra_bytes[self.peak_phase]
+        """Most that the run needs at any time, to begin from a snapshot too; Python and its libraries aside."""
+        extra = self.extra_bytes
+        return self.steady_bytes + extra["saving"] + max(extra["growing"], extra["evicting"])
 
     @property
     def loading_bytes(self) -> int:
-        """Most that is needed to begin from a snapshot: while it is read, then while tables are filled."""
-        copies = [table.rows_bytes for table in self.tables]
-        reading = sum(copies) + max(sum(copies), int(_READER_COPIES * max(copies, default=0)))
-        return max(reading, self.resident_bytes + sum(copies))
+        """Most that is needed to fill the tables from a snapshot."""
+        reading = max((table.loading_bytes for table in self.tables), default=0)
+        return self.resident_bytes + reading + self.extra_bytes["growing"]
 
 
 def plan_table(config: TableConfig, num_ids: int, num_rows: int) -> TablePlan:
@@ -177,7 +196,7 @@ def plan_table(config: TableConfig, num_ids: int, num_rows: int) -> TablePlan:
     exported = _EXPORTED_STAMPS + 4 * (layout.dim + layout.state_size)
     index = index_bytes(num_rows)
     part_rows = min(num_rows, _ROWS_PER_GROUP)
-    ordering = grouping_bytes(index) + _ORDERED_GROUPS * _ID * max(part_rows, grouped_ids(index))
+    records, waiting = 4 * record_words(layout) * num_rows, _waiting_bytes(config, num_ids, num_rows)
     return TablePlan(
         table=config.name,
         num_rows=num_rows,
@@ -185,13 +204,13 @@ def plan_table(config: TableConfig, num_ids: int, num_rows: int) -> TablePlan:
         state_bytes=4 * layout.state_size * num_rows,
         stamps_bytes=4 * stamp_words * num_rows,
         index_bytes=index,
-        waiting_bytes=_waiting_bytes(config, num_ids, num_rows),
-        rows_bytes=exported * num_rows,
+        waiting_bytes=waiting,
+        loading_bytes=_READER_COPIES * part_rows * exported,
+        aside_bytes=_aside_bytes(config, num_ids, num_rows, records + index, waiting),
         extra_bytes={
             "growing": index // 2 if index > index_bytes(0) else 0,
             "evicting": 0 if config.eviction is None else _CHOOSING * num_rows,
-            # A part and what the writer makes of it; the next one is copied while the last is still there.
-            "saving": (1 + _WRITER_COPIES) * part_rows * exported + ordering,
+            "saving": _writing_bytes(num_rows, index, exported),
         },
     )
 
@@ -209,8 +228,7 @@ def _plan_tiered_table(config: TableConfig, num_ids: int, num_rows: int, disk: D
     beside = finding + in_memory.waiting_bytes
     room = max(0, limit - beside) // (4 * words + _FREE_ROW)
     share = min(1.0, room / num_rows) if num_rows else 0.0
-    rows_at_once = max(_PART_BYTES // (4 * words), -(-num_rows // NUM_BUCKETS))
-    row = in_memory.rows_bytes // max(1, num_rows)
+    aside = _aside_bytes(config, num_ids, num_rows, limit, in_memory.waiting_bytes)
     held = replace(
         in_memory,
         weights_bytes=int(share * in_memory.weights_bytes),
@@ -227,14 +245,38 @@ def _plan_tiered_table(config: TableConfig, num_ids: int, num_rows: int, disk: D
             # Rows in memory make room for these two.
             "growing": 0,
             "evicting": 0,
-            # A part's records, their copy, and what the writer makes of it.
-            "saving": min(num_rows, rows_at_once) * row * (2 + _WRITER_COPIES),
+            "saving": in_memory.extra_bytes["saving"],
         },
-        rows_bytes=row * min(num_rows, _ROWS_PER_GROUP),  # it is read in parts
+        aside_bytes=aside,
         disk_bytes=2 * 4 * (words + 2) * num_rows,
         memory_limit=limit,
         least_bytes=beside + in_memory.extra_bytes["growing"] + 64 * (4 * words + _FREE_ROW),
     )
+
+
+def _writing_bytes(num_rows: int, index: int, row_bytes: int) -> int:
+    """While a table's rows are written: a list of ids, a part, and a group of rows on its way to the file."""
+    listed = min(num_rows, most_listed(index))
+    group = min(num_rows, _ROWS_PER_GROUP)
+    part = max(min(num_rows * row_bytes, _PART_BYTES), -(-num_rows // NUM_BUCKETS) * row_bytes)
+    return _LISTED_IDS * _ID * listed + 3 * _ID * NUM_BUCKETS + 3 * part + _WRITER_COPIES * group * row_bytes
+
+
+def _aside_bytes(config: TableConfig, num_ids: int, num_rows: int, held: int, waiting: int) -> int:
+    """Of something that takes so much memory, and of the ids that wait beside it."""
+    found = _aside(num_rows, 4 * RowOperations(config).num_words, held)
+    if config.admission.min_sightings > 1:
+        found += _aside(num_ids, _SIGHTING_RECORD, waiting)
+    if config.eviction is not None:
+        found += _aside(num_ids, _TOMBSTONE_RECORD, waiting)
+    return found
+
+
+def _aside(num_records: int, record_bytes: int, held: int) -> int:
+    num_aside = min(num_records, most_aside_bytes(held) // record_bytes)
+    if not num_aside:
+        return 0
+    return num_aside * (record_bytes + _FREE_LIST_ROOM * _FREE_ROW) + index_bytes(num_aside)
 
 
 def plan_shards(

@@ -9,7 +9,15 @@ import numpy as np
 from numba import carray, njit
 from numpy.typing import NDArray
 
-from rayrec.embeddings.compiled import RowAddresses, int32_at, kernel_input, prefetch_row, row_address
+from rayrec.embeddings.compiled import (
+    LANES,
+    RowAddresses,
+    copy_lanes,
+    int32_at,
+    kernel_input,
+    prefetch_row,
+    row_address,
+)
 
 _BLOCK_BYTES = 16 * 2**20  # several huge pages; pages that no row has reached cost nothing
 _AHEAD = 16  # records asked for this many rows early
@@ -36,6 +44,11 @@ class RecordAccess:
     def write(self, rows_M: NDArray[np.int64], first: int, words_MW: NDArray[np.int32]) -> None:
         """Set words `first` to `first + W` of each row's record."""
         _write(self.addresses, kernel_input(rows_M, np.int64), first, kernel_input(words_MW, np.int32))
+
+    def copy_rows(self, rows_K: NDArray[np.int64], others: RecordAccess, to_K: NDArray[np.int64]) -> None:
+        """Copy whole records to rows of others."""
+        rows_K, to_K = kernel_input(rows_K, np.int64), kernel_input(to_K, np.int64)
+        _copy_rows(self.addresses, rows_K, others.addresses, to_K)
 
 
 class RecordArray(RecordAccess):
@@ -126,3 +139,20 @@ def _write(rows: RowAddresses, rows_M: NDArray[np.int64], first: int, words_MW: 
         record = carray(int32_at(row_address(rows, rows_M[m])), rows.words)
         for w in range(words_MW.shape[1]):
             record[first + w] = words_MW[m, w]
+
+
+@njit(nogil=True, cache=True)
+def _copy_rows(
+    rows: RowAddresses, rows_K: NDArray[np.int64], others: RowAddresses, to_K: NDArray[np.int64]
+) -> None:
+    words = rows.words
+    whole = words - words % LANES
+    for k in range(len(rows_K)):
+        if k + _AHEAD < len(rows_K):
+            prefetch_row(rows, rows_K[k + _AHEAD])
+        source, target = row_address(rows, rows_K[k]), row_address(others, to_K[k])
+        for word in range(0, whole, LANES):
+            copy_lanes(target + np.uint64(4 * word), source + np.uint64(4 * word))
+        record, copied = carray(int32_at(source), words), carray(int32_at(target), words)
+        for word in range(whole, words):
+            copied[word] = record[word]

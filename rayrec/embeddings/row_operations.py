@@ -174,6 +174,8 @@ class RowOperations:
 
     def weights(self, records_MW: Int32Array) -> Float32Array:
         """[M, D] weights of whole records."""
+        if self.layout.kind == FLOAT32:
+            return np.ascontiguousarray(records_MW[:, : self.layout.dim]).view(np.float32)
         weights_MD = np.empty((len(records_MW), self.layout.dim), dtype=np.float32)
         _weights(self.layout.kind, kernel_input(records_MW, np.int32), weights_MD)
         return weights_MD

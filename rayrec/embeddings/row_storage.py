@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.embeddings.index import MISSING, IdIndex, IdMap
-from rayrec.embeddings.layout import STEP_WORD
+from rayrec.embeddings.layout import NEVER, STEP_WORD
 from rayrec.embeddings.records import Records
 
 Int64Array = NDArray[np.int64]
@@ -182,6 +182,15 @@ class MemoryRows:
         self.records.reserve(self._index.rows_after(len(ids_M)))
         return self._index.find_or_add(ids_M)
 
+    def add_new(self, ids_M: Int64Array) -> Int64Array:
+        """[M] rows of those of these distinct ids that have none, -1 for the others.
+
+        Raises:
+            MemoryError: there is no room; nothing has changed.
+        """
+        self.reserve(len(ids_M), 0)
+        return self._index.add_new(ids_M)
+
     def present(self, ids_M: Int64Array) -> NDArray[np.bool_]:
         return self.find(ids_M) != MISSING
 
@@ -220,11 +229,14 @@ class MemoryRows:
     ) -> tuple[Int64Array, Int32Array]:
         rows_M = self._index.find(ids_M)
         at_K = np.flatnonzero(rows_M != MISSING)
-        steps_K = self.records.read(rows_M[at_K], self._words + STEP_WORD, 1)[:, 0]
-        is_wanted_K = (steps_K > after_step) & (steps_K <= until_step)
-        if not is_wanted_K.all():
-            at_K = at_K[is_wanted_K]
-        return at_K, self.records.read(rows_M[at_K], 0, self._words)
+        if after_step >= NEVER:  # otherwise it is nearly all of them
+            steps_K = self.records.read(rows_M[at_K], self._words + STEP_WORD, 1)[:, 0]
+            at_K = at_K[(steps_K > after_step) & (steps_K <= until_step)]
+        records_KW = self.records.read(rows_M[at_K], 0, self._words)
+        is_wanted_K = records_KW[:, STEP_WORD] <= until_step
+        if is_wanted_K.all():
+            return at_K, records_KW
+        return at_K[is_wanted_K], records_KW[is_wanted_K]
 
     def steps(self, records_KW: Int32Array) -> Int32Array:
         return records_KW[:, STEP_WORD]

@@ -87,7 +87,7 @@ class ShardStats:
 class _ShardCut:
     step: int
     tables: dict[str, TableCut] = field(default_factory=dict)
-    """None as long as nothing of a later step is applied."""
+    """None before the cut has taken effect."""
 
 
 class EmbeddingShard:
@@ -126,7 +126,7 @@ class EmbeddingShard:
         self._num_threads = num_threads
         self._clock = clock
         self._lock = StepLock()
-        self._tables = {config.name: EmbeddingTable(config, num_threads) for config in tables}
+        self._tables = self._empty_tables()
         self._incarnation = incarnation
         self._committed_step = -1
         self._pending: dict[int, StepContributions] = {}
@@ -383,7 +383,7 @@ class EmbeddingShard:
             CutEndedError: the cut was released, an incarnation began, there was no memory for it, or it was
                 read so slowly that steps had to wait longer than a lookup may.
         """
-        with self._lock.between_steps():
+        with self._lock.changed:  # also if a step is held up for want of a reader
             cut = self._cut
             if cut is None or cut.step != step:
                 found = "there is none" if cut is None else f"the cut is one after step {cut.step}"
@@ -391,38 +391,50 @@ class EmbeddingShard:
                     f"shard {self._shard}: expected a cut after step {step} to read, but {found}; freeze it "
                     "first"
                 )
-            self._wait_until_committed(cut.step)
+            if not cut.tables:
+                self._wait_until_committed(cut.step)
+                self._take_cut()
             if self._cut is not cut:
                 raise CutEndedError(
                     f"shard {self._shard}: the cut after step {cut.step} was given up meanwhile"
                 )
-            self._take_cut()
             frozen = self._table(table)
         yield from frozen.cut_parts(cut.tables[table], self._beside_steps, since)
 
     def restore(self, rows: Mapping[str, Iterable[TableRows]]) -> None:
         """Replace the contents of every table; until `begin` follows, contributions are refused.
 
+        The rows that were there are gone before the first new one is read: there may be no room for both.
+
         Args:
             rows: by table, in parts of any size.
 
         Raises:
-            ValueError: a table is missing, unknown, or does not fit; nothing has changed.
+            ValueError: a table is missing or unknown, and nothing has changed; or one does not fit, and the
+                tables are empty. So they are after any other error that comes of reading the parts.
         """
         if set(rows) != set(self._tables):
             raise ValueError(
                 f"shard {self._shard} holds tables {sorted(self._tables)}, got rows of {sorted(rows)}"
             )
-        restored = {config.name: EmbeddingTable(config, self._num_threads) for config in self._configs}
+        self._replace_tables(self._empty_tables(), f"shard {self._shard} is being restored")
+        restored = self._empty_tables()
         for name, table in restored.items():
             table.load(rows[name])
+        self._replace_tables(restored, f"shard {self._shard} was restored; an incarnation has to begin")
+        self._is_restored = True
+
+    def _empty_tables(self) -> dict[str, EmbeddingTable]:
+        return {config.name: EmbeddingTable(config, self._num_threads) for config in self._configs}
+
+    def _replace_tables(self, tables: dict[str, EmbeddingTable], why_refused: str) -> None:
         with self._lock.between_steps():
             if self._cut is not None:
-                self._end_cut("other rows were restored")
-            self._tables, self._is_restored = restored, True
+                self._end_cut("other rows are restored")
+            self._tables = tables
             # What is still on its way belongs to the rows that were here before.
             self._pending = {}
-            self._failure = RuntimeError(f"shard {self._shard} was restored; an incarnation has to begin")
+            self._failure = RuntimeError(why_refused)
             self._lock.changed.notify_all()
 
     def stats(self) -> ShardStats:

@@ -23,7 +23,7 @@ from rayrec.embeddings.admission import Sighted, SightingCounters
 from rayrec.embeddings.batch_rows import IdGroups, output
 from rayrec.embeddings.compiled import kernel_input
 from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.cut import ABSENT, Cut, Source, Wait, most_aside_bytes
+from rayrec.embeddings.cut import Cut, Source, Wait, most_aside_bytes
 from rayrec.embeddings.distinct_ids import first_repeated
 from rayrec.embeddings.eviction import Evicted, GivenUp, Tombstones, choose_victims
 from rayrec.embeddings.index import MISSING
@@ -526,12 +526,7 @@ class EmbeddingTable:
     def _keep(self, ids_M: Int64Array, records: RecordAccess, rows_M: Int64Array) -> None:
         """Before records change or go; -1 for an id without a row."""
         if self._cut is not None:
-            at_K = np.flatnonzero(rows_M != MISSING)
-            steps_M = np.full(len(ids_M), ABSENT, dtype=np.int32)
-            steps_M[at_K] = self._ops.stamps(records, rows_M[at_K])[:, 0]
-            self._cut.rows.keep(
-                ids_M, steps_M, lambda at_K: records.read(rows_M[at_K], 0, self._ops.num_words)
-            )
+            self._cut.rows.keep_rows(ids_M, records, rows_M)
 
     def _apply_piece(self, ids_M: Int64Array, rows_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
         self._keep(ids_M, self._rows.records, rows_M)

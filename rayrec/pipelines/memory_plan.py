@@ -145,11 +145,8 @@ class MemoryPlan:
     def fullest(self) -> ShardPlan:
         return max(self.shards, key=lambda shard: shard.peak_bytes)
 
-    def check(self, resume: bool = False) -> None:
+    def check(self) -> None:
         """
-        Args:
-            resume: the run begins by loading a snapshot, which takes more than to train.
-
         Raises:
             InputError: a server, a trainer's accelerator, or all processes on this machine, need more than
                 there is; names what takes most of it and what to change. Or a table's folder on disk is in
@@ -174,13 +171,7 @@ class MemoryPlan:
             raise InputError(
                 f"parameter server {largest.shard} (of {len(self.shards)}) would need "
                 f"{_described(largest)}; sparse.server_memory allows {human_size(self.server_limit)}: "
-                f"{self._remedy_of_a_server(resume=False)}"
-            )
-        if resume and self.server_limit is not None and largest.loading_bytes > self.server_limit:
-            raise InputError(
-                f"parameter server {largest.shard} (of {len(self.shards)}) would need "
-                f"{human_size(largest.loading_bytes)} to load its part of the snapshot; sparse.server_memory "
-                f"allows {human_size(self.server_limit)}: {self._remedy_of_a_server(resume=True)}"
+                f"{self._remedy_of_a_server()}"
             )
         trainer = self.trainer
         if self.device_limit is not None and trainer.device_bytes > self.device_limit:
@@ -247,20 +238,13 @@ class MemoryPlan:
             "machine_bytes": self.machine_bytes,
         }
 
-    def _remedy_of_a_server(self, resume: bool) -> str:
+    def _remedy_of_a_server(self) -> str:
         assert self.server_limit is not None
         largest = self.fullest
-        tables, beside = largest.num_bytes, largest.peak_bytes - largest.extra_bytes[largest.peak_phase]
-        # (needed, what of it more servers would share): not a step's rows, nor the part of a snapshot that is
-        # being written.
-        if resume:
-            needs = [(largest.loading_bytes, tables + sum(table.rows_bytes for table in largest.tables))]
-        else:
-            extra = largest.extra_bytes
-            needs = [(beside + extra[phase], tables + (phase != "saving") * extra[phase]) for phase in extra]
-        remedies = [f"raise it to {human_size(1.05 * max(needed for needed, _ in needs))}"]
-        if all(needed - shared < self.server_limit for needed, shared in needs):
-            share = max(shared / (self.server_limit - (needed - shared)) for needed, shared in needs)
+        needed, shared = largest.peak_bytes, largest.shared_bytes
+        remedies = [f"raise it to {human_size(1.05 * needed)}"]
+        if needed - shared < self.server_limit:
+            share = shared / (self.server_limit - (needed - shared))
             remedies.append(f"set sparse.num_servers to {math.ceil(1.1 * len(self.shards) * share)}")
         if any(table.memory_limit is not None for table in largest.tables):
             remedies.append("lower the disk.memory of a table")

@@ -71,7 +71,7 @@ def train(
     path = Path(run)
     resume = _is_to_be_resumed(path, config, resume)
     memory = plan_memory(assembly)
-    memory.check(resume)
+    memory.check()
     memory.log()
     with RunFolder.locked(path, resume):
         folder = RunFolder.resume(path, config) if resume else RunFolder.create(path, config)

@@ -3,24 +3,37 @@
 Where the writer is when something changes is for the test to say: it takes the next part when it wants to.
 """
 
+import copy
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayrec.embeddings import cut as cut_module
-from rayrec.embeddings import snapshot
+from rayrec.embeddings import record_log, snapshot, tiered_rows
+from rayrec.embeddings import table as table_module
 from rayrec.embeddings.config import (
     AdamConfig,
     AdmissionConfig,
+    DiskConfig,
     EvictionConfig,
     RowwiseAdagradConfig,
     TableConfig,
 )
-from rayrec.embeddings.contributions import UpdateTag
+from rayrec.embeddings.contributions import Part, UpdateTag
+from rayrec.embeddings.cut import CutEndedError
+from rayrec.embeddings.page_reads import ALIGNMENT
 from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.saved_files import checksum_file
 from rayrec.embeddings.shard import EmbeddingShard
+from rayrec.embeddings.snapshot import load_tables, write_table
 from rayrec.embeddings.table import TableRows
+from rayrec.embeddings.tiered_rows import TieredRows
 from tests.embeddings.dictionary_oracle import DictionaryTable
 
 PLAIN = TableConfig(name="items", dim=3, seed=1, optimizer=RowwiseAdagradConfig())
@@ -84,6 +97,11 @@ class Run:
     def commit_until(self, step: int) -> None:
         while self.step < step:
             self.commit()
+
+    def go_back(self, oracle: DictionaryTable, shards: list[EmbeddingShard], step: int) -> None:
+        """Steps after a snapshot are lost, and will be done again by shards that have loaded it."""
+        self.oracle, self.shards, self.step = oracle, shards, step
+        self.shard_map = ShardMap(len(shards))
 
     def expected(self) -> dict:
         return {
@@ -153,3 +171,344 @@ def check_cut(run: Run, at: int, pauses: list[int]) -> None:
     while not run.is_over:
         run.commit()
     assert contents([shard.export("items") for shard in run.shards])["rows"] == run.oracle.everything()
+
+
+@pytest.fixture
+def four_rows_in_memory(monkeypatch):
+    monkeypatch.setattr(tiered_rows, "_MIN_ROWS", 1)
+    monkeypatch.setattr(tiered_rows, "_COPY_BYTES", 100)
+    monkeypatch.setattr(record_log, "_SEGMENT_BYTES", 2 * ALIGNMENT)
+    monkeypatch.setattr(TieredRows, "_capacity_beside", lambda self, num_bytes: 4)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=batches(), at=st.integers(-1, 11), pauses=st.lists(st.integers(0, 4)))
+def test_rows_on_disk_are_as_the_step_left_them_wherever_they_have_moved(
+    four_rows_in_memory, name, steps, at, pauses
+):
+    on_disk = CONFIGS[name].model_copy(update={"disk": DiskConfig(memory=64 * 2**20)})
+    check_cut(Run(on_disk, 1, steps), at, pauses)
+
+
+class Snapshots:
+    """Cuts of a run, written while it goes on; restored by any number of shards."""
+
+    def __init__(self, run: Run, folder: Path) -> None:
+        self.run = run
+        self._folder = folder
+        self.chain: list[list[Path]] = []
+        self.expected: dict = {}
+        self.oracle = run.oracle
+        self._num_written = 0
+
+    def write(self, at: int, is_full: bool, pauses: list[int]) -> None:
+        """Write a cut after step `at`, and let steps commit between parts, as many as `pauses` says."""
+        run = self.run
+        run.commit_until(at)
+        since = None if is_full or not self.chain else self._step
+        for shard in run.shards:
+            shard.freeze(at)
+        self.expected, self.oracle, self._step = run.expected(), copy.deepcopy(run.oracle), at
+        folder = self._folder / str(self._num_written)
+        self._num_written += 1
+        folder.mkdir(parents=True)
+        files = []
+        for number, shard in enumerate(run.shards):
+            parts = with_steps_between(run, shard.export_cut("items", at, since), pauses)
+            files += write_table(folder, run.config, run.shard_map, number, at, parts)
+            shard.release(at)
+        for file in files:
+            assert checksum_file(folder / file.name) == file.checksum
+            assert (folder / file.name).stat().st_size == file.bytes
+        self.chain = [] if since is None else self.chain
+        self.chain.append([folder / file.name for file in files])
+
+    def load(self, num_shards: int, config: TableConfig) -> list[EmbeddingShard]:
+        shards = [EmbeddingShard([config], shard, 1) for shard in range(num_shards)]
+        for number, shard in enumerate(shards):
+            shard.restore(load_tables(self.chain, [config], ShardMap(num_shards), number))
+            shard.begin(self._step, 1 + self._num_written)
+        return shards
+
+
+def with_steps_between(run: Run, parts: Iterator[TableRows], pauses: list[int]) -> Iterator[TableRows]:
+    for num_steps in pauses:
+        for _ in range(num_steps):
+            if not run.is_over:
+                run.commit()
+        part = next(parts, None)
+        if part is None:
+            return
+        yield part
+    yield from parts
+
+
+cuts = st.tuples(
+    st.integers(0, 3),  # steps since what was committed last
+    st.sampled_from([True, False, False, False]),  # whether all rows are written
+    st.lists(st.integers(0, 2), max_size=8),
+    st.sampled_from([None, None, 1, 2, 3]),  # shards that go on from it, unless those that wrote it do
+)
+
+
+@pytest.mark.parametrize("given_up", [2, 1000])
+@pytest.mark.parametrize("name", CONFIGS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=batches(30), num_shards=st.integers(1, 3), plan=st.lists(cuts, min_size=1, max_size=5))
+def test_a_snapshot_and_its_increments_are_a_whole_snapshot(
+    tmp_path_factory, monkeypatch, name, given_up, steps, num_shards, plan
+):
+    """Also where too many rows were given up for a shard to know which."""
+    monkeypatch.setattr(table_module, "_LEAST_GIVEN_UP", given_up)
+    monkeypatch.setattr(table_module, "_GIVEN_UP_SHARE", 10**6)
+    run = Run(CONFIGS[name], num_shards, steps)
+    snapshots = Snapshots(run, tmp_path_factory.mktemp("chain"))
+    for num_steps, is_full, pauses, num_after in plan:
+        at = run.step + num_steps
+        if at >= len(steps):
+            break
+        snapshots.write(at, is_full, pauses)
+        loaded = snapshots.load(num_after or 2, run.config)
+        assert contents([shard.export("items") for shard in loaded]) == snapshots.expected
+        if num_after is not None:
+            run.go_back(snapshots.oracle, loaded, at)
+
+
+# ------------------------------------------------------------------------------------------ one at a time
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def shard_of(config: TableConfig = PLAIN, num_rows: int = 50, **options) -> EmbeddingShard:
+    """Rows 0 to num_rows - 1, created by step 0."""
+    shard = EmbeddingShard([config], 0, 1, **{"wait_timeout_s": 20.0, **options})
+    commit(shard, 0, *range(num_rows))
+    return shard
+
+
+def commit(shard: EmbeddingShard, step: int, *values: int) -> None:
+    grads_MD = np.ones((len(values), 3), np.float32)
+    shard.apply(UpdateTag(0, step, 0), {"items": (ids(*values), grads_MD)})
+
+
+def steps_by_id(parts) -> dict[int, int]:
+    return {
+        i: step for rows in parts for i, step in zip(rows.ids_M.tolist(), rows.steps_M.tolist(), strict=True)
+    }
+
+
+def test_a_step_may_be_frozen_before_it_commits_and_until_the_next_one_has_begun():
+    shard = EmbeddingShard([PLAIN], 0, 1)
+    shard.freeze(0)
+    commit(shard, 0, 1, 2)
+    commit(shard, 1, 2, 3)
+    assert steps_by_id(shard.export_cut("items", 0)) == {1: 0, 2: 0}
+    shard.release(0)
+    with pytest.raises(ValueError, match="too late for a cut after step 0: rows have changes of step 1"):
+        shard.freeze(0)
+    shard.take_head(UpdateTag(0, 2, 0, Part.HEAD), {"items": (ids(9), np.ones((1, 3), np.float32))}, {})
+    with pytest.raises(ValueError, match="too late for a cut after step 1: rows have changes of step 2"):
+        shard.freeze(1)
+    shard.freeze(2)
+
+
+def test_a_step_whose_head_comes_after_the_cut_is_not_in_it():
+    shard = shard_of(num_rows=3)
+    shard.freeze(0)
+    shard.take_head(UpdateTag(0, 1, 0, Part.HEAD), {"items": (ids(0, 9), np.ones((2, 3), np.float32))}, {})
+    parts = shard.export_cut("items", 0)
+    next(parts)
+    shard.apply(UpdateTag(0, 1, 0, Part.REST), {"items": (ids(1), np.ones((1, 3), np.float32))})
+    assert steps_by_id(parts) == {0: 0, 1: 0, 2: 0}
+
+
+def test_rows_that_trainers_bring_back_after_the_step_are_in_its_cut():
+    shard = shard_of()
+    shard.freeze(0)
+    (records_MW, _) = shard.fetch({"items": ids(7)})["items"]
+    records_MW = records_MW.copy()
+    records_MW[:, :3] = np.array([[4, 5, 6]], np.float32).view(np.int32)
+    shard.write_back(0, 0, {"items": (ids(7), records_MW)})
+    commit(shard, 1, 7)
+
+    rows = [part for part in shard.export_cut("items", 0) if 7 in part.ids_M]
+    assert rows[0].weights_MD[rows[0].ids_M == 7].tolist() == [[4, 5, 6]]
+
+
+def test_only_what_was_brought_back_before_it_was_read_is_in_a_cut():
+    shard = shard_of()
+    shard.freeze(0)
+    expected = contents([shard.export("items")])
+    parts = shard.export_cut("items", 0)
+    found = [next(parts)]
+    records_MW = np.zeros_like(shard.fetch({"items": np.arange(50)})["items"][0])
+    shard.write_back(0, 0, {"items": (np.arange(50), records_MW)})  # with a step before the cut's, too
+    assert contents([*found, *parts]) == expected
+
+
+def test_there_is_one_cut_at_a_time():
+    shard = shard_of()
+    shard.freeze(0)
+    with pytest.raises(RuntimeError, match="the cut after step 0 is not written yet; a cut after step 1"):
+        shard.freeze(1)
+    with pytest.raises(
+        RuntimeError, match="expected a cut after step 1 to read, but the cut is one after step 0"
+    ):
+        next(shard.export_cut("items", 1))
+    shard.release(1)  # which is not there
+    commit(shard, 1, 5)
+    parts = shard.export_cut("items", 0)
+    next(parts)
+    shard.release(0)
+    with pytest.raises(CutEndedError, match="the cut after step 0 is given up: it was released"):
+        list(parts)
+    with pytest.raises(RuntimeError, match="expected a cut after step 0 to read, but there is none"):
+        next(shard.export_cut("items", 0))
+    shard.freeze(1)
+
+
+@pytest.mark.parametrize("happening", ["incarnation 1 began", "other rows are restored"])
+def test_a_recovery_ends_the_cut(happening):
+    shard = shard_of()
+    shard.freeze(0)
+    parts = shard.export_cut("items", 0)
+    next(parts)
+    if happening == "incarnation 1 began":
+        shard.begin(0, 1)
+    else:
+        shard.restore({"items": []})
+    with pytest.raises(CutEndedError, match=happening):
+        list(parts)
+
+
+def test_what_the_writer_has_passed_is_not_kept():
+    shard = shard_of()
+    shard.freeze(0)
+    commit(shard, 1, *range(20))
+    cut = shard._cut.tables["items"].rows
+    assert cut.num_aside == 20
+    commit(shard, 2, *range(20))
+    assert cut.num_aside == 20, "once is enough"
+    parts = shard.export_cut("items", 0)
+    seen = []
+    while len(seen) < 30:
+        seen += next(parts).ids_M.tolist()
+    assert cut.num_aside == len(set(range(20)) - set(seen))
+    commit(shard, 3, *seen)
+    assert cut.num_aside == len(set(range(20)) - set(seen))
+    left = [i for i in range(50) if i not in seen]
+    commit(shard, 4, *left)
+    assert cut.num_aside == len(left)
+    assert steps_by_id(parts) == dict.fromkeys(left, 0)
+    assert cut.num_aside == 0
+
+
+def test_tombstones_of_ids_that_come_back_are_in_the_cut():
+    config = PLAIN.model_copy(
+        update={"eviction": EvictionConfig(max_age_steps=1, every_steps=1, remember_steps=2)}
+    )
+    shard = shard_of(config, 4)
+    for step in (1, 2):
+        commit(shard, step, 0)
+    shard.freeze(2)
+    evicted = contents([shard.export("items")])["evicted"]
+    assert evicted == {1: 2, 2: 2, 3: 2}
+    commit(shard, 3, 1)  # which has a row again
+    for step in range(4, 9):
+        commit(shard, step)  # until all are forgotten
+    assert len(shard.export("items").evicted) < 3
+    assert contents(shard.export_cut("items", 2))["evicted"] == evicted
+
+
+# ---------------------------------------------------------------------------------------- too much aside
+
+
+def test_a_step_waits_for_the_writer_when_too_much_is_aside(monkeypatch):
+    monkeypatch.setattr(cut_module, "LEAST_ASIDE_BYTES", 10 * 4 * 6)
+    monkeypatch.setattr(cut_module, "ASIDE_SHARE", 10**9)
+    shard = shard_of()
+    shard.freeze(0)
+    expected = contents([shard.export("items")])
+    held_up = threading.Event()
+    hold_up = shard._lock.hold_up
+
+    def telling(until, timeout_s):
+        held_up.set()
+        return hold_up(until, timeout_s)
+
+    monkeypatch.setattr(shard._lock, "hold_up", telling)
+    with ThreadPoolExecutor(3) as pool:
+        applied = pool.submit(commit, shard, 1, *range(50))
+        assert held_up.wait(20)
+        cut = shard._cut.tables["items"].rows
+        assert cut.num_aside <= 10
+        others = [
+            pool.submit(shard.lookup, {"items": ids(1)}, 0),
+            pool.submit(shard.stats),
+        ]
+        assert not wait([applied, *others], timeout=0.05).done, "nobody comes in before the step goes on"
+        found, most = [], 0
+        for part in shard.export_cut("items", 0):
+            found.append(part)
+            most = max(most, cut.num_aside)
+        applied.result(20)
+        for other in others:
+            other.result(20)
+    assert most <= 10
+    assert contents(found) == expected
+    assert steps_by_id([shard.export("items")]) == dict.fromkeys(range(50), 1)
+
+
+def test_a_cut_that_nobody_reads_is_given_up_before_it_stops_the_training(monkeypatch):
+    monkeypatch.setattr(cut_module, "LEAST_ASIDE_BYTES", 10 * 4 * 6)
+    monkeypatch.setattr(cut_module, "ASIDE_SHARE", 10**9)
+    shard = shard_of(wait_timeout_s=0.01)
+    shard.freeze(0)
+    parts = shard.export_cut("items", 0)
+    next(parts)
+    commit(shard, 1, *range(50))
+    assert shard.committed_step == 1
+    with pytest.raises(CutEndedError, match=r"fills the memory that it may take.* in 0\.01 s"):
+        list(parts)
+    shard.freeze(1)
+    assert len(steps_by_id(shard.export_cut("items", 1))) == 50
+
+
+def test_no_memory_for_what_changes_gives_up_the_cut_and_not_the_step(monkeypatch):
+    shard = shard_of()
+    shard.freeze(0)
+    parts = shard.export_cut("items", 0)
+    next(parts)
+
+    def no_memory(ids_M):
+        raise MemoryError("no memory for another block")
+
+    monkeypatch.setattr(shard._cut.tables["items"].rows._aside, "add_new", no_memory)
+    commit(shard, 1, *range(50))
+    assert steps_by_id([shard.export("items")]) == dict.fromkeys(range(50), 1)
+    with pytest.raises(CutEndedError, match="no memory for what steps change"):
+        list(parts)
+
+
+def test_steps_and_writer_on_threads_of_their_own():
+    shard, num_steps = shard_of(num_rows=2000), 60
+    shard.freeze(0)
+    expected = contents([shard.export("items")])
+    random = np.random.default_rng(0)
+    batches = [random.choice(3000, size=300, replace=False) for _ in range(num_steps)]
+    started = threading.Barrier(2)
+
+    def train() -> None:
+        started.wait(20)
+        for step, batch in enumerate(batches, start=1):
+            commit(shard, step, *batch)
+
+    with ThreadPoolExecutor(1) as pool:
+        trained = pool.submit(train)
+        started.wait(20)
+        found = contents(shard.export_cut("items", 0))
+        trained.result(60)
+    assert found == expected

@@ -11,10 +11,12 @@ from rayrec.embeddings.config import (
     AdmissionConfig,
     EvictionConfig,
     RowwiseAdagradConfig,
+    SgdConfig,
     TableConfig,
 )
 from rayrec.embeddings.contributions import UpdateTag
 from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.saved_files import checksum_file
 from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.embeddings.snapshot import load_tables, write_table
 from rayrec.embeddings.table import TableRows
@@ -183,3 +185,73 @@ def test_a_write_that_fails_leaves_no_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         save(grown_shards(1), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated"])
+def test_damage_anywhere_in_a_file_shows_in_its_checksum(tmp_path, damage):
+    (shard,) = grown_shards(1)
+    (file,) = write_table(tmp_path, TABLES[0], ShardMap(1), 0, STEP, [shard.export("items")])
+    path = tmp_path / file.name
+    content = path.read_bytes()
+    assert (file.bytes, file.checksum) == (len(content), checksum_file(path))
+    for at in (0, len(content) // 2, len(content) - 1):
+        if damage == "flipped":
+            path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        else:
+            path.write_bytes(content[:at])
+        assert checksum_file(path) != file.checksum
+
+
+def test_files_of_older_versions_are_refused(tmp_path):
+    path = save(grown_shards(1), tmp_path)[0]
+    table = pq.read_table(path)
+    described = json.loads(table.schema.metadata[b"rayrec.table"]) | {"format_version": 2}
+    pq.write_table(table.replace_schema_metadata({b"rayrec.table": json.dumps(described)}), path)
+    with pytest.raises(InputError, match=r"items-00000\.parquet: format version 2; this version reads 3"):
+        load_tables([path], TABLES, ShardMap(1), 0)
+
+
+def test_a_file_that_turns_out_damaged_while_rows_are_read_is_named(tmp_path):
+    files = save(grown_shards(1), tmp_path)
+    parts = load_tables(files, TABLES, ShardMap(1), 0)["items"]
+    with open(files[0], "r+b") as file:
+        file.truncate(100)
+    with pytest.raises(InputError, match=r"items-00000\.parquet: cannot be read"):
+        list(parts)
+
+
+def test_an_increment_without_what_it_builds_upon_is_refused(tmp_path):
+    shard, table, chain = EmbeddingShard(TABLES[:1], 0, 1), TABLES[0], []
+    for step, since in ((0, None), (1, 0), (2, 1)):
+        shard.apply(UpdateTag(0, step, 0), {"items": (IDS, np.ones((len(IDS), 3), np.float32))})
+        shard.freeze(step)
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        parts = shard.export_cut("items", step, since)
+        chain.append([folder / f.name for f in write_table(folder, table, ShardMap(1), 0, step, parts)])
+        shard.release(step)
+    load_tables(chain, [table], ShardMap(1), 0)
+    for wrong, message in (
+        (chain[1:], "only what has changed since step 0, and follows nothing"),
+        ([chain[0], chain[2]], "only what has changed since step 1, and follows a snapshot of step 0"),
+        ([chain[0] + chain[1]], "of step 1, but .* is of step 0; they are not of one snapshot"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_tables(wrong, [table], ShardMap(1), 0)
+
+
+def test_a_snapshot_that_lacks_the_file_of_a_shard_is_refused(tmp_path):
+    files = save(grown_shards(3), tmp_path)
+    left = [path for path in files if path.name != "items-00001.parquet"]
+    with pytest.raises(InputError, match="lacks a file of table 'items': none has rows .* bucket 21845"):
+        load_tables(left, TABLES, ShardMap(1), 0)
+
+
+def test_a_table_without_optimizer_state_is_saved_too(tmp_path):
+    config = TableConfig(name="items", dim=3, optimizer=SgdConfig())
+    shard = EmbeddingShard([config], 0, 1)
+    shard.apply(UpdateTag(0, 0, 0), {"items": (IDS, np.ones((len(IDS), 3), np.float32))})
+    (file,) = write_table(tmp_path, config, ShardMap(1), 0, 0, [shard.export("items")])
+    loaded = EmbeddingShard([config], 0, 1)
+    loaded.restore(load_tables([tmp_path / file.name], [config], ShardMap(1), 0))
+    assert_same(loaded.export("items"), shard.export("items"))

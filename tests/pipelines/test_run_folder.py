@@ -178,7 +178,7 @@ def test_a_run_without_snapshot_says_how_it_stands(tmp_path):
     folder = RunFolder.create(tmp_path, config())
     folder.update(state="failed")
 
-    with pytest.raises(InputError, match="the run has no snapshot yet; .its state: failed"):
+    with pytest.raises(InputError, match=r"the run has no snapshot yet \(its state: failed\)"):
         folder.chosen_snapshot("best")
 
 
