@@ -166,6 +166,17 @@ def test_a_smaller_limit_holds_from_the_start(tmp_path):
     assert not entries(tmp_path)
 
 
+def test_the_ledger_knows_what_is_on_disk(tmp_path):
+    cache = PreparedCache(tmp_path, 10**6)
+    for number in (0, 1, 0):
+        cache.put(key(number), batch(number))
+    (tmp_path / f"{key(1)}.arrow").write_bytes(bytes((tmp_path / f"{key(1)}.arrow").stat().st_size))
+    cache.get(key(1))
+
+    assert entries(tmp_path) == {key(0)}
+    assert int((tmp_path / "ledger").read_bytes()) == (tmp_path / f"{key(0)}.arrow").stat().st_size
+
+
 def test_a_batch_larger_than_the_cache_is_not_kept(tmp_path):
     cache = PreparedCache(tmp_path, 1000)
 

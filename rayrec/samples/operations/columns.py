@@ -195,21 +195,25 @@ def parallel_lists(columns: Mapping[str, pa.Array], names: Sequence[str]) -> lis
         InputError: in some row, one is longer than another.
     """
     lists = [lists_of(columns[name]) for name in names]
-    for name, mine in zip(names[1:], lists[1:], strict=True):
-        first = lists[0]
-        if np.array_equal(mine.offsets_R1, first.offsets_R1):
+    first = lists[0]
+    lengths_R, valid_R = np.diff(first.offsets_R1), first.valid_R
+    for mine in lists[1:]:
+        if valid_R is None and np.array_equal(mine.offsets_R1, first.offsets_R1):
             continue
-        lengths_R, first_R = np.diff(mine.offsets_R1), np.diff(first.offsets_R1)
-        differ_R = lengths_R != first_R
-        valid_R = both_valid(mine.valid_R, first.valid_R)
-        if valid_R is not None:
-            differ_R &= valid_R
+        mine_R = np.diff(mine.offsets_R1)
+        differ_R = lengths_R != mine_R
+        both_R = both_valid(valid_R, mine.valid_R)
+        if both_R is not None:
+            differ_R &= both_R
         if differ_R.any():
             row = int(np.flatnonzero(differ_R)[0])
             raise InputError(
-                f"columns {names[0]!r} and {name!r} have {first_R[row]} and {lengths_R[row]} values in one "
-                "row; lists that belong together need the same number in every row"
+                f"columns {' and '.join(map(repr, names))} have {lengths_R[row]} and {mine_R[row]} values in "
+                "one row; lists that belong together need the same number in every row"
             )
+        if valid_R is not None:  # where there was none yet, this one says how many there are
+            lengths_R = np.where(valid_R, lengths_R, mine_R)
+            valid_R = None if mine.valid_R is None else valid_R | mine.valid_R
     return lists
 
 

@@ -45,10 +45,13 @@ def test_lists_that_are_not_parallel_are_refused():
         InputError, match=r"data\.features\.0 \(cut\): columns 'items' and 'kinds' have 1 and 0"
     ):
         cut(columns, length=5)
-    with pytest.raises(InputError, match="there are 2 inputs and 1 outputs"):
+    columns = {"a": pa.array([None], INTS), "b": pa.array([[1]], INTS), "c": pa.array([[1, 2]], INTS)}
+    with pytest.raises(InputError, match="'a' and 'b' and 'c' have 1 and 2 values in one row"):
+        cut(columns, length=5)
+    with pytest.raises(InputError, match="there are 3 inputs and 1 outputs"):
         cut(columns, length=5, outputs=["a"])
     with pytest.raises(InputError, match="two outputs have one name"):
-        cut(columns, length=5, outputs=["a", "a"])
+        cut(columns, length=5, outputs=["a", "b", "a"])
     with pytest.raises(InputError, match="column 'x' is int64, expected lists"):
         cut({"x": pa.array([1])}, length=5)
 
