@@ -1,6 +1,7 @@
 """Event stores, embedded and as a service: what was appended, in whatever order, is what is read."""
 
 import itertools
+import multiprocessing
 import pickle
 import shutil
 import subprocess
@@ -319,3 +320,25 @@ def test_urls_that_are_none_are_refused():
         open_store("redis://host:notaport/0", IMPATIENT)
     with pytest.raises(InputError, match="the prefix after # is 'a\\*'"):
         open_store("redis://host/0#a*", IMPATIENT)
+
+
+def test_processes_read_a_store_that_another_one_writes(store, address):
+    store.append(batch([(1, 5, 1, 0, 0.0)]))
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=_read_twice, args=(address, theirs), daemon=True)
+    process.start()
+    assert mine.recv() == 1
+    store.append(batch([(1, 6, 2, 0, 0.0)]))
+    mine.send("appended")
+    assert mine.recv() == 2
+    process.join()
+    assert process.exitcode == 0
+
+
+def _read_twice(address, connection):
+    store = open_store(address)
+    connection.send(len(read(store, [1])[0]))
+    connection.recv()
+    connection.send(len(read(store, [1])[0]))
+    store.close()

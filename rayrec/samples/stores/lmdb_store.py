@@ -99,7 +99,8 @@ class LmdbStore(KeyValueEvents):
     def _environment(self) -> lmdb.Environment:
         assert self._mapping is not None, "the store is closed"
         if self._mapping.process != os.getpid():
-            self._mapping = _Mapping.open(self._path)  # after a fork: the parent's is not ours to use
+            # LMDB's locks do not outlive a fork: a reader would wait for ever.
+            raise RuntimeError(f"{self._name}: opened before this process was forked; spawn it instead")
         return self._mapping.environment
 
 
