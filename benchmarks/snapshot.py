@@ -8,8 +8,8 @@ beside dense compute. That is real matrix products on one thread, as long as the
 that on two cores the writer of a snapshot has no core to itself. No batch comes twice.
 
 Steps are timed one by one, for some seconds without a snapshot, then from the cut until the files are on
-disk, then without one again, and so on. Nothing else is done meanwhile: the driver's part at the cut (freeze, rows
-that caches hold go to the servers) is in the times. Bars:
+disk, then without one again, and so on. Nothing else is done meanwhile. The driver's part at the cut is in
+the times: the servers hear of it, and rows that caches hold go to them. Bars:
 
 * `snapshot-rate`: steps per second while a snapshot of all rows is written, against those right before and
   after it.
