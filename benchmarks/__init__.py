@@ -1,12 +1,24 @@
 """What the project claims of itself in figures, and how each of them is measured."""
 
-from benchmarks import disk_stores, index, pipeline, quality, scaling, sparse, spine, tiers, transport
+from benchmarks import (
+    disk_stores,
+    index,
+    pipeline,
+    quality,
+    samples,
+    scaling,
+    sparse,
+    spine,
+    tiers,
+    transport,
+)
 from benchmarks.harness import Bench
 
 BENCHES: dict[str, Bench] = {
     "disk-stores": disk_stores.bench,
     "index": index.bench,
     "pipeline": pipeline.bench,
+    "samples": samples.bench,
     "scaling": scaling.bench,
     "spine": spine.bench,
     "sparse": sparse.bench,
