@@ -175,13 +175,22 @@ class CutSchedule:
         self._is_writing = is_writing
         self._clock = clock
         self._last_s = clock()
+        self._is_out = False
+        """Whether there is a cut that is not being written yet."""
 
     def __call__(self, step: int) -> bool:
-        """Whether there is one after this step; of two that are due while one is written, one is left out."""
+        """Whether there is one after this step; one that is due while another is written is left out."""
+        if self._is_out or self._is_writing():
+            return False
         config = self._config
         is_due = config.every_steps is not None and (step + 1) % config.every_steps == 0
         is_due = is_due or (config.every_s is not None and self._clock() - self._last_s >= config.every_s)
-        if not (is_due or self._is_asked()) or self._is_writing():
+        if not (is_due or self._is_asked()):
             return False
         self._last_s = self._clock()
+        self._is_out = True
         return True
+
+    def taken(self) -> None:
+        """The cut is being written now."""
+        self._is_out = False
