@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from rayrec.embeddings.cut import CutEndedError
 from rayrec.embeddings.saved_files import SavedFile
 from rayrec.pipelines.config import SnapshotConfig
 from rayrec.pipelines.run_copy import RunCopy
@@ -24,6 +25,7 @@ from rayrec.pipelines.snapshot_requests import Answer, SnapshotRequests
 from rayrec.pipelines.snapshots import RunState, Snapshot, base_of, write_snapshot
 from rayrec.pipelines.stages import Stages
 from rayrec.pipelines.training_pipeline import Cut
+from rayrec.platform.ray_errors import root_cause
 
 logger = logging.getLogger(__name__)
 
@@ -111,8 +113,12 @@ class SnapshotWriter:
         try:
             self._write_to(path, cut, state, cursor)
         except Exception as error:
-            self._requests.answer(requests, Answer(None, f"{type(error).__name__}: {error}"))
-            raise
+            cause = root_cause(error)
+            self._requests.answer(requests, Answer(None, f"{type(cause).__name__}: {cause}"))
+            if not isinstance(cause, CutEndedError):
+                raise
+            logger.warning("no snapshot after step %d: %s", cut.step, cause)  # training went before
+            return
         best = path.name if shown.is_best else self._folder.state["best"]
         # One write: what run.json says belongs to one snapshot.
         self._folder.update(last=path.name, best=best, progress=shown.progress)
