@@ -69,10 +69,6 @@ class Snapshot:
         return self.state.committed_step
 
     @property
-    def followed(self) -> dict[str, Any] | None:
-        return self.state.followed
-
-    @property
     def weights(self) -> dict[str, np.ndarray]:
         return safetensors.numpy.load_file(self.path / WEIGHTS)
 
@@ -121,10 +117,13 @@ def write_snapshot(
             "checksums": checksums | {file.name: file.checksum for file in sparse_files},
         }
         write_json(unfinished / MANIFEST, manifest | {"checksum": checksum_of(manifest)})
-        if path.exists():  # a resumed run that was killed between this snapshot and the next
-            shutil.rmtree(path)
+        replaced = path.with_name(f".{path.name}.replaced")
+        if path.exists():  # of the same step, or of a resumed run that was killed before the next one
+            shutil.rmtree(replaced, ignore_errors=True)
+            path.rename(replaced)
         unfinished.rename(path)
         sync(path.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
