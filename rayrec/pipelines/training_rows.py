@@ -202,9 +202,11 @@ class Arrivals:
             patience_s = self._follow.stop_after_s
             is_last_look = patience_s is not None and now - waits_since >= patience_s
             if is_last_look or now - self._listed_s >= self._follow.every_s:
+                before = self._plan.num_segments
                 self._plan.refresh()
-                self._on_arrival()
                 self._listed_s = now
+                if self._plan.num_segments > before:
+                    self._on_arrival()
             if self._plan.known_steps > step:
                 return self._plan.known_steps
             if is_last_look:

@@ -147,6 +147,10 @@ class FollowedPlan:
         return self._first_steps[-1]
 
     @property
+    def num_segments(self) -> int:
+        return len(self._segments)
+
+    @property
     def files(self) -> tuple[SourceFile, ...]:
         """In the order of their acceptance; a file's number is its place here."""
         return tuple(file for segment in self._segments for file in segment.files)
@@ -338,7 +342,9 @@ class FollowedPlan:
 
     def _order_settings(self) -> dict[str, Any]:
         values = {"version": ORDER, "filters": self.spec.filters, **asdict(self._settings)}
-        return dict(json.loads(json.dumps(values)))  # with lists for tuples, as they are when read again
+        return dict(
+            json.loads(json.dumps(values, default=str))
+        )  # with lists for tuples, as they are when read again
 
     def _check_order(self, theirs: dict[str, Any]) -> None:
         ours = self._order_settings()

@@ -53,7 +53,7 @@ class RowFeatures:
         """
         if self._program is not None and not self._is_prepared:
             context = RowContext(rows.row_keys_B, self._seed, step)
-            rows = RowBatch(rows.row_keys_B, self._program(rows.rows, context))
+            rows = RowBatch(rows.row_keys_B, self._program(rows.rows, context), rows.cursor)
         return self._sequences(SampleBatch.of(step, rows))
 
     def ranking(self, samples: SampleBatch) -> FeatureBatch:
