@@ -131,7 +131,7 @@ def test_each_row_that_passes_comes_once_per_epoch_and_a_resumed_run_reads_the_s
             )
 
         ours = plan()
-        assert ours.rows_per_epoch == len(expected)
+        assert ours.groups.num_rows == len(expected)
         batches = read_steps(ours, range(ours.first_step(2)))
         for epoch in range(2):
             mine = batches[ours.first_step(epoch) : ours.first_step(epoch + 1)]
@@ -289,6 +289,6 @@ def test_row_groups_that_statistics_rule_out_are_not_read(tmp_path):
 
     plan = plan_of(tmp_path, filters=[["price", ">", bound]])
 
-    assert plan.rows_per_epoch == len(expected)
+    assert plan.groups.num_rows == len(expected)
     (parts,) = read_steps(plan, range(plan.steps_per_epoch))
     assert same_rows(frame(parts), expected)
