@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,12 +45,14 @@ def make_run(
     folder: Path,
     model: Literal["sasrec", "generative"] = "sasrec",
     integer_users: bool = False,
+    data_of: Callable[[Dataset], dict[str, Any]] = lambda dataset: {},
     **model_settings: object,
 ) -> Path:
     """`folder`/run: a run with one snapshot, trained on `folder`/data.
 
     Args:
         integer_users: users are 0, 1, ... instead of "u0", "u1", ...
+        data_of: more settings of the data, such as `features`, for the data set that was made.
         model_settings: more settings of the model, such as `item_matrix="sparse"`.
     """
     dataset = _dataset(folder, integer_users)
@@ -57,14 +60,16 @@ def make_run(
         _semantic_ids(dataset)
     config = RunConfig.parse(
         {
-            "data": {"path": str(dataset.root)},
+            "data": {"path": str(dataset.root), **data_of(dataset)},
             "model": MODELS[model] | model_settings,
             "pipeline": {"trainer_threads": 1},
             "training": {"batch_size": 16, "epochs": 1},
         }
     )
     run = RunFolder.create(folder / "run", config)
-    _train_one_epoch(run, assemble(config))
+    assembly = assemble(config)
+    run.keep_columns(assembly.rows.columns)
+    _train_one_epoch(run, assembly)
     run.update(state="finished")
     return run.path
 
@@ -111,9 +116,11 @@ def _train_one_epoch(run: RunFolder, assembly: Assembly) -> None:
         device.torch,
         config.seed,
     )
-    reader = SampleReader(plan.spec)
+    reader, cursor = SampleReader(plan.spec), Cursor(assembly.rows.fingerprint)
     for step in range(plan.steps_per_epoch):
-        (features,) = assembly.features.training(step, reader.read_batch(plan.batch(step)))
+        rows = reader.read_batch(plan.batch(step))
+        cursor.commit(0, rows.cursor)
+        (features,) = assembly.features.training(step, rows)
         gradients = program.backward(features, lookups.rows(step, features.lookups))
         lookups.update(step, features.lookups, gradients.row_grads)
         program.update()
@@ -139,7 +146,7 @@ def _train_one_epoch(run: RunFolder, assembly: Assembly) -> None:
         ),
         weights=program.weights(),
         optimizer_state=program.optimizer_state(),
-        cursor=Cursor(assembly.dataset.fingerprint).to_table(),
+        cursor=cursor.to_table(),
         save_sparse=save_sparse,
     )
     run.update(last=path.name, best=path.name)

@@ -1,9 +1,9 @@
 """The `rayrec` command: arguments in, one call into the package, a table or a JSON line out."""
 
-from rayrec.cli import data, runs, stores, tools  # which register their commands, in this order
+from rayrec.cli import cursors, data, runs, stores, tools  # which register their commands, in this order
 from rayrec.cli.app import app
 
-__all__ = ["app", "data", "main", "runs", "stores", "tools"]
+__all__ = ["app", "cursors", "data", "main", "runs", "stores", "tools"]
 
 
 def main() -> None:

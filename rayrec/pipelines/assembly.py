@@ -6,15 +6,19 @@ import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 
 from rayrec.embeddings.config import TableConfig
 from rayrec.models.build import Catalogue, sparse_tables
 from rayrec.models.config import GenerativeConfig, SasRecConfig
 from rayrec.models.program import DenseOptimizerSettings
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
+from rayrec.pipelines.accepted_files import AcceptedFiles
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.snapshots import Snapshot
-from rayrec.pipelines.training_rows import TrainingRows, training_rows
+from rayrec.pipelines.training_rows import TrainingRows, compiled, training_rows
 from rayrec.platform.devices import device_named
 from rayrec.platform.errors import InputError
 from rayrec.platform.schedule import RateSchedule
@@ -37,52 +41,64 @@ class Assembly:
     registry: SemanticIdRegistry | None
     catalogue: Catalogue
     sequences: SequenceFeatures
-    followed: Snapshot | None = None
-    """Where a growing folder is followed: the snapshot to go on from, which knows its files."""
+    columns: pa.Schema | None = None
+    """Of the training rows, where they are known without the rows."""
+    followed: dict[str, Any] | None = None
+    """Files of a growing folder that were accepted, to go on with."""
+    next_step: int = 0
+    """The first one whose rows will be asked for."""
 
     @cached_property
     def rows(self) -> TrainingRows:
         """The training rows; footers are read when it is first asked for."""
-        if self.followed is None:
-            return training_rows(self.config, self.dataset)
-        snapshot = self.followed
-        return training_rows(self.config, self.dataset, snapshot.followed, snapshot.committed_step + 1)
+        return training_rows(self.config, self.dataset, self.followed, self.next_step)
 
     @cached_property
     def features(self) -> RowFeatures:
+        """The operations; training rows are not looked at where their columns are known."""
         config = self.config
-        return RowFeatures(self.sequences, self.rows.program, config.seed, config.data.cache is not None)
+        program = self.rows.program if self.columns is None else compiled(config.data, self.columns)
+        return RowFeatures(self.sequences, program, config.seed, config.data.cache is not None)
 
     @property
     def plan(self) -> ReadPlan | FollowedPlan:
         """Which training rows make up which step."""
         return self.rows.plan
 
-    @property
+    @cached_property
     def total_steps(self) -> int | None:
         """Most steps that the run trains; None where it follows a folder that grows."""
-        steps = self.rows.steps_per_epoch
-        return None if steps is None else self.config.training.epochs * steps
+        plan = self.plan
+        return None if isinstance(plan, FollowedPlan) else plan.first_step(self.config.training.epochs)
 
     def epochs_at(self, step: int) -> float:
         """Passes over the data before a step; of a growing folder, the segments that were begun."""
-        steps = self.rows.steps_per_epoch
-        return float(self.plan.locate(step)[0]) if steps is None else step / steps
+        epoch, batch = self.plan.locate(step)
+        if isinstance(self.plan, FollowedPlan) or not batch:
+            return float(epoch)
+        return epoch + batch / self.plan.epoch(epoch).num_steps
 
-    @property
-    def validates_every(self) -> int:
-        """Steps between two validations."""
+    def next_validation(self, step: int) -> int:
+        """The first step after this many at which the model is validated, before it is trained."""
         evaluation = self.config.evaluation
         if evaluation.every_steps is not None:
-            return evaluation.every_steps
-        assert self.rows.steps_per_epoch is not None, "settings are checked"
-        return evaluation.every_epochs * self.rows.steps_per_epoch
+            following = (step // evaluation.every_steps + 1) * evaluation.every_steps
+        else:
+            plan = self.plan
+            assert isinstance(plan, ReadPlan), "settings are checked"
+            epoch, _ = plan.locate(step)
+            following = plan.first_step((epoch // evaluation.every_epochs + 1) * evaluation.every_epochs)
+        return following if self.total_steps is None else min(following, self.total_steps)
 
-    def going_on_from(self, snapshot: Snapshot | None) -> Assembly:
-        """The same inputs, read on from a snapshot."""
-        if self.config.data.follow is None or snapshot is None:
+    def going_on_from(self, snapshot: Snapshot | None, run: Path) -> Assembly:
+        """The same inputs, read on from a snapshot of a run; None: from the start."""
+        if self.config.data.follow is None:
             return self
-        return replace(self, followed=snapshot)
+        followed = AcceptedFiles(run).state_since(None if snapshot is None else snapshot.state.followed)
+        if followed is None:
+            return self  # nothing was accepted yet but by this
+        next_step = 0 if snapshot is None else snapshot.committed_step + 1
+        return replace(self, followed=followed, next_step=next_step)
 
     @property
     def tables(self) -> tuple[TableConfig, ...]:
@@ -98,11 +114,14 @@ class Assembly:
 
     @property
     def _schedule(self) -> RateSchedule:
-        return self.config.rate_schedule(self.rows.steps_per_epoch)
+        return self.config.rate_schedule(lambda: self.total_steps)
 
 
-def assemble(config: RunConfig, checksums: bool = True) -> Assembly:
+def assemble(config: RunConfig, checksums: bool = True, columns: pa.Schema | None = None) -> Assembly:
     """Open what a run reads; every mistake in it shows here, before anything is started.
+
+    Args:
+        columns: those of the training rows; without them, features cannot be made without the rows.
 
     Raises:
         InputError: the data set or the semantic IDs are missing, damaged, or of each other's.
@@ -130,12 +149,15 @@ def assemble(config: RunConfig, checksums: bool = True) -> Assembly:
         level_sizes=() if registry is None else registry.level_sizes,
         negative_log_q_I=sequences.negative_log_q_I() if num_negatives else None,
     )
-    return Assembly(config, dataset, registry, catalogue, sequences)
+    return Assembly(config, dataset, registry, catalogue, sequences, columns)
 
 
-def features_of(config: RunConfig) -> RowFeatures:
-    """For the process of a feature worker, whenever it starts: the catalogue does not travel."""
-    return assemble(config, checksums=False).features
+def features_of(config: RunConfig, columns: pa.Schema) -> RowFeatures:
+    """For the process of a feature worker, whenever it starts: the catalogue does not travel.
+
+    Nor are files of training rows looked at: one that vanishes is the readers' to report.
+    """
+    return assemble(config, checksums=False, columns=columns).features
 
 
 def check_snapshot(snapshot: Snapshot, assembly: Assembly) -> None:
@@ -157,8 +179,9 @@ def check_continues(snapshot: Snapshot, assembly: Assembly) -> None:
     """Refuse to train on from a snapshot with a plan that reads other rows than its own went on to.
 
     Raises:
-        InputError: names the snapshot and both positions.
+        InputError: names the snapshot, and the data sets or both positions.
     """
+    snapshot.cursor.check_belongs_to(assembly.rows.fingerprint, str(snapshot.path))
     ours = assembly.plan.position(snapshot.committed_step + 1)
     theirs = snapshot.state.read_position
     if theirs != ours:

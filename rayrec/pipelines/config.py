@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -168,8 +169,10 @@ class TrainingConfig(Config):
     batch_size: int = Field(256, gt=0)
     """Rows of a global batch, over all trainers; the most, with `batch_tokens`."""
     batch_tokens: int | None = Field(None, gt=0)
-    """Most items of a global batch, over the lists `item_ids` as they are read; a row that has more is a
+    """Most items of a global batch, over the lists of `length_of` as they are read; a row that has more is a
     batch of its own. None: rows are counted only."""
+    length_of: str = "item_ids"
+    """The column of the files whose lists `batch_tokens` counts."""
     epochs: int = Field(10, gt=0)
     """Most passes over the data."""
     optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
@@ -270,7 +273,14 @@ class RunConfig(Config):
             if (path := getattr(self.data, name)) is not None:
                 paths[name] = absolute(path)
         paths["features"] = tuple(feature.with_absolute_paths() for feature in self.data.features)
+        if (cache := self.data.cache) is not None:
+            paths["cache"] = cache.model_copy(update={"folder": absolute(cache.folder)})
         return self.model_copy(update={"data": self.data.model_copy(update=paths)})
+
+    def with_constant_rates(self) -> RunConfig:
+        """The same run for those who train nothing, and need not know how long it is."""
+        schedule = self.training.schedule.model_copy(update={"decay": "none"})
+        return self.model_copy(update={"training": self.training.model_copy(update={"schedule": schedule})})
 
     def with_data(self, path: str | Path) -> RunConfig:
         """The same run on data that lies elsewhere now; semantic IDs inside the data set come along."""
@@ -285,12 +295,13 @@ class RunConfig(Config):
         num_actors = pipeline.num_readers + pipeline.num_feature_workers + self.sparse.num_servers
         return num_actors * pipeline.cpus_per_actor + pipeline.num_trainers * pipeline.cpus_per_trainer
 
-    def rate_schedule(self, steps_per_epoch: int | None) -> RateSchedule:
+    def rate_schedule(self, total_steps: Callable[[], int | None]) -> RateSchedule:
+        """
+        Args:
+            total_steps: of the run; asked only where the rates depend on it.
+        """
         schedule = self.training.schedule
-        cosine_steps = None
-        if schedule.decay == "cosine":
-            assert steps_per_epoch is not None, "settings are checked"
-            cosine_steps = self.training.epochs * steps_per_epoch
+        cosine_steps = total_steps() if schedule.decay == "cosine" else None
         return RateSchedule(schedule.warmup_steps, cosine_steps)
 
     def tables(self, schedule: RateSchedule) -> tuple[TableConfig, ...]:

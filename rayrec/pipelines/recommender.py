@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -90,7 +91,8 @@ class Recommender:
         if data is not None:
             config = config.with_data(data)
         snapshot = read_snapshot(folder.chosen_snapshot(which))
-        assembly = assemble(config, checksums=False)
+        # Neither columns nor rates are asked of the training rows: they may be gone.
+        assembly = assemble(config.with_constant_rates(), checksums=False, columns=folder.columns)
         check_snapshot(snapshot, assembly)
         return cls(folder.name, assembly, snapshot)
 
@@ -121,6 +123,17 @@ class Recommender:
             [self._describe(item, score) for item, score in zip(items_K, scores_K, strict=True) if item >= 0]
             for items_K, scores_K in zip(ranked.items_BK.tolist(), ranked.scores_BK.tolist(), strict=True)
         ]
+
+    def query_of(self, row: Mapping[str, Any]) -> Query:
+        """The query of a row as training rows are before `data.features`, by field name; for its history, the
+        same operations run as did in training.
+
+        Raises:
+            InputError: a field is missing, unknown or of the wrong type.
+            StoreUnavailableError: a store that an operation asks did not answer.
+        """
+        user_id, history_ids = self._assembly.features.history_of(row)
+        return Query(history_ids, user_id)
 
     def popular(self, k: int, exclude_ids: Int64Array | None = None) -> list[Recommendation]:
         """The items with most training events; what is left when nothing is known of a user."""

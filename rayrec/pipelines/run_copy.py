@@ -9,12 +9,13 @@ from pathlib import Path
 
 from pyarrow import fs
 
+from rayrec.pipelines.run_folder import ACCEPTED_FILE, COLUMNS_FILE
 from rayrec.pipelines.snapshots import MANIFEST
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import remote_folder
 
 SNAPSHOTS = "snapshots"
-_DESCRIPTIONS = ("config.yaml", "metrics.jsonl", "run.json")
+_DESCRIPTIONS = ("config.yaml", COLUMNS_FILE, ACCEPTED_FILE, "metrics.jsonl", "run.json")
 
 
 class RunCopy:

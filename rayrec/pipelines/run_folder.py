@@ -1,6 +1,8 @@
 """What a run leaves on disk, and which run a folder belongs to.
 
 RUN/config.yaml            the settings
+RUN/columns.arrow          names and types of the columns that training rows have before any operation
+RUN/accepted.jsonl         of a growing folder, the files that were accepted (see `accepted_files`)
 RUN/.lock                  held by the process that trains; names it
 RUN/run.json               state, the error that ended it, best and last snapshot
 RUN/metrics.jsonl          one line per validation
@@ -22,6 +24,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from rayrec.pipelines.config import TABLE_SEEDS, RunConfig
 from rayrec.platform.config import differing_keys
@@ -46,15 +50,20 @@ FREE_TO_CHANGE = (
     "evaluation.batch_size",
     "data.path",
     "data.semantic_ids",
+    "data.samples",
+    "data.follow.",
+    "data.on_corrupt",
+    "data.cache",
 )
 """Settings that a resumed run may change: they move work about, or say when to look at it.
 
 What is validated (`evaluation.metric`, `evaluation.max_users`) stays, or the best value so far would be
 compared with values of another kind. Where data and semantic IDs lie is free: a snapshot knows the
-fingerprint of the one and the version of the other.
+fingerprint of the one and the version of the other, and its cursor that of the training rows.
 """
 
 LOCK_FILE = ".lock"
+COLUMNS_FILE, ACCEPTED_FILE = "columns.arrow", "accepted.jsonl"
 
 
 class RunFolder:
@@ -117,6 +126,8 @@ class RunFolder:
             )
         _refuse_other_content(path)
         path.mkdir(parents=True, exist_ok=True)
+        for name in (COLUMNS_FILE, ACCEPTED_FILE):
+            (path / name).unlink(missing_ok=True)
         write_atomically(path / "config.yaml", config.to_yaml().encode())
         folder.update(state="running", error=None, best=None, last=None)
         return folder
@@ -164,6 +175,25 @@ class RunFolder:
         """From now on the run is running, with these settings."""
         write_atomically(self.path / "config.yaml", config.to_yaml().encode())
         self.update(state="running", error=None)
+
+    @property
+    def columns(self) -> pa.Schema | None:
+        """Columns of the training rows as they were read; None in the folder of a run that did not begin.
+
+        Raises:
+            InputError: the file is not as it was written.
+        """
+        path = self.path / COLUMNS_FILE
+        if not path.exists():
+            return None
+        try:
+            return pa.ipc.read_schema(pa.py_buffer(path.read_bytes()))
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"{path}: not the columns of a run's rows; the file was changed") from error
+
+    def keep_columns(self, schema: pa.Schema) -> None:
+        """For whoever uses the model when the training rows are gone."""
+        write_atomically(self.path / COLUMNS_FILE, schema.serialize().to_pybytes())
 
     def update(self, **values: Any) -> None:
         """Change fields of run.json; from any thread."""

@@ -93,6 +93,12 @@ class SnapshotWriter:
         requests = self._requests.pending()
         self._writing = self._thread.submit(self._write, cut, state, cursor, shown, requests)
 
+    def answer_with_last(self) -> None:
+        """To those who wait for a snapshot of what the last one has already."""
+        assert self._last is not None, "there is one"
+        if requests := self._requests.pending():
+            self._requests.answer(requests, Answer(self._last.name))
+
     def wait(self) -> None:
         """Until nothing is being written; raises the error of what was."""
         if self._writing is not None:
@@ -133,7 +139,8 @@ class SnapshotWriter:
         watch.get(cut.drained)
         weights, optimizer_state = watch.get([cut.weights, cut.optimizer_state])
         base = self._last
-        if base is not None and base.num_increments >= self._config.increments:
+        # The one before may be of the same step, without its validation: this one takes its place.
+        if base is not None and (base.num_increments >= self._config.increments or base.step == cut.step):
             base = None
         write_snapshot(
             path,

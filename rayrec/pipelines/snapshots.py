@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,10 +69,6 @@ class Snapshot:
         return self.state.committed_step
 
     @property
-    def followed(self) -> dict[str, Any] | None:
-        return self.state.followed
-
-    @property
     def weights(self) -> dict[str, np.ndarray]:
         return safetensors.numpy.load_file(self.path / WEIGHTS)
 
@@ -121,10 +117,13 @@ def write_snapshot(
             "checksums": checksums | {file.name: file.checksum for file in sparse_files},
         }
         write_json(unfinished / MANIFEST, manifest | {"checksum": checksum_of(manifest)})
-        if path.exists():  # a resumed run that was killed between this snapshot and the next
-            shutil.rmtree(path)
+        replaced = path.with_name(f".{path.name}.replaced")
+        if path.exists():  # of the same step, or of a resumed run that was killed before the next one
+            shutil.rmtree(replaced, ignore_errors=True)
+            path.rename(replaced)
         unfinished.rename(path)
         sync(path.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
@@ -140,13 +139,21 @@ def read_snapshot(path: Path) -> Snapshot:
     chain = [(path, own)]
     while (base := chain[0][1]["base"]) is not None:
         chain.insert(0, (path.parent / base, _verified_manifest(path.parent / base)))
-    values = {key: own[key] for key in RunState.__dataclass_fields__}
-    position = ReadPosition(**values.pop("read_position"))
     return Snapshot(
         path,
-        RunState(read_position=position, **values),
+        _state_in(own),
         tuple(tuple(folder / name for name in manifest["sparse_files"]) for folder, manifest in chain),
     )
+
+
+def read_consumed(path: Path) -> tuple[RunState, Cursor]:
+    """Where a run stood at a snapshot and the rows it had consumed; nothing else of it is looked at.
+
+    Raises:
+        InputError: the manifest or the cursor is missing or was changed.
+    """
+    state = _state_in(_verified_manifest(path, only=(CURSOR,)))
+    return state, Cursor.from_table(pq.read_table(path / CURSOR), str(path / CURSOR))
 
 
 def base_of(path: Path) -> str | None:
@@ -155,9 +162,20 @@ def base_of(path: Path) -> str | None:
     return base
 
 
-def _verified_manifest(path: Path) -> dict[str, Any]:
+def _state_in(manifest: dict[str, Any]) -> RunState:
+    values = {key: manifest[key] for key in RunState.__dataclass_fields__}
+    return RunState(read_position=ReadPosition(**values.pop("read_position")), **values)
+
+
+def _verified_manifest(path: Path, only: Collection[str] | None = None) -> dict[str, Any]:
+    """
+    Args:
+        only: files to verify; None is all.
+    """
     manifest = _manifest(path)
     for name, expected in manifest["checksums"].items():
+        if only is not None and name not in only:
+            continue
         if not (path / name).is_file():
             raise InputError(f"{path / name}: missing from the snapshot")
         if checksum_file(path / name) != expected:

@@ -120,7 +120,7 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
             "feature_worker",
             spawn_feature_workers(
                 run,
-                partial(features_of, assembly.config),
+                partial(features_of, assembly.config, assembly.rows.columns),
                 pipeline.num_feature_workers,
                 num_cpus,
                 ReadAhead(assembly.tables, servers) if any(t.disk for t in assembly.tables) else None,

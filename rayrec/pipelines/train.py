@@ -79,6 +79,7 @@ def train(
         if begins_with is not None and _is_finished(folder, assembly, begins_with):
             return replace(TrainingResult(**folder.state["result"]), run=str(folder.path))
         folder.begin(config)
+        folder.keep_columns(assembly.rows.columns)
         return _train_in(folder, assembly, begins_with, on_step)
 
 
@@ -109,7 +110,7 @@ def _snapshot_to_resume(folder: RunFolder, assembly: Assembly, which: str = "las
     except InputError as error:
         raise InputError(f"{error}; --snapshot previous goes on from the one before it") from error
     check_snapshot(snapshot, assembly)
-    check_continues(snapshot, assembly.going_on_from(snapshot))
+    check_continues(snapshot, assembly.going_on_from(snapshot, folder.path))
     return snapshot
 
 
@@ -141,7 +142,9 @@ def _train_in(
     except Exception as error:
         cause = root_cause(error)
         if isinstance(cause, DivergedError):
-            cause = cause.with_note(f"Rows of the batch: {rows_of_step(assembly, cause.step)}")
+            cause = cause.with_note(
+                f"Rows of the batch: {rows_of_step(assembly.going_on_from(None, folder.path), cause.step)}"
+            )
             folder.update(refused_steps=folder.state.get("refused_steps", 0) + 1)
         folder.update(state="failed", error=f"{type(cause).__name__}: {cause}")
         if cause is error:
@@ -167,7 +170,7 @@ def _train_until_over(
 def _attempt(
     folder: RunFolder, assembly: Assembly, snapshot: Snapshot | None, on_step: OnStep | None
 ) -> TrainingResult:
-    assembly = assembly.going_on_from(snapshot)
+    assembly = assembly.going_on_from(snapshot, folder.path)
     attempt: TrainingRun | None = None
     try:
         with running_stages(folder.name, assembly) as stages:
@@ -180,9 +183,13 @@ def _attempt(
 
 def rows_of_step(assembly: Assembly, step: int) -> str:
     """Which rows of which files a step trains on; the reader gives the same ones every time."""
-    batch = assembly.plan.batch(step)
-    assert batch is not None, "it has been trained on"
-    cursor = SampleReader(assembly.plan.spec).read_batch(batch).cursor
+    try:
+        batch = assembly.plan.batch(step)
+        assert batch is not None, "it has been trained on"
+        spec = replace(assembly.plan.spec, preparation=None)  # where they lie, not what is made of them
+        cursor = SampleReader(spec).read_batch(batch).cursor
+    except InputError as error:
+        return f"not to be had any more ({error})"
     shown = [f"{part.file} {part.start} to {part.stop - 1}" for part in cursor[:SHOWN_INTERVALS]]
     more = len(cursor) - len(shown)
     return "; ".join(shown) + (f"; and {more} more places" if more else "")

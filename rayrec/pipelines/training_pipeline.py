@@ -37,6 +37,7 @@ from ray.exceptions import RayTaskError
 from rayrec.actors.feature_worker import BatchSummary
 from rayrec.actors.trainer import StepReport
 from rayrec.pipelines.stages import Stages
+from rayrec.platform.errors import InputError
 from rayrec.platform.ray_errors import ActorDeathError, root_cause
 from rayrec.samples.batches import Interval
 from rayrec.samples.read_plan import readings
@@ -142,12 +143,16 @@ class TrainingPipeline:
         following = first
         while True:
             while following < stop and len(begun) + len(announced) + len(training) < self._queue_depth:
-                begun.append(self._begin(following))
-                following += 1
+                try:
+                    begun.append(self._begin(following))
+                except InputError as no_plan:
+                    error, stop = BatchError(following, no_plan), following
+                else:
+                    following += 1
             if begun and self._comes_first(begun[0], training):
                 try:
                     announced.append(self._announce(begun.popleft()))
-                except BatchError as no_batch:
+                except BatchError as no_batch:  # before a step that there is no plan for
                     error, following = no_batch, stop
                     begun.clear()
             elif training:
@@ -227,6 +232,8 @@ class TrainingPipeline:
                 counts[reason] = counts.get(reason, 0) + count
         loss = sum(report.loss_sum for report in reports) / max(num_targets, 1)
         summary = batch.summary
+        if summary.unreadable:
+            counts["unreadable_rows"] = sum(part.stop - part.start for part in summary.unreadable)
         return StepResult(
             reports[0].step, loss, num_targets, counts, summary.rows, summary.unreadable, training.cut
         )

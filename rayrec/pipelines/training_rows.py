@@ -6,6 +6,7 @@ Parquet ─► ReadPlan, or FollowedPlan of a folder that grows ─► readers
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,8 +21,17 @@ from rayrec.samples.dataset import Dataset
 from rayrec.samples.decoding import Preparation, ReadSpec
 from rayrec.samples.followed_plan import FollowedPlan
 from rayrec.samples.operations.program import FeatureProgram
-from rayrec.samples.read_plan import FIRST_WINDOW_ROWS, Batching, ReadPlan, ReadSettings, read_spec
+from rayrec.samples.read_plan import (
+    FIRST_WINDOW_ROWS,
+    Batching,
+    ReadPlan,
+    ReadSettings,
+    read_spec,
+    warn_of_unreadable,
+)
 from rayrec.samples.sources import ParquetSource
+
+logger = logging.getLogger(__name__)
 
 WANTED = ("user_id", "item_ids")
 """Columns that a row has when its operations are done: whose it is, and that user's items, oldest first."""
@@ -32,15 +42,11 @@ class TrainingRows:
     """What a run trains on."""
 
     plan: ReadPlan | FollowedPlan
-    program: FeatureProgram | None
-    """None: rows are as they should be when they are read."""
+    program: FeatureProgram
+    columns: pa.Schema
+    """All that there are, with their plain types: what the program was bound to."""
     fingerprint: str
     """Of the data that the cursor counts rows of."""
-
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """None: the folder grows, there are no epochs."""
-        return None if isinstance(self.plan, FollowedPlan) else self.plan.steps_per_epoch
 
     @property
     def state(self) -> dict[str, Any] | None:
@@ -60,15 +66,19 @@ def training_rows(
         InputError: files cannot be read, differ in a column, or have changed since they were accepted; or
             operations do not fit the columns, or do not make the columns that the model needs.
     """
-    data, training = config.data, config.training
+    data = config.data
     if data.follow is not None:
         return _followed(config, followed, next_step)
     if data.samples is not None:
         source = ParquetSource.open(data.samples, data.on_corrupt)
+        if source.unreadable:
+            logger.warning(
+                "%s: left out, since they are not readable Parquet: %s",
+                data.samples,
+                ", ".join(source.unreadable),
+            )
         return _planned(config, source, source.fingerprint, _settings(config))
-    plan = ReadPlan.of(dataset, training.batch_size, config.seed, data.window_rows)
-    if not (data.features or data.filters or data.cache) and training.batch_tokens is None:
-        return TrainingRows(plan, None, dataset.fingerprint)
+    plan = ReadPlan.of(dataset, config.training.batch_size, config.seed, data.window_rows)
     # In the order in which the data set alone would be read.
     settings = _settings(config, plan.settings.first_window_rows)
     return _planned(config, plan.source, dataset.fingerprint, settings)
@@ -78,9 +88,11 @@ def _planned(
     config: RunConfig, source: ParquetSource, fingerprint: str, settings: ReadSettings
 ) -> TrainingRows:
     data = config.data
-    program = compiled(data, source.schema)
+    program = compiled(data, source.schema, name_unused=True)
     spec = read_spec(source, program.input_schema.names, data.filters, data.on_corrupt)
-    return TrainingRows(ReadPlan(source, _prepared(spec, program, config), settings), program, fingerprint)
+    plan = ReadPlan(source, _prepared(spec, program, config), settings)
+    warn_of_unreadable(source.folder.url, plan.groups.unreadable)
+    return TrainingRows(plan, program, source.schema, fingerprint)
 
 
 def _prepared(spec: ReadSpec, program: FeatureProgram, config: RunConfig) -> ReadSpec:
@@ -91,8 +103,11 @@ def _prepared(spec: ReadSpec, program: FeatureProgram, config: RunConfig) -> Rea
     return replace(spec, preparation=Preparation(program, config.seed, cache.folder, int(cache.max_bytes)))
 
 
-def compiled(data: DataConfig, schema: pa.Schema) -> FeatureProgram:
+def compiled(data: DataConfig, schema: pa.Schema, name_unused: bool = False) -> FeatureProgram:
     """The operations, bound to the columns of a source.
+
+    Args:
+        name_unused: log which operations make nothing that the model reads; they are not run.
 
     Raises:
         InputError: they do not fit, or do not make what the model needs.
@@ -100,7 +115,7 @@ def compiled(data: DataConfig, schema: pa.Schema) -> FeatureProgram:
     program = FeatureProgram.compile(data.features, schema)
     for name, is_right, expected in (
         (WANTED[0], pt.is_integer, "integers"),
-        (WANTED[1], lambda dtype: pt.is_list(dtype) and pt.is_integer(dtype.value_type), "lists of integers"),
+        (WANTED[1], _is_list_of_integers, "lists of integers"),
     ):
         found = program.schema.field(name).type if name in program.schema.names else None
         if found is None or not is_right(found):
@@ -109,7 +124,13 @@ def compiled(data: DataConfig, schema: pa.Schema) -> FeatureProgram:
                 + (f"it is {found}" if found is not None else f"there are {', '.join(program.schema.names)}")
                 + "; add an operation that makes it"
             )
+    if name_unused and (unused := program.unused(WANTED)):
+        logger.warning("%s: the model reads nothing of what they make; not run", ", ".join(unused))
     return program.narrowed(WANTED)
+
+
+def _is_list_of_integers(dtype: pa.DataType) -> bool:
+    return (pt.is_list(dtype) or pt.is_large_list(dtype)) and pt.is_integer(dtype.value_type)
 
 
 def _followed(config: RunConfig, state: dict[str, Any] | None, next_step: int) -> TrainingRows:
@@ -117,7 +138,7 @@ def _followed(config: RunConfig, state: dict[str, Any] | None, next_step: int) -
     assert data.samples is not None, "settings are checked: a followed folder is named"
     # The columns that there are decide which of them operations need.
     schema = FollowedPlan(data.samples, settings, on_corrupt=data.on_corrupt).spec.all_columns
-    program = compiled(data, schema)
+    program = compiled(data, schema, name_unused=True)
     columns = program.input_schema.names
     if state is None:
         plan = FollowedPlan(data.samples, settings, columns, data.filters, data.on_corrupt)
@@ -127,12 +148,12 @@ def _followed(config: RunConfig, state: dict[str, Any] | None, next_step: int) -
             state, data.samples, settings, next_step, columns, data.filters, data.on_corrupt
         )
     plan.spec = _prepared(plan.spec, program, config)
-    return TrainingRows(plan, program, plan.fingerprint)
+    return TrainingRows(plan, program, schema, plan.fingerprint)
 
 
 def _settings(config: RunConfig, first_window_rows: int = FIRST_WINDOW_ROWS) -> ReadSettings:
     training = config.training
-    length_of = None if training.batch_tokens is None else WANTED[1]
+    length_of = None if training.batch_tokens is None else training.length_of
     batching = Batching(training.batch_size, training.batch_tokens, length_of)
     return ReadSettings(batching, config.seed, config.data.window_rows, first_window_rows)
 
@@ -146,6 +167,7 @@ class Arrivals:
         data: DataConfig,
         total_steps: int | None,
         on_wait: Callable[[int], None],
+        on_arrival: Callable[[], None],
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -153,30 +175,41 @@ class Arrivals:
         Args:
             total_steps: where training ends; None where the folder grows.
             on_wait: called now and then while nothing comes, with the step that is waited for.
+            on_arrival: called when files have been accepted, before a row of theirs is planned for.
         """
         self._plan = rows.plan
         self._follow = data.follow
         self._total_steps = total_steps
         self._on_wait = on_wait
+        self._on_arrival = on_arrival
         self._sleep = sleep
         self._clock = clock
         self._listed_s = clock()
 
     def after(self, step: int) -> int:
-        """Steps that there are rows for: more than `step`, or as many, if nothing more will come."""
+        """Steps that there are rows for: more than `step`, or as many, if nothing more will come.
+
+        Raises:
+            InputError: a new file does not fit, or the folder cannot be listed.
+        """
         if self._follow is None:
             assert self._total_steps is not None, "it has epochs"
             return self._total_steps
         assert isinstance(self._plan, FollowedPlan)
         waits_since = self._clock()
         while True:
-            if self._clock() - self._listed_s >= self._follow.every_s:
+            now = self._clock()
+            patience_s = self._follow.stop_after_s
+            is_last_look = patience_s is not None and now - waits_since >= patience_s
+            if is_last_look or now - self._listed_s >= self._follow.every_s:
+                before = self._plan.num_segments
                 self._plan.refresh()
-                self._listed_s = self._clock()
+                self._listed_s = now
+                if self._plan.num_segments > before:
+                    self._on_arrival()
             if self._plan.known_steps > step:
                 return self._plan.known_steps
-            patience_s = self._follow.stop_after_s
-            if patience_s is not None and self._clock() - waits_since >= patience_s:
+            if is_last_look:
                 return step
             self._on_wait(step)
             self._sleep(min(self._follow.every_s, WAIT_S))

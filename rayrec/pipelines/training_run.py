@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import ray
 
+from rayrec.pipelines.accepted_files import AcceptedFiles
 from rayrec.pipelines.assembly import Assembly
 from rayrec.pipelines.ranking_metrics import Estimate, summarise
 from rayrec.pipelines.run_folder import RunFolder
@@ -139,8 +140,13 @@ class TrainingRun:
         self._metrics = RayFigures({"run": folder.name})
         self._metric = f"{self._config.evaluation.metric}@10"
         self._arrivals = Arrivals(
-            assembly.rows, self._config.data, assembly.total_steps, on_wait=self._while_waiting
+            assembly.rows,
+            self._config.data,
+            assembly.total_steps,
+            on_wait=self._while_waiting,
+            on_arrival=self._keep_accepted,
         )
+        self._accepted = AcceptedFiles(folder.path)
         self._total_steps = assembly.total_steps
         """None where a folder is followed that grows."""
         self._progress = Progress()
@@ -165,17 +171,18 @@ class TrainingRun:
 
     def _run(self) -> TrainingResult:
         step = self._restore()
-        period = self._assembly.validates_every
-        while not is_over(self._assembly, step, self._progress):
-            stop = (step // period + 1) * period
-            reached = self._train(step, stop if self._total_steps is None else min(self._total_steps, stop))
-            if reached == step:
-                break  # nothing comes any more
-            step, loss = reached, self._progress.mean_loss
-            summary = summarise(validate(self._stages, self._assembly))
-            self._progress = self._progress.judged(summary[self._metric].value, step)
-            self._cut_now(step)
-            self._record(step, loss, summary)
+        self._keep_accepted()
+        more = True
+        while more and not is_over(self._assembly, step, self._progress):
+            stop = self._assembly.next_validation(step)
+            reached = self._train(step, stop)
+            if reached > step:
+                step, loss = reached, self._progress.mean_loss
+                summary = summarise(validate(self._stages, self._assembly))
+                self._progress = self._progress.judged(summary[self._metric].value, step)
+                self._cut_now(step)
+                self._record(step, loss, summary)
+            more = reached == stop
         self._writer.wait()
         progress = self._progress
         if progress.loss is None or progress.best_value is None:
@@ -200,7 +207,14 @@ class TrainingRun:
     def _train(self, first: int, stop: int) -> int:
         """Returns the step that it came to: `stop`, unless no rows come any more."""
         step = first
-        while step < stop and (there := min(stop, self._arrivals.after(step))) > step:
+        while step < stop:
+            try:
+                there = min(stop, self._arrivals.after(step))
+            except InputError as error:
+                self._save_before(step, error)
+                raise
+            if there == step:
+                break
             self._train_steps(step, there, stop)
             step = there
         return step
@@ -217,16 +231,28 @@ class TrainingRun:
                 self._take(result, now - since)
                 step, since = result.step + 1, now
         except BatchError as error:
-            if step > self._writer.saved_steps:
-                logger.error("%s; a snapshot of the steps before it is written", error)
-                self._cut_now(step)
-                self._writer.wait()
+            self._save_before(step, error)
             raise error.reason from None
+
+    def _save_before(self, step: int, error: Exception) -> None:
+        """There is no batch for this step; those before it shall not be trained again."""
+        if step > self._writer.saved_steps:
+            logger.error("%s; a snapshot of the steps before it is written", error)
+            self._cut_now(step)
+            self._writer.wait()
+
+    def _keep_accepted(self) -> None:
+        if isinstance(self._plan, FollowedPlan):
+            self._accepted.keep(self._plan)
 
     def _while_waiting(self, step: int) -> None:
         """Nothing is there to train on, and all steps before this one are committed."""
         self._writer.check()
-        if step > 0 and self._schedule(step - 1):
+        if step == 0 or self._writer.is_writing:
+            return
+        if self._writer.saved_steps == step:
+            self._writer.answer_with_last()
+        elif self._schedule(step - 1):
             self._cut_now(step)
             self._schedule.taken()
 
@@ -234,6 +260,8 @@ class TrainingRun:
         """A step is committed."""
         epoch, _ = self._plan.locate(result.step)
         self._cursor.commit(epoch, result.rows, result.unreadable)
+        for file, start, stop in result.unreadable:
+            logger.warning("%s: rows %d to %d cannot be decoded and are left out", file, start, stop - 1)
         self._progress = self._progress.trained(result, seconds)
         if result.cut is not None:
             self._write(result.cut)
@@ -321,7 +349,6 @@ class TrainingRun:
         self._folder.forget_after(snapshot.committed_step + 1)
         self._progress = Progress(**snapshot.state.progress)
         self._cursor = snapshot.cursor
-        self._cursor.check_belongs_to(self._assembly.rows.fingerprint, str(snapshot.path))
         chain = [[str(path.resolve()) for path in files] for files in snapshot.sparse_chain]
         servers, trainers, watch = self._stages.servers, self._stages.trainers, self._stages.watch
         loading = [

@@ -17,6 +17,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rayrec.platform.errors import InputError
+
 Int64Array = NDArray[np.int64]
 
 
@@ -91,14 +93,30 @@ class SampleBatch:
 
     @classmethod
     def of(cls, step: int, batch: RowBatch) -> SampleBatch:
-        """From the columns `user_id` (integers) and `item_ids` (lists of integers, null for none)."""
+        """From the columns `user_id` (integers) and `item_ids` (lists of integers, null for none).
+
+        Raises:
+            InputError: a user is null, or an item in a list.
+        """
         users, items = batch.rows["user_id"], batch.rows["item_ids"]
+        events = items.flatten()
+        for column, values in (("user_id", users), ("item_ids", events)):
+            if values.null_count:
+                raise InputError(
+                    f"the column {column!r} has {values.null_count} nulls in the rows of step {step}"
+                    + (
+                        f", which begin with row {batch.cursor[0].start} of {batch.cursor[0].file}"
+                        if batch.cursor
+                        else ""
+                    )
+                    + "; give them a value (op: fill) or leave such rows out (data.filters)"
+                )
         lengths_B = items.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         return cls(
             step=step,
             row_keys_B=batch.row_keys_B,
-            user_ids_B=users.to_numpy(zero_copy_only=False),
-            item_ids_N=items.flatten().to_numpy(zero_copy_only=False).astype(np.int64, copy=False),
+            user_ids_B=users.to_numpy(zero_copy_only=False).astype(np.int64, copy=False),
+            item_ids_N=events.to_numpy(zero_copy_only=False).astype(np.int64, copy=False),
             offsets_B1=np.concatenate([[0], np.cumsum(lengths_B, dtype=np.int64)]),
         )
 

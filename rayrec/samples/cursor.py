@@ -9,7 +9,7 @@ Axes: K intervals of one epoch and file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,24 +144,32 @@ class Cursor:
             if (of_epoch, kind) == (epoch, unreadable)
         )
 
-    def progress(self, rows_of_file: Mapping[str, int] | None = None) -> list[FileProgress]:
+    def progress(
+        self, rows_of_files: Callable[[int], Mapping[str, int]] = lambda epoch: {}
+    ) -> list[FileProgress]:
         """One line for each epoch and file, sorted.
 
         Args:
-            rows_of_file: rows of every file; those of which nothing was consumed get their lines, too.
+            rows_of_files: of an epoch, the rows of every file, as far as they are known; those of which
+                nothing was consumed get their lines, too.
         """
-        known = dict(rows_of_file or {})
-        return [
-            FileProgress(
-                epoch,
-                file,
-                self._of((epoch, file, False)).count,
-                self._of((epoch, file, True)).count,
-                known.get(file),
-            )
-            for epoch in self.epochs
-            for file in sorted({*known, *(name for of, name, _ in self._rows if of == epoch)})
-        ]
+        names: dict[int, set[str]] = {}
+        for epoch, file, _ in self._rows:
+            names.setdefault(epoch, set()).add(file)
+        lines = []
+        for epoch in sorted(names):
+            known = rows_of_files(epoch)
+            lines += [
+                FileProgress(
+                    epoch,
+                    file,
+                    self._of((epoch, file, False)).count,
+                    self._of((epoch, file, True)).count,
+                    known.get(file),
+                )
+                for file in sorted({*known, *names[epoch]})
+            ]
+        return lines
 
     def to_table(self) -> pa.Table:
         """As `SCHEMA` says, sorted; the fingerprint of the data set is in the schema's metadata."""

@@ -93,6 +93,8 @@ def _condition(column: pc.Expression, operator: str, value: Any, kind: pa.DataTy
         found = column.isin(pa.array(list(value), kind))
         return found if operator == "in" else ~found & column.is_valid()
     scalar = pa.scalar(value)
+    if isinstance(value, str) and pa.types.is_temporal(kind):
+        scalar = scalar.cast(kind)  # a run's own settings hold a date as text
     match operator:
         case "==":
             return column == scalar

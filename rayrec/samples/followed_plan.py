@@ -15,7 +15,7 @@ import hashlib
 import json
 import logging
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -36,6 +36,7 @@ from rayrec.samples.read_plan import (
     ReadPosition,
     ReadSettings,
     Window,
+    warn_of_unreadable,
 )
 from rayrec.samples.sources import (
     OnCorrupt,
@@ -146,9 +147,18 @@ class FollowedPlan:
         return self._first_steps[-1]
 
     @property
+    def num_segments(self) -> int:
+        return len(self._segments)
+
+    @property
     def files(self) -> tuple[SourceFile, ...]:
         """In the order of their acceptance; a file's number is its place here."""
         return tuple(file for segment in self._segments for file in segment.files)
+
+    def rows_of_files(self, epoch: int) -> dict[str, int]:
+        """Rows of every file of a segment, by its name, whether they pass the filters or not."""
+        files = self._segments[epoch].files if epoch < len(self._segments) else ()
+        return {file.name: file.num_rows for file in files}
 
     @property
     def fingerprint(self) -> str:
@@ -181,7 +191,12 @@ class FollowedPlan:
 
     def position(self, step: int) -> ReadPosition:
         """What has been read before a step."""
-        segment, index = self.locate(step)
+        # The same whether or not files have come since that hold no row for us: of segments that begin
+        # with this step, the first.
+        segment = bisect_left(self._first_steps, step)
+        index = 0
+        if segment == len(self._first_steps) or self._first_steps[segment] != step:
+            segment, index = self.locate(step)
         rows = int(self._epoch_plan(segment).cuts_S1[index]) if index else 0
         return ReadPosition(segment, rows, self._order_of(self._segments[: segment + (index > 0)]))
 
@@ -271,12 +286,7 @@ class FollowedPlan:
 
     def _accept(self, files: tuple[SourceFile, ...]) -> None:
         groups = Groups.of(self.spec, files, self._settings.batching, self._first_files[-1])
-        if groups.unreadable:
-            logger.warning(
-                "%s: left out, since they cannot be decoded: %s",
-                self._folder.url,
-                "; ".join(f"{one.file} rows {one.start} to {one.stop - 1}" for one in groups.unreadable),
-            )
+        warn_of_unreadable(self._folder.url, groups.unreadable)
         steps = self._plan_of(groups, len(self._segments)).num_steps if groups.num_rows else 0
         self._append(Segment(files, groups.num_rows, steps))
 
@@ -332,7 +342,9 @@ class FollowedPlan:
 
     def _order_settings(self) -> dict[str, Any]:
         values = {"version": ORDER, "filters": self.spec.filters, **asdict(self._settings)}
-        return dict(json.loads(json.dumps(values)))  # with lists for tuples, as they are when read again
+        return dict(
+            json.loads(json.dumps(values, default=str))
+        )  # with lists for tuples, as they are when read again
 
     def _check_order(self, theirs: dict[str, Any]) -> None:
         ours = self._order_settings()

@@ -51,7 +51,7 @@ class PreparedGroups:
         file = [spec.folder.url, group.name, group.size, group.version]
         # The file's number: it is part of the keys of its rows, which draws hang on.
         place = [group.file, group.group, group.first_row]
-        return cache_key(file, place, list(spec.filters), self._fingerprint, self._preparation.seed)
+        return cache_key(file, place, repr(spec.filters), self._fingerprint, self._preparation.seed)
 
     def _make(self, group: RowGroup) -> pa.RecordBatch:
         decoded = self._decoder.decode(group)

@@ -13,6 +13,7 @@ S steps of an epoch, 1 an extra element.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ from rayrec.samples.dataset import Dataset
 from rayrec.samples.decoding import CorruptGroupError, GroupDecoder, ReadSpec, RowGroup
 from rayrec.samples.filters import Filters, as_filters, filter_expression
 from rayrec.samples.sources import OnCorrupt, ParquetSource, SourceFile, columns_of
+
+logger = logging.getLogger(__name__)
 
 ORDER = 1
 """Version of the way in which `draw_windows` and `Window.order` draw; another one reads other rows."""
@@ -226,6 +229,16 @@ def _counted(spec: ReadSpec, groups: list[RowGroup], batching: Batching) -> Grou
             kept.append(replace(group, num_rows=len(found[0])))
             lengths.append(found[1])
     return Groups(tuple(kept), tuple(lengths) if length_of else None, tuple(unreadable))
+
+
+def warn_of_unreadable(url: str, unreadable: Sequence[Interval]) -> None:
+    """Of rows that were left out when they were counted, since the settings allow it."""
+    if unreadable:
+        logger.warning(
+            "%s: left out, since they cannot be decoded: %s",
+            url,
+            "; ".join(f"{one.file} rows {one.start} to {one.stop - 1}" for one in unreadable),
+        )
 
 
 def corrupt_group(spec: ReadSpec, group: RowGroup, error: CorruptGroupError) -> InputError:
@@ -442,6 +455,13 @@ class ReadPlan:
     def files(self) -> tuple[str, ...]:
         """Names; a file's number is its place here."""
         return tuple(file.name for file in self.source.files)
+
+    def rows_of_files(self, epoch: int) -> dict[str, int]:
+        """Rows to be read of every file in an epoch, by its name."""
+        rows = dict.fromkeys(self.files, 0)
+        for group in self.groups.groups:
+            rows[group.name] += group.num_rows
+        return rows
 
     @property
     def rows_per_epoch(self) -> int:

@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pt
 
+from rayrec.platform.errors import InputError
 from rayrec.samples.batches import FeatureBatch, Int64Array, RowBatch, SampleBatch
 from rayrec.samples.features import SequenceFeatures
 from rayrec.samples.jagged import list_array
+from rayrec.samples.operations.columns import value_type
 from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.operations.program import FeatureProgram
 
@@ -38,9 +41,8 @@ class RowFeatures:
         self._program = program
         self._seed = seed
         self._is_prepared = is_prepared
-        needed = () if program is None else program.input_schema.names
-        self._takes_histories = program is not None and set(needed) <= {"user_id", "item_ids"}
-        """Whether the program needs no more than histories: of users to rank for, nothing else is stored."""
+        self._takes_histories = program is not None and not program.is_empty and _are_histories(program)
+        """Whether the program can be run on histories: of users to rank for, nothing else is stored."""
 
     def training(self, step: int, rows: RowBatch) -> list[FeatureBatch]:
         """Features of a step's rows; see `SequenceFeatures`.
@@ -51,7 +53,7 @@ class RowFeatures:
         """
         if self._program is not None and not self._is_prepared:
             context = RowContext(rows.row_keys_B, self._seed, step)
-            rows = RowBatch(rows.row_keys_B, self._program(rows.rows, context))
+            rows = RowBatch(rows.row_keys_B, self._program(rows.rows, context), rows.cursor)
         return self._sequences(SampleBatch.of(step, rows))
 
     def ranking(self, samples: SampleBatch) -> FeatureBatch:
@@ -68,8 +70,15 @@ class RowFeatures:
         Raises:
             InputError: a field is missing, unknown or of the wrong type.
         """
-        made = dict(row) if self._program is None else self._program.one(row)
-        return int(made["user_id"]), np.array(made["item_ids"] or [], dtype=np.int64)
+        assert self._program is not None, "rows have columns"
+        made = self._program.one(row)
+        user, items = made["user_id"], made["item_ids"] or []
+        if user is None or None in items:
+            what = "user_id" if user is None else "an item of item_ids"
+            raise InputError(
+                f"{what} is null after the operations of the run; give the row what it is made of"
+            )
+        return int(user), np.array(items, dtype=np.int64)
 
     def negative_log_q_I(self) -> np.ndarray:
         return self._sequences.negative_log_q_I()
@@ -82,7 +91,21 @@ class RowFeatures:
             "item_ids": list_array(samples.item_ids_N, samples.offsets_B1),
         }
         schema = self._program.input_schema
-        arrays = [columns[field.name].cast(field.type) for field in schema]
+        try:
+            arrays = [columns[field.name].cast(field.type) for field in schema]
+        except pa.ArrowException as error:
+            raise InputError(
+                f"ids of the data set do not fit the types of the training rows ({error}); prepare the data "
+                "set from the same ids, or store the rows' as int64"
+            ) from error
         rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
         made = self._program(rows, RowContext(samples.row_keys_B, self._seed, samples.step))
         return SampleBatch.of(samples.step, RowBatch(samples.row_keys_B, made))
+
+
+def _are_histories(program: FeatureProgram) -> bool:
+    """Whether the columns are those of users and their items, by ids; texts would be the source's keys."""
+    return all(
+        field.name in ("user_id", "item_ids") and pt.is_integer(value_type(field.type))
+        for field in program.input_schema
+    )

@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from rayrec import __version__
+from rayrec.platform.errors import UnavailableError
 from rayrec.serve.request_guard import RequestGuard, error_response
 from rayrec.serve.schemas import (
     ErrorAnswer,
@@ -36,7 +37,7 @@ _ERRORS: dict[int, str] = {
     413: "The body is too large.",
     422: "The request is not one the service answers.",
     500: "Something failed; the log says what, under the id of the answer.",
-    503: "More requests are waiting than the service holds; try again.",
+    503: "More requests are waiting than the service holds, or an event store does not answer; try again.",
 }
 
 
@@ -83,6 +84,7 @@ def build_api(service: RecommendationService, max_waiting: int) -> FastAPI:
     api.add_exception_handler(StarletteHTTPException, _http_error)
     api.add_exception_handler(RequestValidationError, _invalid_request)
     api.add_exception_handler(RefusedRequestError, _refused_request)
+    api.add_exception_handler(UnavailableError, _unavailable)
     model_thread = ModelThread(service, max_waiting)
 
     @api.post(
@@ -124,6 +126,10 @@ async def _invalid_request(request: Request, error: Exception) -> JSONResponse:
 
 async def _refused_request(request: Request, error: Exception) -> JSONResponse:
     return error_response(422, str(error))
+
+
+async def _unavailable(request: Request, error: Exception) -> JSONResponse:
+    return error_response(503, f"a service that the row needs does not answer: {error}")
 
 
 def _explain(problems: Sequence[dict[str, Any]]) -> str:

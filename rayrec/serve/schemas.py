@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
@@ -29,12 +29,16 @@ class _Schema(BaseModel):
 
 
 class RecommendRequest(_Schema):
-    """Whom to recommend to: a known user, a history, or both; without either, popular items come back."""
+    """Whom to recommend to: a known user, a history, or both; or a raw row. Without any of these, popular
+    items come back."""
 
     user_id: Key | None = None
     """The user. A user of the training data brings the history that is stored there."""
     history: list[Key] | None = Field(None, max_length=MAX_HISTORY)
     """Items, oldest first. Takes the place of the stored history, even if it is empty."""
+    row: dict[str, Any] | None = None
+    """Instead of user and history: a row as training rows are before any operation, by column name. The
+    operations of the run make user and history of it; a column that is left out is null."""
     k: StrictInt = Field(10, ge=1)
     """How many items; fewer come back where there are not as many."""
     exclude_seen: StrictBool = True
@@ -67,7 +71,7 @@ class RecommendAnswer(_Schema):
     source: Literal["model", "popular"]
     """`popular` where nothing is known of the user: no history, or no item of it in the catalogue."""
     ignored_items: list[Key]
-    """Items of the request's history that are not in the catalogue, each once."""
+    """Items of the request's history that are not in the catalogue, each once; of a row, their ids."""
     model: ModelInfo
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from rayrec.pipelines.recommender import Query, Recommendation, Recommender
+from rayrec.platform.errors import InputError
 from rayrec.samples.batches import Int64Array
 from rayrec.serve.schemas import Key, ModelInfo, RecommendAnswer, RecommendedItem, RecommendRequest
 
@@ -31,15 +32,20 @@ class RecommendationService:
         """The k best items for the request's history, or popular ones where it has no known item.
 
         Raises:
-            RefusedRequestError: more items are asked for than the service gives.
+            RefusedRequestError: more items are asked for than the service gives, or the row is none that the
+                run could have been trained on.
+            UnavailableError: an event store that the run's operations ask does not answer.
         """
         if request.k > self._max_k:
             raise RefusedRequestError(f"k: {request.k} items are more than the {self._max_k} of one answer")
         k = min(request.k, len(self._item_keys))
-        history_ids, ignored = self._history(request)
-        if len(history_ids) == 0:
+        if request.row is None:
+            history_ids, ignored = self._history(request)
+            query = Query(history_ids, self._user_id(request.user_id))
+        else:
+            query, ignored = self._of_row(request)
+        if len(query.history_ids) == 0:
             return self._answer(self._recommender.popular(k), "popular", ignored)
-        query = Query(history_ids, self._user_id(request.user_id))
         (found,) = self._recommender.recommend([query], k, request.exclude_seen)
         return self._answer(found, "model", ignored)
 
@@ -49,6 +55,19 @@ class RecommendationService:
         self.recommend(RecommendRequest(user_id=dataset.users["user_key"][0].as_py()))
         self.recommend(RecommendRequest(history=[dataset.items.keys[0].as_py()]))
         self.recommend(RecommendRequest())
+
+    def _of_row(self, request: RecommendRequest) -> tuple[Query, list[Key]]:
+        """The query of a raw row, and the ids of its items that are unknown."""
+        assert request.row is not None
+        if request.user_id is not None or request.history is not None:
+            raise RefusedRequestError("row: stands for user_id and history; give it without them")
+        try:
+            query = self._recommender.query_of(request.row)
+        except InputError as error:
+            raise RefusedRequestError(f"row: {error}") from error
+        is_known = self._recommender.dataset.item_positions(query.history_ids) >= 0
+        unknown: list[Key] = list(dict.fromkeys(query.history_ids[~is_known].tolist()))
+        return Query(query.history_ids[is_known], query.user_id), unknown
 
     def _history(self, request: RecommendRequest) -> tuple[Int64Array, list[Key]]:
         """Item ids of the history that counts, and the items of the request that are unknown."""

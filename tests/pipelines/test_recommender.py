@@ -1,12 +1,18 @@
 import shutil
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from rayrec.pipelines.assembly import assemble
+from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.evaluate import evaluate
 from rayrec.pipelines.recommender import Query, Recommender
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.platform.errors import InputError
+from rayrec.samples.reader import SampleReader
+from rayrec.samples.stores import EventBatch, StoreManifest, open_store
 from tests.data import sample_batch, small_dataset
 from tests.runs import NUM_ITEMS, NUM_USERS, change_manifest, make_run
 
@@ -193,3 +199,101 @@ def test_semantic_ids_made_anew_do_not_fit_an_older_model(tmp_path):
 def test_a_device_that_is_not_there_is_refused(run):
     with pytest.raises(InputError, match="there is no device 'abacus'"):
         Recommender.load(run, device="abacus")
+
+
+def keyed(folder):
+    """Training rows that are a user, a time and an item, with what went before in an event store."""
+
+    def data_of(dataset) -> dict:
+        items = dataset.items.ids_I[:8]
+        store = open_store(folder / "store", create=StoreManifest(name="clicks", time_unit="s"))
+        store.append(EventBatch(np.arange(40) // 8, 1000 + np.arange(40) % 8, np.tile(items, 5), {}))
+        store.close()
+        rows = {
+            "user_id": np.arange(5),
+            "timestamp": 1003 + np.arange(5),
+            "item_id": dataset.items.ids_I[9:14],
+        }
+        (folder / "samples").mkdir()
+        pq.write_table(pa.table(rows | {"price": np.ones(5)}), folder / "samples" / "a.parquet")
+        return {
+            "samples": str(folder / "samples"),
+            "features": [
+                {"op": "join_history", "store": str(folder / "store"), "last": 9},
+                {"op": "concat", "inputs": ["item_ids", "item_id"], "output": "item_ids"},
+                {"op": "cut", "inputs": ["item_ids"], "length": 6},
+            ],
+        }
+
+    return data_of
+
+
+def test_a_row_gets_the_features_in_serving_that_it_gets_in_training(tmp_path):
+    """Also when the training rows are gone."""
+    run = make_run(tmp_path, user_embedding=True, data_of=keyed(tmp_path))
+    assembly = assemble(RunFolder.open(run).config)
+    rows = SampleReader(assembly.plan.spec).read_batch(assembly.plan.batch(0))
+    (trained,) = assembly.features.training(0, rows)
+    users_B = trained.lookups["user"].ids_M[trained.lookups["user"].inverse]
+    shutil.rmtree(tmp_path / "samples")
+
+    recommender = Recommender.load(run)
+
+    for number, row in enumerate(rows.rows.to_pylist()):
+        query = recommender.query_of(row)
+        low, high = trained.offsets_B1[number : number + 2]
+        expected = [*trained.items_N[low:high], trained.targets_N[high - 1]]
+        assert recommender.dataset.item_positions(query.history_ids).tolist() == expected
+        assert query.user_id == users_B[number] == row["user_id"]
+        assert len(expected) == min(4 + row["user_id"], 6)
+    assert len(recommender.recommend([query], k=3)[0]) == 3
+    assert evaluate(run).num_users > 0
+
+
+def test_fields_of_a_row_that_do_not_fit_are_named(tmp_path):
+    recommender = Recommender.load(make_run(tmp_path, user_embedding=True, data_of=keyed(tmp_path)))
+    row = {"user_id": 1, "timestamp": 1004, "item_id": 3}
+
+    for change, expected in (
+        ({"timestmp": 3}, "there is no field 'timestmp'; did you mean 'timestamp'"),
+        ({"user_id": "ann"}, "the field 'user_id' must be int64, got 'ann'"),
+        ({"user_id": None}, "user_id is null after the operations of the run"),
+        ({"timestamp": 10**15}, "timestamp"),
+    ):
+        with pytest.raises(InputError, match=expected):
+            recommender.query_of(row | change)
+
+
+def test_without_operations_a_row_is_a_user_and_a_list(run):
+    recommender = Recommender.load(run)
+    ids = history(recommender, "u0").tolist()
+
+    query = recommender.query_of({"user_id": 7, "item_ids": ids})
+
+    assert (query.user_id, query.history_ids.tolist()) == (7, ids)
+    with pytest.raises(InputError, match="there is no field 'items'"):
+        recommender.query_of({"user_id": 7, "items": ids})
+
+
+def test_training_files_may_be_gone_where_rates_hang_on_their_number(tmp_path):
+    """A cosine schedule asks for the number of steps, which nobody needs who trains nothing."""
+    run = make_run(tmp_path)
+    folder = RunFolder.open(run)
+    values = folder.config.model_dump(mode="json")
+    values["training"]["schedule"]["decay"] = "cosine"
+    (run / "config.yaml").write_text(RunConfig.parse(values).to_yaml())
+    expected = Recommender.load(run).popular(k=3)
+    manifest = Recommender.load(run).dataset
+    for name in manifest.train_files:
+        path = manifest.root / name
+        path.write_bytes(bytes(path.stat().st_size))
+
+    assert Recommender.load(run).popular(k=3) == expected
+
+
+def test_damaged_columns_are_named(tmp_path):
+    run = make_run(tmp_path)
+    (run / "columns.arrow").write_bytes(b"nothing")
+
+    with pytest.raises(InputError, match=r"columns.arrow: not the columns of a run's rows"):
+        Recommender.load(run)

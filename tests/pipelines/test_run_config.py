@@ -133,8 +133,8 @@ def test_cpus_are_counted_over_all_actors():
 def test_the_cosine_ends_with_the_last_epoch():
     schedule = {"training": {"epochs": 5, "schedule": {"decay": "cosine"}}}
 
-    assert RunConfig.parse(SMALLEST | schedule).rate_schedule(steps_per_epoch=7).cosine_steps == 35
-    assert RunConfig.parse(SMALLEST).rate_schedule(steps_per_epoch=7).cosine_steps is None
+    assert RunConfig.parse(SMALLEST | schedule).rate_schedule(lambda: 35).cosine_steps == 35
+    assert RunConfig.parse(SMALLEST).rate_schedule(lambda: 35).cosine_steps is None
 
 
 def test_a_run_knows_a_device_that_this_machine_may_lack():

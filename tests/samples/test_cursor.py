@@ -128,7 +128,7 @@ def test_progress_is_told_by_epoch_and_file():
     cursor = Cursor("data")
     cursor.commit(0, [a(0, 4), b(0, 2)], [b(4, 5)])
     cursor.commit(1, [b(1, 2)])
-    assert cursor.progress({"a": 4, "b": 6}) == [
+    assert cursor.progress(lambda epoch: {"a": 4, "b": 6}) == [
         FileProgress(0, "a", 4, 0, 4),
         FileProgress(0, "b", 2, 1, 6),
         FileProgress(1, "a", 0, 0, 4),

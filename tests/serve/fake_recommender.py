@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from rayrec.pipelines.recommender import Query, Recommendation
+from rayrec.platform.errors import InputError, UnavailableError
 
 ITEM_IDS = {"alien": 11, "7": 12, "brazil": 13}
 USER_IDS = {"ann": 0, "42": 1}
@@ -26,6 +28,10 @@ class FakeDataset:
 
     def history_of(self, key: str) -> np.ndarray | None:
         return np.array(HISTORIES[key], dtype=np.int64) if key in HISTORIES else None
+
+    def item_positions(self, item_ids: np.ndarray) -> np.ndarray:
+        known = list(ITEM_IDS.values())
+        return np.array([known.index(item) if item in known else -1 for item in item_ids.tolist()])
 
 
 class FakeRecommender:
@@ -45,6 +51,14 @@ class FakeRecommender:
         (query,) = queries
         self.asked.append((query.history_ids.tolist(), query.user_id, k, exclude_seen))
         return [[Recommendation(f"m{place}", f"Film {place}", -0.5 - place) for place in range(k)]]
+
+    def query_of(self, row: Mapping[str, Any]) -> Query:
+        """Rows have a `user` and `clicks`, which is a text of numbers."""
+        if set(row) - {"user", "clicks"}:
+            raise InputError("there is no field " + repr(min(set(row) - {"user", "clicks"})))
+        if row.get("user") == 999:
+            raise UnavailableError("redis://clicks", 2, "refused")
+        return Query(np.array(str(row.get("clicks", "")).split(), dtype=np.int64), row.get("user"))
 
     def popular(self, k: int) -> list[Recommendation]:
         return [Recommendation(f"p{place}", None, 9.0 - place) for place in range(k)]

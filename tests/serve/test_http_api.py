@@ -57,14 +57,23 @@ def test_health_says_which_model_is_ready(client):
         ({"history": ["alien", "\ud800"]}, "history.1: expected text that UTF-8 can encode"),
         (
             {"histroy": []},
-            "histroy: unknown field; known are user_id, history, k, exclude_seen",
+            "histroy: unknown field; known are user_id, history, row, k, exclude_seen",
         ),
+        ({"row": [1]}, "row: input should be a valid dictionary"),
+        ({"row": {"price": 1}}, "row: there is no field 'price'"),
+        ({"row": {}, "user_id": 7}, "row: stands for user_id and history; give it without them"),
         ([], "expected a JSON object, sent with the header 'Content-Type: application/json'"),
     ],
 )
 def test_wrong_fields_are_named(client, body, sentence):
     answer = client.post("/v1/recommend", content=json.dumps(body), headers=JSON)
     assert (answer.status_code, answer.json()) == (422, {"error": sentence})
+
+
+def test_a_store_that_is_down_is_no_failure_of_ours(client):
+    answer = client.post("/v1/recommend", json={"row": {"user": 999}})
+    assert answer.status_code == 503
+    assert "redis://clicks: no answer in 2 attempts" in answer.json()["error"]
 
 
 def test_overlong_history_is_refused(client):
@@ -113,6 +122,7 @@ NEAR_MISSES = st.fixed_dictionaries(
     optional={
         "user_id": KEYS | VALUES,
         "history": st.lists(KEYS, max_size=5) | VALUES,
+        "row": st.fixed_dictionaries({}, optional={"user": st.integers(0, 9), "more": VALUES}) | VALUES,
         "k": st.integers(-2, 60) | VALUES,
         "exclude_seen": VALUES,
         "more": VALUES,

@@ -84,3 +84,23 @@ def test_more_than_an_answer_holds_is_refused(service):
 def test_warming_up_takes_the_model_through_a_user_and_a_history(service, recommender):
     service.warm_up()
     assert recommender.asked == [([11, 12], 0, 3, True), ([11], None, 3, True)]
+
+
+def test_a_row_is_made_a_user_and_a_history_by_the_run(service, recommender):
+    answer = ask(service, row={"user": 5, "clicks": "11 99 13 99"}, k=1)
+    assert recommender.asked == [([11, 13], 5, 1, True)]
+    assert answer.ignored_items == [99]
+    assert ask(service, row={"user": 5}).source == "popular"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"row": {}, "user_id": "ann"}, "row: stands for user_id and history; give it without them"),
+        ({"row": {}, "history": []}, "row: stands for user_id and history"),
+        ({"row": {"price": 1}}, "row: there is no field 'price'"),
+    ],
+)
+def test_rows_that_the_run_cannot_use_are_refused(service, fields, expected):
+    with pytest.raises(RefusedRequestError, match=expected):
+        ask(service, **fields)

@@ -106,6 +106,11 @@ class FeatureProgram:
         return tuple(step.label for step, is_used in zip(self._steps, used, strict=True) if not is_used)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is no operation: columns pass unchanged."""
+        return not self._steps
+
+    @property
     def fingerprint(self) -> str:
         """Hex sha256 of all that the result of a row depends on, but for the row and the run's seed."""
         described = {

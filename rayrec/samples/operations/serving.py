@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pt
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.operations.python_values import is_value_of
@@ -30,10 +31,22 @@ def batch_of(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.RecordB
 
 
 def _column(field: pa.Field, rows: Sequence[Mapping[str, Any]]) -> pa.Array:
-    values = [row.get(field.name) for row in rows]
+    values = [_value(row.get(field.name), field) for row in rows]
     if not field.nullable and None in values:
         raise InputError(f"the field {field.name!r} ({field.type}) is missing, and may not be null")
     for value in values:
         if not is_value_of(value, field.type):
             raise InputError(f"the field {field.name!r} must be {field.type}, got {value!r}")
     return pa.array(values, field.type)
+
+
+def _value(value: Any, field: pa.Field) -> Any:
+    """JSON has no times: a text stands for one."""
+    if not (isinstance(value, str) and pt.is_temporal(field.type)):
+        return value
+    try:
+        return pa.scalar(value).cast(field.type).as_py()
+    except pa.ArrowException as error:
+        raise InputError(
+            f"the field {field.name!r} must be {field.type}, such as '2026-01-31T12:00:00', got {value!r}"
+        ) from error
