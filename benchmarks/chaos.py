@@ -90,7 +90,8 @@ def chaos(folder: Path, num_kills: int, num_trainers: int, seed: int, cluster: s
         rollbacks=RunFolder.open(folder / "chaos").state.get("rollbacks", 0),
         steps=len({line["step"] for line in journal}),
         trained_again=len(journal) - len({line["step"] for line in journal}),
-        differences=differences(folder / "chaos", alone) + _other_losses(journal, run.journal("alone")),
+        differences=differences(folder / "chaos", alone, EPOCHS)
+        + _other_losses(journal, run.journal("alone")),
     )
 
 
@@ -211,7 +212,7 @@ class ChaosRun:
 EPOCHS = 8
 
 
-def differences(run: Path, alone: Path) -> list[str]:
+def differences(run: Path, alone: Path, num_epochs: int) -> list[str]:
     """In what the last snapshots of two runs differ, and rows that were not consumed once per epoch."""
     found, expected = (read_snapshot(RunFolder.open(path).chosen_snapshot("last")) for path in (run, alone))
     differing = []
@@ -229,7 +230,7 @@ def differences(run: Path, alone: Path) -> list[str]:
     differing += [
         f"table {name}: {what}" for (name, what), value in rows.items() if value != other_rows[name, what]
     ]
-    return differing + _not_consumed_once(run, found)
+    return differing + _not_consumed_once(run, found, num_epochs)
 
 
 def _tables(run: Path, snapshot: Snapshot) -> dict[tuple[str, str], bytes]:
@@ -252,7 +253,7 @@ def _tables(run: Path, snapshot: Snapshot) -> dict[tuple[str, str], bytes]:
     return found
 
 
-def _not_consumed_once(run: Path, snapshot: Snapshot) -> list[str]:
+def _not_consumed_once(run: Path, snapshot: Snapshot, num_epochs: int) -> list[str]:
     """By the cursor's own intervals, without help of the code that made them."""
     plan = assemble(RunFolder.open(run).config, checksums=False).plan
     rows_of = Counter({group.name: 0 for group in plan.groups.groups})
@@ -260,7 +261,7 @@ def _not_consumed_once(run: Path, snapshot: Snapshot) -> list[str]:
         rows_of[group.name] += group.num_rows
     counts = {
         (epoch, file): np.zeros(rows, dtype=np.int64)
-        for epoch in range(EPOCHS)
+        for epoch in range(num_epochs)
         for file, rows in rows_of.items()
     }
     for part in snapshot.cursor.to_table().to_pylist():

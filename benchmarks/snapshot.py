@@ -8,8 +8,8 @@ beside dense compute. That is real matrix products on one thread, as long as the
 that on two cores the writer of a snapshot has no core to itself. No batch comes twice.
 
 Steps are timed one by one, for some seconds without a snapshot, then from the cut until the files are on
-disk, then without one again, and so on. Nothing else is done meanwhile: the driver's part at the cut (freeze, rows
-that caches hold go to the servers) is in the times. Bars:
+disk, then without one again, and so on. Nothing else is done meanwhile. The driver's part at the cut is in
+the times: the servers hear of it, and rows that caches hold go to them. Bars:
 
 * `snapshot-rate`: steps per second while a snapshot of all rows is written, against those right before and
   after it.
@@ -63,9 +63,9 @@ WINDOW_S = 2.5
 """Without a snapshot, between two of them."""
 AROUND = 3
 """Steps from the cut on that belong to it."""
-MOST_STEPS_PER_S = 60
-MOST_S = 15.0
-"""That a snapshot may take here: batches are drawn before."""
+STEPS_PER_S = 50
+WRITING_S = 6.0
+"""About: batches for so long are drawn before it is timed, those beyond between two steps."""
 TARGETS = {"rate": 0.80, "pause": 1.0, "time": 1 / 3}
 PAUSE_S = 0.1
 
@@ -111,6 +111,7 @@ class Training:
 
     def step(self) -> float:
         """Train a step; returns its seconds."""
+        self.draw(2)
         step, started = self.next_step, time.perf_counter()
         batch = self._drawn.pop(step)
         if not self._is_announced:
@@ -173,7 +174,7 @@ class Snapshots:
     def write(self, since: int | None) -> Window:
         """Let steps go on while a snapshot is written; the first of them has the cut before it."""
         training, window = self._training, Window()
-        training.draw(int(MOST_S * MOST_STEPS_PER_S))
+        training.draw(int(WRITING_S * STEPS_PER_S))
         started = time.perf_counter()
         training.drain()
         cut = training.next_step - 1
@@ -192,7 +193,7 @@ class Snapshots:
 
     def write_bare(self, num_bytes: int, with_steps: bool) -> float:
         """Seconds in which another process writes as many bytes, as simply as can be."""
-        self._training.draw(int(MOST_S * MOST_STEPS_PER_S))
+        self._training.draw(int(WRITING_S * STEPS_PER_S))
         writing = _write_bare.remote(str(self._folder / "bare"), num_bytes)
         while with_steps and not ray.wait([writing], timeout=0)[0]:
             self._training.step()
@@ -255,7 +256,7 @@ def _bars(training: Training, folder: Path, num_pairs: int) -> list[Bar]:
 
 
 def _steps_alone(training: Training) -> Window:
-    training.draw(int(WINDOW_S * MOST_STEPS_PER_S))
+    training.draw(int(WINDOW_S * STEPS_PER_S))
     window, ends = Window(), time.perf_counter() + WINDOW_S
     while time.perf_counter() < ends:
         window.steps_s.append(training.step())

@@ -405,20 +405,21 @@ def _ids_of_homes(
     slots_C2: Int64Array, shift: np.uint64, home: int, end: int, first_bucket: int, end_bucket: int
 ) -> Int64Array:
     """Ids of some buckets whose hashes begin with numbers from `home` to `end`."""
-    mask = len(slots_C2) - 1
-    found_K = np.empty(end - home, dtype=np.int64)
-    num_found, slot = 0, home
-    while slot < end or slots_C2[slot & mask, 1] != MISSING:  # those that were pushed past the end, too
-        if slots_C2[slot & mask, 1] != MISSING:
-            hashed = mix64(np.uint64(slots_C2[slot & mask, 0]))
-            begins = np.int64(hashed >> shift)
-            bucket = np.int64(hashed & np.uint64(NUM_BUCKETS - 1))
-            if home <= begins < end and first_bucket <= bucket < end_bucket:
-                if num_found == len(found_K):
-                    found_K = np.concatenate((found_K, np.empty(len(found_K) + 1, dtype=np.int64)))
-                found_K[num_found] = slots_C2[slot & mask, 0]
-                num_found += 1
+    mask, slot = len(slots_C2) - 1, end
+    # Those that were pushed past the end, too; but no slot twice.
+    while slot - home < len(slots_C2) and slots_C2[slot & mask, 1] != MISSING:
         slot += 1
+    found_K = np.empty(slot - home, dtype=np.int64)
+    num_found = 0
+    for at in range(home, slot):
+        # No branches: whether a slot is full is as good as random.
+        hashed = mix64(np.uint64(slots_C2[at & mask, 0]))
+        begins = np.int64(hashed >> shift)
+        bucket = np.int64(hashed & np.uint64(NUM_BUCKETS - 1))
+        found_K[num_found] = slots_C2[at & mask, 0]
+        is_there = slots_C2[at & mask, 1] != MISSING
+        is_here = (begins >= home) & (begins < end) & (bucket >= first_bucket) & (bucket < end_bucket)
+        num_found += is_there & is_here
     return found_K[:num_found].copy()
 
 

@@ -171,7 +171,7 @@ class ShardPlan:
 
     @property
     def peak_bytes(self) -> int:
-        """Most that the run needs at any time, to begin from a snapshot too; Python and its libraries aside."""
+        """Most that the run needs at any time, also to begin from a snapshot, Python and libraries aside."""
         extra = self.extra_bytes
         return self.steady_bytes + extra["saving"] + max(extra["growing"], extra["evicting"])
 

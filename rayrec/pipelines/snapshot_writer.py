@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from rayrec.embeddings.cut import CutEndedError
 from rayrec.embeddings.saved_files import SavedFile
 from rayrec.pipelines.config import SnapshotConfig
 from rayrec.pipelines.run_copy import RunCopy
@@ -24,6 +25,7 @@ from rayrec.pipelines.snapshot_requests import Answer, SnapshotRequests
 from rayrec.pipelines.snapshots import RunState, Snapshot, base_of, write_snapshot
 from rayrec.pipelines.stages import Stages
 from rayrec.pipelines.training_pipeline import Cut
+from rayrec.platform.ray_errors import root_cause
 
 logger = logging.getLogger(__name__)
 
@@ -117,8 +119,12 @@ class SnapshotWriter:
         try:
             self._write_to(path, cut, state, cursor)
         except Exception as error:
-            self._requests.answer(requests, Answer(None, f"{type(error).__name__}: {error}"))
-            raise
+            cause = root_cause(error)
+            self._requests.answer(requests, Answer(None, f"{type(cause).__name__}: {cause}"))
+            if not isinstance(cause, CutEndedError):
+                raise
+            logger.warning("no snapshot after step %d: %s", cut.step, cause)  # training went before
+            return
         best = path.name if shown.is_best else self._folder.state["best"]
         # One write: what run.json says belongs to one snapshot.
         self._folder.update(last=path.name, best=best, progress=shown.progress)
@@ -182,13 +188,22 @@ class CutSchedule:
         self._is_writing = is_writing
         self._clock = clock
         self._last_s = clock()
+        self._is_out = False
+        """Whether there is a cut that is not being written yet."""
 
     def __call__(self, step: int) -> bool:
-        """Whether there is one after this step; of two that are due while one is written, one is left out."""
+        """Whether there is one after this step; one that is due while another is written is left out."""
+        if self._is_out or self._is_writing():
+            return False
         config = self._config
         is_due = config.every_steps is not None and (step + 1) % config.every_steps == 0
         is_due = is_due or (config.every_s is not None and self._clock() - self._last_s >= config.every_s)
-        if not (is_due or self._is_asked()) or self._is_writing():
+        if not (is_due or self._is_asked()):
             return False
         self._last_s = self._clock()
+        self._is_out = True
         return True
+
+    def taken(self) -> None:
+        """The cut is being written now."""
+        self._is_out = False

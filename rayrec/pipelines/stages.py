@@ -24,7 +24,7 @@ from rayrec.actors.spawning import ActorRole
 from rayrec.actors.trainer import TrainerSpec, connect_trainers, spawn_trainers
 from rayrec.pipelines.assembly import Assembly, features_of
 from rayrec.pipelines.stage_stats import StageStats
-from rayrec.pipelines.watch import Watch
+from rayrec.pipelines.watch import StageHungError, Watch
 from rayrec.platform.devices import ray_claim
 from rayrec.platform.ray_errors import ActorDeathError, root_cause
 from rayrec.samples.read_plan import Plan
@@ -141,6 +141,8 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
         stateless = frozenset(member.name for member in started if member.actor in [*readers, *workers])
         watch = Watch(monitor, stateless, recovery.hang_timeout_s)
         yield Stages(assembly.plan, readers, workers, servers, trainers, watch)
+    except StageHungError:
+        raise  # it has been killed since, which is no news
     except Exception as error:
         death = _death_behind(error, started)
         if death is None:

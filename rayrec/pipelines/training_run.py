@@ -134,11 +134,9 @@ class TrainingRun:
         self._schedule = CutSchedule(
             self._config.snapshots,
             lambda: self._writer.is_asked,
-            lambda: self._is_cut_out or self._writer.is_writing,
+            lambda: self._writer.is_writing,
             time.monotonic,
         )
-        self._is_cut_out = False
-        """Whether the pipeline makes a cut that the writer does not have yet."""
         self._metrics = RayFigures({"run": folder.name})
         self._metric = f"{self._config.evaluation.metric}@10"
         self._arrivals = Arrivals(
@@ -224,8 +222,7 @@ class TrainingRun:
     def _train_steps(self, first: int, stop: int, validation: int) -> None:
         def wants_cut(step: int) -> bool:
             # Behind the last step before a validation there will be one anyway.
-            self._is_cut_out = step + 1 < validation and self._schedule(step)
-            return self._is_cut_out
+            return step + 1 < validation and self._schedule(step)
 
         step, since = first, time.perf_counter()
         try:
@@ -257,6 +254,7 @@ class TrainingRun:
             self._writer.answer_with_last()
         elif self._schedule(step - 1):
             self._cut_now(step)
+            self._schedule.taken()
 
     def _take(self, result: StepResult, seconds: float) -> None:
         """A step is committed."""
@@ -267,7 +265,7 @@ class TrainingRun:
         self._progress = self._progress.trained(result, seconds)
         if result.cut is not None:
             self._write(result.cut)
-            self._is_cut_out = False
+            self._schedule.taken()
         self._writer.check()
         done = result.step + 1
         if self._on_step is not None:

@@ -130,15 +130,20 @@ class ShuffledWindow:
 class WindowDecoder:
     """Window -> ShuffledWindow, in threads."""
 
-    def __init__(self, spec: ReadSpec, threads: int = DECODE_THREADS, windows_at_once: int = 1) -> None:
+    def __init__(self, spec: ReadSpec, windows_at_once: int = 1, threads_per_window: int = 1) -> None:
+        """
+        Args:
+            threads_per_window: with one, a window stays with its thread, and so in that core's cache; with
+                more, a single window is there sooner.
+        """
         self._spec = spec
         self._decoder = GroupDecoder(spec)
         self._schema, self._decode_group = spec.schema, self._decoder.decode
         if spec.preparation is not None:
             self._schema = spec.preparation.program.schema
             self._decode_group = PreparedGroups(spec, self._decoder, spec.preparation).decode
-        self._decoding = ThreadPoolExecutor(threads, "decode")
         self._shuffling = ThreadPoolExecutor(windows_at_once, "shuffle")
+        self._decoding = ThreadPoolExecutor(threads_per_window, "decode") if threads_per_window > 1 else None
 
     def submit(self, window: Window) -> Future[ShuffledWindow]:
         """
@@ -149,13 +154,14 @@ class WindowDecoder:
 
     def close(self) -> None:
         """Begin no further window."""
-        for threads in (self._shuffling, self._decoding):
-            threads.shutdown(wait=False, cancel_futures=True)
+        self._shuffling.shutdown(wait=False, cancel_futures=True)
+        if self._decoding is not None:
+            self._decoding.shutdown(wait=False, cancel_futures=True)
 
     def _shuffled(self, window: Window) -> ShuffledWindow:
         self._decoder.check_unchanged(window.groups)
         decoded, unreadable = [], []
-        for found in list(self._decoding.map(self._decode, window.groups)):
+        for found in (self._decoding.map if self._decoding else map)(self._decode, window.groups):
             if isinstance(found, DecodedGroup):
                 decoded.append(found)
             else:
@@ -191,7 +197,7 @@ class SampleReader:
             threads: that decode row groups.
             cached_windows: held at once, at least 2: the one that is read and the next one.
         """
-        self._windows = WindowDecoder(spec, threads)
+        self._windows = WindowDecoder(spec, threads_per_window=threads)
         self._cached_windows = cached_windows
         self._held: OrderedDict[tuple[int, int], Future[ShuffledWindow]] = OrderedDict()
 

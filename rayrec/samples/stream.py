@@ -59,6 +59,7 @@ class SampleStream:
         stop_step: int | None = None,
         program: RowProgram | None = None,
         threads: int | None = None,
+        prepare_threads: int = 1,
         queue_depth: int = 4,
         windows_ahead: int = 2,
     ) -> None:
@@ -66,18 +67,20 @@ class SampleStream:
         Args:
             stop_step: exclusive; None goes on as long as the plan has steps.
             program: what is done with the rows of a step; None leaves them as they are.
-            threads: that decode, and that run the program; None: one per core for each.
+            threads: that decode, each a window of its own; None: one per core, but no more than windows
+                ahead.
+            prepare_threads: that run the program.
             queue_depth: batches that are prepared before they are asked for.
             windows_ahead: windows that are decoded before they are needed.
         """
-        threads = threads or os.cpu_count() or 1
+        threads = threads or min(os.cpu_count() or 1, windows_ahead)
         self._plan = plan
         self._stop_step = stop_step
         self._program = program
         self._queue_depth = queue_depth
         self._windows_ahead = windows_ahead
-        self._decoder = WindowDecoder(plan.spec, threads, windows_at_once=min(threads, windows_ahead))
-        self._preparing = ThreadPoolExecutor(threads, "prepare")
+        self._decoder = WindowDecoder(plan.spec, windows_at_once=threads)
+        self._preparing = ThreadPoolExecutor(prepare_threads, "prepare")
         self._held: OrderedDict[tuple[int, int], Future[ShuffledWindow]] = OrderedDict()
         self._begun: deque[Future[StreamBatch]] = deque()
         self._next_step = first_step

@@ -12,6 +12,7 @@ from rayrec.actors.transport import RayTransport
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.contributions import UpdateTag
 from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.saved_files import checksum_file
 from rayrec.platform.metrics import PUBLISH_EVERY_BATCHES, RayStageMetrics
 from rayrec.platform.ray_errors import root_cause
 
@@ -75,6 +76,39 @@ def test_any_number_of_servers_loads_what_two_saved_and_goes_on_alike(tmp_path, 
     assert len(set(files)) == 4
     for name, expected_MD in rows(before).items():
         assert rows(after)[name].tobytes() == expected_MD.tobytes()
+
+
+def test_servers_go_on_from_a_snapshot_and_its_increment(tmp_path):
+    before, after = servers(2), servers(3)
+    chain = []
+    for step, since in ((0, None), (1, 0)):
+        train_one_step(before, step=step)
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        for server in before:
+            server.freeze(step)
+        if step == 1:
+            train_one_step(before, step=2)  # which is not in it
+        files = [file for server in before for file in server.save(str(folder), step, since)]
+        assert {file.since for file in files} == {since}
+        assert {file.checksum for file in files} == {checksum_file(folder / file.name) for file in files}
+        chain.append([str(folder / file.name) for file in files])
+    for server in after:
+        server.load(chain, committed_step=1, incarnation=1)
+    train_one_step(after, incarnation=1, step=2)
+
+    for name, expected_MD in rows(before).items():
+        assert rows(after)[name].tobytes() == expected_MD.tobytes()
+
+
+def test_a_snapshot_that_cannot_be_written_does_not_stay_in_the_way(tmp_path):
+    (server,) = servers(1)
+    train_one_step([server])
+    server.freeze(0)
+    with pytest.raises(OSError, match="nowhere"):
+        server.save(str(tmp_path / "nowhere"), 0)
+    train_one_step([server], step=1)
+    assert len(saved(server, tmp_path, 1)) == 2
 
 
 def test_updates_of_the_time_before_a_recovery_are_refused(tmp_path):

@@ -82,8 +82,12 @@ class Run:
         self.step = -1
 
     @property
+    def num_steps(self) -> int:
+        return len(self._steps)
+
+    @property
     def is_over(self) -> bool:
-        return self.step + 1 == len(self._steps)
+        return self.step + 1 == self.num_steps
 
     def commit(self) -> None:
         self.step += 1
@@ -137,7 +141,7 @@ def contents(parts: list[TableRows]) -> dict:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     steps=batches(), num_shards=st.integers(1, 2), at=st.integers(-1, 11), pauses=st.lists(st.integers(0, 4))
 )
@@ -150,7 +154,7 @@ def check_cut(run: Run, at: int, pauses: list[int]) -> None:
     Args:
         pauses: parts that are read between two steps.
     """
-    at = min(at, len(run._steps) - 1)
+    at = min(at, run.num_steps - 1)
     run.commit_until(at)
     for shard in run.shards:
         shard.freeze(at)
@@ -182,7 +186,7 @@ def four_rows_in_memory(monkeypatch):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=batches(), at=st.integers(-1, 11), pauses=st.lists(st.integers(0, 4)))
 def test_rows_on_disk_are_as_the_step_left_them_wherever_they_have_moved(
     four_rows_in_memory, name, steps, at, pauses
@@ -254,7 +258,7 @@ cuts = st.tuples(
 
 @pytest.mark.parametrize("given_up", [2, 1000])
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=batches(30), num_shards=st.integers(1, 3), plan=st.lists(cuts, min_size=1, max_size=5))
 def test_a_snapshot_and_its_increments_are_a_whole_snapshot(
     tmp_path_factory, monkeypatch, name, given_up, steps, num_shards, plan
@@ -262,11 +266,24 @@ def test_a_snapshot_and_its_increments_are_a_whole_snapshot(
     """Also where too many rows were given up for a shard to know which."""
     monkeypatch.setattr(table_module, "_LEAST_GIVEN_UP", given_up)
     monkeypatch.setattr(table_module, "_GIVEN_UP_SHARE", 10**6)
-    run = Run(CONFIGS[name], num_shards, steps)
-    snapshots = Snapshots(run, tmp_path_factory.mktemp("chain"))
+    check_chain(Run(CONFIGS[name], num_shards, steps), tmp_path_factory.mktemp("chain"), plan)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=batches(20), num_shards=st.integers(1, 2), plan=st.lists(cuts, min_size=1, max_size=4))
+def test_increments_of_rows_on_disk_are_whole_too(
+    four_rows_in_memory, tmp_path_factory, name, steps, num_shards, plan
+):
+    on_disk = CONFIGS[name].model_copy(update={"disk": DiskConfig(memory=64 * 2**20)})
+    check_chain(Run(on_disk, num_shards, steps), tmp_path_factory.mktemp("chain"), plan)
+
+
+def check_chain(run: Run, folder: Path, plan: list) -> None:
+    snapshots = Snapshots(run, folder)
     for num_steps, is_full, pauses, num_after in plan:
         at = run.step + num_steps
-        if at >= len(steps):
+        if at >= run.num_steps:
             break
         snapshots.write(at, is_full, pauses)
         loaded = snapshots.load(num_after or 2, run.config)

@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings.index import IdIndex, grouping_bytes
-from rayrec.embeddings.routing import bucket_of
+from rayrec.embeddings.index import HASHES, IdIndex, grouping_bytes, ordered_by_bucket
+from rayrec.embeddings.routing import NUM_BUCKETS, bucket_of
 
 INT64 = st.one_of(
     st.integers(-3, 3), st.integers(-(2**63), 2**63 - 1), st.sampled_from([-(2**63), 2**63 - 1])
@@ -119,3 +119,56 @@ def test_the_number_of_groups_does_not_grow_with_the_ids():
         assert max(ids_K.nbytes + ends_B.nbytes for ids_K, ends_B in groups) <= grouping_bytes(
             index.num_bytes
         )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_slots=st.sampled_from([1, 7, 300, 5000]),
+    changes=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 900)), max_size=6),
+    seed=st.integers(0, 100),
+)
+def test_ids_that_stay_are_found_once_however_others_come_and_go(num_slots, changes, seed):
+    """Also while the map grows, and removals shift ids to other slots."""
+    random = np.random.default_rng(seed)
+    index, next_id = IdIndex(), 600
+    index.find_or_add(np.arange(next_id))
+    always, seen, first, calls = set(range(next_id)), [], 0, 0
+    while first < HASHES:
+        found_K, first = index.ids_from(first, num_slots, range(NUM_BUCKETS))
+        seen += found_K.tolist()
+        calls += 1
+        if changes:
+            num_gone, num_new = changes.pop()
+            gone = random.choice(sorted(always), size=min(num_gone, len(always)), replace=False)
+            index.remove(gone)
+            always -= set(gone.tolist())
+            index.find_or_add(np.arange(next_id, next_id + num_new))
+            next_id += num_new
+    assert len(set(seen)) == len(seen)
+    assert always <= set(seen)
+    assert calls == 1 or num_slots < 5000
+
+
+def test_ids_of_some_buckets_are_found_there():
+    index, ids_M = IdIndex(), np.arange(5000)
+    index.find_or_add(ids_M)
+    found_K, first = index.ids_from(0, 10**6, range(100, 30_000))
+    buckets_M = bucket_of(ids_M)
+    assert first == HASHES
+    assert sorted(found_K) == ids_M[(buckets_M >= 100) & (buckets_M < 30_000)].tolist()
+
+
+def test_ids_are_ordered_by_bucket_then_as_uint64_and_once():
+    ids_K = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, size=3000)
+    ordered_K, ends_B = ordered_by_bucket(np.concatenate((ids_K, ids_K[:700])))
+    expected = sorted(ids_K.tolist(), key=lambda i: (int(bucket_of(np.array([i]))[0]), i % 2**64))
+    assert ordered_K.tolist() == expected
+    assert ends_B.tolist() == np.cumsum(np.bincount(bucket_of(ids_K), minlength=NUM_BUCKETS)).tolist()
+
+
+def test_only_ids_that_are_new_are_given_rows():
+    index = IdIndex()
+    index.find_or_add(np.array([5, 6]))
+    index.reserve(3)
+    assert index.add_new(np.array([6, 7, 5, 8])).tolist() == [-1, 2, -1, 3]
+    assert index.find(np.array([5, 6, 7, 8])).tolist() == [0, 1, 2, 3]

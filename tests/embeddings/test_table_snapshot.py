@@ -243,7 +243,7 @@ def test_an_increment_without_what_it_builds_upon_is_refused(tmp_path):
 def test_a_snapshot_that_lacks_the_file_of_a_shard_is_refused(tmp_path):
     files = save(grown_shards(3), tmp_path)
     left = [path for path in files if path.name != "items-00001.parquet"]
-    with pytest.raises(InputError, match="lacks a file of table 'items': none has rows .* bucket 21845"):
+    with pytest.raises(InputError, match=r"lacks a file of table 'items': none has rows .* bucket 21845"):
         load_tables(left, TABLES, ShardMap(1), 0)
 
 

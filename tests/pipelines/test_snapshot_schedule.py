@@ -14,6 +14,16 @@ class Surroundings:
         return CutSchedule(config, lambda: self.asked, lambda: self.writing, lambda: self.now)
 
 
+def cuts_of(schedule: CutSchedule, steps: range) -> list[int]:
+    """Each is begun at once."""
+    cuts = []
+    for step in steps:
+        if schedule(step):
+            cuts.append(step)
+            schedule.taken()
+    return cuts
+
+
 def test_without_settings_there_is_a_cut_only_when_somebody_asks():
     around = Surroundings()
     schedule = around.schedule()
@@ -26,7 +36,7 @@ def test_without_settings_there_is_a_cut_only_when_somebody_asks():
 def test_every_so_many_steps():
     schedule = Surroundings().schedule(every_steps=3)
 
-    assert [step for step in range(10) if schedule(step)] == [2, 5, 8]
+    assert cuts_of(schedule, range(10)) == [2, 5, 8]
 
 
 def test_every_so_many_seconds_since_the_last_one_began():
@@ -35,8 +45,7 @@ def test_every_so_many_seconds_since_the_last_one_began():
     cuts = []
     for step in range(40):
         around.now = float(step)
-        if schedule(step):
-            cuts.append(step)
+        cuts += cuts_of(schedule, range(step, step + 1))
 
     assert cuts == [10, 20, 30]
 
@@ -49,3 +58,12 @@ def test_while_one_is_written_there_is_no_other_but_a_wish_is_not_forgotten():
     assert not any(schedule(step) for step in range(10))
     around.writing = False
     assert schedule(10)
+
+
+def test_between_a_cut_and_the_beginning_of_its_writing_there_is_no_other():
+    """Steps are submitted ahead: the one that was cut has not been reported when the next ones are."""
+    schedule = Surroundings().schedule(every_steps=1)
+
+    assert [schedule(step) for step in range(3)] == [True, False, False]
+    schedule.taken()
+    assert schedule(3)

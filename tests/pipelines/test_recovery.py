@@ -1,0 +1,263 @@
+"""Whole runs whose actors die or hang, one thing at a time; `benchmarks.chaos` does it all at random."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+
+from benchmarks.chaos import differences
+from rayrec.actors.heartbeats import Account, ProcessId, kill_process
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.snapshot_requests import request_snapshot
+from rayrec.pipelines.snapshots import read_snapshot
+from rayrec.pipelines.train import train
+from rayrec.platform.errors import InputError
+from rayrec.platform.ray_errors import ActorDeathError
+from rayrec.samples.config import PrepareConfig
+from rayrec.samples.prepare import prepare
+
+pytestmark = pytest.mark.ray
+
+STEPS_PER_EPOCH = 20  # 160 users in batches of 8
+EPOCHS = 4
+SNAPSHOT_EVERY = 6
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """160 users who walk round a ring of 30 items."""
+    folder = tmp_path_factory.mktemp("data")
+    users_N = np.repeat(np.arange(160), 6)
+    places_N = np.tile(np.arange(6), 160)
+    table = pa.table(
+        {"user_id": users_N, "item_id": (users_N * 7 + places_N) % 30, "timestamp": 1_600_000_000 + places_N}
+    )
+    (folder / "log").mkdir()
+    pq.write_table(table, folder / "log" / "interactions.parquet")
+    prepare(folder / "log", folder / "data", PrepareConfig(rows_per_group=8, rows_per_file=64))
+    return folder / "data"
+
+
+def settings(data: Path, **changes: Any) -> RunConfig:
+    """`changes` by dotted key with `__` for dots."""
+    values: dict[str, Any] = {
+        "data": {"path": str(data), "window_rows": 40},
+        "model": {
+            "name": "sasrec",
+            "item_matrix": "sparse",
+            "num_negatives": 8,
+            "user_embedding": True,
+            "backbone": {"dim": 8, "num_layers": 1, "num_heads": 2, "feedforward_dim": 16, "max_length": 8},
+        },
+        "sparse": {"num_servers": 2, "optimizer": {"kind": "adam", "lr": 0.03}},
+        "pipeline": {"trainer_threads": 1, "cpus_per_actor": 0.1, "cpus_per_trainer": 0.1},
+        "training": {"batch_size": 8, "epochs": EPOCHS},
+        "evaluation": {"every_epochs": EPOCHS},
+        "snapshots": {"every_steps": SNAPSHOT_EVERY, "increments": 2},
+    }
+    for key, value in changes.items():
+        *sections, name = key.split("__")
+        target = values
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[name] = value
+    return RunConfig.parse(values)
+
+
+@pytest.fixture(scope="module")
+def alone(ray_cluster, data, tmp_path_factory) -> tuple[Path, list[float]]:
+    """The run that nothing happens to, and the loss of each of its steps."""
+    run = tmp_path_factory.mktemp("alone") / "run"
+    losses: list[float] = []
+    train(settings(data), run, on_step=lambda done, total, loss: losses.append(loss))
+    return run, losses
+
+
+def process_of(run: str, member: str) -> ProcessId:
+    """Waits for its first beat."""
+    monitor = ray.get_actor(f"{run}/heartbeats")
+    while True:
+        accounts: dict[str, Account] = ray.get(monitor.accounts.remote())
+        if f"{run}/{member}" in accounts:
+            return accounts[f"{run}/{member}"].beat.process
+
+
+def at(acts: dict[int, Callable[[], None]]) -> Callable[[int, int, float], None]:
+    """For `on_step`: act behind these steps, each the first time."""
+    left = dict(acts)
+
+    def on_step(done: int, total: int, loss: float) -> None:
+        if done in left:
+            left.pop(done)()
+
+    return on_step
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def wait_for_snapshot(run: Path) -> None:
+    """One is begun; what has a thread of its own for it goes on."""
+    while RunFolder.open(run).state["last"] is None:
+        time.sleep(0.01)
+
+
+def recoveries(run: Path) -> list[dict[str, Any]]:
+    path = run / "recoveries.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_stateless_stages_that_die_are_replaced_and_nobody_takes_notice(alone, data, tmp_path):
+    run = tmp_path / "run"
+
+    def kill(member: str) -> Callable[[], None]:
+        return lambda: kill_process(process_of("run", member))
+
+    train(settings(data), run, on_step=at({5: kill("sample_reader-0"), 9: kill("feature_worker-0")}))
+
+    assert differences(run, alone[0], EPOCHS) == []
+    assert recoveries(run) == []
+
+
+def test_a_run_that_loses_state_goes_back_to_its_last_snapshot_by_itself(alone, data, tmp_path):
+    """Before the first one, to its beginning."""
+    run = tmp_path / "run"
+
+    def kill_server() -> None:
+        wait_for_snapshot(run)
+        kill_process(process_of("run", "parameter_server-1"))
+
+    kills = {2: lambda: kill_process(process_of("run", "trainer-0")), 15: kill_server}
+    train(settings(data), run, on_step=at(kills))
+
+    of_trainer, of_server = recoveries(run)
+    assert of_trainer["reason"].startswith("run/trainer-0 died")
+    assert of_trainer["snapshot"] is None
+    assert of_server["reason"].startswith("run/parameter_server-1 died")
+    assert of_server["snapshot"] in ("step-000000006", "step-000000012")
+    assert differences(run, alone[0], EPOCHS) == []
+    assert RunFolder.open(run).state["state"] == "finished"
+
+
+def test_a_stage_that_hangs_is_found(alone, data, tmp_path):
+    """Stopped by a signal, a process is as alive to the system as any other."""
+    run = tmp_path / "run"
+    config = settings(data, recovery__hang_timeout_s=4.0)
+
+    def stop(member: str) -> Callable[[], None]:
+        return lambda: os.kill(process_of("run", member).number, signal.SIGSTOP)
+
+    train(config, run, on_step=at({5: stop("sample_reader-0"), 9: stop("parameter_server-0")}))
+
+    (recovery,) = recoveries(run)  # a reader comes back alone
+    assert "run/parameter_server-0 hangs: it has given no sign of life" in recovery["reason"]
+    assert differences(run, alone[0], EPOCHS) == []
+
+
+def test_a_run_that_cannot_be_kept_alive_is_given_up_with_what_it_has(ray_cluster, data, tmp_path):
+    run = tmp_path / "run"
+
+    def on_step(done: int, total: int, loss: float) -> None:
+        if done > SNAPSHOT_EVERY + 3:
+            wait_for_snapshot(run)
+            kill_process(process_of("run", "trainer-0"))
+
+    with pytest.raises(ActorDeathError, match="run/trainer-0 died"):
+        train(settings(data, recovery__max_rollbacks=1), run, on_step=on_step)
+
+    assert ray.util.list_named_actors() == []
+    state = RunFolder.open(run).state
+    assert state["state"] == "failed"
+    assert state["last"] is not None
+    assert "run/trainer-0 died" in state["error"]
+    assert recoveries(run)
+
+
+@pytest.fixture(scope="module")
+def interrupted(ray_cluster, data, tmp_path_factory) -> Path:
+    """A run that was interrupted behind some snapshots."""
+    run = tmp_path_factory.mktemp("interrupted") / "run"
+
+    def wait() -> None:  # or the next ones would be left out, while this one is written
+        wait_for_snapshot(run)
+
+    config = settings(data, snapshots__keep=3)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, run, on_step=at({8: wait, 19: interrupt}))
+    assert len(RunFolder.open(run).snapshot_names()) >= 2
+    return run
+
+
+@pytest.fixture
+def stopped(interrupted, tmp_path) -> Path:
+    """A copy of it, to go on with."""
+    shutil.copytree(interrupted, tmp_path / "stopped")
+    return tmp_path / "stopped"
+
+
+def test_a_damaged_snapshot_is_refused_and_the_one_before_it_used_if_asked(alone, data, stopped):
+    damaged = RunFolder.open(stopped).chosen_snapshot("last") / "item-00001.parquet"
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+
+    with pytest.raises(InputError, match=f"^{damaged}: its checksum differs.*--snapshot previous"):
+        train(settings(data), stopped, resume=True)
+    train(settings(data), stopped, resume=True, snapshot="previous")
+
+    assert differences(stopped, alone[0], EPOCHS) == []
+
+
+def test_another_number_of_trainers_goes_on_to_the_same_losses(alone, data, stopped):
+    """Up to rounding: each adds up another part of the batch."""
+    losses: list[float] = []
+    goes_on_after = read_snapshot(RunFolder.open(stopped).chosen_snapshot("last")).committed_step
+    more = settings(data, pipeline__num_trainers=2, sparse__num_servers=3, pipeline__num_readers=2)
+
+    train(more, stopped, resume=True, on_step=lambda done, total, loss: losses.append(loss))
+
+    expected = alone[1][goes_on_after + 1 :]
+    assert len(losses) == len(expected) >= 50
+    np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-3)
+
+
+def test_a_snapshot_on_demand_is_of_a_step_in_between_and_changes_nothing(alone, data, tmp_path):
+    run = tmp_path / "run"
+    found: list[Path] = []
+    asking = threading.Thread(target=lambda: found.append(request_snapshot(run, timeout_s=60.0)))
+    config = settings(data, snapshots__every_steps=1000, snapshots__keep=5)
+
+    train(config, run, on_step=at({4: asking.start}))
+    asking.join()
+
+    step = read_snapshot(found[0]).committed_step
+    assert 4 <= step < EPOCHS * STEPS_PER_EPOCH
+    assert differences(run, alone[0], EPOCHS) == []
+
+
+def test_a_run_whose_folder_is_gone_goes_on_from_its_copy(alone, data, tmp_path):
+    run = tmp_path / "run"
+    config = settings(data, snapshots__copy_to=(tmp_path / "other disk" / "mine").as_uri())
+    acts = {9: lambda: wait_for_snapshot(run), 15: interrupt}
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, run, resume="if_begun", on_step=at(acts))
+    shutil.rmtree(run)
+    train(config, run, resume="if_begun")
+
+    assert differences(run, alone[0], EPOCHS) == []
