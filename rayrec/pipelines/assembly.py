@@ -95,6 +95,8 @@ class Assembly:
         if self.config.data.follow is None:
             return self
         followed = AcceptedFiles(run).state_since(None if snapshot is None else snapshot.state.followed)
+        if followed is None:
+            return self  # nothing was accepted yet but by this
         next_step = 0 if snapshot is None else snapshot.committed_step + 1
         return replace(self, followed=followed, next_step=next_step)
 

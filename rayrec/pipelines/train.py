@@ -183,10 +183,13 @@ def _attempt(
 
 def rows_of_step(assembly: Assembly, step: int) -> str:
     """Which rows of which files a step trains on; the reader gives the same ones every time."""
-    batch = assembly.plan.batch(step)
-    assert batch is not None, "it has been trained on"
-    spec = replace(assembly.plan.spec, preparation=None)  # where they lie, not what is made of them
-    cursor = SampleReader(spec).read_batch(batch).cursor
+    try:
+        batch = assembly.plan.batch(step)
+        assert batch is not None, "it has been trained on"
+        spec = replace(assembly.plan.spec, preparation=None)  # where they lie, not what is made of them
+        cursor = SampleReader(spec).read_batch(batch).cursor
+    except InputError as error:
+        return f"not to be had any more ({error})"
     shown = [f"{part.file} {part.start} to {part.stop - 1}" for part in cursor[:SHOWN_INTERVALS]]
     more = len(cursor) - len(shown)
     return "; ".join(shown) + (f"; and {more} more places" if more else "")

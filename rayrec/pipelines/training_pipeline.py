@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import ActorDiedError, RayTaskError
 
 from rayrec.actors.feature_worker import BatchSummary
 from rayrec.actors.trainer import StepReport
@@ -192,7 +192,8 @@ class TrainingPipeline:
         """The early part of stage 3."""
         try:
             (summary,) = self._stages.watch.get([batch.summary])
-        except RayTaskError as error:
+        except (RayTaskError, ActorDiedError) as error:
+            # Of a worker that died and cannot start anew, what its constructor says is the reason.
             cause = root_cause(error)
             if isinstance(cause, ActorDeathError):
                 raise

@@ -236,6 +236,7 @@ class TrainingRun:
 
     def _save_before(self, step: int, error: Exception) -> None:
         """There is no batch for this step; those before it shall not be trained again."""
+        self._writer.wait()
         if step > self._writer.saved_steps:
             logger.error("%s; a snapshot of the steps before it is written", error)
             self._cut_now(step)

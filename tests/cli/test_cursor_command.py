@@ -38,7 +38,7 @@ def test_epochs_come_first_and_files_if_they_are_asked_for(run):
     assert shown["epochs"] == [{"epoch": 0, "files": 3, "consumed": 40, "unreadable": 0, "rows": 40}]
     assert (shown["steps"], shown["snapshot"], shown["unknown"]) == (3, "step-000000003", None)
     assert "files" not in shown
-    code, stdout, _ = cursor(run, "--files")
+    _, stdout, _ = cursor(run, "--files")
     assert "train/part-00000.parquet" in stdout
     lines = json.loads(stdout.splitlines()[-1])["files"]
     assert len(lines) == 3

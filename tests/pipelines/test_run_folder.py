@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from rayrec.pipelines.config import RunConfig
@@ -134,6 +135,11 @@ def test_an_empty_folder_may_be_used(tmp_path):
         ({"evaluation": {"metric": "recall"}}, r"evaluation\.metric"),
         ({"evaluation": {"max_users": 10}}, r"evaluation\.max_users"),
         ({"device": "cuda"}, "device"),
+        ({"data": {"path": "data", "filters": [["price", ">", 3]]}}, r"data\.filters"),
+        (
+            {"data": {"path": "data", "features": [{"op": "cut", "inputs": ["a"], "length": 1}]}},
+            r"data\.features",
+        ),
         ({"training": {"epochs": 20, "schedule": {"decay": "cosine"}}}, r"training\.epochs"),
     ],
 )
@@ -152,7 +158,8 @@ def test_a_run_goes_on_only_with_the_settings_its_results_depend_on(tmp_path, ch
         {"pipeline": {"num_trainers": 2, "num_readers": 3, "mode": "sync"}},
         {"sparse": {"num_servers": 5, "server_threads": 2, "wait_timeout_s": 9}},
         {"evaluation": {"patience": 2, "batch_size": 7, "every_epochs": 3}},
-        {"data": {"path": "moved", "semantic_ids": "moved/codes"}},
+        {"data": {"path": "moved", "semantic_ids": "moved/codes", "samples": "moved/log"}},
+        {"data": {"path": "data", "on_corrupt": "skip", "cache": {"folder": "cache"}}},
         {"cluster": {"dashboard": False}},
         {"training": {"epochs": 20}},
     ],
@@ -240,3 +247,24 @@ def test_records_behind_the_step_that_a_run_goes_back_to_are_dropped(tmp_path):
     folder.forget_after(10)
 
     assert (folder.path / "metrics.jsonl").read_text() == '{"step": 5}\n{"step": 10}\n'
+
+
+def test_how_long_a_folder_is_followed_may_be_changed(tmp_path):
+    def following(**follow: object) -> RunConfig:
+        data = {"path": "data", "samples": "log", "follow": follow}
+        return config(data=data, evaluation={"every_steps": 5})
+
+    RunFolder.create(tmp_path, following(every_s=3.0)).update(state="stopped")
+
+    assert RunFolder.resume(tmp_path, following(every_s=1.0, stop_after_s=9.0)).path == tmp_path
+
+
+def test_a_new_run_forgets_what_another_one_read(tmp_path):
+    folder = RunFolder.create(tmp_path, config())
+    schema = pa.schema([("user_id", pa.int64()), ("item_ids", pa.list_(pa.int32()))])
+    folder.keep_columns(schema)
+    (tmp_path / "accepted.jsonl").write_text("{}")
+    assert RunFolder.open(tmp_path).columns == schema
+
+    assert RunFolder.create(tmp_path, config(seed=1)).columns is None
+    assert not (tmp_path / "accepted.jsonl").exists()

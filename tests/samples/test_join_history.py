@@ -309,3 +309,22 @@ def test_a_service_gives_the_same_histories_and_stops_the_batch_when_it_is_down(
     finally:
         server.stop()
     assert RetryConfig.parse(retry).attempts == 2
+
+
+def test_a_password_need_not_stand_in_the_settings(tmp_path, monkeypatch):
+    server = RedisServer(tmp_path, "--requirepass", "p@ss/word")
+    try:
+        url = server.url.replace("redis://", "redis://:${RAYREC_TEST_PASSWORD}@")
+        with pytest.raises(InputError, match=r"_PASSWORD\}@.*no variable RAYREC_TEST_PASSWORD"):
+            open_store(url, create=MANIFEST)
+        monkeypatch.setenv("RAYREC_TEST_PASSWORD", "p@ss/word")
+        service = open_store(url, create=MANIFEST)
+        append(service, [(1, 5, 50, 0)])
+        assert join(program(service, store=url), [1], [6])["item_ids"].to_pylist() == [[50]]
+        assert "p@ss" not in service.name
+        service.close()
+        monkeypatch.setenv("RAYREC_TEST_PASSWORD", "wrong")
+        with pytest.raises(InputError, match="refused"):
+            open_store(url)
+    finally:
+        server.stop()

@@ -12,16 +12,21 @@
 What a row gets is what its key had before the row's time, whatever was appended since with later times. An
 event that comes late, with a time of the past, is there from then on, for rows that are read again too.
 
+A run's folder keeps its settings for whoever may read it: a password belongs into the environment, as in
+`redis://trainer:${STORE_PASSWORD}@host:6379/0#clicks`.
+
 `store` says what a store keeps, `encoding` how, `lmdb_store` and `redis_store` where; `lookup` cuts histories
 at a time, `join` makes an operation of it, `build` and `key_samples` are the commands.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.stores.errors import StoreUnavailableError
@@ -59,14 +64,18 @@ def open_store(
     """The store at a path (LMDB) or a URL (redis://, rediss://).
 
     Args:
+        address: `${NAME}` in a URL stands for a variable of the environment.
         create: make the store if there is none.
 
     Raises:
-        InputError: there is no store, it cannot be read, or nothing knows such an address.
+        InputError: there is no store, it cannot be read, nothing knows such an address, or the environment
+            lacks a variable of it.
         StoreUnavailableError: it does not answer.
     """
     config = config or RetryConfig()
     retry = Retry(config, sleep)
+    if "://" in str(address):
+        address = _with_variables(str(address))
     scheme = urlsplit(str(address)).scheme if "://" in str(address) else ""
     if scheme in ("redis", "rediss"):
         try:
@@ -83,3 +92,15 @@ def open_store(
     from rayrec.samples.stores.lmdb_store import LmdbStore
 
     return LmdbStore(address, retry, create)
+
+
+def _with_variables(url: str) -> str:
+    def value_of(name: re.Match[str]) -> str:
+        if name[1] not in os.environ:
+            raise InputError(
+                f"{url}: the environment has no variable {name[1]}; set it for every process that opens the "
+                "event store (on a Ray cluster, on every node)"
+            )
+        return quote(os.environ[name[1]], safe="")
+
+    return re.sub(r"\$\{(\w+)\}", value_of, url)

@@ -39,7 +39,8 @@ class JoinHistoryConfig(OperationSettings):
 
     op: Literal["join_history"] = "join_history"
     store: str
-    """Folder (LMDB) or URL (redis://, rediss://)."""
+    """Folder (LMDB) or URL (redis://, rediss://). `${NAME}` in a URL stands for a variable of the
+    environment: settings are kept in the run's folder, where no password should be."""
     key: str = "user_id"
     """Integers are keys; texts are turned into them as they were when the store was built."""
     time: str = "timestamp"
