@@ -22,7 +22,7 @@ from rayrec.pipelines.config import SnapshotConfig
 from rayrec.pipelines.run_copy import RunCopy
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshot_requests import Answer, SnapshotRequests
-from rayrec.pipelines.snapshots import RunState, Snapshot, base_of, write_snapshot
+from rayrec.pipelines.snapshots import RunState, Snapshot, base_of, restate_snapshot, write_snapshot
 from rayrec.pipelines.stages import Stages
 from rayrec.pipelines.training_pipeline import Cut
 from rayrec.platform.ray_errors import root_cause
@@ -93,6 +93,15 @@ class SnapshotWriter:
         requests = self._requests.pending()
         self._writing = self._thread.submit(self._write, cut, state, cursor, shown, requests)
 
+    def restate(self, state: RunState, shown: Shown) -> None:
+        """Let the last snapshot, after which no step was trained, say what has become of the run since.
+
+        A snapshot of its step again would take its place, and might build on it.
+        """
+        self.wait()
+        assert self.saved_steps == state.committed_step + 1, "it is of another step"
+        self._writing = self._thread.submit(self._restate, state, shown, self._requests.pending())
+
     def wait(self) -> None:
         """Until nothing is being written; raises the error of what was."""
         if self._writing is not None:
@@ -119,6 +128,15 @@ class SnapshotWriter:
                 raise
             logger.warning("no snapshot after step %d: %s", cut.step, cause)  # training went before
             return
+        self._show(path, shown, requests)
+
+    def _restate(self, state: RunState, shown: Shown, requests: list[str]) -> None:
+        path = self._folder.snapshot_path(state.committed_step + 1)
+        restate_snapshot(path, state)
+        self._show(path, shown, requests)
+
+    def _show(self, path: Path, shown: Shown, requests: list[str]) -> None:
+        """A snapshot is whole: it is named, copied, and others make room."""
         best = path.name if shown.is_best else self._folder.state["best"]
         # One write: what run.json says belongs to one snapshot.
         self._folder.update(last=path.name, best=best, progress=shown.progress)
@@ -135,6 +153,7 @@ class SnapshotWriter:
         base = self._last
         if base is not None and base.num_increments >= self._config.increments:
             base = None
+        assert base is None or base.step < cut.step, "it would take the place of what it builds on"
         write_snapshot(
             path,
             state,

@@ -226,7 +226,12 @@ class TrainingRun:
     def _while_waiting(self, step: int) -> None:
         """Nothing is there to train on, and all steps before this one are committed."""
         self._writer.check()
-        if step > 0 and self._schedule(step - 1):
+        if step == 0 or self._writer.is_writing:
+            return
+        if step == self._writer.saved_steps:
+            if self._writer.is_asked:
+                self._cut_now(step)  # whoever asks gets the one that there is
+        elif self._schedule(step - 1):
             self._cut_now(step)
             self._schedule.taken()
 
@@ -257,22 +262,29 @@ class TrainingRun:
     def _cut_now(self, step: int) -> None:
         """A snapshot of the steps before this one, which are all committed."""
         self._writer.wait()  # servers make one cut at a time
-        self._write(self._pipeline.cut(step - 1))
+        if step == self._writer.saved_steps:
+            self._writer.restate(*self._description(step - 1))
+        else:
+            self._write(self._pipeline.cut(step - 1))
 
     def _write(self, cut: Cut) -> None:
+        state, shown = self._description(cut.step)
+        self._writer.begin(cut, state, self._cursor.to_table(), shown)
+
+    def _description(self, step: int) -> tuple[RunState, Shown]:
+        """What a snapshot after this step says of the run."""
         registry = self._assembly.registry
         progress = asdict(self._progress)
         state = RunState(
-            committed_step=cut.step,
+            committed_step=step,
             incarnation=self._incarnation,
             dataset_fingerprint=self._assembly.dataset.fingerprint,
             semantic_ids_version=None if registry is None else registry.version,
-            read_position=self._plan.position(cut.step + 1),
+            read_position=self._plan.position(step + 1),
             progress=progress,
             followed=self._assembly.rows.state,
         )
-        is_best = self._progress.best_step == cut.step + 1
-        self._writer.begin(cut, state, self._cursor.to_table(), Shown(progress, is_best))
+        return state, Shown(progress, is_best=self._progress.best_step == step + 1)
 
     def _record(self, step: int, loss: float, summary: dict[str, Estimate]) -> None:
         stages = self._stages.stats().summary()
