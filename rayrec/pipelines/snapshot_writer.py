@@ -7,6 +7,7 @@ training loop ── begin(cut, ...) ──► thread: wait for rows and dense s
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -68,6 +69,9 @@ class SnapshotWriter:
         self._last: _Last | None = None
         if loaded is not None:
             self._last = _Last(loaded.path.name, loaded.committed_step, len(loaded.sparse_chain) - 1)
+        begun_with = "" if loaded is None else loaded.path.name
+        self._own = {name for name in folder.snapshot_names() if name <= begun_with}
+        """Names of snapshots of this run as it is now, not of steps that it has gone back from."""
         self._requests = SnapshotRequests(folder.path)
         self._copy = None if config.copy_to is None else RunCopy(config.copy_to)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
@@ -137,6 +141,7 @@ class SnapshotWriter:
 
     def _show(self, path: Path, shown: Shown, requests: list[str]) -> None:
         """A snapshot is whole: it is named, copied, and others make room."""
+        self._own.add(path.name)
         best = path.name if shown.is_best else self._folder.state["best"]
         # One write: what run.json says belongs to one snapshot.
         self._folder.update(last=path.name, best=best, progress=shown.progress)
@@ -169,13 +174,25 @@ class SnapshotWriter:
 
     def _save_sparse(self, folder: str, step: int, since: int | None) -> list[SavedFile]:
         saving = [server.save.remote(folder, step, since) for server in self._stages.servers]
-        files: list[list[SavedFile]] = self._stages.watch.get(saving, may_take_long=True)
+        try:
+            files: list[list[SavedFile]] = self._stages.watch.get(saving, may_take_long=True)
+        except Exception:
+            self._give_up(saving, step)
+            raise
         return [file for files_of_server in files for file in files_of_server]
+
+    def _give_up(self, saving: list[Any], step: int) -> None:
+        """When one server has failed: return when none writes any more, and all can make another cut."""
+        for server in self._stages.servers:
+            server.release.remote(step)
+        for promise in saving:
+            with contextlib.suppress(Exception):
+                self._stages.watch.get([promise], may_take_long=True)
 
     def _kept(self, newest: str, best: str | None) -> set[str]:
         """Names of the snapshots that stay: the newest, the best, and what they build on."""
-        before = [name for name in self._folder.snapshot_names() if name < newest]
-        wanted = [newest, *before[len(before) - (self._config.keep - 1) :]]
+        before = [name for name in self._folder.snapshot_names() if name < newest and name in self._own]
+        wanted = [newest, *before[max(0, len(before) - (self._config.keep - 1)) :]]
         kept: set[str] = set()
         for name in [*wanted, *([] if best is None else [best])]:
             following: str | None = name

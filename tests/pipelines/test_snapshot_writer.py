@@ -108,3 +108,56 @@ def test_whoever_asks_for_a_snapshot_that_is_there_gets_it(folder):
 
     assert not writer.is_asked
     assert "step-000000004" in (folder.path / "requests" / "mine.answer").read_text()
+
+
+@pytest.mark.parametrize("keep", [1, 2, 4, 5])
+def test_the_newest_are_kept_however_few_there_are_yet(folder, keep):
+    writer = writer_of(folder, keep=keep)
+
+    for step in range(7):
+        write(writer, step)
+        assert len(folder.snapshot_names()) == min(step + 1, keep)
+
+
+def test_snapshots_of_steps_that_the_run_has_gone_back_from_are_not_kept(folder):
+    """They may be damaged, which is why it went back; and their steps have been trained anew."""
+    write(writer_of(folder, keep=3), 3, 7, 9)
+    (folder.snapshots / "step-000000010" / "manifest.json").unlink()
+
+    write(writer_of(folder, keep=3, loaded="step-000000004"), 11)
+
+    assert folder.snapshot_names() == ["step-000000004", "step-000000012"]
+    assert folder.chosen_snapshot("previous").name == "step-000000004"
+
+
+def test_a_snapshot_that_is_half_deleted_is_not_seen(folder, monkeypatch):
+    write(writer_of(folder, keep=2), 3, 7)
+
+    def killed(path: Path) -> None:
+        (path / "item-00000.parquet").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("shutil.rmtree", killed)
+        folder.keep_only({"step-000000008"})
+
+    assert folder.snapshot_names() == ["step-000000008"]
+    folder.keep_only({"step-000000008"})
+    assert [entry.name for entry in folder.snapshots.iterdir()] == ["step-000000008"]
+
+
+def test_a_cut_that_one_server_gives_up_is_given_up_by_all_before_there_is_another(folder):
+    """One that still writes would refuse the next cut, and end the run."""
+    lagging, other = Server(0), Server(1)
+    writer = writer_of(folder, lagging, other, increments=3)
+    write(writer, 3)
+    lagging.fails_with = CutEndedError("it was read too slowly")
+
+    write(writer, 7)
+
+    assert other.events == ["saved 3", "release 7", "saved 7"]
+    assert folder.state["last"] == "step-000000004"
+    lagging.fails_with = None
+    write(writer, 9)
+    assert other.asked[-1] == (9, 3)
+    assert base_of(folder.snapshot_path(10)) == "step-000000004"
