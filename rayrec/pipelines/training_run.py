@@ -174,8 +174,10 @@ class TrainingRun:
             step, loss = reached, self._progress.mean_loss
             summary = summarise(validate(self._stages, self._assembly))
             self._progress = self._progress.judged(summary[self._metric].value, step)
-            self._cut_now(step)
+            # First the record: a run that goes on behind the snapshot does not validate there again, and one
+            # that goes on before it forgets the record.
             self._record(step, loss, summary)
+            self._cut_now(step)
         self._writer.wait()
         progress = self._progress
         if progress.loss is None or progress.best_value is None:
