@@ -39,6 +39,9 @@ redis: ## Install Debian's redis-server for the tests, where that is allowed.
 test: env redis ## Run the tests.
 	$(BIN)/python -m pytest
 
+chaos: env ## Kill 50 processes of training runs, and compare with runs left alone.
+	$(BIN)/python -m benchmarks.chaos --kills 50
+
 lint: env ## Check style and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -52,4 +55,4 @@ clean: ## Remove the environment, caches and everything the demo made.
 	rm -rf $(VENV) .cache runs/demo data/movielens-100k .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help env demo redis test lint format clean
+.PHONY: help env demo redis test chaos lint format clean

@@ -143,7 +143,7 @@ def runs_command(
     from rayrec.pipelines.run_list import list_runs
 
     runs = list_runs(folder)
-    table = Table("run", "state", "steps", "best", "last snapshot", "rollbacks", "why it stopped")
+    table = Table("run", "state", "steps saved", "best", "rollbacks", "why it stopped")
     for run in runs:
         best = "" if run.best_value is None else f"{run.best_value:.4f}"
         table.add_row(
@@ -151,7 +151,6 @@ def runs_command(
             run.condition,
             f"{run.saved_steps:,}",
             best,
-            run.last_snapshot or "",
             str(run.num_rollbacks),
             escape(run.reason or ""),
         )

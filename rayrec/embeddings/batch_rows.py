@@ -24,11 +24,10 @@ from rayrec.embeddings.compiled import (
     LANES,
     add_lanes,
     copy_lanes,
-    kernel_input,
-    mix64,
     prefetch_once,
 )
 from rayrec.embeddings.threads import ROWS_PER_THREAD, in_given_parts, in_parts
+from rayrec.platform.compiled import kernel_input, mix64
 
 Int64Array = NDArray[np.int64]
 Int32Array = NDArray[np.int32]

@@ -13,12 +13,13 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from rayrec.embeddings.compiled import LANES, copy_lanes, kernel_input
+from rayrec.embeddings.compiled import LANES, copy_lanes
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.contributions import KeptRecords, Part, SparseUpdate, UpdateTag
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.row_operations import first_not_finite
 from rayrec.embeddings.shard import EmbeddingShard, FetchReply, LookupReply, LookupRequest
+from rayrec.platform.compiled import kernel_input
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]

@@ -1,8 +1,8 @@
-"""Leaves of the compiled kernels: integer hashing, and memory reached by its address.
+"""Leaves of the compiled kernels: memory reached by its address.
 
 Numba caches a compiled kernel by the source of the kernel's own file. A change in *this* file therefore
 needs the caches of its callers dropped (`find . -name '*.nb[ic]' -delete`), which is why it holds only
-what never changes: the hash and the order of a sum are contracts, the rest are single machine instructions.
+what never changes: the order of a sum is a contract, the rest are single machine instructions.
 """
 
 from __future__ import annotations
@@ -15,29 +15,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
-from numpy.typing import ArrayLike, NDArray
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
-_S27 = np.uint64(27)
-_S30 = np.uint64(30)
-_S31 = np.uint64(31)
-
-
-@njit(nogil=True, cache=True, inline="always")
-def mix64(value: Any) -> Any:
-    """`rayrec.platform.hashing.mix64` of one uint64."""
-    z = np.uint64(value) + _GOLDEN
-    z = (z ^ (z >> _S30)) * _FIRST
-    z = (z ^ (z >> _S27)) * _SECOND
-    return z ^ (z >> _S31)
-
-
-@njit(nogil=True, cache=True, inline="always")
-def extend64(prefix: Any, part: Any) -> Any:
-    """One more part for `combine64`: combine64(a, b) = extend64(extend64(0, a), b)."""
-    return mix64(np.uint64(prefix) ^ np.uint64(part))
+from numpy.typing import NDArray
 
 
 # Intrinsics are called from compiled code only, with another signature than the one defined here;
@@ -277,14 +255,3 @@ def prefetch_words(address: Any, num_words: int) -> None:
 def prefetch_row(rows: RowAddresses, row: Any) -> None:
     """Ask for every cache line of a row's record."""
     prefetch_words(row_address(rows, row), rows.words)
-
-
-def kernel_input(array: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:
-    """Contiguous read-only view (a copy only if it must be) in the dtype a kernel expects.
-
-    Read-only always: arrays out of Ray's object store are read-only, and a writable one of the same
-    dtype would be another type to the compiler, so every kernel would be compiled twice.
-    """
-    view = np.ascontiguousarray(array, dtype=dtype).view()
-    view.flags.writeable = False
-    return view

@@ -23,12 +23,18 @@ import numpy as np
 from numba import carray, njit
 from numpy.typing import NDArray
 
-from rayrec.embeddings.compiled import RowAddresses, int32_at, kernel_input, mix64, prefetch, row_address
+from rayrec.embeddings.compiled import (
+    RowAddresses,
+    int32_at,
+    prefetch,
+    row_address,
+)
 from rayrec.embeddings.index import HASHES, MISSING, IdMap, ordered_by_bucket
 from rayrec.embeddings.layout import NEVER, STEP_WORD
 from rayrec.embeddings.records import RecordAccess
 from rayrec.embeddings.routing import NUM_BUCKETS, bucket_of
 from rayrec.embeddings.row_storage import MemoryRows, Reading
+from rayrec.platform.compiled import kernel_input, mix64
 
 Int64Array = NDArray[np.int64]
 Int32Array = NDArray[np.int32]

@@ -11,7 +11,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from rayrec.embeddings.compiled import LANES, add_lanes, kernel_input, mix64, prefetch_words
+from rayrec.embeddings.compiled import LANES, add_lanes, prefetch_words
+from rayrec.platform.compiled import kernel_input, mix64
 from rayrec.platform.deduplication import deduplicate
 
 Int64Array = NDArray[np.int64]

@@ -15,9 +15,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from rayrec.embeddings.compiled import kernel_input, mix64, prefetch
+from rayrec.embeddings.compiled import prefetch
 from rayrec.embeddings.routing import NUM_BUCKETS
 from rayrec.embeddings.threads import in_parts
+from rayrec.platform.compiled import kernel_input, mix64
 
 Int64Array = NDArray[np.int64]
 

@@ -20,7 +20,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from rayrec.embeddings.compiled import extend64
+from rayrec.platform.compiled import extend64
 
 WeightDtype = Literal["float32", "bfloat16", "float16"]
 

@@ -23,7 +23,8 @@ import numpy as np
 from numba import carray, njit, types
 from numpy.typing import NDArray
 
-from rayrec.embeddings.compiled import int32_at, kernel_input
+from rayrec.embeddings.compiled import int32_at
+from rayrec.platform.compiled import kernel_input
 
 Int64Array = NDArray[np.int64]
 Int32Array = NDArray[np.int32]

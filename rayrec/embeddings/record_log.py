@@ -32,8 +32,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from rayrec.embeddings.compiled import kernel_input
 from rayrec.embeddings.page_reads import PageReader, Pages
+from rayrec.platform.compiled import kernel_input
 from rayrec.platform.files import check_on_disk
 
 Int64Array = NDArray[np.int64]

@@ -14,10 +14,10 @@ from rayrec.embeddings.compiled import (
     RowAddresses,
     copy_lanes,
     int32_at,
-    kernel_input,
     prefetch_row,
     row_address,
 )
+from rayrec.platform.compiled import kernel_input
 
 _BLOCK_BYTES = 16 * 2**20  # several huge pages; pages that no row has reached cost nothing
 _AHEAD = 16  # records asked for this many rows early

@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from rayrec.embeddings.compiled import kernel_input, mix64
+from rayrec.platform.compiled import kernel_input, mix64
 
 Int64Array = NDArray[np.int64]
 

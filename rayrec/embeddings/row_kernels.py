@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from rayrec.embeddings.compiled import (
     RowAddresses,
-    extend64,
     float32_at,
     int32_at,
     prefetch_row,
@@ -25,6 +24,7 @@ from rayrec.embeddings.compiled import (
     sum_squares,
 )
 from rayrec.embeddings.layout import FLOAT32, RecordLayout, load_weights, store_weights
+from rayrec.platform.compiled import extend64
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]

@@ -23,10 +23,8 @@ from rayrec.embeddings.compiled import (
     RowAddresses,
     copy_lanes,
     end_stream,
-    extend64,
     float32_at,
     int32_at,
-    kernel_input,
     prefetch_words,
     row_address,
     stream_lanes,
@@ -45,6 +43,7 @@ from rayrec.embeddings.optimizers import make_optimizer
 from rayrec.embeddings.records import RecordAccess
 from rayrec.embeddings.row_kernels import apply_rows
 from rayrec.embeddings.threads import in_given_parts, in_parts
+from rayrec.platform.compiled import extend64, kernel_input
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]

@@ -51,7 +51,6 @@ _METADATA_KEY = b"rayrec.table"
 _ROWS_PER_GROUP = 65_536
 _ROWS_PER_PART = 8192
 """When it is read."""
-_CONTENTS = ("rows", "sighted", "evicted", "removed")
 
 
 def write_table(

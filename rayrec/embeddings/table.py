@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from rayrec.embeddings.admission import Sighted, SightingCounters
 from rayrec.embeddings.batch_rows import IdGroups, output
-from rayrec.embeddings.compiled import kernel_input
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.cut import Cut, Source, Wait, most_aside_bytes
 from rayrec.embeddings.distinct_ids import first_repeated
@@ -32,6 +31,7 @@ from rayrec.embeddings.records import RecordAccess, RecordArray
 from rayrec.embeddings.row_operations import RowOperations
 from rayrec.embeddings.row_storage import MemoryRows, RowStorage
 from rayrec.embeddings.tiered_rows import Fetch, TieredRows
+from rayrec.platform.compiled import kernel_input
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]

@@ -31,13 +31,13 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from rayrec.embeddings.compiled import kernel_input
 from rayrec.embeddings.config import DiskConfig
 from rayrec.embeddings.index import MISSING, IdMap, grouping_bytes
 from rayrec.embeddings.layout import STEP_WORD
 from rayrec.embeddings.record_log import RecordLog
 from rayrec.embeddings.records import Records
 from rayrec.embeddings.row_storage import Reading, RowsPart
+from rayrec.platform.compiled import kernel_input
 from rayrec.platform.memory import human_size
 
 Int64Array = NDArray[np.int64]

@@ -38,8 +38,8 @@ def extend64(prefix: Any, part: Any) -> Any:
 def kernel_input(array: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:
     """Contiguous read-only view (a copy only if it must be) in the dtype a kernel expects.
 
-    Read-only always: arrays over Arrow's buffers are, and a writable one of the same dtype would be
-    another type to the compiler, so every kernel would be compiled twice.
+    Read-only always: arrays over Arrow's buffers or out of Ray's object store are, and a writable one would
+    be another type to the compiler, so that every kernel would be compiled twice.
     """
     view = np.ascontiguousarray(array, dtype=dtype).view()
     view.flags.writeable = False

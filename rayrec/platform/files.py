@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
 import os
 import sys
@@ -42,12 +41,6 @@ def sync(path: Path) -> None:
 
 def write_json(path: Path, values: Any) -> None:
     write_atomically(path, (json.dumps(values, indent=2) + "\n").encode())
-
-
-def checksum(path: Path) -> str:
-    """sha256 of a file, as hex."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def memory_file_system(folder: Path) -> str | None:

@@ -113,17 +113,6 @@ class Cursor:
                 changed[key] = changed.get(key, self._of(key)).joined(starts_K, stops_K)
         self._rows |= changed
 
-    def merge(self, other: Cursor) -> None:
-        """What another cursor of the same data set has, too.
-
-        Raises:
-            InputError: it belongs to another data set.
-            ValueError: a row is in both.
-        """
-        other.check_belongs_to(self.dataset, "the cursor to merge")
-        for epoch in other.epochs:
-            self.commit(epoch, other.intervals(epoch), other.intervals(epoch, unreadable=True))
-
     @property
     def epochs(self) -> list[int]:
         return sorted({epoch for epoch, _, _ in self._rows})

@@ -2,18 +2,20 @@
 
 `[["price", ">", 3], ["country", "in", ["de", "fr"]]]`: rows for which all of it holds. A list of such lists:
 rows for which one of these holds (as in `pyarrow.parquet.read_table`). A condition on a column that is null
-in a row does not hold for it.
+in a row does not hold for it. Times and dates are ISO texts, or what YAML makes of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date
 from functools import reduce
 from operator import and_, or_
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.types as pt
 from pyarrow import compute as pc
 
 from rayrec.platform.errors import InputError
@@ -38,9 +40,16 @@ def as_filters(given: Sequence[Any], source: str) -> Filters:
                 "a condition has a column, an operator and a value"
             )
     return tuple(
-        tuple((column, operator, value) for column, operator, value in alternative)
+        tuple((column, operator, _plain(value)) for column, operator, value in alternative)
         for alternative in alternatives
     )
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it, since filters are part of what a run's order of rows is told by."""
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value.isoformat() if isinstance(value, date) else value  # a datetime is a date
 
 
 def _is_condition(given: Any) -> bool:
@@ -90,11 +99,12 @@ def _condition(column: pc.Expression, operator: str, value: Any, kind: pa.DataTy
     if operator in ("in", "not in"):
         if isinstance(value, str) or not hasattr(value, "__iter__"):
             raise ValueError("'in' takes a list of values")
-        found = column.isin(pa.array(list(value), kind))
+        values = pa.array(list(value)).cast(kind) if pt.is_temporal(kind) else pa.array(list(value), kind)
+        found = column.isin(values)
         return found if operator == "in" else ~found & column.is_valid()
     scalar = pa.scalar(value)
-    if isinstance(value, str) and pa.types.is_temporal(kind):
-        scalar = scalar.cast(kind)  # a run's own settings hold a date as text
+    if pt.is_temporal(kind):
+        scalar = scalar.cast(kind)
     match operator:
         case "==":
             return column == scalar

@@ -464,10 +464,6 @@ class ReadPlan:
         return rows
 
     @property
-    def rows_per_epoch(self) -> int:
-        return self.groups.num_rows
-
-    @property
     def steps_per_epoch(self) -> int:
         """Batches of the first epoch; others have as many, but for batches by length, which vary a little."""
         return self.epoch(0).num_steps

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings.compiled import extend64
-from rayrec.embeddings.compiled import mix64 as compiled_mix64
 from rayrec.embeddings.routing import NUM_BUCKETS, ShardMap, bucket_of
+from rayrec.platform.compiled import extend64
+from rayrec.platform.compiled import mix64 as compiled_mix64
 from rayrec.platform.hashing import combine64, mix64
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -1,4 +1,3 @@
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -6,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.platform import files
-from rayrec.platform.files import checksum, write_atomically, write_json
+from rayrec.platform.files import write_atomically, write_json
 
 
 def test_content_is_replaced_and_nothing_else_left(tmp_path):
@@ -31,13 +30,6 @@ def test_a_write_that_fails_keeps_the_old_file(tmp_path, monkeypatch):
 
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["run.json"]
-
-
-def test_checksum_is_sha256(tmp_path):
-    path = tmp_path / "data"
-    path.write_bytes(b"rayrec")
-
-    assert checksum(path) == hashlib.sha256(b"rayrec").hexdigest()
 
 
 @pytest.mark.skipif(not os.path.ismount("/dev/shm"), reason="no file system that is known to be in memory")

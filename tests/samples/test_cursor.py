@@ -73,21 +73,6 @@ def test_any_order_of_commits_gives_the_intervals_of_the_set_of_rows(order, size
     assert cursor.num_rows(0) == len(taken)
 
 
-def test_cursors_of_one_data_set_are_merged():
-    one, other = Cursor("data"), Cursor("data")
-    one.commit(0, [a(0, 2)])
-    other.commit(0, [a(2, 3)], [a(7, 9)])
-    other.commit(1, [b(0, 1)])
-    one.merge(other)
-    assert one.intervals(0) == [a(0, 3)]
-    assert one.intervals(0, unreadable=True) == [a(7, 9)]
-    assert one.epochs == [0, 1]
-    with pytest.raises(ValueError, match="consumed twice"):
-        one.merge(other)
-    with pytest.raises(InputError, match="the cursor to merge: belongs to another data set"):
-        one.merge(Cursor("others"))
-
-
 def test_a_table_holds_all_of_it(tmp_path):
     cursor = Cursor("data")
     cursor.commit(1, [a(0, 2), b(5, 9)], [b(9, 10)])

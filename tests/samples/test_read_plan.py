@@ -1,9 +1,13 @@
+import datetime
+import json
 import shutil
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -127,7 +131,7 @@ def test_each_row_that_passes_comes_once_per_epoch_and_a_resumed_run_reads_the_s
             )
 
         ours = plan()
-        assert ours.rows_per_epoch == len(expected)
+        assert ours.groups.num_rows == len(expected)
         batches = read_steps(ours, range(ours.first_step(2)))
         for epoch in range(2):
             mine = batches[ours.first_step(epoch) : ours.first_step(epoch + 1)]
@@ -254,6 +258,23 @@ def test_filters_that_cannot_be_applied_are_refused(log, filters, message):
         plan_of(log[0], filters=filters)
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["2026-01-02", "2026-01-02T00:00:00", datetime.date(2026, 1, 2), datetime.datetime(2026, 1, 2)],
+)
+def test_times_are_filtered_by_iso_texts_and_by_what_yaml_makes_of_them(tmp_path, value):
+    days = [datetime.datetime(2026, 1, day) for day in (1, 2, 3)]
+    pq.write_table(pa.table({"at": pa.array(days, pa.timestamp("s"))}), tmp_path / "a.parquet")
+
+    plan = plan_of(tmp_path, filters=[["at", "<", value]])
+    (other,) = read_steps(plan_of(tmp_path, filters=[["at", "in", [value]]]), [0])
+    (parts,) = read_steps(plan, [0])
+
+    assert frame(parts)["at"].tolist() == days[:1]
+    assert frame(other)["at"].tolist() == days[1:2]
+    json.dumps(plan.spec.filters)  # a run's snapshots have them
+
+
 def test_row_groups_that_statistics_rule_out_are_not_read(tmp_path):
     """They may even be damaged: nobody looks at them."""
     rows = write_log(tmp_path, {"a.parquet": 4, "b.parquet": 4}, seed=5)
@@ -268,6 +289,6 @@ def test_row_groups_that_statistics_rule_out_are_not_read(tmp_path):
 
     plan = plan_of(tmp_path, filters=[["price", ">", bound]])
 
-    assert plan.rows_per_epoch == len(expected)
+    assert plan.groups.num_rows == len(expected)
     (parts,) = read_steps(plan, range(plan.steps_per_epoch))
     assert same_rows(frame(parts), expected)

@@ -113,7 +113,7 @@ def test_a_truncated_file_is_named_or_skipped_and_counted(tmp_path, kept):
         plan_of(tmp_path)
     plan = plan_of(tmp_path, on_corrupt="skip")
     assert plan.source.unreadable == ("a.parquet",)
-    assert plan.rows_per_epoch == 6
+    assert plan.groups.num_rows == 6
     (tmp_path / "b.parquet").unlink()
     with pytest.raises(InputError, match="none of its 1 Parquet files is readable"):
         plan_of(tmp_path, on_corrupt="skip")

@@ -95,11 +95,6 @@ class FeatureProgram:
             pa.schema([self.schema.field(name) for name in wanted]),
         )
 
-    def columns_needed(self, wanted: Iterable[str]) -> tuple[str, ...]:
-        """Columns that must be read to give these, in the order of `input_schema`."""
-        needed, _ = self._live(wanted)
-        return tuple(name for name in self.input_schema.names if name in needed)
-
     def unused(self, wanted: Iterable[str]) -> tuple[str, ...]:
         """The operations that nothing of this depends on, each as `data.features.2 (log)`."""
         _, used = self._live(wanted)

@@ -48,10 +48,10 @@ def test_columns_that_nothing_writes_pass_unchanged():
 def test_only_columns_that_the_wanted_ones_depend_on_are_read():
     features = program(SCHEMA, CITY, CLIP, LOG, PAIR)
 
-    assert features.columns_needed(["pair"]) == ("city", "items")
+    assert features.narrowed(["pair"]).input_schema.names == ["city", "items"]
     assert features.unused(["pair"]) == ("data.features.1 (clip)", "data.features.2 (log)")
-    assert features.columns_needed(["log_price", "user"]) == ("user", "price")
-    assert features.columns_needed([]) == ()
+    assert features.narrowed(["log_price", "user"]).input_schema.names == ["user", "price"]
+    assert not features.narrowed([]).input_schema.names
     assert features.unused(["pair", "log_price"]) == ()
 
 
@@ -98,7 +98,7 @@ def test_mistakes_are_found_before_any_row(operation, message):
 
 def test_unknown_columns_cannot_be_wanted():
     with pytest.raises(InputError, match="no column 'citi_id'; did you mean 'city_id'"):
-        program(SCHEMA, CITY).columns_needed(["citi_id"])
+        program(SCHEMA, CITY).narrowed(["citi_id"])
 
 
 def test_a_batch_without_rows_has_the_columns_too():
