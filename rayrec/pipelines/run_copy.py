@@ -16,6 +16,7 @@ from rayrec.platform.remote_files import remote_folder
 
 SNAPSHOTS = "snapshots"
 _DESCRIPTIONS = ("config.yaml", COLUMNS_FILE, ACCEPTED_FILE, "metrics.jsonl", "run.json")
+"""In the order in which they are copied."""
 
 
 class RunCopy:
@@ -36,7 +37,10 @@ class RunCopy:
         """
         there = self._there
         for name in sorted(snapshots):
-            if not self._exists(f"{SNAPSHOTS}/{name}/{MANIFEST}"):
+            manifest = f"{SNAPSHOTS}/{name}/{MANIFEST}"
+            if not self._is_same(run, manifest):
+                if self._exists(manifest):  # of the same step, before the run went back behind it
+                    there.filesystem.delete_file(there.path_of(manifest))
                 files = [entry.name for entry in (run / SNAPSHOTS / name).iterdir()]
                 for file in sorted(files, key=lambda file: file == MANIFEST):
                     self._send(run, f"{SNAPSHOTS}/{name}/{file}")
@@ -49,24 +53,30 @@ class RunCopy:
             there.filesystem.delete_dir(there.path_of(f"{SNAPSHOTS}/{name}"))
 
     def restore(self, run: Path) -> None:
-        """Make the run's folder out of the copy.
+        """Make the run's folder out of the copy; run.json comes last: what it names is whole here, too.
 
         Raises:
             InputError: there is no copy of a run.
         """
         if not self.holds_run():
             raise InputError(f"{self._there.url}: there is no copy of a run here (snapshots.copy_to)")
-        for name in _DESCRIPTIONS:
-            if self._exists(name):
-                self._fetch(run, name)
-        for name in self._snapshots():
+        for name in sorted(self._snapshots()):
             folder = fs.FileSelector(self._there.path_of(f"{SNAPSHOTS}/{name}"))
             for file in self._there.filesystem.get_file_info(folder):
                 self._fetch(run, f"{SNAPSHOTS}/{name}/{file.base_name}")
+        for name in _DESCRIPTIONS:
+            if self._exists(name):
+                self._fetch(run, name)
 
     def _exists(self, name: str) -> bool:
         (info,) = self._there.filesystem.get_file_info([self._there.path_of(name)])
         return bool(info.type == fs.FileType.File)
+
+    def _is_same(self, run: Path, name: str) -> bool:
+        if not self._exists(name):
+            return False
+        with self._there.filesystem.open_input_file(self._there.path_of(name)) as file:
+            return bool(file.read() == (run / name).read_bytes())
 
     def _snapshots(self) -> set[str]:
         """Those that are whole."""
@@ -80,5 +90,8 @@ class RunCopy:
         fs.copy_files(str(run / name), target, self._here, self._there.filesystem)
 
     def _fetch(self, run: Path, name: str) -> None:
-        (run / name).parent.mkdir(parents=True, exist_ok=True)
-        fs.copy_files(self._there.path_of(name), str(run / name), self._there.filesystem, self._here)
+        path = run / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f".{path.name}.unfinished")
+        fs.copy_files(self._there.path_of(name), str(unfinished), self._there.filesystem, self._here)
+        unfinished.replace(path)

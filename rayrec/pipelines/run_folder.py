@@ -256,9 +256,12 @@ class RunFolder:
 
     def keep_only(self, names: set[str]) -> None:
         """Delete every snapshot that is not named."""
-        for folder in self.snapshots.iterdir():
-            if folder.name not in names:
-                shutil.rmtree(folder)
+        for folder in sorted(self.snapshots.iterdir()):  # leftovers, which are hidden, first
+            if folder.name in names:
+                continue
+            if not folder.name.startswith("."):  # half of one must not look like one
+                folder = folder.rename(folder.with_name(f".{folder.name}.deleted"))
+            shutil.rmtree(folder)
 
     def log(self, record: dict[str, Any]) -> None:
         self._append("metrics.jsonl", record)

@@ -66,8 +66,11 @@ def request_snapshot(run: Path, timeout_s: float, sleep: Callable[[float], None]
     write_atomically(request, b"")
     try:
         ends = time.monotonic() + timeout_s
-        while not answer_path.exists():
-            if not folder.is_alive:
+        while True:
+            is_alive = folder.is_alive  # first: its last act may be the answer
+            if answer_path.exists():
+                break
+            if not is_alive:
                 raise InputError(
                     f"{run}: the run ended before it wrote the snapshot (its state: {folder.condition})"
                 )

@@ -7,6 +7,7 @@ training loop ── begin(cut, ...) ──► thread: wait for rows and dense s
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +23,7 @@ from rayrec.pipelines.config import SnapshotConfig
 from rayrec.pipelines.run_copy import RunCopy
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshot_requests import Answer, SnapshotRequests
-from rayrec.pipelines.snapshots import RunState, Snapshot, base_of, write_snapshot
+from rayrec.pipelines.snapshots import RunState, Snapshot, base_of, restate_snapshot, write_snapshot
 from rayrec.pipelines.stages import Stages
 from rayrec.pipelines.training_pipeline import Cut
 from rayrec.platform.ray_errors import root_cause
@@ -68,6 +69,9 @@ class SnapshotWriter:
         self._last: _Last | None = None
         if loaded is not None:
             self._last = _Last(loaded.path.name, loaded.committed_step, len(loaded.sparse_chain) - 1)
+        begun_with = "" if loaded is None else loaded.path.name
+        self._own = {name for name in folder.snapshot_names() if name <= begun_with}
+        """Names of snapshots of this run as it is now, not of steps that it has gone back from."""
         self._requests = SnapshotRequests(folder.path)
         self._copy = None if config.copy_to is None else RunCopy(config.copy_to)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
@@ -93,11 +97,14 @@ class SnapshotWriter:
         requests = self._requests.pending()
         self._writing = self._thread.submit(self._write, cut, state, cursor, shown, requests)
 
-    def answer_with_last(self) -> None:
-        """To those who wait for a snapshot of what the last one has already."""
-        assert self._last is not None, "there is one"
-        if requests := self._requests.pending():
-            self._requests.answer(requests, Answer(self._last.name))
+    def restate(self, state: RunState, shown: Shown) -> None:
+        """Let the last snapshot, after which no step was trained, say what has become of the run since.
+
+        A snapshot of its step again would take its place, and might build on it.
+        """
+        self.wait()
+        assert self.saved_steps == state.committed_step + 1, "it is of another step"
+        self._writing = self._thread.submit(self._restate, state, shown, self._requests.pending())
 
     def wait(self) -> None:
         """Until nothing is being written; raises the error of what was."""
@@ -125,6 +132,16 @@ class SnapshotWriter:
                 raise
             logger.warning("no snapshot after step %d: %s", cut.step, cause)  # training went before
             return
+        self._show(path, shown, requests)
+
+    def _restate(self, state: RunState, shown: Shown, requests: list[str]) -> None:
+        path = self._folder.snapshot_path(state.committed_step + 1)
+        restate_snapshot(path, state)
+        self._show(path, shown, requests)
+
+    def _show(self, path: Path, shown: Shown, requests: list[str]) -> None:
+        """A snapshot is whole: it is named, copied, and others make room."""
+        self._own.add(path.name)
         best = path.name if shown.is_best else self._folder.state["best"]
         # One write: what run.json says belongs to one snapshot.
         self._folder.update(last=path.name, best=best, progress=shown.progress)
@@ -139,9 +156,9 @@ class SnapshotWriter:
         watch.get(cut.drained)
         weights, optimizer_state = watch.get([cut.weights, cut.optimizer_state])
         base = self._last
-        # The one before may be of the same step, without its validation: this one takes its place.
-        if base is not None and (base.num_increments >= self._config.increments or base.step == cut.step):
+        if base is not None and base.num_increments >= self._config.increments:
             base = None
+        assert base is None or base.step < cut.step, "it would take the place of what it builds on"
         write_snapshot(
             path,
             state,
@@ -157,13 +174,25 @@ class SnapshotWriter:
 
     def _save_sparse(self, folder: str, step: int, since: int | None) -> list[SavedFile]:
         saving = [server.save.remote(folder, step, since) for server in self._stages.servers]
-        files: list[list[SavedFile]] = self._stages.watch.get(saving, may_take_long=True)
+        try:
+            files: list[list[SavedFile]] = self._stages.watch.get(saving, may_take_long=True)
+        except Exception:
+            self._give_up(saving, step)
+            raise
         return [file for files_of_server in files for file in files_of_server]
+
+    def _give_up(self, saving: list[Any], step: int) -> None:
+        """When one server has failed: return when none writes any more, and all can make another cut."""
+        for server in self._stages.servers:
+            server.release.remote(step)
+        for promise in saving:
+            with contextlib.suppress(Exception):
+                self._stages.watch.get([promise], may_take_long=True)
 
     def _kept(self, newest: str, best: str | None) -> set[str]:
         """Names of the snapshots that stay: the newest, the best, and what they build on."""
-        before = [name for name in self._folder.snapshot_names() if name < newest]
-        wanted = [newest, *before[len(before) - (self._config.keep - 1) :]]
+        before = [name for name in self._folder.snapshot_names() if name < newest and name in self._own]
+        wanted = [newest, *before[max(0, len(before) - (self._config.keep - 1)) :]]
         kept: set[str] = set()
         for name in [*wanted, *([] if best is None else [best])]:
             following: str | None = name

@@ -129,6 +129,12 @@ def write_snapshot(
         raise
 
 
+def restate_snapshot(path: Path, state: RunState) -> None:
+    """Let a whole snapshot say something else of its run; weights and rows are those of its step anyway."""
+    manifest = _manifest(path) | asdict(state)
+    write_json(path / MANIFEST, manifest | {"checksum": checksum_of(manifest)})
+
+
 def read_snapshot(path: Path) -> Snapshot:
     """Open a snapshot and verify it, with all that it builds on.
 

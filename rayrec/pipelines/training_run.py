@@ -180,8 +180,10 @@ class TrainingRun:
                 step, loss = reached, self._progress.mean_loss
                 summary = summarise(validate(self._stages, self._assembly))
                 self._progress = self._progress.judged(summary[self._metric].value, step)
-                self._cut_now(step)
+                # First the record: a run that goes on behind the snapshot does not validate there again, and
+                # one that goes on before it forgets the record.
                 self._record(step, loss, summary)
+                self._cut_now(step)
             more = reached == stop
         self._writer.wait()
         progress = self._progress
@@ -251,8 +253,9 @@ class TrainingRun:
         self._writer.check()
         if step == 0 or self._writer.is_writing:
             return
-        if self._writer.saved_steps == step:
-            self._writer.answer_with_last()
+        if step == self._writer.saved_steps:
+            if self._writer.is_asked:
+                self._cut_now(step)  # whoever asks gets the one that there is
         elif self._schedule(step - 1):
             self._cut_now(step)
             self._schedule.taken()
@@ -286,22 +289,29 @@ class TrainingRun:
     def _cut_now(self, step: int) -> None:
         """A snapshot of the steps before this one, which are all committed."""
         self._writer.wait()  # servers make one cut at a time
-        self._write(self._pipeline.cut(step - 1))
+        if step == self._writer.saved_steps:
+            self._writer.restate(*self._description(step - 1))
+        else:
+            self._write(self._pipeline.cut(step - 1))
 
     def _write(self, cut: Cut) -> None:
+        state, shown = self._description(cut.step)
+        self._writer.begin(cut, state, self._cursor.to_table(), shown)
+
+    def _description(self, step: int) -> tuple[RunState, Shown]:
+        """What a snapshot after this step says of the run."""
         registry = self._assembly.registry
         progress = asdict(self._progress)
         state = RunState(
-            committed_step=cut.step,
+            committed_step=step,
             incarnation=self._incarnation,
             dataset_fingerprint=self._assembly.dataset.fingerprint,
             semantic_ids_version=None if registry is None else registry.version,
-            read_position=self._plan.position(cut.step + 1),
+            read_position=self._plan.position(step + 1),
             progress=progress,
             followed=self._assembly.rows.state,
         )
-        is_best = self._progress.best_step == cut.step + 1
-        self._writer.begin(cut, state, self._cursor.to_table(), Shown(progress, is_best))
+        return state, Shown(progress, is_best=self._progress.best_step == step + 1)
 
     def _record(self, step: int, loss: float, summary: dict[str, Estimate]) -> None:
         stages = self._stages.stats().summary()

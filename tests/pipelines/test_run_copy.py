@@ -84,3 +84,41 @@ def test_no_copy_is_said_to_be_none(tmp_path):
     with pytest.raises(InputError, match=f"^{URL}: there is no copy of a run here"):
         RunCopy(URL).restore(tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_snapshot_of_a_step_that_was_trained_anew_replaces_the_one_before(tmp_path):
+    run = run_with(tmp_path / "run", "step-5", "step-9")
+    copy = RunCopy(URL)
+    copy.update(run, {"step-5", "step-9"})
+    (run / "snapshots" / "step-9" / "item-00000.parquet").write_bytes(b"of three servers now")
+    (run / "snapshots" / "step-9" / "manifest.json").write_text('{"incarnation": 1}')
+
+    copy.update(run, {"step-5", "step-9"})
+
+    copy.restore(tmp_path / "elsewhere")
+    assert contents(tmp_path / "elsewhere") == contents(run)
+
+
+def test_a_copy_that_was_brought_back_in_part_is_no_run_yet(tmp_path, monkeypatch):
+    """Its run.json would name snapshots that are not there, and nobody would bring them."""
+    run = run_with(tmp_path / "run", "step-5", "step-9")
+    copy = RunCopy(URL)
+    copy.update(run, {"step-5", "step-9"})
+    fetch, elsewhere = RunCopy._fetch, tmp_path / "elsewhere"
+
+    for num_files in range(len(contents(run))):
+        left = iter(range(num_files))
+
+        def killed(self: RunCopy, run: Path, name: str, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            fetch(self, run, name)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RunCopy, "_fetch", killed)
+            with pytest.raises(KeyboardInterrupt):
+                copy.restore(elsewhere)
+        assert not (elsewhere / "run.json").exists()
+
+    copy.restore(elsewhere)
+    assert contents(elsewhere) == contents(run)

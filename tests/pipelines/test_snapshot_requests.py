@@ -74,3 +74,18 @@ def test_who_has_waited_long_enough_takes_the_request_back(run):
         request_snapshot(run, timeout_s=0.0)
 
     assert SnapshotRequests(run).pending() == []
+
+
+def test_an_answer_that_is_a_runs_last_act_is_heard(run, monkeypatch):
+    requests = SnapshotRequests(run)
+    asked = iter([True])
+
+    def is_alive(self: RunFolder) -> bool:
+        if next(asked, False):
+            return True
+        requests.answer(requests.pending(), Answer("step-000000007"))
+        return False
+
+    monkeypatch.setattr(RunFolder, "is_alive", property(is_alive))
+
+    assert request_snapshot(run, timeout_s=30.0).name == "step-000000007"
