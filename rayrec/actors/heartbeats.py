@@ -9,6 +9,7 @@ that name the call.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import threading
@@ -21,8 +22,13 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+logger = logging.getLogger(__name__)
+
+KILL_PATIENCE_S = 30.0
+"""How long another node may take to end a process."""
 BEATS_PER_TIMEOUT = 5
 """Beats in the time after which a silent process counts as hung."""
 
@@ -125,13 +131,20 @@ def spawn_heartbeat_monitor(run: str) -> ActorHandle:
     return handle
 
 
-def kill_process(process: ProcessId) -> None:
-    """End a process of the cluster by the kernel: one that is stopped hears nothing that Ray says."""
+def kill_process(process: ProcessId, timeout_s: float = KILL_PATIENCE_S) -> None:
+    """End a process of the cluster by the kernel: one that is stopped hears nothing that Ray says.
+
+    Where its node is gone, or does not answer in time, that is all that is done.
+    """
     if process.node == ray.get_runtime_context().get_node_id():
         _kill(process)
         return
     strategy = NodeAffinitySchedulingStrategy(process.node, soft=False)
-    ray.get(ray.remote(_kill).options(num_cpus=0, scheduling_strategy=strategy).remote(process))
+    killed: Any = ray.remote(_kill).options(num_cpus=0, scheduling_strategy=strategy).remote(process)
+    try:
+        ray.get(killed, timeout=timeout_s)
+    except (GetTimeoutError, RayError) as error:
+        logger.warning("process %d of node %s cannot be killed: %s", process.number, process.node, error)
 
 
 def _kill(process: ProcessId) -> None:

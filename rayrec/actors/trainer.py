@@ -219,7 +219,7 @@ def spawn_trainers(
     ]
 
 
-def connect_trainers(trainers: Sequence[ActorHandle]) -> None:
-    """Let several trainers meet, so that they can sum their dense gradients."""
+def connect_trainers(trainers: Sequence[ActorHandle]) -> list[Any]:
+    """Let several trainers meet, so that they can sum their dense gradients; promises of it."""
     address: Any = trainers[0].address.remote()
-    ray.get([trainer.join.remote(address) for trainer in trainers])
+    return [trainer.join.remote(address) for trainer in trainers]

@@ -61,6 +61,10 @@ _LENT_EVERY = 2**19
 """Gradient numbers that are applied before reads are let in: half a millisecond's work."""
 
 
+class StepTimeoutError(TimeoutError):
+    """A step was not committed in time, since an update of it has not come."""
+
+
 @dataclass(frozen=True)
 class ShardStats:
     """What one shard holds and has done since it was made."""
@@ -170,7 +174,7 @@ class EmbeddingShard:
         Raises:
             ValueError: unknown table, or ids of the wrong shape or dtype; or the error with which the
                 update of a step it waits for was refused.
-            TimeoutError: the step was not committed in time.
+            StepTimeoutError: the step was not committed in time.
             RuntimeError: a new incarnation began meanwhile.
             OSError: rows cannot be read from disk, or have to make room there for them and it is full.
         """
@@ -520,7 +524,7 @@ class EmbeddingShard:
         assert not in_time
         next_step = self._committed_step + 1
         arrived = self._pending.get(next_step, StepContributions(self._num_sources))
-        raise TimeoutError(
+        raise StepTimeoutError(
             f"shard {self._shard}: waited {self._wait_timeout_s:g} s for step {step}, but the last "
             f"committed step is {self._committed_step}; no complete update of step {next_step} "
             f"came from trainers {arrived.missing()}"

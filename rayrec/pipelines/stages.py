@@ -22,6 +22,7 @@ from rayrec.actors.read_ahead import ReadAhead
 from rayrec.actors.sample_reader import spawn_sample_readers
 from rayrec.actors.spawning import ActorRole
 from rayrec.actors.trainer import TrainerSpec, connect_trainers, spawn_trainers
+from rayrec.embeddings.shard import StepTimeoutError
 from rayrec.pipelines.assembly import Assembly, features_of
 from rayrec.pipelines.stage_stats import StageStats
 from rayrec.pipelines.watch import StageHungError, Watch
@@ -55,7 +56,7 @@ class Stages:
 
     def stats(self) -> StageStats:
         groups = [self.readers, self.feature_workers, self.servers, self.trainers]
-        return StageStats(*(ray.get([actor.stats.remote() for actor in group]) for group in groups))
+        return StageStats(*(self.watch.get([actor.stats.remote() for actor in group]) for group in groups))
 
 
 @dataclass(frozen=True)
@@ -135,15 +136,18 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
             pipeline.cpus_per_trainer,
             accelerator,
         )
-        _wait_until_up(started, START_PATIENCE_S)
-        if len(trainers) > 1:
-            connect_trainers(trainers)
         stateless = frozenset(member.name for member in started if member.actor in [*readers, *workers])
         watch = Watch(monitor, stateless, recovery.hang_timeout_s)
+        _wait_until_up(started, START_PATIENCE_S, watch, max(START_PATIENCE_S, recovery.hang_timeout_s))
+        if len(trainers) > 1:
+            watch.get(connect_trainers(trainers))
         yield Stages(assembly.plan, readers, workers, servers, trainers, watch)
     except StageHungError:
         raise  # it has been killed since, which is no news
     except Exception as error:
+        if isinstance(cause := root_cause(error), StepTimeoutError):
+            # A trainer whose part does not come; servers may find that before the driver does.
+            raise StageHungError(str(cause)) from error
         death = _death_behind(error, started)
         if death is None:
             raise
@@ -153,23 +157,29 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
             ray.kill(actor)
 
 
-def _wait_until_up(started: Sequence[_Member], patience_s: float) -> None:
-    """Return when every constructor has run; raises the first error of one.
+def _wait_until_up(
+    started: Sequence[_Member], patience_s: float, watch: Watch, look_every_s: float
+) -> None:
+    """Return when every constructor has run; raises the first error of one, or that of one that hangs.
 
     Ray waits without a word for room on the cluster. That makes sense while another job may end, or
     nodes may join; so it is said, at growing intervals, and waited for.
     """
     waiting: dict[Any, _Member] = {member.actor.stats.remote(): member for member in started}
-    began = said = time.monotonic()
+    began = said = looked = time.monotonic()
     while waiting:
-        timeout_s = max(0.0, said + patience_s - time.monotonic())
-        ready, _ = ray.wait(list(waiting), num_returns=1, timeout=timeout_s)
+        due = min(said + patience_s, looked + look_every_s)
+        ready, _ = ray.wait(list(waiting), num_returns=1, timeout=max(0.0, due - time.monotonic()))
         ray.get(ready)
         for ref in ready:
             del waiting[ref]
-        if not ready:
-            logger.warning("%s", _still_waiting(list(waiting.values()), time.monotonic() - began))
-            said, patience_s = time.monotonic(), 2 * patience_s
+        now = time.monotonic()
+        if not ready and now >= looked + look_every_s:
+            watch.look_after_silent()
+            looked = now
+        if not ready and now >= said + patience_s:
+            logger.warning("%s", _still_waiting(list(waiting.values()), now - began))
+            said, patience_s = now, 2 * patience_s
 
 
 def _still_waiting(members: Sequence[_Member], waited_s: float) -> str:

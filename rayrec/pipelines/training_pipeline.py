@@ -163,7 +163,7 @@ class TrainingPipeline:
             while len(announced) > 1 or (announced and not begun and following == stop):
                 training.append(self._train(announced.popleft(), wants_cut))
         self._stages.watch.get([trainer.drain.remote() for trainer in self._stages.trainers])
-        ray.get([actor.stop_clock.remote() for actor in self._stages.actors])
+        self._stages.watch.get([actor.stop_clock.remote() for actor in self._stages.actors])
         if error is not None:
             raise error
 

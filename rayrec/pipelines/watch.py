@@ -12,14 +12,16 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, RayError
 
-from rayrec.actors.heartbeats import Account, kill_process
+from rayrec.actors.heartbeats import BEATS_PER_TIMEOUT, Account, kill_process
 
 logger = logging.getLogger(__name__)
 
 MONITOR_PATIENCE_S = 30.0
 """How long the monitor of heartbeats may take to answer."""
+MISSED_BEATS = 2
+"""After which a process may well be silent, and is waited for before others are blamed."""
 
 
 class StageHungError(RuntimeError):
@@ -65,14 +67,20 @@ class Watch:
             values.update(zip(ready, ray.get(ready), strict=True))
         return [values[ref] for ref in refs]
 
+    def look_after_silent(self) -> None:
+        """While actors start, which may take any time: find a process that gives no sign of life any more.
+
+        Raises:
+            StageHungError: it is a server or trainer.
+        """
+        self._look_after(again=False, may_take_long=True)
+
     def _look_after(self, again: bool, may_take_long: bool) -> None:
-        try:
-            asked: Any = self._monitor.accounts.remote()
-            accounts: Mapping[str, Account] = ray.get(asked, timeout=MONITOR_PATIENCE_S)
-        except GetTimeoutError:
-            logger.warning("nothing has come for %.0f s, and no word of the actors", self._hang_timeout_s)
-            return
-        hung = self._silent(accounts) or ({} if may_take_long else self._stuck(accounts))
+        accounts = self._accounts()
+        silent = self._silent(accounts)
+        if not silent and not again and self._is_in_doubt(accounts):
+            return  # whoever is in a call now may wait for a process that counts as silent next time
+        hung = silent or ({} if may_take_long else self._stuck(accounts))
         if not hung:
             if (
                 again and not may_take_long
@@ -90,6 +98,22 @@ class Watch:
             for account in hung.values():
                 kill_process(account.beat.process)
             raise StageHungError("; ".join(lost))
+
+    def _accounts(self) -> Mapping[str, Account]:
+        """Nothing, if the monitor does not answer: it comes back by itself if it has died."""
+        try:
+            asked: Any = self._monitor.accounts.remote()
+            accounts: Mapping[str, Account] = ray.get(asked, timeout=MONITOR_PATIENCE_S)
+            return accounts
+        except (GetTimeoutError, RayError) as error:
+            logger.warning(
+                "nothing has come for %.0f s, and no word of the actors: %s", self._hang_timeout_s, error
+            )
+            return {}
+
+    def _is_in_doubt(self, accounts: Mapping[str, Account]) -> bool:
+        limit_s = MISSED_BEATS * self._hang_timeout_s / BEATS_PER_TIMEOUT
+        return any(account.age_s >= limit_s for account in accounts.values())
 
     def _silent(self, accounts: Mapping[str, Account]) -> dict[str, Account]:
         return {name: account for name, account in accounts.items() if account.age_s >= self._hang_timeout_s}

@@ -17,6 +17,7 @@ from rayrec.pipelines.assembly import Assembly, assemble
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.stages import Stages, running_stages
 from rayrec.pipelines.training_pipeline import TrainingPipeline
+from rayrec.pipelines.watch import StageHungError
 from rayrec.platform.ray_errors import ActorDeathError
 from tests.data import small_dataset
 
@@ -29,13 +30,15 @@ QUEUE_DEPTH = 3
 def assembly_of(tmp_path_factory) -> Callable[..., Assembly]:
     data = small_dataset(tmp_path_factory.mktemp("stages")).root
 
-    def assembly(**pipeline: Any) -> Assembly:
-        return assemble(config(data, pipeline))
+    def assembly(wait_timeout_s: float = 60.0, hang_timeout_s: float = 60.0, **pipeline: Any) -> Assembly:
+        return assemble(config(data, pipeline, wait_timeout_s, hang_timeout_s))
 
     return assembly
 
 
-def config(data: Path, pipeline: dict[str, Any]) -> RunConfig:
+def config(
+    data: Path, pipeline: dict[str, Any], wait_timeout_s: float, hang_timeout_s: float
+) -> RunConfig:
     return RunConfig.parse(
         {
             "data": {"path": str(data)},
@@ -45,15 +48,20 @@ def config(data: Path, pipeline: dict[str, Any]) -> RunConfig:
                 "num_negatives": 8,
                 "backbone": {"dim": 8, "num_layers": 1, "num_heads": 2, "feedforward_dim": 16},
             },
-            "sparse": {"num_servers": 1, "wait_timeout_s": 60},
+            "sparse": {"num_servers": 1, "wait_timeout_s": wait_timeout_s},
+            "recovery": {"hang_timeout_s": hang_timeout_s},
             "pipeline": {"trainer_threads": 1} | pipeline,
             "training": {"batch_size": 8, "epochs": 1},
         }
     )
 
 
+def process_of(actor: Any) -> int:
+    return ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
+
+
 def kill_process(actor: Any) -> None:
-    os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+    os.kill(process_of(actor), signal.SIGKILL)
 
 
 VICTIMS: dict[str, Callable[[Stages], Any]] = {
@@ -130,3 +138,42 @@ def test_actors_that_find_no_room_are_named_until_there_is_some(ray_cluster, ass
 
     assert "1 of the run's actors have not started: room/trainer-0 (asks for 1 CPU)" in said[-1]
     assert "of 8 CPU are free" in said[-1]
+
+
+def test_a_stateless_stage_that_hangs_when_nobody_needs_it_any_more_holds_up_nobody(ray_cluster, assembly_of):
+    with running_stages("idle", assembly_of(hang_timeout_s=2.0)) as stages:
+        steps = TrainingPipeline(stages, QUEUE_DEPTH).run(0, 3)
+        for result in steps:
+            if result.step == 2:
+                os.kill(process_of(stages.readers[0]), signal.SIGSTOP)
+
+        assert stages.stats().summary()["read_busy_s"] >= 0
+
+
+def test_an_update_that_does_not_come_is_a_stage_that_hangs(ray_cluster, assembly_of):
+    sentence = r"^shard 0: waited 0.5 s for step 0, .* came from trainers \[0\]"
+    assembly = assembly_of(wait_timeout_s=0.5)
+
+    with pytest.raises(StageHungError, match=sentence), running_stages("late", assembly) as stages:
+        ray.get(stages.servers[0].lookup.remote({}, after_step=0))
+
+
+def test_an_actor_that_hangs_while_it_starts_is_found(ray_cluster):
+    class Watch:
+        num_looks = 0
+
+        def look_after_silent(self) -> None:
+            self.num_looks += 1
+            if self.num_looks == 2:
+                raise StageHungError("run/trainer-0 hangs")
+
+    @ray.remote(num_cpus=1000)
+    class NeverUp:
+        def stats(self) -> None:
+            pass
+
+    actor: Any = NeverUp.remote()
+    member = stages_module._Member(actor, "run/trainer-0", {"CPU": 1000})
+    with pytest.raises(StageHungError, match="run/trainer-0 hangs"):
+        stages_module._wait_until_up([member], 60.0, Watch(), 0.1)  # type: ignore[arg-type]
+    ray.kill(actor)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,3 +169,40 @@ def test_an_actor_nobody_watches_sends_nothing():
 
     with pulse.during("train", 3):
         pass
+
+
+def test_who_waits_for_a_process_that_has_just_fallen_silent_is_not_blamed(ray_cluster):
+    """Stopped a little later than the wait began, it does not count as silent at the first look."""
+    pending = nothing()
+    looks = iter([0.6 * LIMIT_S, 1.6 * LIMIT_S])
+
+    def accounts() -> Any:
+        return ray.put(
+            {
+                "run/trainer-0": account("train(17)", busy_s=NEVER_S, age_s=0.01),
+                "run/parameter_server-1": account(None, busy_s=0.0, age_s=next(looks)),
+            }
+        )
+
+    monitor: Any = SimpleNamespace(accounts=SimpleNamespace(remote=accounts))
+    with pytest.raises(StageHungError, match=r"^run/parameter_server-1 hangs: .* no sign of life"):
+        Watch(monitor, frozenset(), LIMIT_S).get([pending])
+    ray.cancel(pending, force=True)
+
+
+def test_a_monitor_that_has_died_itself_ends_no_run_and_lets_none_wait_for_ever(ray_cluster):
+    pending = nothing()
+
+    @ray.remote(num_cpus=0)
+    class Dead:
+        def accounts(self) -> None:
+            os._exit(1)
+
+    dead = Dead.remote()
+    with pytest.raises(StageHungError, match="nothing has come of the run's actors"):
+        Watch(dead, frozenset(), LIMIT_S).get([pending])
+    ray.cancel(pending, force=True)
+
+
+def test_a_process_of_a_node_that_is_gone_need_not_be_killed(ray_cluster):
+    kill_process(ProcessId(ray.NodeID.from_random().hex(), 1, "0"), timeout_s=10.0)
