@@ -26,7 +26,7 @@ _UNSIGNED: dict[int, type[np.generic]] = {8: np.uint8, 16: np.uint16, 32: np.uin
 _MOST_OFFSET = 2**31 - 1
 
 
-def places_of(order_R: Int64Array) -> Int32Array:
+def places_of(order_R: Int32Array) -> Int32Array:
     """[R] the inverse of an order: where each row goes."""
     place_R = np.empty(len(order_R), dtype=np.int32)
     _invert(order_R, place_R)
@@ -136,7 +136,7 @@ def _varying(column: list[pa.Array], kind: pa.DataType, places: list[Int32Array]
 
 
 @njit(nogil=True, cache=True)
-def _invert(order_R: Int64Array, place_R: Int32Array) -> None:
+def _invert(order_R: Int32Array, place_R: Int32Array) -> None:
     for number in range(len(order_R)):
         place_R[order_R[number]] = number
 
