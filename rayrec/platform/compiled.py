@@ -1,4 +1,4 @@
-"""What compiled kernels of several rooms share: integer hashing, and arrays as kernels expect them.
+"""What compiled kernels of several rooms share: integer hashing, remainders, arrays as kernels expect them.
 
 Numba caches a compiled kernel by the source of the kernel's own file, so a change here needs the caches of
 its callers dropped; the hash is a contract and does not change.
@@ -18,6 +18,9 @@ _SECOND = np.uint64(0x94D049BB133111EB)
 _S27 = np.uint64(27)
 _S30 = np.uint64(30)
 _S31 = np.uint64(31)
+_S32 = np.uint64(32)
+_LOW = np.uint64(2**32 - 1)
+_MOST = np.uint64(2**64 - 1)
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -33,6 +36,28 @@ def mix64(value: Any) -> Any:
 def extend64(prefix: Any, part: Any) -> Any:
     """One more part for `combine64`: combine64(a, b) = extend64(extend64(0, a), b)."""
     return mix64(np.uint64(prefix) ^ np.uint64(part))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def reciprocal64(divisor: Any) -> Any:
+    """What `remainder64` multiplies by; of a uint64 that is not 0."""
+    return _MOST // divisor
+
+
+@njit(nogil=True, cache=True, inline="always")
+def remainder64(value: Any, divisor: Any, reciprocal: Any) -> Any:
+    """value % divisor, all uint64, by multiplications: unlike divisions, they are done in vectors.
+
+    Source: Barrett, CRYPTO '86. With r = (2**64 - 1) // d, the high 64 bits of value * r are the quotient
+    or at most 2 less.
+    """
+    low, high = value & _LOW, value >> _S32
+    r_low, r_high = reciprocal & _LOW, reciprocal >> _S32
+    middle = high * r_low + ((low * r_low) >> _S32)
+    quotient = high * r_high + (middle >> _S32) + ((low * r_high + (middle & _LOW)) >> _S32)
+    rest = value - quotient * divisor
+    rest = rest - divisor if rest >= divisor else rest
+    return rest - divisor if rest >= divisor else rest
 
 
 def kernel_input(array: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:

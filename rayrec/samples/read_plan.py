@@ -34,6 +34,7 @@ from rayrec.samples.batches import Int64Array, Interval
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.decoding import CorruptGroupError, GroupDecoder, ReadSpec, RowGroup
 from rayrec.samples.filters import Filters, as_filters, filter_expression
+from rayrec.samples.permutation import Int32Array, permutation
 from rayrec.samples.sources import OnCorrupt, ParquetSource, SourceFile, columns_of
 
 logger = logging.getLogger(__name__)
@@ -61,9 +62,9 @@ class Window:
     num_rows: int
     seed: int
 
-    def order(self) -> Int64Array:
+    def order(self) -> Int32Array:
         """[R] order in which the rows are read; entries count in file order."""
-        return np.random.default_rng([self.seed, self.epoch, 1 + self.number]).permutation(self.num_rows)
+        return permutation([self.seed, self.epoch, 1 + self.number], self.num_rows)
 
 
 @dataclass(frozen=True)

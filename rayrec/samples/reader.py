@@ -57,7 +57,7 @@ class ShuffledWindow:
             is_read_R = np.concatenate(
                 [np.full(group.num_rows, group not in lost) for group in window.groups]
             )
-            number_R = np.cumsum(is_read_R) - 1  # of readable rows, in file order
+            number_R = np.cumsum(is_read_R, dtype=np.int32) - 1  # of readable rows, in file order
             chosen_R = is_read_R[self._order_R]
             read_R = number_R[self._order_R[chosen_R]]
             self._readable_before_R1 = np.concatenate([[0], np.cumsum(chosen_R)])

@@ -16,7 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 from pydantic import Field
 
-from rayrec.platform.compiled import extend64, kernel_input
+from rayrec.platform.compiled import extend64, kernel_input, reciprocal64, remainder64
 from rayrec.samples.batches import Int64Array
 from rayrec.samples.ids import hash_strings
 from rayrec.samples.operations.columns import (
@@ -198,6 +198,7 @@ def _modulo(hashed_N: Int64Array, buckets: int) -> Int64Array:
 @njit(nogil=True, cache=True)
 def _unsigned_modulo(hashed_N: Int64Array, buckets: Any) -> Int64Array:
     places_N = np.empty(len(hashed_N), dtype=np.int64)
+    reciprocal = reciprocal64(buckets)
     for n in range(len(hashed_N)):
-        places_N[n] = np.int64(np.uint64(hashed_N[n]) % buckets)
+        places_N[n] = np.int64(remainder64(np.uint64(hashed_N[n]), buckets, reciprocal))
     return places_N

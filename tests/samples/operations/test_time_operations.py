@@ -38,6 +38,19 @@ def test_hours_and_weekdays_are_those_of_the_zone():
     assert features([MONDAY], "Asia/Shanghai") == [[14], [0]]
 
 
+@given(st.integers(-(2**63), 2**63 - 1))
+@example(0)
+@example(-1)
+@example(86_399)
+@example(86_400)
+@example(-(2**63))
+@example(2**63 - 1)
+def test_days_and_weeks_go_on_in_both_directions(seconds):
+    hour, weekday = seconds // 3600 % 24, (seconds // 86_400 + 3) % 7  # 1970 began on a Thursday
+
+    assert features([seconds], "UTC") == [[hour], [weekday]]
+
+
 @given(st.lists(st.integers(0, 4_000_000_000), min_size=1))
 @example([1774745999, 1774746000, 1792889999, 1792890000])  # both changes of 2026
 @pytest.mark.parametrize(
