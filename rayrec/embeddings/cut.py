@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numba import carray, njit
@@ -29,11 +29,11 @@ from rayrec.embeddings.compiled import (
     prefetch,
     row_address,
 )
-from rayrec.embeddings.index import HASHES, MISSING, IdMap, ordered_by_bucket
+from rayrec.embeddings.index import HASHES, MISSING, ordered_by_bucket
 from rayrec.embeddings.layout import NEVER, STEP_WORD
 from rayrec.embeddings.records import RecordAccess
 from rayrec.embeddings.routing import NUM_BUCKETS, bucket_of
-from rayrec.embeddings.row_storage import MemoryRows, Reading
+from rayrec.embeddings.row_storage import CutSource, MemoryRows, Reading
 from rayrec.platform.compiled import kernel_input, mix64
 
 Int64Array = NDArray[np.int64]
@@ -77,36 +77,6 @@ class CutRecords(NamedTuple):
     records_KW: Int32Array
 
 
-class Source(Protocol):
-    """What a cut is made of: ids with a record of W words each, and the last step that changed it."""
-
-    @property
-    def ids(self) -> IdMap: ...
-
-    @property
-    def num_words(self) -> int:
-        """W."""
-        ...
-
-    def begin_reading(self, ids_M: Int64Array) -> Reading | None:
-        """Begin to read records from disk, of those that are there."""
-        ...
-
-    def finish_reading(
-        self, reading: Reading | None, ids_M: Int64Array, after_step: int, until_step: int
-    ) -> tuple[Int64Array, Int32Array]:
-        """Records that were changed last in a step after the one and until the other; moves nothing.
-
-        Returns:
-            ([K] ascending positions of their ids in ids_M, [K, W] records).
-        """
-        ...
-
-    def steps(self, records_KW: Int32Array) -> Int32Array:
-        """[K] last step that changed each record."""
-        ...
-
-
 class CutEndedError(RuntimeError):
     """A cut was given up before all of it was read."""
 
@@ -120,7 +90,7 @@ class Cut:
         wait: for the writer, when there is too much aside.
     """
 
-    def __init__(self, source: Source, step: int, most_bytes: int, wait: Wait) -> None:
+    def __init__(self, source: CutSource, step: int, most_bytes: int, wait: Wait) -> None:
         self.step = step
         self._source = source
         self._most_bytes = most_bytes

@@ -1,6 +1,6 @@
 """Where a table's rows are: all of them in memory, or some of them on disk (`tiered_rows`).
 
-Axes: M ids of one call or part.
+Axes: M ids of one call or part, K of them that are found, W words of a record.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RowsPart(NamedTuple):
 
 
 class Reading(Protocol):
-    """Some records on their way, between `RowStorage.begin_reading` and `RowStorage.finish_reading`."""
+    """Some records on their way, between `begin_reading` and `finish_reading` of a source."""
 
     def read(self) -> None:
         """Wait for the disk; needs no lock."""
@@ -43,7 +43,37 @@ class Reading(Protocol):
         ...
 
 
-class RowStorage(Protocol):
+class CutSource(Protocol):
+    """What a cut is made of: ids with a record of W words each, and the last step that changed it."""
+
+    @property
+    def ids(self) -> IdMap: ...
+
+    @property
+    def num_words(self) -> int:
+        """W."""
+        ...
+
+    def begin_reading(self, ids_M: Int64Array) -> Reading | None:
+        """Begin to read records from disk, of those that are there."""
+        ...
+
+    def finish_reading(
+        self, reading: Reading | None, ids_M: Int64Array, after_step: int, until_step: int
+    ) -> tuple[Int64Array, Int32Array]:
+        """Records that were changed last in a step after the one and until the other; moves nothing.
+
+        Returns:
+            ([K] ascending positions of their ids in ids_M, [K, W] records).
+        """
+        ...
+
+    def steps(self, records_KW: Int32Array) -> Int32Array:
+        """[K] last step that changed each record."""
+        ...
+
+
+class RowStorage(CutSource, Protocol):
     """Rows by id. Not thread-safe.
 
     Row numbers are those of `records`; the numbers that `find` and `add` return hold until the next
@@ -55,14 +85,6 @@ class RowStorage(Protocol):
 
     @property
     def records(self) -> Records: ...
-
-    @property
-    def ids(self) -> IdMap: ...
-
-    @property
-    def num_words(self) -> int:
-        """Of a record."""
-        ...
 
     def __len__(self) -> int:
         """Ids that have rows."""
@@ -111,24 +133,6 @@ class RowStorage(Protocol):
 
     def scan(self) -> Iterator[RowsPart]:
         """All rows as `parts`, in the order in which they are read fastest, without regard to buckets."""
-        ...
-
-    def begin_reading(self, ids_M: Int64Array) -> Reading | None:
-        """Begin to copy records of ids, which may have none; None if none of them is on disk."""
-        ...
-
-    def finish_reading(
-        self, reading: Reading | None, ids_M: Int64Array, after_step: int, until_step: int
-    ) -> tuple[Int64Array, Int32Array]:
-        """Copies of the records that were changed last after the one step and until the other; moves nothing.
-
-        Returns:
-            ([K] ascending positions of their ids in ids_M, [K, W] records).
-        """
-        ...
-
-    def steps(self, records_KW: Int32Array) -> Int32Array:
-        """[K] last step that changed each record."""
         ...
 
     def parts(self, ordered: bool) -> Iterator[RowsPart]:

@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 from rayrec.embeddings.admission import Sighted, SightingCounters
 from rayrec.embeddings.batch_rows import IdGroups, output
 from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.cut import Cut, Source, Wait, most_aside_bytes
+from rayrec.embeddings.cut import Cut, Wait, most_aside_bytes
 from rayrec.embeddings.distinct_ids import first_repeated
 from rayrec.embeddings.eviction import Evicted, GivenUp, Tombstones, choose_victims
 from rayrec.embeddings.index import MISSING
 from rayrec.embeddings.layout import NEVER, STEP_WORD
 from rayrec.embeddings.records import RecordAccess, RecordArray
 from rayrec.embeddings.row_operations import RowOperations
-from rayrec.embeddings.row_storage import MemoryRows, RowStorage
+from rayrec.embeddings.row_storage import CutSource, MemoryRows, RowStorage
 from rayrec.embeddings.tiered_rows import Fetch, TieredRows
 from rayrec.platform.compiled import kernel_input
 
@@ -386,7 +386,7 @@ class EmbeddingTable:
         """
         assert self._cut is None, f"{self.config.name!r}: there is a cut already"
 
-        def cut_of(source: Source, num_bytes: int) -> Cut:
+        def cut_of(source: CutSource, num_bytes: int) -> Cut:
             return Cut(source, step, most_aside_bytes(num_bytes), wait)
 
         self._cut = TableCut(

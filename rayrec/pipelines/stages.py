@@ -157,9 +157,7 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
             ray.kill(actor)
 
 
-def _wait_until_up(
-    started: Sequence[_Member], patience_s: float, watch: Watch, look_every_s: float
-) -> None:
+def _wait_until_up(started: Sequence[_Member], patience_s: float, watch: Watch, look_every_s: float) -> None:
     """Return when every constructor has run; raises the first error of one, or that of one that hangs.
 
     Ray waits without a word for room on the cluster. That makes sense while another job may end, or

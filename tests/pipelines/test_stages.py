@@ -36,9 +36,7 @@ def assembly_of(tmp_path_factory) -> Callable[..., Assembly]:
     return assembly
 
 
-def config(
-    data: Path, pipeline: dict[str, Any], wait_timeout_s: float, hang_timeout_s: float
-) -> RunConfig:
+def config(data: Path, pipeline: dict[str, Any], wait_timeout_s: float, hang_timeout_s: float) -> RunConfig:
     return RunConfig.parse(
         {
             "data": {"path": str(data)},
