@@ -148,7 +148,8 @@ def kill_process(process: ProcessId, timeout_s: float = KILL_PATIENCE_S) -> None
 
 
 def _kill(process: ProcessId) -> None:
-    if _started(process.number) == process.started:
+    # Where nobody can tell that it is still the same process, it is left to Ray.
+    if process.started and _started(process.number) == process.started:
         with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
             os.kill(process.number, signal.SIGKILL)
 

@@ -145,11 +145,16 @@ class SnapshotWriter:
         best = path.name if shown.is_best else self._folder.state["best"]
         # One write: what run.json says belongs to one snapshot.
         self._folder.update(last=path.name, best=best, progress=shown.progress)
+        self._requests.answer(requests, Answer(path.name))
         kept = self._kept(path.name, best)
         if self._copy is not None:
-            self._copy.update(self._folder.path, kept)
+            try:
+                self._copy.update(self._folder.path, kept)
+            except OSError as error:
+                # Its own folder is whole, and the next copy brings what this one lacks.
+                logger.warning("%s was not copied to %s: %s", path.name, self._config.copy_to, error)
+                self._folder.update(failed_copies=self._folder.state.get("failed_copies", 0) + 1)
         self._folder.keep_only(kept)
-        self._requests.answer(requests, Answer(path.name))
 
     def _write_to(self, path: Path, cut: Cut, state: RunState, cursor: pa.Table) -> None:
         watch = self._stages.watch

@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
+from ray.exceptions import ObjectLostError, RayError
 
 from rayrec.actors.feature_worker import spawn_feature_workers
 from rayrec.actors.heartbeats import BEATS_PER_TIMEOUT, Heart, monitor_name, spawn_heartbeat_monitor
@@ -207,6 +207,8 @@ def _death_behind(error: Exception, started: Sequence[_Member]) -> ActorDeathErr
     cause = root_cause(error)
     if isinstance(cause, ActorDeathError):
         return cause
+    if isinstance(cause, ObjectLostError):
+        return ActorDeathError("a batch was lost with the node that held it")
     if not isinstance(cause, RayError | RuntimeError):
         return None
     # A trainer hears of another one's death from the collective, which names nobody. The dead answer

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from rayrec.actors.feature_worker import BatchSummary
 from rayrec.actors.trainer import StepReport
@@ -195,7 +195,7 @@ class TrainingPipeline:
         except (RayTaskError, ActorDiedError) as error:
             # Of a worker that died and cannot start anew, what its constructor says is the reason.
             cause = root_cause(error)
-            if isinstance(cause, ActorDeathError):
+            if isinstance(cause, ActorDeathError | RayError):  # of the cluster, not of the batch
                 raise
             raise BatchError(batch.step, cause) from error
         pairs = zip(self._stages.trainers, batch.shares, strict=True)

@@ -20,7 +20,8 @@ def validate(stages: Stages, assembly: Assembly) -> np.ndarray:
     The users are in an order that hashes their ids, so the first `max_users` are a random sample.
     """
     config = assembly.config.evaluation
-    stages.watch.get([trainer.read_catalogue.remote() for trainer in stages.trainers])
+    reading = [trainer.read_catalogue.remote() for trainer in stages.trainers]
+    stages.watch.get(reading, may_take_long=True)
     in_flight: deque[tuple[Any, np.ndarray]] = deque()
     places: list[np.ndarray] = []
     batches = evaluation_batches(assembly.dataset, "valid", config.batch_size, config.max_users)

@@ -14,6 +14,7 @@ import pytest
 from rayrec.embeddings.cut import CutEndedError
 from rayrec.embeddings.saved_files import SavedFile, checksum_file
 from rayrec.pipelines.config import RunConfig, SnapshotConfig
+from rayrec.pipelines.run_copy import RunCopy
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshot_writer import Shown, SnapshotWriter
 from rayrec.pipelines.snapshots import RunState, base_of, read_snapshot
@@ -162,3 +163,19 @@ def test_a_cut_that_one_server_gives_up_is_given_up_by_all_before_there_is_anoth
     write(writer, 9)
     assert other.asked[-1] == (9, 3)
     assert base_of(folder.snapshot_path(10)) == "step-000000004"
+
+
+def test_a_copy_that_fails_is_counted_and_the_run_goes_on(folder, monkeypatch):
+    def down(self: RunCopy, run: Path, snapshots: set[str]) -> None:
+        raise OSError("the bucket does not answer")
+
+    monkeypatch.setattr(RunCopy, "update", down)
+    request = folder.path / "requests" / "wish"
+    writer = writer_of(folder, copy_to="memory://bucket/runs/mine")
+    request.write_bytes(b"")
+
+    write(writer, 3)
+
+    assert folder.state["last"] == "step-000000004"
+    assert folder.state["failed_copies"] == 1
+    assert '"snapshot": "step-000000004"' in request.with_name("wish.answer").read_text()
