@@ -46,6 +46,7 @@ FREE_TO_CHANGE = (
     "sparse.expected_rows",
     *(f"sparse.tables.{table}.disk" for table in TABLE_SEEDS),
     "evaluation.every_epochs",
+    "evaluation.every_steps",
     "evaluation.patience",
     "evaluation.batch_size",
     "data.path",

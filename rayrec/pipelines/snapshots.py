@@ -144,6 +144,8 @@ def read_snapshot(path: Path) -> Snapshot:
     own = _verified_manifest(path)
     chain = [(path, own)]
     while (base := chain[0][1]["base"]) is not None:
+        if base in [folder.name for folder, _ in chain]:
+            raise InputError(f"{path.parent / base / MANIFEST}: builds on itself; the snapshot is damaged")
         chain.insert(0, (path.parent / base, _verified_manifest(path.parent / base)))
     return Snapshot(
         path,

@@ -134,8 +134,8 @@ def _train_in(
                 "set another device, lower pipeline.num_trainers, or join a larger cluster",
             )
             result = _train_until_over(folder, assembly, snapshot, on_step)
-    except KeyboardInterrupt:
-        folder.update(state="stopped", error="interrupted")
+    except (KeyboardInterrupt, SystemExit) as stop:  # Ray's drivers exit on SIGTERM, which job managers send
+        folder.update(state="stopped", error="terminated" if isinstance(stop, SystemExit) else "interrupted")
         if folder.state["last"] is not None:
             logger.info("stopped; --resume continues from %s", folder.chosen_snapshot("last"))
         raise

@@ -230,3 +230,11 @@ def test_a_snapshot_of_the_same_step_is_replaced(tmp_path):
     write(path, step=2)
 
     assert read_snapshot(path).committed_step == 2
+
+
+def test_a_snapshot_that_builds_on_itself_is_refused(tmp_path):
+    write(tmp_path / "step-1", step=0, base="step-2")
+    write(tmp_path / "step-2", step=1, base="step-1")
+
+    with pytest.raises(InputError, match="builds on itself"):
+        read_snapshot(tmp_path / "step-2")

@@ -185,6 +185,20 @@ def test_an_interrupted_run_says_so_and_has_what_it_had(interrupted):
     assert last_snapshot(interrupted).committed_step == STEPS_PER_EPOCH - 1
 
 
+def test_a_run_that_is_terminated_says_so(ray_cluster, data, tmp_path, monkeypatch):
+    """Ray turns SIGTERM into an exit of the driver."""
+
+    def terminated(*arguments: object) -> None:
+        raise SystemExit(15)
+
+    monkeypatch.setattr("rayrec.pipelines.train._train_until_over", terminated)
+    with pytest.raises(SystemExit):
+        train(settings(data), tmp_path / "run")
+
+    state = RunFolder.open(tmp_path / "run").state
+    assert (state["state"], state["error"]) == ("stopped", "terminated")
+
+
 def test_a_resumed_run_ends_with_the_bits_of_one_that_was_never_stopped(
     uninterrupted, interrupted, data, tmp_path
 ):
