@@ -137,7 +137,8 @@ def run_config(dataset: Dataset, settings: dict[str, Any], **pipeline: Any) -> R
 def read_run(folder: Path, result: TrainingResult) -> Trained:
     snapshot = read_snapshot(RunFolder.open(folder).chosen_snapshot("last"))
     tables: dict[str, dict[int, np.ndarray]] = {}
-    for path in snapshot.sparse_files:
+    (files,) = snapshot.sparse_chain
+    for path in files:
         if ".evicted." in path.name or ".sighted." in path.name:
             table, content = path.name.split("-")[0], path.name.split(".")[1]
             ids = pq.read_table(path)["id"].to_pylist()
@@ -146,7 +147,7 @@ def read_run(folder: Path, result: TrainingResult) -> Trained:
         rows = pq.read_table(path).to_pydict()
         table = tables.setdefault(path.name.split("-")[0], {})
         for row_id, weights, state in zip(rows["id"], rows["weights"], rows["state"], strict=True):
-            table[row_id] = np.array(weights + state, dtype=np.float32)
+            table[row_id] = np.frombuffer(weights + state, dtype=np.float32)
     weights, state = snapshot.weights, snapshot.optimizer_state
     return Trained(result.steps, result.final_loss, weights, state, tables, result.stages)
 

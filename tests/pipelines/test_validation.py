@@ -12,6 +12,7 @@ from rayrec.pipelines.assembly import assemble
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.stages import Stages
 from rayrec.pipelines.validation import validate
+from rayrec.pipelines.watch import Watch
 from tests.data import small_dataset
 
 pytestmark = pytest.mark.ray
@@ -38,7 +39,10 @@ def test_no_more_users_are_ranked_than_asked_for(ray_cluster, tmp_path, max_user
 
     worker: Any = SimpleNamespace(ranking=remote(lambda samples: samples))
     trainer: Any = SimpleNamespace(read_catalogue=remote(lambda: None), rank=remote(rank))
-    places_U = validate(Stages([], [worker], [], [trainer]), assemble(config))
+    monitor: Any = SimpleNamespace(accounts=remote(lambda: {}))
+    assembly = assemble(config)
+    watch = Watch(monitor, frozenset(), hang_timeout_s=60.0)
+    places_U = validate(Stages(assembly.plan, [], [worker], [], [trainer], watch), assembly)
 
     assert len(places_U) == num_users
     assert ranked == dataset.evaluation_rows("valid").user_ids_B[:num_users].tolist()
