@@ -39,7 +39,7 @@ def test_no_more_users_are_ranked_than_asked_for(ray_cluster, tmp_path, max_user
 
     worker: Any = SimpleNamespace(ranking=remote(lambda samples: samples))
     trainer: Any = SimpleNamespace(read_catalogue=remote(lambda: None), rank=remote(rank))
-    monitor: Any = SimpleNamespace(accounts=remote(lambda: {}))
+    monitor: Any = SimpleNamespace(accounts=remote(dict))
     assembly = assemble(config)
     watch = Watch(monitor, frozenset(), hang_timeout_s=60.0)
     places_U = validate(Stages(assembly.plan, [], [worker], [], [trainer], watch), assembly)
