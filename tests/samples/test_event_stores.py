@@ -96,7 +96,7 @@ def test_a_store_is_the_set_of_its_events_however_they_came(tmp_path_factory, ba
     for key, events in zip(keys, found, strict=True):
         assert set(events) == {event[1:] for event in expected if event[0] == key}
         assert [time for time, *_ in events] == sorted(time for time, *_ in events)
-    assert sorted(itertools.chain.from_iterable(part.tolist() for part in one.key_batches())) == sorted(
+    assert sorted(itertools.chain.from_iterable(part.tolist() for part in one.key_batches(3))) == sorted(
         {event[0] for event in expected}
     )
     one.close()
@@ -113,7 +113,7 @@ def test_both_kinds_of_store_hold_the_same(store):
         expected |= set(events)
     for key, events in enumerate(read(store, range(6))):
         assert sorted(events) == sorted(event[1:] for event in expected if event[0] == key)
-    assert [part.tolist() for part in store.key_batches()] == [[0, 1, 2, 3, 4]]
+    assert [part.tolist() for part in store.key_batches(2)] == [[0, 1], [2, 3], [4]]
 
 
 @settings(max_examples=60)

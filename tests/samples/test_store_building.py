@@ -41,7 +41,7 @@ def histories(address):
     store = open_store(str(address))
     try:
         result = {}
-        for keys_K in store.key_batches():
+        for keys_K in store.key_batches(1000):
             found = store.get_many(keys_K)
             for place, key in enumerate(keys_K.tolist()):
                 rows = slice(found.offsets_K1[place], found.offsets_K1[place + 1])

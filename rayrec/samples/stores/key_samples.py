@@ -72,16 +72,14 @@ def write_key_samples(
         writer = RowGroupWriter(
             lambda number: folder / f"part-{number:05d}.parquet", schema, rows_per_group, ROWS_PER_FILE
         )
-        for keys in store.key_batches():
-            for start in range(0, len(keys), _KEYS_AT_ONCE):
-                keys_K = keys[start : start + _KEYS_AT_ONCE]
-                histories = store.get_many(keys_K, columns=(ITEMS,))
-                rows = _samples(keys_K, histories, schema)
-                writer.write(rows)
-                users += len(keys_K)
-                events += len(histories.times_N)
-                samples += len(rows)
-                progress(samples)
+        for keys_K in store.key_batches(_KEYS_AT_ONCE):
+            histories = store.get_many(keys_K, columns=(ITEMS,))
+            rows = _samples(keys_K, histories, schema)
+            writer.write(rows)
+            users += len(keys_K)
+            events += len(histories.times_N)
+            samples += len(rows)
+            progress(samples)
         written = writer.close()
         if not samples:
             raise InputError(f"{store.name}: no event has another one before it, so there are no samples")

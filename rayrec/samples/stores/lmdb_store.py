@@ -14,19 +14,16 @@ from pathlib import Path
 from threading import Lock
 
 import lmdb
-import numpy as np
 
 from rayrec.platform.errors import InputError
-from rayrec.samples.batches import Int64Array
 from rayrec.samples.stores.encoding import Value
 from rayrec.samples.stores.manifest import StoreManifest
 from rayrec.samples.stores.retry import Retry
-from rayrec.samples.stores.store import Changes, KeyValueEvents, Read, key_of
+from rayrec.samples.stores.store import Changes, KeyValueEvents, Read
 
 _MAP_BYTES = 1 << 40
 """Address space, not disk: the file is as large as what is in it."""
 _MAX_READERS = 1024
-_KEYS_AT_ONCE = 65_536
 _DATA_FILE = "data.mdb"
 
 
@@ -58,24 +55,15 @@ class LmdbStore(KeyValueEvents):
             self.close()
             raise
 
-    def key_batches(self) -> Iterator[Int64Array]:
-        """See `KeyValueEvents.key_batches`; in their order, as of one moment."""
-        with self._environment().begin() as transaction, transaction.cursor() as cursor:
-            found: list[int] = []
-            for name in cursor.iternext(keys=True, values=False):
-                key = key_of(name)
-                if key is not None:
-                    found.append(key)
-                if len(found) == _KEYS_AT_ONCE:
-                    yield np.array(found, dtype=np.int64)
-                    found = []
-            if found:
-                yield np.array(found, dtype=np.int64)
-
     def close(self) -> None:
         if self._mapping is not None:
             self._mapping.release()
             self._mapping = None
+
+    def _names(self) -> Iterator[bytes]:
+        """In their order, as of one moment."""
+        with self._environment().begin() as transaction, transaction.cursor() as cursor:
+            yield from cursor.iternext(keys=True, values=False)
 
     @contextmanager
     def _snapshot(self) -> Iterator[Read]:

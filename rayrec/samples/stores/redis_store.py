@@ -12,20 +12,17 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urldefrag, urlsplit, urlunsplit
 
-import numpy as np
 import redis
 from redis.backoff import NoBackoff
 
 from rayrec.platform.errors import InputError
-from rayrec.samples.batches import Int64Array
 from rayrec.samples.stores.encoding import Value
 from rayrec.samples.stores.manifest import StoreManifest
 from rayrec.samples.stores.retry import Retry, RetryConfig
-from rayrec.samples.stores.store import Changes, KeyValueEvents, Read, key_of
+from rayrec.samples.stores.store import Changes, KeyValueEvents, Read
 
 DEFAULT_PREFIX = "rayrec"
 
-_KEYS_AT_ONCE = 65_536
 _KEYS_PER_SCAN = 10_000
 
 
@@ -74,22 +71,19 @@ class RedisStore(KeyValueEvents):
             self.close()
             raise
 
-    def key_batches(self) -> Iterator[Int64Array]:
-        """See `KeyValueEvents.key_batches`; in their order."""
-
-        def scan() -> list[int]:
-            with self._told_apart():
-                # SCAN may name a key twice while the table grows.
-                names = self._client.scan_iter(match=self._prefix + b"e" + b"?" * 8, count=_KEYS_PER_SCAN)
-                found = (key_of(name[len(self._prefix) :]) for name in names)
-                return [key for key in found if key is not None]
-
-        keys_K = np.unique(np.array(self._attempt(scan), dtype=np.int64))
-        for start in range(0, len(keys_K), _KEYS_AT_ONCE):
-            yield keys_K[start : start + _KEYS_AT_ONCE]
-
     def close(self) -> None:
         self._client.close()
+
+    def _names(self) -> Iterator[bytes]:
+        """Of heads, in their order."""
+
+        def scan() -> set[bytes]:
+            with self._told_apart():
+                # A set: SCAN may name a key twice while the table grows.
+                names = self._client.scan_iter(match=self._prefix + b"e" + b"?" * 8, count=_KEYS_PER_SCAN)
+                return {name[len(self._prefix) :] for name in names}
+
+        return iter(sorted(self._attempt(scan)))
 
     @contextmanager
     def _snapshot(self) -> Iterator[Read]:

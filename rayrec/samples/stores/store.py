@@ -16,6 +16,7 @@ Axes: K keys, E events appended, N events read, V values, R chunks.
 
 from __future__ import annotations
 
+import itertools
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -220,9 +221,15 @@ class KeyValueEvents(ABC):
 
         self._change(change)
 
+    def key_batches(self, most: int) -> Iterator[Int64Array]:
+        """All keys, each once, so many at a time."""
+        keys = (key for name in self._names() if (key := key_of(name)) is not None)
+        while found := list(itertools.islice(keys, most)):
+            yield np.array(found, dtype=np.int64)
+
     @abstractmethod
-    def key_batches(self) -> Iterator[Int64Array]:
-        """All keys, each once, some at a time."""
+    def _names(self) -> Iterator[bytes]:
+        """All names that there are, each once."""
 
     @abstractmethod
     def close(self) -> None: ...
