@@ -26,8 +26,9 @@ from rich.table import Table
 
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.evaluate import MODEL, POPULARITY, EvaluationReport, evaluate
+from rayrec.pipelines.progress import TrainingResult
 from rayrec.pipelines.tokenize import TokenizeConfig, tokenize
-from rayrec.pipelines.train import TrainingResult, train
+from rayrec.pipelines.train import train
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.errors import InputError
 from rayrec.samples.config import PrepareConfig

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,39 +204,3 @@ class SnapshotWriter:
                 kept.add(following)
                 following = base_of(self._folder.snapshots / following)
         return kept
-
-
-class CutSchedule:
-    """After which steps there is a cut, besides those of validations."""
-
-    def __init__(
-        self,
-        config: SnapshotConfig,
-        is_asked: Callable[[], bool],
-        is_writing: Callable[[], bool],
-        clock: Callable[[], float],
-    ) -> None:
-        self._config = config
-        self._is_asked = is_asked
-        self._is_writing = is_writing
-        self._clock = clock
-        self._last_s = clock()
-        self._is_out = False
-        """Whether there is a cut that is not being written yet."""
-
-    def __call__(self, step: int) -> bool:
-        """Whether there is one after this step; one that is due while another is written is left out."""
-        if self._is_out or self._is_writing():
-            return False
-        config = self._config
-        is_due = config.every_steps is not None and (step + 1) % config.every_steps == 0
-        is_due = is_due or (config.every_s is not None and self._clock() - self._last_s >= config.every_s)
-        if not (is_due or self._is_asked()):
-            return False
-        self._last_s = self._clock()
-        self._is_out = True
-        return True
-
-    def taken(self) -> None:
-        """The cut is being written now."""
-        self._is_out = False

@@ -16,12 +16,13 @@ from rayrec.models.program import DivergedError
 from rayrec.pipelines.assembly import Assembly, assemble, check_continues, check_snapshot, check_split
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.memory_plan import plan_memory
+from rayrec.pipelines.progress import Progress, TrainingResult, is_over
 from rayrec.pipelines.rollbacks import Rollbacks
 from rayrec.pipelines.run_copy import RunCopy
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import Snapshot, read_snapshot
 from rayrec.pipelines.stages import running_stages
-from rayrec.pipelines.training_run import OnStep, Progress, TrainingResult, TrainingRun, is_over
+from rayrec.pipelines.training_run import OnStep, TrainingRun
 from rayrec.pipelines.watch import StageHungError
 from rayrec.platform.cluster import check_accelerators, ray_cluster, starts_cluster
 from rayrec.platform.devices import get_device, ray_claim

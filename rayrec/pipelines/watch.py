@@ -82,9 +82,8 @@ class Watch:
             return  # whoever is in a call now may wait for a process that counts as silent next time
         hung = silent or ({} if may_take_long else self._stuck(accounts))
         if not hung:
-            if (
-                again and not may_take_long
-            ):  # everybody says that it is at work on something short, and nothing comes of it
+            # Everybody says that it is at work on something short, and nothing comes of it.
+            if again and not may_take_long:
                 raise StageHungError(
                     f"nothing has come of the run's actors for {2 * self._hang_timeout_s:.0f} s"
                 )

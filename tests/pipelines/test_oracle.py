@@ -16,9 +16,10 @@ import torch
 from examples import one_file_trainer
 from rayrec.models.tokenizers.fit import fit_registry
 from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.progress import TrainingResult
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import read_snapshot
-from rayrec.pipelines.train import TrainingResult, train
+from rayrec.pipelines.train import train
 from rayrec.samples.dataset import Dataset
 from tests.data import small_dataset
 

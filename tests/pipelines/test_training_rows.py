@@ -13,9 +13,10 @@ import pytest
 from pyarrow import fs
 
 from rayrec.pipelines.accepted_files import AcceptedFiles
+from rayrec.pipelines.arrivals import Arrivals
 from rayrec.pipelines.assembly import Assembly, assemble, features_of
 from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.training_rows import Arrivals, training_rows
+from rayrec.pipelines.training_rows import training_rows
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import remote_folder
 from rayrec.samples.batches import FeatureBatch, RowBatch
