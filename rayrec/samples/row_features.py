@@ -27,13 +27,13 @@ class RowFeatures:
     def __init__(
         self,
         sequences: SequenceFeatures,
-        program: FeatureProgram | None = None,
+        program: FeatureProgram,
         seed: int = 0,
         is_prepared: bool = False,
     ) -> None:
         """
         Args:
-            program: makes `user_id` and `item_ids` of the columns there are; None: they are there.
+            program: makes `user_id` and `item_ids` of the columns there are.
             seed: of the run, for the program's random draws.
             is_prepared: training rows have been through the program already when they were read.
         """
@@ -41,7 +41,7 @@ class RowFeatures:
         self._program = program
         self._seed = seed
         self._is_prepared = is_prepared
-        self._takes_histories = program is not None and not program.is_empty and _are_histories(program)
+        self._takes_histories = not program.is_empty and _are_histories(program)
         """Whether the program can be run on histories: of users to rank for, nothing else is stored."""
 
     def training(self, step: int, rows: RowBatch) -> list[FeatureBatch]:
@@ -51,7 +51,7 @@ class RowFeatures:
             InputError: an operation refuses a row.
             StoreUnavailableError: a store that an operation asks did not answer.
         """
-        if self._program is not None and not self._is_prepared:
+        if not self._is_prepared:
             context = RowContext(rows.row_keys_B, self._seed, step)
             rows = RowBatch(rows.row_keys_B, self._program(rows.rows, context), rows.cursor)
         return self._sequences(SampleBatch.of(step, rows))
@@ -70,7 +70,6 @@ class RowFeatures:
         Raises:
             InputError: a field is missing, unknown or of the wrong type.
         """
-        assert self._program is not None, "rows have columns"
         made = self._program.one(row)
         user, items = made["user_id"], made["item_ids"] or []
         if user is None or None in items:
@@ -80,11 +79,8 @@ class RowFeatures:
             )
         return int(user), np.array(items, dtype=np.int64)
 
-    def negative_log_q_I(self) -> np.ndarray:
-        return self._sequences.negative_log_q_I()
-
     def _prepared(self, samples: SampleBatch) -> SampleBatch:
-        if self._program is None or not self._takes_histories:
+        if not self._takes_histories:
             return samples
         columns = {
             "user_id": pa.array(samples.user_ids_B),

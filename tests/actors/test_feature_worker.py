@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 
 from rayrec.actors.feature_worker import BatchSummary, FeatureWorker
 from rayrec.actors.read_ahead import ReadAhead
@@ -11,15 +12,19 @@ from rayrec.embeddings.routing import ShardMap
 from rayrec.platform.metrics import PUBLISH_EVERY_BATCHES, RayStageMetrics
 from rayrec.samples.batches import FeatureBatch
 from rayrec.samples.features import SequenceFeatures
+from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.read_plan import ReadPlan, readings
 from rayrec.samples.reader import SampleReader
 from rayrec.samples.row_features import RowFeatures
 from tests.data import row_batch, sample_batch, small_dataset
 
+COLUMNS = pa.schema([("user_id", pa.int64()), ("item_ids", pa.list_(pa.int64()))])
+AS_READ = FeatureProgram.compile([], COLUMNS)
+
 
 def worker(num_trainers: int) -> FeatureWorker:
     features = SequenceFeatures(np.arange(9), max_length=5, num_trainers=num_trainers)
-    return FeatureWorker(ActorRole("run", "feature_worker", 1), lambda: RowFeatures(features))
+    return FeatureWorker(ActorRole("run", "feature_worker", 1), lambda: RowFeatures(features, AS_READ))
 
 
 def test_every_trainer_gets_an_object_of_its_own():
@@ -49,7 +54,7 @@ def test_what_a_batch_will_read_from_disk_is_announced_to_the_servers_that_hold_
     features = SequenceFeatures(np.arange(9), max_length=5, num_trainers=2, tables=("item", "user"))
     member = FeatureWorker(
         ActorRole("run", "feature_worker", 1),
-        lambda: RowFeatures(features),
+        lambda: RowFeatures(features, AS_READ),
         ReadAhead(tables, [server(0), server(1)]),
     )
 
