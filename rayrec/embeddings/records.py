@@ -111,12 +111,14 @@ def _new_block(num_bytes: int) -> mmap.mmap:
 
 @njit(nogil=True, cache=True)
 def _read(rows: RowAddresses, rows_M: NDArray[np.int64], first: int, words_MW: NDArray[np.int32]) -> None:
+    # From 0 on, or the compiler copies word by word.
+    num_words, offset = words_MW.shape[1], np.uint64(4 * first)
     for m in range(len(rows_M)):
         if m + _AHEAD < len(rows_M):
             prefetch_row(rows, rows_M[m + _AHEAD])
-        record = carray(int32_at(row_address(rows, rows_M[m])), rows.words)
-        for w in range(words_MW.shape[1]):
-            words_MW[m, w] = record[first + w]
+        part = carray(int32_at(row_address(rows, rows_M[m]) + offset), num_words)
+        for w in range(num_words):
+            words_MW[m, w] = part[w]
 
 
 @njit(nogil=True, cache=True)
@@ -133,12 +135,14 @@ def _copy_to(
 
 @njit(nogil=True, cache=True)
 def _write(rows: RowAddresses, rows_M: NDArray[np.int64], first: int, words_MW: NDArray[np.int32]) -> None:
+    # From 0 on, or the compiler copies word by word.
+    num_words, offset = words_MW.shape[1], np.uint64(4 * first)
     for m in range(len(rows_M)):
         if m + _AHEAD < len(rows_M):
             prefetch_row(rows, rows_M[m + _AHEAD])
-        record = carray(int32_at(row_address(rows, rows_M[m])), rows.words)
-        for w in range(words_MW.shape[1]):
-            record[first + w] = words_MW[m, w]
+        part = carray(int32_at(row_address(rows, rows_M[m]) + offset), num_words)
+        for w in range(num_words):
+            part[w] = words_MW[m, w]
 
 
 @njit(nogil=True, cache=True)
