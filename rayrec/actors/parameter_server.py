@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ from rayrec.embeddings.shared_blocks import why_unavailable
 from rayrec.embeddings.shared_calls import CallServer
 from rayrec.embeddings.shared_memory import shard_methods
 from rayrec.embeddings.snapshot import load_tables, write_table
-from rayrec.embeddings.threads import give_way
 from rayrec.platform.metrics import MeterClock, RayStageMetrics, StageTimes
 
 
@@ -153,19 +151,14 @@ class ParameterServer:
             RuntimeError: no such step was frozen, or what it left was given up; steps went on.
         """
         try:
-            # On a thread of its own, since a thread's priority cannot be raised again.
-            with ThreadPoolExecutor(1, "snapshot", give_way) as thread:
-                return thread.submit(self._save, folder, step, since).result()
+            shard_map, shard = ShardMap(self._spec.num_shards), self._spec.shard
+            files = []
+            for table in self._spec.tables:
+                with closing(self._shard.export_cut(table.name, step, since)) as parts:
+                    files += write_table(Path(folder), table, shard_map, shard, step, parts)
+            return files
         finally:
             self._shard.release(step)
-
-    def _save(self, folder: str, step: int, since: int | None) -> list[SavedFile]:
-        shard_map, shard = ShardMap(self._spec.num_shards), self._spec.shard
-        files = []
-        for table in self._spec.tables:
-            with closing(self._shard.export_cut(table.name, step, since)) as parts:
-                files += write_table(Path(folder), table, shard_map, shard, step, parts)
-        return files
 
     def release(self, step: int) -> None:
         """What was frozen after this step need not be kept."""

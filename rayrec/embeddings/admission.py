@@ -142,14 +142,20 @@ class SightingCounters:
         return None
 
     def finish_reading(
-        self, reading: Reading | None, ids_M: Int64Array, after_step: int, until_step: int
+        self,
+        reading: Reading | None,
+        ids_M: Int64Array,
+        wanted_K: Int64Array,
+        after_step: int,
+        until_step: int,
     ) -> tuple[Int64Array, Int32Array]:
         """Of those named last after the one step and until the other: ([K] positions, [K, 2] records)."""
-        rows_M = self._index.find(ids_M)
-        at_K = np.flatnonzero(rows_M != MISSING)
-        steps_K = self._steps[rows_M[at_K]]
-        at_K = at_K[(steps_K > after_step) & (steps_K <= until_step)]
-        return at_K, self._records(rows_M[at_K])
+        rows_K = self._index.find(ids_M[wanted_K])
+        is_found_K = rows_K != MISSING
+        at_K, rows_K = wanted_K[is_found_K], rows_K[is_found_K]
+        steps_K = self._steps[rows_K]
+        is_between_K = (steps_K > after_step) & (steps_K <= until_step)
+        return at_K[is_between_K], self._records(rows_K[is_between_K])
 
     def steps(self, records_KW: Int32Array) -> Int32Array:
         return records_KW[:, 0]

@@ -23,6 +23,7 @@ import numpy as np
 from numba import carray, njit
 from numpy.typing import NDArray
 
+from rayrec.embeddings.aside import ENTRY_BYTES, AsideRecords
 from rayrec.embeddings.compiled import (
     RowAddresses,
     int32_at,
@@ -31,9 +32,9 @@ from rayrec.embeddings.compiled import (
 )
 from rayrec.embeddings.index import HASHES, MISSING, ordered_by_bucket
 from rayrec.embeddings.layout import NEVER, STEP_WORD
-from rayrec.embeddings.records import RecordAccess
+from rayrec.embeddings.records import RecordAccess, RecordArray
 from rayrec.embeddings.routing import NUM_BUCKETS, bucket_of
-from rayrec.embeddings.row_storage import CutSource, MemoryRows, Reading
+from rayrec.embeddings.row_storage import CutSource, Reading
 from rayrec.platform.compiled import kernel_input, mix64
 
 Int64Array = NDArray[np.int64]
@@ -95,7 +96,7 @@ class Cut:
         self._source = source
         self._most_bytes = most_bytes
         self._wait = wait
-        self._aside = MemoryRows(source.num_words)
+        self._aside = AsideRecords(source.num_words)
         self._passed = 0
         """Buckets below this have been read."""
         self._ended: Exception | None = None
@@ -165,12 +166,11 @@ class Cut:
         for buckets in self._lists(lock):
             ids_K, ends_B = self._list_ids(lock, buckets)
             first, bucket = 0, buckets.start
-            most = max(1, _PART_BYTES // (4 * self._source.num_words))
             while bucket < buckets.stop:
                 # As many whole buckets as fit, and at least the next one.
-                end = int(np.searchsorted(ends_B, first + most, side="right"))
+                end = int(np.searchsorted(ends_B, first + self._part_rows, side="right"))
                 end = min(max(end, bucket + 1), buckets.stop)
-                part = self._part(lock, ids_K[first : ends_B[end - 1]], end, after_step)
+                part, end = self._part(lock, ids_K, first, ends_B, range(bucket, end), after_step)
                 if len(part.ids_K):
                     yield part
                 first, bucket = int(ends_B[end - 1]), end
@@ -178,7 +178,7 @@ class Cut:
     def _keep_some(
         self, ids_M: Int64Array, some_M: Int64Array, copy: Callable[[Int64Array, Int64Array], None]
     ) -> None:
-        bytes_after = 4 * self._source.num_words * len(some_M)
+        bytes_after = (4 * self._source.num_words + ENTRY_BYTES) * len(some_M)
 
         def is_room() -> bool:
             return self._passed == NUM_BUCKETS or self._num_bytes + bytes_after <= self._most_bytes
@@ -186,15 +186,15 @@ class Cut:
         if not is_room() and self.num_aside:
             self._wait(is_room)
             some_M = some_M[bucket_of(ids_M[some_M]) >= self._passed]
-        rows = self._aside.add_new(ids_M[some_M])
-        is_new = rows != MISSING
-        if not is_new.all():  # records that came back from trainers bear no later step, and were kept before
-            some_M, rows = some_M[is_new], rows[is_new]
-        copy(some_M, rows)
+        copy(some_M, self._aside.add(ids_M[some_M]))
+
+    @property
+    def _part_rows(self) -> int:
+        return max(1, _PART_BYTES // (4 * self._source.num_words))
 
     @property
     def _num_bytes(self) -> int:
-        return 4 * self._source.num_words * self.num_aside
+        return (4 * self._source.num_words + ENTRY_BYTES) * self.num_aside
 
     def _lists(self, lock: Callable[[], AbstractContextManager[object]]) -> Iterator[range]:
         """Buckets whose ids are listed at once."""
@@ -217,14 +217,8 @@ class Cut:
     def _list_ids(
         self, lock: Callable[[], AbstractContextManager[object]], buckets: range
     ) -> tuple[Int64Array, Int64Array]:
-        """Every id of these buckets that is in the cut, and some that came later; ordered, with ends."""
-        found = list(self._scan(lock, buckets))
-        with self._checked(lock):
-            # Those that are gone since the cut.
-            aside_K = self._aside.ids.items()[0]
-        at_K = bucket_of(aside_K)
-        found.append(aside_K[(at_K >= buckets.start) & (at_K < buckets.stop)])
-        return ordered_by_bucket(np.concatenate(found))
+        """Ids of these buckets that are there, ordered, with ends; what is gone since the cut is aside."""
+        return ordered_by_bucket(np.concatenate(list(self._scan(lock, buckets))))
 
     def _scan(
         self, lock: Callable[[], AbstractContextManager[object]], buckets: range
@@ -239,12 +233,22 @@ class Cut:
         self,
         lock: Callable[[], AbstractContextManager[object]],
         ids_K: Int64Array,
-        end: int,
+        first: int,
+        ends_B: Int64Array,
+        buckets: range,
         after_step: int | None,
-    ) -> CutRecords:
-        """What of these ids is in the cut; buckets up to `end` are passed then."""
+    ) -> tuple[CutRecords, int]:
+        """What is in the cut of these buckets, or of the first of them: which is passed then, until where.
+
+        Args:
+            ids_K: as they are listed.
+            first: of the first bucket among them.
+            ends_B: of every bucket among them.
+        """
         after = NEVER - 1 if after_step is None else after_step
         with self._checked(lock):
+            end = self._aside.end_within(buckets, self._part_rows)
+            ids_K = ids_K[first : ends_B[end - 1]]
             reading = self._source.begin_reading(ids_K)
             if reading is None:
                 found = self._pass_part(None, ids_K, end, after)
@@ -256,33 +260,26 @@ class Cut:
             finally:
                 with lock():
                     reading.close()
-        at_K, records_KW, aside, aside_KW = found
-        if len(aside):
-            is_wanted = self._source.steps(aside_KW) > after
-            at_K, records_KW = _merged(at_K, records_KW, aside[is_wanted], aside_KW[is_wanted])
-        return CutRecords(ids_K[at_K], records_KW)
+        live, aside = found
+        is_wanted_A = self._source.steps(aside.records_KW) > after
+        if not is_wanted_A.all():
+            aside = CutRecords(aside.ids_K[is_wanted_A], aside.records_KW[is_wanted_A])
+        return (_merged(live, aside) if len(aside.ids_K) else live), end
 
     def _pass_part(
         self, reading: Reading | None, ids_K: Int64Array, end: int, after: int
-    ) -> tuple[Int64Array, Int32Array, Int64Array, Int32Array]:
-        """Copies of what is live and of what is aside, each with its ascending places in ids_K."""
-        aside_rows_K = self._aside.find(ids_K)
-        aside = np.flatnonzero(aside_rows_K != MISSING)
-        at_K, records_KW = self._source.finish_reading(reading, ids_K, after, self.step)
-        aside_KW = self._aside.records.read(aside_rows_K[aside], 0, self._source.num_words)
-        if len(aside):
-            # Records that come back from trainers may bear no later step than the cut's.
-            is_live_K = aside_rows_K[at_K] == MISSING
-            if not is_live_K.all():
-                at_K, records_KW = at_K[is_live_K], records_KW[is_live_K]
-            self._aside.remove(ids_K[aside])
+    ) -> tuple[CutRecords, CutRecords]:
+        """Copies of what no step has changed since the cut, and of what is aside."""
+        aside = CutRecords(*self._aside.take(self._passed, end))
+        live_K = _not_among(ids_K, aside.ids_K)
+        at_K, records_KW = self._source.finish_reading(reading, ids_K, live_K, after, self.step)
         self._pass(end)
-        return at_K, records_KW, aside, aside_KW
+        return CutRecords(ids_K[at_K], records_KW), aside
 
     def _pass(self, end: int) -> None:
         self._passed = end
         if end == NUM_BUCKETS:
-            self._aside = MemoryRows(self._source.num_words)
+            self._aside = AsideRecords(self._source.num_words)
 
     @contextmanager
     def _checked(self, lock: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
@@ -292,13 +289,55 @@ class Cut:
             yield
 
 
-def _merged(
-    at_K: Int64Array, records_KW: Int32Array, others: Int64Array, others_KW: Int32Array
-) -> tuple[Int64Array, Int32Array]:
-    """Records of two lists of ascending places, as one."""
-    all_K = np.concatenate((at_K, others))
-    order_K = np.argsort(all_K, kind="stable")
-    return all_K[order_K], np.concatenate((records_KW, others_KW))[order_K]
+def _merged(live: CutRecords, aside: CutRecords) -> CutRecords:
+    """Records of ids that are in only one of the two."""
+    places_L, places_A = _places(live.ids_K, aside.ids_K)
+    num_ids, num_words = len(places_L) + len(places_A), aside.records_KW.shape[1]
+    merged = CutRecords(np.empty(num_ids, np.int64), np.empty((num_ids, num_words), np.int32))
+    for part, places in ((live, places_L), (aside, places_A)):
+        merged.ids_K[places] = part.ids_K
+        RecordArray(part.records_KW).copy_to(np.arange(len(places)), merged.records_KW, places)
+    return merged
+
+
+@njit(nogil=True, cache=True)
+def _comes_before(id_: int, other: int) -> bool:
+    """In the order of buckets, and as uint64 within one."""
+    bucket = mix64(np.uint64(id_)) & np.uint64(NUM_BUCKETS - 1)
+    bucket_of_other = mix64(np.uint64(other)) & np.uint64(NUM_BUCKETS - 1)
+    comes_before = bucket < bucket_of_other
+    if bucket == bucket_of_other:
+        comes_before = np.uint64(id_) < np.uint64(other)
+    return bool(comes_before)
+
+
+@njit(nogil=True, cache=True)
+def _not_among(ids_K: Int64Array, others_A: Int64Array) -> Int64Array:
+    """Positions of ids that are not among others, both in the order of buckets."""
+    found_K = np.empty(len(ids_K), dtype=np.int64)
+    num_found = a = 0
+    for k in range(len(ids_K)):
+        while a < len(others_A) and _comes_before(others_A[a], ids_K[k]):
+            a += 1
+        if a == len(others_A) or others_A[a] != ids_K[k]:
+            found_K[num_found] = k
+            num_found += 1
+    return found_K[:num_found]
+
+
+@njit(nogil=True, cache=True)
+def _places(ids_L: Int64Array, others_A: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Where distinct ids of two lists, both in the order of buckets, stand in a list of all."""
+    places_L, places_A = np.empty(len(ids_L), dtype=np.int64), np.empty(len(others_A), dtype=np.int64)
+    live = a = 0
+    while live < len(ids_L) or a < len(others_A):
+        if a == len(others_A) or (live < len(ids_L) and _comes_before(ids_L[live], others_A[a])):
+            places_L[live] = live + a
+            live += 1
+        else:
+            places_A[a] = live + a
+            a += 1
+    return places_L, places_A
 
 
 @njit(nogil=True, cache=True)

@@ -137,12 +137,17 @@ class Tombstones:
         return None
 
     def finish_reading(
-        self, reading: Reading | None, ids_M: Int64Array, after_step: int, until_step: int
+        self,
+        reading: Reading | None,
+        ids_M: Int64Array,
+        wanted_K: Int64Array,
+        after_step: int,
+        until_step: int,
     ) -> tuple[Int64Array, Int32Array]:
         """Of those evicted after the one step and until the other: ([K] positions, [K, 1] records)."""
-        steps_M = self.ids.find(ids_M)  # from 0, so that MISSING is none
-        at_K = np.flatnonzero((steps_M != MISSING) & (steps_M > after_step) & (steps_M <= until_step))
-        return at_K, steps_M[at_K, None].astype(np.int32)
+        steps_K = self.ids.find(ids_M[wanted_K])  # from 0, so that MISSING is none
+        is_between_K = (steps_K != MISSING) & (steps_K > after_step) & (steps_K <= until_step)
+        return wanted_K[is_between_K], steps_K[is_between_K, None].astype(np.int32)
 
     def steps(self, records_KW: Int32Array) -> Int32Array:
         return records_KW[:, 0]

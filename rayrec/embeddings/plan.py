@@ -31,12 +31,14 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from rayrec.embeddings.aside import ENTRY_BYTES
 from rayrec.embeddings.config import DiskConfig, TableConfig
 from rayrec.embeddings.cut import most_aside_bytes, most_listed
 from rayrec.embeddings.index import grouping_bytes, index_bytes
 from rayrec.embeddings.layout import record_words
 from rayrec.embeddings.routing import NUM_BUCKETS, ShardMap
 from rayrec.embeddings.row_operations import RowOperations
+from rayrec.embeddings.snapshot import PARTS_WAITING
 
 Phase = Literal["growing", "evicting", "saving"]
 
@@ -255,11 +257,12 @@ def _plan_tiered_table(config: TableConfig, num_ids: int, num_rows: int, disk: D
 
 
 def _writing_bytes(num_rows: int, index: int, row_bytes: int) -> int:
-    """While a table's rows are written: a list of ids, a part, and a group of rows on its way to the file."""
+    """While a table's rows are written: a list of ids, parts, and a group of rows on its way to the file."""
     listed = min(num_rows, most_listed(index))
     group = min(num_rows, _ROWS_PER_GROUP)
     part = max(min(num_rows * row_bytes, _PART_BYTES), -(-num_rows // NUM_BUCKETS) * row_bytes)
-    return _LISTED_IDS * _ID * listed + 3 * _ID * NUM_BUCKETS + 3 * part + _WRITER_COPIES * group * row_bytes
+    parts = 3 * part + min(num_rows * row_bytes, PARTS_WAITING * part)
+    return _LISTED_IDS * _ID * listed + 3 * _ID * NUM_BUCKETS + parts + _WRITER_COPIES * group * row_bytes
 
 
 def _aside_bytes(config: TableConfig, num_ids: int, num_rows: int, held: int, waiting: int) -> int:
@@ -273,10 +276,9 @@ def _aside_bytes(config: TableConfig, num_ids: int, num_rows: int, held: int, wa
 
 
 def _aside(num_records: int, record_bytes: int, held: int) -> int:
-    num_aside = min(num_records, most_aside_bytes(held) // record_bytes)
-    if not num_aside:
-        return 0
-    return num_aside * (record_bytes + _FREE_LIST_ROOM * _FREE_ROW) + index_bytes(num_aside)
+    # What finds entries doubles when it grows.
+    num_aside = min(num_records, most_aside_bytes(held) // (record_bytes + ENTRY_BYTES))
+    return num_aside * (record_bytes + 2 * ENTRY_BYTES)
 
 
 def plan_shards(

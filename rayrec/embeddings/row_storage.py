@@ -59,12 +59,21 @@ class CutSource(Protocol):
         ...
 
     def finish_reading(
-        self, reading: Reading | None, ids_M: Int64Array, after_step: int, until_step: int
+        self,
+        reading: Reading | None,
+        ids_M: Int64Array,
+        wanted_K: Int64Array,
+        after_step: int,
+        until_step: int,
     ) -> tuple[Int64Array, Int32Array]:
         """Records that were changed last in a step after the one and until the other; moves nothing.
 
+        Args:
+            ids_M: as the reading was begun with.
+            wanted_K: ascending positions of ids whose records are asked for.
+
         Returns:
-            ([K] ascending positions of their ids in ids_M, [K, W] records).
+            ([K'] ascending positions of those that there are, [K', W] records).
         """
         ...
 
@@ -229,18 +238,25 @@ class MemoryRows:
         return None
 
     def finish_reading(
-        self, reading: Reading | None, ids_M: Int64Array, after_step: int, until_step: int
+        self,
+        reading: Reading | None,
+        ids_M: Int64Array,
+        wanted_K: Int64Array,
+        after_step: int,
+        until_step: int,
     ) -> tuple[Int64Array, Int32Array]:
-        rows_M = self._index.find(ids_M)
-        at_K = np.flatnonzero(rows_M != MISSING)
+        rows_K = self._index.find(ids_M[wanted_K])
+        is_found_K = rows_K != MISSING
+        at_K, rows_K = wanted_K[is_found_K], rows_K[is_found_K]
         if after_step >= NEVER:  # otherwise it is nearly all of them
-            steps_K = self.records.read(rows_M[at_K], self._words + STEP_WORD, 1)[:, 0]
-            at_K = at_K[(steps_K > after_step) & (steps_K <= until_step)]
-        records_KW = self.records.read(rows_M[at_K], 0, self._words)
-        is_wanted_K = records_KW[:, STEP_WORD] <= until_step
-        if is_wanted_K.all():
+            steps_K = self.records.read(rows_K, self._words + STEP_WORD, 1)[:, 0]
+            is_between_K = (steps_K > after_step) & (steps_K <= until_step)
+            at_K, rows_K = at_K[is_between_K], rows_K[is_between_K]
+        records_KW = self.records.read(rows_K, 0, self._words)
+        is_in_time_K = records_KW[:, STEP_WORD] <= until_step
+        if is_in_time_K.all():
             return at_K, records_KW
-        return at_K[is_wanted_K], records_KW[is_wanted_K]
+        return at_K[is_in_time_K], records_KW[is_in_time_K]
 
     def steps(self, records_KW: Int32Array) -> Int32Array:
         return records_KW[:, STEP_WORD]

@@ -27,7 +27,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,12 +45,15 @@ from rayrec.embeddings.eviction import Evicted
 from rayrec.embeddings.routing import NUM_BUCKETS, ShardMap, bucket_of
 from rayrec.embeddings.saved_files import SavedFile, WrittenFile
 from rayrec.embeddings.table import EmbeddingTable, TableRows
+from rayrec.embeddings.threads import give_way
 from rayrec.platform.errors import InputError
 
 FORMAT_VERSION = 3
 
 _METADATA_KEY = b"rayrec.table"
 _ROWS_PER_GROUP = 65_536
+PARTS_WAITING = 32
+"""Parts of a megabyte that may wait for the disk."""
 _ROWS_PER_PART = 8192
 """When it is read."""
 
@@ -61,7 +66,10 @@ def write_table(
     step: int,
     parts: Iterable[TableRows],
 ) -> list[SavedFile]:
-    """Write what one table and shard holds.
+    """Write what one table and shard holds, on a thread of low priority beside the caller's.
+
+    The caller's thread takes the parts and does not lag behind because of that: what a cut still has to give
+    is what steps have to keep.
 
     Args:
         shard_map, shard: whose rows these are.
@@ -75,15 +83,21 @@ def write_table(
     buckets = shard_map.buckets(shard)
     contents.described |= {"step": step, "since": None, "buckets": [buckets.start, buckets.stop]}
     try:
-        for rows in parts:
-            contents.described["since"] = rows.since
-            _write_part(contents, rows)
-        return contents.finish()
+        with ThreadPoolExecutor(1, "snapshot", give_way) as writer:
+            waiting: deque[Future[None]] = deque()
+            for rows in parts:
+                waiting.append(writer.submit(_write_part, contents, rows))
+                if len(waiting) == PARTS_WAITING:
+                    waiting.popleft().result()
+            for written in waiting:
+                written.result()
+            return writer.submit(contents.finish).result()
     finally:
         contents.remove_unfinished()
 
 
 def _write_part(contents: _Contents, rows: TableRows) -> None:
+    contents.described["since"] = rows.since
     columns = {
         "id": rows.ids_M,
         "bucket": bucket_of(rows.ids_M),

@@ -286,9 +286,15 @@ class TieredRows:
         return TieredReading(fetch, at_K)
 
     def finish_reading(
-        self, reading: Reading | None, ids_M: Int64Array, after_step: int, until_step: int
+        self,
+        reading: Reading | None,
+        ids_M: Int64Array,
+        wanted_K: Int64Array,
+        after_step: int,
+        until_step: int,
     ) -> tuple[Int64Array, Int32Array]:
-        numbers_M = self._map.find(ids_M)
+        numbers_M = np.full(len(ids_M), MISSING)
+        numbers_M[wanted_K] = self._map.find(ids_M[wanted_K])
         records_MW = np.empty((len(ids_M), self._words), dtype=np.int32)
         in_memory = np.flatnonzero(numbers_M >= 0)
         records_MW[in_memory] = self.records.read(numbers_M[in_memory], 0, self._words)

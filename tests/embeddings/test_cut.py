@@ -503,7 +503,7 @@ def test_no_memory_for_what_changes_gives_up_the_cut_and_not_the_step(monkeypatc
     def no_memory(ids_M):
         raise MemoryError("no memory for another block")
 
-    monkeypatch.setattr(shard._cut.tables["items"].rows._aside, "add_new", no_memory)
+    monkeypatch.setattr(shard._cut.tables["items"].rows._aside, "add", no_memory)
     commit(shard, 1, *range(50))
     assert steps_by_id([shard.export("items")]) == dict.fromkeys(range(50), 1)
     with pytest.raises(CutEndedError, match="no memory for what steps change"):

@@ -1,0 +1,39 @@
+import os
+
+import pytest
+
+from rayrec.embeddings import saved_files
+from rayrec.embeddings.saved_files import WrittenFile, checksum_file
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("lengths", [(), (1,), (4096, 4096), (5000, 0, 20_000, 3), (8192,)])
+def test_what_was_written_is_in_the_file_whatever_the_pieces(tmp_path, monkeypatch, lengths, direct):
+    monkeypatch.setattr(saved_files, "_BLOCK_BYTES", 8192)
+    if not direct:
+        open_file = os.open
+
+        def without(path, flags, mode=0o777):
+            if flags & os.O_DIRECT:
+                raise OSError("a file system without")
+            return open_file(path, flags, mode)
+
+        monkeypatch.setattr(saved_files.os, "open", without)
+    file = WrittenFile(tmp_path / "a")
+    pieces = [os.urandom(length) for length in lengths]
+    for piece in pieces:
+        file.write(piece)
+    assert not (tmp_path / "a").exists()
+    saved = file.finish(since=None)
+    assert (tmp_path / "a").read_bytes() == b"".join(pieces)
+    assert saved.bytes == sum(lengths) == file.tell()
+    assert saved.checksum == checksum_file(tmp_path / "a")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_file_that_is_given_up_leaves_nothing(tmp_path):
+    file = WrittenFile(tmp_path / "a")
+    file.write(b"some")
+    file.remove_unfinished()
+    file.remove_unfinished()
+    assert not list(tmp_path.iterdir())
