@@ -39,8 +39,9 @@ from benchmarks.harness import Bar, BenchOptions, interleaved
 from examples import one_file_trainer
 from rayrec.models.linear_cross_entropy import linear_cross_entropy
 from rayrec.models.tokenizers.fit import fit_registry
-from rayrec.pipelines.assembly import SEMANTIC_IDS_FOLDER, Assembly, assemble
+from rayrec.pipelines.assembly import Assembly, assemble
 from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.features import SEMANTIC_IDS_FOLDER
 from rayrec.pipelines.stages import Stages, running_stages
 from rayrec.pipelines.training_pipeline import TrainingPipeline
 from rayrec.platform.checkout import CHECKOUT

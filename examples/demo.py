@@ -109,7 +109,7 @@ def chapter(title: str, text: str) -> None:
 
 def show_codes(dataset: Dataset) -> None:
     """A few films that share their first two codes."""
-    from rayrec.models.tokenizers import SemanticIdRegistry
+    from rayrec.models.tokenizers.registry import SemanticIdRegistry
 
     codes_IL = SemanticIdRegistry.load(DATA / "semantic_ids").codes_IL
     popular = dataset.items.train_counts_I.argmax()

@@ -17,9 +17,10 @@ from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.embeddings.snapshot import write_table
 from rayrec.models.build import build_model
 from rayrec.models.program import TorchProgram
-from rayrec.models.tokenizers import fit_registry
-from rayrec.pipelines.assembly import SEMANTIC_IDS_FOLDER, Assembly, assemble
+from rayrec.models.tokenizers.fit import fit_registry
+from rayrec.pipelines.assembly import Assembly, assemble
 from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.features import SEMANTIC_IDS_FOLDER
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import MANIFEST, RunState, checksum_of, write_snapshot
 from rayrec.platform.devices import get_device

@@ -30,7 +30,8 @@ from rayrec.embeddings.lookups import LookupStats, TrainerLink
 from rayrec.embeddings.routing import ShardMap
 from rayrec.models.build import Catalogue, build_model
 from rayrec.models.config import GenerativeConfig, SasRecConfig
-from rayrec.models.program import DenseOptimizerSettings, RankedItems, TorchProgram
+from rayrec.models.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.program import RankedItems, TorchProgram
 from rayrec.platform.devices import get_device, ray_claim
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
 from rayrec.samples.batches import FeatureBatch

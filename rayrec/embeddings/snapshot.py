@@ -52,7 +52,7 @@ FORMAT_VERSION = 3
 
 _METADATA_KEY = b"rayrec.table"
 _ROWS_PER_GROUP = 65_536
-PARTS_WAITING = 32
+PARTS_WAITING = 8
 """Parts of a megabyte that may wait for the disk."""
 _ROWS_PER_PART = 8192
 """When it is read."""

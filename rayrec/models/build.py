@@ -29,16 +29,6 @@ class Catalogue:
     """Log-probability of drawing each item as a negative, where negatives are sampled."""
 
 
-def sparse_tables(config: SasRecConfig | GenerativeConfig) -> tuple[str, ...]:
-    """Names of the embedding tables whose rows the model reads."""
-    tables: tuple[str, ...]
-    if config.name == "sasrec":
-        tables = ("item",) if config.item_matrix == "sparse" else ()
-    else:
-        tables = ("item", "code") if config.item_embedding else ("code",)
-    return (*tables, "user") if config.user_embedding else tables
-
-
 def build_model(config: SasRecConfig | GenerativeConfig, catalogue: Catalogue, seed: int) -> SequenceModel:
     """The network on the CPU; its initial weights depend on the seed and the shapes alone."""
     with torch.random.fork_rng(devices=[]):

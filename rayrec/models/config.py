@@ -62,6 +62,16 @@ class GenerativeConfig(Config):
 ModelConfig = Annotated[SasRecConfig | GenerativeConfig, Field(discriminator="name")]
 
 
+def sparse_tables(config: SasRecConfig | GenerativeConfig) -> tuple[str, ...]:
+    """Names of the embedding tables whose rows the model reads."""
+    tables: tuple[str, ...]
+    if config.name == "sasrec":
+        tables = ("item",) if config.item_matrix == "sparse" else ()
+    else:
+        tables = ("item", "code") if config.item_embedding else ("code",)
+    return (*tables, "user") if config.user_embedding else tables
+
+
 class DenseOptimizerConfig(Config):
     """AdamW of the dense weights."""
 

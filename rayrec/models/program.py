@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -12,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.sequence_model import SequenceModel
 from rayrec.models.tensor_batch import Features, TensorBatch
-from rayrec.platform.schedule import RateSchedule
 
 Rows = Mapping[str, np.ndarray | Tensor]
 """Table name to [M, D] float32 rows, in the order of the batch's distinct ids; tensors where they are on the
@@ -100,17 +99,6 @@ class DenseProgram(Protocol):
         Raises:
             ValueError: a weight is missing, unknown or of another shape.
         """
-
-
-@dataclass(frozen=True)
-class DenseOptimizerSettings:
-    """AdamW of the dense weights."""
-
-    learning_rate: float
-    weight_decay: float
-    schedule: RateSchedule
-    max_grad_norm: float | None
-    fused: bool
 
 
 class TorchProgram:

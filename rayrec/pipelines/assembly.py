@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 
 from rayrec.embeddings.config import TableConfig
-from rayrec.models.build import Catalogue, sparse_tables
-from rayrec.models.config import GenerativeConfig, SasRecConfig
-from rayrec.models.program import DenseOptimizerSettings
+from rayrec.models.build import Catalogue
+from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.accepted_files import AcceptedFiles
 from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.features import num_negatives_of, registry_of, row_features, sequence_features
 from rayrec.pipelines.snapshots import Snapshot
 from rayrec.pipelines.training_rows import TrainingRows, compiled, training_rows
 from rayrec.platform.devices import device_named
@@ -28,8 +28,6 @@ from rayrec.samples.followed_plan import FollowedPlan
 from rayrec.samples.manifest import Split
 from rayrec.samples.read_plan import ReadPlan
 from rayrec.samples.row_features import RowFeatures
-
-SEMANTIC_IDS_FOLDER = "semantic_ids"
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class Assembly:
         """The operations; training rows are not looked at where their columns are known."""
         config = self.config
         program = self.rows.program if self.columns is None else compiled(config.data, self.columns)
-        return RowFeatures(self.sequences, program, config.seed, config.data.cache is not None)
+        return row_features(config, self.sequences, program)
 
     @property
     def plan(self) -> ReadPlan | FollowedPlan:
@@ -127,37 +125,15 @@ def assemble(config: RunConfig, checksums: bool = True, columns: pa.Schema | Non
         InputError: the data set or the semantic IDs are missing, damaged, or of each other's.
     """
     dataset = Dataset.open(config.data.path, checksums)
-    registry = _open_registry(config, dataset) if isinstance(config.model, GenerativeConfig) else None
-    model = config.model
-    num_negatives = 0
-    if isinstance(model, SasRecConfig) and model.item_matrix == "sparse":
-        num_negatives = model.num_negatives
-    sequences = SequenceFeatures(
-        dataset.items.ids_I,
-        max_length=config.model.backbone.max_length,
-        tables=sparse_tables(config.model),
-        codes_IL=None if registry is None else registry.codes_IL,
-        num_negatives=num_negatives,
-        negatives=model.negative_sampling if isinstance(model, SasRecConfig) else "uniform",
-        train_counts_I=dataset.items.train_counts_I,
-        seed=config.seed,
-        num_trainers=config.pipeline.num_trainers,
-    )
+    registry = registry_of(config, dataset)
+    sequences = sequence_features(config, dataset, registry)
     catalogue = Catalogue(
         num_items=len(dataset.items),
         codes_IL=None if registry is None else registry.codes_IL,
         level_sizes=() if registry is None else registry.level_sizes,
-        negative_log_q_I=sequences.negative_log_q_I() if num_negatives else None,
+        negative_log_q_I=sequences.negative_log_q_I() if num_negatives_of(config) else None,
     )
     return Assembly(config, dataset, registry, catalogue, sequences, columns)
-
-
-def features_of(config: RunConfig, columns: pa.Schema) -> RowFeatures:
-    """For the process of a feature worker, whenever it starts: the catalogue does not travel.
-
-    Nor are files of training rows looked at: one that vanishes is the readers' to report.
-    """
-    return assemble(config, checksums=False, columns=columns).features
 
 
 def check_snapshot(snapshot: Snapshot, assembly: Assembly) -> None:
@@ -204,23 +180,3 @@ def check_split(dataset: Dataset, split: Split) -> None:
             f"{dataset.root}: no user has an item to predict in the split {split!r}; "
             "prepare the data set with another split"
         )
-
-
-def registry_folder(config: RunConfig) -> Path:
-    return Path(config.data.semantic_ids or Path(config.data.path) / SEMANTIC_IDS_FOLDER)
-
-
-def _open_registry(config: RunConfig, dataset: Dataset) -> SemanticIdRegistry:
-    folder = registry_folder(config)
-    if not folder.is_dir():
-        raise InputError(
-            f"{folder}: there are no semantic IDs, which the generative model needs; "
-            f"make them with: rayrec tokenize {config.data.path}"
-        )
-    registry = SemanticIdRegistry.load(folder)
-    if registry.dataset_fingerprint != dataset.fingerprint:
-        raise InputError(
-            f"{folder}: the semantic IDs were made for another data set than {config.data.path} is now; "
-            f"make them again with: rayrec tokenize {config.data.path}"
-        )
-    return registry

@@ -17,9 +17,8 @@ from rayrec.embeddings.config import (
     TableConfig,
 )
 from rayrec.embeddings.layout import WeightDtype
-from rayrec.models.build import sparse_tables
-from rayrec.models.config import DenseOptimizerConfig, ModelConfig
-from rayrec.models.program import DenseOptimizerSettings
+from rayrec.models.config import DenseOptimizerConfig, ModelConfig, sparse_tables
+from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
 from rayrec.platform.devices import device_named

@@ -23,7 +23,8 @@ from rayrec.actors.sample_reader import spawn_sample_readers
 from rayrec.actors.spawning import ActorRole
 from rayrec.actors.trainer import TrainerSpec, connect_trainers, spawn_trainers
 from rayrec.embeddings.shard import StepTimeoutError
-from rayrec.pipelines.assembly import Assembly, features_of
+from rayrec.pipelines.assembly import Assembly
+from rayrec.pipelines.features import features_of
 from rayrec.pipelines.stage_stats import StageStats
 from rayrec.pipelines.watch import StageHungError, Watch
 from rayrec.platform.devices import ray_claim

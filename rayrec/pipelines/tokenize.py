@@ -22,7 +22,7 @@ from rayrec.models.item_vectors import (
     text_vectors,
 )
 from rayrec.models.tokenizers.fit import fit_registry
-from rayrec.pipelines.assembly import SEMANTIC_IDS_FOLDER
+from rayrec.pipelines.features import SEMANTIC_IDS_FOLDER
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset import Dataset

@@ -1,7 +1,10 @@
-"""The only place that knows `cuda`, `npu` or `cpu`. Imports torch alone.
+"""The only place that knows `cuda`, `npu` or `cpu`. Needs torch alone.
 
 Everything that differs between devices is a field of `Device`; moving a run
 to another device changes the one line of its config that names it.
+
+Torch is imported where a device is used: processes that only name one, those that compute features among
+them, would take a second and 200 MB for it.
 """
 
 from __future__ import annotations
@@ -10,11 +13,12 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from rayrec.platform.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
 
 HOST_COLLECTIVE_BACKEND = "gloo"
 """Backend of `torch.distributed` for arrays in host memory, whatever the device."""
@@ -37,6 +41,8 @@ class Device:
 
     @property
     def torch(self) -> torch.device:
+        import torch
+
         return torch.device(self.kind)
 
 
@@ -45,6 +51,8 @@ def _cpu_is_there() -> str | None:
 
 
 def _cuda_is_there() -> str | None:
+    import torch
+
     if torch.cuda.is_available():
         return None
     if torch.version.cuda is None:
@@ -57,6 +65,8 @@ def _cuda_is_there() -> str | None:
 
 
 def _npu_is_there() -> str | None:
+    import torch
+
     # torch_npu is imported only here: without its driver it breaks `import torch` for everyone.
     if not hasattr(torch, "npu"):
         if importlib.util.find_spec("torch_npu") is None:
@@ -113,6 +123,8 @@ def device_memory_bytes(kind: str) -> int | None:
     """Memory of one such device of this machine; None where it has none of its own, or is not here."""
     if not device_named(kind).has_own_memory or why_missing(kind) is not None:
         return None
+    import torch
+
     # Of its properties: to ask what is free would make a context, which takes memory until the process ends.
     return int(torch.get_device_module(kind).get_device_properties(0).total_memory)
 

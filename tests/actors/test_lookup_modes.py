@@ -15,7 +15,8 @@ from rayrec.embeddings.held_overlap import HeldOverlap
 from rayrec.embeddings.lookups import TrainerLink
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.row_cache import RowCache
-from rayrec.models.program import DenseOptimizerSettings, TorchProgram
+from rayrec.models.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.program import TorchProgram
 from rayrec.models.sasrec import FullSoftmaxSasRec
 from rayrec.platform.devices import Device, device_named
 from rayrec.platform.schedule import RateSchedule

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from rayrec.models.program import DenseOptimizerSettings, TorchProgram
+from rayrec.models.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.program import TorchProgram
 from rayrec.models.sasrec import FullSoftmaxSasRec, SampledSoftmaxSasRec
 from rayrec.platform.schedule import RateSchedule
 from tests.models.networks import CPU, DIM, backbone, histories, shares, table_rows

@@ -4,8 +4,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.models.tokenizers import ResidualKMeans
-from rayrec.models.tokenizers.collisions import add_extra_digit, reassign_last_code, tuple_groups
+from rayrec.models.tokenizers.code_tuples import tuple_groups
+from rayrec.models.tokenizers.collisions import add_extra_digit, reassign_last_code
+from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
 
 
 def line_codebooks(num_levels=2):

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rayrec.models.tokenizers import SemanticIdRegistry, fit_registry
+from rayrec.models.tokenizers.fit import fit_registry
+from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.platform.errors import InputError
 
 

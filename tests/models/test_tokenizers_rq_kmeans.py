@@ -4,8 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.models.tokenizers import ResidualKMeans
-from rayrec.models.tokenizers.rq_kmeans import _lloyd, nearest_centroids
+from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans, _lloyd, nearest_centroids
 
 
 def clustered_vectors(num_items, dim, seed, num_centres=12):

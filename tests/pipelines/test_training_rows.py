@@ -14,8 +14,9 @@ from pyarrow import fs
 
 from rayrec.pipelines.accepted_files import AcceptedFiles
 from rayrec.pipelines.arrivals import Arrivals
-from rayrec.pipelines.assembly import Assembly, assemble, features_of
+from rayrec.pipelines.assembly import Assembly, assemble
 from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.features import features_of
 from rayrec.pipelines.training_rows import training_rows
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import remote_folder

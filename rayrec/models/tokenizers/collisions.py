@@ -13,26 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rayrec.models.tokenizers.code_tuples import IntArray, tuple_groups
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
 
-IntArray = NDArray[np.integer]
 CollisionPolicy = Callable[[Tensor, Tensor, ResidualKMeans], Tensor]
 """`policy(codes_IL, vectors_ID, kmeans)`: [I, L] or [I, L + 1] codes, no two rows the same."""
-
-
-def tuple_groups(codes_IL: IntArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Number the distinct tuples.
-
-    Returns:
-        [I] number of each item's tuple and [tuples] how many items have it.
-    """
-    order_I = np.lexsort(codes_IL.T[::-1])
-    sorted_IL = codes_IL[order_I]
-    starts_I = np.ones(len(codes_IL), dtype=bool)
-    starts_I[1:] = (sorted_IL[1:] != sorted_IL[:-1]).any(axis=1)
-    group_I = np.empty(len(codes_IL), dtype=np.int64)
-    group_I[order_I] = np.cumsum(starts_I) - 1
-    return group_I, np.bincount(group_I)
 
 
 def add_extra_digit(codes_IL: Tensor, vectors_ID: Tensor, kmeans: ResidualKMeans) -> Tensor:

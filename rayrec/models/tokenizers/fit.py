@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rayrec.models.tokenizers.collisions import COLLISION_POLICIES, tuple_groups
+from rayrec.models.tokenizers.code_tuples import tuple_groups
+from rayrec.models.tokenizers.collisions import COLLISION_POLICIES
 from rayrec.models.tokenizers.registry import SemanticIdRegistry, smallest_code_dtype
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
 

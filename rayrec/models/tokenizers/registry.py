@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.models.tokenizers.collisions import tuple_groups
+from rayrec.models.tokenizers.code_tuples import tuple_groups
 from rayrec.platform.errors import InputError
 
 FORMAT_VERSION = 1

@@ -1,0 +1,88 @@
+"""From a run's settings to the features of its rows.
+
+Imports no torch: feature workers make their features with this, and start within a second.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from rayrec.models.config import GenerativeConfig, SasRecConfig, sparse_tables
+from rayrec.models.tokenizers.registry import SemanticIdRegistry
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.training_rows import compiled
+from rayrec.platform.errors import InputError
+from rayrec.samples.dataset import Dataset
+from rayrec.samples.features import SequenceFeatures
+from rayrec.samples.operations.program import FeatureProgram
+from rayrec.samples.row_features import RowFeatures
+
+SEMANTIC_IDS_FOLDER = "semantic_ids"
+
+
+def features_of(config: RunConfig, columns: pa.Schema) -> RowFeatures:
+    """For the process of a feature worker, whenever it starts: the catalogue does not travel.
+
+    Nor are files of training rows looked at: one that vanishes is the readers' to report.
+    """
+    dataset = Dataset.open(config.data.path, checksums=False)
+    sequences = sequence_features(config, dataset, registry_of(config, dataset))
+    return row_features(config, sequences, compiled(config.data, columns))
+
+
+def row_features(config: RunConfig, sequences: SequenceFeatures, program: FeatureProgram) -> RowFeatures:
+    return RowFeatures(sequences, program, config.seed, config.data.cache is not None)
+
+
+def sequence_features(
+    config: RunConfig, dataset: Dataset, registry: SemanticIdRegistry | None
+) -> SequenceFeatures:
+    model = config.model
+    return SequenceFeatures(
+        dataset.items.ids_I,
+        max_length=model.backbone.max_length,
+        tables=sparse_tables(model),
+        codes_IL=None if registry is None else registry.codes_IL,
+        num_negatives=num_negatives_of(config),
+        negatives=model.negative_sampling if isinstance(model, SasRecConfig) else "uniform",
+        train_counts_I=dataset.items.train_counts_I,
+        seed=config.seed,
+        num_trainers=config.pipeline.num_trainers,
+    )
+
+
+def num_negatives_of(config: RunConfig) -> int:
+    """Drawn for every batch; 0 where the model needs none."""
+    model = config.model
+    if isinstance(model, SasRecConfig) and model.item_matrix == "sparse":
+        return model.num_negatives
+    return 0
+
+
+def registry_of(config: RunConfig, dataset: Dataset) -> SemanticIdRegistry | None:
+    """The semantic IDs, where the model generates them.
+
+    Raises:
+        InputError: there are none, or those of another data set.
+    """
+    if not isinstance(config.model, GenerativeConfig):
+        return None
+    folder = registry_folder(config)
+    if not folder.is_dir():
+        raise InputError(
+            f"{folder}: there are no semantic IDs, which the generative model needs; "
+            f"make them with: rayrec tokenize {config.data.path}"
+        )
+    registry = SemanticIdRegistry.load(folder)
+    if registry.dataset_fingerprint != dataset.fingerprint:
+        raise InputError(
+            f"{folder}: the semantic IDs were made for another data set than {config.data.path} is now; "
+            f"make them again with: rayrec tokenize {config.data.path}"
+        )
+    return registry
+
+
+def registry_folder(config: RunConfig) -> Path:
+    return Path(config.data.semantic_ids or Path(config.data.path) / SEMANTIC_IDS_FOLDER)
