@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Sequence
 from contextlib import closing
@@ -24,6 +25,7 @@ from rayrec.embeddings.shared_blocks import why_unavailable
 from rayrec.embeddings.shared_calls import CallServer
 from rayrec.embeddings.shared_memory import shard_methods
 from rayrec.embeddings.snapshot import load_tables, write_table
+from rayrec.platform.errors import InputError
 from rayrec.platform.metrics import MeterClock, RayStageMetrics, StageTimes
 
 
@@ -88,6 +90,19 @@ class ParameterServer:
                     self._role.actor_name, shard_methods(self._shard, apply=self.apply)
                 )
         return ServerPlace(self._role.actor_name, node, self._call_server.endpoint, None)
+
+    def check_sees(self, file: str) -> None:
+        """Before a run begins whose snapshots this server is to write.
+
+        Raises:
+            InputError: a file of the run's folder is not here.
+        """
+        if not Path(file).exists():
+            raise InputError(
+                f"{self!r} on {socket.gethostname()} does not see {file}: servers write their part of every "
+                "snapshot, so the run's folder has to be on a disk that all nodes share; choose another with "
+                "--run"
+            )
 
     def lookup(self, request: LookupRequest, after_step: int | None = None) -> LookupReply:
         return self._shard.lookup(request, after_step)

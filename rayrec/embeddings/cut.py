@@ -1,13 +1,13 @@
 """What some ids held at a step boundary, read while steps go on: copy on write of records.
 
-    steps    ── whatever is about to change or remove an id's record, sets it aside first, once ──► aside
+    steps    ── whatever is about to change or remove an id's record, sets it aside first ──► aside
     writer   bucket after bucket: what is aside, and of the others what no later step has stamped
 
 Nothing is copied at the cut itself, and no list of ids is made: an id that comes later is known by the step
 in its record, which is later than the cut. What the writer has passed is no longer set aside, and what is
 aside of it is freed.
 
-The writer holds the lock for a small part at a time, about a millisecond, so that steps wait for it no
+The writer holds the lock for a small part at a time, less than a millisecond, so that steps wait for it no
 longer; whoever finds too much aside waits for the writer, which then has the lock to itself.
 
 Axes: M ids of one call, K ids of a part, W words of a record.

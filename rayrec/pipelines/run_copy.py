@@ -63,7 +63,8 @@ class RunCopy:
         for name in sorted(self._snapshots()):
             folder = fs.FileSelector(self._there.path_of(f"{SNAPSHOTS}/{name}"))
             for file in self._there.filesystem.get_file_info(folder):
-                self._fetch(run, f"{SNAPSHOTS}/{name}/{file.base_name}")
+                if not file.base_name.startswith("."):  # never arrived whole
+                    self._fetch(run, f"{SNAPSHOTS}/{name}/{file.base_name}")
         for name in _DESCRIPTIONS:
             if self._exists(name):
                 self._fetch(run, name)
@@ -85,9 +86,15 @@ class RunCopy:
         return {name for name in names if self._exists(f"{SNAPSHOTS}/{name}/{MANIFEST}")}
 
     def _send(self, run: Path, name: str) -> None:
-        target = self._there.path_of(name)
-        self._there.filesystem.create_dir(target.rpartition("/")[0], recursive=True)
-        fs.copy_files(str(run / name), target, self._here, self._there.filesystem)
+        there, target = self._there.filesystem, self._there.path_of(name)
+        folder, _, file = target.rpartition("/")
+        there.create_dir(folder, recursive=True)
+        # Object stores show a file when all of it has arrived; a disk shows what is there of it.
+        is_disk = isinstance(there, fs.LocalFileSystem)
+        sent = f"{folder}/.{file}.unfinished" if is_disk else target
+        fs.copy_files(str(run / name), sent, self._here, there)
+        if is_disk:
+            there.move(sent, target)
 
     def _fetch(self, run: Path, name: str) -> None:
         path = run / name

@@ -23,7 +23,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -76,20 +76,25 @@ class RunFolder:
 
     @classmethod
     @contextmanager
-    def locked(cls, path: Path, resume: bool) -> Iterator[None]:
+    def locked(cls, path: Path, holds: Literal["run", "part", "nothing"]) -> Iterator[None]:
         """Inside the block, no other process trains in the folder; around `create` or `resume`.
+
+        Args:
+            holds: what the folder has to hold: a run to be resumed; at most a part of one, which comes back
+                from its copy inside the block, and may have been stopped at that before; or nothing.
 
         The lock is the operating system's (flock): it ends with the process that holds it, however that
         ends. A new run's folder is made.
 
         Raises:
-            InputError: a run is alive in the folder, or the folder is none that could be locked: to be
-                resumed, it holds no run; otherwise it holds something else than a run.
+            InputError: a run is alive in the folder, or the folder is none that could be locked: it holds
+                no run, or something else.
         """
-        if resume:
+        if holds == "run":
             cls.open(path)
         else:
-            _refuse_other_content(path)
+            if holds == "nothing":
+                _refuse_other_content(path)
             try:
                 path.mkdir(parents=True, exist_ok=True)
             except OSError as error:

@@ -70,11 +70,15 @@ def train(
     if starts_cluster(config.cluster):
         get_device(config.device)  # trainers will run on this machine; elsewhere they may have what it lacks
     path = Path(run)
-    resume = _is_to_be_resumed(path, config, resume)
+    copy = _copy_to_bring_back(path, config) if resume else None
+    if resume == "if_begun":
+        resume = copy is not None or (path / "run.json").exists()
     memory = plan_memory(assembly)
     memory.check()
     memory.log()
-    with RunFolder.locked(path, resume):
+    with RunFolder.locked(path, "part" if copy is not None else "run" if resume else "nothing"):
+        if copy is not None and not (path / "run.json").exists():
+            copy.restore(path)
         folder = RunFolder.resume(path, config) if resume else RunFolder.create(path, config)
         begins_with = _snapshot_to_resume(folder, assembly, snapshot)
         if begins_with is not None and _is_finished(folder, assembly, begins_with):
@@ -84,17 +88,12 @@ def train(
         return _train_in(folder, assembly, begins_with, on_step)
 
 
-def _is_to_be_resumed(path: Path, config: RunConfig, resume: bool | Literal["if_begun"]) -> bool:
-    """Whether there is a run to resume; one that has only its copy is brought back."""
-    if not resume:
-        return False
-    is_here = (path / "run.json").exists()
-    if not is_here and config.snapshots.copy_to is not None:
-        copy = RunCopy(config.snapshots.copy_to)
-        if copy.holds_run():
-            copy.restore(path)
-            is_here = True
-    return is_here if resume == "if_begun" else True
+def _copy_to_bring_back(path: Path, config: RunConfig) -> RunCopy | None:
+    """Where a run is whose folder is gone, if there is one."""
+    if config.snapshots.copy_to is None or (path / "run.json").exists():
+        return None
+    copy = RunCopy(config.snapshots.copy_to)
+    return copy if copy.holds_run() else None
 
 
 def _snapshot_to_resume(folder: RunFolder, assembly: Assembly, which: str = "last") -> Snapshot | None:
@@ -175,6 +174,9 @@ def _attempt(
     attempt: TrainingRun | None = None
     try:
         with running_stages(folder.name, assembly) as stages:
+            stages.watch.get(
+                [server.check_sees.remote(str(folder.path / "run.json")) for server in stages.servers]
+            )
             attempt = TrainingRun(assembly, folder, stages, on_step, snapshot)
             return attempt.run()
     finally:

@@ -13,6 +13,7 @@ from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.contributions import UpdateTag
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.saved_files import checksum_file
+from rayrec.platform.errors import InputError
 from rayrec.platform.metrics import PUBLISH_EVERY_BATCHES, RayStageMetrics
 from rayrec.platform.ray_errors import root_cause
 
@@ -60,6 +61,14 @@ def test_a_server_keeps_to_its_memory():
     with pytest.raises(MemoryError, match=r"table 'item' has 60 rows.*no row has changed"):
         server.apply(UpdateTag(0, 1, 0), {"item": (ids_M, np.ones((2000, 4), dtype=np.float32))})
     assert server.stats().shard.num_rows == {"item": 60, "user": 60}
+
+
+def test_a_server_that_does_not_see_the_run_folder_says_so_before_the_run(tmp_path):
+    (server,) = servers(1)
+    (tmp_path / "run.json").write_text("{}")
+    server.check_sees(str(tmp_path / "run.json"))
+    with pytest.raises(InputError, match=r"run/parameter_server-0 on .* does not see /elsewhere/run\.json"):
+        server.check_sees("/elsewhere/run.json")
 
 
 @pytest.mark.parametrize("num_after", [1, 2, 3])

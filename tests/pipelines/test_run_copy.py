@@ -8,6 +8,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from rayrec.pipelines import run_copy
 from rayrec.pipelines.run_copy import RunCopy
 from rayrec.platform.errors import InputError
 
@@ -122,3 +123,28 @@ def test_a_copy_that_was_brought_back_in_part_is_no_run_yet(tmp_path, monkeypatc
 
     copy.restore(elsewhere)
     assert contents(elsewhere) == contents(run)
+
+
+def test_a_file_that_is_on_its_way_to_a_disk_does_not_show(tmp_path, monkeypatch):
+    run = run_with(tmp_path / "run", "step-5")
+    url = (tmp_path / "other disk").as_uri()
+    RunCopy(url).update(run, {"step-5"})
+    before = contents(tmp_path / "other disk")
+    run_with(run, "step-5", "step-9")
+
+    def disk_full(source: str, target: str, *args: object) -> None:
+        Path(target).write_bytes(Path(source).read_bytes()[:3])
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_copy.fs, "copy_files", disk_full)
+        with pytest.raises(OSError, match="no space left"):
+            RunCopy(url).update(run, {"step-5", "step-9"})
+
+    shown = {name: content for name, content in contents(tmp_path / "other disk").items() if "/." not in name}
+    assert shown == before
+    RunCopy(url).restore(tmp_path / "elsewhere")
+    assert contents(tmp_path / "elsewhere") == before
+    RunCopy(url).update(run, {"step-5", "step-9"})
+    RunCopy(url).restore(tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(run)

@@ -37,7 +37,7 @@ def test_a_run_that_ended_without_a_snapshot_is_replaced(tmp_path, state):
     """Killed ones still say `running`; that none is alive is the lock's to know."""
     RunFolder.create(tmp_path / "run", config()).update(state=state, error="the cluster is too small")
 
-    with RunFolder.locked(tmp_path / "run", resume=False):
+    with RunFolder.locked(tmp_path / "run", "nothing"):
         folder = RunFolder.create(tmp_path / "run", config(seed=5))
 
     assert (folder.state["state"], folder.state["error"], folder.config.seed) == ("running", None, 5)
@@ -50,7 +50,7 @@ from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.run_folder import RunFolder
 
 path = Path(sys.argv[1])
-with RunFolder.locked(path, resume=False):
+with RunFolder.locked(path, "nothing"):
     RunFolder.create(path, RunConfig.parse({"data": {"path": "data"}, "model": {"name": "sasrec"}}))
     print("holds it", flush=True)
     time.sleep(600)
@@ -64,10 +64,10 @@ def test_a_folder_in_which_a_run_is_alive_is_refused_until_it_is_killed(tmp_path
     ) as process:
         try:
             assert process.stdout.readline() == "holds it\n"
-            for resume in (True, False):
+            for holds in ("run", "part", "nothing"):
                 with (
                     pytest.raises(InputError, match=r"run: a run is alive in this folder") as raised,
-                    RunFolder.locked(path, resume),
+                    RunFolder.locked(path, holds),
                 ):
                     pass
                 assert f"(process {process.pid} on " in str(raised.value)
@@ -76,14 +76,14 @@ def test_a_folder_in_which_a_run_is_alive_is_refused_until_it_is_killed(tmp_path
         finally:
             os.kill(process.pid, signal.SIGKILL)
 
-    with RunFolder.locked(path, resume=True):
+    with RunFolder.locked(path, "run"):
         assert RunFolder.resume(path, config()).state["state"] == "running"
 
 
 def test_a_folder_that_cannot_be_made_is_refused():
     with (
         pytest.raises(InputError, match=r"/proc/run: the run's folder cannot be made .*choose another"),
-        RunFolder.locked(Path("/proc/run"), resume=False),
+        RunFolder.locked(Path("/proc/run"), "nothing"),
     ):
         pass
 
@@ -91,18 +91,18 @@ def test_a_folder_that_cannot_be_made_is_refused():
 def test_no_lock_is_left_in_a_folder_of_something_else(tmp_path):
     (tmp_path / "thesis.tex").write_text("important")
 
-    for resume, expected in ((True, "not a run folder"), (False, "not an empty folder")):
-        with pytest.raises(InputError, match=expected), RunFolder.locked(tmp_path, resume):
+    for holds, expected in (("run", "not a run folder"), ("nothing", "not an empty folder")):
+        with pytest.raises(InputError, match=expected), RunFolder.locked(tmp_path, holds):
             pass
 
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_an_empty_folder_stays_one_that_may_be_used_when_a_lock_was_left_in_it(tmp_path):
-    with RunFolder.locked(tmp_path, resume=False):
+    with RunFolder.locked(tmp_path, "nothing"):
         pass
 
-    with RunFolder.locked(tmp_path, resume=False):
+    with RunFolder.locked(tmp_path, "nothing"):
         RunFolder.create(tmp_path, config())
 
 

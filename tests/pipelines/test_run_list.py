@@ -19,7 +19,7 @@ def test_runs_say_how_they_stand_and_why_they_stopped(tmp_path):
     )
     (tmp_path / "something else").mkdir()
 
-    with RunFolder.locked(tmp_path / "alive", resume=True):
+    with RunFolder.locked(tmp_path / "alive", "run"):
         runs = {run.name: run for run in list_runs(tmp_path)}
 
     assert {name: run.condition for name, run in runs.items()} == {

@@ -35,7 +35,7 @@ def answer_one(run: Path, answer: Answer) -> threading.Thread:
 
 
 def test_who_asks_is_told_where_the_snapshot_is_and_nothing_is_left(run):
-    with RunFolder.locked(run, resume=True):
+    with RunFolder.locked(run, "run"):
         thread = answer_one(run, Answer("step-000000007"))
         path = request_snapshot(run, timeout_s=30.0)
         thread.join()
@@ -45,7 +45,7 @@ def test_who_asks_is_told_where_the_snapshot_is_and_nothing_is_left(run):
 
 
 def test_a_snapshot_that_fails_says_why(run):
-    with RunFolder.locked(run, resume=True):
+    with RunFolder.locked(run, "run"):
         thread = answer_one(run, Answer(None, "OSError: no space left"))
         with pytest.raises(InputError, match="could not be written: OSError: no space left"):
             request_snapshot(run, timeout_s=30.0)
@@ -70,7 +70,7 @@ def test_a_run_that_ends_while_it_is_asked_is_not_waited_for(run, monkeypatch):
 
 
 def test_who_has_waited_long_enough_takes_the_request_back(run):
-    with RunFolder.locked(run, resume=True), pytest.raises(InputError, match="no snapshot after 0 s"):
+    with RunFolder.locked(run, "run"), pytest.raises(InputError, match="no snapshot after 0 s"):
         request_snapshot(run, timeout_s=0.0)
 
     assert SnapshotRequests(run).pending() == []

@@ -312,7 +312,7 @@ def test_a_run_that_is_alive_is_not_resumed_a_second_time(interrupted, data, tmp
     shutil.copytree(interrupted, run)
     no_cluster(monkeypatch)
 
-    with RunFolder.locked(run, resume=True), pytest.raises(InputError, match="a run is alive in this folder"):
+    with RunFolder.locked(run, "run"), pytest.raises(InputError, match="a run is alive in this folder"):
         train(settings(data), run, resume=True)
 
 
