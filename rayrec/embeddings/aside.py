@@ -43,7 +43,8 @@ class AsideRecords:
     def __init__(self, num_words: int) -> None:
         self.records = Records(num_words)
         self._num_words = num_words
-        self._heads_B = np.full(NUM_BUCKETS, _NONE, dtype=np.int64)
+        self._heads_B = np.empty(0, dtype=np.int64)
+        """Of every bucket, once there is an entry."""
         self._entries = _Entries(np.empty(0, np.int64), np.empty(0, np.int64))
         self._num_entries = self._num_free = 0
         self._free = _NONE
@@ -58,6 +59,10 @@ class AsideRecords:
         Raises:
             MemoryError: there is no room; nothing has changed.
         """
+        if not len(ids_K):
+            return np.empty(0, dtype=np.int64)
+        if not len(self._heads_B):
+            self._heads_B = np.full(NUM_BUCKETS, _NONE, dtype=np.int64)
         self._reserve(self._num_entries + max(0, len(ids_K) - self._num_free))
         entries_K, self._free, self._num_entries = _chain(
             self._heads_B, self._entries, self._free, self._num_entries, kernel_input(ids_K, np.int64)
@@ -71,6 +76,8 @@ class AsideRecords:
         Returns:
             (their ids, by bucket and as uint64; what each held when it first came).
         """
+        if not len(self):
+            return np.empty(0, dtype=np.int64), np.empty((0, self._num_words), dtype=np.int32)
         taken_E, is_first_E = _taken(self._heads_B, self._entries, first, end)
         first_E = taken_E[is_first_E]
         records_KW = self.records.read(first_E, 0, self._num_words)
@@ -81,6 +88,8 @@ class AsideRecords:
 
     def end_within(self, buckets: range, most: int) -> int:
         """Where buckets end that have so many entries at most; after the first one at the earliest."""
+        if not len(self):
+            return buckets.stop
         return int(_end_within(self._heads_B, self._entries, buckets.start, buckets.stop, most))
 
     def _reserve(self, num_entries: int) -> None:

@@ -1,14 +1,15 @@
 """What some ids held at a step boundary, read while steps go on: copy on write of records.
 
     steps    ── whatever is about to change or remove an id's record, sets it aside first ──► aside
-    writer   bucket after bucket: what is aside, and of the others what no later step has stamped
+    reader   bucket after bucket: what is aside, and of the others what no later step has stamped
 
 Nothing is copied at the cut itself, and no list of ids is made: an id that comes later is known by the step
-in its record, which is later than the cut. What the writer has passed is no longer set aside, and what is
-aside of it is freed.
+in its record, which is later than the cut. What the reader has passed is no longer set aside, and the room
+that it took there is used again. An id may come aside twice, if a record without a later step came back
+from a trainer in between; what came first counts.
 
-The writer holds the lock for a small part at a time, less than a millisecond, so that steps wait for it no
-longer; whoever finds too much aside waits for the writer, which then has the lock to itself.
+The reader holds the lock for a small part at a time, less than a millisecond, so that steps wait for it no
+longer; whoever finds too much aside waits for the reader, which then has the lock to itself.
 
 Axes: M ids of one call, K ids of a part, W words of a record.
 """
@@ -41,7 +42,10 @@ Int64Array = NDArray[np.int64]
 Int32Array = NDArray[np.int32]
 
 Wait = Callable[[Callable[[], bool]], None]
-"""Called with the lock held: lets the writer go on, and returns when that says True or the cut has ended."""
+"""Called with the lock held: lets the reader go on, and returns when that says True or the cut has ended.
+
+It finds what is there, so whoever calls `keep` leaves everything as a step left it until that has returned.
+"""
 
 ABSENT = np.iinfo(np.int32).max
 """Last step of an id that has no record: later than any cut."""
@@ -49,7 +53,7 @@ ABSENT = np.iinfo(np.int32).max
 _SCANNED_SLOTS = 2**16
 """Slots that are looked at under the lock: a few tenths of a millisecond."""
 _PART_BYTES = 2**20
-"""Records that are copied under the lock: about a millisecond."""
+"""Records that are copied under the lock, of those aside and of the others: half a millisecond each."""
 _LEAST_LISTED, _SLOTS_PER_LISTED_ID = 2**18, 8
 """Ids that are listed at once: so many, or one for so many slots of the map. Each list takes a pass over
 these, and another one says where lists begin; a map has up to 0.6 ids per slot, which makes 5 lists."""
@@ -61,7 +65,7 @@ LEAST_ASIDE_BYTES, ASIDE_SHARE = 16 * 2**20, 4
 
 
 def most_aside_bytes(num_bytes: int) -> int:
-    """Of something that takes so much memory, what may be aside before a step waits for the writer."""
+    """Of something that takes so much memory, what may be aside before a step waits for the reader."""
     return max(LEAST_ASIDE_BYTES, num_bytes // ASIDE_SHARE)
 
 
@@ -88,7 +92,7 @@ class Cut:
     Args:
         step: that the cut follows. Every change of a record from now on belongs to a later one.
         most_bytes: that may be aside before `wait` is called.
-        wait: for the writer, when there is too much aside.
+        wait: for the reader, when there is too much aside.
     """
 
     def __init__(self, source: CutSource, step: int, most_bytes: int, wait: Wait) -> None:
@@ -115,17 +119,19 @@ class Cut:
             steps_M: last step that changed each record, `ABSENT` where there is none.
             read: gives records of ids at these positions.
         """
-        old_M = np.flatnonzero(steps_M <= self.step)  # others are later, and what was changed later is aside
-        old_M = old_M[bucket_of(ids_M[old_M]) >= self._passed]
-        self._keep(ids_M, old_M, lambda at_K, rows_K: self._aside.records.write(rows_K, 0, read(at_K)))
+        with self._ended_for_want_of_memory():
+            old_M = np.flatnonzero(steps_M <= self.step)  # others are later: what they were is aside
+            old_M = self._not_passed(ids_M, old_M)
+            self._keep(ids_M, old_M, lambda at_K, rows_K: self._aside.records.write(rows_K, 0, read(at_K)))
 
     def keep_rows(self, ids_M: Int64Array, records: RecordAccess, rows_M: Int64Array) -> None:
         """`keep` of records that end with step and count; -1 for an id that has none."""
-        rows_M, ids_M = kernel_input(rows_M, np.int64), kernel_input(ids_M, np.int64)
-        old_M = _older(records.addresses, rows_M, ids_M, self.step, self._passed)
-        self._keep(
-            ids_M, old_M, lambda at_K, to_K: records.copy_rows(rows_M[at_K], self._aside.records, to_K)
-        )
+        with self._ended_for_want_of_memory():
+            rows_M, ids_M = kernel_input(rows_M, np.int64), kernel_input(ids_M, np.int64)
+            old_M = _older(records.addresses, rows_M, ids_M, self.step, self._passed)
+            self._keep(
+                ids_M, old_M, lambda at_K, to_K: records.copy_rows(rows_M[at_K], self._aside.records, to_K)
+            )
 
     def _keep(
         self, ids_M: Int64Array, old_M: Int64Array, copy: Callable[[Int64Array, Int64Array], None]
@@ -134,17 +140,27 @@ class Cut:
         Args:
             copy: copies records of ids at the given positions to the given rows of those aside.
         """
+        passed = self._passed
         for first in range(0, len(old_M), _KEPT_IDS):
-            if self._passed == NUM_BUCKETS:
-                return
-            try:
-                self._keep_some(ids_M, old_M[first : first + _KEPT_IDS], copy)
-            except MemoryError as error:
-                lacking = CutEndedError(
-                    f"no memory for what steps change while the cut after step {self.step} is read"
-                )
-                lacking.__cause__ = error
-                self.end(lacking)
+            some_M = old_M[first : first + _KEPT_IDS]
+            if self._passed != passed:  # while one before these waited
+                some_M = self._not_passed(ids_M, some_M)
+            self._keep_some(ids_M, some_M, copy)
+
+    @contextmanager
+    def _ended_for_want_of_memory(self) -> Iterator[None]:
+        try:
+            yield
+        except MemoryError as error:
+            lacking = CutEndedError(
+                f"no memory for what steps change while the cut after step {self.step} is read"
+            )
+            lacking.__cause__ = error
+            self.end(lacking)
+
+    def _not_passed(self, ids_M: Int64Array, some_M: Int64Array) -> Int64Array:
+        """Positions of ids that are still to be read."""
+        return some_M[bucket_of(ids_M[some_M]) >= self._passed]
 
     def end(self, error: Exception) -> None:
         """Give up what has not been read; whoever reads it gets this error."""
@@ -185,7 +201,7 @@ class Cut:
 
         if not is_room() and self.num_aside:
             self._wait(is_room)
-            some_M = some_M[bucket_of(ids_M[some_M]) >= self._passed]
+            some_M = self._not_passed(ids_M, some_M)
         copy(some_M, self._aside.add(ids_M[some_M]))
 
     @property

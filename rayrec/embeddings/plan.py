@@ -53,6 +53,8 @@ _ROWS_PER_GROUP = 65_536
 """Rows that the writer of snapshots encodes and compresses at once."""
 _WRITER_COPIES = 2
 """Most copies of such a group that are there at once."""
+_FILE_BLOCK = 2**20
+"""Written at once."""
 _READER_COPIES = 3
 """Copies of such a group that reading a snapshot makes."""
 _ID = 8
@@ -262,7 +264,8 @@ def _writing_bytes(num_rows: int, index: int, row_bytes: int) -> int:
     group = min(num_rows, _ROWS_PER_GROUP)
     part = max(min(num_rows * row_bytes, _PART_BYTES), -(-num_rows // NUM_BUCKETS) * row_bytes)
     parts = 3 * part + min(num_rows * row_bytes, PARTS_WAITING * part)
-    return _LISTED_IDS * _ID * listed + 3 * _ID * NUM_BUCKETS + parts + _WRITER_COPIES * group * row_bytes
+    buckets = 4 * _ID * NUM_BUCKETS
+    return _LISTED_IDS * _ID * listed + buckets + parts + _FILE_BLOCK + _WRITER_COPIES * group * row_bytes
 
 
 def _aside_bytes(config: TableConfig, num_ids: int, num_rows: int, held: int, waiting: int) -> int:

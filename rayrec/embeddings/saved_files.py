@@ -6,6 +6,7 @@ where a cryptographic one would take as long as writing the file does. It is no 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -18,7 +19,7 @@ import xxhash
 from rayrec.platform.files import sync
 
 _READ_BYTES = 2**20
-_BLOCK_BYTES = 2**22
+_BLOCK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -37,16 +38,18 @@ class WrittenFile:
     """A file that appears under its name when it is whole; what is written to it is checksummed on the way.
 
     As much of Python's files as Arrow's writers need. It goes to the disk in large blocks and past the
-    system's cache where the file system allows it: what nobody reads again soon would push out what training
-    needs, and writing a cache back to the disk takes as much processor time as filling it.
+    system's cache where the file system allows it: a cache would push out what training needs, and to write
+    it back takes as much processor time as filling it. (`snapshots.copy_to` reads the files once more.)
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._unfinished = path.with_name(path.name + ".part")
-        self._descriptor = _open_past_cache(self._unfinished)
         self._block = mmap.mmap(-1, _BLOCK_BYTES)  # aligned, as O_DIRECT wants it
+        self._descriptor, self._is_direct = _open_past_cache(self._unfinished)
         self._num_waiting = 0
+        self._num_written = 0
+        """Of what waits: after an error, a part of it may be in the file."""
         self._hash = xxhash.xxh3_128()
         self._num_bytes = 0
         self.closed = False
@@ -55,12 +58,12 @@ class WrittenFile:
         self._hash.update(content)
         view = memoryview(content).cast("B")
         while len(view):
+            if self._num_waiting == _BLOCK_BYTES:
+                self._write_waiting()
             part = view[: _BLOCK_BYTES - self._num_waiting]
             self._block[self._num_waiting : self._num_waiting + len(part)] = part
             self._num_waiting += len(part)
             view = view[len(part) :]
-            if self._num_waiting == _BLOCK_BYTES:
-                self._write_waiting()
         self._num_bytes += len(content)
         return len(content)
 
@@ -75,7 +78,6 @@ class WrittenFile:
 
     def finish(self, since: int | None) -> SavedFile:
         """Wait until the file is on disk, and give it its name."""
-        _use_cache(self._descriptor)  # the rest is no whole number of pages
         self._write_waiting()
         os.fsync(self._descriptor)
         self._close()
@@ -89,17 +91,33 @@ class WrittenFile:
 
     def _write_waiting(self) -> None:
         with memoryview(self._block) as block:
-            written = 0
-            while written < self._num_waiting:
-                with block[written : self._num_waiting] as rest:
-                    written += os.write(self._descriptor, rest)
-        self._num_waiting = 0
+            while self._num_written < self._num_waiting:
+                if self._num_waiting % mmap.PAGESIZE or self._num_written % mmap.PAGESIZE:
+                    self._use_cache()  # the end of the file, or what a short write has left
+                with block[self._num_written : self._num_waiting] as rest:
+                    self._num_written += self._write_some(rest)
+        self._num_waiting = self._num_written = 0
+
+    def _write_some(self, content: memoryview) -> int:
+        try:
+            return os.write(self._descriptor, content)
+        except OSError as error:
+            if error.errno == errno.EINVAL and self._is_direct:  # some file systems say so only now
+                self._use_cache()
+                return 0
+            raise OSError(error.errno, error.strerror, str(self._unfinished)) from error
+
+    def _use_cache(self) -> None:
+        if self._is_direct:
+            flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+            self._is_direct = False
 
     def _close(self) -> None:
         if not self.closed:
-            os.close(self._descriptor)
-            self._block.close()
             self.closed = True
+            self._block.close()
+            os.close(self._descriptor)
 
 
 def checksum_file(path: Path) -> str:
@@ -111,15 +129,10 @@ def checksum_file(path: Path) -> str:
     return hashed.hexdigest()
 
 
-def _open_past_cache(path: Path) -> int:
+def _open_past_cache(path: Path) -> tuple[int, bool]:
+    """(descriptor of the file, whether it is open with O_DIRECT)."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     if hasattr(os, "O_DIRECT"):
         with suppress(OSError):  # a file system without
-            return os.open(path, flags | os.O_DIRECT, 0o666)
-    return os.open(path, flags, 0o666)
-
-
-def _use_cache(descriptor: int) -> None:
-    if hasattr(os, "O_DIRECT"):
-        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+            return os.open(path, flags | os.O_DIRECT, 0o666), True
+    return os.open(path, flags, 0o666), False

@@ -29,7 +29,7 @@ import itertools
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,8 +68,8 @@ def write_table(
 ) -> list[SavedFile]:
     """Write what one table and shard holds, on a thread of low priority beside the caller's.
 
-    The caller's thread takes the parts and does not lag behind because of that: what a cut still has to give
-    is what steps have to keep.
+    The caller's thread takes the parts, a few ahead of what is written: what a cut still has to give is what
+    steps have to set aside.
 
     Args:
         shard_map, shard: whose rows these are.
@@ -84,16 +84,27 @@ def write_table(
     contents.described |= {"step": step, "since": None, "buckets": [buckets.start, buckets.stop]}
     try:
         with ThreadPoolExecutor(1, "snapshot", give_way) as writer:
-            waiting: deque[Future[None]] = deque()
-            for rows in parts:
-                waiting.append(writer.submit(_write_part, contents, rows))
-                if len(waiting) == PARTS_WAITING:
-                    waiting.popleft().result()
-            for written in waiting:
-                written.result()
+            _write_parts(contents, parts, writer)
             return writer.submit(contents.finish).result()
     finally:
         contents.remove_unfinished()
+
+
+def _write_parts(contents: _Contents, parts: Iterable[TableRows], writer: Executor) -> None:
+    waiting: deque[Future[None]] = deque()
+    try:
+        for rows in parts:
+            waiting.append(writer.submit(_write_part, contents, rows))
+            while waiting and (waiting[0].done() or len(waiting) == PARTS_WAITING):
+                waiting.popleft().result()
+        for written in waiting:
+            written.result()
+    except BaseException:
+        for written in waiting:
+            # What is not begun is not written any more. A disk that is full is why, whatever else there is.
+            if not written.cancel() and (error := written.exception()) is not None:
+                raise error from None
+        raise
 
 
 def _write_part(contents: _Contents, rows: TableRows) -> None:

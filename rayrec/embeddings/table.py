@@ -543,10 +543,11 @@ class EmbeddingTable:
 
     def _create(self, ids_M: Int64Array) -> Int64Array:
         """[M] rows of ids that have none yet."""
+        # First: it may let a cut be read, which would find rows that no step has stamped yet.
+        self._tombstones.forget(ids_M)
         rows_M = self._rows.add(ids_M)
         self._found = None
         self._rows.records.write(rows_M, 0, self._ops.new_records(ids_M))
-        self._tombstones.forget(ids_M)
         self._num_created += len(ids_M)
         return rows_M
 

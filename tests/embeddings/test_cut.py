@@ -7,6 +7,7 @@ import copy
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from rayrec.embeddings import cut as cut_module
 from rayrec.embeddings import record_log, snapshot, tiered_rows
 from rayrec.embeddings import table as table_module
+from rayrec.embeddings.aside import ENTRY_BYTES
 from rayrec.embeddings.config import (
     AdamConfig,
     AdmissionConfig,
@@ -26,9 +28,10 @@ from rayrec.embeddings.config import (
     TableConfig,
 )
 from rayrec.embeddings.contributions import Part, UpdateTag
-from rayrec.embeddings.cut import CutEndedError
+from rayrec.embeddings.cut import Cut, CutEndedError, CutRecords
 from rayrec.embeddings.page_reads import ALIGNMENT
 from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.row_storage import MemoryRows
 from rayrec.embeddings.saved_files import checksum_file
 from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.embeddings.snapshot import load_tables, write_table
@@ -477,6 +480,47 @@ def test_a_step_waits_for_the_writer_when_too_much_is_aside(monkeypatch):
     assert most <= 10
     assert contents(found) == expected
     assert steps_by_id([shard.export("items")]) == dict.fromkeys(range(50), 1)
+
+
+def test_what_the_reader_passed_while_a_step_waited_is_not_set_aside(monkeypatch):
+    monkeypatch.setattr(cut_module, "_PART_BYTES", 2 * 16)
+    rows = MemoryRows(4)
+    ids_M = np.arange(50)
+    rows_M = rows.add(ids_M)
+    rows.records.write(rows_M, 0, np.zeros((50, 4), dtype=np.int32))
+    seen: list[int] = []
+
+    def read_on(is_room):
+        passed = range(cut._passed)
+        assert cut._aside.end_within(passed, most=0) == passed.stop, "nobody would take it"
+        while not is_room():
+            for _ in range(12):  # more than were asked for
+                seen.extend(next(parts, CutRecords(np.empty(0, np.int64), np.empty(0))).ids_K.tolist())
+
+    cut = Cut(rows, 0, most_bytes=10 * (4 * 4 + ENTRY_BYTES), wait=read_on)
+    parts = cut.parts(nullcontext)
+    cut.keep(ids_M, np.zeros(50, dtype=np.int32), lambda at_K: np.zeros((len(at_K), 4), dtype=np.int32))
+    assert seen
+    assert cut.num_aside == 50 - len(seen)
+    seen += [i for part in parts for i in part.ids_K.tolist()]
+    assert sorted(seen) == list(range(50))
+
+
+def test_rows_come_when_nothing_waits_for_the_reader_any_more(monkeypatch):
+    """Until a step has stamped them they look older than the cut."""
+    shard = shard_of(PLAIN, 4)
+    table = shard._tables["items"]
+    forget, num_rows = table._tombstones.forget, []
+
+    def telling(ids_M):
+        num_rows.append(table.num_rows)
+        forget(ids_M)
+
+    monkeypatch.setattr(table._tombstones, "forget", telling)
+    before = table.num_rows
+    commit(shard, 1, 55)
+    assert table.num_rows == before + 1
+    assert num_rows == [before]
 
 
 def test_a_cut_that_nobody_reads_is_given_up_before_it_stops_the_training(monkeypatch):

@@ -1,3 +1,5 @@
+import errno
+import fcntl
 import os
 
 import pytest
@@ -14,7 +16,7 @@ def test_what_was_written_is_in_the_file_whatever_the_pieces(tmp_path, monkeypat
         open_file = os.open
 
         def without(path, flags, mode=0o777):
-            if flags & os.O_DIRECT:
+            if flags & getattr(os, "O_DIRECT", 0):
                 raise OSError("a file system without")
             return open_file(path, flags, mode)
 
@@ -35,5 +37,37 @@ def test_a_file_that_is_given_up_leaves_nothing(tmp_path):
     file = WrittenFile(tmp_path / "a")
     file.write(b"some")
     file.remove_unfinished()
+    file.remove_unfinished()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_system_that_refuses_only_to_write_is_written_to_in_its_own_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(saved_files, "_BLOCK_BYTES", 8192)
+    write, is_direct = os.write, getattr(os, "O_DIRECT", 0)
+    lengths = iter([0, 100, 5000])
+
+    def grudging(descriptor, content):
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & is_direct:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return write(descriptor, content[: next(lengths, len(content))])  # and in pieces of its own
+
+    monkeypatch.setattr(saved_files.os, "write", grudging)
+    content = os.urandom(30_000)
+    file = WrittenFile(tmp_path / "a")
+    file.write(content)
+    saved = file.finish(since=None)
+    assert (tmp_path / "a").read_bytes() == content
+    assert saved.checksum == checksum_file(tmp_path / "a")
+
+
+def test_a_disk_that_is_full_names_the_file(tmp_path, monkeypatch):
+    def full(descriptor, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(saved_files.os, "write", full)
+    file = WrittenFile(tmp_path / "a")
+    file.write(b"some")
+    with pytest.raises(OSError, match=r"No space left on device.*a\.part"):
+        file.finish(since=None)
     file.remove_unfinished()
     assert not list(tmp_path.iterdir())

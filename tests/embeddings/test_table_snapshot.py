@@ -1,4 +1,5 @@
 import json
+import threading
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ from rayrec.embeddings.config import (
     TableConfig,
 )
 from rayrec.embeddings.contributions import UpdateTag
+from rayrec.embeddings.cut import CutEndedError
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.saved_files import checksum_file
 from rayrec.embeddings.shard import EmbeddingShard
@@ -184,6 +186,37 @@ def test_a_write_that_fails_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr(snapshot.pq.ParquetWriter, "write_table", disk_full)
     with pytest.raises(OSError, match="No space left"):
         save(grown_shards(1), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("and_parts_end", [False, True])
+def test_a_disk_that_is_full_is_the_reason_whatever_else_there_is(tmp_path, monkeypatch, and_parts_end):
+    (shard,) = grown_shards(1)
+    whole, written, threads = shard.export("items"), [], threading.active_count()
+    is_third, is_full = threading.Event(), threading.Event()
+
+    def some(contents, rows):
+        if len(written) == 2:
+            is_third.set()
+            is_full.wait(20)
+            raise OSError("No space left on device")
+        written.append(rows)
+
+    def parts():
+        for _ in range(5):
+            yield whole
+        is_third.wait(20)
+        is_full.set()
+        if and_parts_end:
+            raise CutEndedError("given up")
+        for _ in range(50):
+            yield whole
+
+    monkeypatch.setattr(snapshot, "_write_part", some)
+    with pytest.raises(OSError, match="No space left"):
+        write_table(tmp_path, TABLES[0], ShardMap(1), 0, STEP, parts())
+    assert len(written) == 2
+    assert threading.active_count() == threads
     assert list(tmp_path.iterdir()) == []
 
 
