@@ -1,37 +1,23 @@
-"""Beam search over the trie of semantic IDs: the one way in which items are decoded.
+"""Beam search over the trie of semantic IDs: the most probable items, for evaluation and requests.
 
-Evaluation, RL rollouts and online requests all call `beam_search`. Every
-candidate is a node of the trie, so no result can be an invalid tuple, and a beam
-as wide as the catalogue ranks every item. All rows advance together, and no
-value travels from the device to the host on the way.
+A beam as wide as the catalogue ranks every item. What it finds was not drawn: it has a log-probability under
+the model and none of having been chosen; `rayrec.models.sampling` draws.
 
 Axes: B rows, W beams of a row, C children of a node, K codes of a level,
 E excluded items, N = W * C candidates of a row.
 
-Source: prefix-constrained beam search, De Cao et al., arXiv:2010.00904, with
-each step's distribution renormalised over the allowed codes; semantic IDs,
-Rajput et al., arXiv:2305.05065.
+Source: semantic IDs, Rajput et al., arXiv:2305.05065; see `rayrec.models.prefixes` for the constraint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from rayrec.models.prefixes import Prefixes, Step
 from rayrec.models.trie import CodeTrie
-
-Step = Callable[[int, Tensor, Tensor | None], Tensor]
-"""`step(depth, codes_BWd, parent_BW) -> logits_BWK`: scores of the next code of every beam.
-
-`codes_BWd` ([B, W, depth] int64) are the codes decoded so far and `parent_BW`
-([B, W] int64) the beam of the call before from which each beam grew: what a
-step must reorder its caches by. At depth 0 there is one empty beam per row and
-no parent (None). W differs from depth to depth. Beams that hold no prefix (a
-row may have fewer than W) repeat an arbitrary one; their logits are ignored.
-"""
 
 
 @dataclass(frozen=True)
@@ -75,53 +61,22 @@ def beam_search(
     """
     if beam_width < 1:
         raise ValueError(f"beam_width must be at least 1, got {beam_width}")
-    device = trie.device
-    codes_BWd = torch.zeros(num_rows, 1, 0, dtype=torch.int64, device=device)
-    nodes_BW = torch.zeros(num_rows, 1, dtype=torch.int64, device=device)
-    scores_BW = torch.zeros(num_rows, 1, device=device)
-    parent_BW: Tensor | None = None
-
+    prefixes = Prefixes(trie, num_rows)
     for depth in range(trie.depth):
-        logits_BWK = step(depth, codes_BWd, parent_BW)
-        children_BWC, child_codes_BWC, log_probs_BWC = _expand(trie, depth, nodes_BW, logits_BWK)
-        candidates_BN = (scores_BW[:, :, None] + log_probs_BWC).flatten(1)
-        # Comparisons with NaN are all false, which would upset the selection.
-        candidates_BN = candidates_BN.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        log_probs_BWC = prefixes.expand(step, depth)
+        candidates_BN = (prefixes.log_probs_BW[:, :, None] + log_probs_BWC).flatten(1)
         if depth == trie.depth - 1 and excluded_items_BE is not None:
-            items_BN = trie.leaf_items_I[children_BWC.flatten(1)]
+            items_BN = trie.leaf_items_I[prefixes.children_BWC.flatten(1)]
             excluded_BN = _is_member(items_BN, excluded_items_BE)
             candidates_BN = candidates_BN.masked_fill(excluded_BN, -torch.inf)
-        # Beams of a row are distinct nodes, so there is no use for more of them than nodes.
+        # Prefixes of a row are distinct nodes, so there is no use for more of them than nodes.
         width = min(beam_width, candidates_BN.shape[1], trie.num_nodes(depth + 1))
         chosen_BW = _largest(candidates_BN, width)
+        num_children = trie.max_children[depth]
+        prefixes.keep(depth, chosen_BW // num_children, chosen_BW % num_children)
         scores_BW = candidates_BN.gather(1, chosen_BW)
-        nodes_BW = children_BWC.flatten(1).gather(1, chosen_BW)
-        parent_BW = chosen_BW // trie.max_children[depth]
-        next_codes_BW = child_codes_BWC.flatten(1).gather(1, chosen_BW)
-        grown_BWd = codes_BWd.gather(1, parent_BW[:, :, None].expand(-1, -1, depth))
-        codes_BWd = torch.cat([grown_BWd, next_codes_BW[:, :, None]], dim=2)
 
-    return _ranked(trie, nodes_BW, scores_BW, beam_width)
-
-
-def _expand(
-    trie: CodeTrie, depth: int, nodes_BW: Tensor, logits_BWK: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Children of each beam's node: their nodes, codes and log-probabilities, all [B, W, C].
-
-    Places beyond a node's last child repeat some node, at -inf.
-    """
-    offsets, codes = trie.child_offsets[depth], trie.child_codes[depth]
-    first_BW1 = offsets[nodes_BW][:, :, None]
-    end_BW1 = offsets[nodes_BW + 1][:, :, None]
-    children_BWC = first_BW1 + torch.arange(trie.max_children[depth], device=trie.device)
-    beyond_BWC = children_BWC >= end_BW1
-    children_BWC = children_BWC.clamp(max=len(codes) - 1)
-    child_codes_BWC = codes[children_BWC]
-    logits_BWC = logits_BWK.gather(2, child_codes_BWC).masked_fill(beyond_BWC, -torch.inf)
-    # Half precision is widened: its log-probabilities would tie by rounding.
-    dtype = torch.promote_types(logits_BWC.dtype, torch.float32)
-    return children_BWC, child_codes_BWC, logits_BWC.log_softmax(dim=2, dtype=dtype)
+    return _ranked(trie, prefixes.nodes_BW, scores_BW, beam_width)
 
 
 def _largest(values_BN: Tensor, width: int) -> Tensor:

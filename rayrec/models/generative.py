@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.backbone import CausalTransformer
-from rayrec.models.beam import Step, beam_search
+from rayrec.models.beam import beam_search
 from rayrec.models.keyed_random import KeyedDropout
+from rayrec.models.prefixes import Step
 from rayrec.models.sequence_model import Ranking, SequenceModel
 from rayrec.models.tensor_batch import TensorBatch
 from rayrec.models.trie import CodeTrie

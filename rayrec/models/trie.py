@@ -32,6 +32,8 @@ class CodeTrie:
     """Per depth [children]: the code that leads to each node of the next depth."""
     leaf_items_I: Tensor
     """Catalogue position of each leaf."""
+    first_leaves: tuple[Tensor, ...]
+    """Per depth, leaves included, [nodes + 1]: below node n are leaves first[n] to first[n + 1] - 1."""
     max_children: tuple[int, ...]
     """Per depth, the most children of one node: a plain number, so that decoding asks no device for it."""
 
@@ -78,12 +80,13 @@ class CodeTrie:
         starts_I[0] = True
         parent_I = np.zeros(len(codes), dtype=np.int64)
         num_parents = 1
-        offsets, children = [], []
+        offsets, children, first_leaves = [], [], [np.array([0, len(codes)])]
         for column_I in sorted_IL.T:
             starts_I[1:] |= column_I[1:] != column_I[:-1]
             num_children_of = np.bincount(parent_I[starts_I], minlength=num_parents)
             offsets.append(np.concatenate([[0], np.cumsum(num_children_of)]))
             children.append(column_I[starts_I])
+            first_leaves.append(np.append(np.flatnonzero(starts_I), len(codes)))
             parent_I = np.cumsum(starts_I) - 1
             num_parents = int(parent_I[-1]) + 1
         if num_parents < len(codes):
@@ -93,7 +96,11 @@ class CodeTrie:
             )
         max_children = tuple(int(np.diff(depth_offsets).max()) for depth_offsets in offsets)
         return cls(
-            tuple(map(_tensor, offsets)), tuple(map(_tensor, children)), _tensor(order_I), max_children
+            tuple(map(_tensor, offsets)),
+            tuple(map(_tensor, children)),
+            _tensor(order_I),
+            tuple(map(_tensor, first_leaves)),
+            max_children,
         )
 
     def to(self, device: torch.device | str) -> CodeTrie:
@@ -102,6 +109,7 @@ class CodeTrie:
             tuple(offsets.to(device) for offsets in self.child_offsets),
             tuple(codes.to(device) for codes in self.child_codes),
             self.leaf_items_I.to(device),
+            tuple(first.to(device) for first in self.first_leaves),
             self.max_children,
         )
 

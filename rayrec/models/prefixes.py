@@ -1,0 +1,107 @@
+"""Prefixes of codes on their way down the trie, those of every row side by side.
+
+All ways of decoding (beam search, sampling with and without replacement) differ in which children they go on
+with, and in nothing else. A child is a node of the trie, so no result can be an invalid tuple; rows advance
+together, and no value travels from the device to the host.
+
+Axes: B rows, W prefixes of a row, C children of a node, K codes of a level.
+
+Source: prefix-constrained decoding, De Cao et al., arXiv:2010.00904, with each step's distribution
+renormalised over the allowed codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rayrec.models.leaf_filter import LeafFilter
+from rayrec.models.trie import CodeTrie
+
+Step = Callable[[int, Tensor, Tensor | None], Tensor]
+"""`step(depth, codes_BWd, parent_BW) -> logits_BWK`: scores of the next code of every prefix.
+
+`codes_BWd` ([B, W, depth] int64) are the codes decoded so far and `parent_BW`
+([B, W] int64) the prefix of the call before from which each one grew: what a
+step must reorder its caches by. At depth 0 there is one empty prefix per row and
+no parent (None). W differs from depth to depth. Prefixes that are none (a
+row may have fewer than W) repeat an arbitrary one; their logits are ignored.
+"""
+
+
+class Prefixes:
+    """What has been decoded of every row so far; begins with one empty prefix each.
+
+    Args:
+        leaf_filter: what each row may be given; everything without. Logits are normalised over the children
+            that it admits.
+        temperature: logits are divided by it.
+    """
+
+    def __init__(
+        self,
+        trie: CodeTrie,
+        num_rows: int,
+        leaf_filter: LeafFilter | None = None,
+        temperature: float = 1.0,
+    ) -> None:
+        self._trie = trie
+        self._filter = leaf_filter
+        self._temperature = temperature
+        self.nodes_BW = torch.zeros(num_rows, 1, dtype=torch.int64, device=trie.device)
+        self._codes_BWd = torch.zeros(num_rows, 1, 0, dtype=torch.int64, device=trie.device)
+        self._parent_BW: Tensor | None = None
+        self.children_BWC = self.nodes_BW[:, :, None]
+        """Nodes of the children that `expand` gave log-probabilities of."""
+        self._step_log_probs_BWC = torch.zeros(num_rows, 1, 1, device=trie.device)
+        self.log_probs_BW = torch.zeros(num_rows, 1, device=trie.device)
+        """Of each prefix; -inf for one that is none."""
+
+    def expand(self, step: Step, depth: int) -> Tensor:
+        """[B, W, C] log-probabilities of each prefix's next codes; -inf where no child may be given.
+
+        Codes of a prefix ascend, as its children do. A prefix with a logit that is no number has none.
+        """
+        trie = self._trie
+        logits_BWK = step(depth, self._codes_BWd, self._parent_BW)
+        offsets, codes, leaves = (
+            trie.child_offsets[depth],
+            trie.child_codes[depth],
+            trie.first_leaves[depth + 1],
+        )
+        children_BWC = offsets[self.nodes_BW][:, :, None] + torch.arange(
+            trie.max_children[depth], device=trie.device
+        )
+        is_child_BWC = children_BWC < offsets[self.nodes_BW + 1][:, :, None]
+        children_BWC = children_BWC.clamp(max=len(codes) - 1)
+        if self._filter is not None:
+            children_BN = children_BWC.flatten(1)
+            is_given_BN = self._filter.admits(leaves[children_BN], leaves[children_BN + 1])
+            is_child_BWC = is_child_BWC & is_given_BN.view_as(is_child_BWC)
+        logits_BWC = logits_BWK.gather(2, codes[children_BWC])
+        dtype = torch.promote_types(logits_BWC.dtype, torch.float32)
+        logits_BWC = (logits_BWC.to(dtype) / self._temperature).masked_fill(~is_child_BWC, -torch.inf)
+        # A row that may be given nothing has no child at all, nor has a prefix that is not one.
+        log_probs_BWC = logits_BWC.log_softmax(dim=2).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        self.children_BWC, self._step_log_probs_BWC = children_BWC, log_probs_BWC
+        self.log_probs_BW = self.log_probs_BW.to(dtype)
+        return log_probs_BWC
+
+    def keep(self, depth: int, parent_BW: Tensor, child_BW: Tensor) -> None:
+        """Go on with these children of these prefixes."""
+        num_children = self.children_BWC.shape[2]
+        place_BW = parent_BW * num_children + child_BW
+        self.nodes_BW = self.children_BWC.flatten(1).gather(1, place_BW)
+        grown_BW = self._step_log_probs_BWC.flatten(1).gather(1, place_BW)
+        self.log_probs_BW = self.log_probs_BW.gather(1, parent_BW) + grown_BW
+        codes_BWd = self._codes_BWd.gather(1, parent_BW[:, :, None].expand(-1, -1, depth))
+        next_BW1 = self._trie.child_codes[depth][self.nodes_BW][:, :, None]
+        self._codes_BWd = torch.cat((codes_BWd, next_BW1), dim=2)
+        self._parent_BW = parent_BW
+
+    def found(self) -> tuple[Tensor, Tensor]:
+        """([B, W] items, [B, W] log-probabilities)."""
+        is_item_BW = self.log_probs_BW > -torch.inf
+        return self._trie.leaf_items_I[self.nodes_BW].masked_fill(~is_item_BW, -1), self.log_probs_BW

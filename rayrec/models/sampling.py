@@ -1,0 +1,158 @@
+"""Items drawn from the model, with the exact probability of each: what RL needs of its rollouts.
+
+A beam's items have no probability of having been chosen; these have. At every depth the logits are
+normalised over the children that the row's filter admits, so that the log-probability of an item is that of
+the filtered, trie-renormalised distribution, and all admitted items of a row have probabilities that sum to
+one. A learner that is to weigh these items uses the same trie and the same filter.
+
+    constrained_sample       W items, each drawn for itself: items may come twice
+    stochastic_beam_search   W distinct items: a sample without replacement, in the order of the draw
+
+Noise comes from the caller's generator, one number per candidate, all rows at once.
+
+Axes: B rows, W items of a row, C children of a node, N = W * C candidates.
+
+Sources: Gumbel-max sampling (Gumbel, 1954; Maddison et al., NeurIPS 2014); sampling sequences without
+replacement by a beam search over perturbed log-probabilities, Kool, van Hoof and Welling, ICML 2019,
+arXiv:1903.06059, Algorithm 1 and Appendix B.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rayrec.models.leaf_filter import LeafFilter
+from rayrec.models.prefixes import Prefixes, Step
+from rayrec.models.trie import CodeTrie
+
+
+@dataclass(frozen=True)
+class SampledItems:
+    """Items of each row in the order in which they were drawn."""
+
+    items_BW: Tensor
+    """[B, W] int64 catalogue positions; -1 where a row has no (further) item to give."""
+    log_probs_BW: Tensor
+    """[B, W] log-probability of drawing the item at once; -inf at -1."""
+
+
+@dataclass(frozen=True)
+class DistinctItems(SampledItems):
+    """A sample without replacement."""
+
+    log_threshold_B: Tensor
+    """Perturbed log-probability of the first item that was not drawn, -inf if there is none left."""
+
+    def log_inclusion_BW(self) -> Tensor:
+        """[B, W] log-probability that the item is in a sample with this threshold: log(1 - exp(-exp(φ - κ))).
+
+        An expectation over the distribution is estimated by the sum over items of p / q times the value
+        (Kool et al., 2019, eq. 9; Vieira, 2017).
+        """
+        log_rate_BW = self.log_probs_BW - self.log_threshold_B[:, None]
+        return torch.where(self.items_BW < 0, -torch.inf, (-torch.expm1(-log_rate_BW.exp())).log())
+
+
+def constrained_sample(
+    step: Step,
+    trie: CodeTrie,
+    num_samples: int,
+    num_rows: int,
+    generator: torch.Generator,
+    leaf_filter: LeafFilter | None = None,
+    temperature: float = 1.0,
+) -> SampledItems:
+    """Draw items of each row independently of each other.
+
+    Args:
+        step: Scores the next code; see `rayrec.models.prefixes.Step`. From depth 1 on it is asked for
+            `num_samples` prefixes per row.
+        trie: On the device where `step` computes.
+        num_samples: W.
+        num_rows: B.
+        generator: On that device.
+        leaf_filter: What each row may be given; everything without.
+        temperature: Logits are divided by it, for drawing and in the log-probabilities alike.
+
+    Raises:
+        ValueError: no samples, or a temperature that is not positive.
+    """
+    _check(num_samples, temperature)
+    prefixes = Prefixes(trie, num_rows, leaf_filter, temperature)
+    parent_BW = torch.zeros(num_rows, num_samples, dtype=torch.int64, device=trie.device)
+    for depth in range(trie.depth):
+        log_probs_BWC = prefixes.expand(step, depth).expand(-1, num_samples, -1)
+        child_BW = (log_probs_BWC + _gumbel(log_probs_BWC, generator)).argmax(dim=2)
+        prefixes.keep(depth, parent_BW, child_BW)
+        # All of them grow from the empty prefix, and then each from itself.
+        parent_BW = torch.arange(num_samples, device=trie.device).expand(num_rows, -1)
+    return SampledItems(*prefixes.found())
+
+
+def stochastic_beam_search(
+    step: Step,
+    trie: CodeTrie,
+    num_samples: int,
+    num_rows: int,
+    generator: torch.Generator,
+    leaf_filter: LeafFilter | None = None,
+    temperature: float = 1.0,
+) -> DistinctItems:
+    """Draw distinct items of each row, as if one after the other without putting any back.
+
+    Arguments as those of `constrained_sample`; `step` is asked for up to W + 1 prefixes per row.
+    """
+    _check(num_samples, temperature)
+    prefixes = Prefixes(trie, num_rows, leaf_filter, temperature)
+    # One more than wanted: what it has is the threshold that those drawn have passed.
+    width = num_samples + 1
+    root_B1 = torch.zeros(num_rows, 1, device=trie.device)
+    perturbed_BW = _gumbel(root_B1, generator)
+    for depth in range(trie.depth):
+        log_probs_BWC = prefixes.expand(step, depth)
+        if depth == 0:
+            perturbed_BW = perturbed_BW.to(log_probs_BWC.dtype)
+        totals_BWC = prefixes.log_probs_BW[:, :, None] + log_probs_BWC
+        candidates_BWC = _conditioned(totals_BWC + _gumbel(totals_BWC, generator), perturbed_BW)
+        num_children = candidates_BWC.shape[2]
+        chosen = candidates_BWC.flatten(1)
+        perturbed_BW, place_BW = chosen.topk(min(width, chosen.shape[1], trie.num_nodes(depth + 1)), dim=1)
+        prefixes.keep(depth, place_BW // num_children, place_BW % num_children)
+    items_BW, log_probs_BW = prefixes.found()
+    missing = width - items_BW.shape[1]
+    items_BW = torch.nn.functional.pad(items_BW, (0, missing), value=-1)
+    log_probs_BW = torch.nn.functional.pad(log_probs_BW, (0, missing), value=-torch.inf)
+    perturbed_BW = torch.nn.functional.pad(perturbed_BW, (0, missing), value=-torch.inf)
+    return DistinctItems(
+        items_BW[:, :num_samples], log_probs_BW[:, :num_samples], perturbed_BW[:, num_samples]
+    )
+
+
+def _check(num_samples: int, temperature: float) -> None:
+    if num_samples < 1:
+        raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+    if not temperature > 0.0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+
+
+def _gumbel(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Standard Gumbel noise in the shape of a tensor."""
+    # Of an exponential rather than a uniform number: no logarithm of 0 or 1.
+    return -torch.empty_like(like).exponential_(generator=generator).log()
+
+
+def _conditioned(noisy_BWC: Tensor, maximum_BW: Tensor) -> Tensor:
+    """Gumbels of children, given that the largest of each prefix's is the prefix's own.
+
+    -log(exp(-T) - exp(-Z) + exp(-G)) for Z the largest of the G, T the maximum, in the stable form of Kool
+    et al., 2019, Appendix B.3. Children at -inf stay there, as do those of a prefix at -inf.
+    """
+    largest_BW1 = noisy_BWC.amax(dim=2, keepdim=True)
+    maximum_BW1 = maximum_BW[:, :, None]
+    difference_BWC = maximum_BW1 - noisy_BWC + torch.log1p(-(noisy_BWC - largest_BW1).exp())
+    shifted_BWC = maximum_BW1 - difference_BWC.clamp(min=0.0) - torch.log1p((-difference_BWC.abs()).exp())
+    is_child_BWC = (noisy_BWC > -torch.inf) & (maximum_BW1 > -torch.inf)
+    return torch.where(is_child_BWC, shifted_BWC, -torch.inf).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
