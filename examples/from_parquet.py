@@ -4,7 +4,8 @@
 
 No Ray, no parameter servers, no prepared data set: only the training read of RayRec and its operations, with
 a model of torch's own. Operations are declared as they are in a run's config, under `data.features`. Without
-a folder, one is drawn, in which evenings and cheap things are clicked on; any with such columns will do.
+a folder, one is drawn, in which evenings and cheap things are clicked on; any with columns city, price,
+shown_at, history and clicked will do.
 
 Axes: B rows of a batch, N clicked-on items of all its rows.
 """
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rayrec.platform.config import Config
+from rayrec.platform.errors import InputError
 from rayrec.samples.batches import RowBatch
 from rayrec.samples.operations.config import OperationConfig
 from rayrec.samples.operations.operation import RowContext
@@ -126,14 +128,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--folder", type=Path, help="of Parquet with the columns above; drawn if not given")
     parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         if arguments.folder is None:
             draw_folder(folder)
-        losses = train(folder, arguments.epochs)
+        try:
+            losses = train(folder, arguments.epochs)
+        except InputError as error:
+            parser.error(str(error))
     print(f"{len(losses)} steps, loss {losses[0]:.4f} at first, {losses[-1]:.4f} at the end")
 
 

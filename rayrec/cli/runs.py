@@ -25,16 +25,21 @@ class EvaluationSplit(StrEnum):
     test = "test"
 
 
-class Which(StrEnum):
-    best = "best"
-    last = "last"
-
-
-WhichOption = Annotated[Which, typer.Option("--snapshot", help="Which snapshot of the run.")]
+WhichOption = Annotated[
+    str,
+    typer.Option(
+        "--snapshot", help="Of the run: `best` in validation, `last`, `previous`, or the name of one."
+    ),
+]
 DataOption = Annotated[Path | None, typer.Option(help="Where the run's data set lies, if it was moved.")]
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file that describes the run.")]
 OverridesOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="a.b=c", help="Change a setting; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="a.b=c",
+        help="Change a setting to a value in YAML (`x=3`, `x=[1,2]`, `x=null`); may be repeated.",
+    ),
 ]
 RunArgument = Annotated[Path, typer.Argument(help="Folder that `rayrec train` wrote.")]
 
@@ -43,15 +48,23 @@ RunArgument = Annotated[Path, typer.Argument(help="Folder that `rayrec train` wr
 def train_command(
     config_file: ConfigArgument,
     overrides: OverridesOption = None,
-    run: Annotated[Path | None, typer.Option(help="Folder of the run [runs/<name of CONFIG>].")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's last snapshot.")] = False,
+    run: Annotated[
+        Path | None, typer.Option(help="Folder of the run (if not given, runs/ and the name of CONFIG).")
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Continue from the run's last snapshot; RUN/config.yaml is what it began with."
+        ),
+    ] = False,
     resume_if_begun: Annotated[
         bool,
         typer.Option("--resume-if-begun", help="Continue the run if there is one, else begin it."),
     ] = False,
     snapshot: Annotated[
-        str, typer.Option(help="To resume from: `last`, `previous`, `best`, or the name of one.")
-    ] = "last",
+        str | None,
+        typer.Option(help="To resume from: `last` (if not given), `previous`, `best`, or the name of one."),
+    ] = None,
 ) -> Answer:
     """Train a model with the five-stage pipeline on Ray."""
     from dataclasses import asdict
@@ -59,6 +72,8 @@ def train_command(
     from rayrec.pipelines.config import RunConfig
     from rayrec.pipelines.train import train
 
+    if snapshot is not None and not (resume or resume_if_begun):
+        raise InputError("--snapshot says where to resume; it goes with --resume or --resume-if-begun")
     config = RunConfig.load(config_file, overrides or ())
     folder = run or Path("runs") / config_file.stem
     with progress_bar("train") as progress:
@@ -67,7 +82,7 @@ def train_command(
             folder,
             "if_begun" if resume_if_begun else resume,
             on_step=lambda done, total, loss: progress(done, total),
-            snapshot=snapshot,
+            snapshot=snapshot or "last",
         )
     stages = result.stages
     print_rows(
@@ -247,14 +262,14 @@ def evaluate_command(
     split: Annotated[
         EvaluationSplit, typer.Option(help="Held-out events to predict.")
     ] = EvaluationSplit.test,
-    snapshot: WhichOption = Which.best,
+    snapshot: WhichOption = "best",
     data: DataOption = None,
 ) -> Answer:
     """Rank the whole catalogue for every user; popularity beside it."""
     from rayrec.pipelines.evaluate import evaluate
 
     with progress_bar("evaluate") as progress:
-        report = evaluate(run, split.value, snapshot.value, on_batch=progress, data=data)
+        report = evaluate(run, split.value, snapshot, on_batch=progress, data=data)
     table = Table(title=f"{report.num_users:,} users, {split.value} split, step {report.snapshot_step:,}")
     metrics = list(next(iter(report.results.values())))
     for heading in ["", *metrics]:
@@ -271,7 +286,7 @@ def recommend_command(
     run: RunArgument,
     user: Annotated[str, typer.Option(help="The user's id, as the source of the data writes it.")],
     k: Annotated[int, typer.Option("-k", min=1, help="Items to recommend.")] = 10,
-    snapshot: WhichOption = Which.best,
+    snapshot: WhichOption = "best",
     data: DataOption = None,
 ) -> Answer:
     """Recommend items to one user of the data set."""
@@ -279,7 +294,7 @@ def recommend_command(
 
     from rayrec.pipelines.recommender import Query, Recommender
 
-    recommender = Recommender.load(run, snapshot.value, data=data)
+    recommender = Recommender.load(run, snapshot, data=data)
     dataset = recommender.dataset
     history_ids, user_id = dataset.history_of(user), dataset.user_by_key(user)
     if history_ids is None or user_id is None:
@@ -302,7 +317,7 @@ def serve_command(
     port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the HTTP service.")] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     replicas: Annotated[int, typer.Option(min=1, help="Copies of the model that answer.")] = 1,
-    snapshot: WhichOption = Which.best,
+    snapshot: WhichOption = "best",
     device: Annotated[str | None, typer.Option(help="Device to answer on [that of the run].")] = None,
     data: DataOption = None,
 ) -> Answer:
@@ -314,7 +329,7 @@ def serve_command(
         "host": host,
         "port": port,
         "num_replicas": replicas,
-        "snapshot": snapshot.value,
+        "snapshot": snapshot,
         "device": device,
         "data": None if data is None else str(data),
     }

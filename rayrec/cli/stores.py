@@ -23,7 +23,8 @@ def store_command(
     ],
     store: Store,
     name: Annotated[
-        str | None, typer.Option(help="Of the log; a store takes no other [name of SOURCE].")
+        str | None,
+        typer.Option(help="Of the log; a store takes no other (if not given, the name of SOURCE)."),
     ] = None,
     column: Annotated[list[str] | None, typer.Option(help="ROLE=NAME of a column; may be repeated.")] = None,
     time_unit: Annotated[str, typer.Option(help="Unit of numeric times: s, ms, us or ns.")] = "s",

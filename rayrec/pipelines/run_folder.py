@@ -126,8 +126,9 @@ class RunFolder:
         folder = cls(path)
         held = folder.state if (path / "run.json").exists() else None
         if held is not None and held["last"] is not None:
+            state = "died" if held["state"] == "running" else held["state"]  # nobody else has the lock
             raise InputError(
-                f"{path}: this folder holds another run ({held['state']}); "
+                f"{path}: this folder holds a run already (its state: {state}); "
                 "continue it with --resume, or choose another folder with --run"
             )
         _refuse_other_content(path)
@@ -153,7 +154,7 @@ class RunFolder:
         if changed:
             raise InputError(
                 f"{path}: holds another run: it differs from this config in {', '.join(changed)}; "
-                "use the config it was begun with, or choose another folder with --run"
+                f"use what it was begun with ({path / 'config.yaml'}), or choose another folder with --run"
             )
         return folder
 
@@ -245,6 +246,10 @@ class RunFolder:
                 )
             return self.snapshots / which
         last = self.state["best" if which == "best" else "last"]
+        if last is None and self.state["last"] is not None:
+            raise InputError(
+                f"{self.path}: has no best snapshot, since none was validated yet; take --snapshot last"
+            )
         if last is None:
             raise InputError(f"{self.path}: the run has no snapshot yet (its state: {self.condition})")
         if which != "previous":

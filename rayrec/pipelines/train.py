@@ -82,7 +82,9 @@ def train(
         folder = RunFolder.resume(path, config) if resume else RunFolder.create(path, config)
         begins_with = _snapshot_to_resume(folder, assembly, snapshot)
         if begins_with is not None and _is_finished(folder, assembly, begins_with):
+            logger.info("%s: is finished already", folder.path)
             return replace(TrainingResult(**folder.state["result"]), run=str(folder.path))
+        _log_beginning(folder, assembly, begins_with)
         folder.begin(config)
         folder.keep_columns(assembly.rows.columns)
         return _train_in(folder, assembly, begins_with, on_step)
@@ -112,6 +114,15 @@ def _snapshot_to_resume(folder: RunFolder, assembly: Assembly, which: str = "las
     check_snapshot(snapshot, assembly)
     check_continues(snapshot, assembly.going_on_from(snapshot, folder.path))
     return snapshot
+
+
+def _log_beginning(folder: RunFolder, assembly: Assembly, snapshot: Snapshot | None) -> None:
+    total = "" if assembly.total_steps is None else f" of {assembly.total_steps:,}"
+    if snapshot is None:
+        logger.info("%s: begins with step 1%s", folder.path, total)
+    else:
+        step = snapshot.committed_step + 2  # counted from 1
+        logger.info("%s: goes on from %s with step %s%s", folder.path, snapshot.path.name, f"{step:,}", total)
 
 
 def _is_finished(folder: RunFolder, assembly: Assembly, snapshot: Snapshot) -> bool:

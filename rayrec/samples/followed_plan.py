@@ -272,15 +272,19 @@ class FollowedPlan:
         known_size, since = self._incomplete.get(name, (size, now))
         if known_size != size:
             since = now
+        is_new = name not in self._incomplete
         self._incomplete[name] = (size, since)
         if now - since < self._patience_s:
+            if is_new:
+                shown = self._folder.shown(name)
+                logger.info("%s: not complete yet (%s); waiting %.0f s for it", shown, why, self._patience_s)
             return
         message = (
             f"{self._folder.shown(name)}: not a readable Parquet file since {now - since:.0f} s ({why}); "
             "complete it or remove it"
         )
         if self.spec.on_corrupt == "stop":
-            raise InputError(f"{message}, or allow it to be skipped (on_corrupt)")
+            raise InputError(f"{message}, or let it be skipped (data.on_corrupt: skip)")
         logger.warning("%s; it is left out", message)
         self.unreadable[name] = size
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field, field_validator
 
 from rayrec.platform.cluster import ClusterConfig
@@ -25,8 +23,8 @@ class ServeConfig(Config):
     """Most items a request may ask for."""
     max_waiting: int = Field(64, ge=1)
     """Requests a replica holds, the one it computes included; it refuses more with status 503."""
-    snapshot: Literal["best", "last"] = "best"
-    """Which snapshot of the run."""
+    snapshot: str = "best"
+    """Of the run: `best`, `last`, `previous`, or the name of one."""
     device: str | None = None
     """Device to compute on; None takes that of the run."""
     data: str | None = None

@@ -152,6 +152,12 @@ def test_a_folder_that_holds_another_run_is_left_alone(run, tmp_path):
     assert content(run) == before
 
 
+def test_where_to_resume_goes_with_resuming(run, tmp_path):
+    error = refused("train", write_config(tmp_path, run), "--run", tmp_path / "new", "--snapshot", "previous")
+    assert "--snapshot says where to resume; it goes with --resume or --resume-if-begun" in error
+    assert not (tmp_path / "new").exists()
+
+
 def content(run):
     """Its files and when they were written; the lock, which says nothing, aside."""
     return {

@@ -28,7 +28,7 @@ def test_a_new_run_has_settings_and_a_state(tmp_path):
 def test_a_folder_that_holds_a_run_is_refused_whatever_became_of_it(tmp_path):
     RunFolder.create(tmp_path / "run", config()).update(state="failed", last="step-000000007")
 
-    with pytest.raises(InputError, match=r"run: this folder holds another run \(failed\); continue it with"):
+    with pytest.raises(InputError, match=r"run: this folder holds a run already \(its state: failed\)"):
         RunFolder.create(tmp_path / "run", config())
 
 
@@ -187,6 +187,15 @@ def test_a_run_without_snapshot_says_how_it_stands(tmp_path):
 
     with pytest.raises(InputError, match=r"the run has no snapshot yet \(its state: failed\)"):
         folder.chosen_snapshot("best")
+
+
+def test_a_run_that_was_not_validated_yet_has_no_best_snapshot(tmp_path):
+    folder = RunFolder.create(tmp_path, config())
+    folder.update(last="step-000000003")
+
+    with pytest.raises(InputError, match="no best snapshot, since none was validated yet; take"):
+        folder.chosen_snapshot("best")
+    assert folder.chosen_snapshot("last").name == "step-000000003"
 
 
 def test_only_the_named_snapshots_are_kept(tmp_path):
