@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rayrec.embeddings.config import AdmissionConfig
 from rayrec.embeddings.cut import ABSENT, Cut, CutRecords
 from rayrec.embeddings.index import MISSING, IdIndex, Int64Array
-from rayrec.embeddings.row_storage import Reading
+from rayrec.embeddings.row_storage import Reading, Wanted
 
 Int32Array = NDArray[np.int32]
 
@@ -141,20 +141,12 @@ class SightingCounters:
     def begin_reading(self, ids_M: Int64Array) -> None:
         return None
 
-    def finish_reading(
-        self,
-        reading: Reading | None,
-        ids_M: Int64Array,
-        wanted_K: Int64Array,
-        after_step: int,
-        until_step: int,
-    ) -> tuple[Int64Array, Int32Array]:
+    def finish_reading(self, reading: Reading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
         """Of those named last after the one step and until the other: ([K] positions, [K, 2] records)."""
-        rows_K = self._index.find(ids_M[wanted_K])
+        rows_K = self._index.find(wanted.ids_K)
         is_found_K = rows_K != MISSING
-        at_K, rows_K = wanted_K[is_found_K], rows_K[is_found_K]
-        steps_K = self._steps[rows_K]
-        is_between_K = (steps_K > after_step) & (steps_K <= until_step)
+        at_K, rows_K = wanted.at_K[is_found_K], rows_K[is_found_K]
+        is_between_K = wanted.is_between(self._steps[rows_K])
         return at_K[is_between_K], self._records(rows_K[is_between_K])
 
     def steps(self, records_KW: Int32Array) -> Int32Array:

@@ -126,13 +126,19 @@ def _chain(
 
 
 @njit(nogil=True, cache=True)
+def _length(heads_B: Int64Array, entries: _Entries, bucket: int) -> int:
+    num_entries, entry = 0, heads_B[bucket]
+    while entry != _NONE:
+        num_entries += 1
+        entry = entries.next_E[entry]
+    return num_entries
+
+
+@njit(nogil=True, cache=True)
 def _end_within(heads_B: Int64Array, entries: _Entries, first: int, end: int, most: int) -> int:
     num_entries = 0
     for bucket in range(first, end):
-        entry = heads_B[bucket]
-        while entry != _NONE:
-            num_entries += 1
-            entry = entries.next_E[entry]
+        num_entries += _length(heads_B, entries, bucket)
         if num_entries > most:
             return max(bucket, first + 1)
     return end
@@ -145,10 +151,7 @@ def _taken(
     """Entries of these buckets by bucket and id, and whether each is the first that came of its id."""
     num_taken = 0
     for bucket in range(first, end):
-        entry = heads_B[bucket]
-        while entry != _NONE:
-            num_taken += 1
-            entry = entries.next_E[entry]
+        num_taken += _length(heads_B, entries, bucket)
     taken_E = np.empty(num_taken, dtype=np.int64)
     is_first_E = np.ones(num_taken, dtype=np.bool_)
     start = 0

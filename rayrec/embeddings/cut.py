@@ -35,7 +35,7 @@ from rayrec.embeddings.index import HASHES, MISSING, ordered_by_bucket
 from rayrec.embeddings.layout import NEVER, STEP_WORD
 from rayrec.embeddings.records import RecordAccess, RecordArray
 from rayrec.embeddings.routing import NUM_BUCKETS, bucket_of
-from rayrec.embeddings.row_storage import CutSource, Reading
+from rayrec.embeddings.row_storage import CutSource, Reading, Wanted
 from rayrec.platform.compiled import kernel_input, mix64
 
 Int64Array = NDArray[np.int64]
@@ -288,7 +288,7 @@ class Cut:
         """Copies of what no step has changed since the cut, and of what is aside."""
         aside = CutRecords(*self._aside.take(self._passed, end))
         live_K = _not_among(ids_K, aside.ids_K)
-        at_K, records_KW = self._source.finish_reading(reading, ids_K, live_K, after, self.step)
+        at_K, records_KW = self._source.finish_reading(reading, Wanted(ids_K, live_K, after, self.step))
         self._pass(end)
         return CutRecords(ids_K[at_K], records_KW), aside
 

@@ -18,7 +18,7 @@ from rayrec.embeddings.config import EvictionConfig
 from rayrec.embeddings.cut import ABSENT, Cut, CutRecords
 from rayrec.embeddings.index import MISSING, IdMap, ordered_by_bucket
 from rayrec.embeddings.routing import Int64Array, bucket_of
-from rayrec.embeddings.row_storage import Reading
+from rayrec.embeddings.row_storage import Reading, Wanted
 from rayrec.platform.hashing import mix64
 
 Int32Array = NDArray[np.int32]
@@ -136,18 +136,11 @@ class Tombstones:
     def begin_reading(self, ids_M: Int64Array) -> None:
         return None
 
-    def finish_reading(
-        self,
-        reading: Reading | None,
-        ids_M: Int64Array,
-        wanted_K: Int64Array,
-        after_step: int,
-        until_step: int,
-    ) -> tuple[Int64Array, Int32Array]:
+    def finish_reading(self, reading: Reading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
         """Of those evicted after the one step and until the other: ([K] positions, [K, 1] records)."""
-        steps_K = self.ids.find(ids_M[wanted_K])  # from 0, so that MISSING is none
-        is_between_K = (steps_K != MISSING) & (steps_K > after_step) & (steps_K <= until_step)
-        return wanted_K[is_between_K], steps_K[is_between_K, None].astype(np.int32)
+        steps_K = self.ids.find(wanted.ids_K)  # from 0, so that MISSING is none
+        is_between_K = (steps_K != MISSING) & wanted.is_between(steps_K)
+        return wanted.at_K[is_between_K], steps_K[is_between_K, None].astype(np.int32)
 
     def steps(self, records_KW: Int32Array) -> Int32Array:
         return records_KW[:, 0]

@@ -43,6 +43,25 @@ class Reading(Protocol):
         ...
 
 
+class Wanted(NamedTuple):
+    """Which records of a cut are asked for."""
+
+    ids_M: Int64Array
+    """As the reading was begun with."""
+    at_K: Int64Array
+    """Ascending positions of those whose records are wanted."""
+    after_step: int
+    until_step: int
+
+    @property
+    def ids_K(self) -> Int64Array:
+        return self.ids_M[self.at_K]
+
+    def is_between(self, steps_K: Int32Array | Int64Array) -> NDArray[np.bool_]:
+        """Whether records were changed last after the one step, and no later than in the other."""
+        return (steps_K > self.after_step) & (steps_K <= self.until_step)
+
+
 class CutSource(Protocol):
     """What a cut is made of: ids with a record of W words each, and the last step that changed it."""
 
@@ -58,22 +77,11 @@ class CutSource(Protocol):
         """Begin to read records from disk, of those that are there."""
         ...
 
-    def finish_reading(
-        self,
-        reading: Reading | None,
-        ids_M: Int64Array,
-        wanted_K: Int64Array,
-        after_step: int,
-        until_step: int,
-    ) -> tuple[Int64Array, Int32Array]:
-        """Records that were changed last in a step after the one and until the other; moves nothing.
-
-        Args:
-            ids_M: as the reading was begun with.
-            wanted_K: ascending positions of ids whose records are asked for.
+    def finish_reading(self, reading: Reading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
+        """Those of the records wanted that there are; moves nothing.
 
         Returns:
-            ([K'] ascending positions of those that there are, [K', W] records).
+            ([K] ascending positions of their ids, [K, W] records).
         """
         ...
 
@@ -237,23 +245,15 @@ class MemoryRows:
     def begin_reading(self, ids_M: Int64Array) -> None:
         return None
 
-    def finish_reading(
-        self,
-        reading: Reading | None,
-        ids_M: Int64Array,
-        wanted_K: Int64Array,
-        after_step: int,
-        until_step: int,
-    ) -> tuple[Int64Array, Int32Array]:
-        rows_K = self._index.find(ids_M[wanted_K])
+    def finish_reading(self, reading: Reading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
+        rows_K = self._index.find(wanted.ids_K)
         is_found_K = rows_K != MISSING
-        at_K, rows_K = wanted_K[is_found_K], rows_K[is_found_K]
-        if after_step >= NEVER:  # otherwise it is nearly all of them
-            steps_K = self.records.read(rows_K, self._words + STEP_WORD, 1)[:, 0]
-            is_between_K = (steps_K > after_step) & (steps_K <= until_step)
+        at_K, rows_K = wanted.at_K[is_found_K], rows_K[is_found_K]
+        if wanted.after_step >= NEVER:  # otherwise it is nearly all of them
+            is_between_K = wanted.is_between(self.records.read(rows_K, self._words + STEP_WORD, 1)[:, 0])
             at_K, rows_K = at_K[is_between_K], rows_K[is_between_K]
         records_KW = self.records.read(rows_K, 0, self._words)
-        is_in_time_K = records_KW[:, STEP_WORD] <= until_step
+        is_in_time_K = wanted.is_between(records_KW[:, STEP_WORD])
         if is_in_time_K.all():
             return at_K, records_KW
         return at_K[is_in_time_K], records_KW[is_in_time_K]

@@ -36,7 +36,7 @@ from rayrec.embeddings.index import MISSING, IdMap, grouping_bytes
 from rayrec.embeddings.layout import STEP_WORD
 from rayrec.embeddings.record_log import RecordLog
 from rayrec.embeddings.records import Records
-from rayrec.embeddings.row_storage import Reading, RowsPart
+from rayrec.embeddings.row_storage import Reading, RowsPart, Wanted
 from rayrec.platform.compiled import kernel_input
 from rayrec.platform.memory import human_size
 
@@ -285,17 +285,10 @@ class TieredRows:
         fetch = Fetch(ids_M[at_K], _address(numbers_M[at_K]), self._log, self._log.pin(), self._words)
         return TieredReading(fetch, at_K)
 
-    def finish_reading(
-        self,
-        reading: Reading | None,
-        ids_M: Int64Array,
-        wanted_K: Int64Array,
-        after_step: int,
-        until_step: int,
-    ) -> tuple[Int64Array, Int32Array]:
-        numbers_M = np.full(len(ids_M), MISSING)
-        numbers_M[wanted_K] = self._map.find(ids_M[wanted_K])
-        records_MW = np.empty((len(ids_M), self._words), dtype=np.int32)
+    def finish_reading(self, reading: Reading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
+        numbers_M = np.full(len(wanted.ids_M), MISSING)
+        numbers_M[wanted.at_K] = self._map.find(wanted.ids_K)
+        records_MW = np.empty((len(numbers_M), self._words), dtype=np.int32)
         in_memory = np.flatnonzero(numbers_M >= 0)
         records_MW[in_memory] = self.records.read(numbers_M[in_memory], 0, self._words)
         is_left_M = numbers_M < MISSING
@@ -308,8 +301,7 @@ class TieredRows:
         for first in range(0, len(left), self._copied_rows):
             part = left[first : first + self._copied_rows]
             records_MW[part] = self._log.read(_address(numbers_M[part]), self._words)
-        steps_M = records_MW[:, STEP_WORD]
-        at_K = np.flatnonzero((numbers_M != MISSING) & (steps_M > after_step) & (steps_M <= until_step))
+        at_K = np.flatnonzero((numbers_M != MISSING) & wanted.is_between(records_MW[:, STEP_WORD]))
         return at_K, records_MW[at_K]
 
     def steps(self, records_KW: Int32Array) -> Int32Array:
