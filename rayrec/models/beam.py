@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rayrec.models.prefixes import Prefixes, Step
+from rayrec.models.prefixes import ItemDistribution, Prefixes, Step
 from rayrec.models.trie import CodeTrie
 
 
@@ -37,9 +37,7 @@ def beam_search(
 ) -> BeamResult:
     """Find the `beam_width` most probable items of each row.
 
-    At every depth the logits are normalised over the node's children in the
-    trie alone. The probabilities of all items of a row therefore sum to one,
-    and leave no mass on tuples that name no item.
+    Probabilities are those of `rayrec.models.prefixes.ItemDistribution` without a filter.
 
     Excluded items (those the user has seen, say) are removed from the leaves
     before the last selection. Their probability is not given to the others, and
@@ -61,9 +59,9 @@ def beam_search(
     """
     if beam_width < 1:
         raise ValueError(f"beam_width must be at least 1, got {beam_width}")
-    prefixes = Prefixes(trie, num_rows)
+    prefixes = Prefixes(ItemDistribution(step, trie, num_rows))
     for depth in range(trie.depth):
-        log_probs_BWC = prefixes.expand(step, depth)
+        log_probs_BWC = prefixes.expand(depth)
         candidates_BN = (prefixes.log_probs_BW[:, :, None] + log_probs_BWC).flatten(1)
         if depth == trie.depth - 1 and excluded_items_BE is not None:
             items_BN = trie.leaf_items_I[prefixes.children_BWC.flatten(1)]

@@ -13,6 +13,7 @@ renormalised over the allowed codes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,25 +32,37 @@ row may have fewer than W) repeat an arbitrary one; their logits are ignored.
 """
 
 
-class Prefixes:
-    """What has been decoded of every row so far; begins with one empty prefix each.
+@dataclass(frozen=True)
+class ItemDistribution:
+    """What a model says of the items of each row: a probability for every item that may be given.
 
-    Args:
-        leaf_filter: what each row may be given; everything without. Logits are normalised over the children
-            that it admits.
-        temperature: logits are divided by it.
+    At every depth the logits are normalised over the node's children that lead to such an item. The
+    probabilities of a row's items therefore sum to one, and leave no mass on tuples that name no item.
+
+    Raises:
+        ValueError: a temperature that is not positive.
     """
 
-    def __init__(
-        self,
-        trie: CodeTrie,
-        num_rows: int,
-        leaf_filter: LeafFilter | None = None,
-        temperature: float = 1.0,
-    ) -> None:
-        self._trie = trie
-        self._filter = leaf_filter
-        self._temperature = temperature
+    step: Step
+    trie: CodeTrie
+    """On the device where `step` computes."""
+    num_rows: int
+    leaf_filter: LeafFilter | None = None
+    """What each row may be given; everything without."""
+    temperature: float = 1.0
+    """Logits are divided by it."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0.0:
+            raise ValueError(f"temperature must be positive, got {self.temperature}")
+
+
+class Prefixes:
+    """What has been decoded of every row so far; begins with one empty prefix each."""
+
+    def __init__(self, distribution: ItemDistribution) -> None:
+        trie, num_rows = distribution.trie, distribution.num_rows
+        self._distribution = distribution
         self.nodes_BW = torch.zeros(num_rows, 1, dtype=torch.int64, device=trie.device)
         self._codes_BWd = torch.zeros(num_rows, 1, 0, dtype=torch.int64, device=trie.device)
         self._parent_BW: Tensor | None = None
@@ -59,13 +72,13 @@ class Prefixes:
         self.log_probs_BW = torch.zeros(num_rows, 1, device=trie.device)
         """Of each prefix; -inf for one that is none."""
 
-    def expand(self, step: Step, depth: int) -> Tensor:
+    def expand(self, depth: int) -> Tensor:
         """[B, W, C] log-probabilities of each prefix's next codes; -inf where no child may be given.
 
         Codes of a prefix ascend, as its children do. A prefix with a logit that is no number has none.
         """
-        trie = self._trie
-        logits_BWK = step(depth, self._codes_BWd, self._parent_BW)
+        trie, leaf_filter = self._distribution.trie, self._distribution.leaf_filter
+        logits_BWK = self._distribution.step(depth, self._codes_BWd, self._parent_BW)
         offsets, codes, leaves = (
             trie.child_offsets[depth],
             trie.child_codes[depth],
@@ -76,13 +89,16 @@ class Prefixes:
         )
         is_child_BWC = children_BWC < offsets[self.nodes_BW + 1][:, :, None]
         children_BWC = children_BWC.clamp(max=len(codes) - 1)
-        if self._filter is not None:
+        if leaf_filter is not None:
             children_BN = children_BWC.flatten(1)
-            is_given_BN = self._filter.admits(leaves[children_BN], leaves[children_BN + 1])
+            is_given_BN = leaf_filter.admits(leaves[children_BN], leaves[children_BN + 1])
             is_child_BWC = is_child_BWC & is_given_BN.view_as(is_child_BWC)
         logits_BWC = logits_BWK.gather(2, codes[children_BWC])
         dtype = torch.promote_types(logits_BWC.dtype, torch.float32)
-        logits_BWC = (logits_BWC.to(dtype) / self._temperature).masked_fill(~is_child_BWC, -torch.inf)
+        logits_BWC = logits_BWC.to(dtype)  # half precision is widened: its log-probabilities would tie
+        if self._distribution.temperature != 1.0:
+            logits_BWC = logits_BWC / self._distribution.temperature
+        logits_BWC = logits_BWC.masked_fill(~is_child_BWC, -torch.inf)
         # A row that may be given nothing has no child at all, nor has a prefix that is not one.
         log_probs_BWC = logits_BWC.log_softmax(dim=2).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
         self.children_BWC, self._step_log_probs_BWC = children_BWC, log_probs_BWC
@@ -97,11 +113,13 @@ class Prefixes:
         grown_BW = self._step_log_probs_BWC.flatten(1).gather(1, place_BW)
         self.log_probs_BW = self.log_probs_BW.gather(1, parent_BW) + grown_BW
         codes_BWd = self._codes_BWd.gather(1, parent_BW[:, :, None].expand(-1, -1, depth))
-        next_BW1 = self._trie.child_codes[depth][self.nodes_BW][:, :, None]
+        next_BW1 = self._distribution.trie.child_codes[depth][self.nodes_BW][:, :, None]
         self._codes_BWd = torch.cat((codes_BWd, next_BW1), dim=2)
         self._parent_BW = parent_BW
 
     def found(self) -> tuple[Tensor, Tensor]:
         """([B, W] items, [B, W] log-probabilities)."""
         is_item_BW = self.log_probs_BW > -torch.inf
-        return self._trie.leaf_items_I[self.nodes_BW].masked_fill(~is_item_BW, -1), self.log_probs_BW
+        return self._distribution.trie.leaf_items_I[self.nodes_BW].masked_fill(
+            ~is_item_BW, -1
+        ), self.log_probs_BW

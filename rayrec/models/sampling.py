@@ -1,9 +1,7 @@
 """Items drawn from the model, with the exact probability of each: what RL needs of its rollouts.
 
-A beam's items have no probability of having been chosen; these have. At every depth the logits are
-normalised over the children that the row's filter admits, so that the log-probability of an item is that of
-the filtered, trie-renormalised distribution, and all admitted items of a row have probabilities that sum to
-one. A learner that is to weigh these items uses the same trie and the same filter.
+A beam's items have no probability of having been chosen; these have: that of `ItemDistribution`, filter and
+temperature included. A learner that is to weigh these items uses the same trie, filter and temperature.
 
     constrained_sample       W items, each drawn for itself: items may come twice
     stochastic_beam_search   W distinct items: a sample without replacement, in the order of the draw
@@ -24,8 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rayrec.models.leaf_filter import LeafFilter
-from rayrec.models.prefixes import Prefixes, Step
+from rayrec.models.prefixes import ItemDistribution, Prefixes
 from rayrec.models.trie import CodeTrie
 
 
@@ -57,34 +54,22 @@ class DistinctItems(SampledItems):
 
 
 def constrained_sample(
-    step: Step,
-    trie: CodeTrie,
-    num_samples: int,
-    num_rows: int,
-    generator: torch.Generator,
-    leaf_filter: LeafFilter | None = None,
-    temperature: float = 1.0,
+    distribution: ItemDistribution, num_samples: int, generator: torch.Generator
 ) -> SampledItems:
     """Draw items of each row independently of each other.
 
     Args:
-        step: Scores the next code; see `rayrec.models.prefixes.Step`. From depth 1 on it is asked for
-            `num_samples` prefixes per row.
-        trie: On the device where `step` computes.
-        num_samples: W.
-        num_rows: B.
-        generator: On that device.
-        leaf_filter: What each row may be given; everything without.
-        temperature: Logits are divided by it, for drawing and in the log-probabilities alike.
+        num_samples: W. From depth 1 on, the model is asked for as many prefixes per row.
+        generator: On the device of the trie.
 
     Raises:
-        ValueError: no samples, or a temperature that is not positive.
+        ValueError: no samples.
     """
-    _check(num_samples, temperature)
-    prefixes = Prefixes(trie, num_rows, leaf_filter, temperature)
+    trie, num_rows = _drawn_from(distribution, num_samples)
+    prefixes = Prefixes(distribution)
     parent_BW = torch.zeros(num_rows, num_samples, dtype=torch.int64, device=trie.device)
     for depth in range(trie.depth):
-        log_probs_BWC = prefixes.expand(step, depth).expand(-1, num_samples, -1)
+        log_probs_BWC = prefixes.expand(depth).expand(-1, num_samples, -1)
         child_BW = (log_probs_BWC + _gumbel(log_probs_BWC, generator)).argmax(dim=2)
         prefixes.keep(depth, parent_BW, child_BW)
         # All of them grow from the empty prefix, and then each from itself.
@@ -93,26 +78,20 @@ def constrained_sample(
 
 
 def stochastic_beam_search(
-    step: Step,
-    trie: CodeTrie,
-    num_samples: int,
-    num_rows: int,
-    generator: torch.Generator,
-    leaf_filter: LeafFilter | None = None,
-    temperature: float = 1.0,
+    distribution: ItemDistribution, num_samples: int, generator: torch.Generator
 ) -> DistinctItems:
     """Draw distinct items of each row, as if one after the other without putting any back.
 
-    Arguments as those of `constrained_sample`; `step` is asked for up to W + 1 prefixes per row.
+    As `constrained_sample`; the model is asked for up to W + 1 prefixes per row.
     """
-    _check(num_samples, temperature)
-    prefixes = Prefixes(trie, num_rows, leaf_filter, temperature)
+    trie, num_rows = _drawn_from(distribution, num_samples)
+    prefixes = Prefixes(distribution)
     # One more than wanted: what it has is the threshold that those drawn have passed.
     width = num_samples + 1
     root_B1 = torch.zeros(num_rows, 1, device=trie.device)
     perturbed_BW = _gumbel(root_B1, generator)
     for depth in range(trie.depth):
-        log_probs_BWC = prefixes.expand(step, depth)
+        log_probs_BWC = prefixes.expand(depth)
         if depth == 0:
             perturbed_BW = perturbed_BW.to(log_probs_BWC.dtype)
         totals_BWC = prefixes.log_probs_BW[:, :, None] + log_probs_BWC
@@ -131,11 +110,10 @@ def stochastic_beam_search(
     )
 
 
-def _check(num_samples: int, temperature: float) -> None:
+def _drawn_from(distribution: ItemDistribution, num_samples: int) -> tuple[CodeTrie, int]:
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}")
-    if not temperature > 0.0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
+    return distribution.trie, distribution.num_rows
 
 
 def _gumbel(like: Tensor, generator: torch.Generator) -> Tensor:

@@ -4,7 +4,7 @@ Everything that differs between devices is a field of `Device`; moving a run
 to another device changes the one line of its config that names it.
 
 Torch is imported where a device is used: processes that only name one, those that compute features among
-them, would take a second and 200 MB for it.
+them, would take more than a second and 150 MB for it.
 """
 
 from __future__ import annotations

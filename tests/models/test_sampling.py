@@ -5,10 +5,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given as drawn_from
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from rayrec.models.leaf_filter import LeafFilter
+from rayrec.models.prefixes import ItemDistribution
 from rayrec.models.sampling import constrained_sample, stochastic_beam_search
 from rayrec.models.trie import CodeTrie
 
@@ -36,15 +38,21 @@ def exact(step, codes_IL, allowed_BI) -> torch.Tensor:
     for row, item in itertools.product(range(len(allowed_BI)), range(len(tuples))):
         if not allowed_BI[row, item]:
             continue
-        given = [t for t, is_allowed in zip(tuples, allowed_BI[row].tolist(), strict=True) if is_allowed]
+        given_items = [
+            t for t, is_allowed in zip(tuples, allowed_BI[row].tolist(), strict=True) if is_allowed
+        ]
         log_prob = 0.0
         for depth, code in enumerate(tuples[item]):
-            choices = sorted({t[depth] for t in given if t[:depth] == tuples[item][:depth]})
+            choices = sorted({t[depth] for t in given_items if t[:depth] == tuples[item][:depth]})
             prefix = torch.tensor(tuples[item][:depth], dtype=torch.int64).expand(len(allowed_BI), 1, depth)
             logits_K = step(depth, prefix, None)[row, 0]
             log_prob += (logits_K[code] - logits_K[choices].logsumexp(0)).item()
         probs_BI[row, item] = np.exp(log_prob)
     return probs_BI
+
+
+def given(step, num_rows: int, temperature: float = 1.0) -> ItemDistribution:
+    return ItemDistribution(step, CodeTrie.from_codes(CODES_IL), num_rows, temperature=temperature)
 
 
 def everything(num_rows: int) -> torch.Tensor:
@@ -59,7 +67,7 @@ def test_items_are_drawn_as_often_as_is_said():
     step, num_samples = step_of(2), 20_000
     probs_BI = exact(step, CODES_IL, everything(2))
 
-    drawn = constrained_sample(step, CodeTrie.from_codes(CODES_IL), num_samples, 2, random())
+    drawn = constrained_sample(given(step, 2), num_samples, random())
 
     torch.testing.assert_close(probs_BI.sum(1), torch.ones(2, dtype=torch.float64))
     torch.testing.assert_close(drawn.log_probs_BW.exp(), probs_BI.gather(1, drawn.items_BW))
@@ -70,7 +78,7 @@ def test_items_are_drawn_as_often_as_is_said():
 
 
 def test_temperature_is_in_the_probabilities_too():
-    warm = constrained_sample(step_of(1), CodeTrie.from_codes(CODES_IL), 50, 1, random(), temperature=2.0)
+    warm = constrained_sample(given(step_of(1), 1, temperature=2.0), 50, random())
     probs_BI = exact(step_of(1, temperature=2.0), CODES_IL, everything(1))
     torch.testing.assert_close(warm.log_probs_BW.exp(), probs_BI.gather(1, warm.items_BW))
 
@@ -96,7 +104,7 @@ def test_distinct_items_come_in_the_order_and_as_often_as_without_replacement():
         return one(depth, codes_BWd.flatten(0, 1)[None], None).view(num_rows, -1, 8)
 
     probs_I = exact(one, CODES_IL, everything(1))[0]
-    drawn = stochastic_beam_search(step, CodeTrie.from_codes(CODES_IL), 2, num_rows, random(3))
+    drawn = stochastic_beam_search(given(step, num_rows), 2, random(3))
 
     torch.testing.assert_close(drawn.log_probs_BW.exp(), probs_I[drawn.items_BW])
     expected = without_replacement(probs_I, 2)
@@ -115,7 +123,7 @@ def test_distinct_items_come_in_the_order_and_as_often_as_without_replacement():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.data(), st.integers(0, 1000), st.booleans())
+@drawn_from(st.data(), st.integers(0, 1000), st.booleans())
 def test_nothing_that_may_not_be_given_is_drawn_and_all_that_may_is_found(data, seed, allowing):
     items = st.lists(st.integers(-1, NUM_ITEMS - 1), min_size=5, max_size=5)
     items_BE = torch.tensor(data.draw(st.lists(items, min_size=3, max_size=3)))
@@ -124,10 +132,11 @@ def test_nothing_that_may_not_be_given_is_drawn_and_all_that_may_is_found(data, 
     trie, step = CodeTrie.from_codes(CODES_IL), step_of(3, seed=seed)
     make = LeafFilter.allowing if allowing else LeafFilter.excluding
     leaf_filter = make(trie, items_BE)
+    distribution = ItemDistribution(step, trie, 3, leaf_filter)
     probs_BI = exact(step, CODES_IL, allowed_BI)
 
-    distinct = stochastic_beam_search(step, trie, NUM_ITEMS + 2, 3, random(seed), leaf_filter)
-    drawn = constrained_sample(step, trie, 20, 3, random(seed), leaf_filter)
+    distinct = stochastic_beam_search(distribution, NUM_ITEMS + 2, random(seed))
+    drawn = constrained_sample(distribution, 20, random(seed))
 
     for row in range(3):
         may = set(allowed_BI[row].nonzero()[:, 0].tolist())
@@ -143,14 +152,13 @@ def test_nothing_that_may_not_be_given_is_drawn_and_all_that_may_is_found(data, 
 
 
 def test_all_items_are_included_for_sure_where_nothing_is_left():
-    drawn = stochastic_beam_search(step_of(2), CodeTrie.from_codes(CODES_IL), NUM_ITEMS, 2, random())
+    drawn = stochastic_beam_search(given(step_of(2), 2), NUM_ITEMS, random())
     assert (drawn.log_inclusion_BW() == 0).all()
 
 
 def test_the_same_noise_draws_the_same_items():
-    trie = CodeTrie.from_codes(CODES_IL)
     for draw in (constrained_sample, stochastic_beam_search):
-        first, again, other = (draw(step_of(2), trie, 5, 2, random(seed)) for seed in (1, 1, 2))
+        first, again, other = (draw(given(step_of(2), 2), 5, random(seed)) for seed in (1, 1, 2))
         assert first.items_BW.tolist() == again.items_BW.tolist()
         assert first.items_BW.tolist() != other.items_BW.tolist()
 
@@ -166,16 +174,14 @@ def test_parents_say_which_prefix_each_grew_from():
         asked.append(codes_BWd)
         return step_of(2)(depth, codes_BWd, parent_BW)
 
-    trie = CodeTrie.from_codes(CODES_IL)
-    stochastic_beam_search(step, trie, 3, 2, random())
+    stochastic_beam_search(given(step, 2), 3, random())
     asked.clear()
-    constrained_sample(step, trie, 3, 2, random())
+    constrained_sample(given(step, 2), 3, random())
 
 
 @pytest.mark.parametrize("draw", [constrained_sample, stochastic_beam_search])
 def test_what_makes_no_sense_is_refused(draw):
-    trie = CodeTrie.from_codes(CODES_IL)
     with pytest.raises(ValueError, match="num_samples must be at least 1, got 0"):
-        draw(step_of(1), trie, 0, 1, random())
+        draw(given(step_of(1), 1), 0, random())
     with pytest.raises(ValueError, match="temperature must be positive, got 0"):
-        draw(step_of(1), trie, 1, 1, random(), temperature=0.0)
+        given(step_of(1), 1, temperature=0.0)
