@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from rayrec.models.backbone import CausalTransformer
+from rayrec.models.backbones.transformer import CausalTransformer
 from rayrec.models.generative import CodeDecoder, GenerativeRecommender
 from rayrec.models.sasrec import FullSoftmaxSasRec, SampledSoftmaxSasRec
 from rayrec.models.sequence_model import SequenceModel

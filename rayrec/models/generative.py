@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayrec.models.backbone import CausalTransformer
-from rayrec.models.beam import beam_search
+from rayrec.models.backbones.transformer import CausalTransformer
+from rayrec.models.decoding.beam import beam_search
+from rayrec.models.decoding.prefixes import Step
+from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.keyed_random import KeyedDropout
-from rayrec.models.prefixes import Step
 from rayrec.models.sequence_model import Ranking, SequenceModel
 from rayrec.models.tensor_batch import TensorBatch
-from rayrec.models.trie import CodeTrie
 
 MIN_EXTRA_BEAMS = 16
 """Fewest beams beside the configured ones, of rows that exclude items: short histories share a width."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayrec.models.backbone import CausalTransformer
+from rayrec.models.backbones.transformer import CausalTransformer
 from rayrec.models.linear_cross_entropy import linear_cross_entropy
 from rayrec.models.sequence_model import Ranking, SequenceModel, rank_by_scores
 from rayrec.models.tensor_batch import TensorBatch

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rayrec.models.backbone import CausalTransformer
+from rayrec.models.backbones.transformer import CausalTransformer
 from rayrec.models.tensor_batch import TensorBatch
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rayrec.models.jagged import JaggedLayout
+from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.keyed_random import token_keys
 
 

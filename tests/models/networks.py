@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from rayrec.models.backbone import CausalTransformer
-from rayrec.models.jagged import JaggedLayout
+from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.models.backbones.transformer import CausalTransformer
 from rayrec.models.tensor_batch import TensorBatch
 from rayrec.samples.batches import FeatureBatch
 from rayrec.samples.features import SequenceFeatures

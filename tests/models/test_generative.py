@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rayrec.models.beam import beam_search
+from rayrec.models.decoding.beam import beam_search
 from rayrec.models.generative import CodeDecoder, GenerativeRecommender
 from rayrec.samples.features import code_ids
 from tests.models.networks import DIM, backbone, histories, shares, tensor_batch

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rayrec.models.prefixes import ItemDistribution, Prefixes
-from rayrec.models.trie import CodeTrie
+from rayrec.models.decoding.prefixes import ItemDistribution, Prefixes
+from rayrec.models.decoding.trie import CodeTrie
 
 
 @dataclass(frozen=True)

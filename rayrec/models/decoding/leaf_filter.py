@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rayrec.models.trie import CodeTrie
+from rayrec.models.decoding.trie import CodeTrie
 
 
 @dataclass(frozen=True)

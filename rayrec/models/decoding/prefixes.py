@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rayrec.models.leaf_filter import LeafFilter
-from rayrec.models.trie import CodeTrie
+from rayrec.models.decoding.leaf_filter import LeafFilter
+from rayrec.models.decoding.trie import CodeTrie
 
 Step = Callable[[int, Tensor, Tensor | None], Tensor]
 """`step(depth, codes_BWd, parent_BW) -> logits_BWK`: scores of the next code of every prefix.

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from rayrec.models.jagged import JaggedLayout, causal_attention
+from rayrec.models.attention.jagged import JaggedLayout, causal_attention
 from tests.models.networks import CPU, layout
 
 LENGTHS = st.lists(st.integers(0, 5), min_size=1, max_size=6)

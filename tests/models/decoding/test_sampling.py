@@ -9,10 +9,10 @@ from hypothesis import given as drawn_from
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from rayrec.models.leaf_filter import LeafFilter
-from rayrec.models.prefixes import ItemDistribution
-from rayrec.models.sampling import constrained_sample, stochastic_beam_search
-from rayrec.models.trie import CodeTrie
+from rayrec.models.decoding.leaf_filter import LeafFilter
+from rayrec.models.decoding.prefixes import ItemDistribution
+from rayrec.models.decoding.sampling import constrained_sample, stochastic_beam_search
+from rayrec.models.decoding.trie import CodeTrie
 
 CODES_IL = np.array([[2, 0, 1], [0, 5, 0], [2, 7, 0], [0, 1, 3], [2, 3, 4], [0, 1, 0], [1, 1, 1]])
 NUM_ITEMS = len(CODES_IL)

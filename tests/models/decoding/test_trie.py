@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.models.trie import CodeTrie
+from rayrec.models.decoding.trie import CodeTrie
 
 
 def children_of(trie, depth, node):

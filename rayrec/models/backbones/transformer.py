@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayrec.models.jagged import JaggedLayout, causal_attention
+from rayrec.models.attention.jagged import JaggedLayout, causal_attention
 from rayrec.models.keyed_random import KeyedDropout
 
 INITIAL_STD = 0.02

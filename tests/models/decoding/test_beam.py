@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.models.beam import beam_search
-from rayrec.models.trie import CodeTrie
+from rayrec.models.decoding.beam import beam_search
+from rayrec.models.decoding.trie import CodeTrie
 
 NUM_ROWS = 3
 

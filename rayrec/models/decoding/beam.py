@@ -1,12 +1,12 @@
 """Beam search over the trie of semantic IDs: the most probable items, for evaluation and requests.
 
 A beam as wide as the catalogue ranks every item. What it finds was not drawn: it has a log-probability under
-the model and none of having been chosen; `rayrec.models.sampling` draws.
+the model and none of having been chosen; `rayrec.models.decoding.sampling` draws.
 
 Axes: B rows, W beams of a row, C children of a node, K codes of a level,
 E excluded items, N = W * C candidates of a row.
 
-Source: semantic IDs, Rajput et al., arXiv:2305.05065; see `rayrec.models.prefixes` for the constraint.
+Source: semantic IDs, Rajput et al., arXiv:2305.05065; the constraint is that of `prefixes`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rayrec.models.prefixes import ItemDistribution, Prefixes, Step
-from rayrec.models.trie import CodeTrie
+from rayrec.models.decoding.prefixes import ItemDistribution, Prefixes, Step
+from rayrec.models.decoding.trie import CodeTrie
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def beam_search(
 ) -> BeamResult:
     """Find the `beam_width` most probable items of each row.
 
-    Probabilities are those of `rayrec.models.prefixes.ItemDistribution` without a filter.
+    Probabilities are those of `rayrec.models.decoding.prefixes.ItemDistribution` without a filter.
 
     Excluded items (those the user has seen, say) are removed from the leaves
     before the last selection. Their probability is not given to the others, and

@@ -1,0 +1,1 @@
+"""From a model's logits to items: the trie of semantic IDs and the ways down it."""
