@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from rayrec.models.backbones.transformer import CausalTransformer
-from rayrec.models.generative import CodeDecoder, GenerativeRecommender
+from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
+from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.sasrec import FullSoftmaxSasRec, SampledSoftmaxSasRec
 from rayrec.models.sequence_model import SequenceModel
 
@@ -68,4 +69,5 @@ def _generative(config: GenerativeConfig, backbone: CausalTransformer, catalogue
         backbone.num_dropouts,
     )
     codes_IL = torch.tensor(catalogue.codes_IL)
-    return GenerativeRecommender(backbone, decoder, codes_IL, config.beam_width, config.label_smoothing)
+    light = LightDecoder(backbone, decoder, config.label_smoothing)
+    return GenerativeRecommender(light, codes_IL, config.beam_width)

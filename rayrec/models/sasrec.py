@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rayrec.models.backbones.history import contexts, last_contexts
 from rayrec.models.backbones.transformer import CausalTransformer
 from rayrec.models.linear_cross_entropy import linear_cross_entropy
 from rayrec.models.sequence_model import Ranking, SequenceModel, rank_by_scores
@@ -21,18 +22,22 @@ class FullSoftmaxSasRec(SequenceModel):
     """Item matrix held as dense weights, tied between input and softmax: small catalogues."""
 
     def __init__(self, backbone: CausalTransformer, num_items: int, dim: int) -> None:
-        super().__init__(backbone)
+        super().__init__()
+        self.backbone = backbone
         self.items_ID = nn.Parameter(torch.empty(num_items, dim).normal_(std=0.02))
-
-    def embed_history(self, batch: TensorBatch) -> Tensor:
-        return functional.embedding(batch.items_N, self.items_ID)
 
     def loss(self, batch: TensorBatch) -> Tensor:
         assert batch.targets_N is not None
-        return linear_cross_entropy(self.contexts(batch), self.items_ID, batch.targets_N)
+        context_ND = contexts(self.backbone, self.embed_history(batch), batch)
+        return linear_cross_entropy(context_ND, self.items_ID, batch.targets_N)
 
     def rank(self, batch: TensorBatch, k: int, excluded_BE: Tensor | None) -> Ranking:
-        return rank_by_scores(self.last_contexts(batch) @ self.items_ID.T, k, excluded_BE)
+        context_BD = last_contexts(self.backbone, self.embed_history(batch), batch)
+        return rank_by_scores(context_BD @ self.items_ID.T, k, excluded_BE)
+
+    def embed_history(self, batch: TensorBatch) -> Tensor:
+        """[N, D] input vector of every history event."""
+        return functional.embedding(batch.items_N, self.items_ID)
 
 
 class SampledSoftmaxSasRec(SequenceModel):
@@ -50,12 +55,9 @@ class SampledSoftmaxSasRec(SequenceModel):
 
     def __init__(self, backbone: CausalTransformer, negative_log_rates_I: Tensor) -> None:
         """`negative_log_rates_I`: log of the expected number of draws of each item per batch."""
-        super().__init__(backbone)
+        super().__init__()
+        self.backbone = backbone
         self.register_buffer("negative_log_rates_I", negative_log_rates_I, persistent=False)
-
-    def embed_history(self, batch: TensorBatch) -> Tensor:
-        num_tokens = len(batch.items_N)
-        return functional.embedding(batch.inverse["item"][:num_tokens], batch.rows["item"])
 
     def loss(self, batch: TensorBatch) -> Tensor:
         assert batch.targets_N is not None
@@ -64,7 +66,7 @@ class SampledSoftmaxSasRec(SequenceModel):
         inverse = batch.inverse["item"]
         target_ND = functional.embedding(inverse[num_tokens : 2 * num_tokens], batch.rows["item"])
         negative_SD = functional.embedding(inverse[2 * num_tokens :], batch.rows["item"])
-        context_ND = self.contexts(batch)
+        context_ND = contexts(self.backbone, self.embed_history(batch), batch)
         target_logit_N = (context_ND * target_ND).sum(1)
         negative_logits_NS = context_ND @ negative_SD.T - self.negative_log_rates_I[batch.negatives_S]
         # A negative that is the target itself would be counted twice.
@@ -78,4 +80,9 @@ class SampledSoftmaxSasRec(SequenceModel):
 
     def rank(self, batch: TensorBatch, k: int, excluded_BE: Tensor | None) -> Ranking:
         assert self.catalogue_ID is not None, "set_catalogue() comes before rank()"
-        return rank_by_scores(self.last_contexts(batch) @ self.catalogue_ID.T, k, excluded_BE)
+        context_BD = last_contexts(self.backbone, self.embed_history(batch), batch)
+        return rank_by_scores(context_BD @ self.catalogue_ID.T, k, excluded_BE)
+
+    def embed_history(self, batch: TensorBatch) -> Tensor:
+        """[N, D] input vector of every history event."""
+        return functional.embedding(batch.inverse["item"][: len(batch.items_N)], batch.rows["item"])

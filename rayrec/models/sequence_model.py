@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rayrec.models.backbones.transformer import CausalTransformer
 from rayrec.models.tensor_batch import TensorBatch
 
 
@@ -22,18 +21,10 @@ class Ranking(NamedTuple):
 
 
 class SequenceModel(nn.Module, ABC):
-    """A causal transformer between an input embedding and a head."""
+    """A network that learns which item follows a history, and ranks items for one."""
 
     table_of_catalogue: str | None = None
     """Sparse table whose rows for every item `rank` needs; see `set_catalogue`."""
-
-    def __init__(self, backbone: CausalTransformer) -> None:
-        super().__init__()
-        self.backbone = backbone
-
-    @abstractmethod
-    def embed_history(self, batch: TensorBatch) -> Tensor:
-        """[N, D] input vector of every history event."""
 
     @abstractmethod
     def loss(self, batch: TensorBatch) -> Tensor:
@@ -50,17 +41,6 @@ class SequenceModel(nn.Module, ABC):
     def set_catalogue(self, rows_ID: Tensor) -> None:
         """Take the rows of every item; only models with a `table_of_catalogue` need them."""
         raise AssertionError(f"{type(self).__name__} ranks without the rows of the catalogue")
-
-    def contexts(self, batch: TensorBatch) -> Tensor:
-        """[N, D] what the model knows after each event."""
-        x_ND = self.embed_history(batch)
-        if "user" in batch.rows:
-            x_ND = x_ND + batch.embed("user").index_select(0, batch.layout.row_N)
-        return self.backbone(x_ND, batch.layout, batch.keys_N)
-
-    def last_contexts(self, batch: TensorBatch) -> Tensor:
-        """[B, D] what the model knows at the end of each row."""
-        return self.contexts(batch).index_select(0, batch.layout.last_B)
 
 
 def rank_by_scores(scores_BI: Tensor, k: int, excluded_BE: Tensor | None) -> Ranking:

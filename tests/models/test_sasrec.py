@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from rayrec.models.backbones.history import contexts, last_contexts
 from rayrec.models.sasrec import FullSoftmaxSasRec, SampledSoftmaxSasRec
 from rayrec.models.sequence_model import rank_by_scores
 from rayrec.models.tensor_batch import TensorBatch
@@ -50,7 +51,7 @@ def test_loss_is_the_summed_log_loss_of_the_next_items():
 
     loss = model.loss(batch)
 
-    logits_NI = (model.contexts(batch) @ model.items_ID.T).tolist()
+    logits_NI = (contexts(model.backbone, model.embed_history(batch), batch) @ model.items_ID.T).tolist()
     by_hand = 0.0
     for logits_I, target in zip(logits_NI, [4, 2, 5, 8, 7, 6], strict=True):
         by_hand += np.log(np.exp(logits_I).sum()) - logits_I[target]
@@ -111,7 +112,7 @@ def test_rank_is_the_order_of_inner_products_without_excluded_items(sampled):
 
     ranking = model.rank(batch, NUM_ITEMS, excluded_BE)
 
-    scores_BI = (model.last_contexts(batch) @ catalogue_ID.T).detach()
+    scores_BI = (last_contexts(model.backbone, model.embed_history(batch), batch) @ catalogue_ID.T).detach()
     for row, excluded in enumerate([{1, 4, 2}, {3, 5}, set()]):
         allowed = sorted(set(range(NUM_ITEMS)) - excluded, key=lambda item: -float(scores_BI[row, item]))
         padding = [-1] * len(excluded)
@@ -133,4 +134,5 @@ def test_the_users_row_is_added_to_every_event():
 
     shifted_ND = model.embed_history(batch) + batch.rows["user"][batch.inverse["user"]][batch.layout.row_N]
 
-    torch.testing.assert_close(model.contexts(batch), model.backbone(shifted_ND, batch.layout, batch.keys_N))
+    contexts_ND = contexts(model.backbone, model.embed_history(batch), batch)
+    torch.testing.assert_close(contexts_ND, model.backbone(shifted_ND, batch.layout, batch.keys_N))

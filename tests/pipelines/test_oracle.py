@@ -163,13 +163,18 @@ def oracle(config: RunConfig, num_steps: int) -> Trained:
         touched_V = (table.weight_VD != first[name]).any(1).numpy()
         ids_M = table.ids_V.numpy()[touched_V]
         tables[name] = dict(zip(ids_M.tolist(), records[touched_V], strict=True))
-    dense = {snapshot_name(name): weight.detach().numpy() for name, weight in model.named_parameters()}
+    generative = hasattr(model, "chosen_KD")
+    dense = {
+        snapshot_name(name, generative): weight.detach().numpy() for name, weight in model.named_parameters()
+    }
     return Trained(num_steps, final_loss, dense, {}, tables)
 
 
-def snapshot_name(name: str) -> str:
-    """The one file has its decoder's weights beside the backbone, not in a module of their own."""
-    return name if name.startswith(("backbone.", "items_ID")) else f"decoder.{name}"
+def snapshot_name(name: str, generative: bool) -> str:
+    """The one file has no module for what generates, nor one for its decoder."""
+    if not generative:
+        return name
+    return f"backbone.{name}" if name.startswith("backbone.") else f"backbone.decoder.{name}"
 
 
 def largest_difference(first: dict[Any, np.ndarray], second: dict[Any, np.ndarray]) -> float:

@@ -3,8 +3,11 @@ import pytest
 import torch
 from torch.nn import functional
 
+from rayrec.models.backbones.history import contexts
 from rayrec.models.decoding.beam import beam_search
-from rayrec.models.generative import CodeDecoder, GenerativeRecommender
+from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
+from rayrec.models.generative.recommender import GenerativeRecommender
+from rayrec.models.tensor_batch import TensorBatch
 from rayrec.samples.features import code_ids
 from tests.models.networks import DIM, backbone, histories, shares, tensor_batch
 
@@ -22,16 +25,23 @@ def recommender(beam_width: int = NUM_ITEMS, label_smoothing: float = 0.0) -> Ge
     with torch.no_grad():
         for parameter in decoder.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    return GenerativeRecommender(network, decoder, torch.tensor(CODES_IL), beam_width, label_smoothing).eval()
+    light = LightDecoder(network, decoder, label_smoothing)
+    return GenerativeRecommender(light, torch.tensor(CODES_IL), beam_width).eval()
+
+
+def all_contexts(model: GenerativeRecommender, batch: TensorBatch) -> torch.Tensor:
+    """[N, D] what is known after each event."""
+    light = model.backbone
+    return contexts(light.backbone, light.embed_history(batch), batch)
 
 
 def code_log_probs(model: GenerativeRecommender, context_D: torch.Tensor, item: int) -> list[float]:
     """Log-probability of each code of an item, every level normalised over all of its codes."""
     state_D, log_probs = context_D, []
     for level, code in enumerate(CODES_IL[item].tolist()):
-        log_probs.append(model.decoder.logits(state_D, level).log_softmax(0)[code].item())
+        log_probs.append(model.backbone.decoder.logits(state_D, level).log_softmax(0)[code].item())
         if level + 1 < len(LEVEL_SIZES):
-            state_D = model.decoder.condition(state_D, level, torch.tensor(code))
+            state_D = model.backbone.decoder.condition(state_D, level, torch.tensor(code))
     return log_probs
 
 
@@ -43,10 +53,10 @@ def item_log_probs(model: GenerativeRecommender, context_D: torch.Tensor) -> lis
         for level, code in enumerate(codes.tolist()):
             same_prefix = (CODES_IL[:, :level] == codes[:level]).all(axis=1)
             allowed = sorted(set(CODES_IL[same_prefix, level].tolist()))
-            log_probs = model.decoder.logits(state_D, level)[allowed].log_softmax(0)
+            log_probs = model.backbone.decoder.logits(state_D, level)[allowed].log_softmax(0)
             score += log_probs[allowed.index(code)].item()
             if level + 1 < len(LEVEL_SIZES):
-                state_D = model.decoder.condition(state_D, level, torch.tensor(code))
+                state_D = model.backbone.decoder.condition(state_D, level, torch.tensor(code))
         scores.append(score)
     return scores
 
@@ -61,7 +71,7 @@ def test_an_event_is_the_sum_of_its_code_rows_and_its_item_row():
     }
     expected_D = rows["item"][3] + sum(rows["code"][ident] for ident in code_ids(CODES_IL)[3].tolist())
 
-    torch.testing.assert_close(recommender().embed_history(batch), expected_D[None, :])
+    torch.testing.assert_close(recommender().backbone.embed_history(batch), expected_D[None, :])
 
 
 def test_loss_is_minus_the_log_probability_of_the_next_items_codes():
@@ -73,7 +83,7 @@ def test_loss_is_minus_the_log_probability_of_the_next_items_codes():
     targets = [3, 5, 2, 1, 0, 1]
     by_hand = -sum(
         sum(code_log_probs(model, context_D, target))
-        for context_D, target in zip(model.contexts(batch), targets, strict=True)
+        for context_D, target in zip(all_contexts(model, batch), targets, strict=True)
     )
     assert loss == pytest.approx(by_hand, rel=1e-5)
 
@@ -84,12 +94,12 @@ def test_label_smoothing_mixes_in_the_mean_loss_over_all_codes():
 
     loss = model.loss(batch).item()
 
-    state_D, by_hand = model.contexts(batch)[0], 0.0
+    state_D, by_hand = all_contexts(model, batch)[0], 0.0
     for level, code in enumerate(CODES_IL[5].tolist()):
-        log_probs = functional.log_softmax(model.decoder.logits(state_D, level), dim=0)
+        log_probs = functional.log_softmax(model.backbone.decoder.logits(state_D, level), dim=0)
         by_hand -= 0.9 * log_probs[code].item() + 0.1 * log_probs.mean().item()
         if level + 1 < len(LEVEL_SIZES):
-            state_D = model.decoder.condition(state_D, level, torch.tensor(code))
+            state_D = model.backbone.decoder.condition(state_D, level, torch.tensor(code))
     assert loss == pytest.approx(by_hand, rel=1e-5)
 
 
@@ -98,7 +108,7 @@ def test_a_beam_as_wide_as_the_catalogue_ranks_exhaustively():
 
     ranking = model.rank(batch, NUM_ITEMS, None)
 
-    for row, context_D in enumerate(model.last_contexts(batch)):
+    for row, context_D in enumerate(model.backbone.encode_context(batch).vectors_BD):
         scores = item_log_probs(model, context_D)
         assert ranking.items_BK[row].tolist() == sorted(range(NUM_ITEMS), key=lambda item: -scores[item])
         torch.testing.assert_close(ranking.scores_BK[row].exp().sum(), torch.tensor(1.0))
@@ -137,8 +147,8 @@ def test_excluded_items_never_come_out():
 
 def test_a_rows_ranking_does_not_depend_on_the_rows_beside_it(monkeypatch):
     """One row excludes much more than the others, and few beams fit at once."""
-    monkeypatch.setattr("rayrec.models.generative.MIN_EXTRA_BEAMS", 1)
-    monkeypatch.setattr("rayrec.models.generative.MAX_BEAMS", 3)
+    monkeypatch.setattr("rayrec.models.generative.recommender.MIN_EXTRA_BEAMS", 1)
+    monkeypatch.setattr("rayrec.models.generative.recommender.MAX_BEAMS", 3)
     excluded_BE = torch.tensor([[0, 3, 5, 2, 4], [6, -1, -1, -1, -1], [-1, 4, 0, -1, -1]])
     model = recommender(beam_width=1)
     together = model.rank(tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, CODES_IL)), 2, excluded_BE)
@@ -157,8 +167,8 @@ def test_beams_grow_with_what_their_own_row_excludes(monkeypatch):
         widths.append((num_rows, width, excluded.shape[1]))
         return beam_search(step, trie, width, num_rows, excluded)
 
-    monkeypatch.setattr("rayrec.models.generative.beam_search", recorded)
-    monkeypatch.setattr("rayrec.models.generative.MIN_EXTRA_BEAMS", 1)
+    monkeypatch.setattr("rayrec.models.generative.recommender.beam_search", recorded)
+    monkeypatch.setattr("rayrec.models.generative.recommender.MIN_EXTRA_BEAMS", 1)
     excluded_BE = torch.tensor([[0, 3, 5], [6, -1, -1], [1, -1, -1]])
     model = recommender(beam_width=2)
     model.rank(tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, CODES_IL)), 1, excluded_BE)

@@ -1,0 +1,36 @@
+"""Keys and values of the codes that each beam has decoded.
+
+A beam has no more codes than an ID has levels, while the context that all beams of a row share is long. So
+the two are kept apart: the context is held once per row and never moves; only this small cache is reordered
+when beams are chosen.
+
+Axes: B rows, W beams of a row, d codes of a beam, H heads, C channels of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class BeamCache:
+    """By layer, what was attended to so far; empty at first."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def append(self, layer: int, key_BWHC: Tensor, value_BWHC: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep the newest code's key and value; returns ([B, W, d, H, C], [B, W, d, H, C]) of all of them."""
+        key_BWdHC, value_BWdHC = key_BWHC[:, :, None], value_BWHC[:, :, None]
+        if layer in self._layers:
+            keys, values = self._layers[layer]
+            key_BWdHC = torch.cat((keys, key_BWdHC), dim=2)
+            value_BWdHC = torch.cat((values, value_BWdHC), dim=2)
+        self._layers[layer] = key_BWdHC, value_BWdHC
+        return key_BWdHC, value_BWdHC
+
+    def reorder(self, parent_BW: Tensor) -> None:
+        """Beams were chosen: each goes on with what its parent has."""
+        row_B1 = torch.arange(len(parent_BW), device=parent_BW.device)[:, None]
+        for layer, (keys, values) in self._layers.items():
+            self._layers[layer] = keys[row_B1, parent_BW], values[row_B1, parent_BW]

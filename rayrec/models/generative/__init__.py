@@ -1,0 +1,1 @@
+"""Models that emit the semantic ID of the next item, code by code."""

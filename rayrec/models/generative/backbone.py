@@ -1,0 +1,107 @@
+"""What a network has to offer to generate semantic IDs: one small interface for training, decoding and RL.
+
+A row's history is encoded once (`encode_context`); whatever grows from it, beams and samples alike, shares
+that. Codes are then scored one level after the other (`step`), or, where they are known, at once
+(`sequence_logprob`).
+
+Axes: B rows, W sequences of a row, L code levels, K codes of a level, N history events of all rows,
+D width of a vector.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from rayrec.models.decoding.beam_cache import BeamCache
+from rayrec.models.decoding.prefixes import Step
+from rayrec.models.tensor_batch import TensorBatch
+
+
+class Context(Protocol):
+    """What all sequences of a row share."""
+
+    def __len__(self) -> int:
+        """B."""
+
+    def select(self, rows_R: Tensor) -> Self:
+        """The context of these rows."""
+
+
+@dataclass(frozen=True)
+class VectorContext:
+    """A history that was read into one vector."""
+
+    vectors_BD: Tensor
+
+    def __len__(self) -> int:
+        return len(self.vectors_BD)
+
+    def select(self, rows_R: Tensor) -> VectorContext:
+        return VectorContext(self.vectors_BD.index_select(0, rows_R))
+
+
+C = TypeVar("C", bound=Context)
+
+
+class GenerativeBackbone(nn.Module, ABC, Generic[C]):
+    """A network that scores the codes of the next item."""
+
+    @abstractmethod
+    def loss(self, batch: TensorBatch, codes_NL: Tensor) -> Tensor:
+        """Scalar: minus the log-probability of the next item's codes, summed over all history events.
+
+        Args:
+            codes_NL: codes of the item that follows each event.
+        """
+
+    @abstractmethod
+    def encode_context(self, batch: TensorBatch) -> C:
+        """Read each row's history."""
+
+    @abstractmethod
+    def step(self, context: C, cache: BeamCache, depth: int, codes_BWd: Tensor) -> Tensor:
+        """[B, W, K] logits of the next code of each sequence.
+
+        Args:
+            cache: what earlier steps kept of these sequences, in their order.
+            depth: d, codes of each sequence so far.
+        """
+
+    @abstractmethod
+    def sequence_logits(self, context: C, codes_BWL: Tensor) -> Sequence[Tensor]:
+        """For every level [B, W, K]: logits of its code, given those before it in the sequence.
+
+        What `step` gives one level after the other, computed at once and differentiable.
+        """
+
+    def sequence_logprob(self, context: C, codes_BWL: Tensor) -> Tensor:
+        """[B, W, L] log-probability of each code among all codes of its level.
+
+        That of the network as it was trained. What it is under a trie, with invalid tuples ruled out, is
+        `rayrec.models.decoding.prefixes.item_log_probs`.
+        """
+        logits = self.sequence_logits(context, codes_BWL)
+        return torch.stack(
+            [
+                level_logits.log_softmax(dim=2).gather(2, codes_BWL[:, :, level, None])[:, :, 0]
+                for level, level_logits in enumerate(logits)
+            ],
+            dim=2,
+        )
+
+    def start(self, context: C) -> Step:
+        """Begin to decode: a `Step` with caches of its own."""
+        cache = BeamCache()
+
+        def next_logits(depth: int, codes_BWd: Tensor, parent_BW: Tensor | None) -> Tensor:
+            if parent_BW is not None:
+                cache.reorder(parent_BW)
+            return self.step(context, cache, depth, codes_BWd)
+
+        return next_logits
