@@ -278,7 +278,7 @@ def start(config: dict) -> tuple[nn.Module, Iterator[float], int]:
     if model.get("user_embedding") or (model["name"] == "sasrec" and model["item_matrix"] != "dense"):
         raise SystemExit("this file knows neither user embeddings nor sparse SASRec; use `rayrec train`")
     torch.manual_seed(config["seed"])
-    network = {"sasrec": SasRec, "generative": Generative}[model["name"]](config, data)
+    network = {"sasrec": SasRec, "light_decoder": Generative}[model["name"]](config, data)
     return network, steps(network, data, training), training["epochs"] * data.steps_per_epoch
 
 

@@ -38,7 +38,7 @@ NUM_USERS, NUM_ITEMS = 40, 30
 BACKBONE = {"dim": 8, "num_layers": 1, "num_heads": 2, "feedforward_dim": 16, "max_length": 8, "dropout": 0.1}
 MODELS: dict[str, dict[str, Any]] = {
     "sasrec": {"name": "sasrec", "backbone": BACKBONE},
-    "generative": {"name": "generative", "backbone": BACKBONE, "decoder_dim": 16, "beam_width": 40},
+    "generative": {"name": "light_decoder", "backbone": BACKBONE, "decoder_dim": 16, "beam_width": 40},
 }
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from rayrec.models.backbones.transformer import CausalTransformer
+from rayrec.models.generative.backbone import GenerativeBackbone
 from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
+from rayrec.models.generative.prefix_decoder import PrefixDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.sasrec import FullSoftmaxSasRec, SampledSoftmaxSasRec
 from rayrec.models.sequence_model import SequenceModel
 
 if TYPE_CHECKING:  # the settings are pydantic models, which this room does not need to run
-    from rayrec.models.config import BackboneConfig, GenerativeConfig, SasRecConfig
+    from rayrec.models.config import BackboneConfig, LightDecoderConfig, ModelConfig, SasRecConfig
 
 
 @dataclass(frozen=True)
@@ -30,14 +32,21 @@ class Catalogue:
     """Log-probability of drawing each item as a negative, where negatives are sampled."""
 
 
-def build_model(config: SasRecConfig | GenerativeConfig, catalogue: Catalogue, seed: int) -> SequenceModel:
+def build_model(config: ModelConfig, catalogue: Catalogue, seed: int) -> SequenceModel:
     """The network on the CPU; its initial weights depend on the seed and the shapes alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         backbone = _backbone(config.backbone)
         if config.name == "sasrec":
             return _sasrec(config, backbone, catalogue)
-        return _generative(config, backbone, catalogue)
+        assert catalogue.codes_IL is not None
+        codes_IL = torch.tensor(catalogue.codes_IL)
+        generator: GenerativeBackbone[Any]
+        if config.name == "prefix_decoder":
+            generator = PrefixDecoder(backbone, codes_IL, catalogue.level_sizes)
+        else:
+            generator = _light_decoder(config, backbone, catalogue)
+        return GenerativeRecommender(generator, codes_IL, config.beam_width)
 
 
 def _backbone(config: BackboneConfig) -> CausalTransformer:
@@ -59,8 +68,9 @@ def _sasrec(config: SasRecConfig, backbone: CausalTransformer, catalogue: Catalo
     return SampledSoftmaxSasRec(backbone, torch.tensor(expected_draws_I, dtype=torch.float32))
 
 
-def _generative(config: GenerativeConfig, backbone: CausalTransformer, catalogue: Catalogue) -> SequenceModel:
-    assert catalogue.codes_IL is not None
+def _light_decoder(
+    config: LightDecoderConfig, backbone: CausalTransformer, catalogue: Catalogue
+) -> LightDecoder:
     decoder = CodeDecoder(
         config.backbone.dim,
         catalogue.level_sizes,
@@ -68,6 +78,4 @@ def _generative(config: GenerativeConfig, backbone: CausalTransformer, catalogue
         config.backbone.dropout,
         backbone.num_dropouts,
     )
-    codes_IL = torch.tensor(catalogue.codes_IL)
-    light = LightDecoder(backbone, decoder, config.label_smoothing)
-    return GenerativeRecommender(light, codes_IL, config.beam_width)
+    return LightDecoder(backbone, decoder, config.label_smoothing)

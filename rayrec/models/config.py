@@ -45,29 +45,40 @@ class SasRecConfig(Config):
 
 
 class GenerativeConfig(Config):
-    """Items are generated code by code."""
+    """Items are generated code by code; what the networks that do so have in common."""
 
-    name: Literal["generative"]
     backbone: BackboneConfig = BackboneConfig()
+    beam_width: int = Field(100, gt=0)
+    """Beams of evaluation and serving; never fewer than the items asked for."""
+    user_embedding: bool = False
+
+
+class PrefixDecoderConfig(GenerativeConfig):
+    """A vector for every prefix of a semantic ID, tied between input and output."""
+
+    name: Literal["prefix_decoder"]
+
+
+class LightDecoderConfig(GenerativeConfig):
+    """Rows for codes, and a feed-forward decoder on top of the history."""
+
+    name: Literal["light_decoder"]
     decoder_dim: int = Field(256, gt=0)
     """Hidden width of the decoder's feed-forward layers."""
     item_embedding: bool = True
     """Whether a history event is its item's row plus its code rows, or those alone."""
-    user_embedding: bool = False
     label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
-    beam_width: int = Field(100, gt=0)
-    """Beams of evaluation and serving; never fewer than the items asked for."""
 
 
-ModelConfig = Annotated[SasRecConfig | GenerativeConfig, Field(discriminator="name")]
+ModelConfig = Annotated[SasRecConfig | PrefixDecoderConfig | LightDecoderConfig, Field(discriminator="name")]
 
 
-def sparse_tables(config: SasRecConfig | GenerativeConfig) -> tuple[str, ...]:
+def sparse_tables(config: ModelConfig) -> tuple[str, ...]:
     """Names of the embedding tables whose rows the model reads."""
-    tables: tuple[str, ...]
-    if config.name == "sasrec":
+    tables: tuple[str, ...] = ()
+    if isinstance(config, SasRecConfig):
         tables = ("item",) if config.item_matrix == "sparse" else ()
-    else:
+    elif isinstance(config, LightDecoderConfig):
         tables = ("item", "code") if config.item_embedding else ("code",)
     return (*tables, "user") if config.user_embedding else tables
 

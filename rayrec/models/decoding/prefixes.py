@@ -79,16 +79,8 @@ class Prefixes:
         """
         trie, leaf_filter = self._distribution.trie, self._distribution.leaf_filter
         logits_BWK = self._distribution.step(depth, self._codes_BWd, self._parent_BW)
-        offsets, codes, leaves = (
-            trie.child_offsets[depth],
-            trie.child_codes[depth],
-            trie.first_leaves[depth + 1],
-        )
-        children_BWC = offsets[self.nodes_BW][:, :, None] + torch.arange(
-            trie.max_children[depth], device=trie.device
-        )
-        is_child_BWC = children_BWC < offsets[self.nodes_BW + 1][:, :, None]
-        children_BWC = children_BWC.clamp(max=len(codes) - 1)
+        codes, leaves = trie.child_codes[depth], trie.first_leaves[depth + 1]
+        children_BWC, is_child_BWC = trie.children(depth, self.nodes_BW)
         if leaf_filter is not None:
             children_BN = children_BWC.flatten(1)
             is_given_BN = leaf_filter.admits(leaves[children_BN], leaves[children_BN + 1])
