@@ -15,6 +15,7 @@ Axes: I items (leaves), L codes of an item.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -80,12 +81,19 @@ class CodeTrie:
         is_there = (keys[found] == wanted) & (nodes >= 0) & (codes < num_codes)
         return torch.where(is_there, found, -1)
 
-    def item_nodes(self) -> Tensor:
-        """[I, L] the node of each prefix of each item, by catalogue position."""
+    @cached_property
+    def leaf_of_I(self) -> Tensor:
+        """Leaf of each catalogue position: the inverse of `leaf_items_I`."""
         leaf_of_I = torch.empty_like(self.leaf_items_I)
         leaf_of_I[self.leaf_items_I] = torch.arange(self.num_items, device=self.device)
+        return leaf_of_I
+
+    @cached_property
+    def nodes_IL(self) -> Tensor:
+        """[I, L] the node of each prefix of each item, by catalogue position."""
         return torch.stack(
-            [torch.searchsorted(first, leaf_of_I, right=True) - 1 for first in self.first_leaves[1:]], dim=1
+            [torch.searchsorted(first, self.leaf_of_I, right=True) - 1 for first in self.first_leaves[1:]],
+            dim=1,
         )
 
     @classmethod

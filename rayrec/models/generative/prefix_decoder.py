@@ -60,7 +60,7 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
         self.own_VD = nn.ParameterList(
             _vectors(self._trie.num_nodes(depth + 1), dim) for depth in range(self._trie.depth)
         )
-        self.register_buffer("nodes_IL", self._trie.item_nodes(), persistent=False)
+        self.register_buffer("nodes_IL", self._trie.nodes_IL, persistent=False)
 
     @property
     def trie(self) -> CodeTrie:

@@ -69,7 +69,7 @@ def test_codes_that_are_none_are_refused(codes, message):
 def test_nodes_are_found_by_their_codes():
     codes_IL = np.array([[2, 0], [0, 1], [0, 3], [2, 4]])
     trie = CodeTrie.from_codes(codes_IL)
-    nodes_IL = trie.item_nodes()
+    nodes_IL = trie.nodes_IL
 
     first_I = trie.child(0, torch.zeros(4, dtype=torch.int64), torch.tensor(codes_IL[:, 0]))
     assert first_I.tolist() == nodes_IL[:, 0].tolist() == [1, 0, 0, 1]
