@@ -43,7 +43,7 @@ PREFERENCES = {
     "npu": ("npu", "sdpa", "reference"),
 }
 """By device: the rule takes the first that can compute a call."""
-PADDED_LONGEST = 64
+PADDED_LONGEST = 50
 """On a CPU, softmax attention over rows up to this length is padded: grouping costs more than it saves."""
 
 Clock = Callable[[], float]

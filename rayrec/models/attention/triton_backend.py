@@ -70,11 +70,16 @@ def _is_installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def block_sizes(call_device: str, width: int) -> tuple[int, int]:
-    """Queries and keys of a block: fixed, since the bits of a sum depend on them."""
-    if call_device == "cpu":
-        return 16, 16  # the least that a matrix product takes
-    return (64, 64) if width <= 64 else (64, 32)
+def block_size(device: str, row_bytes: int) -> int:
+    """Queries and keys of a block: fixed, since the bits of a sum depend on it.
+
+    Args:
+        row_bytes: of one token's head; what three stages of a pipeline hold of two operands must fit in the
+            memory that the programs of a multiprocessor share, 160 kB on the smaller ones.
+    """
+    if device == "cpu":
+        return 16  # the least that a matrix product takes
+    return 64 if row_bytes <= 256 else 32
 
 
 class _Jagged(torch.autograd.Function):
@@ -92,7 +97,7 @@ class _Jagged(torch.autograd.Function):
         launch = _Launch(call, inner, place_HP, time_HD)
         out_NHE = query_NHC.new_empty(len(query_NHC), launch.num_heads, value_MHE.shape[2])
         lse_NH = query_NHC.new_empty(out_NHE.shape[:2], dtype=launch.sums) if launch.softmax else None
-        blocks = launch.blocks(call.queries, launch.block_queries)
+        blocks = launch.blocks(call.queries, launch.block)
         launch("forward", blocks, (out_NHE, lse_NH), ())
         ctx.launch = launch
         ctx.save_for_backward(*inner, place_HP, time_HD, out_NHE, lse_NH)
@@ -116,7 +121,7 @@ class _Jagged(torch.autograd.Function):
         ]
         units = None if place_HP is None and time_HD is None else launch.units(grad_NHE, value_MHE)
         d_query_NHC = torch.empty(query_NHC.shape, dtype=query_NHC.dtype, device=query_NHC.device)
-        query_blocks = launch.blocks(launch.queries, launch.block_queries)
+        query_blocks = launch.blocks(launch.queries, launch.block)
         launch(
             "query_gradients",
             query_blocks,
@@ -126,7 +131,7 @@ class _Jagged(torch.autograd.Function):
         )
         d_key_MHC = torch.empty(key_MHC.shape, dtype=key_MHC.dtype, device=key_MHC.device)
         d_value_MHE = torch.empty(value_MHE.shape, dtype=value_MHE.dtype, device=value_MHE.device)
-        key_blocks = launch.blocks(launch.keys, launch.block_keys)
+        key_blocks = launch.blocks(launch.keys, launch.block)
         launch("key_gradients", key_blocks, (*given, d_key_MHC, d_value_MHE), launch.seen_by(key_blocks))
         d_tables = [
             None if total is None else (total.sum(0).to(launch.sums) / units).to(table.dtype)
@@ -148,7 +153,7 @@ class _Launch:
         self.softmax = isinstance(call.scoring, Softmax)
         self._call, self._spans, self._inner = call, call.spans, inner
         width, value_width = query_NHC.shape[2], value_MHE.shape[2]
-        self.block_queries, self.block_keys = block_sizes(query_NHC.device.type, max(width, value_width))
+        self.block = block_size(query_NHC.device.type, max(width, value_width) * query_NHC.element_size())
         bias = call.bias or RelativeBias()
         device = query_NHC.device
         self._biases = (
@@ -162,10 +167,10 @@ class _Launch:
             "H": self.num_heads,
             "C": width,
             "E": value_width,
-            "BLOCK_C": max(16, _power_of_two(width)),
-            "BLOCK_E": max(16, _power_of_two(value_width)),
-            "BLOCK_T": self.block_queries,
-            "BLOCK_S": self.block_keys,
+            "BLOCK_C": padded_width(width),
+            "BLOCK_E": padded_width(value_width),
+            "BLOCK_T": self.block,
+            "BLOCK_S": self.block,
             "SOFTMAX": self.softmax,
             "NUM_SPANS": len(self._spans.first_WN),
             "NUM_PLACES": 0 if place_HP is None else place_HP.shape[1],
@@ -215,9 +220,9 @@ class _Launch:
         return layout.derived(("blocks", size), lambda: _blocks(layout, size))
 
     def seen_by(self, key_blocks: Blocks) -> tuple[Tensor, Tensor]:
-        what = ("seen by", self._call.mask, self.keys, self.block_keys)
+        what = ("seen by", self._call.mask, self.keys, self.block)
         return self.queries.derived(
-            what, lambda: seen_by(self.queries, self.keys, self._spans, key_blocks, self.block_keys)
+            what, lambda: seen_by(self.queries, self.keys, self._spans, key_blocks, self.block)
         )
 
     def units(self, grad_NHE: Tensor, value_MHE: Tensor) -> Tensor:
@@ -291,8 +296,9 @@ def _length(scoring: Scoring) -> float:
     return float(scoring.length)
 
 
-def _power_of_two(size: int) -> int:
-    return 1 << (size - 1).bit_length()
+def padded_width(width: int) -> int:
+    """To a power of two that a matrix product takes."""
+    return max(16, 1 << (width - 1).bit_length())
 
 
 BACKEND = Backend("triton", why_not, attend)

@@ -20,6 +20,8 @@ is computed.
 
 # mypy: ignore-errors
 
+from rayrec.models.attention import bias, call
+
 try:
     import triton
     import triton.language as tl
@@ -29,13 +31,16 @@ except ImportError:
         constexpr = None
 
         @staticmethod
-        def jit(function):
-            return function
+        def jit(function=None, **_options):
+            return function or (lambda function: function)
 
     triton = tl = _NoTriton
 
-HIDDEN = tl.constexpr(-1e30) if tl.constexpr else -1e30
-LOG_WIDTH = tl.constexpr(0.301) if tl.constexpr else 0.301
+VARYING = ["num_queries"]
+"""Arguments that differ from batch to batch: a kernel is not compiled anew for their divisors."""
+if tl.constexpr is not None:
+    HIDDEN = tl.constexpr(call.HIDDEN)
+    LOG_WIDTH = tl.constexpr(bias.LOG_WIDTH)
 
 
 @triton.jit
@@ -136,7 +141,7 @@ def _hull(first0, stop0, first1, stop1):
     return first, stop
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def forward(
     Q, K, V, OUT, LSE,
     q_token, q_head, k_token, k_head, v_token, v_head,
@@ -217,7 +222,7 @@ def _weights_and_gradients(
     return weights, d_scores
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def query_gradients(
     Q, K, V, D_OUT, LSE, DELTA, D_Q, D_PLACE, D_TIME, UNITS,
     q_token, q_head, k_token, k_head, v_token, v_head,
@@ -285,7 +290,7 @@ def query_gradients(
     _store(D_Q, acc * scale, token_T, H * C, head, C, valid_T, C, BLOCK_C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def key_gradients(
     Q, K, V, D_OUT, LSE, DELTA, D_K, D_V,
     q_token, q_head, k_token, k_head, v_token, v_head,
