@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from rayrec.models.attention import flex, grouped, npu, reference, sdpa, triton_backend
@@ -44,7 +45,9 @@ PREFERENCES = {
 }
 """By device: the rule takes the first that can compute a call."""
 PADDED_LONGEST = 50
-"""On a CPU, softmax attention over rows up to this length is padded: grouping costs more than it saves."""
+"""On a CPU, softmax attention over rows up to this length is padded: there is little to save."""
+PADDED_WASTE = 1.75
+"""The same where padding does not make more than this many pairs out of one: the padded kernel is faster."""
 
 Clock = Callable[[], float]
 
@@ -158,7 +161,7 @@ def choice_named(name: str, path: Path | None = None) -> Choice:
 def by_rule(call: AttentionCall) -> Backend:
     """What is taken without a measurement; depends on nothing but the call."""
     names = PREFERENCES.get(call.query_NHC.device.type, ("sdpa", "reference"))
-    if names[0] == "grouped" and isinstance(call.scoring, Softmax) and _longest(call) <= PADDED_LONGEST:
+    if names[0] == "grouped" and isinstance(call.scoring, Softmax) and call.bias is None and _is_even(call):
         names = ("sdpa", *names)
     for name in names:
         if BACKENDS[name].why_not(call) is None:
@@ -212,8 +215,13 @@ def seconds(backend: Backend, call: AttentionCall, clock: Clock, repeats: int = 
     return min(times[1:])
 
 
-def _longest(call: AttentionCall) -> int:
-    return max(call.queries.longest, call.keys.longest)
+def _is_even(call: AttentionCall) -> bool:
+    """Whether padding the rows costs little."""
+    queries, keys = call.queries, call.keys
+    if max(queries.longest, keys.longest) <= PADDED_LONGEST:
+        return True
+    padded_pairs = queries.num_rows * queries.longest * keys.longest
+    return padded_pairs <= PADDED_WASTE * float(np.dot(queries.lengths_B, keys.lengths_B))
 
 
 def _sizes(longest: int, num_tokens: int, num_rows: int) -> str:
