@@ -59,6 +59,21 @@ class PrefixDecoderConfig(GenerativeConfig):
     name: Literal["prefix_decoder"]
 
 
+class LazyDecoderConfig(GenerativeConfig):
+    """Decoder-only: the backbone's layers look at the history's vectors, and nothing is computed of those."""
+
+    name: Literal["lazy_decoder"]
+    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
+
+
+class EncoderDecoderConfig(GenerativeConfig):
+    """An encoder of the history's codes, the backbone, and a decoder of the same width."""
+
+    name: Literal["encoder_decoder"]
+    decoder_layers: int = Field(2, gt=0)
+    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
+
+
 class LightDecoderConfig(GenerativeConfig):
     """Rows for codes, and a feed-forward decoder on top of the history."""
 
@@ -70,7 +85,10 @@ class LightDecoderConfig(GenerativeConfig):
     label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
 
 
-ModelConfig = Annotated[SasRecConfig | PrefixDecoderConfig | LightDecoderConfig, Field(discriminator="name")]
+ModelConfig = Annotated[
+    SasRecConfig | PrefixDecoderConfig | LightDecoderConfig | LazyDecoderConfig | EncoderDecoderConfig,
+    Field(discriminator="name"),
+]
 
 
 def sparse_tables(config: ModelConfig) -> tuple[str, ...]:

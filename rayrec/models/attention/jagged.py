@@ -51,6 +51,22 @@ class JaggedLayout:
             np.asarray(offsets_B1, dtype=np.int64),
         )
 
+    @staticmethod
+    def even(num_rows: int, length: int, device: torch.device) -> JaggedLayout:
+        """Rows of one length."""
+        return JaggedLayout.from_offsets(np.arange(num_rows + 1) * length, device)
+
+    def repeated(self, count: int) -> JaggedLayout:
+        """`count` tokens in the place of each one."""
+        make = lambda: JaggedLayout.from_offsets(count * self.offsets_B1, self.device)  # noqa: E731
+        return self.derived(("repeated", count), make)
+
+    def some_rows(self, rows: slice) -> tuple[JaggedLayout, slice]:
+        """The layout of neighbouring rows alone, and which tokens are theirs."""
+        offsets_R1 = self.offsets_B1[rows.start : rows.stop + 1]
+        tokens = slice(int(offsets_R1[0]), int(offsets_R1[-1]))
+        return JaggedLayout.from_offsets(offsets_R1 - offsets_R1[0], self.device), tokens
+
     @property
     def num_tokens(self) -> int:
         return int(self.offsets_B1[-1])

@@ -90,6 +90,26 @@ class Causal(Mask):
 
 
 @dataclass(frozen=True)
+class CausalGroups(Mask):
+    """As many queries for every key: those of a key see it and the ones before it.
+
+    What is predicted behind each event of a history has several tokens, all of which see the events so far.
+    """
+
+    size: int
+    """Queries of each key."""
+
+    def spans(self, queries: JaggedLayout, keys: JaggedLayout) -> Spans:
+        if (queries.lengths_B != self.size * keys.lengths_B).any():
+            raise ValueError(
+                f"CausalGroups: rows of {queries.lengths_B.tolist()} queries do not hold {self.size} for "
+                f"each of {keys.lengths_B.tolist()} keys"
+            )
+        stop_N = queries.place_N // self.size + 1
+        return _spans(queries, keys, (torch.zeros_like(stop_N), stop_N))
+
+
+@dataclass(frozen=True)
 class SlidingWindow(Mask):
     """The query's own key and the `size - 1` before it."""
 
@@ -153,7 +173,9 @@ class Documents(Mask):
 
     def spans(self, queries: JaggedLayout, keys: JaggedLayout) -> Spans:
         if queries is not keys:
-            raise ValueError("Documents: queries and keys must have one layout; it is for self attention alone")
+            raise ValueError(
+                "Documents: queries and keys must have one layout; it is for self attention alone"
+            )
         if self.document_N.shape != queries.row_N.shape:
             raise ValueError(
                 f"Documents.document_N must have one number for each of {queries.num_tokens} tokens, "
@@ -204,9 +226,7 @@ class SharedContextBeams(Mask):
         context_B = keys.lengths_on_device_B() - beams_on_device_B * self.codes_per_beam
         context_N = context_B.index_select(0, queries.row_N)
         first_N = context_N + beam_N * self.codes_per_beam
-        return _spans(
-            queries, keys, (torch.zeros_like(first_N), context_N), (first_N, first_N + code_N + 1)
-        )
+        return _spans(queries, keys, (torch.zeros_like(first_N), context_N), (first_N, first_N + code_N + 1))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from torch.nn import functional
 
 from rayrec.models.attention.choice import AUTO, Choice
 from rayrec.models.attention.jagged import JaggedLayout
-from rayrec.models.attention.uni_attention import attend
+from rayrec.models.attention.masks import Mask
+from rayrec.models.attention.uni_attention import CAUSAL, attend
 from rayrec.models.keyed_random import KeyedDropout
 
 INITIAL_STD = 0.02
@@ -19,11 +20,19 @@ class Block(nn.Module):
     """Pre-norm attention and feed-forward, each added to its input (Xiong et al., ICML 2020)."""
 
     def __init__(
-        self, dim: int, num_heads: int, feedforward_dim: int, dropout: float, index: int, choice: Choice
+        self,
+        dim: int,
+        num_heads: int,
+        feedforward_dim: int,
+        dropout: float,
+        index: int,
+        choice: Choice = AUTO,
+        mask: Mask = CAUSAL,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.choice = choice
+        self.mask = mask
         self.attention_norm = nn.LayerNorm(dim)
         # No bias: one on the keys cancels in the softmax, so that its gradient is rounding noise, which
         # Adam scales up to full steps; then no two runs would agree. One on the values repeats out's.
@@ -39,7 +48,8 @@ class Block(nn.Module):
 
     def forward(self, x_ND: Tensor, layout: JaggedLayout, keys_N: Tensor) -> Tensor:
         qkv_N3HC = self.qkv(self.attention_norm(x_ND)).unflatten(1, (3, self.num_heads, -1))
-        attended_NHC = attend(*qkv_N3HC.unbind(1), layout, choice=self.choice)
+        query_NHC, key_NHC, value_NHC = qkv_N3HC.unbind(1)
+        attended_NHC = attend(query_NHC, key_NHC, value_NHC, layout, mask=self.mask, choice=self.choice)
         x_ND = x_ND + self.attention_dropout(self.out(attended_NHC.flatten(1)), keys_N)
         hidden = functional.gelu(self.up(self.feedforward_norm(x_ND)))
         hidden = self.down(self.hidden_dropout(hidden, keys_N))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rayrec.models.decoding.beam import beam_search
+from rayrec.models.decoding.beam import BeamResult, beam_search
 from rayrec.models.decoding.leaf_filter import LeafFilter
 from rayrec.models.decoding.prefixes import ItemDistribution
 from rayrec.models.decoding.trie import CodeTrie
@@ -59,18 +59,15 @@ class GenerativeRecommender(SequenceModel):
     def rank(self, batch: TensorBatch, k: int, excluded_BE: Tensor | None) -> Ranking:
         context = self.backbone.encode_context(batch)
         width = max(self.beam_width, k)
+        # A row is decoded alike whatever the rows beside it: all have one width, and rows do not mix.
+        size = max(1, MAX_BEAMS // width)
         found = [
-            beam_search(
-                self.distribution(
-                    context.select(rows_R),
-                    None if excluded_BE is None else LeafFilter.excluding(self.trie, excluded_BE[rows_R]),
-                    renormalised=False,
-                ),
-                width,
-            )
-            for rows_R in torch.arange(len(context), device=self.trie.device).split(
-                max(1, MAX_BEAMS // width)
-            )
+            self._search(context.some_rows(rows), width, None if excluded_BE is None else excluded_BE[rows])
+            for rows in (slice(first, first + size) for first in range(0, len(context), size))
         ]
         items_BW = torch.cat([part.items_BW for part in found])
         return Ranking(items_BW[:, :k], torch.cat([part.log_probs_BW for part in found])[:, :k])
+
+    def _search(self, context: Context, width: int, excluded_BE: Tensor | None) -> BeamResult:
+        leaf_filter = None if excluded_BE is None else LeafFilter.excluding(self.trie, excluded_BE)
+        return beam_search(self.distribution(context, leaf_filter, renormalised=False), width)
