@@ -108,7 +108,8 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
         event_P = torch.repeat_interleave(torch.arange(len(chosen_M), device=count_M.device), count_M)
         start_M = count_M.cumsum(0) - count_M
         place_P = torch.arange(len(event_P), device=count_M.device) - start_M[event_P]
-        context_PD = context_ND.index_select(0, chosen_M[event_P])
+        # Not index_select, whose gradient adds row by row.
+        context_PD = functional.embedding(chosen_M[event_P], context_ND)
         child_PD = functional.embedding(first_M[event_P] + place_P, vectors_VD)
         logits_P = (context_PD * child_PD).sum(1)
         # As many columns as any prefix has children: the shape does not depend on the batch.
