@@ -8,7 +8,6 @@ Axes as in `rayrec.models.attention.call`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -73,7 +72,7 @@ def _block_mask(call: AttentionCall) -> Any:
 
 
 @cache
-def _flex_attention(device: str) -> Callable[..., Any]:
+def _flex_attention(device: str) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from rayrec.models.attention.bias import RelativeBias, place_buckets, time_buckets
@@ -130,7 +130,7 @@ def _blocks(first_GTW: Tensor, stop_GTW: Tensor, num_keys: int) -> Iterator[Bloc
 
 class _Grouped(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         query_NHC: Tensor,
         key_MHC: Tensor,
@@ -156,7 +156,7 @@ class _Grouped(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_NHE: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_NHE: Tensor) -> tuple[Tensor | None, ...]:
         query_NHC, key_MHC, value_MHE, place_HP, time_HD = ctx.saved_tensors
         # Of padding nothing is read: its place past the end takes what is computed for it.
         grads = [x.new_zeros(len(x) + 1, *x.shape[1:]) for x in (query_NHC, key_MHC, value_MHE)]
@@ -229,7 +229,7 @@ def _pieces(group: Group, num_heads: int) -> Iterator[tuple[Block, slice]]:
 
 
 def _scores(
-    ctx: FunctionCtx | Any,
+    ctx: Any,
     group: Group,
     block: Block,
     rows: slice,
@@ -262,7 +262,9 @@ def _weights(scoring: Scoring, block: Block, rows: slice, scores_RHTS: Tensor) -
     return scores_RHTS
 
 
-def _buckets(bias: RelativeBias, group: Group, block: Block, rows: slice) -> tuple[Tensor | None, Tensor | None]:
+def _buckets(
+    bias: RelativeBias, group: Group, block: Block, rows: slice
+) -> tuple[Tensor | None, Tensor | None]:
     place = time = None
     if bias.place_HP is not None:
         place_S = torch.arange(block.keys.start, block.keys.stop)

@@ -153,7 +153,9 @@ class Documents(Mask):
 
     def spans(self, queries: JaggedLayout, keys: JaggedLayout) -> Spans:
         if queries is not keys:
-            raise ValueError("Documents: queries and keys must have one layout; it is for self attention alone")
+            raise ValueError(
+                "Documents: queries and keys must have one layout; it is for self attention alone"
+            )
         if self.document_N.shape != queries.row_N.shape:
             raise ValueError(
                 f"Documents.document_N must have one number for each of {queries.num_tokens} tokens, "
@@ -204,9 +206,7 @@ class SharedContextBeams(Mask):
         context_B = keys.lengths_on_device_B() - beams_on_device_B * self.codes_per_beam
         context_N = context_B.index_select(0, queries.row_N)
         first_N = context_N + beam_N * self.codes_per_beam
-        return _spans(
-            queries, keys, (torch.zeros_like(first_N), context_N), (first_N, first_N + code_N + 1)
-        )
+        return _spans(queries, keys, (torch.zeros_like(first_N), context_N), (first_N, first_N + code_N + 1))
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,9 @@ def _check(call: AttentionCall) -> None:
         return
     for table_HK in call.bias.tables:
         if len(table_HK) != query.shape[1]:
-            raise ValueError(f"bias tables must have {query.shape[1]} heads, got shape {tuple(table_HK.shape)}")
+            raise ValueError(
+                f"bias tables must have {query.shape[1]} heads, got shape {tuple(table_HK.shape)}"
+            )
     for name, times, layout in (
         ("query_time_N", call.bias.query_time_N, call.queries),
         ("key_time_M", call.bias.key_time_M, call.keys),

@@ -39,7 +39,8 @@ class Block(nn.Module):
 
     def forward(self, x_ND: Tensor, layout: JaggedLayout, keys_N: Tensor) -> Tensor:
         qkv_N3HC = self.qkv(self.attention_norm(x_ND)).unflatten(1, (3, self.num_heads, -1))
-        attended_NHC = attend(*qkv_N3HC.unbind(1), layout, choice=self.choice)
+        query, key, value = qkv_N3HC.unbind(1)
+        attended_NHC = attend(query, key, value, layout, choice=self.choice)
         x_ND = x_ND + self.attention_dropout(self.out(attended_NHC.flatten(1)), keys_N)
         hidden = functional.gelu(self.up(self.feedforward_norm(x_ND)))
         hidden = self.down(self.hidden_dropout(hidden, keys_N))

@@ -42,7 +42,16 @@ def compiled(
     if not softmax:
         absent |= {"LSE", "DELTA"}
     if not biased:
-        absent |= {"D_PLACE", "D_TIME", "PLACE_TABLE", "TIME_TABLE", "QUERY_TIME", "KEY_TIME", "BOUNDS", "UNITS"}
+        absent |= {
+            "D_PLACE",
+            "D_TIME",
+            "PLACE_TABLE",
+            "TIME_TABLE",
+            "QUERY_TIME",
+            "KEY_TIME",
+            "BOUNDS",
+            "UNITS",
+        }
     signature, given = {}, {}
     function = getattr(triton_kernels, kernel)
     for name in (parameter.name for parameter in function.params):

@@ -72,7 +72,11 @@ def test_no_backend_but_a_cpus_is_ever_chosen_on_a_cpu(name):
 
 def test_the_fastest_is_measured_once_for_a_class_of_calls():
     clock = Clock()
-    backends = [backend("sdpa", 3.0, clock), backend("grouped", 2.0, clock), backend("triton", 1.0, clock, "no")]
+    backends = [
+        backend("sdpa", 3.0, clock),
+        backend("grouped", 2.0, clock),
+        backend("triton", 1.0, clock, "no"),
+    ]
     measured = Measured(backends=backends, clock=clock)
 
     assert measured(call_of(5, 2)).name == "grouped"
@@ -108,10 +112,10 @@ def test_what_was_measured_is_kept_and_used_by_the_next_run(tmp_path):
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):
-    path = tmp_path / "attention.json"
+    path = tmp_path / "attention-choices"
     for text in ("[]", "{", '{"backends": {"a call": "flash"}}'):
         path.write_text(text)
-        with pytest.raises(ValueError, match="attention.json"):
+        with pytest.raises(ValueError, match="attention-choices"):
             Auto(path)
 
 

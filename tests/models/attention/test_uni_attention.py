@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from rayrec.models.attention.bias import RelativeBias
 from rayrec.models.attention.call import Silu, Softmax
@@ -87,9 +88,9 @@ def test_a_silus_output_does_not_depend_on_the_rows_beside_it():
 def test_the_default_has_the_bits_of_the_padded_kernel_on_short_rows():
     rows = layout([3, 9, 50])
     query, key, value = inputs(rows, rows, torch.float32)
-    query_BHTC, key_BHTC, value_BHTC = (rows.pad(x).transpose(1, 2) for x in (query, key, value))
+    padded_BHTC = [rows.pad(x).transpose(1, 2) for x in (query, key, value)]
 
-    padded = torch.nn.functional.scaled_dot_product_attention(query_BHTC, key_BHTC, value_BHTC, is_causal=True)
+    padded = functional.scaled_dot_product_attention(*padded_BHTC, is_causal=True)
 
     assert torch.equal(attend(query, key, value, rows), rows.unpad(padded.transpose(1, 2)))
 
@@ -103,7 +104,10 @@ def test_the_default_has_the_bits_of_the_padded_kernel_on_short_rows():
         ({"value": torch.zeros(3, 1, 4)}, "agree in heads and width"),
         ({"key_layout": layout([1, 2])}, "1 rows and keys 2"),
         ({"bias": RelativeBias(torch.zeros(3, 5))}, "must have 2 heads"),
-        ({"bias": RelativeBias(None, torch.zeros(2, 5), torch.zeros(2), torch.zeros(3))}, "must have 3 times"),
+        (
+            {"bias": RelativeBias(None, torch.zeros(2, 5), torch.zeros(2), torch.zeros(3))},
+            "must have 3 times",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):
