@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from rayrec.models.attention.choice import Choice, choice_named
 from rayrec.models.backbones.transformer import CausalTransformer
 from rayrec.models.generative import CodeDecoder, GenerativeRecommender
 from rayrec.models.sasrec import FullSoftmaxSasRec, SampledSoftmaxSasRec
@@ -29,17 +31,27 @@ class Catalogue:
     """Log-probability of drawing each item as a negative, where negatives are sampled."""
 
 
-def build_model(config: SasRecConfig | GenerativeConfig, catalogue: Catalogue, seed: int) -> SequenceModel:
-    """The network on the CPU; its initial weights depend on the seed and the shapes alone."""
+def build_model(
+    config: SasRecConfig | GenerativeConfig,
+    catalogue: Catalogue,
+    seed: int,
+    attention_file: Path | None = None,
+) -> SequenceModel:
+    """The network on the CPU; its initial weights depend on the seed and the shapes alone.
+
+    Args:
+        attention_file: where measured choices of attention backends are kept; need not exist yet.
+    """
+    choice = choice_named(config.attention, attention_file)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        backbone = _backbone(config.backbone)
+        backbone = _backbone(config.backbone, choice)
         if config.name == "sasrec":
             return _sasrec(config, backbone, catalogue)
         return _generative(config, backbone, catalogue)
 
 
-def _backbone(config: BackboneConfig) -> CausalTransformer:
+def _backbone(config: BackboneConfig, choice: Choice) -> CausalTransformer:
     return CausalTransformer(
         config.dim,
         config.num_layers,
@@ -47,6 +59,7 @@ def _backbone(config: BackboneConfig) -> CausalTransformer:
         config.feedforward_dim,
         config.max_length,
         config.dropout,
+        choice,
     )
 
 

@@ -30,11 +30,18 @@ class BackboneConfig(Config):
         return self
 
 
+Attention = Literal["auto", "measured", "reference", "sdpa", "flex", "grouped", "triton", "npu"]
+"""Who computes attention. `auto` goes by a fixed rule of device and lengths, so that runs repeat to the bit.
+`measured` times them in each trainer, once for each class of shapes, and writes what it takes into the run's
+folder, from which a resumed run reads it. A name demands one backend; see `rayrec.models.attention`."""
+
+
 class SasRecConfig(Config):
     """Items are predicted one by one, by inner product."""
 
     name: Literal["sasrec"]
     backbone: BackboneConfig = BackboneConfig()
+    attention: Attention = "auto"
     item_matrix: Literal["dense", "sparse"] = "dense"
     """`dense`: weights of the network and a full softmax. `sparse`: rows of the
     parameter servers and a sampled softmax, for catalogues of any size."""
@@ -49,6 +56,7 @@ class GenerativeConfig(Config):
 
     name: Literal["generative"]
     backbone: BackboneConfig = BackboneConfig()
+    attention: Attention = "auto"
     decoder_dim: int = Field(256, gt=0)
     """Hidden width of the decoder's feed-forward layers."""
     item_embedding: bool = True

@@ -45,6 +45,7 @@ BLOCK_QUERIES = 64
 BLOCK_SCORES = 2**18
 """Of all heads and rows of a piece: 1 MB in float32, so that passes over them find them in the cache."""
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
@@ -119,13 +120,13 @@ def cut(queries: JaggedLayout, keys: JaggedLayout, spans: Spans, num_heads: int)
         if all(lengths):
             rows_of[_length_class(lengths[0]), _length_class(lengths[1])].append(row)
     own_N = own_places_N(queries, keys)
-    pieces = []
+    rows_of_pieces = []
     for _, rows in sorted(rows_of.items(), reverse=True):
         longest, longest_keys = int(queries.lengths_B[rows].max()), int(keys.lengths_B[rows].max())
         num_rows = max(1, BLOCK_SCORES // (num_heads * min(longest, BLOCK_QUERIES) * longest_keys))
         for start in range(0, len(rows), num_rows):
-            pieces.append(_piece(queries, keys, spans, own_N, rows[start : start + num_rows]))
-    return pieces
+            rows_of_pieces.append(rows[start : start + num_rows])
+    return _on_threads(partial(_piece, queries, keys, spans, own_N), rows_of_pieces)
 
 
 def _piece(queries: JaggedLayout, keys: JaggedLayout, spans: Spans, own_N: Tensor, rows: list[int]) -> Piece:
@@ -204,7 +205,9 @@ class _Grouped(torch.autograd.Function):
                 continue
             total_HK = torch.zeros(table.shape, dtype=torch.float64)
             for tables in of_pieces:  # in their order, whoever computed them
-                total_HK += tables[index]
+                part_HK = tables[index]
+                assert part_HK is not None
+                total_HK += part_HK
             d_tables.append(total_HK.to(table.dtype))
         return *d_inputs, *d_tables, None, None
 
@@ -309,18 +312,18 @@ def _of_piece(piece: Piece, inputs: Sequence[Tensor]) -> list[Tensor]:
     return [piece.queries.gather(query_NHC), piece.keys.gather(key_MHC), piece.keys.gather(value_MHE)]
 
 
-def _on_threads(work: Callable[[Piece], Result], pieces: Sequence[Piece]) -> list[Result]:
-    """What the work returns of each piece, in their order; on as many threads as torch has here."""
-    num_threads = min(torch.get_num_threads(), len(pieces))
-    if num_threads < 2:
-        return [_alone(work, piece) for piece in pieces]
-    return list(_threads(torch.get_num_threads()).map(partial(_alone, work), pieces))
+def _on_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """What the work returns of each, in their order; on as many threads as torch has here."""
+    num_threads = torch.get_num_threads()
+    if min(num_threads, len(items)) < 2:
+        return [_alone(work, item) for item in items]
+    return list(_threads(num_threads).map(partial(_alone, work), items))
 
 
-def _alone(work: Callable[[Piece], Result], piece: Piece) -> Result:
+def _alone(work: Callable[[Item], Result], item: Item) -> Result:
     # Both are settings of the thread.
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        return work(piece)
+        return work(item)
 
 
 @cache

@@ -2,14 +2,17 @@ import itertools
 import json
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 import torch
 
 from rayrec.models.attention import choice
 from rayrec.models.attention.call import Backend, Silu
-from rayrec.models.attention.choice import BACKENDS, Auto, Measured, choice_named, shape_class
+from rayrec.models.attention.choice import BACKENDS, Auto, Measured, Named, choice_named, shape_class
 from rayrec.models.attention.masks import Causal, Full
+from rayrec.models.build import Catalogue, build_model
+from rayrec.models.config import Attention, SasRecConfig
 from tests.models.attention.calls import CASES, Case, make_call
 
 
@@ -145,6 +148,15 @@ def test_a_class_names_torch_and_the_device():
 
     assert f"torch={torch.__version__}" in key
     assert f"device=cpu:{torch.backends.cpu.get_cpu_capability()}:{torch.get_num_threads()}" in key
+
+
+def test_a_config_may_name_every_backend_and_is_heard(tmp_path):
+    assert set(get_args(Attention)) == {"auto", "measured", *BACKENDS}
+    path = tmp_path / "attention.json"
+    for name, expected in (("auto", Auto), ("measured", Measured), ("grouped", Named)):
+        config = SasRecConfig(name="sasrec", attention=name)
+        network = build_model(config, Catalogue(num_items=5), seed=0, attention_file=path)
+        assert isinstance(network.backbone.blocks[0].choice, expected)
 
 
 def test_nothing_is_imported_for_backends_that_are_not_used():
