@@ -57,7 +57,8 @@ def _block_mask(call: AttentionCall) -> Any:
     def mask(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         seen = (key >= first_BTW[row, query, 0]) & (key < stop_BTW[row, query, 0])
         for span in range(1, first_BTW.shape[2]):
-            seen |= (key >= first_BTW[row, query, span]) & (key < stop_BTW[row, query, span])
+            further = (key >= first_BTW[row, query, span]) & (key < stop_BTW[row, query, span])
+            seen = seen | further
         return seen
 
     return create_block_mask(

@@ -102,6 +102,7 @@ def test_the_default_has_the_bits_of_the_padded_kernel_on_short_rows():
         ({"value": torch.zeros(1, 2, 2, 4)}, "3 or more"),
         ({"key": torch.zeros(3, 2, 5)}, "agree in heads and width"),
         ({"value": torch.zeros(3, 1, 4)}, "agree in heads and width"),
+        ({"value": torch.zeros(3, 2, 4, dtype=torch.float64)}, "one dtype"),
         ({"key_layout": layout([1, 2])}, "1 rows and keys 2"),
         ({"bias": RelativeBias(torch.zeros(3, 5))}, "must have 2 heads"),
         (
