@@ -10,9 +10,10 @@ events long and once up to 200. Bars, all of them ratios of batches per second:
   fastest of them in the first place: it must never be slower by more than a tenth.
 
 On a GPU, `PYTHONPATH=. python benchmarks/attention.py` needs torch, numpy and triton alone (as a module, it
-would import the other benchmarks, and what they need). It prints, as JSON, milliseconds and TFLOP/s (of the pairs that are seen, 2 products forward and 5 backward) of HSTU and softmax attention by our
-kernels, of FlexAttention and of padded `scaled_dot_product_attention`, with and without what they need to
-prepare for a batch of new lengths, and the share of the rate of large matrix products in the same process.
+would import the other benchmarks, and what they need). It prints, as JSON, milliseconds and TFLOP/s (of the
+pairs that are seen, 2 products forward and 5 backward) of HSTU and softmax attention by our kernels, of
+FlexAttention and of padded `scaled_dot_product_attention`, with and without what they need to prepare for a
+batch of new lengths, and the share of the rate of large matrix products in the same process.
 """
 
 from __future__ import annotations
