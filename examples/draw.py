@@ -230,9 +230,17 @@ def draw(scene: Scene, out: Path) -> None:
     """Write the picture."""
     figure = Figure(figsize=(17, 10), facecolor=PAPER)
     grid = figure.add_gridspec(
-        2, 2, width_ratios=(1.0, 1.35), height_ratios=(2.1, 1.0), left=0.02, right=0.985, top=0.93, bottom=0.03,
-        wspace=0.04, hspace=0.12,
-    )  # fmt: skip
+        2,
+        2,
+        width_ratios=(1.0, 1.35),
+        height_ratios=(2.1, 1.0),
+        left=0.02,
+        right=0.985,
+        top=0.93,
+        bottom=0.03,
+        wspace=0.04,
+        hspace=0.12,
+    )
     draw_map(figure.add_subplot(grid[0, 0]), scene)
     draw_history(figure.add_subplot(grid[1, 0]), scene)
     draw_beams(figure.add_subplot(grid[:, 1]), scene)

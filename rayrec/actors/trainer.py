@@ -12,6 +12,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,12 @@ class TrainerSpec:
     transport: TransportChoice
     num_trainers: int
     num_threads: int
+    run_folder: Path | None = None
+    """Where what trainers measure is kept with the run; None keeps it in the process."""
+
+    def attention_file(self, member: int) -> Path | None:
+        """Each trainer has its own: their shares of a batch may be of different classes."""
+        return None if self.run_folder is None else self.run_folder / f"attention-{member}.json"
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,7 @@ class Trainer:
         )
         self._lookups = self._new_lookups(0)
         self._program = TorchProgram(
-            build_model(spec.model, spec.catalogue, spec.seed),
+            build_model(spec.model, spec.catalogue, spec.seed, spec.attention_file(role.member)),
             spec.optimizer,
             self._device.torch,
             spec.seed,

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -71,8 +72,11 @@ class _Member:
 
 
 @contextmanager
-def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
+def running_stages(run: str, assembly: Assembly, folder: Path | None = None) -> Iterator[Stages]:
     """Start every actor of a run; leaving the block ends them, whatever happened inside.
+
+    Args:
+        folder: of the run, where trainers keep what they measure.
 
     Raises:
         ActorDeathError: an actor's process died; names the actor. Other errors pass as they are.
@@ -133,7 +137,7 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
         )
         trainers = keep(
             "trainer",
-            spawn_trainers(run, trainer_spec(assembly), servers, pipeline.cpus_per_trainer, heart),
+            spawn_trainers(run, trainer_spec(assembly, folder), servers, pipeline.cpus_per_trainer, heart),
             pipeline.cpus_per_trainer,
             accelerator,
         )
@@ -234,7 +238,7 @@ def lookup_settings(assembly: Assembly) -> LookupSettings:
     )
 
 
-def trainer_spec(assembly: Assembly) -> TrainerSpec:
+def trainer_spec(assembly: Assembly, folder: Path | None) -> TrainerSpec:
     config = assembly.config
     return TrainerSpec(
         model=config.model,
@@ -248,4 +252,5 @@ def trainer_spec(assembly: Assembly) -> TrainerSpec:
         transport=config.sparse.transport,
         num_trainers=config.pipeline.num_trainers,
         num_threads=assembly.trainer_threads,
+        run_folder=folder,
     )

@@ -109,11 +109,17 @@ def _check(call: AttentionCall) -> None:
             "query and key must agree in heads and width, value in heads; got "
             f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
         )
+    if not query.dtype == key.dtype == value.dtype:
+        raise ValueError(
+            f"query, key and value must have one dtype, got {query.dtype}, {key.dtype} and {value.dtype}"
+        )
     if call.bias is None:
         return
     for table_HK in call.bias.tables:
         if len(table_HK) != query.shape[1]:
-            raise ValueError(f"bias tables must have {query.shape[1]} heads, got shape {tuple(table_HK.shape)}")
+            raise ValueError(
+                f"bias tables must have {query.shape[1]} heads, got shape {tuple(table_HK.shape)}"
+            )
     for name, times, layout in (
         ("query_time_N", call.bias.query_time_N, call.queries),
         ("key_time_M", call.bias.key_time_M, call.keys),
