@@ -25,6 +25,7 @@ class Catalogue:
     codes_IL: np.ndarray | None = None
     """Semantic IDs, where the model generates them."""
     level_sizes: tuple[int, ...] = ()
+    """Number of codes of each level that is learned: all but one that lists items of a tuple."""
     negative_log_q_I: np.ndarray | None = None
     """Log-probability of drawing each item as a negative, where negatives are sampled."""
 

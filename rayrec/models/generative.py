@@ -63,7 +63,11 @@ class CodeDecoder(nn.Module):
 
 
 class GenerativeRecommender(SequenceModel):
-    """Semantic IDs in, semantic IDs out; items appear only as paths of the trie."""
+    """Semantic IDs in, semantic IDs out; items appear only as paths of the trie.
+
+    Where the codes have one level more than the decoder, that level lists the items which share a tuple:
+    nothing is learned of it, and decoding is uniform over it.
+    """
 
     codes_IL: Tensor
 
@@ -79,6 +83,8 @@ class GenerativeRecommender(SequenceModel):
         self.decoder = decoder
         self.register_buffer("codes_IL", codes_IL, persistent=False)
         self.trie = CodeTrie.from_codes(codes_IL)
+        self.num_learned_levels = len(decoder.heads)
+        self._num_codes_of_last = int(codes_IL[:, -1].max()) + 1
         self.beam_width = beam_width
         self.label_smoothing = label_smoothing
 
@@ -88,7 +94,7 @@ class GenerativeRecommender(SequenceModel):
 
     def loss(self, batch: TensorBatch) -> Tensor:
         assert batch.targets_N is not None
-        codes_NL = self.codes_IL[batch.targets_N].long()
+        codes_NL = self.codes_IL[batch.targets_N, : self.num_learned_levels].long()
         state_ND = self.contexts(batch)
         total = state_ND.new_zeros(())
         for level in range(codes_NL.shape[1]):
@@ -116,6 +122,8 @@ class GenerativeRecommender(SequenceModel):
 
     def _decoding_step(self, context_RD: Tensor) -> Step:
         def next_logits(depth: int, codes_RWd: Tensor, parent_RW: Tensor | None) -> Tensor:
+            if depth == self.num_learned_levels:  # items that share a tuple: equally probable
+                return context_RD.new_zeros(1).expand(*codes_RWd.shape[:2], self._num_codes_of_last)
             state_RWD = context_RD[:, None, :]
             for level in range(depth):
                 state_RWD = self.decoder.condition(state_RWD, level, codes_RWd[:, :, level])

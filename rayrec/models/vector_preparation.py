@@ -90,7 +90,9 @@ class BlockScaling:
             ValueError: a block that was not fitted, or of another shape.
         """
         if unknown := set(blocks) - set(self.means_D):
-            raise ValueError(f"there are vectors from {sorted(unknown)}, but only {[*self.means_D]} were fitted")
+            raise ValueError(
+                f"there are vectors from {sorted(unknown)}, but only {[*self.means_D]} were fitted"
+            )
         is_known_I = np.zeros(len(item_ids_I), dtype=bool)
         scaled = []
         for name, mean_D in self.means_D.items():
@@ -129,7 +131,7 @@ class PrincipalComponents:
     @classmethod
     def fit(cls, vectors_ID: FloatArray, dim: int) -> PrincipalComponents:
         """The first `dim` directions; all dimensions as they are if there are no more."""
-        mean_D = np.mean(vectors_ID, axis=0, dtype=np.float64)
+        mean_D = np.asarray(np.mean(vectors_ID, axis=0, dtype=np.float64))
         if dim >= vectors_ID.shape[1]:
             return cls(mean_D, None)
         centred_ID = np.asarray(vectors_ID, dtype=np.float64) - mean_D
@@ -192,9 +194,7 @@ class VectorPreparation:
         return arrays
 
     @classmethod
-    def from_saved(
-        cls, settings: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
-    ) -> VectorPreparation:
+    def from_saved(cls, settings: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> VectorPreparation:
         """Raises KeyError or TypeError for what `settings` and `arrays` did not make."""
         blocks = settings["blocks"]
         scaling = BlockScaling(

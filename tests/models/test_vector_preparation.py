@@ -126,5 +126,7 @@ def test_blocks_of_another_kind_than_those_fitted_are_refused():
 
     with pytest.raises(ValueError, match="the text vectors have 9 dimensions; 10 were fitted"):
         fitted.apply({"text": blocks["text"][:, :9]}, ids_I)
-    with pytest.raises(ValueError, match=r"vectors from \['image'\], but only \['interactions', 'text'\] were"):
+    with pytest.raises(
+        ValueError, match=r"vectors from \['image'\], but only \['interactions', 'text'\] were"
+    ):
         fitted.apply({"image": blocks["text"]}, ids_I)

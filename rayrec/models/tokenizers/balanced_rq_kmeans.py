@@ -1,10 +1,10 @@
 """Residual k-means whose clusters have nearly equal size, so that no code of a level is rare or crowded.
 
-Every centroid has a price, added to the squared distances to it. Prices rise where a cluster has more than its
-share of the points and fall where it has less, until the sizes are nearly equal: they are the dual variables of
-an assignment with capacities, and the cells are those of a power diagram. As a code follows from the vector and
-the prices alone, an item that was not fitted has one too, which an assignment with hard capacities cannot say.
-Equal vectors share a code whatever the prices are; many of them make a level uneven.
+Every centroid has a price, added to the squared distances to it. Prices rise where a cluster has more than
+its share of the points and fall where it has less, until the sizes are nearly equal: they are the dual
+variables of an assignment with capacities, and the cells are those of a power diagram. As a code follows from
+the vector and the prices alone, an item that was not fitted has one too, which an assignment with hard
+capacities cannot say. Equal vectors share a code whatever the prices are; many of them make a level uneven.
 
 Source: balanced k-means of OneRec, arXiv:2502.18965, section 3.1, which fills clusters greedily one after the
 other; prices as in Aurenhammer, Hoffmann and Aronov, "Minkowski-Type Theorems and Least-Squares Clustering",
@@ -30,10 +30,12 @@ _ROUNDS_WHILE_MOVING, _ROUNDS_AT_THE_END = 2, 32
 """Changes of all prices before each move of the centroids, and after the last."""
 _MOST_POINTS_OF_A_CENTROID = 128
 """Centroids move by a sample of so many points each; by all points in the last fifth of the iterations."""
-_SOFTEST, _MOVING, _HARDEST = 2.0, 0.3, 0.03
+_SOFTEST, _MOVING, _HARDEST = 2.0, 0.15, 0.02
 """Softness of the clusters at first, while centroids move, and in the end, in mean squared distances to the
-nearest centroid. Prices change by no more than a few times the softness in a round: clusters that are far apart
-come to terms only while it is high."""
+nearest centroid. Prices change by no more than a few times the softness in a round: clusters that are far
+apart come to terms only while it is high."""
+_OVER_RELAXATION = 1.5
+"""Prices change by more than a round says, which takes fewer rounds; from 2 on they would not settle."""
 
 
 class BalancedResidualKMeans(ResidualKMeans):
@@ -100,7 +102,7 @@ def _evened(points_ID: Tensor, centroids_KD: Tensor, prices_K: Tensor, softness:
         costs_PK = torch.addmm(squares_K, chunk_PD, centroids_KD.T, alpha=-2.0)
         sizes_K += costs_PK.div_(-softness).softmax(dim=1).sum(dim=0)
     fair_size = len(points_ID) / len(centroids_KD)
-    return prices_K + softness * (sizes_K / fair_size).clamp(min=1e-3).log()
+    return prices_K + _OVER_RELAXATION * softness * (sizes_K / fair_size).clamp(min=1e-3).log()
 
 
 def _moved(points_ID: Tensor, centroids_KD: Tensor, prices_K: Tensor) -> Tensor:

@@ -96,8 +96,8 @@ def reassign_last_code(codes_IL: IntArray, evidence: Evidence) -> IntArray:
         prefix = codes[np.argmax(prefix_I == fullest), :-1].tolist()
         raise ValueError(
             f"collision policy reassign: {num_items_of[fullest]} items share the prefix {prefix}, but the "
-            f"last level has only {evidence.num_last_codes} codes; choose a larger codebook_size, more levels, "
-            "or the policy extra_digit or share"
+            f"last level has only {evidence.num_last_codes} codes; choose a larger codebook_size, more "
+            "levels, or the policy extra_digit or share"
         )
     group_I, group_sizes = tuple_groups(codes)
     crowded = np.unique(prefix_I[group_sizes[group_I] > 1])

@@ -1,9 +1,9 @@
-"""A fitted tokenizer: from what is known of an item to its codes, for items that were fitted and for new ones.
+"""A fitted tokenizer: from what is known of an item to its codes, fitted or new.
 
     blocks of item vectors ─► VectorPreparation ─► Quantizer ─► codes
       text, interactions      scale, components    one of TOKENIZERS
 
-It is saved whole, beside the registry whose codes it made, as numbers and names: nothing in the files is code.
+It is saved whole, beside the registry whose codes it made, as numbers and names: no file has code in it.
 """
 
 from __future__ import annotations
@@ -74,12 +74,11 @@ class ItemTokenizer:
         return cls(name, preparation, quantizer, seed)
 
     def vectors(self, blocks: Mapping[str, FloatArray], item_ids_I: NDArray[np.int64]) -> ItemVectors:
-        """What the quantiser is given of these items. An item without any data gets noise, which is counted."""
+        """What the quantiser is given of these items. An item without any data gets noise, which is
+        counted."""
         return self.preparation.apply(blocks, item_ids_I)
 
-    def encode(
-        self, blocks: Mapping[str, FloatArray], item_ids_I: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
+    def encode(self, blocks: Mapping[str, FloatArray], item_ids_I: NDArray[np.int64]) -> NDArray[np.int64]:
         """[I, L] codes, before collisions are resolved; errors as `VectorPreparation.apply`."""
         vectors = self.vectors(blocks, item_ids_I)
         return self.quantizer.encode(torch.from_numpy(vectors.vectors_ID)).cpu().numpy()
@@ -110,9 +109,7 @@ class ItemTokenizer:
             quantizer = _class_named(name)(
                 shape["num_levels"], shape["codebook_size"], manifest["seed"], shape["num_iterations"]
             ).restore(_below(_QUANTIZER, arrays))
-            preparation = VectorPreparation.from_saved(
-                manifest["preparation"], _below(_PREPARATION, arrays)
-            )
+            preparation = VectorPreparation.from_saved(manifest["preparation"], _below(_PREPARATION, arrays))
             tokenizer = cls(name, preparation, quantizer, manifest["seed"])
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(
@@ -135,7 +132,9 @@ class ItemTokenizer:
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         # In the order of their names: what was loaded has the same checksum as what was saved.
-        arrays = {_PREPARATION + name: array for name, array in self.preparation.arrays().items()}
+        arrays: dict[str, NDArray[Any]] = {
+            _PREPARATION + name: array for name, array in self.preparation.arrays().items()
+        }
         arrays |= {_QUANTIZER + name: array for name, array in self.quantizer.arrays().items()}
         return dict(sorted(arrays.items()))
 
@@ -163,6 +162,4 @@ def _class_named(name: str) -> type[Quantizer]:
 
 
 def _below(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    return {
-        name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)
-    }
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -41,7 +41,8 @@ class OptimizedProductQuantizer:
             num_levels: Subspaces, L.
             codebook_size: Codes of a subspace, K.
             seed: Decides the starting centroids.
-            num_iterations: Rounds, each a step of k-means in every subspace and a new rotation; 25 unless given.
+            num_iterations: Rounds, each a step of k-means in every subspace and a new rotation; 25 unless
+            given.
         """
         num_iterations = 25 if num_iterations is None else num_iterations
         check_counts(num_levels=num_levels, codebook_size=codebook_size, num_iterations=num_iterations)
@@ -91,17 +92,23 @@ class OptimizedProductQuantizer:
             codebooks.append(starting_centroids(part_IW, self.codebook_size, generator, what))
         for _ in range(self.num_iterations):
             parts = rotated_ID.chunk(self.num_levels, dim=1)
-            codebooks = [lloyd(part_IW, book_KW, 1) for part_IW, book_KW in zip(parts, codebooks, strict=True)]
+            codebooks = [
+                lloyd(part_IW, book_KW, 1) for part_IW, book_KW in zip(parts, codebooks, strict=True)
+            ]
             rebuilt = [
                 book_KW[nearest_centroids(part_IW, book_KW)[0]]
                 for part_IW, book_KW in zip(parts, codebooks, strict=True)
             ]
             # The rotation that takes the vectors closest to what their codes say: orthogonal Procrustes.
-            left_DD, _, right_DD = torch.linalg.svd(centred_ID.double().T @ torch.cat(rebuilt, dim=1).double())
+            left_DD, _, right_DD = torch.linalg.svd(
+                centred_ID.double().T @ torch.cat(rebuilt, dim=1).double()
+            )
             rotation_DD = (left_DD @ right_DD).float()
             rotated_ID = centred_ID @ rotation_DD
         parts = rotated_ID.chunk(self.num_levels, dim=1)
-        self._codebooks_LKW = torch.stack([lloyd(p, book, 1) for p, book in zip(parts, codebooks, strict=True)])
+        self._codebooks_LKW = torch.stack(
+            [lloyd(p, book, 1) for p, book in zip(parts, codebooks, strict=True)]
+        )
         self._rotation_DD = rotation_DD
         return self
 
@@ -158,8 +165,8 @@ class OptimizedProductQuantizer:
             or not padded - self.num_levels < len(mean_D) <= padded
         ):
             raise ValueError(
-                f"codebooks of shape {tuple(books_LKW.shape)}, a rotation of {tuple(rotation_DD.shape)} and a "
-                f"mean of {tuple(mean_D.shape)} for {self.num_levels} levels of {self.codebook_size} codes"
+                f"codebooks of shape {tuple(books_LKW.shape)}, a rotation of {tuple(rotation_DD.shape)} and "
+                f"a mean of {tuple(mean_D.shape)} for {self.num_levels} levels of {self.codebook_size} codes"
             )
         self._codebooks_LKW, self._mean_D, self._rotation_DD = books_LKW, mean_D, rotation_DD
         return self
@@ -176,7 +183,8 @@ class OptimizedProductQuantizer:
         return torch.nn.functional.pad(vectors_ID, (0, -vectors_ID.shape[1] % self.num_levels))
 
     def _allocated(self, centred_ID: Tensor) -> Tensor:
-        """[D, D] principal directions, dealt to the subspaces so that products of their variances are even."""
+        """[D, D] principal directions, dealt to the subspaces so that products of their variances are
+        even."""
         values_D, directions_DD = torch.linalg.eigh(centred_ID.double().T @ centred_ID.double())
         values_D = values_D.flip(0).clamp(min=float(values_D.max()) * 1e-12)
         logs_D = (values_D / values_D.min()).log().tolist()  # not negative, as the method wants them

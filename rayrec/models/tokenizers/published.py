@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.models.tokenizers.code_tuples import tuple_groups
+from rayrec.models.tokenizers.code_tuples import IntArray, tuple_groups
 from rayrec.models.tokenizers.collisions import Evidence, policy_named
 from rayrec.models.tokenizers.registry import SemanticIdRegistry, smallest_code_dtype
 from rayrec.models.tokenizers.report import collision_counts
@@ -56,7 +56,7 @@ def published_registry(
             catalogue, a code is outside the codebook, or collisions that the policy cannot resolve.
     """
     file = Path(file)
-    codes_IL = _in_catalogue_order(file, _read(file), item_keys, key_offset)
+    codes_IL: IntArray = _in_catalogue_order(file, _read(file), item_keys, key_offset)
     sizes = [int(column.max()) + 1 for column in codes_IL.T]
     if codebook_size is not None:
         if max(sizes) > codebook_size:
@@ -116,14 +116,15 @@ def _in_catalogue_order(
     missing = [key for key in item_keys if key not in codes_of]
     unknown = sorted(set(codes_of) - set(item_keys))
     if missing or unknown:
-        found = [
-            f"{len(missing)} of the catalogue's {len(item_keys)} items have no codes there, the first is "
-            f"{missing[0]!r}" if missing else "",
-            f"{len(unknown)} items of the file are not in the catalogue, the first is {unknown[0]!r}"
-            if unknown
-            else "",
-        ]
-        raise InputError(f"{file}: {' and '.join(filter(None, found))}{_hint(set(codes_of), set(item_keys))}")
+        found = []
+        if missing:
+            found.append(
+                f"{len(missing)} of the catalogue's {len(item_keys)} items have no codes there, the first is "
+                f"{missing[0]!r}"
+            )
+        if unknown:
+            found.append(f"{len(unknown)} of its items are not in the catalogue, the first is {unknown[0]!r}")
+        raise InputError(f"{file}: {' and '.join(found)}{_hint(set(codes_of), set(item_keys))}")
     rows = [_codes(file, *codes_of[key]) for key in item_keys]
     lengths = sorted({len(row) for row in rows})
     if len(lengths) > 1 or not lengths[0]:

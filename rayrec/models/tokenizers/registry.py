@@ -131,9 +131,9 @@ class SemanticIdRegistry:
         """Refuse a checkpoint, trie or server (`holder`, named in the error) of another registry.
 
         Raises:
-            InputError: the versions differ, and this registry is no extension of the other.
+            InputError: the versions differ.
         """
-        if version not in (self.version, *(ancestor.version for ancestor in self.ancestors)):
+        if version != self.version:
             raise InputError(
                 f"{holder} was made with version {version} of the semantic IDs, but the registry here is "
                 f"version {self.version}; use the registry it was made with, or make it again"

@@ -48,8 +48,8 @@ class ResidualKMeans:
             num_levels: Codes of an item, L.
             codebook_size: Codes of a level, K.
             seed: Decides the starting centroids.
-            num_iterations: Most rounds of Lloyd's algorithm per level (25 unless given); a level that no longer
-                changes stops.
+            num_iterations: Most rounds of Lloyd's algorithm per level (25 unless given); a level that no
+                longer changes stops.
         """
         if num_iterations is None:
             num_iterations = self._usual_num_iterations

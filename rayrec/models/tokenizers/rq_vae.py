@@ -1,16 +1,16 @@
 """RQ-VAE: an encoder, residual quantisation of what it makes of an item, and a decoder, trained together.
 
 Left to itself such a model tends to give all items one code: vectors of small scale leave the commitment loss
-nothing but the shortest way to zero, codebooks that start at random lie where no item is, and codes that nobody
-chooses get no gradient. Three measures, each of which can be left out to see that:
+nothing but the shortest way to zero, codebooks that start at random lie where no item is, and codes that
+nobody chooses get no gradient. Three measures, each of which can be left out to see that:
 
     standardise         vectors are centred and scaled to a variance of one per dimension, on average
     start_at_items      codebooks start as k-means clusters of what the encoder makes of the items
     revive_dead_codes   after an epoch, codes without items move to items far from their own
 
-Sources: Rajput et al., TIGER, arXiv:2305.05065, section 3.1 (RQ-VAE over item vectors, k-means start); Zeghidour
-et al., SoundStream, arXiv:2107.03312, section III-C (residual quantisation, dead codes replaced); van den Oord et
-al., arXiv:1711.00937 (straight-through gradient, commitment loss).
+Sources: Rajput et al., TIGER, arXiv:2305.05065, section 3.1 (RQ-VAE over item vectors, k-means start);
+Zeghidour et al., SoundStream, arXiv:2107.03312, section III-C (residual quantisation, dead codes replaced);
+van den Oord et al., arXiv:1711.00937 (straight-through gradient, commitment loss).
 
 Axes: I items, L levels, K codes of a level, D dimensions of a vector, Z of the latent space, B a batch.
 """
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -248,6 +249,6 @@ class _Network(nn.Module):
 
 def _layers(dims: tuple[int, ...]) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for inner, outer in zip(dims[:-1], dims[1:], strict=True):
+    for inner, outer in pairwise(dims):
         layers += [nn.Linear(inner, outer), nn.ReLU()]
     return nn.Sequential(*layers[:-1])

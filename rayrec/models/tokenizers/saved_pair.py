@@ -88,8 +88,9 @@ class SavedPair:
         """
         if saved != found:
             raise InputError(
-                f"{Path(folder) / self.tensors}: its content and that of {self.manifest} have checksum {found}, "
-                f"but version {saved} was saved; a file was changed or damaged, make the {self.what} again"
+                f"{Path(folder) / self.tensors}: its content and that of {self.manifest} have checksum "
+                f"{found}, but version {saved} was saved; a file was changed or damaged, "
+                f"make the {self.what} again"
             )
 
     def remove(self, folder: str | Path) -> None:
