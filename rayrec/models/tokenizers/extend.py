@@ -119,8 +119,8 @@ def _placed(
             moved = next(free, None)
             if moved is None:
                 raise ValueError(
-                    f"new item {new.ids_N[row]}: all tuples under its prefix {list(codes[:-1])} are taken, "
-                    f"{len(nearest_first)} of them by the policy {registry.collision_policy}; make the "
+                    f"new item {new.ids_N[row]}: all {len(nearest_first)} tuples under its prefix "
+                    f"{list(codes[:-1])} are taken, under the policy {registry.collision_policy}; make the "
                     "semantic IDs anew, with more levels or the policy share"
                 )
             codes, num_moved = moved, num_moved + 1

@@ -46,6 +46,7 @@ class RqVaeSettings:
     hidden_dims: tuple[int, ...] = (256, 128)
     latent_dim: int = 32
     batch_size: int = 1024
+    """At most; of few items a smaller part, so that an epoch has several steps."""
     learning_rate: float = 1e-3
     commitment: float = 0.25
     """Weight of the pull on the encoder towards its codes."""
@@ -157,11 +158,12 @@ class RqVae:
     def _train(self, network: _Network, vectors_ID: Tensor, generator: torch.Generator) -> None:
         settings = self.settings
         optimizer = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, weight_decay=0.0)
-        num_batches = -(-len(vectors_ID) // settings.batch_size)
+        batch_size = min(settings.batch_size, max(32, len(vectors_ID) // 8))
+        num_batches = -(-len(vectors_ID) // batch_size)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.num_iterations * num_batches)
         for epoch in range(self.num_iterations):
             order_I = torch.randperm(len(vectors_ID), generator=generator)
-            for batch_B in order_I.split(settings.batch_size):
+            for batch_B in order_I.split(batch_size):
                 loss = network.loss(vectors_ID[batch_B.to(vectors_ID.device)])
                 optimizer.zero_grad()
                 loss.backward()
