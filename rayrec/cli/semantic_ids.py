@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 
@@ -82,7 +83,8 @@ def tokenize_command(
     _refuse_without_effect(context)
     if compare:
         reports = pipeline.compare(data, compare, categories)
-        out.print(_levels_table("Semantic IDs compared", reports))
+        print_rows("Semantic IDs compared", [_row(*entry) for entry in enumerate(reports, start=1)])
+        out.print(_levels_table("Level by level", reports))
         return {"registries": [_answer(report) for report in reports]}
     if published is not None:
         report = pipeline.import_published(
@@ -171,15 +173,18 @@ def _rows(report: Any) -> list[tuple[str, str]]:
         )
     else:
         rows.append(("without any data", f"{report.num_without_data:,}"))
-    collisions = facts["collisions"]
-    return [
-        *rows,
-        (
-            "collisions",
-            f"{collisions['items']:,} items in {collisions['groups']:,} tuples, at most "
-            f"{collisions['largest_group']:,} in one; policy {facts['collision_policy']}",
-        ),
-    ]
+    return [*rows, ("collisions", f"{_collisions(facts)}; policy {facts['collision_policy']}")]
+
+
+def _row(place: int, report: Any) -> tuple[str, str]:
+    facts = report.report
+    return str(place), f"{report.path}: {facts['method']}; collisions: {_collisions(facts)}"
+
+
+def _collisions(facts: dict[str, Any]) -> str:
+    counts = facts["collisions"]
+    items, groups, largest = counts["items"], counts["groups"], counts["largest_group"]
+    return f"{items:,} items in {groups:,} tuples, at most {largest:,} in one"
 
 
 def _levels_table(title: str, reports: list[Any]) -> Table:
@@ -188,14 +193,12 @@ def _levels_table(title: str, reports: list[Any]) -> Table:
     purity = [report.report["purity"] for report in reports if "purity" in report.report]
     if purity:
         title += f" (purity by {escape(purity[0]['column'])}, in brackets by chance)"
-    table = Table(title=title, title_justify="left")
-    several = len(reports) > 1
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     columns = ["level", "codes", "perplexity", "prefixes", "bits", "largest", "error"]
-    columns = ["registry"] * several + columns + ["purity"] * bool(purity) + ["collisions"] * several
-    for column in columns:
-        table.add_column(column, justify="left" if column == "registry" else "right")
-    names = [report.path.name for report in reports]
-    for report in reports:
+    several = len(reports) > 1
+    for column in ["#"] * several + columns + ["purity"] * bool(purity):
+        table.add_column(column, justify="right")
+    for place, report in enumerate(reports, start=1):
         facts = report.report
         errors = facts.get("reconstruction_error", [])
         pure = facts.get("purity", {}).get("levels", [])
@@ -212,10 +215,7 @@ def _levels_table(title: str, reports: list[Any]) -> Table:
             if purity:
                 cells.append(_share(pure[number]) if number < len(pure) else "")
             if several:
-                first = number == 0
-                collisions = f"{facts['collisions']['items']:,}" if first and "collisions" in facts else ""
-                name = report.path.name if names.count(report.path.name) == 1 else str(report.path)
-                cells = [name if first else "", *cells, collisions]
+                cells = [str(place) if number == 0 else "", *cells]
             table.add_row(*map(escape, cells), end_section=number == len(facts["levels"]) - 1)
     return table
 
