@@ -192,9 +192,10 @@ def _levels_table(title: str, reports: list[Any]) -> Table:
     of the prefixes; reconstruction error and purity of the prefixes."""
     purity = [report.report["purity"] for report in reports if "purity" in report.report]
     if purity:
-        title += f" (purity by {escape(purity[0]['column'])}, in brackets by chance)"
+        title += f" (purity by {escape(purity[0]['column'])}, and by chance)"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    columns = ["level", "codes", "perplexity", "prefixes", "bits", "largest", "error"]
+    table.caption = "perpl.: of codes; bits: entropy of prefixes; most: items of one; error: part not coded"
+    columns = ["level", "codes", "perpl.", "prefixes", "bits", "most", "error"]
     several = len(reports) > 1
     for column in ["#"] * several + columns + ["purity"] * bool(purity):
         table.add_column(column, justify="right")
@@ -223,4 +224,4 @@ def _levels_table(title: str, reports: list[Any]) -> Table:
 def _share(purity: dict[str, Any]) -> str:
     if purity["purity"] is None:
         return "-"
-    return f"{purity['purity']:.2f} ({purity['by_chance']:.2f})"
+    return f"{purity['purity']:.2f}/{purity['by_chance']:.2f}"

@@ -165,7 +165,7 @@ def extend(
     ids_I = dataset.items.ids_I
     new_N = np.flatnonzero(~np.isin(ids_I, registry.item_ids_I))
     blocks = {}
-    if TEXT in tokenizer.preparation.blocks:
+    if TEXT in tokenizer.preparation.blocks and len(new_N):
         blocks[TEXT] = text_block(dataset, progress, new_N)
     try:
         vectors = tokenizer.vectors(blocks, ids_I[new_N])
