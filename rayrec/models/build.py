@@ -43,8 +43,17 @@ class Catalogue:
     codes_IL: np.ndarray | None = None
     """Semantic IDs, where the model generates them."""
     level_sizes: tuple[int, ...] = ()
+    """Number of codes of each level that is learned: all but one that lists items of a tuple."""
+    known_I: np.ndarray | None = None
+    """Which items a model was trained on, where the catalogue has grown since; None: all of them."""
     negative_log_q_I: np.ndarray | None = None
     """Log-probability of drawing each item as a negative, where negatives are sampled."""
+
+    @property
+    def learned_codes(self) -> Tensor:
+        """[I, L] codes without a level that merely lists the items of a tuple."""
+        assert self.codes_IL is not None, "the model generates semantic IDs, and there are none"
+        return torch.tensor(self.codes_IL[:, : len(self.level_sizes)])
 
 
 def build_model(
@@ -60,10 +69,9 @@ def build_model(
         torch.manual_seed(seed)
         if config.name == "sasrec":
             return _sasrec(config, catalogue, choice)
-        assert catalogue.codes_IL is not None
+        backbone = _GENERATIVE[config.name](config, catalogue, choice)
         codes_IL = torch.tensor(catalogue.codes_IL)
-        backbone = _GENERATIVE[config.name](config, codes_IL, catalogue.level_sizes, choice)
-        return GenerativeRecommender(backbone, codes_IL, config.beam_width)
+        return GenerativeRecommender(backbone, codes_IL, config.beam_width, len(catalogue.level_sizes))
 
 
 def _backbone(config: BackboneConfig, choice: Choice) -> CausalTransformer:
@@ -87,37 +95,34 @@ def _sasrec(config: SasRecConfig, catalogue: Catalogue, choice: Choice) -> Seque
     return SampledSoftmaxSasRec(backbone, torch.tensor(expected_draws_I, dtype=torch.float32))
 
 
-def _prefix_decoder(
-    config: PrefixDecoderConfig, codes_IL: Tensor, level_sizes: tuple[int, ...], choice: Choice
-) -> PrefixDecoder:
-    return PrefixDecoder(_backbone(config.backbone, choice), codes_IL, level_sizes)
+def _prefix_decoder(config: PrefixDecoderConfig, catalogue: Catalogue, choice: Choice) -> PrefixDecoder:
+    known_I = None if catalogue.known_I is None else torch.tensor(catalogue.known_I)
+    return PrefixDecoder(
+        _backbone(config.backbone, choice), catalogue.learned_codes, catalogue.level_sizes, known_I
+    )
 
 
-def _light_decoder(
-    config: LightDecoderConfig, codes_IL: Tensor, level_sizes: tuple[int, ...], choice: Choice
-) -> LightDecoder:
+def _light_decoder(config: LightDecoderConfig, catalogue: Catalogue, choice: Choice) -> LightDecoder:
     settings, backbone = config.backbone, _backbone(config.backbone, choice)
     decoder = CodeDecoder(
-        settings.dim, level_sizes, config.decoder_dim, settings.dropout, backbone.num_dropouts
+        settings.dim, catalogue.level_sizes, config.decoder_dim, settings.dropout, backbone.num_dropouts
     )
     return LightDecoder(backbone, decoder, config.label_smoothing)
 
 
-def _lazy_decoder(
-    config: LazyDecoderConfig, codes_IL: Tensor, level_sizes: tuple[int, ...], choice: Choice
-) -> LazyDecoder:
+def _lazy_decoder(config: LazyDecoderConfig, catalogue: Catalogue, choice: Choice) -> LazyDecoder:
     settings = config.backbone
-    decoder = _cross_decoder(settings, settings.num_layers, level_sizes, choice)
-    return LazyDecoder(decoder, codes_IL, settings.max_length, settings.dropout, config.label_smoothing)
+    decoder = _cross_decoder(settings, settings.num_layers, catalogue.level_sizes, choice)
+    return LazyDecoder(
+        decoder, catalogue.learned_codes, settings.max_length, settings.dropout, config.label_smoothing
+    )
 
 
-def _encoder_decoder(
-    config: EncoderDecoderConfig, codes_IL: Tensor, level_sizes: tuple[int, ...], choice: Choice
-) -> EncoderDecoder:
+def _encoder_decoder(config: EncoderDecoderConfig, catalogue: Catalogue, choice: Choice) -> EncoderDecoder:
     settings = config.backbone
     return EncoderDecoder(
-        _cross_decoder(settings, config.decoder_layers, level_sizes, choice),
-        codes_IL,
+        _cross_decoder(settings, config.decoder_layers, catalogue.level_sizes, choice),
+        catalogue.learned_codes,
         num_layers=settings.num_layers,
         num_heads=settings.num_heads,
         feedforward_dim=settings.feedforward_dim,
@@ -141,7 +146,7 @@ def _cross_decoder(
     )
 
 
-_GENERATIVE: dict[str, Callable[[Any, Tensor, tuple[int, ...], Choice], GenerativeBackbone[Any]]] = {
+_GENERATIVE: dict[str, Callable[[Any, Catalogue, Choice], GenerativeBackbone[Any]]] = {
     "prefix_decoder": _prefix_decoder,
     "light_decoder": _light_decoder,
     "lazy_decoder": _lazy_decoder,
