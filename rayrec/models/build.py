@@ -8,14 +8,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from rayrec.models.backbones.hstu import Hstu
 from rayrec.models.backbones.transformer import CausalTransformer
 from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
-from rayrec.models.sasrec import FullSoftmaxSasRec, SampledSoftmaxSasRec
+from rayrec.models.item_losses import BinaryCrossEntropy, CrossEntropy, ItemLoss, SampledSoftmax
+from rayrec.models.next_item import DenseNextItemModel, SparseNextItemModel
 from rayrec.models.sequence_model import SequenceModel
 
 if TYPE_CHECKING:  # the settings are pydantic models, which this room does not need to run
-    from rayrec.models.config import BackboneConfig, GenerativeConfig, SasRecConfig
+    from rayrec.models.config import (
+        AnyModelConfig,
+        BackboneConfig,
+        GenerativeConfig,
+        HstuBackboneConfig,
+        HstuConfig,
+        SasRecConfig,
+    )
 
 
 @dataclass(frozen=True)
@@ -30,17 +39,18 @@ class Catalogue:
     """Log-probability of drawing each item as a negative, where negatives are sampled."""
 
 
-def build_model(config: SasRecConfig | GenerativeConfig, catalogue: Catalogue, seed: int) -> SequenceModel:
+def build_model(config: AnyModelConfig, catalogue: Catalogue, seed: int) -> SequenceModel:
     """The network on the CPU; its initial weights depend on the seed and the shapes alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        backbone = _backbone(config.backbone)
         if config.name == "sasrec":
-            return _sasrec(config, backbone, catalogue)
-        return _generative(config, backbone, catalogue)
+            return _next_item(config, _transformer(config.backbone), catalogue)
+        if config.name == "hstu":
+            return _next_item(config, _hstu(config.backbone), catalogue)
+        return _generative(config, _transformer(config.backbone), catalogue)
 
 
-def _backbone(config: BackboneConfig) -> CausalTransformer:
+def _transformer(config: BackboneConfig) -> CausalTransformer:
     return CausalTransformer(
         config.dim,
         config.num_layers,
@@ -51,12 +61,39 @@ def _backbone(config: BackboneConfig) -> CausalTransformer:
     )
 
 
-def _sasrec(config: SasRecConfig, backbone: CausalTransformer, catalogue: Catalogue) -> SequenceModel:
+def _hstu(config: HstuBackboneConfig) -> Hstu:
+    return Hstu(
+        config.dim,
+        config.num_layers,
+        config.num_heads,
+        config.max_length,
+        config.dropout,
+        config.attention_dim,
+        config.value_dim,
+        config.num_time_buckets,
+    )
+
+
+def _next_item(
+    config: SasRecConfig | HstuConfig, backbone: CausalTransformer | Hstu, catalogue: Catalogue
+) -> SequenceModel:
+    loss = _item_loss(config, catalogue)
     if config.item_matrix == "dense":
-        return FullSoftmaxSasRec(backbone, catalogue.num_items, config.backbone.dim)
+        return DenseNextItemModel(
+            backbone, loss, catalogue.num_items, config.backbone.dim, config.temperature
+        )
+    return SparseNextItemModel(backbone, loss, config.temperature)
+
+
+def _item_loss(config: SasRecConfig | HstuConfig, catalogue: Catalogue) -> ItemLoss:
+    name = config.loss_or_default
+    if name == "cross_entropy":
+        return CrossEntropy()
+    if name == "bce":
+        return BinaryCrossEntropy()
     assert catalogue.negative_log_q_I is not None
     expected_draws_I = catalogue.negative_log_q_I + np.log(config.num_negatives)
-    return SampledSoftmaxSasRec(backbone, torch.tensor(expected_draws_I, dtype=torch.float32))
+    return SampledSoftmax(torch.tensor(expected_draws_I, dtype=torch.float32))
 
 
 def _generative(config: GenerativeConfig, backbone: CausalTransformer, catalogue: Catalogue) -> SequenceModel:
