@@ -4,10 +4,12 @@ Source: Zhai et al., "Actions Speak Louder than Words: Trillion-Parameter Sequen
 Generative Recommendations", ICML 2024, arXiv:2402.17152, and its public code for small data sets.
 
 Axes: N events of all rows, B rows, T the longest row, H heads, A width of a head's queries and keys, C of its
-values, D width of an event, K buckets of time.
+values, D width of an event, K buckets of time, P pairs of an event and one of its row not after it.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,15 @@ from rayrec.models.keyed_random import KeyedDropout
 
 INITIAL_STD = 0.02
 """Of projections, positions and biases, as in the public code."""
+
+
+class TimePairs(NamedTuple):
+    """How long before each event those of its past were, and it itself; real events only, of which a padded
+    rectangle has few."""
+
+    bucket_P: Tensor
+    slot_P: Tensor
+    """Place in [B, T, T], by query and key, flat."""
 
 
 class HstuLayer(nn.Module):
@@ -67,19 +78,21 @@ class HstuLayer(nn.Module):
         layout: JaggedLayout,
         keys_N: Tensor,
         distance_TT: Tensor,
-        bucket_BTT: Tensor | None,
+        since: TimePairs | None,
     ) -> Tensor:
         """
         Args:
             distance_TT: places from each query back to each key.
-            bucket_BTT: of the time between them; None for a layer that reads no times.
+            since: the time between them; None for a layer that reads no times.
         """
         projected = functional.silu(self.uvqk(self.input_norm(x_ND)))
         gate, value, query, key = projected.split(self._widths, dim=1)
         bias = functional.embedding(distance_TT, self.distance_bias_T[:, None])[None, ..., 0]
         if self.time_bias_K is not None:
-            assert bucket_BTT is not None, "a layer with a bias of time is given times"
-            bias = bias + functional.embedding(bucket_BTT, self.time_bias_K[:, None])[..., 0]
+            assert since is not None, "a layer with a bias of time is given times"
+            bias_P = functional.embedding(since.bucket_P, self.time_bias_K[:, None])[:, 0]
+            shape = layout.num_rows, layout.longest, layout.longest
+            bias = bias + bias_P.new_zeros(shape).view(-1).index_copy(0, since.slot_P, bias_P).view(shape)
         attended = _pointwise_attention(query, key, value, bias, layout, self.num_heads, self.max_length)
         return x_ND + self.out(self.dropout(self.attended_norm(attended) * gate, keys_N))
 
@@ -148,29 +161,32 @@ class Hstu(nn.Module):
         """
         place_T = torch.arange(layout.longest, device=x_ND.device)
         distance_TT = (place_T[:, None] - place_T[None, :]).clamp(min=0)
-        bucket_BTT = None
+        since = None
         if self.num_time_buckets:
             assert times_N is not None, "a network with a bias of time is given times"
-            bucket_BTT = time_buckets(times_N, layout, self.num_time_buckets)
+            since = time_pairs(times_N, layout, self.num_time_buckets)
         x_ND = self.input_norm(x_ND + functional.embedding(layout.place_N, self.positions_TD))
         x_ND = self.input_dropout(x_ND, keys_N)
         for layer in self.layers:
-            x_ND = layer(x_ND, layout, keys_N, distance_TT, bucket_BTT)
+            x_ND = layer(x_ND, layout, keys_N, distance_TT, since)
         return self.final_norm(x_ND)
 
 
-def time_buckets(times_N: Tensor, layout: JaggedLayout, num_buckets: int) -> Tensor:
-    """[B, T, T] bucket of the time from each key to each query of its row; 0 for later keys and equal times.
-
-    Bucket k holds differences from 2^(k - 1) to 2^k - 1 s, the last one all beyond it too.
+def time_pairs(times_N: Tensor, layout: JaggedLayout, num_buckets: int) -> TimePairs:
+    """Bucket 0 is of one time, bucket k of 2^(k - 1) to 2^k - 1 s between, the last one of all beyond.
 
     Args:
-        times_N: int64.
+        times_N: int64, not falling within a row: what is said to be later than an event after it counts as of
+            the same time.
     """
-    times_BT = layout.pad(times_N[:, None])[..., 0]
-    since_BTT = times_BT[:, :, None] - times_BT[:, None, :]
+    num_keys_N = layout.place_N + 1
+    query_P = torch.arange(len(times_N), device=times_N.device).repeat_interleave(num_keys_N)
+    first_N = num_keys_N.cumsum(0) - num_keys_N
+    place_P = torch.arange(len(query_P), device=times_N.device) - first_N.index_select(0, query_P)
+    key_P = query_P - layout.place_N.index_select(0, query_P) + place_P
     bounds = 2 ** torch.arange(num_buckets - 1, device=times_N.device)
-    return torch.bucketize(since_BTT, bounds, right=True).tril()
+    bucket_P = torch.bucketize(times_N[query_P] - times_N[key_P], bounds, right=True)
+    return TimePairs(bucket_P, layout.slot_N.index_select(0, query_P) * layout.longest + place_P)
 
 
 def _pointwise_attention(
