@@ -38,13 +38,14 @@ NUM_USERS, NUM_ITEMS = 40, 30
 BACKBONE = {"dim": 8, "num_layers": 1, "num_heads": 2, "feedforward_dim": 16, "max_length": 8, "dropout": 0.1}
 MODELS: dict[str, dict[str, Any]] = {
     "sasrec": {"name": "sasrec", "backbone": BACKBONE},
+    "hstu": {"name": "hstu", "backbone": {k: v for k, v in BACKBONE.items() if k != "feedforward_dim"}},
     "generative": {"name": "generative", "backbone": BACKBONE, "decoder_dim": 16, "beam_width": 40},
 }
 
 
 def make_run(
     folder: Path,
-    model: Literal["sasrec", "generative"] = "sasrec",
+    model: Literal["sasrec", "hstu", "generative"] = "sasrec",
     integer_users: bool = False,
     data_of: Callable[[Dataset], dict[str, Any]] = lambda dataset: {},
     **model_settings: object,

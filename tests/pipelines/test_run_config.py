@@ -57,6 +57,10 @@ def test_data_and_a_model_are_all_a_run_needs():
             "an eviction needs max_age_steps or max_rows_per_bucket",
         ),
         ({"model": {"name": "sasrec", "backbone": {"dim": 9}}}, "backbone.dim must be a multiple"),
+        (
+            {"model": {"name": "hstu", "item_matrix": "sparse", "loss": "cross_entropy"}},
+            "model.loss is 'cross_entropy' and model.item_matrix 'sparse': a softmax over the catalogue",
+        ),
         ({"device": "tpu"}, "device: there is no device 'tpu'; expected one of cpu, "),
         ({"training": {"epochs": "many"}}, "training.epochs: input should be a valid integer"),
     ],
