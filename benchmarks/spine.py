@@ -64,7 +64,7 @@ def bench(options: BenchOptions) -> list[Bar]:
         sasrec, generative = (
             assemble(_config(name, data, *more))
             # With a row per item beside those of the codes, so that the servers have work.
-            for name, *more in (("beauty-sasrec",), ("beauty-generative", "model.item_embedding=true"))
+            for name, *more in (("beauty-sasrec",), ("beauty-light", "model.item_embedding=true"))
         )
         with _running(sasrec) as stages:
             ours = PipelineWindows(stages, sasrec.config, options.steps)

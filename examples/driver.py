@@ -25,7 +25,7 @@ def main() -> None:
     config = rayrec.RunConfig.parse(
         {
             "data": {"path": arguments.data},
-            "model": {"name": "generative", "backbone": {"dim": 64, "max_length": 100, "dropout": 0.3}},
+            "model": {"name": "light_decoder", "backbone": {"dim": 64, "max_length": 100, "dropout": 0.3}},
             "sparse": {"num_servers": 2, "optimizer": {"kind": "adam", "lr": 0.002}},
             "training": {"batch_size": 32, "epochs": arguments.epochs, "optimizer": {"learning_rate": 0.002}},
             "evaluation": {"every_epochs": 5},

@@ -281,7 +281,7 @@ def start(config: dict) -> tuple[nn.Module, Iterator[float], int]:
             "this file knows generative models and SASRec with a full softmax; use `rayrec train`"
         )
     torch.manual_seed(config["seed"])
-    network = {"sasrec": SasRec, "generative": Generative}[model["name"]](config, data)
+    network = {"sasrec": SasRec, "light_decoder": Generative}[model["name"]](config, data)
     return network, steps(network, data, training), training["epochs"] * data.steps_per_epoch
 
 

@@ -39,7 +39,7 @@ BACKBONE = {"dim": 8, "num_layers": 1, "num_heads": 2, "feedforward_dim": 16, "m
 MODELS: dict[str, dict[str, Any]] = {
     "sasrec": {"name": "sasrec", "backbone": BACKBONE},
     "hstu": {"name": "hstu", "backbone": {k: v for k, v in BACKBONE.items() if k != "feedforward_dim"}},
-    "generative": {"name": "generative", "backbone": BACKBONE, "decoder_dim": 16, "beam_width": 40},
+    "generative": {"name": "light_decoder", "backbone": BACKBONE, "decoder_dim": 16, "beam_width": 40},
 }
 
 

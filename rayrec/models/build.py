@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rayrec.models.backbones.hstu import Hstu
 from rayrec.models.backbones.transformer import CausalTransformer
+from rayrec.models.generative.backbone import GenerativeBackbone
+from rayrec.models.generative.cross_decoder import CrossDecoder
+from rayrec.models.generative.encoder_decoder import EncoderDecoder
+from rayrec.models.generative.lazy_decoder import LazyDecoder
 from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
+from rayrec.models.generative.prefix_decoder import PrefixDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.item_losses import BinaryCrossEntropy, CrossEntropy, ItemLoss, SampledSoftmax
 from rayrec.models.next_item import DenseNextItemModel, SparseNextItemModel
@@ -18,11 +25,14 @@ from rayrec.models.sequence_model import SequenceModel
 
 if TYPE_CHECKING:  # the settings are pydantic models, which this room does not need to run
     from rayrec.models.config import (
-        AnyModelConfig,
         BackboneConfig,
-        GenerativeConfig,
+        EncoderDecoderConfig,
         HstuBackboneConfig,
         HstuConfig,
+        LazyDecoderConfig,
+        LightDecoderConfig,
+        ModelConfig,
+        PrefixDecoderConfig,
         SasRecConfig,
     )
 
@@ -39,7 +49,7 @@ class Catalogue:
     """Log-probability of drawing each item as a negative, where negatives are sampled."""
 
 
-def build_model(config: AnyModelConfig, catalogue: Catalogue, seed: int) -> SequenceModel:
+def build_model(config: ModelConfig, catalogue: Catalogue, seed: int) -> SequenceModel:
     """The network on the CPU; its initial weights depend on the seed and the shapes alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -47,7 +57,10 @@ def build_model(config: AnyModelConfig, catalogue: Catalogue, seed: int) -> Sequ
             return _next_item(config, _transformer(config.backbone), catalogue)
         if config.name == "hstu":
             return _next_item(config, _hstu(config.backbone), catalogue)
-        return _generative(config, _transformer(config.backbone), catalogue)
+        assert catalogue.codes_IL is not None
+        codes_IL = torch.tensor(catalogue.codes_IL)
+        backbone = _GENERATIVE[config.name](config, codes_IL, catalogue.level_sizes)
+        return GenerativeRecommender(backbone, codes_IL, config.beam_width)
 
 
 def _transformer(config: BackboneConfig) -> CausalTransformer:
@@ -96,15 +109,54 @@ def _item_loss(config: SasRecConfig | HstuConfig, catalogue: Catalogue) -> ItemL
     return SampledSoftmax(torch.tensor(expected_draws_I, dtype=torch.float32))
 
 
-def _generative(config: GenerativeConfig, backbone: CausalTransformer, catalogue: Catalogue) -> SequenceModel:
-    assert catalogue.codes_IL is not None
+def _prefix_decoder(
+    config: PrefixDecoderConfig, codes_IL: Tensor, level_sizes: tuple[int, ...]
+) -> PrefixDecoder:
+    return PrefixDecoder(_transformer(config.backbone), codes_IL, level_sizes)
+
+
+def _light_decoder(
+    config: LightDecoderConfig, codes_IL: Tensor, level_sizes: tuple[int, ...]
+) -> LightDecoder:
+    settings, backbone = config.backbone, _transformer(config.backbone)
     decoder = CodeDecoder(
-        config.backbone.dim,
-        catalogue.level_sizes,
-        config.decoder_dim,
-        config.backbone.dropout,
-        backbone.num_dropouts,
+        settings.dim, level_sizes, config.decoder_dim, settings.dropout, backbone.num_dropouts
     )
-    codes_IL = torch.tensor(catalogue.codes_IL)
-    light = LightDecoder(backbone, decoder, config.label_smoothing)
-    return GenerativeRecommender(light, codes_IL, config.beam_width)
+    return LightDecoder(backbone, decoder, config.label_smoothing)
+
+
+def _lazy_decoder(config: LazyDecoderConfig, codes_IL: Tensor, level_sizes: tuple[int, ...]) -> LazyDecoder:
+    settings = config.backbone
+    decoder = _cross_decoder(settings, settings.num_layers, level_sizes)
+    return LazyDecoder(decoder, codes_IL, settings.max_length, settings.dropout, config.label_smoothing)
+
+
+def _encoder_decoder(
+    config: EncoderDecoderConfig, codes_IL: Tensor, level_sizes: tuple[int, ...]
+) -> EncoderDecoder:
+    settings = config.backbone
+    return EncoderDecoder(
+        _cross_decoder(settings, config.decoder_layers, level_sizes),
+        codes_IL,
+        num_layers=settings.num_layers,
+        num_heads=settings.num_heads,
+        feedforward_dim=settings.feedforward_dim,
+        max_length=settings.max_length,
+        dropout=settings.dropout,
+        label_smoothing=config.label_smoothing,
+    )
+
+
+def _cross_decoder(settings: BackboneConfig, num_layers: int, level_sizes: tuple[int, ...]) -> CrossDecoder:
+    return CrossDecoder(
+        settings.dim, num_layers, settings.num_heads, settings.feedforward_dim, level_sizes, settings.dropout
+    )
+
+
+_GENERATIVE: dict[str, Callable[[Any, Tensor, tuple[int, ...]], GenerativeBackbone[Any]]] = {
+    "prefix_decoder": _prefix_decoder,
+    "light_decoder": _light_decoder,
+    "lazy_decoder": _lazy_decoder,
+    "encoder_decoder": _encoder_decoder,
+}
+"""By name of the config."""

@@ -42,8 +42,9 @@ class HstuBackboneConfig(HistoryReaderConfig):
     """Width of each head's queries and keys; None is dim / num_heads."""
     value_dim: int | None = Field(None, gt=0)
     """Width of each head's values and gates; None is dim / num_heads."""
-    num_time_buckets: int = Field(32, ge=0, le=60)
-    """Powers of two of seconds between events, each with a bias; 32 reach 34 years. 0: no times are read."""
+    num_time_buckets: int = Field(64, ge=0, le=128)
+    """Of seconds between events, each with a bias of its own and 35 % wider than the one before; the last of
+    64 begins at five years. 0: no times are read."""
 
 
 ItemLossName = Literal["cross_entropy", "sampled_softmax", "bce"]
@@ -74,7 +75,7 @@ class NextItemConfig(Config):
             raise ValueError(
                 "model.loss is 'cross_entropy' and model.item_matrix 'sparse': a softmax over the catalogue "
                 "reads every item in every step, and servers send a batch's rows; take 'sampled_softmax' or "
-                " 'bce', or the item_matrix 'dense'"
+                "'bce', or the item_matrix 'dense'"
             )
         return self
 
@@ -106,37 +107,69 @@ class HstuConfig(NextItemConfig):
 
 
 class GenerativeConfig(Config):
-    """Items are generated code by code."""
+    """Items are generated code by code; what the networks that do so have in common."""
 
-    name: Literal["generative"]
     backbone: BackboneConfig = BackboneConfig()
-    decoder_dim: int = Field(256, gt=0)
-    """Hidden width of the decoder's feed-forward layers."""
-    item_embedding: bool = True
-    """Whether a history event is its item's row plus its code rows, or those alone."""
-    user_embedding: bool = False
-    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
     beam_width: int = Field(100, gt=0)
     """Beams of evaluation and serving; never fewer than the items asked for."""
+    user_embedding: bool = False
 
     @property
     def needs_times(self) -> bool:
         return False
 
 
-AnyModelConfig = SasRecConfig | HstuConfig | GenerativeConfig
+class PrefixDecoderConfig(GenerativeConfig):
+    """A vector for every prefix of a semantic ID, tied between input and output."""
+
+    name: Literal["prefix_decoder"]
+
+
+class LazyDecoderConfig(GenerativeConfig):
+    """Decoder-only: the backbone's layers look at the history's vectors, and nothing is computed of those."""
+
+    name: Literal["lazy_decoder"]
+    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
+
+
+class EncoderDecoderConfig(GenerativeConfig):
+    """An encoder of the history's codes, the backbone, and a decoder of the same width."""
+
+    name: Literal["encoder_decoder"]
+    decoder_layers: int = Field(2, gt=0)
+    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
+
+
+class LightDecoderConfig(GenerativeConfig):
+    """Rows for codes, and a feed-forward decoder on top of the history."""
+
+    name: Literal["light_decoder"]
+    decoder_dim: int = Field(256, gt=0)
+    """Hidden width of the decoder's feed-forward layers."""
+    item_embedding: bool = True
+    """Whether a history event is its item's row plus its code rows, or those alone."""
+    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
+
+
+ModelConfig = Annotated[
+    SasRecConfig
+    | HstuConfig
+    | PrefixDecoderConfig
+    | LightDecoderConfig
+    | LazyDecoderConfig
+    | EncoderDecoderConfig,
+    Field(discriminator="name"),
+]
 """Each says by `needs_times` whether the model reads when events were; only then do the rows of a run need
 times, and does anybody read them."""
 
-ModelConfig = Annotated[AnyModelConfig, Field(discriminator="name")]
 
-
-def sparse_tables(config: AnyModelConfig) -> tuple[str, ...]:
+def sparse_tables(config: ModelConfig) -> tuple[str, ...]:
     """Names of the embedding tables whose rows the model reads."""
-    tables: tuple[str, ...]
+    tables: tuple[str, ...] = ()
     if isinstance(config, NextItemConfig):
         tables = ("item",) if config.item_matrix == "sparse" else ()
-    else:
+    elif isinstance(config, LightDecoderConfig):
         tables = ("item", "code") if config.item_embedding else ("code",)
     return (*tables, "user") if config.user_embedding else tables
 

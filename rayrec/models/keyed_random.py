@@ -22,6 +22,12 @@ def token_keys(seed: int, step: int, row_keys_N: Tensor, place_N: Tensor) -> Ten
     return mix64(mix64(row_keys_N ^ root) ^ place_N)
 
 
+def level_keys(keys_N: Tensor, num_levels: int) -> Tensor:
+    """[N, L] a key for every level of every token."""
+    levels_L = torch.arange(num_levels, device=keys_N.device)
+    return mix64(keys_N[:, None] ^ mix64(levels_L)[None, :])
+
+
 class KeyedDropout(nn.Module):
     """Dropout whose mask is a hash of (token key, index of this layer, element).
 

@@ -44,7 +44,7 @@ SASREC = {
 }
 GENERATIVE = {
     "seed": 4,
-    "model": {"name": "generative", "backbone": BACKBONE, "decoder_dim": 32, "label_smoothing": 0.1},
+    "model": {"name": "light_decoder", "backbone": BACKBONE, "decoder_dim": 32, "label_smoothing": 0.1},
     "sparse": {
         "optimizer": {
             "kind": "rowwise_adagrad",

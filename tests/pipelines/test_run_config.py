@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.models.config import GenerativeConfig, SasRecConfig
+from rayrec.models.config import LightDecoderConfig, SasRecConfig
 from rayrec.pipelines.config import RunConfig
 from rayrec.platform.config import differing_keys
 from rayrec.platform.devices import KINDS
@@ -29,11 +29,11 @@ def test_data_and_a_model_are_all_a_run_needs():
     ("values", "expected"),
     [
         (
-            {"model": {"name": "generative", "backbone": {"num_layer": 2}}},
+            {"model": {"name": "light_decoder", "backbone": {"num_layer": 2}}},
             "'model.backbone.num_layer'; did you mean 'num_layers'?",
         ),
         ({"model": {"name": "sasrec", "beam_width": 2}}, "there is no setting 'model.beam_width'"),
-        ({"model": {"name": "gru"}}, "model.name: expected one of 'sasrec', 'hstu', 'generative', got 'gru'"),
+        ({"model": {"name": "gru"}}, "model.name: expected one of 'sasrec', 'hstu', 'prefix_decoder', "),
         ({"training": {"batchsize": 2}}, "'training.batchsize'; did you mean 'batch_size'?"),
         (
             {"sparse": {"optimizer": {"lr": 0.1}}},
@@ -73,7 +73,7 @@ def test_settings_survive_the_run_folder(tmp_path):
     config = RunConfig.parse(
         SMALLEST
         | {
-            "model": {"name": "generative", "backbone": {"dim": 32, "dropout": 0.15}},
+            "model": {"name": "light_decoder", "backbone": {"dim": 32, "dropout": 0.15}},
             "sparse": {"tables": {"code": {"optimizer": {"kind": "adam", "betas": [0.8, 0.99]}}}},
             "evaluation": {"patience": 3},
         }
@@ -91,12 +91,12 @@ def test_tables_are_those_the_model_reads_each_with_its_own_seed_and_optimizer()
         {
             "seed": 3,
             "data": {"path": "data"},
-            "model": {"name": "generative", "user_embedding": True, "backbone": {"dim": 16}},
+            "model": {"name": "light_decoder", "user_embedding": True, "backbone": {"dim": 16}},
             "sparse": {"tables": {"code": {"optimizer": {"kind": "adam"}}}},
         }
     )
 
-    assert isinstance(config.model, GenerativeConfig)
+    assert isinstance(config.model, LightDecoderConfig)
     assert {
         table.name: (table.seed, table.dim, table.optimizer.kind) for table in config.tables(RateSchedule())
     } == {
@@ -110,7 +110,7 @@ def test_a_table_larger_than_memory_has_a_disk_of_its_own():
     config = RunConfig.parse(
         {
             "data": {"path": "data"},
-            "model": {"name": "generative", "user_embedding": True},
+            "model": {"name": "light_decoder", "user_embedding": True},
             "sparse": {"tables": {"user": {"disk": {"memory": "8 GiB", "folder": "/local"}}}},
         }
     )

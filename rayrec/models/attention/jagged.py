@@ -1,21 +1,24 @@
 """Jagged sequences: N tokens of B rows one after the other, with their offsets.
 
 Everything pointwise (projections, feed-forward, losses) runs on the N real
-tokens; only attention sees a padded view. Histories are short and of very
+tokens; only attention may see a padded view. Histories are short and of very
 different lengths, so a padded batch would be mostly padding.
+
+Axes: N tokens of B rows, T the longest row.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class JaggedLayout:
     """Where each of N tokens stands in a padded [B, T] rectangle, T the longest row."""
 
@@ -28,6 +31,9 @@ class JaggedLayout:
     """row_N * longest + place_N."""
     last_B: Tensor
     """Index of each row's last token; rows without tokens point at token 0."""
+    offsets_B1: np.ndarray
+    """First token of each row, in the host's memory; the last element is N."""
+    _derived: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def from_offsets(offsets_B1: np.ndarray, device: torch.device) -> JaggedLayout:
@@ -42,39 +48,53 @@ class JaggedLayout:
             torch.from_numpy(place_N).to(device),
             torch.from_numpy(row_N * longest + place_N).to(device),
             torch.from_numpy(np.maximum(offsets_B1[1:] - 1, 0)).to(device),
+            np.asarray(offsets_B1, dtype=np.int64),
         )
 
+    @staticmethod
+    def even(num_rows: int, length: int, device: torch.device) -> JaggedLayout:
+        """Rows of one length."""
+        return JaggedLayout.from_offsets(np.arange(num_rows + 1) * length, device)
+
+    def repeated(self, count: int) -> JaggedLayout:
+        """`count` tokens in the place of each one."""
+        make = lambda: JaggedLayout.from_offsets(count * self.offsets_B1, self.device)  # noqa: E731
+        return self.derived(("repeated", count), make)
+
+    def some_rows(self, rows: slice) -> tuple[JaggedLayout, slice]:
+        """The layout of neighbouring rows alone, and which tokens are theirs."""
+        offsets_R1 = self.offsets_B1[rows.start : rows.stop + 1]
+        tokens = slice(int(offsets_R1[0]), int(offsets_R1[-1]))
+        return JaggedLayout.from_offsets(offsets_R1 - offsets_R1[0], self.device), tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.offsets_B1[-1])
+
+    @property
+    def lengths_B(self) -> np.ndarray:
+        """Tokens of each row, in the host's memory."""
+        return np.diff(self.offsets_B1)
+
+    @property
+    def device(self) -> torch.device:
+        return self.row_N.device
+
+    def lengths_on_device_B(self) -> Tensor:
+        return self.derived("lengths", lambda: torch.from_numpy(self.lengths_B).to(self.device))
+
+    def derived(self, what: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` returns, made once: all layers of a network attend over one layout."""
+        if what not in self._derived:
+            self._derived[what] = make()
+        return self._derived[what]
+
     def pad(self, x_ND: Tensor) -> Tensor:
-        """[N, D] to [B, T, D], zeros after the end of each row."""
-        width = x_ND.shape[1]
-        padded = x_ND.new_zeros(self.num_rows * self.longest, width)
-        return padded.index_copy(0, self.slot_N, x_ND).view(self.num_rows, self.longest, width)
+        """[N, ...] to [B, T, ...], zeros after the end of each row."""
+        inner = x_ND.shape[1:]
+        padded = x_ND.new_zeros(self.num_rows * self.longest, *inner)
+        return padded.index_copy(0, self.slot_N, x_ND).view(self.num_rows, self.longest, *inner)
 
     def unpad(self, x_BTD: Tensor) -> Tensor:
-        """[B, T, D] to [N, D]; the inverse of `pad`."""
+        """[B, T, ...] to [N, ...]; the inverse of `pad`."""
         return x_BTD.flatten(0, 1).index_select(0, self.slot_N)
-
-
-def causal_attention(
-    query_ND: Tensor, key_ND: Tensor, value_ND: Tensor, layout: JaggedLayout, num_heads: int
-) -> Tensor:
-    """Softmax attention of each token to itself and the earlier tokens of its row.
-
-    Rows are padded on the right, so the causal mask alone keeps padding out of
-    every real token's sight.
-
-    Args:
-        query_ND, key_ND, value_ND: [N, D]; D is split over `num_heads`.
-
-    Returns:
-        [N, D] attended values.
-    """
-
-    def heads(x_ND: Tensor) -> Tensor:
-        x_BTD = layout.pad(x_ND)
-        return x_BTD.view(layout.num_rows, layout.longest, num_heads, -1).transpose(1, 2)
-
-    out_BHTC = functional.scaled_dot_product_attention(
-        heads(query_ND), heads(key_ND), heads(value_ND), is_causal=True
-    )
-    return layout.unpad(out_BHTC.transpose(1, 2).flatten(2))

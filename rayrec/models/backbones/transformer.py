@@ -6,7 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayrec.models.attention.jagged import JaggedLayout, causal_attention
+from rayrec.models.attention.choice import AUTO, Choice
+from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.models.attention.masks import Mask
+from rayrec.models.attention.uni_attention import CAUSAL, attend
 from rayrec.models.keyed_random import KeyedDropout
 
 INITIAL_STD = 0.02
@@ -16,9 +19,20 @@ INITIAL_STD = 0.02
 class Block(nn.Module):
     """Pre-norm attention and feed-forward, each added to its input (Xiong et al., ICML 2020)."""
 
-    def __init__(self, dim: int, num_heads: int, feedforward_dim: int, dropout: float, index: int) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        feedforward_dim: int,
+        dropout: float,
+        index: int,
+        choice: Choice = AUTO,
+        mask: Mask = CAUSAL,
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
+        self.choice = choice
+        self.mask = mask
         self.attention_norm = nn.LayerNorm(dim)
         # No bias: one on the keys cancels in the softmax, so that its gradient is rounding noise, which
         # Adam scales up to full steps; then no two runs would agree. One on the values repeats out's.
@@ -33,9 +47,10 @@ class Block(nn.Module):
         self.feedforward_dropout = KeyedDropout(dropout, 3 + 3 * index)
 
     def forward(self, x_ND: Tensor, layout: JaggedLayout, keys_N: Tensor) -> Tensor:
-        query, key, value = self.qkv(self.attention_norm(x_ND)).chunk(3, dim=1)
-        attended = self.out(causal_attention(query, key, value, layout, self.num_heads))
-        x_ND = x_ND + self.attention_dropout(attended, keys_N)
+        qkv_N3HC = self.qkv(self.attention_norm(x_ND)).unflatten(1, (3, self.num_heads, -1))
+        query_NHC, key_NHC, value_NHC = qkv_N3HC.unbind(1)
+        attended_NHC = attend(query_NHC, key_NHC, value_NHC, layout, mask=self.mask, choice=self.choice)
+        x_ND = x_ND + self.attention_dropout(self.out(attended_NHC.flatten(1)), keys_N)
         hidden = functional.gelu(self.up(self.feedforward_norm(x_ND)))
         hidden = self.down(self.hidden_dropout(hidden, keys_N))
         return x_ND + self.feedforward_dropout(hidden, keys_N)
@@ -45,8 +60,19 @@ class CausalTransformer(nn.Module):
     """[N, D] token vectors to [N, D] contexts, each knowing only its row's past."""
 
     def __init__(
-        self, dim: int, num_layers: int, num_heads: int, feedforward_dim: int, max_length: int, dropout: float
+        self,
+        dim: int,
+        num_layers: int,
+        num_heads: int,
+        feedforward_dim: int,
+        max_length: int,
+        dropout: float,
+        choice: Choice = AUTO,
     ) -> None:
+        """
+        Args:
+            choice: who computes the attention; weights do not depend on it.
+        """
         super().__init__()
         self.num_dropouts = 1 + 3 * num_layers
         """Indices taken by the dropouts in here; a head's own start after them."""
@@ -55,7 +81,7 @@ class CausalTransformer(nn.Module):
         self.input_norm = nn.LayerNorm(dim)
         self.input_dropout = KeyedDropout(dropout, 0)
         self.blocks = nn.ModuleList(
-            Block(dim, num_heads, feedforward_dim, dropout, index) for index in range(num_layers)
+            Block(dim, num_heads, feedforward_dim, dropout, index, choice) for index in range(num_layers)
         )
         self.final_norm = nn.LayerNorm(dim)
         for name, parameter in self.named_parameters():

@@ -3,8 +3,7 @@
 A beam as wide as the catalogue ranks every item. What it finds was not drawn: it has a log-probability under
 the model and none of having been chosen; `rayrec.models.decoding.sampling` draws.
 
-Axes: B rows, W beams of a row, C children of a node, K codes of a level,
-E excluded items, N = W * C candidates of a row.
+Axes: B rows, W beams of a row, C children of a node, N = W * C candidates of a row.
 
 Source: semantic IDs, Rajput et al., arXiv:2305.05065; the constraint is that of `prefixes`.
 """
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rayrec.models.decoding.prefixes import ItemDistribution, Prefixes, Step
+from rayrec.models.decoding.prefixes import ItemDistribution, Prefixes
 from rayrec.models.decoding.trie import CodeTrie
 
 
@@ -27,54 +26,38 @@ class BeamResult:
     items_BW: Tensor
     """[B, W] int64 catalogue positions, -1 after the last."""
     log_probs_BW: Tensor
-    """[B, W] log-probabilities under the trie-renormalised model, -inf after the last item."""
+    """[B, W] log-probabilities under the distribution, -inf after the last item."""
     num_valid_B: Tensor
     """[B] int64 items found."""
 
 
-def beam_search(
-    step: Step, trie: CodeTrie, beam_width: int, num_rows: int, excluded_items_BE: Tensor | None = None
-) -> BeamResult:
+def beam_search(distribution: ItemDistribution, beam_width: int) -> BeamResult:
     """Find the `beam_width` most probable items of each row.
 
-    Probabilities are those of `rayrec.models.decoding.prefixes.ItemDistribution` without a filter.
-
-    Excluded items (those the user has seen, say) are removed from the leaves
-    before the last selection. Their probability is not given to the others, and
-    while decoding their prefixes still compete: as each excluded item keeps at
-    most one beam from another, choose a beam wider than the items wanted by
-    about the number of excluded ones.
-
     Args:
-        step: Scores the next code; its dtype is that of the result (at least
-            float32). Logits must be finite: a beam with NaN is dropped.
-        trie: On the device where `step` computes.
+        distribution: Its logits must be finite: a beam with NaN is dropped. The
+            result has their dtype (at least float32).
         beam_width: Prefixes kept per depth, W of the result. At least the
             number of items makes the ranking exhaustive.
-        num_rows: B.
-        excluded_items_BE: [B, E] int64 catalogue positions, -1 for padding.
 
     Returns:
         As many columns as `beam_width`; rows with fewer items are padded.
+
+    Raises:
+        ValueError: no width.
     """
     if beam_width < 1:
         raise ValueError(f"beam_width must be at least 1, got {beam_width}")
-    prefixes = Prefixes(ItemDistribution(step, trie, num_rows))
+    trie, prefixes = distribution.trie, Prefixes(distribution)
     for depth in range(trie.depth):
         log_probs_BWC = prefixes.expand(depth)
         candidates_BN = (prefixes.log_probs_BW[:, :, None] + log_probs_BWC).flatten(1)
-        if depth == trie.depth - 1 and excluded_items_BE is not None:
-            items_BN = trie.leaf_items_I[prefixes.children_BWC.flatten(1)]
-            excluded_BN = _is_member(items_BN, excluded_items_BE)
-            candidates_BN = candidates_BN.masked_fill(excluded_BN, -torch.inf)
         # Prefixes of a row are distinct nodes, so there is no use for more of them than nodes.
         width = min(beam_width, candidates_BN.shape[1], trie.num_nodes(depth + 1))
         chosen_BW = _largest(candidates_BN, width)
         num_children = trie.max_children[depth]
         prefixes.keep(depth, chosen_BW // num_children, chosen_BW % num_children)
-        scores_BW = candidates_BN.gather(1, chosen_BW)
-
-    return _ranked(trie, prefixes.nodes_BW, scores_BW, beam_width)
+    return _ranked(trie, prefixes, beam_width)
 
 
 def _largest(values_BN: Tensor, width: int) -> Tensor:
@@ -99,18 +82,10 @@ def _largest(values_BN: Tensor, width: int) -> Tensor:
     return chosen.scatter_(1, place_BN, indices_BN)[:, :width]
 
 
-def _is_member(items_BN: Tensor, excluded_items_BE: Tensor) -> Tensor:
-    """[B, N]: whether each item is among its row's excluded ones."""
-    if not excluded_items_BE.shape[1]:
-        return torch.zeros_like(items_BN, dtype=torch.bool)
-    sorted_BE = excluded_items_BE.sort(dim=1).values
-    place_BN = torch.searchsorted(sorted_BE, items_BN).clamp(max=sorted_BE.shape[1] - 1)
-    return sorted_BE.gather(1, place_BN) == items_BN
-
-
-def _ranked(trie: CodeTrie, leaves_BW: Tensor, scores_BW: Tensor, width: int) -> BeamResult:
-    """Leaves by falling score, padded to `width` columns."""
-    ranked = scores_BW.sort(dim=1, descending=True, stable=True)
+def _ranked(trie: CodeTrie, prefixes: Prefixes, width: int) -> BeamResult:
+    """Leaves by falling probability, padded to `width` columns."""
+    leaves_BW = prefixes.nodes_BW
+    ranked = prefixes.log_probs_BW.sort(dim=1, descending=True, stable=True)
     valid_BW = ranked.values > -torch.inf
     items_BW = trie.leaf_items_I[leaves_BW.gather(1, ranked.indices)].masked_fill(~valid_BW, -1)
     missing = width - items_BW.shape[1]

@@ -19,18 +19,25 @@ class BeamCache:
     def __init__(self) -> None:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def append(self, layer: int, key_BWHC: Tensor, value_BWHC: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep the newest code's key and value; returns ([B, W, d, H, C], [B, W, d, H, C]) of all of them."""
-        key_BWdHC, value_BWdHC = key_BWHC[:, :, None], value_BWHC[:, :, None]
-        if layer in self._layers:
-            keys, values = self._layers[layer]
-            key_BWdHC = torch.cat((keys, key_BWdHC), dim=2)
-            value_BWdHC = torch.cat((values, value_BWdHC), dim=2)
-        self._layers[layer] = key_BWdHC, value_BWdHC
-        return key_BWdHC, value_BWdHC
+    def attend(self, layer: int, query_BWHC: Tensor, key_BWHC: Tensor, value_BWHC: Tensor) -> Tensor:
+        """[B, W, H, C] what the newest code of each beam sees of its beam's codes, itself included.
+
+        Keeps its key and value. A beam has so few codes that plain products are as fast as any kernel.
+        """
+        key_BWdHC, value_BWdHC = self._append(layer, key_BWHC[:, :, None], value_BWHC[:, :, None])
+        scores_BWdH = (query_BWHC[:, :, None] * key_BWdHC).sum(4) * query_BWHC.shape[3] ** -0.5
+        return (scores_BWdH.softmax(2)[..., None] * value_BWdHC).sum(2)
 
     def reorder(self, parent_BW: Tensor) -> None:
         """Beams were chosen: each goes on with what its parent has."""
         row_B1 = torch.arange(len(parent_BW), device=parent_BW.device)[:, None]
         for layer, (keys, values) in self._layers.items():
             self._layers[layer] = keys[row_B1, parent_BW], values[row_B1, parent_BW]
+
+    def _append(self, layer: int, key_BW1HC: Tensor, value_BW1HC: Tensor) -> tuple[Tensor, Tensor]:
+        if layer in self._layers:
+            keys, values = self._layers[layer]
+            key_BW1HC = torch.cat((keys, key_BW1HC), dim=2)
+            value_BW1HC = torch.cat((values, value_BW1HC), dim=2)
+        self._layers[layer] = key_BW1HC, value_BW1HC
+        return key_BW1HC, value_BW1HC

@@ -49,9 +49,7 @@ class LeafFilter:
 def _leaves(trie: CodeTrie, items_BE: Tensor) -> Tensor:
     """Sorted leaves of items, each once."""
     num_items = trie.num_items
-    leaf_of_I = torch.empty_like(trie.leaf_items_I)
-    leaf_of_I[trie.leaf_items_I] = torch.arange(num_items, device=trie.device)
-    leaves_BE = torch.where(items_BE < 0, num_items, leaf_of_I[items_BE.clamp(min=0)]).sort(dim=1).values
+    leaves_BE = torch.where(items_BE < 0, num_items, trie.leaf_of_I[items_BE.clamp(min=0)]).sort(dim=1).values
     is_again_BE = torch.zeros_like(leaves_BE, dtype=torch.bool)
     is_again_BE[:, 1:] = leaves_BE[:, 1:] == leaves_BE[:, :-1]
     return leaves_BE.masked_fill(is_again_BE, num_items).sort(dim=1).values

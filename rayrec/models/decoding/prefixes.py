@@ -37,7 +37,8 @@ class ItemDistribution:
     """What a model says of the items of each row: a probability for every item that may be given.
 
     At every depth the logits are normalised over the node's children that lead to such an item. The
-    probabilities of a row's items therefore sum to one, and leave no mass on tuples that name no item.
+    probabilities of a row's items therefore sum to one, and leave no mass on tuples that name no item. It is
+    decoded once: the caches of `step` grow with it.
 
     Raises:
         ValueError: a temperature that is not positive.
@@ -51,6 +52,9 @@ class ItemDistribution:
     """What each row may be given; everything without."""
     temperature: float = 1.0
     """Logits are divided by it."""
+    renormalised: bool = True
+    """Whether the filter is part of the distribution, so that what may not be given leaves its probability to
+    what may. Without, items keep theirs, and the sum is below one: a ranking, but no way of drawing."""
 
     def __post_init__(self) -> None:
         if not self.temperature > 0.0:
@@ -79,20 +83,15 @@ class Prefixes:
         """
         trie, leaf_filter = self._distribution.trie, self._distribution.leaf_filter
         logits_BWK = self._distribution.step(depth, self._codes_BWd, self._parent_BW)
-        offsets, codes, leaves = (
-            trie.child_offsets[depth],
-            trie.child_codes[depth],
-            trie.first_leaves[depth + 1],
-        )
-        children_BWC = offsets[self.nodes_BW][:, :, None] + torch.arange(
-            trie.max_children[depth], device=trie.device
-        )
-        is_child_BWC = children_BWC < offsets[self.nodes_BW + 1][:, :, None]
-        children_BWC = children_BWC.clamp(max=len(codes) - 1)
+        codes, leaves = trie.child_codes[depth], trie.first_leaves[depth + 1]
+        children_BWC, is_child_BWC = trie.children(depth, self.nodes_BW)
+        may_follow_BWC = is_child_BWC
         if leaf_filter is not None:
             children_BN = children_BWC.flatten(1)
             is_given_BN = leaf_filter.admits(leaves[children_BN], leaves[children_BN + 1])
-            is_child_BWC = is_child_BWC & is_given_BN.view_as(is_child_BWC)
+            may_follow_BWC = is_child_BWC & is_given_BN.view_as(is_child_BWC)
+            if self._distribution.renormalised:
+                is_child_BWC = may_follow_BWC
         logits_BWC = logits_BWK.gather(2, codes[children_BWC])
         dtype = torch.promote_types(logits_BWC.dtype, torch.float32)
         logits_BWC = logits_BWC.to(dtype)  # half precision is widened: its log-probabilities would tie
@@ -101,6 +100,8 @@ class Prefixes:
         logits_BWC = logits_BWC.masked_fill(~is_child_BWC, -torch.inf)
         # A row that may be given nothing has no child at all, nor has a prefix that is not one.
         log_probs_BWC = logits_BWC.log_softmax(dim=2).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        if may_follow_BWC is not is_child_BWC:
+            log_probs_BWC = log_probs_BWC.masked_fill(~may_follow_BWC, -torch.inf)
         self.children_BWC, self._step_log_probs_BWC = children_BWC, log_probs_BWC
         self.log_probs_BW = self.log_probs_BW.to(dtype)
         return log_probs_BWC
@@ -123,3 +124,24 @@ class Prefixes:
         return self._distribution.trie.leaf_items_I[self.nodes_BW].masked_fill(
             ~is_item_BW, -1
         ), self.log_probs_BW
+
+
+def item_log_probs(distribution: ItemDistribution, items_BW: Tensor) -> Tensor:
+    """[B, W] log-probability of each item: what a learner asks of items that were drawn elsewhere.
+
+    Differentiable where `step` is.
+
+    Args:
+        items_BW: catalogue positions; -1, like an item that may not be given, has -inf.
+    """
+    trie, num_rows = distribution.trie, distribution.num_rows
+    nodes_BWL = trie.nodes_IL[items_BW.clamp(min=0)]
+    prefixes = Prefixes(distribution)
+    ordinals_BW = torch.arange(items_BW.shape[1], device=trie.device).expand(num_rows, -1)
+    for depth in range(trie.depth):
+        prefixes.expand(depth)
+        first_BW = nodes_BWL[:, :, depth - 1] if depth else torch.zeros_like(items_BW)
+        # All items grow from the empty prefix, and then each from its own.
+        parent_BW = ordinals_BW if depth else torch.zeros_like(items_BW)
+        prefixes.keep(depth, parent_BW, nodes_BWL[:, :, depth] - trie.child_offsets[depth][first_BW])
+    return prefixes.log_probs_BW.masked_fill(items_BW < 0, -torch.inf)

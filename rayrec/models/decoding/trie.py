@@ -15,6 +15,7 @@ Axes: I items (leaves), L codes of an item.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -36,6 +37,10 @@ class CodeTrie:
     """Per depth, leaves included, [nodes + 1]: below node n are leaves first[n] to first[n + 1] - 1."""
     max_children: tuple[int, ...]
     """Per depth, the most children of one node: a plain number, so that decoding asks no device for it."""
+    child_keys: tuple[Tensor, ...]
+    """Per depth [children], ascending: parent * number of codes + code, by which `child` finds a node."""
+    num_codes: tuple[int, ...]
+    """Per depth, one more than the largest code."""
 
     @property
     def depth(self) -> int:
@@ -53,6 +58,43 @@ class CodeTrie:
     def num_nodes(self, depth: int) -> int:
         """Distinct prefixes of `depth` codes."""
         return len(self.child_codes[depth - 1]) if depth else 1
+
+    def children(self, depth: int, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """The children of nodes [...] of a depth.
+
+        Returns:
+            [..., C] nodes of the next depth, C the most that one has, and whether each is one: rows with
+            fewer are filled up with arbitrary nodes. Node -1 has none.
+        """
+        offsets = self.child_offsets[depth]
+        known = nodes.clamp(min=0)
+        ordinals_C = torch.arange(self.max_children[depth], device=self.device)
+        children = offsets[known].unsqueeze(-1) + ordinals_C
+        is_child = children < torch.where(nodes < 0, 0, offsets[known + 1]).unsqueeze(-1)
+        return children.clamp(max=len(self.child_codes[depth]) - 1), is_child
+
+    def child(self, depth: int, nodes: Tensor, codes: Tensor) -> Tensor:
+        """[...] the child of each node [...] by a code [...]; -1 where there is none, or for node -1."""
+        num_codes, keys = self.num_codes[depth], self.child_keys[depth]
+        wanted = nodes * num_codes + codes
+        found = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
+        is_there = (keys[found] == wanted) & (nodes >= 0) & (codes < num_codes)
+        return torch.where(is_there, found, -1)
+
+    @cached_property
+    def leaf_of_I(self) -> Tensor:
+        """Leaf of each catalogue position: the inverse of `leaf_items_I`."""
+        leaf_of_I = torch.empty_like(self.leaf_items_I)
+        leaf_of_I[self.leaf_items_I] = torch.arange(self.num_items, device=self.device)
+        return leaf_of_I
+
+    @cached_property
+    def nodes_IL(self) -> Tensor:
+        """[I, L] the node of each prefix of each item, by catalogue position."""
+        return torch.stack(
+            [torch.searchsorted(first, self.leaf_of_I, right=True) - 1 for first in self.first_leaves[1:]],
+            dim=1,
+        )
 
     @classmethod
     def from_codes(cls, codes_IL: ArrayLike | Tensor) -> CodeTrie:
@@ -81,11 +123,13 @@ class CodeTrie:
         parent_I = np.zeros(len(codes), dtype=np.int64)
         num_parents = 1
         offsets, children, first_leaves = [], [], [np.array([0, len(codes)])]
-        for column_I in sorted_IL.T:
+        keys, num_codes = [], (codes.max(axis=0).astype(np.int64) + 1).tolist()
+        for depth, column_I in enumerate(sorted_IL.T):
             starts_I[1:] |= column_I[1:] != column_I[:-1]
             num_children_of = np.bincount(parent_I[starts_I], minlength=num_parents)
             offsets.append(np.concatenate([[0], np.cumsum(num_children_of)]))
             children.append(column_I[starts_I])
+            keys.append(parent_I[starts_I] * num_codes[depth] + column_I[starts_I])
             first_leaves.append(np.append(np.flatnonzero(starts_I), len(codes)))
             parent_I = np.cumsum(starts_I) - 1
             num_parents = int(parent_I[-1]) + 1
@@ -101,6 +145,8 @@ class CodeTrie:
             _tensor(order_I),
             tuple(map(_tensor, first_leaves)),
             max_children,
+            tuple(map(_tensor, keys)),
+            tuple(num_codes),
         )
 
     def to(self, device: torch.device | str) -> CodeTrie:
@@ -111,6 +157,8 @@ class CodeTrie:
             self.leaf_items_I.to(device),
             tuple(first.to(device) for first in self.first_leaves),
             self.max_children,
+            tuple(keys.to(device) for keys in self.child_keys),
+            self.num_codes,
         )
 
 

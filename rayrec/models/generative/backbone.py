@@ -29,8 +29,8 @@ class Context(Protocol):
     def __len__(self) -> int:
         """B."""
 
-    def select(self, rows_R: Tensor) -> Self:
-        """The context of these rows."""
+    def some_rows(self, rows: slice) -> Self:
+        """The context of neighbouring rows alone; start and stop are given."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class VectorContext:
     def __len__(self) -> int:
         return len(self.vectors_BD)
 
-    def select(self, rows_R: Tensor) -> VectorContext:
-        return VectorContext(self.vectors_BD.index_select(0, rows_R))
+    def some_rows(self, rows: slice) -> VectorContext:
+        return VectorContext(self.vectors_BD[rows])
 
 
 C = TypeVar("C", bound=Context)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from rayrec.models.decoding.beam import beam_search
+from rayrec.models.decoding.beam import BeamResult, beam_search
 from rayrec.models.decoding.leaf_filter import LeafFilter
 from rayrec.models.decoding.prefixes import ItemDistribution
 from rayrec.models.decoding.trie import CodeTrie
@@ -15,8 +13,6 @@ from rayrec.models.generative.backbone import Context, GenerativeBackbone
 from rayrec.models.sequence_model import Ranking, SequenceModel
 from rayrec.models.tensor_batch import TensorBatch
 
-MIN_EXTRA_BEAMS = 16
-"""Fewest beams beside the configured ones, of rows that exclude items: short histories share a width."""
 MAX_BEAMS = 1 << 16
 """Most beams decoded at once, over all rows: bounds the logits to 64 MiB for 256 codes a level."""
 
@@ -50,45 +46,28 @@ class GenerativeRecommender(SequenceModel):
         return self.backbone.loss(batch, self.codes_IL[batch.targets_N].long())
 
     def distribution(
-        self, context: Context, leaf_filter: LeafFilter | None = None, temperature: float = 1.0
+        self,
+        context: Context,
+        leaf_filter: LeafFilter | None = None,
+        temperature: float = 1.0,
+        renormalised: bool = True,
     ) -> ItemDistribution:
-        """What is said of the items of each row; to be decoded once, since its caches grow with it."""
-        return ItemDistribution(
-            self.backbone.start(context), self.trie, len(context), leaf_filter, temperature
-        )
+        """What is said of the items of each row."""
+        step = self.backbone.start(context)
+        return ItemDistribution(step, self.trie, len(context), leaf_filter, temperature, renormalised)
 
     def rank(self, batch: TensorBatch, k: int, excluded_BE: Tensor | None) -> Ranking:
         context = self.backbone.encode_context(batch)
-        items_BK = torch.full((len(context), k), -1, device=self.trie.device)
-        scores_BK = torch.full((len(context), k), -torch.inf, device=self.trie.device)
-        for rows_R, width, excluded_RE in self._groups(len(context), max(self.beam_width, k), excluded_BE):
-            step = self.backbone.start(context.select(rows_R))
-            found = beam_search(step, self.trie, width, len(rows_R), excluded_RE)
-            size = min(k, width)
-            items_BK[rows_R, :size] = found.items_BW[:, :size]
-            scores_BK[rows_R, :size] = found.log_probs_BW[:, :size].to(scores_BK.dtype)
-        return Ranking(items_BK, scores_BK)
+        width = max(self.beam_width, k)
+        # A row is decoded alike whatever the rows beside it: all have one width, and rows do not mix.
+        size = max(1, MAX_BEAMS // width)
+        found = [
+            self._search(context.some_rows(rows), width, None if excluded_BE is None else excluded_BE[rows])
+            for rows in (slice(first, first + size) for first in range(0, len(context), size))
+        ]
+        items_BW = torch.cat([part.items_BW for part in found])
+        return Ranking(items_BW[:, :k], torch.cat([part.log_probs_BW for part in found])[:, :k])
 
-    def _groups(
-        self, num_rows: int, base_width: int, excluded_BE: Tensor | None
-    ) -> Iterator[tuple[Tensor, int, Tensor | None]]:
-        """Rows to decode together, the width of their beams and what they exclude.
-
-        Excluded items take part until the last level, where each may keep another one from the beam; so a
-        beam is wider by their number, rounded up to a power of two. A row's beam does not depend on the
-        rows beside it: one long history makes no other request slower, nor answer it differently.
-        """
-        if excluded_BE is None:
-            extra_B = torch.zeros(num_rows, dtype=torch.int64)
-        else:
-            counts_B = (excluded_BE >= 0).sum(1).cpu()
-            extra_B = 2 ** counts_B.clamp(min=MIN_EXTRA_BEAMS).double().log2().ceil().long()
-        for extra in extra_B.unique().tolist():
-            width = min(base_width + extra, self.trie.num_items)
-            for rows_R in (extra_B == extra).nonzero()[:, 0].split(max(1, MAX_BEAMS // width)):
-                rows_R = rows_R.to(self.trie.device)
-                if excluded_BE is None:
-                    yield rows_R, width, None
-                else:
-                    excluded_RE = excluded_BE[rows_R]
-                    yield rows_R, width, excluded_RE[:, (excluded_RE >= 0).any(0)]
+    def _search(self, context: Context, width: int, excluded_BE: Tensor | None) -> BeamResult:
+        leaf_filter = None if excluded_BE is None else LeafFilter.excluding(self.trie, excluded_BE)
+        return beam_search(self.distribution(context, leaf_filter, renormalised=False), width)

@@ -1,14 +1,13 @@
 import math
 
-import pytest
 import torch
 from torch.nn import functional
 
-from rayrec.models.backbones.hstu import Hstu, time_pairs
+from rayrec.models.backbones.hstu import Hstu
 from rayrec.models.keyed_random import token_keys
 from tests.models.networks import DIM, layout
 
-HEADS, ATTENTION, VALUE, BUCKETS, LONGEST = 2, 3, 5, 6, 7
+HEADS, ATTENTION, VALUE, BUCKETS, LONGEST = 2, 3, 5, 9, 7
 LENGTHS = [3, 1, 6, 2]
 TIMES = [10, 10, 11, 0, 5, 6, 8, 8, 100, 10_000_000, 7, 9]
 
@@ -56,8 +55,9 @@ def row_by_row(made: Hstu, x_ND, lengths, times):
                     total = torch.zeros(VALUE, dtype=torch.float64)
                     for key in range(query + 1):
                         since = times[start + query] - times[start + key]
-                        bucket = 0 if since == 0 else min(1 + int(math.log2(since)), BUCKETS - 1)
-                        bias = layer.distance_bias_T[query - key] + layer.time_bias_K[bucket]
+                        bucket = min(int(math.log(max(since, 1)) / 0.301), BUCKETS - 1)
+                        bias = layer.place_bias_HP[head, LONGEST - 1 + query - key]
+                        bias = bias + layer.time_bias_HK[head, bucket]
                         weight = functional.silu(q[query, mine_A] @ k[key, mine_A] + bias) / LONGEST
                         total = total + weight * v[key, mine_C]
                     heads.append(total)
@@ -85,7 +85,7 @@ def test_values_and_gradients_are_those_of_the_papers_equations():
     torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-10)
     for name, parameter in made.named_parameters():
         torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-9, atol=1e-10, msg=name)
-    assert all(gradients[f"layers.0.{name}"].any() for name in ("distance_bias_T", "time_bias_K"))
+    assert all(gradients[f"layers.0.{name}"].any() for name in ("place_bias_HP", "time_bias_HK"))
 
 
 def test_a_later_event_and_its_time_change_no_earlier_context():
@@ -115,7 +115,7 @@ def test_only_how_long_ago_an_event_was_counts():
 def test_a_network_without_buckets_reads_no_times():
     made, x_ND = network(num_time_buckets=0), events(4)
 
-    assert "layers.0.time_bias_K" not in dict(made.named_parameters())
+    assert "layers.0.time_bias_HK" not in dict(made.named_parameters())
     assert torch.equal(contexts(made, x_ND, [4]), contexts(made, x_ND, [4], [10, 11, 12, 14]))
 
 
@@ -157,27 +157,3 @@ def test_every_dropout_has_an_index_of_its_own():
     indices = [module.index for module in made.modules() if hasattr(module, "probability")]
 
     assert sorted(indices) == list(range(made.num_dropouts))
-
-
-@pytest.mark.parametrize(
-    ("since", "bucket"),
-    [(0, 0), (1, 1), (2, 2), (3, 2), (4, 3), (2**20 - 1, 20), (2**20, 21), (2**30, 31), (2**45 - 1, 31)],
-)
-def test_buckets_are_powers_of_two_and_the_last_takes_the_rest(since, bucket):
-    times_N = torch.tensor([1_700_000_000, 1_700_000_000 + since])
-
-    pairs = time_pairs(times_N, layout([2]), 32)
-
-    assert pairs.bucket_P.tolist() == [0, bucket, 0]
-    assert pairs.slot_P.tolist() == [0, 2, 3]  # not [0, 1], which is the future
-
-
-def test_pairs_lie_within_rows():
-    pairs = time_pairs(torch.tensor([5, 9, 1, 2, 4]), layout([2, 0, 3]), 3)
-
-    assert pairs.bucket_P.tolist() == [0, 2, 0, 0, 1, 0, 2, 2, 0]
-    assert pairs.slot_P.tolist() == [0, 3, 4, 18, 21, 22, 24, 25, 26]
-
-
-def test_one_bucket_holds_all_times():
-    assert time_pairs(torch.tensor([1, 50, 7]), layout([1, 2]), 1).bucket_P.tolist() == [0, 0, 0, 0]

@@ -8,10 +8,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.models.decoding.beam import beam_search
+from rayrec.models.decoding.beam import BeamResult, beam_search
+from rayrec.models.decoding.leaf_filter import LeafFilter
+from rayrec.models.decoding.prefixes import ItemDistribution, item_log_probs
 from rayrec.models.decoding.trie import CodeTrie
 
 NUM_ROWS = 3
+
+
+def search(step, trie, width, num_rows, excluded_BE=None, renormalised=False) -> BeamResult:
+    """Items in `excluded_BE` are left out, and the others keep their probabilities."""
+    leaf_filter = None if excluded_BE is None else LeafFilter.excluding(trie, excluded_BE)
+    distribution = ItemDistribution(step, trie, num_rows, leaf_filter, renormalised=renormalised)
+    return beam_search(distribution, width)
 
 
 class RandomModel:
@@ -75,7 +84,7 @@ def test_a_beam_as_wide_as_the_catalogue_ranks_every_item(codes_IL, seed, extra_
             if item >= 0:
                 expected_BI[row, item] = -math.inf
 
-    found = beam_search(model, CodeTrie.from_codes(codes_IL), num_items + extra_width, NUM_ROWS, excluded_BE)
+    found = search(model, CodeTrie.from_codes(codes_IL), num_items + extra_width, NUM_ROWS, excluded_BE)
 
     assert found.items_BW.shape == (NUM_ROWS, num_items + extra_width)
     for row in range(NUM_ROWS):
@@ -93,7 +102,7 @@ def test_a_beam_as_wide_as_the_catalogue_ranks_every_item(codes_IL, seed, extra_
 @given(catalogues(), st.integers(0, 1000))
 def test_the_probabilities_of_all_items_sum_to_one(codes_IL, seed):
     model = RandomModel(6, codes_IL.shape[1], seed)
-    found = beam_search(model, CodeTrie.from_codes(codes_IL), len(codes_IL), NUM_ROWS)
+    found = search(model, CodeTrie.from_codes(codes_IL), len(codes_IL), NUM_ROWS)
 
     torch.testing.assert_close(found.log_probs_BW.exp().sum(1), torch.ones(NUM_ROWS, dtype=torch.float64))
 
@@ -104,7 +113,7 @@ def test_a_narrow_beam_finds_real_items_no_better_than_the_best(codes_IL, seed, 
     model = RandomModel(6, codes_IL.shape[1], seed)
     expected_BI = exhaustive_scores(model, codes_IL)
     model.widths.clear()
-    found = beam_search(model, CodeTrie.from_codes(codes_IL), width, NUM_ROWS)
+    found = search(model, CodeTrie.from_codes(codes_IL), width, NUM_ROWS)
 
     assert model.widths[0] == 1
     assert max(model.widths) <= width
@@ -126,7 +135,7 @@ def test_worked_example():
             return torch.zeros(1, 1, 2)
         return torch.tensor([math.log(3.0), 0.0]).expand(1, codes_BWd.shape[1], 2)
 
-    found = beam_search(step, trie, 4, 1)
+    found = search(step, trie, 4, 1)
 
     assert found.items_BW.tolist() == [[2, 0, 1, -1]]
     assert found.log_probs_BW.exp().tolist() == [pytest.approx([1 / 2, 3 / 8, 1 / 8, 0.0])]
@@ -136,7 +145,7 @@ def test_worked_example():
 def test_each_row_is_decoded_as_if_it_were_alone():
     codes_IL = np.unique(np.random.default_rng(0).integers(0, 6, (60, 3)), axis=0)
     trie, model = CodeTrie.from_codes(codes_IL), RandomModel(6, 3, seed=4)
-    together = beam_search(model, trie, 5, NUM_ROWS)
+    together = search(model, trie, 5, NUM_ROWS)
 
     for row in range(NUM_ROWS):
 
@@ -144,7 +153,7 @@ def test_each_row_is_decoded_as_if_it_were_alone():
             widened = codes_BWd.expand(NUM_ROWS, -1, -1)
             return model(depth, widened, None)[row : row + 1]
 
-        alone = beam_search(one_row, trie, 5, 1)
+        alone = search(one_row, trie, 5, 1)
         assert torch.equal(alone.items_BW[0], together.items_BW[row])
         assert torch.equal(alone.log_probs_BW[0], together.log_probs_BW[row])
 
@@ -163,7 +172,7 @@ def test_parents_say_which_beam_each_prefix_grew_from():
         before.append(codes_BWd)
         return model(depth, codes_BWd, parent_BW)
 
-    beam_search(step, CodeTrie.from_codes(codes_IL), 7, NUM_ROWS)
+    search(step, CodeTrie.from_codes(codes_IL), 7, NUM_ROWS)
     assert [codes.shape[2] for codes in before] == [0, 1, 2, 3]
 
 
@@ -174,7 +183,7 @@ def test_equal_scores_prefer_the_lower_leaf(width):
     codes_IL = codes_IL[np.random.default_rng(0).permutation(32)]
     trie = CodeTrie.from_codes(codes_IL)
 
-    found = beam_search(lambda depth, codes, parent: torch.zeros(2, codes.shape[1], 2), trie, width, 2)
+    found = search(lambda depth, codes, parent: torch.zeros(2, codes.shape[1], 2), trie, width, 2)
 
     assert found.items_BW.tolist() == [trie.leaf_items_I[:width].tolist()] * 2
 
@@ -182,8 +191,8 @@ def test_equal_scores_prefer_the_lower_leaf(width):
 def test_single_precision_ranks_like_double():
     codes_IL = np.unique(np.random.default_rng(3).integers(0, 8, (200, 3)), axis=0)
     trie = CodeTrie.from_codes(codes_IL)
-    double = beam_search(RandomModel(8, 3, seed=7), trie, 200, NUM_ROWS)
-    single = beam_search(RandomModel(8, 3, seed=7, dtype=torch.float32), trie, 200, NUM_ROWS)
+    double = search(RandomModel(8, 3, seed=7), trie, 200, NUM_ROWS)
+    single = search(RandomModel(8, 3, seed=7, dtype=torch.float32), trie, 200, NUM_ROWS)
 
     assert single.log_probs_BW.dtype == torch.float32
     assert double.log_probs_BW.dtype == torch.float64
@@ -194,7 +203,7 @@ def test_single_precision_ranks_like_double():
 def test_half_precision_logits_are_normalised_in_single_precision():
     codes_IL = np.arange(8)[:, None]
     model = RandomModel(8, 1, seed=0, dtype=torch.bfloat16)
-    found = beam_search(model, CodeTrie.from_codes(codes_IL), 8, NUM_ROWS)
+    found = search(model, CodeTrie.from_codes(codes_IL), 8, NUM_ROWS)
 
     assert found.log_probs_BW.dtype == torch.float32
     torch.testing.assert_close(found.log_probs_BW.exp().sum(1), torch.ones(NUM_ROWS))
@@ -203,7 +212,7 @@ def test_half_precision_logits_are_normalised_in_single_precision():
 def test_a_row_with_everything_excluded_is_empty():
     trie = CodeTrie.from_codes(np.array([[0], [1], [2]]))
     excluded_BE = torch.tensor([[2, 0, 1], [-1, 1, -1]])
-    found = beam_search(
+    found = search(
         lambda depth, codes, parent: torch.tensor([[[0.0, 1.0, 2.0]]] * 2), trie, 3, 2, excluded_BE
     )
 
@@ -218,14 +227,14 @@ def test_a_beam_with_nan_is_dropped_and_the_others_stand():
         logits = torch.zeros(1, codes_BWd.shape[1], 2)
         return torch.where(codes_BWd[:, :, :1] == 1, torch.nan, logits) if depth else logits
 
-    found = beam_search(step, trie, 4, 1)
+    found = search(step, trie, 4, 1)
     assert found.items_BW.tolist() == [[0, 1, -1, -1]]
 
 
 def test_a_beam_without_width_is_refused():
     trie = CodeTrie.from_codes(np.array([[0]]))
     with pytest.raises(ValueError, match="beam_width must be at least 1, got 0"):
-        beam_search(lambda depth, codes, parent: torch.zeros(1, 1, 1), trie, 0, 1)
+        search(lambda depth, codes, parent: torch.zeros(1, 1, 1), trie, 0, 1)
 
 
 def test_decoding_reads_no_value_back_to_the_host():
@@ -237,5 +246,38 @@ def test_decoding_reads_no_value_back_to_the_host():
     def step(depth, codes_BWd, parent_BW):
         return torch.empty(2, codes_BWd.shape[1], 5, device="meta")
 
-    found = beam_search(step, trie, 7, 2, excluded_BE)
+    found = search(step, trie, 7, 2, excluded_BE)
     assert found.items_BW.shape == found.log_probs_BW.shape == (2, 7)
+
+
+@settings(max_examples=40, deadline=None)
+@given(catalogues(), st.integers(0, 1000), st.booleans(), st.data())
+def test_known_items_have_the_log_probabilities_that_a_wide_beam_finds(codes_IL, seed, renormalised, data):
+    num_items, trie = len(codes_IL), CodeTrie.from_codes(codes_IL)
+    positions = st.lists(st.integers(-1, num_items - 1), min_size=5, max_size=5)
+    rows = st.lists(positions, min_size=NUM_ROWS, max_size=NUM_ROWS)
+    items_BW, excluded_BE = torch.tensor(data.draw(rows)), torch.tensor(data.draw(rows))
+    model = RandomModel(6, codes_IL.shape[1], seed)
+    found = search(model, trie, num_items, NUM_ROWS, excluded_BE, renormalised)
+    leaf_filter = LeafFilter.excluding(trie, excluded_BE)
+
+    log_probs_BW = item_log_probs(
+        ItemDistribution(model, trie, NUM_ROWS, leaf_filter, renormalised=renormalised), items_BW
+    )
+
+    for row in range(NUM_ROWS):
+        known = dict(zip(found.items_BW[row].tolist(), found.log_probs_BW[row].tolist(), strict=True))
+        expected = [known.get(item, -math.inf) if item >= 0 else -math.inf for item in items_BW[row].tolist()]
+        assert log_probs_BW[row].tolist() == pytest.approx(expected)
+
+
+def test_what_is_left_out_keeps_no_place_in_a_narrow_beam():
+    """Everything below the best code is excluded: it competes with nothing at any depth."""
+    trie = CodeTrie.from_codes(np.array([[0, 0], [0, 1], [1, 0], [2, 0]]))
+
+    def step(depth, codes_BWd, parent_BW):
+        return torch.tensor([9.0, 1.0, 0.0]).expand(1, codes_BWd.shape[1], 3)
+
+    found = search(step, trie, 2, 1, torch.tensor([[0, 1]]))
+
+    assert found.items_BW.tolist() == [[2, 3]]

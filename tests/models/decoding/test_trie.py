@@ -64,3 +64,31 @@ def test_items_that_share_a_tuple_are_refused_and_counted():
 def test_codes_that_are_none_are_refused(codes, message):
     with pytest.raises(ValueError, match=message):
         CodeTrie.from_codes(codes)
+
+
+def test_nodes_are_found_by_their_codes():
+    codes_IL = np.array([[2, 0], [0, 1], [0, 3], [2, 4]])
+    trie = CodeTrie.from_codes(codes_IL)
+    nodes_IL = trie.nodes_IL
+
+    first_I = trie.child(0, torch.zeros(4, dtype=torch.int64), torch.tensor(codes_IL[:, 0]))
+    assert first_I.tolist() == nodes_IL[:, 0].tolist() == [1, 0, 0, 1]
+    assert trie.child(1, first_I, torch.tensor(codes_IL[:, 1])).tolist() == nodes_IL[:, 1].tolist()
+    assert trie.leaf_items_I[nodes_IL[:, 1]].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("node", "code"), [(0, 0), (0, 4), (0, 5), (0, 9), (1, 1), (-1, 1), (-1, 4)])
+def test_there_is_no_node_for_a_code_that_no_item_has(node, code):
+    trie = CodeTrie.from_codes(np.array([[2, 0], [0, 1], [0, 3], [2, 4]]))
+
+    assert trie.child(1, torch.tensor([node]), torch.tensor([code])).tolist() == [-1]
+
+
+def test_a_node_that_is_none_has_no_children():
+    trie = CodeTrie.from_codes(np.array([[2, 0], [0, 1], [0, 3], [0, 4]]))
+
+    children, is_child = trie.children(1, torch.tensor([[-1, 1, 0]]))
+
+    assert is_child.tolist() == [[[False] * 3, [True, False, False], [True] * 3]]
+    assert children[0, 2].tolist() == [0, 1, 2]
+    assert children[0, 1, 0].item() == 3

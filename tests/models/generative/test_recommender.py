@@ -4,7 +4,6 @@ import torch
 from torch.nn import functional
 
 from rayrec.models.backbones.history import contexts
-from rayrec.models.decoding.beam import beam_search
 from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.tensor_batch import TensorBatch
@@ -147,7 +146,6 @@ def test_excluded_items_never_come_out():
 
 def test_a_rows_ranking_does_not_depend_on_the_rows_beside_it(monkeypatch):
     """One row excludes much more than the others, and few beams fit at once."""
-    monkeypatch.setattr("rayrec.models.generative.recommender.MIN_EXTRA_BEAMS", 1)
     monkeypatch.setattr("rayrec.models.generative.recommender.MAX_BEAMS", 3)
     excluded_BE = torch.tensor([[0, 3, 5, 2, 4], [6, -1, -1, -1, -1], [-1, 4, 0, -1, -1]])
     model = recommender(beam_width=1)
@@ -158,22 +156,6 @@ def test_a_rows_ranking_does_not_depend_on_the_rows_beside_it(monkeypatch):
         alone = model.rank(batch, 2, excluded_BE[row : row + 1])
         assert together.items_BK[row].tolist() == alone.items_BK[0].tolist()
         torch.testing.assert_close(together.scores_BK[row], alone.scores_BK[0])
-
-
-def test_beams_grow_with_what_their_own_row_excludes(monkeypatch):
-    widths = []
-
-    def recorded(step, trie, width, num_rows, excluded):
-        widths.append((num_rows, width, excluded.shape[1]))
-        return beam_search(step, trie, width, num_rows, excluded)
-
-    monkeypatch.setattr("rayrec.models.generative.recommender.beam_search", recorded)
-    monkeypatch.setattr("rayrec.models.generative.recommender.MIN_EXTRA_BEAMS", 1)
-    excluded_BE = torch.tensor([[0, 3, 5], [6, -1, -1], [1, -1, -1]])
-    model = recommender(beam_width=2)
-    model.rank(tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, CODES_IL)), 1, excluded_BE)
-
-    assert widths == [(2, 3, 1), (1, 6, 3)]
 
 
 def test_gradients_reach_every_code_and_item_row_of_the_inputs():

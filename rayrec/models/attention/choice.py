@@ -1,0 +1,267 @@
+"""Who computes an attention: a fixed rule, a measurement that is kept, or a name.
+
+A run's bits must not depend on a stopwatch, so measuring is not the default:
+
+* `auto` goes by a fixed rule of device, scoring, mask and lengths. Where a file of recorded choices is
+  given, what it says comes first.
+* `measured` times every backend that can compute a call, once for each class of calls, and goes by that
+  from then on. With a file, a choice is written there before it is used for the first time; kept with a
+  run, it makes the resumed run, or another one that is given a copy, go the same way.
+* the name of a backend demands it, and a call it cannot compute is refused.
+
+A class of calls is a device, a torch, a dtype and powers of two of the sizes (`shape_class`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from rayrec.models.attention import flex, grouped, npu, reference, sdpa, triton_backend
+from rayrec.models.attention.call import AttentionCall, Backend, Softmax
+
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend
+    for backend in (
+        reference.BACKEND,
+        sdpa.BACKEND,
+        flex.BACKEND,
+        grouped.BACKEND,
+        triton_backend.BACKEND,
+        npu.BACKEND,
+    )
+}
+PREFERENCES = {
+    "cpu": ("grouped", "sdpa", "reference"),
+    "cuda": ("triton", "sdpa", "reference"),
+    "npu": ("npu", "sdpa", "reference"),
+}
+"""By device: the rule takes the first that can compute a call."""
+PADDED_LONGEST = 50
+"""On a CPU, softmax attention over rows up to this length is padded: there is little to save."""
+PADDED_WASTE = 1.75
+"""The same where padding does not make more than this many pairs out of one: the padded kernel is faster."""
+
+Clock = Callable[[], float]
+
+
+class Choice(Protocol):
+    def __call__(self, call: AttentionCall) -> Backend:
+        """
+        Raises:
+            ValueError: a backend was demanded that cannot compute the call.
+        """
+        ...
+
+
+class Named:
+    """Always the one backend."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def __call__(self, call: AttentionCall) -> Backend:
+        if (reason := self._backend.why_not(call)) is not None:
+            raise ValueError(
+                f"attention backend {self._backend.name!r} cannot compute this call: {reason}; "
+                "choose 'auto', or another backend"
+            )
+        return self._backend
+
+
+class Auto:
+    """The rule, after what a file has recorded.
+
+    Raises:
+        ValueError: the file is not one of recorded choices.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._recorded = {} if path is None else _read(path)
+
+    def __call__(self, call: AttentionCall) -> Backend:
+        if self._recorded and (name := self._recorded.get(shape_class(call))) is not None:
+            return Named(BACKENDS[name])(call)
+        return by_rule(call)
+
+
+class Measured:
+    """The fastest when a class of calls was first met.
+
+    Args:
+        path: where choices are read from and written to; None keeps them in the process.
+        backends: those that may be chosen. The reference is not among them: it is what to compute, and is
+            taken only where nothing else can.
+        clock: seconds.
+
+    Raises:
+        ValueError: the file is not one of recorded choices.
+    """
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        backends: Iterable[Backend] | None = None,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self._path = path
+        self._recorded = {} if path is None else _read(path)
+        self._backends = tuple(
+            (b for b in BACKENDS.values() if b.name != "reference") if backends is None else backends
+        )
+        self._clock = clock
+
+    def __call__(self, call: AttentionCall) -> Backend:
+        key = shape_class(call)
+        if key not in self._recorded:
+            self._recorded[key] = self._fastest(call).name
+            if self._path is not None:
+                _write(self._path, self._recorded)
+        backend = next((b for b in self._backends if b.name == self._recorded[key]), None)
+        return Named(backend or BACKENDS[self._recorded[key]])(call)
+
+    def _fastest(self, call: AttentionCall) -> Backend:
+        able = [backend for backend in self._backends if backend.why_not(call) is None]
+        if len(able) < 2:
+            return able[0] if able else by_rule(call)
+        times = [seconds(backend, call, self._clock) for backend in able]
+        return able[times.index(min(times))]
+
+
+AUTO = Auto()
+
+
+def choice_named(name: str, path: Path | None = None) -> Choice:
+    """What a config's `attention` says: `auto`, `measured`, or the name of a backend.
+
+    Args:
+        path: JSON file of recorded choices, for the first two; need not exist yet.
+
+    Raises:
+        ValueError: there is no such backend.
+    """
+    if name == "auto":
+        return Auto(path)
+    if name == "measured":
+        return Measured(path)
+    if name not in BACKENDS:
+        raise ValueError(
+            f"attention must be 'auto', 'measured' or one of {', '.join(BACKENDS)}; got {name!r}"
+        )
+    return Named(BACKENDS[name])
+
+
+def by_rule(call: AttentionCall) -> Backend:
+    """What is taken without a measurement; depends on nothing but the call."""
+    names = PREFERENCES.get(call.query_NHC.device.type, ("sdpa", "reference"))
+    if names[0] == "grouped" and isinstance(call.scoring, Softmax) and call.bias is None and _is_even(call):
+        names = ("sdpa", *names)
+    for name in names:
+        if BACKENDS[name].why_not(call) is None:
+            return BACKENDS[name]
+    raise ValueError(
+        "no attention backend can compute this call: "
+        + "; ".join(f"{name}: {BACKENDS[name].why_not(call)}" for name in names)
+    )
+
+
+def shape_class(call: AttentionCall) -> str:
+    """Calls of one class are computed by one backend: which is fastest should not differ within it."""
+    query, queries, keys = call.query_NHC, call.queries, call.keys
+    scoring = type(call.scoring).__name__
+    parts: list[tuple[str, Any]] = [
+        ("torch", torch.__version__),
+        ("device", _device_name(query.device)),
+        ("dtype", str(query.dtype).removeprefix("torch.")),
+        ("scoring", scoring),
+        ("mask", call.mask.kind),
+        ("bias", call.bias.kind if call.bias is not None else "none"),
+        ("gradients", call.needs_gradients),
+        ("rows", _power_of_two(queries.num_rows)),
+        ("queries", _sizes(queries.longest, queries.num_tokens, queries.num_rows)),
+        ("keys", "same" if call.is_self else _sizes(keys.longest, keys.num_tokens, keys.num_rows)),
+        ("heads", query.shape[1]),
+        ("width", f"{query.shape[2]}/{call.value_MHE.shape[2]}"),
+    ]
+    return " ".join(f"{name}={value}" for name, value in parts)
+
+
+def seconds(backend: Backend, call: AttentionCall, clock: Clock, repeats: int = 3) -> float:
+    """Shortest time of the call, with its gradients where it needs them, after a run to warm up."""
+    tensors = [tensor.detach() for tensor in call.inputs]
+    if call.needs_gradients:
+        tensors = [
+            tensor.requires_grad_(before.requires_grad)
+            for tensor, before in zip(tensors, call.inputs, strict=True)
+        ]
+    copy = call.with_inputs(tensors)
+    times = []
+    for _ in range(1 + repeats):
+        _synchronize(call.query_NHC.device)
+        started = clock()
+        out_NHE = backend.attend(copy)
+        if call.needs_gradients:
+            wanted = [tensor for tensor in tensors if tensor.requires_grad]
+            torch.autograd.grad(out_NHE, wanted, torch.ones_like(out_NHE))
+        _synchronize(call.query_NHC.device)
+        times.append(clock() - started)
+    return min(times[1:])
+
+
+def _is_even(call: AttentionCall) -> bool:
+    """Whether padding the rows costs little."""
+    queries, keys = call.queries, call.keys
+    if max(queries.longest, keys.longest) <= PADDED_LONGEST:
+        return True
+    padded_pairs = queries.num_rows * queries.longest * keys.longest
+    return padded_pairs <= PADDED_WASTE * float(np.dot(queries.lengths_B, keys.lengths_B))
+
+
+def _sizes(longest: int, num_tokens: int, num_rows: int) -> str:
+    return f"{_power_of_two(longest)}/{_power_of_two(num_tokens // max(num_rows, 1))}"
+
+
+def _power_of_two(size: int) -> int:
+    """The smallest that is not less."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cpu":
+        capability = torch.backends.cpu.get_cpu_capability()
+        return f"cpu:{capability}:{torch.get_num_threads()}"
+    module = torch.get_device_module(device)
+    return f"{device.type}:{module.get_device_name(device)}".replace(" ", "-")
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize(device)
+
+
+def _read(path: Path) -> dict[str, str]:
+    if not path.exists():
+        return {}
+    try:
+        recorded = json.loads(path.read_text())["backends"]
+        unknown = set(recorded.values()) - set(BACKENDS)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} does not hold recorded attention backends: {error!r}") from error
+    if unknown:
+        raise ValueError(f"{path} names attention backends that there are none of: {sorted(unknown)}")
+    return dict(recorded)
+
+
+def _write(path: Path, recorded: dict[str, str]) -> None:
+    """In one go, so that a run that dies meanwhile leaves the old file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    unfinished.write_text(json.dumps({"backends": dict(sorted(recorded.items()))}, indent=2) + "\n")
+    unfinished.replace(path)

@@ -1,0 +1,82 @@
+"""FlexAttention: PyTorch writes a kernel for the mask, and skips blocks that see nothing.
+
+Rows are padded, but blocks of padding are skipped like others. Compiled for CUDA, where it needs triton; on a
+CPU torch 2.13 has no backward pass, and it runs as its own definition: for comparison, not for speed.
+
+Axes as in `rayrec.models.attention.call`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayrec.models.attention.call import AttentionCall, Backend, Softmax
+
+BLOCK = 128
+"""Queries and keys of a block, as FlexAttention has them by default."""
+
+
+def attend(call: AttentionCall) -> Tensor:
+    query, key, value = (
+        layout.pad(x).transpose(1, 2)
+        for layout, x in (
+            (call.queries, call.query_NHC),
+            (call.keys, call.key_MHC),
+            (call.keys, call.value_MHE),
+        )
+    )
+    blocks = call.queries.derived(("flex", call.mask, call.keys), lambda: _block_mask(call))
+    out_BHTE = _flex_attention(query.device.type)(query, key, value, block_mask=blocks, scale=call.scale)
+    return call.queries.unpad(out_BHTE.transpose(1, 2))
+
+
+def why_not(call: AttentionCall) -> str | None:
+    device = call.query_NHC.device.type
+    if device not in ("cpu", "cuda"):
+        return "it is for CUDA and CPU alone"
+    if not isinstance(call.scoring, Softmax):
+        return "it has no scoring but the softmax"
+    if call.bias is not None:
+        return "it has no relative bias here"
+    if device == "cpu" and call.needs_gradients:
+        return "it has no backward pass on a CPU"
+    if device == "cuda" and call.query_NHC.dtype == torch.float64:
+        return "its kernels have no float64"
+    return None
+
+
+def _block_mask(call: AttentionCall) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    first_BTW, stop_BTW = call.spans.padded(call.queries)
+
+    def mask(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        seen = (key >= first_BTW[row, query, 0]) & (key < stop_BTW[row, query, 0])
+        for span in range(1, first_BTW.shape[2]):
+            seen |= (key >= first_BTW[row, query, span]) & (key < stop_BTW[row, query, span])
+        return seen
+
+    return create_block_mask(
+        mask,
+        call.queries.num_rows,
+        None,
+        call.queries.longest,
+        call.keys.longest,
+        device=call.queries.device,
+        BLOCK_SIZE=BLOCK,
+    )
+
+
+@cache
+def _flex_attention(device: str) -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention
+
+
+BACKEND = Backend("flex", why_not, attend)

@@ -1,0 +1,36 @@
+"""What attention is: padded, all scores in memory, nothing fused. The other backends are held to it.
+
+Axes as in `rayrec.models.attention.call`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rayrec.models.attention.call import HIDDEN, AttentionCall, Backend, Softmax
+
+
+def attend(call: AttentionCall) -> Tensor:
+    query_BTHC, key_BSHC = call.queries.pad(call.query_NHC), call.keys.pad(call.key_MHC)
+    scores_BHTS = call.scale * torch.einsum("bthc,bshc->bhts", query_BTHC, key_BSHC)
+    if call.bias is not None:
+        scores_BHTS = scores_BHTS + call.bias.dense(call.queries, call.keys)
+    hidden_B1TS = ~call.spans.dense(call.queries, call.keys)[:, None]
+    if isinstance(call.scoring, Softmax):
+        weights_BHTS = functional.softmax(scores_BHTS.masked_fill(hidden_B1TS, HIDDEN), dim=-1)
+    else:
+        weights_BHTS = functional.silu(scores_BHTS) / call.scoring.length
+    weights_BHTS = weights_BHTS.masked_fill(hidden_B1TS, 0.0)
+    out_BTHE = torch.einsum("bhts,bshe->bthe", weights_BHTS, call.keys.pad(call.value_MHE))
+    return call.queries.unpad(out_BTHE)
+
+
+def why_not(call: AttentionCall) -> str | None:
+    if call.query_NHC.dtype == torch.float16:
+        return "its scores of hidden pairs do not fit in float16"
+    return None
+
+
+BACKEND = Backend("reference", why_not, attend)

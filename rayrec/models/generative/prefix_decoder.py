@@ -1,0 +1,165 @@
+"""A vector per prefix of a semantic ID, tied between input and output: codes that know their context.
+
+Residual codebooks give a code another meaning under every prefix. So each prefix of an ID (its first code,
+its first two, ..., the whole tuple) has a vector of its own besides that of its last code, which other
+prefixes share:
+
+    v(c1..cd) = shared_d[cd] + own_d[c1..cd]
+
+An event enters as the sum of v over all prefixes of its item, and a prefix's next code is scored by the inner
+product of the context with v of the longer prefix, normalised over the codes that lead to an item. That is a
+hierarchical softmax along the trie (Morin & Bengio, AISTATS 2005; Mnih & Hinton, NeurIPS 2008) whose inner
+nodes share parameters by their codes. Rows for prefixes instead of single codes as inputs are described by
+Singh et al., "Better Generalization with Semantic IDs", RecSys 2024, arXiv:2306.08121; here they are the
+outputs as well.
+
+What is trained is what is decoded: no probability ever goes to tuples without an item. Items that come into
+the catalogue later share the vectors of the prefixes they have in common with known ones, and those of their
+codes.
+
+Axes: as in `backbone`; V prefixes of d codes, C children of one, P pairs of an event and a child,
+M events whose prefix has several children, J beams that are looked at together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rayrec.models.backbones.history import contexts, last_contexts
+from rayrec.models.backbones.transformer import INITIAL_STD, CausalTransformer
+from rayrec.models.decoding.beam_cache import BeamCache
+from rayrec.models.decoding.trie import CodeTrie
+from rayrec.models.generative.backbone import GenerativeBackbone, VectorContext
+from rayrec.models.tensor_batch import TensorBatch
+
+GATHER_COST = 8
+"""A vector that is fetched by itself costs as much as so many in a product of matrices."""
+MAX_GATHERED = 1 << 24
+"""Numbers of vectors that are fetched at once: 64 MiB of float32."""
+
+
+class PrefixDecoder(GenerativeBackbone[VectorContext]):
+    """History to one vector; that vector against those of prefixes."""
+
+    nodes_IL: Tensor
+
+    def __init__(self, backbone: CausalTransformer, codes_IL: Tensor, level_sizes: Sequence[int]) -> None:
+        """
+        Args:
+            codes_IL: of the catalogue it is trained on, whose prefixes get vectors.
+        """
+        super().__init__()
+        self.backbone = backbone
+        dim = backbone.positions_TD.shape[1]
+        self._trie = CodeTrie.from_codes(codes_IL)
+        self.shared_KD = nn.ParameterList(_vectors(size, dim) for size in level_sizes)
+        self.own_VD = nn.ParameterList(
+            _vectors(self._trie.num_nodes(depth + 1), dim) for depth in range(self._trie.depth)
+        )
+        self.register_buffer("nodes_IL", self._trie.nodes_IL, persistent=False)
+
+    @property
+    def trie(self) -> CodeTrie:
+        """Of the catalogue it is trained on."""
+        if self._trie.device != self.nodes_IL.device:
+            self._trie = self._trie.to(self.nodes_IL.device)
+        return self._trie
+
+    def prefix_vectors(self) -> list[Tensor]:
+        """Per depth [V, D]: the vector of every prefix."""
+        codes = self.trie.child_codes
+        return [
+            functional.embedding(codes[depth], self.shared_KD[depth]) + self.own_VD[depth]
+            for depth in range(self.trie.depth)
+        ]
+
+    def embed_history(self, batch: TensorBatch, vectors: Sequence[Tensor]) -> Tensor:
+        """[N, D] input vector of every history event."""
+        nodes_NL = self.nodes_IL[batch.items_N]
+        events = [functional.embedding(nodes_NL[:, depth], v_VD) for depth, v_VD in enumerate(vectors)]
+        return torch.stack(events).sum(0)
+
+    def loss(self, batch: TensorBatch, codes_NL: Tensor) -> Tensor:
+        assert batch.targets_N is not None
+        vectors = self.prefix_vectors()
+        context_ND = contexts(self.backbone, self.embed_history(batch, vectors), batch)
+        nodes_NL = self.nodes_IL[batch.targets_N]
+        total = context_ND.new_zeros(())
+        for depth, vectors_VD in enumerate(vectors):
+            parent_N = nodes_NL[:, depth - 1] if depth else torch.zeros_like(nodes_NL[:, 0])
+            total = total + self._level_loss(depth, context_ND, vectors_VD, parent_N, nodes_NL[:, depth])
+        return total
+
+    def _level_loss(
+        self, depth: int, context_ND: Tensor, vectors_VD: Tensor, parent_N: Tensor, node_N: Tensor
+    ) -> Tensor:
+        """Cross-entropy of each event's next prefix among the children of its present one."""
+        if depth == 0:
+            return functional.cross_entropy(context_ND @ vectors_VD.T, node_N, reduction="sum")
+        offsets = self.trie.child_offsets[depth]
+        first_N, count_N = offsets[parent_N], offsets[parent_N + 1] - offsets[parent_N]
+        # An only child is certain.
+        chosen_M = (count_N > 1).nonzero()[:, 0]
+        first_M, count_M = first_N[chosen_M], count_N[chosen_M]
+        event_P = torch.repeat_interleave(torch.arange(len(chosen_M), device=count_M.device), count_M)
+        start_M = count_M.cumsum(0) - count_M
+        place_P = torch.arange(len(event_P), device=count_M.device) - start_M[event_P]
+        context_PD = context_ND.index_select(0, chosen_M[event_P])
+        child_PD = functional.embedding(first_M[event_P] + place_P, vectors_VD)
+        logits_P = (context_PD * child_PD).sum(1)
+        # As many columns as any prefix has children: the shape does not depend on the batch.
+        logits_MC = logits_P.new_full((len(chosen_M), self.trie.max_children[depth]), -torch.inf)
+        logits_MC = logits_MC.index_put((event_P, place_P), logits_P)
+        return functional.cross_entropy(logits_MC, node_N[chosen_M] - first_M, reduction="sum")
+
+    def encode_context(self, batch: TensorBatch) -> VectorContext:
+        events_ND = self.embed_history(batch, self.prefix_vectors())
+        return VectorContext(last_contexts(self.backbone, events_ND, batch))
+
+    def step(self, context: VectorContext, cache: BeamCache, depth: int, codes_BWd: Tensor) -> Tensor:
+        return self._logits(context, depth, self._nodes(codes_BWd))
+
+    def sequence_logits(self, context: VectorContext, codes_BWL: Tensor) -> list[Tensor]:
+        return [
+            self._logits(context, depth, self._nodes(codes_BWL[:, :, :depth]))
+            for depth in range(codes_BWL.shape[2])
+        ]
+
+    def _nodes(self, codes_BWd: Tensor) -> Tensor:
+        """[B, W] node of each prefix; -1 for one of which training knew nothing."""
+        node_BW = torch.zeros(codes_BWd.shape[:2], dtype=torch.int64, device=codes_BWd.device)
+        for depth in range(codes_BWd.shape[2]):
+            node_BW = self.trie.child(depth, node_BW, codes_BWd[:, :, depth])
+        return node_BW
+
+    def _logits(self, context: VectorContext, depth: int, node_BW: Tensor) -> Tensor:
+        """[B, W, K]: of every code; those that no known item has there get what their code alone says."""
+        num_beams = node_BW.shape[1]
+        shared_BK = context.vectors_BD @ self.shared_KD[depth].T
+        logits_BWK = shared_BK[:, None, :].expand(-1, num_beams, -1)
+        children_BWC, is_child_BWC = self.trie.children(depth, node_BW)
+        own_BWC = _products(context.vectors_BD, self.own_VD[depth], children_BWC)
+        codes_BWC = self.trie.child_codes[depth][children_BWC]
+        return logits_BWK.scatter_add(2, codes_BWC, own_BWC.masked_fill(~is_child_BWC, 0.0))
+
+
+def _products(context_BD: Tensor, vectors_VD: Tensor, index_BWC: Tensor) -> Tensor:
+    """[B, W, C] inner products of each row's context with some of the vectors."""
+    num_rows, num_beams, num_children = index_BWC.shape
+    if len(vectors_VD) <= GATHER_COST * num_beams * num_children:
+        return (context_BD @ vectors_VD.T).gather(1, index_BWC.flatten(1)).view_as(index_BWC)
+    row_N = torch.arange(num_rows, device=index_BWC.device).repeat_interleave(num_beams)
+    chunk = max(1, MAX_GATHERED // (num_children * vectors_VD.shape[1]))
+    products = [
+        (functional.embedding(index_JC, vectors_VD) @ context_BD[row_J, :, None])[:, :, 0]
+        for index_JC, row_J in zip(index_BWC.flatten(0, 1).split(chunk), row_N.split(chunk), strict=True)
+    ]
+    return torch.cat(products).view_as(index_BWC)
+
+
+def _vectors(count: int, dim: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(count, dim).normal_(std=INITIAL_STD))

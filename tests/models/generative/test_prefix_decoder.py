@@ -1,0 +1,134 @@
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from rayrec.models.backbones.history import contexts
+from rayrec.models.generative import prefix_decoder
+from rayrec.models.generative.prefix_decoder import PrefixDecoder
+from rayrec.models.generative.recommender import GenerativeRecommender
+from tests.models.networks import DIM, backbone, histories, shares, tensor_batch
+
+CODES_IL = np.array([[0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 0], [1, 1, 1], [2, 0, 0], [2, 2, 0]])
+LEVEL_SIZES = (3, 3, 2)
+NUM_ITEMS = len(CODES_IL)
+ROWS = [[0, 3, 5, 2], [6, 1], [4, 0, 1]]
+
+
+def decoder() -> PrefixDecoder:
+    torch.manual_seed(0)
+    network = PrefixDecoder(backbone(), torch.tensor(CODES_IL), LEVEL_SIZES)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return network.eval()
+
+
+def prefix_vector(network: PrefixDecoder, prefix: list[int]) -> torch.Tensor:
+    """Of a prefix, found by counting distinct prefixes in their order."""
+    depth = len(prefix) - 1
+    known = sorted({tuple(codes) for codes in CODES_IL[:, : depth + 1].tolist()})
+    return network.shared_KD[depth][prefix[-1]] + network.own_VD[depth][known.index(tuple(prefix))]
+
+
+def item_log_prob(network: PrefixDecoder, context_D: torch.Tensor, item: int) -> torch.Tensor:
+    """Sum over the levels, each normalised over the codes that lead to an item."""
+    codes, total = CODES_IL[item].tolist(), torch.zeros(())
+    for depth in range(len(codes)):
+        below = CODES_IL[(CODES_IL[:, :depth] == codes[:depth]).all(axis=1), depth]
+        allowed = sorted(set(below.tolist()))
+        logits = torch.stack([context_D @ prefix_vector(network, [*codes[:depth], code]) for code in allowed])
+        total = total + logits.log_softmax(0)[allowed.index(codes[depth])]
+    return total
+
+
+def test_an_event_is_the_sum_of_the_vectors_of_its_items_prefixes():
+    network, (features,) = decoder(), shares([[3, 5]], NUM_ITEMS)
+
+    (event_D,) = network.embed_history(tensor_batch(features), network.prefix_vectors())
+
+    expected_D = sum(prefix_vector(network, CODES_IL[3].tolist()[: d + 1]) for d in range(3))
+    torch.testing.assert_close(event_D, expected_D)
+
+
+def test_loss_is_minus_the_log_probability_of_the_next_items_under_the_trie():
+    network, (features,) = decoder(), shares(ROWS, NUM_ITEMS)
+    batch = tensor_batch(features)
+    context_ND = contexts(network.backbone, network.embed_history(batch, network.prefix_vectors()), batch)
+
+    loss = network.loss(batch, torch.tensor(CODES_IL)[batch.targets_N])
+
+    targets = [3, 5, 2, 1, 0, 1]
+    by_hand = -sum(item_log_prob(network, c, t) for c, t in zip(context_ND, targets, strict=True))
+    torch.testing.assert_close(loss, by_hand)
+
+
+def test_gradients_reach_every_weight():
+    network, (features,) = decoder(), shares([[0, 3, 5, 2, 6, 1], [4, 0, 1]], NUM_ITEMS)
+    batch = tensor_batch(features, training=True)
+
+    network.loss(batch, torch.tensor(CODES_IL)[batch.targets_N]).backward()
+
+    assert [name for name, weight in network.named_parameters() if weight.grad is None] == []
+
+
+@pytest.mark.parametrize("gather_cost", [0, 10**9])
+def test_a_wide_beam_ranks_by_the_trained_probabilities(gather_cost, monkeypatch):
+    """Whether vectors of prefixes are fetched one by one or multiplied all at once."""
+    monkeypatch.setattr(prefix_decoder, "GATHER_COST", gather_cost)
+    monkeypatch.setattr(prefix_decoder, "MAX_GATHERED", 3 * DIM)
+    network = decoder()
+    model = GenerativeRecommender(network, torch.tensor(CODES_IL), NUM_ITEMS)
+    batch = tensor_batch(histories(ROWS, NUM_ITEMS))
+
+    ranking = model.rank(batch, NUM_ITEMS, None)
+
+    for row, context_D in enumerate(network.encode_context(batch).vectors_BD):
+        scores_I = torch.stack([item_log_prob(network, context_D, item) for item in range(NUM_ITEMS)])
+        assert ranking.items_BK[row].tolist() == scores_I.argsort(descending=True).tolist()
+        torch.testing.assert_close(ranking.scores_BK[row], scores_I.sort(descending=True).values)
+
+
+def test_known_sequences_are_scored_at_once_as_step_by_step():
+    network, batch = decoder(), tensor_batch(histories(ROWS, NUM_ITEMS))
+    context, codes_BWL = network.encode_context(batch), torch.tensor(CODES_IL).expand(3, -1, -1)
+    step = network.start(context)
+
+    logits = network.sequence_logits(context, codes_BWL)
+
+    parent_BW = torch.arange(NUM_ITEMS).expand(3, -1)
+    for depth in range(3):
+        torch.testing.assert_close(logits[depth], step(depth, codes_BWL[:, :, :depth], parent_BW))
+
+
+def test_items_that_came_later_are_scored_by_the_codes_they_share():
+    """A trie with a tuple that training has not seen: no retraining, and no code is ruled out."""
+    network, batch = decoder(), tensor_batch(histories(ROWS, NUM_ITEMS))
+    context = network.encode_context(batch)
+    codes_BWd = torch.tensor([[0, 2], [1, 1]]).expand(3, -1, -1)
+
+    logits_BWK = network.step(context, None, 2, codes_BWd)
+
+    shared_BK = context.vectors_BD @ network.shared_KD[2].T
+    own_BK = (
+        context.vectors_BD
+        @ torch.stack(
+            [prefix_vector(network, [1, 1, code]) - network.shared_KD[2][code] for code in range(2)]
+        ).T
+    )
+    torch.testing.assert_close(logits_BWK[:, 0], shared_BK)
+    torch.testing.assert_close(logits_BWK[:, 1], shared_BK + own_BK)
+
+
+def test_a_batch_of_single_events_trains():
+    """No event has a next one with siblings below its first code."""
+    codes_IL = torch.tensor([[0, 0], [1, 0]])
+    network = PrefixDecoder(backbone(), codes_IL, (2, 1))
+    (features,) = shares([[0, 1]], 2)
+    batch = tensor_batch(features)
+
+    loss = network.loss(batch, codes_IL[batch.targets_N])
+
+    context_ND = contexts(network.backbone, network.embed_history(batch, network.prefix_vectors()), batch)
+    logits_K = context_ND[0] @ (network.shared_KD[0] + network.own_VD[0]).T
+    torch.testing.assert_close(loss, functional.cross_entropy(logits_K, torch.tensor(1)))
