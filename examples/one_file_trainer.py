@@ -275,11 +275,8 @@ def start(config: dict) -> tuple[nn.Module, Iterator[float], int]:
     """The untrained model, the steps that train it (`next` takes one), and how many the config asks for."""
     config = with_defaults(config)
     model, training, data = config["model"], config["training"], TrainingData(config)
-    plain = model["item_matrix"] == "dense" and model.get("loss") in (None, "cross_entropy")
-    if model.get("user_embedding") or model.get("temperature") or not plain or model["name"] == "hstu":
-        raise SystemExit(
-            "this file knows generative models and SASRec with a full softmax; use `rayrec train`"
-        )
+    if model["item_matrix"] != "dense" or any(map(model.get, ("user_embedding", "temperature", "loss"))):
+        raise SystemExit("no users, temperatures, losses and sparse SASRec in here; use `rayrec train`")
     torch.manual_seed(config["seed"])
     network = {"sasrec": SasRec, "light_decoder": Generative}[model["name"]](config, data)
     return network, steps(network, data, training), training["epochs"] * data.steps_per_epoch

@@ -18,6 +18,7 @@ from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.evaluate import evaluate
 from rayrec.pipelines.features import features_of
 from rayrec.pipelines.recommender import Query, Recommender
+from rayrec.pipelines.train import train
 from rayrec.platform.errors import InputError
 from rayrec.samples.batches import FeatureBatch
 from rayrec.samples.dataset import Dataset
@@ -235,3 +236,25 @@ def test_a_raw_row_may_leave_its_times_out(run: Path):
     assert recommender.query_of(row).times is None
     timed = recommender.query_of(row | {"timestamps": query.times.tolist()})
     assert timed.times.tolist() == query.times.tolist()
+
+
+@pytest.mark.ray
+def test_a_model_of_time_trains_validates_and_goes_on_through_actors(
+    dataset: Dataset, ray_cluster: None, tmp_path: Path
+):
+    settings = config(dataset.root).model_dump()
+    settings["model"] |= {"item_matrix": "sparse", "loss": "bce", "negatives_per_event": 2}
+    settings["pipeline"] |= {"num_trainers": 2, "trainer_threads": 1, "cpus_per_trainer": 0.5}
+    settings["training"] |= {"epochs": 2}
+
+    once = train(RunConfig.parse(settings), tmp_path / "once")
+    settings["training"] |= {"epochs": 1}
+    train(RunConfig.parse(settings), tmp_path / "resumed")
+    settings["training"] |= {"epochs": 2}
+    resumed = train(RunConfig.parse(settings), tmp_path / "resumed", resume=True)
+
+    assert resumed.final_loss == once.final_loss
+    assert (
+        evaluate(tmp_path / "resumed").to_json()["results"]
+        == evaluate(tmp_path / "once").to_json()["results"]
+    )
