@@ -41,6 +41,10 @@ class Features(Protocol):
     def lookups(self) -> Mapping[str, _Lookup]: ...
     @property
     def negatives_S(self) -> np.ndarray | None: ...
+    @property
+    def negatives_NK(self) -> np.ndarray | None: ...
+    @property
+    def times_N(self) -> np.ndarray | None: ...
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,10 @@ class TensorBatch:
     inverse: dict[str, Tensor]
     rows: dict[str, Tensor]
     """Table name to [M, D] leaf tensors; training reads their `.grad`."""
+    negatives_NK: Tensor | None = None
+    times_N: Tensor | None = None
+    """UNIX seconds of the events that were read, never of what follows them; None unless the model needs
+    them."""
 
     @staticmethod
     def build(
@@ -86,6 +94,8 @@ class TensorBatch:
             negatives_S=None if features.negatives_S is None else tensor(features.negatives_S),
             inverse={name: tensor(lookup.inverse) for name, lookup in features.lookups.items()},
             rows={name: leaf(rows_MD) for name, rows_MD in rows.items()},
+            negatives_NK=None if features.negatives_NK is None else tensor(features.negatives_NK),
+            times_N=None if features.times_N is None else tensor(features.times_N),
         )
 
     def embed(self, table: str) -> Tensor:

@@ -33,7 +33,7 @@ def test_data_and_a_model_are_all_a_run_needs():
             "'model.backbone.num_layer'; did you mean 'num_layers'?",
         ),
         ({"model": {"name": "sasrec", "beam_width": 2}}, "there is no setting 'model.beam_width'"),
-        ({"model": {"name": "gru"}}, "model.name: expected one of 'sasrec', 'prefix_decoder', "),
+        ({"model": {"name": "gru"}}, "model.name: expected one of 'sasrec', 'hstu', 'prefix_decoder', "),
         ({"training": {"batchsize": 2}}, "'training.batchsize'; did you mean 'batch_size'?"),
         (
             {"sparse": {"optimizer": {"lr": 0.1}}},
@@ -57,6 +57,10 @@ def test_data_and_a_model_are_all_a_run_needs():
             "an eviction needs max_age_steps or max_rows_per_bucket",
         ),
         ({"model": {"name": "sasrec", "backbone": {"dim": 9}}}, "backbone.dim must be a multiple"),
+        (
+            {"model": {"name": "hstu", "item_matrix": "sparse", "loss": "cross_entropy"}},
+            "model.loss is 'cross_entropy' and model.item_matrix 'sparse': a softmax over the catalogue",
+        ),
         ({"device": "tpu"}, "device: there is no device 'tpu'; expected one of cpu, "),
         ({"training": {"epochs": "many"}}, "training.epochs: input should be a valid integer"),
     ],
