@@ -158,9 +158,7 @@ class Ours:
         offsets_B1 = np.cumsum([0, *map(len, histories)])
         keys_B = np.arange(len(histories))
         samples = SampleBatch(0, keys_B, keys_B, np.concatenate(histories), offsets_B1)
-        return TensorBatch.build(
-            self._features.ranking(samples), {}, 0, torch.device("cpu"), training=False
-        )
+        return TensorBatch.build(self._features.ranking(samples), {}, 0, torch.device("cpu"), training=False)
 
 
 class Peer:

@@ -239,3 +239,19 @@ def test_decoding_reads_no_value_back_to_the_host():
 
     found = beam_search(step, trie, 7, 2, excluded_BE)
     assert found.items_BW.shape == found.log_probs_BW.shape == (2, 7)
+
+
+def test_a_model_is_not_asked_about_prefixes_that_only_one_item_has():
+    """Of four items, (1, ...) and (2, ...) are known by their first code, and all by their second."""
+    trie = CodeTrie.from_codes(np.array([[0, 1, 0], [0, 0, 2], [1, 1, 1], [2, 0, 2]]))
+    asked = []
+
+    def step(depth, codes_BWd, parent_BW):
+        asked.append((codes_BWd.tolist(), None if parent_BW is None else parent_BW.tolist()))
+        return torch.full((1, codes_BWd.shape[1], 3), torch.nan if depth > 1 else 0.0)
+
+    found = beam_search(step, trie, 4, 1)
+
+    assert asked == [([[[]]], None), ([[[0]]], [[0]])]
+    assert found.items_BW.tolist() == [[2, 3, 1, 0]]
+    torch.testing.assert_close(found.log_probs_BW.exp(), torch.tensor([[1 / 3, 1 / 3, 1 / 6, 1 / 6]]))
