@@ -9,8 +9,9 @@ semantic IDs of a catalogue; a history enters as the codes of its items. Bars, r
 
 The peer is given what it can use: `prefix_allowed_tokens_fn` looks its answer up in one dict of tensors made
 before; `renormalize_logits`, so that it means the same probabilities; a cache; SDPA attention; inference
-mode; the threads are torch's on both sides. It pads the histories of a batch and reads each of them once per
-beam: it expands its input before its first forward pass. `generate` has no way around that.
+mode. Both sides have one thread, as a replica has beside others. The peer pads the histories of a batch and
+reads each of them once per beam: it expands its input before its first forward pass, and `generate` has no
+way around that. Ours asks the network about no code that is certain; the results are the same.
 
 Both sides decode the same histories, none of them twice. Before anything is timed, their items and scores are
 compared: scores have to agree to 1e-4, items wherever scores do not tie with another within that.
@@ -65,6 +66,15 @@ def bench(options: BenchOptions) -> list[Bar]:
     except ImportError as error:
         peer = f"transformers, which is not installed ({error}): pip install 'rayrec[hf]'"
         return [Bar.of(f"decode-batch-{size}", [], peer, target) for size, target in TARGETS.items()]
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _bars(options)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _bars(options: BenchOptions) -> list[Bar]:
     codes_IL, level_sizes = catalogue(options)
     model = recommender(codes_IL, level_sizes)
     ours, peer = Ours(model, codes_IL), Peer(model, codes_IL)

@@ -41,25 +41,32 @@ def shared_context_attention(
     num_rows, num_heads, num_queries, num_channels = query_BHSC.shape
     num_sequences, num_codes, num_key_heads = own_key_BWdGC.shape[1:4]
     num_new, group = num_queries // num_sequences, num_heads // num_key_heads
-    length = context_key_BGTC.shape[2]
+    length, num_products = context_key_BGTC.shape[2], num_rows * num_key_heads
 
-    # Rows and key heads are one axis of the products: [B G, R W Q, C] by [B G, C, T].
-    query = query_BHSC.reshape(num_rows * num_key_heads, group * num_queries, num_channels)
+    # Rows and key heads are one axis of the products; the queries of a sequence stand together in another.
+    split = query_BHSC.transpose(1, 2).reshape(
+        num_rows, num_sequences, num_new, num_key_heads, group, num_channels
+    )
+    query = split.permute(0, 3, 1, 2, 4, 5).reshape(num_products, -1, num_channels)
+    own_query = query.view(num_products * num_sequences, num_new * group, num_channels)
+    own_key = own_key_BWdGC.permute(0, 3, 1, 4, 2).reshape(-1, num_channels, num_codes)
+    own_value = own_value_BWdGC.permute(0, 3, 1, 2, 4).reshape(-1, num_codes, num_channels)
+
     bias = bias_B1T[:, None].expand(-1, num_key_heads, -1, -1).reshape(-1, 1, length)
     context_scores = torch.baddbmm(bias, query, context_key_BGTC.flatten(0, 1).transpose(1, 2), alpha=scale)
-
-    per_sequence = (num_rows, num_key_heads, group, num_sequences, num_new)
-    own_scores = torch.einsum("bgrwqc,bwdgc->bgrwqd", query.view(*per_sequence, -1), own_key_BWdGC) * scale
+    own_scores = torch.bmm(own_query, own_key) * scale
     if num_new > 1:
-        own_scores = own_scores.masked_fill(_later(num_new, num_codes, query.device), -torch.inf)
+        later = _later(num_new, num_codes, query.device).repeat_interleave(group, dim=0)
+        own_scores = own_scores.masked_fill(later, -torch.inf)
 
-    scores = torch.cat((context_scores, own_scores.reshape(*context_scores.shape[:2], num_codes)), dim=2)
+    scores = torch.cat((context_scores, own_scores.view(num_products, -1, num_codes)), dim=2)
     weights = scores.softmax(dim=2, dtype=torch.float32).to(query.dtype)
     context_weights, own_weights = weights.split((length, num_codes), dim=2)
-    attended = torch.bmm(context_weights, context_value_BGTC.flatten(0, 1)).view(*per_sequence, -1)
-    own_weights = own_weights.reshape(*per_sequence, num_codes)
-    attended = attended + torch.einsum("bgrwqd,bwdgc->bgrwqc", own_weights, own_value_BWdGC)
-    return attended.view(num_rows, num_heads, num_queries, num_channels).transpose(1, 2)
+    attended = torch.bmm(context_weights, context_value_BGTC.flatten(0, 1))
+    own_weights = own_weights.reshape(*own_query.shape[:2], num_codes)
+    attended = attended + torch.bmm(own_weights, own_value).view_as(attended)
+    split = attended.view(num_rows, num_key_heads, num_sequences, num_new, group, num_channels)
+    return split.permute(0, 2, 3, 1, 4, 5).reshape(num_rows, num_queries, num_heads, num_channels)
 
 
 def _later(num_new: int, num_codes: int, device: torch.device) -> Tensor:

@@ -16,7 +16,7 @@ def keys(codes: np.ndarray) -> np.ndarray:
 
 
 def test_a_million_decoded_beams_hold_no_invalid_item():
-    """Every prefix that the model is asked about begins an item, and every beam is another item of the row."""
+    """Each prefix that the model is asked about begins an item, and each beam is another item of its row."""
     random = np.random.default_rng(0)
     codes_IL = np.unique(random.integers(NUM_CODES, size=(2 * NUM_ITEMS, NUM_LEVELS)), axis=0)
     codes_IL = random.permutation(codes_IL)[:NUM_ITEMS]
