@@ -30,7 +30,7 @@ from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.lookups import LookupStats, TrainerLink
 from rayrec.embeddings.routing import ShardMap
 from rayrec.models.build import Catalogue, build_model
-from rayrec.models.config import ModelConfig
+from rayrec.models.config import AnyModelConfig
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.program import RankedItems, TorchProgram
 from rayrec.platform.devices import get_device, ray_claim
@@ -45,7 +45,7 @@ CATALOGUE_CHUNK = 65_536
 class TrainerSpec:
     """What every trainer has to know; the same for all of them."""
 
-    model: ModelConfig
+    model: AnyModelConfig
     optimizer: DenseOptimizerSettings
     catalogue: Catalogue
     item_ids_I: np.ndarray

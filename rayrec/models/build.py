@@ -9,31 +9,35 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rayrec.models.attention.choice import Choice, choice_named
 from rayrec.models.backbones.hstu import Hstu
 from rayrec.models.backbones.transformer import CausalTransformer
 from rayrec.models.generative.backbone import GenerativeBackbone
+from rayrec.models.generative.causal_lm import CausalLmBackbone
 from rayrec.models.generative.cross_decoder import CrossDecoder
 from rayrec.models.generative.encoder_decoder import EncoderDecoder
 from rayrec.models.generative.lazy_decoder import LazyDecoder
 from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
 from rayrec.models.generative.prefix_decoder import PrefixDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
+from rayrec.models.generative.transformers_network import network_from_folder, network_from_settings
 from rayrec.models.item_losses import BinaryCrossEntropy, CrossEntropy, ItemLoss, SampledSoftmax
 from rayrec.models.next_item import DenseNextItemModel, SparseNextItemModel
 from rayrec.models.sequence_model import SequenceModel
 
 if TYPE_CHECKING:  # the settings are pydantic models, which this room does not need to run
     from rayrec.models.config import (
+        AnyModelConfig,
         BackboneConfig,
+        CausalLmBackboneConfig,
+        CausalLmConfig,
         EncoderDecoderConfig,
         HstuBackboneConfig,
         HstuConfig,
         LazyDecoderConfig,
         LightDecoderConfig,
-        ModelConfig,
         PrefixDecoderConfig,
         SasRecConfig,
     )
@@ -61,12 +65,15 @@ class Catalogue:
 
 
 def build_model(
-    config: ModelConfig, catalogue: Catalogue, seed: int, attention_file: Path | None = None
+    config: AnyModelConfig, catalogue: Catalogue, seed: int, attention_file: Path | None = None
 ) -> SequenceModel:
     """The network on the CPU; its initial weights depend on the seed and the shapes alone.
 
     Args:
         attention_file: where measured choices of attention backends are kept; need not exist yet.
+
+    Raises:
+        InputError: a causal language model that is not there or cannot be adapted.
     """
     choice = choice_named(config.attention, attention_file)
     with torch.random.fork_rng(devices=[]):
@@ -179,10 +186,38 @@ def _cross_decoder(
     )
 
 
+def _causal_lm(config: CausalLmConfig, catalogue: Catalogue, choice: Choice) -> CausalLmBackbone:
+    network, first_token = _language_model(config.backbone, catalogue.level_sizes)
+    return CausalLmBackbone(network, catalogue.learned_codes, catalogue.level_sizes, first_token)
+
+
+def _language_model(config: CausalLmBackboneConfig, level_sizes: tuple[int, ...]) -> tuple[nn.Module, int]:
+    """(The network, the token of its first code)."""
+    # Training reads a history of the longest and the item that follows it.
+    num_codes, num_positions = sum(level_sizes), (config.max_length + 1) * len(level_sizes)
+    network = config.network
+    if network.kind == "folder":
+        return network_from_folder(network.folder, num_codes, num_positions)
+    if network.kind == "transformers":
+        return network_from_settings(network.settings, num_codes, num_positions), 0
+    settings = {
+        "model_type": "qwen3",
+        "hidden_size": network.dim,
+        "num_hidden_layers": network.num_layers,
+        "num_attention_heads": network.num_heads,
+        "num_key_value_heads": network.num_key_heads,
+        "head_dim": network.dim // network.num_heads,
+        "intermediate_size": network.feedforward_dim,
+        "tie_word_embeddings": True,
+    }
+    return network_from_settings(settings, num_codes, num_positions), 0
+
+
 _GENERATIVE: dict[str, Callable[[Any, Catalogue, Choice], GenerativeBackbone[Any]]] = {
     "prefix_decoder": _prefix_decoder,
     "light_decoder": _light_decoder,
     "lazy_decoder": _lazy_decoder,
     "encoder_decoder": _encoder_decoder,
+    "causal_lm": _causal_lm,
 }
 """By name of the config."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -159,27 +160,106 @@ class LightDecoderConfig(GenerativeConfig):
     label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
 
 
-ModelConfig = Annotated[
+class Qwen3Network(Config):
+    """A network in the shape of Qwen3, with random weights."""
+
+    kind: Literal["qwen3"]
+    dim: int = Field(64, gt=0)
+    num_layers: int = Field(2, gt=0)
+    num_heads: int = Field(4, gt=0)
+    num_key_heads: int = Field(2, gt=0)
+    """Fewer than `num_heads`: several query heads share keys and values, and contexts take less memory."""
+    feedforward_dim: int = Field(192, gt=0)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Qwen3Network:
+        if self.dim % (2 * self.num_heads) or self.num_heads % self.num_key_heads:
+            raise ValueError(
+                "network.dim must be a multiple of twice network.num_heads, and that one of "
+                f"network.num_key_heads, got {self.dim}, {self.num_heads} and {self.num_key_heads}"
+            )
+        return self
+
+
+class TransformersNetwork(Config):
+    """Any causal language model of the package transformers, with random weights."""
+
+    kind: Literal["transformers"]
+    settings: dict[str, Any]
+    """Of its configuration, `model_type` among them, as transformers calls them; but for the vocabulary."""
+
+
+class SavedNetwork(Config):
+    """A causal language model that was saved in the format of transformers."""
+
+    kind: Literal["folder"]
+    folder: str
+    """With `config.json` and safetensors; never a name of a hub."""
+
+
+class CausalLmBackboneConfig(Config):
+    """The language model that reads and continues a history."""
+
+    network: Annotated[Qwen3Network | TransformersNetwork | SavedNetwork, Field(discriminator="kind")] = (
+        Qwen3Network(kind="qwen3")
+    )
+    max_length: int = Field(50, gt=1)
+    """Events a history may have, each of as many tokens as an ID has codes."""
+
+
+class CausalLmConfig(Config):
+    """Items are generated code by code, by a language model whose words are the codes."""
+
+    name: Literal["causal_lm"]
+    backbone: CausalLmBackboneConfig = CausalLmBackboneConfig()
+    attention: Attention = "auto"
+    beam_width: int = Field(100, gt=0)
+    """Beams of evaluation and serving; never fewer than the items asked for."""
+
+    @property
+    def needs_times(self) -> bool:
+        return False
+
+
+AnyModelConfig = (
     SasRecConfig
     | HstuConfig
     | PrefixDecoderConfig
     | LightDecoderConfig
     | LazyDecoderConfig
-    | EncoderDecoderConfig,
-    Field(discriminator="name"),
-]
+    | EncoderDecoderConfig
+    | CausalLmConfig
+)
 """Each says by `needs_times` whether the model reads when events were; only then do the rows of a run need
 times, and does anybody read them."""
+ModelConfig = Annotated[AnyModelConfig, Field(discriminator="name")]
 
 
-def sparse_tables(config: ModelConfig) -> tuple[str, ...]:
+def sparse_tables(config: AnyModelConfig) -> tuple[str, ...]:
     """Names of the embedding tables whose rows the model reads."""
+    if isinstance(config, CausalLmConfig):
+        return ()
     tables: tuple[str, ...] = ()
     if isinstance(config, NextItemConfig):
         tables = ("item",) if config.item_matrix == "sparse" else ()
     elif isinstance(config, LightDecoderConfig):
         tables = ("item", "code") if config.item_embedding else ("code",)
     return (*tables, "user") if config.user_embedding else tables
+
+
+def sparse_dim(config: AnyModelConfig) -> int:
+    """Width of the rows of these tables; 0 where there are none."""
+    return 0 if isinstance(config, CausalLmConfig) else config.backbone.dim
+
+
+def with_absolute_paths(config: AnyModelConfig) -> AnyModelConfig:
+    """The same model, to be understood from any working directory."""
+    if config.name != "causal_lm" or config.backbone.network.kind != "folder":
+        return config
+    folder = str(Path(config.backbone.network.folder).resolve())
+    network = config.backbone.network.model_copy(update={"folder": folder})
+    backbone = config.backbone.model_copy(update={"network": network})
+    return config.model_copy(update={"backbone": backbone})
 
 
 class DenseOptimizerConfig(Config):

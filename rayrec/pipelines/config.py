@@ -17,7 +17,13 @@ from rayrec.embeddings.config import (
     TableConfig,
 )
 from rayrec.embeddings.layout import WeightDtype
-from rayrec.models.config import DenseOptimizerConfig, ModelConfig, sparse_tables
+from rayrec.models.config import (
+    DenseOptimizerConfig,
+    ModelConfig,
+    sparse_dim,
+    sparse_tables,
+    with_absolute_paths,
+)
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
@@ -274,7 +280,9 @@ class RunConfig(Config):
         paths["features"] = tuple(feature.with_absolute_paths() for feature in self.data.features)
         if (cache := self.data.cache) is not None:
             paths["cache"] = cache.model_copy(update={"folder": absolute(cache.folder)})
-        return self.model_copy(update={"data": self.data.model_copy(update=paths)})
+        return self.model_copy(
+            update={"data": self.data.model_copy(update=paths), "model": with_absolute_paths(self.model)}
+        )
 
     def with_constant_rates(self) -> RunConfig:
         """The same run for those who train nothing, and need not know how long it is."""
@@ -311,7 +319,7 @@ class RunConfig(Config):
         everyone, own = self.sparse, self.sparse.tables.get(name, TableSettings())
         return TableConfig(
             name=name,
-            dim=self.model.backbone.dim,
+            dim=sparse_dim(self.model),
             weight_dtype=own.weight_dtype or everyone.weight_dtype,
             optimizer=own.optimizer or everyone.optimizer,
             init_scale=everyone.init_scale,

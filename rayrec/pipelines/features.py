@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rayrec.models.config import GenerativeConfig, NextItemConfig, sparse_tables
+from rayrec.models.config import NextItemConfig, sparse_tables
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.training_rows import compiled
@@ -76,7 +76,7 @@ def registry_of(config: RunConfig, dataset: Dataset) -> SemanticIdRegistry | Non
     Raises:
         InputError: there are none, or those of another data set.
     """
-    if not isinstance(config.model, GenerativeConfig):
+    if isinstance(config.model, NextItemConfig):
         return None
     folder = registry_folder(config)
     if not folder.is_dir():
