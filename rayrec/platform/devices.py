@@ -38,6 +38,8 @@ class Device:
     """Whether torch's fused optimizers exist for this device."""
     has_own_memory: bool
     """Whether what it computes with has to be copied from the host's memory to its own."""
+    attention_backends: tuple[str, ...]
+    """Of `rayrec.models.attention`, those with kernels for it, the preferred first."""
 
     @property
     def torch(self) -> torch.device:
@@ -79,13 +81,42 @@ def _npu_is_there() -> str | None:
 
 _DEVICES: dict[str, tuple[Device, Callable[[], str | None]]] = {
     "cpu": (
-        Device("cpu", HOST_COLLECTIVE_BACKEND, "CPU", fused_optimizer=True, has_own_memory=False),
+        Device(
+            "cpu",
+            HOST_COLLECTIVE_BACKEND,
+            "CPU",
+            fused_optimizer=True,
+            has_own_memory=False,
+            attention_backends=("grouped", "sdpa", "flex", "reference"),
+        ),
         _cpu_is_there,
     ),
-    "cuda": (Device("cuda", "nccl", "GPU", fused_optimizer=True, has_own_memory=True), _cuda_is_there),
-    "npu": (Device("npu", "hccl", "NPU", fused_optimizer=False, has_own_memory=True), _npu_is_there),
+    "cuda": (
+        Device(
+            "cuda",
+            "nccl",
+            "GPU",
+            fused_optimizer=True,
+            has_own_memory=True,
+            attention_backends=("triton", "sdpa", "flex", "reference"),
+        ),
+        _cuda_is_there,
+    ),
+    "npu": (
+        Device(
+            "npu",
+            "hccl",
+            "NPU",
+            fused_optimizer=False,
+            has_own_memory=True,
+            attention_backends=("ascend", "sdpa", "reference"),
+        ),
+        _npu_is_there,
+    ),
 }
 KINDS = tuple(_DEVICES)
+HOST = next(device for device, _ in _DEVICES.values() if not device.has_own_memory)
+"""The processor of the host, whose memory is everybody's."""
 
 
 def why_missing(kind: str) -> str | None:
@@ -105,6 +136,37 @@ def device_named(kind: str) -> Device:
     if kind not in _DEVICES:
         raise InputError(f"device: there is no device {kind!r}; expected one of {', '.join(KINDS)}")
     return _DEVICES[kind][0]
+
+
+def device_of(device: torch.device) -> Device:
+    """What is known of a tensor's device; of one that is unknown, that torch's own operations run on it."""
+    if device.type in _DEVICES:
+        return _DEVICES[device.type][0]
+    return Device(device.type, "", "", False, True, attention_backends=("sdpa", "reference"))
+
+
+def hardware_name(device: torch.device) -> str:
+    """Which processor a device is, and with how many threads: times measured on another one mean nothing."""
+    import torch
+
+    if not device_of(device).has_own_memory:
+        return f"{device.type}:{torch.backends.cpu.get_cpu_capability()}:{torch.get_num_threads()}"
+    module = torch.get_device_module(device)
+    return f"{device.type}:{module.get_device_name(device)}".replace(" ", "-")
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was asked to do."""
+    import torch
+
+    if device_of(device).has_own_memory:
+        torch.get_device_module(device).synchronize(device)
+
+
+def ascend_fusion_attention() -> Callable[..., Any]:
+    """The fused attention kernel of Ascend NPUs, from torch's extension for them."""
+    kernel: Callable[..., Any] = importlib.import_module("torch_npu").npu_fusion_attention
+    return kernel
 
 
 def get_device(kind: str) -> Device:

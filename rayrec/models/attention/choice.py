@@ -24,8 +24,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from rayrec.models.attention import flex, grouped, npu, reference, sdpa, triton_backend
+from rayrec.models.attention import ascend, flex, grouped, reference, sdpa, triton_backend
 from rayrec.models.attention.call import AttentionCall, Backend, Softmax
+from rayrec.platform.devices import device_of, hardware_name, synchronize
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
@@ -35,15 +36,9 @@ BACKENDS: dict[str, Backend] = {
         flex.BACKEND,
         grouped.BACKEND,
         triton_backend.BACKEND,
-        npu.BACKEND,
+        ascend.BACKEND,
     )
 }
-PREFERENCES = {
-    "cpu": ("grouped", "sdpa", "reference"),
-    "cuda": ("triton", "sdpa", "reference"),
-    "npu": ("npu", "sdpa", "reference"),
-}
-"""By device: the rule takes the first that can compute a call."""
 PADDED_LONGEST = 50
 """On a CPU, softmax attention over rows up to this length is padded: there is little to save."""
 PADDED_WASTE = 1.75
@@ -165,7 +160,7 @@ def choice_named(name: str, path: Path | None = None) -> Choice:
 
 def by_rule(call: AttentionCall) -> Backend:
     """What is taken without a measurement; depends on nothing but the call."""
-    names = PREFERENCES.get(call.query_NHC.device.type, ("sdpa", "reference"))
+    names = device_of(call.query_NHC.device).attention_backends
     if names[0] == "grouped" and isinstance(call.scoring, Softmax) and call.bias is None and _is_even(call):
         names = ("sdpa", *names)
     for name in names:
@@ -183,7 +178,7 @@ def shape_class(call: AttentionCall) -> str:
     scoring = type(call.scoring).__name__
     parts: list[tuple[str, Any]] = [
         ("torch", torch.__version__),
-        ("device", _device_name(query.device)),
+        ("device", hardware_name(query.device)),
         ("dtype", str(query.dtype).removeprefix("torch.")),
         ("scoring", scoring),
         ("mask", call.mask.kind),
@@ -207,13 +202,13 @@ def seconds(backend: Backend, call: AttentionCall, clock: Clock) -> float:
             for tensor, before in zip(tensors, call.inputs, strict=True)
         ]
     copy = call.with_inputs(tensors)
-    _synchronize(call.query_NHC.device)
+    synchronize(call.query_NHC.device)
     started = clock()
     out_NHE = backend.attend(copy)
     if call.needs_gradients:
         wanted = [tensor for tensor in tensors if tensor.requires_grad]
         torch.autograd.grad(out_NHE, wanted, torch.ones_like(out_NHE))
-    _synchronize(call.query_NHC.device)
+    synchronize(call.query_NHC.device)
     return clock() - started
 
 
@@ -233,19 +228,6 @@ def _sizes(longest: int, num_tokens: int, num_rows: int) -> str:
 def _power_of_two(size: int) -> int:
     """The smallest that is not less."""
     return 1 << max(size - 1, 0).bit_length()
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cpu":
-        capability = torch.backends.cpu.get_cpu_capability()
-        return f"cpu:{capability}:{torch.get_num_threads()}"
-    module = torch.get_device_module(device)
-    return f"{device.type}:{module.get_device_name(device)}".replace(" ", "-")
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.get_device_module(device).synchronize(device)
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rayrec.models.attention.call import AttentionCall, Backend, Softmax
+from rayrec.platform.devices import device_of
 
 BLOCK = 128
 """Queries and keys of a block, as FlexAttention has them by default."""
@@ -30,21 +31,23 @@ def attend(call: AttentionCall) -> Tensor:
         )
     )
     blocks = call.queries.derived(("flex", call.mask, call.keys), lambda: _block_mask(call))
-    out_BHTE = _flex_attention(query.device.type)(query, key, value, block_mask=blocks, scale=call.scale)
+    out_BHTE = _flex_attention(device_of(query.device).has_own_memory)(
+        query, key, value, block_mask=blocks, scale=call.scale
+    )
     return call.queries.unpad(out_BHTE.transpose(1, 2))
 
 
 def why_not(call: AttentionCall) -> str | None:
-    device = call.query_NHC.device.type
-    if device not in ("cpu", "cuda"):
-        return "it is for CUDA and CPU alone"
+    device = device_of(call.query_NHC.device)
+    if "flex" not in device.attention_backends:
+        return "it has no kernels for this device"
     if not isinstance(call.scoring, Softmax):
         return "it has no scoring but the softmax"
     if call.bias is not None:
         return "it has no relative bias here"
-    if device == "cpu" and call.needs_gradients:
+    if not device.has_own_memory and call.needs_gradients:
         return "it has no backward pass on a CPU"
-    if device == "cuda" and call.query_NHC.dtype == torch.float64:
+    if device.has_own_memory and call.query_NHC.dtype == torch.float64:
         return "its kernels have no float64"
     return None
 
@@ -73,10 +76,10 @@ def _block_mask(call: AttentionCall) -> Any:
 
 
 @cache
-def _flex_attention(device: str) -> Any:
+def _flex_attention(compiled: bool) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention
+    return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
 
 
 BACKEND = Backend("flex", why_not, attend)

@@ -36,6 +36,7 @@ from rayrec.models.attention.bias import RelativeBias, place_buckets, time_bucke
 from rayrec.models.attention.call import HIDDEN, AttentionCall, Backend, Scoring, Softmax
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.attention.masks import Spans, own_places_N, visible
+from rayrec.platform.devices import HOST, device_of
 
 SHORT = 16
 """Rows up to this length are one group: the work in them is less than that of starting it."""
@@ -107,7 +108,8 @@ def attend(call: AttentionCall) -> Tensor:
 
 
 def why_not(call: AttentionCall) -> str | None:
-    return None if call.query_NHC.device.type == "cpu" else "it is for the CPU alone"
+    known = device_of(call.query_NHC.device).attention_backends
+    return None if "grouped" in known else "it is for the host's processor alone"
 
 
 def cut(queries: JaggedLayout, keys: JaggedLayout, spans: Spans, num_heads: int) -> list[Piece]:
@@ -322,7 +324,7 @@ def _on_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> list[R
 
 def _alone(work: Callable[[Item], Result], item: Item) -> Result:
     # Both are settings of the thread.
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+    with torch.no_grad(), torch.autocast(HOST.kind, enabled=False):
         return work(item)
 
 

@@ -25,9 +25,11 @@ from rayrec.models.attention.bias import RelativeBias, time_bounds
 from rayrec.models.attention.call import AttentionCall, Backend, Scoring, Silu, Softmax
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.attention.masks import Spans
+from rayrec.platform.devices import device_of
 
-DTYPES = {"cuda": (torch.float16, torch.bfloat16, torch.float32), "cpu": (torch.float32, torch.float64)}
-"""By device; the interpreter has no matrix products in half precision."""
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+INTERPRETED_DTYPES = (torch.float32, torch.float64)
+"""The interpreter has no matrix products in half precision."""
 MAX_WIDTH = 128
 TABLE_COPIES = 32
 """Of the bias tables' gradients: programs that add to one entry wait for each other."""
@@ -51,14 +53,14 @@ def attend(call: AttentionCall) -> Tensor:
 
 def why_not(call: AttentionCall) -> str | None:
     query, value = call.query_NHC, call.value_MHE
-    device = query.device.type
-    if device not in DTYPES:
-        return "it is for CUDA alone"
-    if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+    interpreted = not device_of(query.device).has_own_memory
+    if interpreted and os.environ.get("TRITON_INTERPRET") != "1":
         return "it is for CUDA alone, but for tests under TRITON_INTERPRET=1"
+    if not interpreted and "triton" not in device_of(query.device).attention_backends:
+        return "it is for CUDA alone"
     if not _is_installed():
         return "triton is not installed"
-    if query.dtype not in DTYPES[device]:
+    if query.dtype not in (INTERPRETED_DTYPES if interpreted else DTYPES):
         return f"it has no {query.dtype} on this device"
     if max(query.shape[2], value.shape[2]) > MAX_WIDTH:
         return f"its heads are at most {MAX_WIDTH} wide"
@@ -70,14 +72,14 @@ def _is_installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def block_size(device: str, row_bytes: int) -> int:
+def block_size(interpreted: bool, row_bytes: int) -> int:
     """Queries and keys of a block: fixed, since the bits of a sum depend on it.
 
     Args:
         row_bytes: of one token's head; what three stages of a pipeline hold of two operands must fit in the
             memory that the programs of a multiprocessor share, 160 kB on the smaller ones.
     """
-    if device == "cpu":
+    if interpreted:
         return 16  # the least that a matrix product takes
     return 64 if row_bytes <= 256 else 32
 
@@ -153,7 +155,9 @@ class _Launch:
         self.softmax = isinstance(call.scoring, Softmax)
         self._call, self._spans, self._inner = call, call.spans, inner
         width, value_width = query_NHC.shape[2], value_MHE.shape[2]
-        self.block = block_size(query_NHC.device.type, max(width, value_width) * query_NHC.element_size())
+        self.block = block_size(
+            not device_of(query_NHC.device).has_own_memory, max(width, value_width) * query_NHC.element_size()
+        )
         bias = call.bias or RelativeBias()
         device = query_NHC.device
         self._biases = (

@@ -21,7 +21,7 @@ def compiled(
     kernel: str, dtype: str, width: int, softmax: bool, num_spans: int, biased: bool, capability: int
 ) -> int:
     """Bytes of shared memory that the compiled kernel takes."""
-    block = block_size("cuda", width * (4 if dtype == "fp32" else 2))
+    block = block_size(False, width * (4 if dtype == "fp32" else 2))
     constants = {
         "H": 4,
         "C": width,

@@ -11,7 +11,6 @@ sparse modes 3 (causal, aligned at the end) and 4 (band), which take the upper t
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 from rayrec.models.attention.call import AttentionCall, Backend, Softmax
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.attention.masks import Causal, Full, SlidingWindow
+from rayrec.platform.devices import ascend_fusion_attention, device_of
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_ROWS = 1024
@@ -28,8 +28,7 @@ TRIANGLE = 2048
 
 
 def attend(call: AttentionCall) -> Tensor:
-    torch_npu = importlib.import_module("torch_npu")
-    out = torch_npu.npu_fusion_attention(
+    out = ascend_fusion_attention()(
         call.query_NHC.contiguous(),
         call.key_MHC.contiguous(),
         call.value_MHE.contiguous(),
@@ -45,7 +44,7 @@ def attend(call: AttentionCall) -> Tensor:
 
 def why_not(call: AttentionCall) -> str | None:
     query, value = call.query_NHC, call.value_MHE
-    if query.device.type != "npu":
+    if "ascend" not in device_of(query.device).attention_backends:
         return "it is for NPUs alone"
     if not isinstance(call.scoring, Softmax):
         return "it has no scoring but the softmax"
@@ -88,4 +87,4 @@ def _triangle(device: torch.device) -> Tensor:
     return torch.ones(TRIANGLE, TRIANGLE, dtype=torch.bool, device=device).triu(1)
 
 
-BACKEND = Backend("npu", why_not, attend)
+BACKEND = Backend("ascend", why_not, attend)

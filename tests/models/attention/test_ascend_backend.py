@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from rayrec.models.attention import npu
+from rayrec.models.attention import ascend
 from rayrec.models.attention.call import Silu
 from rayrec.models.attention.masks import Causal, Full, SlidingWindow
 from tests.models.attention.calls import CASES, Case, make_call
@@ -35,7 +35,7 @@ def call_of(make_mask, lengths=(3, 0, 2), key_lengths=None, **options):
 def test_causal_attention_is_jagged_with_cumulative_lengths(kernel):
     call = call_of(Causal, key_lengths=(4, 1, 2))
 
-    out_NHC = npu.BACKEND.attend(call)
+    out_NHC = ascend.BACKEND.attend(call)
 
     assert torch.equal(out_NHC, call.query_NHC + 1)
     options = kernel.call_args.kwargs
@@ -53,7 +53,7 @@ def test_causal_attention_is_jagged_with_cumulative_lengths(kernel):
 
 
 def test_a_window_is_a_band_that_ends_with_the_querys_own_key(kernel):
-    npu.BACKEND.attend(call_of(lambda: SlidingWindow(3)))
+    ascend.BACKEND.attend(call_of(lambda: SlidingWindow(3)))
 
     options = kernel.call_args.kwargs
     assert (options["sparse_mode"], options["pre_tockens"], options["next_tockens"]) == (4, 2, 0)
@@ -61,18 +61,18 @@ def test_a_window_is_a_band_that_ends_with_the_querys_own_key(kernel):
 
 
 def test_full_attention_has_no_mask(kernel):
-    npu.BACKEND.attend(call_of(Full))
+    ascend.BACKEND.attend(call_of(Full))
 
     assert kernel.call_args.kwargs["sparse_mode"] == 0
     assert "atten_mask" not in kernel.call_args.kwargs
 
 
 def test_the_kernel_is_for_npus_and_for_what_it_has():
-    assert npu.BACKEND.why_not(on_npu(call_of(Causal))) is None
-    assert "NPUs alone" in npu.BACKEND.why_not(call_of(Causal))
-    assert "softmax" in npu.BACKEND.why_not(on_npu(call_of(Causal, scoring=Silu(1.0))))
-    assert "bias" in npu.BACKEND.why_not(on_npu(call_of(Causal, biased=True)))
-    assert "TargetAware" in npu.BACKEND.why_not(on_npu(make_call(CASES["targets"])))
-    assert "one width" in npu.BACKEND.why_not(on_npu(make_call(CASES["causal"])))
-    assert "more than the keys" in npu.BACKEND.why_not(on_npu(call_of(Full, (2,), (1,))))
-    assert "rows" in npu.BACKEND.why_not(on_npu(call_of(Causal, (1,) * 1025)))
+    assert ascend.BACKEND.why_not(on_npu(call_of(Causal))) is None
+    assert "NPUs alone" in ascend.BACKEND.why_not(call_of(Causal))
+    assert "softmax" in ascend.BACKEND.why_not(on_npu(call_of(Causal, scoring=Silu(1.0))))
+    assert "bias" in ascend.BACKEND.why_not(on_npu(call_of(Causal, biased=True)))
+    assert "TargetAware" in ascend.BACKEND.why_not(on_npu(make_call(CASES["targets"])))
+    assert "one width" in ascend.BACKEND.why_not(on_npu(make_call(CASES["causal"])))
+    assert "more than the keys" in ascend.BACKEND.why_not(on_npu(call_of(Full, (2,), (1,))))
+    assert "rows" in ascend.BACKEND.why_not(on_npu(call_of(Causal, (1,) * 1025)))
