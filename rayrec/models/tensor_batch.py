@@ -88,6 +88,70 @@ class TensorBatch:
             rows={name: leaf(rows_MD) for name, rows_MD in rows.items()},
         )
 
+    def some_rows(self, rows: slice) -> TensorBatch:
+        """Neighbouring rows alone, with tokens keyed as in the whole batch.
+
+        The looked-up rows stay whole: gradients of all parts add up in the same leaves.
+
+        Args:
+            rows: start and stop are given.
+
+        Raises:
+            ValueError: a table of whose inverse it is not known which part belongs to which row.
+        """
+        layout, tokens = self.layout.some_rows(rows)
+        return TensorBatch(
+            layout=layout,
+            keys_N=self.keys_N[tokens],
+            items_N=self.items_N[tokens],
+            targets_N=None if self.targets_N is None else self.targets_N[tokens],
+            negatives_S=self.negatives_S,
+            inverse={name: self._part_of(name, rows, tokens) for name in self.inverse},
+            rows=self.rows,
+        )
+
+    def _part_of(self, table: str, rows: slice, tokens: slice) -> Tensor:
+        """The part of an inverse that belongs to some rows; shapes as in `rayrec.samples.features`."""
+        inverse, num_tokens = self.inverse[table], len(self.items_N)
+        match table:
+            case "user":  # [B]
+                return inverse[rows]
+            case "code":  # [N, L]
+                return inverse[tokens]
+            case "item" if self.negatives_S is None:  # [N]
+                return inverse[tokens]
+            case "item":  # [2N + S]: inputs, targets, and the negatives of all rows
+                inputs, targets = inverse[:num_tokens], inverse[num_tokens : 2 * num_tokens]
+                return torch.cat([inputs[tokens], targets[tokens], inverse[2 * num_tokens :]])
+        raise ValueError(
+            f"the inverse of table {table!r} cannot be cut by rows: nothing says how it is laid out; "
+            "set training.micro_batches to 1"
+        )
+
+    def stand_in(self) -> TensorBatch:
+        """One row of one token of no meaning, for whoever has no token and must take part nevertheless.
+
+        It reads the same leaves as the batch, where they have a row; its loss is to be counted zero times.
+        """
+
+        item = (1,) if self.negatives_S is None else (2 + len(self.negatives_S),)
+        shapes = {"user": (1,), "item": item}
+        return TensorBatch(
+            layout=JaggedLayout.even(1, 1, self.layout.device),
+            keys_N=self.keys_N.new_zeros(1),
+            items_N=self.items_N.new_zeros(1),
+            targets_N=None if self.targets_N is None else self.targets_N.new_zeros(1),
+            negatives_S=self.negatives_S,
+            inverse={
+                name: inverse.new_zeros(shapes.get(name, (1, *inverse.shape[1:])))
+                for name, inverse in self.inverse.items()
+            },
+            rows={
+                name: rows_MD if len(rows_MD) else rows_MD.new_zeros(1, *rows_MD.shape[1:])
+                for name, rows_MD in self.rows.items()
+            },
+        )
+
     def embed(self, table: str) -> Tensor:
         """Rows of `table` in the shape of its inverse: [..., D]."""
         return functional.embedding(self.inverse[table], self.rows[table])
