@@ -50,7 +50,7 @@ def explained() -> Iterator[None]:
     try:
         yield
     except torch._dynamo.exc.TorchDynamoException as error:
-        reason = next(iter(str(error).strip().splitlines()), "no reason given")
+        reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
         raise InputError(
             f"training.compile: torch could not compile the model ({type(error).__name__}: {reason}); set "
             "training.compile to false, or give torch what it compiles with (on a CPU, a C++ compiler)"

@@ -12,13 +12,13 @@ takes no memory, and nothing that is trained comes near it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode, addmm_flop
+from torch.utils.flop_counter import FlopCounterMode
 
 from rayrec.models.attention.counting import counted
 from rayrec.models.sequence_model import SequenceModel
@@ -64,7 +64,7 @@ class ModelFlops:
         }
         batch = TensorBatch.build(features, rows, seed=0, device=self._device, training=True)
         self._model.train()
-        counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: addmm_flop})
+        counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: _addmm_flops})
         with torch.enable_grad(), counted() as attention, counter:
             self._model.loss(batch).backward()
         return int(counter.get_total_flops()) + attention.total
@@ -89,6 +89,11 @@ def _hollow_weight(parameter: Tensor, device: torch.device) -> nn.Parameter:
 
 def _forget_gradient(parameter: Tensor) -> None:
     parameter.grad = None
+
+
+def _addmm_flops(_: Sequence[int], left: Sequence[int], right: Sequence[int], **others: Any) -> int:
+    """Of the product that is added in place, by the factors' shapes; PyTorch knows the one with a result."""
+    return 2 * left[0] * left[1] * right[1]
 
 
 def _power_of_two(size: int) -> int:
