@@ -202,7 +202,7 @@ def assert_close(first: Trained, second: Trained, tolerance: float = 1e-4) -> No
         assert largest_difference(first.tables[name], second.tables[name]) <= tolerance
 
 
-@pytest.mark.parametrize("model", ["sasrec", "generative"])
+@pytest.mark.parametrize("model", ["sasrec", "light_decoder"])
 def test_defaults_of_the_one_file_trainer_are_those_of_a_run(model: str):
     given = {"data": {"path": "data"}, "model": {"name": model}}
     of_a_run = RunConfig.parse(given).model_dump(mode="json")
