@@ -42,6 +42,9 @@ test: env redis ## Run the tests.
 chaos: env ## Kill 50 processes of training runs, and compare with runs left alone.
 	$(BIN)/python -m benchmarks.chaos --kills 50
 
+quality: env ## Measure a row of benchmarks/QUALITY.md again: SOURCES=FOLDER ROW=beauty/shuffled/sasrec [SEED=0].
+	$(BIN)/python -m benchmarks.reproduction $(SOURCES) $(or $(ROW),--missing) --seed $(or $(SEED),0)
+
 lint: env ## Check style and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -55,4 +58,4 @@ clean: ## Remove the environment, caches and everything the demo made.
 	rm -rf $(VENV) .cache runs/demo data/movielens-100k .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help env demo redis test chaos lint format clean
+.PHONY: help env demo redis test chaos quality lint format clean

@@ -1,6 +1,7 @@
 """What the project claims of itself in figures, and how each of them is measured."""
 
 from benchmarks import (
+    attention,
     disk_stores,
     index,
     pipeline,
@@ -17,6 +18,7 @@ from benchmarks import (
 from benchmarks.harness import Bench
 
 BENCHES: dict[str, Bench] = {
+    "attention": attention.bench,
     "disk-stores": disk_stores.bench,
     "index": index.bench,
     "pipeline": pipeline.bench,

@@ -217,8 +217,12 @@ class Generative(nn.Module):
         super().__init__()
         model, dim = config["model"], config["model"]["backbone"]["dim"]
         folder = Path(config["data"]["semantic_ids"] or Path(config["data"]["path"]) / "semantic_ids")
-        sizes = json.loads((folder / "registry.json").read_text())["level_sizes"]
-        self.codes_IL = torch.from_numpy(load_file(folder / "codes.safetensors")["codes_IL"]).long()
+        registry = json.loads((folder / "registry.json").read_text())
+        # A digit that lists the items of a tuple is not learned.
+        num_levels = registry["num_codebooks"] if registry.get("uniform_digit") else None
+        sizes = registry["level_sizes"][:num_levels]
+        codes_IL = torch.from_numpy(load_file(folder / "codes.safetensors")["codes_IL"]).long()
+        self.codes_IL = codes_IL[:, :num_levels]
         self.code_rows_IL = self.codes_IL + torch.tensor([0, *sizes[:-1]]).cumsum(0)
         code_ids_V = torch.cat([torch.arange(size) | level << 32 for level, size in enumerate(sizes)])
         self.tables = {"code": Table("code", code_ids_V, config)}

@@ -39,14 +39,17 @@ BACKBONE = {"dim": 8, "num_layers": 1, "num_heads": 2, "feedforward_dim": 16, "m
 MODELS: dict[str, dict[str, Any]] = {
     "sasrec": {"name": "sasrec", "backbone": BACKBONE},
     "generative": {"name": "light_decoder", "backbone": BACKBONE, "decoder_dim": 16, "beam_width": 40},
+    "prefix": {"name": "prefix_decoder", "backbone": BACKBONE, "beam_width": 40},
+    "lazy": {"name": "lazy_decoder", "backbone": BACKBONE, "beam_width": 40},
 }
 
 
 def make_run(
     folder: Path,
-    model: Literal["sasrec", "generative"] = "sasrec",
+    model: Literal["sasrec", "generative", "prefix", "lazy"] = "sasrec",
     integer_users: bool = False,
     data_of: Callable[[Dataset], dict[str, Any]] = lambda dataset: {},
+    collision_policy: str = "extra_digit",
     **model_settings: object,
 ) -> Path:
     """`folder`/run: a run with one snapshot, trained on `folder`/data.
@@ -54,11 +57,12 @@ def make_run(
     Args:
         integer_users: users are 0, 1, ... instead of "u0", "u1", ...
         data_of: more settings of the data, such as `features`, for the data set that was made.
+        collision_policy: of the semantic IDs.
         model_settings: more settings of the model, such as `item_matrix="sparse"`.
     """
     dataset = _dataset(folder, integer_users)
-    if model == "generative":
-        _semantic_ids(dataset)
+    if model != "sasrec":
+        _semantic_ids(dataset, collision_policy)
     config = RunConfig.parse(
         {
             "data": {"path": str(dataset.root), **data_of(dataset)},
@@ -97,11 +101,16 @@ def _dataset(folder: Path, integer_users: bool) -> Dataset:
     return Dataset.open(folder / "data")
 
 
-def _semantic_ids(dataset: Dataset) -> None:
+def _semantic_ids(dataset: Dataset, collision_policy: str) -> None:
     """Codes of random vectors: enough levels and codes for a trie that branches."""
     vectors_ID = np.random.default_rng(0).normal(size=(len(dataset.items), 6)).astype(np.float32)
     registry, _ = fit_registry(
-        vectors_ID, dataset.items.ids_I, dataset.fingerprint, num_levels=2, codebook_size=4
+        vectors_ID,
+        dataset.items.ids_I,
+        dataset.fingerprint,
+        num_levels=2,
+        codebook_size=4,
+        collision_policy=collision_policy,
     )
     registry.save(dataset.root / SEMANTIC_IDS_FOLDER)
 

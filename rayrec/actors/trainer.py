@@ -12,6 +12,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,12 @@ class TrainerSpec:
     num_trainers: int
     num_threads: int
     compute: ComputeSettings = PLAIN
+    run_folder: Path | None = None
+    """Where what trainers measure is kept with the run; None keeps it in the process."""
+
+    def attention_file(self, member: int) -> Path | None:
+        """Each trainer has its own: their shares of a batch may be of different classes."""
+        return None if self.run_folder is None else self.run_folder / f"attention-{member}.json"
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,7 @@ class Trainer:
             caches_on(self._device),
         )
         self._lookups = self._new_lookups(0)
-        model = build_model(spec.model, spec.catalogue, spec.seed)
+        model = build_model(spec.model, spec.catalogue, spec.seed, spec.attention_file(role.member))
         # Before the model goes anywhere: its copy knows nothing of compiling and of shards.
         self._flops = ModelFlops(model, self._device.torch)
         self._utilisation = Utilisation(matrix_rate(self._device.torch, spec.compute.matrix_dtype))

@@ -1,4 +1,4 @@
-"""`prepare` and `tokenize`: a behaviour log in, a data set with semantic IDs out."""
+"""`prepare`: a behaviour log in, a data set out."""
 
 from __future__ import annotations
 
@@ -42,17 +42,6 @@ class Allow(StrEnum):
     duplicates = "duplicates"
     short_users = "short-users"
     cold_items = "cold-items"
-
-
-class Vectors(StrEnum):
-    interactions = "interactions"
-    text = "text"
-    both = "both"
-
-
-class Collisions(StrEnum):
-    extra_digit = "extra_digit"
-    reassign = "reassign"
 
 
 @command(app, "prepare")
@@ -150,64 +139,3 @@ def role_of(entry: str) -> tuple[str, str]:
     if not equals:
         raise InputError(f"--column {entry}: expected ROLE=NAME, as in user_id=customer")
     return role, name
-
-
-@command(app, "tokenize")
-def tokenize_command(
-    data: Annotated[Path, typer.Argument(help="Data set that `rayrec prepare` wrote.")],
-    to: Annotated[
-        Path | None, typer.Option("--out", help="Folder of the registry [DATA/semantic_ids].")
-    ] = None,
-    vectors: Annotated[Vectors, typer.Option(help="What the codes are made of.")] = Vectors.interactions,
-    levels: Annotated[int, typer.Option(help="Codes of an item.")] = 3,
-    codebook_size: Annotated[
-        int | None, typer.Option(help="Values a code may have [256, fewer for a small catalogue].")
-    ] = None,
-    collisions: Annotated[
-        Collisions, typer.Option(help="Items with the same codes: a further digit, or other codes.")
-    ] = Collisions.extra_digit,
-    text_weight: Annotated[float, typer.Option(help="Weight of text beside interactions.")] = 1.0,
-    window: Annotated[int, typer.Option(help="Places between events that count as neighbours.")] = 5,
-    dim: Annotated[int, typer.Option(help="Width of interaction vectors.")] = 64,
-    components: Annotated[int, typer.Option(help="Principal components that are clustered.")] = 64,
-    seed: Annotated[int, typer.Option(help="Seed of the clustering.")] = 0,
-) -> Answer:
-    """Give every item of a data set its semantic ID."""
-    from rayrec.pipelines.tokenize import TokenizeConfig, tokenize
-
-    config = TokenizeConfig.parse(
-        {
-            "vectors": vectors.value,
-            "num_levels": levels,
-            "codebook_size": codebook_size,
-            "collisions": collisions.value,
-            "text_weight": text_weight,
-            "window": window,
-            "dim": dim,
-            "components": components,
-            "seed": seed,
-        },
-        source="rayrec tokenize",
-    )
-    with progress_bar("texts") as progress:
-        report = tokenize(data, to, config, progress)
-    facts = report.report
-    rows = [
-        ("registry", f"{report.path}, version {facts['version']}"),
-        ("method", facts["method"]),
-        ("items", f"{facts['num_items']:,}, of which {report.num_without_data:,} without any data"),
-    ]
-    for number, level in enumerate(facts["levels"], start=1):
-        rows.append(
-            (
-                f"level {number}",
-                f"{level['used']} of {level['size']} codes used, perplexity {level['perplexity']:.1f}, "
-                f"{level['prefixes']:,} prefixes",
-            )
-        )
-    rows += [(key.replace("_", " "), str(value)) for key, value in facts.items() if key not in _SHOWN]
-    print_rows("Semantic IDs", rows)
-    return {"path": str(report.path), "num_without_data": report.num_without_data, **facts}
-
-
-_SHOWN = ("version", "method", "num_items", "levels")

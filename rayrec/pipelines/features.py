@@ -44,7 +44,7 @@ def sequence_features(
         dataset.items.ids_I,
         max_length=model.backbone.max_length,
         tables=sparse_tables(model),
-        codes_IL=None if registry is None else registry.codes_IL,
+        codes_IL=None if registry is None else registry.learned_codes_IL,
         num_negatives=num_negatives_of(config),
         negatives=model.negative_sampling if isinstance(model, SasRecConfig) else "uniform",
         train_counts_I=dataset.items.train_counts_I,

@@ -10,7 +10,14 @@ from rayrec.pipelines.snapshots import Snapshot, read_snapshot
 from rayrec.platform.config import differing_keys
 from rayrec.platform.errors import InputError
 
-FREE = ("beam_width", "backbone.dropout", "label_smoothing", "num_negatives", "negative_sampling")
+FREE = (
+    "attention",
+    "beam_width",
+    "backbone.dropout",
+    "label_smoothing",
+    "num_negatives",
+    "negative_sampling",
+)
 """Settings of a model that its weights do not depend on."""
 
 

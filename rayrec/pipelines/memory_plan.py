@@ -344,7 +344,7 @@ def _ids_of(assembly: Assembly, table: str) -> np.ndarray:
         return assembly.dataset.users["user_id"].to_numpy()
     assert table == "code", f"no rule for the ids of table {table!r}"
     assert assembly.registry is not None
-    return np.unique(code_ids(assembly.registry.codes_IL))
+    return np.unique(code_ids(assembly.registry.learned_codes_IL))
 
 
 def _batch_ids(assembly: Assembly, num_ids: Mapping[str, int]) -> dict[str, int]:
@@ -359,7 +359,7 @@ def _batch_ids(assembly: Assembly, num_ids: Mapping[str, int]) -> dict[str, int]
     num_items = num_tokens
     if isinstance(model, SasRecConfig) and model.item_matrix == "sparse":
         num_items = 2 * num_tokens + model.num_negatives
-    num_levels = 0 if assembly.registry is None else assembly.registry.codes_IL.shape[1]
+    num_levels = 0 if assembly.registry is None else assembly.registry.num_learned_levels
     most = {"item": num_items, "user": num_rows, "code": num_tokens * num_levels}
     return {name: min(most[name], known) for name, known in num_ids.items()}
 

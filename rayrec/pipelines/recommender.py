@@ -56,7 +56,7 @@ class Recommender:
         self.committed_step = snapshot.committed_step
         self._assembly = assembly
         self._program = TorchProgram(
-            build_model(config.model, assembly.catalogue, config.seed),
+            build_model(config.model, assembly.catalogue_known_to(snapshot), config.seed),
             assembly.dense_optimizer(),
             device.torch,
             config.seed,

@@ -5,11 +5,12 @@ A snapshot's manifest is copied last, and run.json after that: what run.json nam
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from pathlib import Path
 
 from pyarrow import fs
 
-from rayrec.pipelines.run_folder import ACCEPTED_FILE, COLUMNS_FILE
+from rayrec.pipelines.run_folder import ACCEPTED_FILE, ATTENTION_FILES, COLUMNS_FILE
 from rayrec.pipelines.snapshots import MANIFEST
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import remote_folder
@@ -44,7 +45,8 @@ class RunCopy:
                 files = [entry.name for entry in (run / SNAPSHOTS / name).iterdir()]
                 for file in sorted(files, key=lambda file: file == MANIFEST):
                     self._send(run, f"{SNAPSHOTS}/{name}/{file}")
-        for name in _DESCRIPTIONS:
+        measured = sorted(path.name for path in run.glob(ATTENTION_FILES))
+        for name in (*measured, *_DESCRIPTIONS):
             if (run / name).exists():
                 self._send(run, name)
         for name in self._snapshots() - snapshots:
@@ -65,7 +67,7 @@ class RunCopy:
             for file in self._there.filesystem.get_file_info(folder):
                 if not file.base_name.startswith("."):  # never arrived whole
                     self._fetch(run, f"{SNAPSHOTS}/{name}/{file.base_name}")
-        for name in _DESCRIPTIONS:
+        for name in (*self._measured(), *_DESCRIPTIONS):
             if self._exists(name):
                 self._fetch(run, name)
 
@@ -78,6 +80,11 @@ class RunCopy:
             return False
         with self._there.filesystem.open_input_file(self._there.path_of(name)) as file:
             return bool(file.read() == (run / name).read_bytes())
+
+    def _measured(self) -> list[str]:
+        there = self._there
+        infos = there.filesystem.get_file_info(fs.FileSelector(there.path_of("")))
+        return [info.base_name for info in infos if fnmatch(info.base_name, ATTENTION_FILES)]
 
     def _snapshots(self) -> set[str]:
         """Those that are whole."""

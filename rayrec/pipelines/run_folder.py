@@ -3,6 +3,7 @@
 RUN/config.yaml            the settings
 RUN/columns.arrow          names and types of the columns that training rows have before any operation
 RUN/accepted.jsonl         of a growing folder, the files that were accepted (see `accepted_files`)
+RUN/attention-N.json       where attention is measured, which backends trainer N has taken (see `choice`)
 RUN/.lock                  held by the process that trains; names it
 RUN/run.json               state, the error that ended it, best and last snapshot
 RUN/metrics.jsonl          one line per validation
@@ -52,6 +53,7 @@ FREE_TO_CHANGE = (
     "training.micro_batches",
     "training.compile",
     "training.parallel",
+    "model.attention",
     "data.path",
     "data.semantic_ids",
     "data.samples",
@@ -68,6 +70,7 @@ fingerprint of the one and the version of the other, and its cursor that of the 
 
 LOCK_FILE = ".lock"
 COLUMNS_FILE, ACCEPTED_FILE = "columns.arrow", "accepted.jsonl"
+ATTENTION_FILES = "attention-*.json"
 
 
 class RunFolder:
@@ -136,8 +139,8 @@ class RunFolder:
             )
         _refuse_other_content(path)
         path.mkdir(parents=True, exist_ok=True)
-        for name in (COLUMNS_FILE, ACCEPTED_FILE):
-            (path / name).unlink(missing_ok=True)
+        for left in (path / COLUMNS_FILE, path / ACCEPTED_FILE, *path.glob(ATTENTION_FILES)):
+            left.unlink(missing_ok=True)
         write_atomically(path / "config.yaml", config.to_yaml().encode())
         folder.update(state="running", error=None, best=None, last=None)
         return folder

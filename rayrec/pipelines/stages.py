@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -73,8 +74,11 @@ class _Member:
 
 
 @contextmanager
-def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
+def running_stages(run: str, assembly: Assembly, folder: Path | None = None) -> Iterator[Stages]:
     """Start every actor of a run; leaving the block ends them, whatever happened inside.
+
+    Args:
+        folder: of the run, where trainers keep what they measure.
 
     Raises:
         ActorDeathError: an actor's process died; names the actor. Other errors pass as they are.
@@ -135,7 +139,7 @@ def running_stages(run: str, assembly: Assembly) -> Iterator[Stages]:
         )
         trainers = keep(
             "trainer",
-            spawn_trainers(run, trainer_spec(assembly), servers, pipeline.cpus_per_trainer, heart),
+            spawn_trainers(run, trainer_spec(assembly, folder), servers, pipeline.cpus_per_trainer, heart),
             pipeline.cpus_per_trainer,
             accelerator,
         )
@@ -237,7 +241,7 @@ def lookup_settings(assembly: Assembly) -> LookupSettings:
     )
 
 
-def trainer_spec(assembly: Assembly) -> TrainerSpec:
+def trainer_spec(assembly: Assembly, folder: Path | None) -> TrainerSpec:
     config = assembly.config
     return TrainerSpec(
         model=config.model,
@@ -252,4 +256,5 @@ def trainer_spec(assembly: Assembly) -> TrainerSpec:
         num_trainers=config.pipeline.num_trainers,
         num_threads=assembly.trainer_threads,
         compute=config.training.compute,
+        run_folder=folder,
     )

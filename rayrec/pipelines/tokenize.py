@@ -1,35 +1,36 @@
-"""`rayrec tokenize`: a prepared data set in, the semantic IDs of its items out."""
+"""`rayrec tokenize`: a prepared data set in, the semantic IDs of its items out.
+
+tokenize           fit a tokenizer on the catalogue; registry and tokenizer are written side by side
+extend             a catalogue that has grown: new items get codes of that tokenizer, others keep theirs
+import_published   codes that others published
+compare            registries of one catalogue, measured alike
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
+import torch
 from pydantic import Field
 
-from rayrec.models.item_vectors import (
-    ItemVectors,
-    combine,
-    interaction_vectors,
-    principal_components,
-    text_vectors,
-)
-from rayrec.models.tokenizers.fit import fit_registry
+from rayrec.models.tokenizers.extend import NewItems, extend_registry
+from rayrec.models.tokenizers.fit import quantized_registry, reconstruction_errors
+from rayrec.models.tokenizers.item_tokenizer import FILES as TOKENIZER_FILES
+from rayrec.models.tokenizers.item_tokenizer import ItemTokenizer
+from rayrec.models.tokenizers.published import published_registry
+from rayrec.models.tokenizers.registry import SemanticIdRegistry
+from rayrec.models.tokenizers.report import prefix_purity
 from rayrec.pipelines.features import SEMANTIC_IDS_FOLDER
+from rayrec.pipelines.item_blocks import INTERACTIONS, TEXT, Progress, interaction_block, text_block
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset import Dataset
-from rayrec.samples.jagged import list_values
-
-Progress = Callable[[int, int], None]
-"""Called with (texts encoded, texts)."""
+from rayrec.samples.item_labels import item_labels
 
 
 class TokenizeConfig(Config):
@@ -42,16 +43,24 @@ class TokenizeConfig(Config):
     """With `both`: length of a text vector beside an interaction vector of length 1."""
     components: int = Field(64, ge=1)
     """Principal components of these vectors that are clustered; k-means fails in many more."""
+    tokenizer: Literal["rq_kmeans", "balanced_rq_kmeans", "rq_vae", "opq"] = "rq_kmeans"
+    """What makes codes of vectors: residual k-means, the same with clusters of nearly equal size, a residual
+    quantised autoencoder, or optimised product quantisation, whose levels do not refine one another."""
     num_levels: int = Field(3, ge=1, le=8)
     codebook_size: int | None = Field(None, ge=2, le=32_768)
     """Values a code may have; None takes 256, or fewer where the catalogue is too small to fill them."""
-    collisions: Literal["extra_digit", "reassign"] = "extra_digit"
-    """Items with the same codes: number them with one more digit, or move some to the nearest free tuple."""
+    iterations: int | None = Field(None, ge=1)
+    """Rounds over the vectors (of `rq_vae`, epochs); None takes what suits the tokenizer."""
+    collisions: Literal["extra_digit", "reassign", "share"] = "extra_digit"
+    """Items with the same codes: number them with one more digit, move some to the nearest free tuple, or let
+    them share the tuple and its probability."""
     dim: int = Field(64, ge=1)
     """Width of the interaction vectors."""
     window: int = Field(5, ge=1)
     """Events of a user this many places apart or fewer count as neighbours."""
     seed: int = Field(0, ge=0)
+    categories: str | None = None
+    """Column of the items by which the report measures prefixes; None takes one that is called so."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,7 @@ class TokenizeReport:
     num_without_data: int
     """Items about which nothing was known; their codes are arbitrary."""
     report: dict[str, Any]
-    """`SemanticIdRegistry.report()`."""
+    """`SemanticIdRegistry.report()`, and `purity` where items have categories."""
 
 
 def tokenize(
@@ -71,7 +80,7 @@ def tokenize(
     config: TokenizeConfig | None = None,
     progress: Progress | None = None,
 ) -> TokenizeReport:
-    """Cluster the items of a data set and write their registry.
+    """Fit a tokenizer on the items of a data set; write it, and their registry.
 
     Args:
         out: folder of the registry; `semantic_ids` inside the data set if None.
@@ -81,54 +90,183 @@ def tokenize(
     """
     config = config or TokenizeConfig()
     dataset = Dataset.open(data)
-    vectors = _item_vectors(dataset, config, progress)
+    ids_I = dataset.items.ids_I
+    blocks = {}
+    if config.vectors != TEXT:
+        blocks[INTERACTIONS] = interaction_block(dataset, config.dim, config.window, config.seed)
+    if config.vectors != INTERACTIONS:
+        blocks[TEXT] = text_block(dataset, progress)
+    weights = {INTERACTIONS: 1.0, TEXT: config.text_weight}
     try:
-        registry, report = fit_registry(
-            principal_components(vectors.vectors_ID, config.components),
-            dataset.items.ids_I,
+        tokenizer = ItemTokenizer.fit(
+            config.tokenizer,
+            blocks,
+            ids_I,
+            config.num_levels,
+            config.codebook_size or _usual_codebook_size(len(dataset.items)),
+            config.seed,
+            config.iterations,
+            {name: weights[name] for name in blocks},
+            config.components,
+        )
+        vectors = tokenizer.vectors(blocks, ids_I)
+        registry = quantized_registry(
+            tokenizer.quantizer,
+            torch.from_numpy(vectors.vectors_ID),
+            ids_I,
             dataset.fingerprint,
-            num_levels=config.num_levels,
-            codebook_size=config.codebook_size or _usual_codebook_size(len(dataset.items)),
-            collision_policy=config.collisions,
-            seed=config.seed,
-            vectors_from=f"{config.components} components of {config.vectors}",
+            config.collisions,
+            vectors_from=f"{vectors.vectors_ID.shape[1]} components of {config.vectors}",
+            popularity_I=dataset.items.train_counts_I,
+            tokenizer_version=tokenizer.version,
         )
     except ValueError as error:
         raise InputError(f"{data}: {error} (--codebook-size, --levels)") from error
-    path = Path(out) if out is not None else Path(data) / SEMANTIC_IDS_FOLDER
+    path = _folder(data, out)
+    # The registry last: it names the tokenizer beside it.
+    tokenizer.save(path)
     registry.save(path)
+    return TokenizeReport(path, vectors.num_without_data, _measured(registry, dataset, config.categories))
+
+
+def extend(
+    data: str | Path,
+    semantic_ids: str | Path,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    categories: str | None = None,
+) -> TokenizeReport:
+    """Give codes to the items that a data set has and a registry lacks, with the tokenizer fitted for that
+    one.
+
+    Text vectors of new items are made of their texts. What would be their interaction vectors is not known:
+    they have the mean of those that were fitted, and if there is nothing else, their codes are arbitrary.
+
+    Args:
+        data: a data set whose catalogue has all items of the registry.
+        semantic_ids: folder of the registry, with its tokenizer.
+        out: folder of the new registry; `semantic_ids` inside the data set if None.
+
+    Returns:
+        `num_without_data` counts new items only.
+
+    Raises:
+        InputError: something is missing or does not belong together, an item of the registry is not in the
+            data set, or there is no room for a new one.
+    """
+    dataset, path = Dataset.open(data), _folder(data, out)
+    if path.resolve() == Path(semantic_ids).resolve():
+        raise InputError(
+            f"{path}: is the registry to be extended, which models may depend on; "
+            "name another folder with --out"
+        )
+    registry = SemanticIdRegistry.load(semantic_ids)
+    tokenizer = _tokenizer_of(registry, Path(semantic_ids))
+    ids_I = dataset.items.ids_I
+    new_N = np.flatnonzero(~np.isin(ids_I, registry.item_ids_I))
+    blocks = {}
+    if TEXT in tokenizer.preparation.blocks and len(new_N):
+        blocks[TEXT] = text_block(dataset, progress, new_N)
+    try:
+        vectors = tokenizer.vectors(blocks, ids_I[new_N])
+        vectors_ND = torch.from_numpy(vectors.vectors_ID)
+        new = NewItems(ids_I[new_N], vectors_ND, vectors.num_without_data)
+        extended = extend_registry(registry, tokenizer.quantizer, new, ids_I, dataset.fingerprint)
+    except ValueError as error:
+        raise InputError(f"{data}: {error}") from error
+    tokenizer.save(path)
+    extended.save(path)
+    report = _measured(extended, dataset, categories)
+    if len(new_N) > 1:
+        codes_NL = tokenizer.quantizer.encode(vectors_ND)
+        report["new_items_reconstruction_error"] = reconstruction_errors(
+            vectors_ND, codes_NL, tokenizer.quantizer
+        )
     return TokenizeReport(path, vectors.num_without_data, report)
+
+
+def import_published(
+    data: str | Path,
+    file: str | Path,
+    out: str | Path | None = None,
+    collisions: str = "extra_digit",
+    key_offset: int = 0,
+    codebook_size: int | None = None,
+    categories: str | None = None,
+) -> TokenizeReport:
+    """Write a registry of codes that others published.
+
+    Arguments as those of `rayrec.models.tokenizers.published.published_registry`.
+
+    Raises:
+        InputError: no such data set, or a file that is no such codes of its items.
+    """
+    dataset = Dataset.open(data)
+    registry = published_registry(
+        file,
+        dataset.items.keys.to_pylist(),
+        dataset.items.ids_I,
+        dataset.fingerprint,
+        collisions,
+        key_offset,
+        codebook_size,
+        dataset.items.train_counts_I,
+    )
+    path = _folder(data, out)
+    registry.save(path)
+    TOKENIZER_FILES.remove(path)  # one that may lie there made other codes
+    return TokenizeReport(path, 0, _measured(registry, dataset, categories))
+
+
+def compare(
+    data: str | Path, folders: Sequence[str | Path], categories: str | None = None
+) -> list[TokenizeReport]:
+    """Measure registries of one catalogue; nothing is written.
+
+    Raises:
+        InputError: no such data set or registry, or one of other items.
+    """
+    dataset = Dataset.open(data)
+    reports = []
+    for folder in folders:
+        registry = SemanticIdRegistry.load(folder)
+        if not np.array_equal(registry.item_ids_I, dataset.items.ids_I):
+            raise InputError(
+                f"{folder}: the registry has other items than {data}; compare those of one data set"
+            )
+        reports.append(TokenizeReport(Path(folder), 0, _measured(registry, dataset, categories)))
+    return reports
+
+
+def _measured(registry: SemanticIdRegistry, dataset: Dataset, categories: str | None) -> dict[str, Any]:
+    report = registry.report()
+    labels = item_labels(dataset, categories)
+    if labels is not None:
+        codes_IC = registry.codes_IL[:, : registry.num_codebooks]
+        purity = prefix_purity(codes_IC, labels.items_P, labels.labels_P)
+        report["purity"] = {"column": labels.column, "levels": purity}
+    return report
+
+
+def _tokenizer_of(registry: SemanticIdRegistry, folder: Path) -> ItemTokenizer:
+    if registry.tokenizer_version is None:
+        raise InputError(
+            f"{folder}: this registry has no tokenizer that could give codes to new items: it was published "
+            "by others or made before tokenizers were kept; make semantic IDs anew with: rayrec tokenize DATA"
+        )
+    tokenizer = ItemTokenizer.load(folder)
+    if tokenizer.version != registry.tokenizer_version:
+        raise InputError(
+            f"{folder}: the tokenizer there has version {tokenizer.version}, but the codes were made by "
+            f"{registry.tokenizer_version}; put the files of one tokenizer together"
+        )
+    return tokenizer
+
+
+def _folder(data: str | Path, out: str | Path | None) -> Path:
+    return Path(out) if out is not None else Path(data) / SEMANTIC_IDS_FOLDER
 
 
 def _usual_codebook_size(num_items: int) -> int:
     """A power of two that leaves four items to a code on average: clusters of one leave nothing to code."""
     return max(2, min(256, 2 ** int(math.log2(max(num_items, 8) / 4))))
-
-
-def _item_vectors(dataset: Dataset, config: TokenizeConfig, progress: Progress | None) -> ItemVectors:
-    blocks: dict[str, NDArray[np.float32]] = {}
-    if config.vectors != "text":
-        blocks["interactions"] = _interactions(dataset, config)
-    if config.vectors != "interactions":
-        texts = dataset.items.texts.to_pylist()
-        if not any(texts):
-            raise InputError(
-                f"{dataset.root}: its items have no text; use --vectors interactions, "
-                "or prepare the data with an items file that has titles or descriptions"
-            )
-        blocks["text"] = text_vectors(texts, progress)
-    weights = {"interactions": 1.0, "text": config.text_weight}
-    return combine(blocks, dataset.items.ids_I, {name: weights[name] for name in blocks}, config.seed)
-
-
-def _interactions(dataset: Dataset, config: TokenizeConfig) -> NDArray[np.float32]:
-    """Vectors from the training sequences, and from nothing else."""
-    tables = [pq.read_table(dataset.root / name, columns=["item_ids"]) for name in dataset.train_files]
-    item_ids_N, offsets_B1 = list_values(pa.concat_tables(tables)["item_ids"])
-    positions_N = dataset.item_positions(item_ids_N)
-    try:
-        return interaction_vectors(
-            positions_N, offsets_B1, len(dataset.items), config.dim, config.window, seed=config.seed
-        )
-    except ValueError as error:
-        raise InputError(f"{dataset.root}: {error}; use --vectors text") from error

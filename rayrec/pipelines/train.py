@@ -189,7 +189,7 @@ def _attempt(
     assembly = assembly.going_on_from(snapshot, folder.path)
     attempt: TrainingRun | None = None
     try:
-        with running_stages(folder.name, assembly) as stages:
+        with running_stages(folder.name, assembly, folder.path.resolve()) as stages:
             stages.watch.get(
                 [server.check_sees.remote(str(folder.path / "run.json")) for server in stages.servers]
             )

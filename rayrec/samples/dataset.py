@@ -117,8 +117,13 @@ class Dataset:
         return tuple(sorted(name for name in self.manifest.files if name.startswith(f"{TRAIN_FOLDER}/")))
 
     @cached_property
+    def item_table(self) -> pa.Table:
+        """[I] rows of the catalogue: what `items` has, and the further columns of the source."""
+        return self._read(ITEMS_FILE)
+
+    @cached_property
     def items(self) -> Items:
-        table = self._read(ITEMS_FILE)
+        table = self.item_table
         return Items(
             ids_I=table["item_id"].to_numpy(),
             keys=table["item_key"],

@@ -215,11 +215,11 @@ def test_what_cannot_be_compiled_is_explained():
     compiled = program("sasrec")
     compile_parts(compiled.model, broken)
 
-    with pytest.raises(
-        InputError, match=r"training.compile: .*no C\+\+ compiler found.*set training.compile"
+    with (
+        pytest.raises(InputError, match=r"training.compile: .*no C\+\+ compiler found.*set training.compile"),
+        explained(),
     ):
-        with explained():
-            train(compiled, "sasrec", 1)
+        train(compiled, "sasrec", 1)
 
 
 def test_model_flops_are_those_of_a_hand_count():

@@ -12,7 +12,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import nn
 
-from rayrec.models.compute import ComputeSettings
+from rayrec.models.compute import PLAIN, ComputeSettings
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.program import DivergedError, TorchProgram
 from rayrec.models.sharding import ShardedModel
@@ -26,7 +26,7 @@ SETTINGS = DenseOptimizerSettings(0.01, 0.01, RateSchedule(), max_grad_norm=0.5,
 SPLIT = ComputeSettings(parallel="fsdp2")
 
 
-def program(name: str, compute: ComputeSettings = ComputeSettings()) -> TorchProgram:
+def program(name: str, compute: ComputeSettings = PLAIN) -> TorchProgram:
     made = TorchProgram(
         model_of(name), SETTINGS, CPU, 5, sum_over_trainers=torch.distributed.all_reduce, compute=compute
     )

@@ -8,7 +8,6 @@ Axes as in `rayrec.models.attention.call`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -58,7 +57,8 @@ def _block_mask(call: AttentionCall) -> Any:
     def mask(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         seen = (key >= first_BTW[row, query, 0]) & (key < stop_BTW[row, query, 0])
         for span in range(1, first_BTW.shape[2]):
-            seen |= (key >= first_BTW[row, query, span]) & (key < stop_BTW[row, query, span])
+            further = (key >= first_BTW[row, query, span]) & (key < stop_BTW[row, query, span])
+            seen = seen | further
         return seen
 
     return create_block_mask(
@@ -73,7 +73,7 @@ def _block_mask(call: AttentionCall) -> Any:
 
 
 @cache
-def _flex_attention(device: str) -> Callable[..., Any]:
+def _flex_attention(device: str) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention

@@ -47,8 +47,9 @@ class Spans:
 
 def visible(first_W: Tensor, stop_W: Tensor, place_S: Tensor) -> Tensor:
     """[..., W] spans and [S] places to [..., S] bool."""
-    inside = (place_S[:, None] >= first_W[..., None, :]) & (place_S[:, None] < stop_W[..., None, :])
-    return inside.any(-1)
+    spans = zip(first_W.unbind(-1), stop_W.unbind(-1), strict=True)
+    inside = [(place_S >= first[..., None]) & (place_S < stop[..., None]) for first, stop in spans]
+    return inside[0] if len(inside) == 1 else inside[0] | inside[1]
 
 
 @dataclass(frozen=True)

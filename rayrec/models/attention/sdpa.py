@@ -24,7 +24,9 @@ def attend(call: AttentionCall) -> Tensor:
     )
     if isinstance(call.mask, Causal) and call.is_self and call.bias is None:
         # Rows are padded on the right, so the causal mask alone keeps padding out of every token's sight.
-        out_BHTE = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=call.scale)
+        out_BHTE = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=call.scale
+        )
         return call.queries.unpad(out_BHTE.transpose(1, 2))
     seen_BTS = call.spans.dense(call.queries, call.keys)
     blind_BT = ~seen_BTS.any(-1)

@@ -84,7 +84,7 @@ def block_size(device: str, row_bytes: int) -> int:
 
 class _Jagged(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         query_NHC: Tensor,
         key_MHC: Tensor,
@@ -105,7 +105,7 @@ class _Jagged(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_NHE: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_NHE: Tensor) -> tuple[Tensor | None, ...]:
         query_NHC, key_MHC, value_MHE, place_HP, time_HD, out_NHE, lse_NH = ctx.saved_tensors
         launch: _Launch = ctx.launch
         grad_NHE = grad_NHE.contiguous()
@@ -134,7 +134,7 @@ class _Jagged(torch.autograd.Function):
         key_blocks = launch.blocks(launch.keys, launch.block)
         launch("key_gradients", key_blocks, (*given, d_key_MHC, d_value_MHE), launch.seen_by(key_blocks))
         d_tables = [
-            None if total is None else (total.sum(0).to(launch.sums) / units).to(table.dtype)
+            None if total is None or units is None else (total.sum(0).to(launch.sums) / units).to(table.dtype)
             for total, table in zip(tables, (place_HP, time_HD), strict=True)
         ]
         return d_query_NHC, d_key_MHC, d_value_MHE, *d_tables, None
@@ -146,7 +146,7 @@ class _Launch:
     def __init__(
         self, call: AttentionCall, inner: list[Tensor], place_HP: Tensor | None, time_HD: Tensor | None
     ) -> None:
-        query_NHC, key_MHC, value_MHE = inner
+        query_NHC, _, value_MHE = inner
         self.queries, self.keys = call.queries, call.keys
         self.num_heads = query_NHC.shape[1]
         self.sums = torch.float64 if query_NHC.dtype == torch.float64 else torch.float32

@@ -8,8 +8,8 @@ which all add: in fixed point, as integers, whose sum does not depend on the ord
 What a query sees are the spans of `rayrec.models.attention.masks`, loaded beside it. Scores exist for a block
 at a time, and are computed again in the backward pass.
 
-Axes: T queries and S keys of a block, C width of a query or key head, E width of a value head; in the kernels'
-names for constants, BLOCK_X is what an axis is padded to.
+Axes: T queries and S keys of a block, C width of a query or key head, E width of a value head; a constant
+BLOCK_X is what axis X is padded to.
 
 This module needs triton, whose annotations and `tl` it reads when a kernel is compiled; without it, it can be
 imported and not used. `rayrec.models.attention.triton_backend` imports it when it is needed.
@@ -107,7 +107,9 @@ def _load(BASE, token_T, stride_token, head, stride_head, valid_T, WIDTH: tl.con
 
 
 @triton.jit
-def _store(BASE, x, token_T, stride_token, head, stride_head, valid_T, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _store(
+    BASE, x, token_T, stride_token, head, stride_head, valid_T, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
     column = tl.arange(0, BLOCK)
     where = token_T[:, None] * stride_token + head * stride_head + column[None, :]
     keep = valid_T[:, None] & (column[None, :] < WIDTH)
@@ -275,7 +277,7 @@ def query_gradients(
         )  # fmt: skip
         seen = _seen(first0, stop0, first1, stop1, place_S, NUM_SPANS)
         d_weights = tl.dot(d_out, tl.trans(v), input_precision=PRECISION, out_dtype=ACC)
-        weights, d_scores = _weights_and_gradients(
+        _, d_scores = _weights_and_gradients(
             scores, seen, d_weights, lse_T, delta_T, length, SOFTMAX
         )  # fmt: skip
         if NUM_PLACES > 0:

@@ -110,6 +110,10 @@ def _check(call: AttentionCall) -> None:
             "query and key must agree in heads and width, value in heads; got "
             f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
         )
+    if not query.dtype == key.dtype == value.dtype:
+        raise ValueError(
+            f"query, key and value must have one dtype, got {query.dtype}, {key.dtype} and {value.dtype}"
+        )
     if call.bias is None:
         return
     for table_HK in call.bias.tables:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rayrec.models.attention.choice import AUTO, Choice
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.attention.masks import Full
 from rayrec.models.attention.uni_attention import attend
@@ -41,6 +42,8 @@ class ContextKeys:
     """First token of each row's sequences."""
     layers: tuple[tuple[Tensor, Tensor], ...]
     """Per layer ([M, H, C] keys, [M, H, C] values)."""
+    choice: Choice
+    """Who computes the attention."""
 
     def __len__(self) -> int:
         return self.layout.num_rows
@@ -48,7 +51,7 @@ class ContextKeys:
     def some_rows(self, rows: slice) -> ContextKeys:
         layout, tokens = self.layout.some_rows(rows)
         layers = tuple((keys[tokens], values[tokens]) for keys, values in self.layers)
-        return ContextKeys(layout, self.start_BD[rows], layers)
+        return ContextKeys(layout, self.start_BD[rows], layers, self.choice)
 
     def look(self, layer: int, query_SLHC: Tensor) -> Tensor:
         """At all of a row's context, for equally many sequences of each row; see `Look`."""
@@ -58,15 +61,19 @@ class ContextKeys:
             ("queries", length), lambda: JaggedLayout.even(num_rows, length, query_NHC.device)
         )
         keys, values = self.layers[layer]
-        return attend(query_NHC, keys, values, queries, self.layout, mask=FULL).view_as(query_SLHC)
+        seen_NHC = attend(query_NHC, keys, values, queries, self.layout, mask=FULL, choice=self.choice)
+        return seen_NHC.view_as(query_SLHC)
 
 
 class CrossDecoderLayer(nn.Module):
     """Pre-norm cross-attention, self-attention and feed-forward, each added to its input."""
 
-    def __init__(self, dim: int, num_heads: int, feedforward_dim: int, dropout: float, index: int) -> None:
+    def __init__(
+        self, dim: int, num_heads: int, feedforward_dim: int, dropout: float, index: int, choice: Choice
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
+        self.choice = choice
         self.cross_norm = nn.LayerNorm(dim)
         self.cross_query = nn.Linear(dim, dim, bias=False)
         self.context_kv = nn.Linear(dim, 2 * dim, bias=False)
@@ -93,7 +100,7 @@ class CrossDecoderLayer(nn.Module):
         """Whole sequences: each token sees those before it."""
         qkv_N3HC = self.qkv(self.self_norm(x_SLD)).flatten(0, 1).unflatten(1, (3, self.num_heads, -1))
         query_NHC, key_NHC, value_NHC = qkv_N3HC.unbind(1)
-        seen_NHC = attend(query_NHC, key_NHC, value_NHC, sequences)
+        seen_NHC = attend(query_NHC, key_NHC, value_NHC, sequences, choice=self.choice)
         return x_SLD + dropout(self.dropouts[1], self.self_out(seen_NHC.flatten(1).view_as(x_SLD)))
 
     def along_cached(self, x_BWD: Tensor, layer: int, cache: BeamCache) -> Tensor:
@@ -132,13 +139,19 @@ class CrossDecoder(nn.Module):
         feedforward_dim: int,
         level_sizes: Sequence[int],
         dropout: float,
+        choice: Choice = AUTO,
     ) -> None:
+        """
+        Args:
+            choice: who computes the attention; weights do not depend on it.
+        """
         super().__init__()
+        self.choice = choice
         self.codes_KD = nn.ParameterList(nn.Parameter(torch.empty(size, dim)) for size in level_sizes)
         self.levels_LD = nn.Parameter(torch.empty(len(level_sizes), dim))
         self.input_dropout = KeyedDropout(dropout, 0)
         self.layers = nn.ModuleList(
-            CrossDecoderLayer(dim, num_heads, feedforward_dim, dropout, 1 + 4 * layer)
+            CrossDecoderLayer(dim, num_heads, feedforward_dim, dropout, 1 + 4 * layer, choice)
             for layer in range(num_layers)
         )
         self.final_norm = nn.LayerNorm(dim)

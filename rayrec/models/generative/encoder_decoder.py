@@ -64,7 +64,7 @@ class EncoderDecoder(GenerativeBackbone[ContextKeys]):
         first = decoder.num_dropouts
         self.input_dropout = KeyedDropout(dropout, first)
         self.blocks = nn.ModuleList(
-            Block(dim, num_heads, feedforward_dim, dropout, first + index, mask=Full())
+            Block(dim, num_heads, feedforward_dim, dropout, first + index, decoder.choice, Full())
             for index in range(num_layers)
         )
         self.final_norm = nn.LayerNorm(dim)
@@ -123,7 +123,8 @@ class EncoderDecoder(GenerativeBackbone[ContextKeys]):
         for block in self.blocks:
             x_MD = block(x_MD, tokens, keys_M)
         start_RD = self.start_D.expand(len(rows_R), -1)
-        return ContextKeys(tokens, start_RD, self.decoder.context_keys(self.final_norm(x_MD)))
+        keys = self.decoder.context_keys(self.final_norm(x_MD))
+        return ContextKeys(tokens, start_RD, keys, self.decoder.choice)
 
     def step(self, context: ContextKeys, cache: BeamCache, depth: int, codes_BWd: Tensor) -> Tensor:
         return self.decoder.step(context, cache, depth, codes_BWd)

@@ -82,7 +82,8 @@ class LazyDecoder(GenerativeBackbone[ContextKeys]):
             num_levels = query_NLHC.shape[1]
             queries, mask = layout.repeated(num_levels), CausalGroups(num_levels)
             keys, values = layers[layer]
-            seen = attend(query_NLHC.flatten(0, 1), keys, values, queries, layout, mask=mask)
+            query_NHC, choice = query_NLHC.flatten(0, 1), self.decoder.choice
+            seen = attend(query_NHC, keys, values, queries, layout, mask=mask, choice=choice)
             return seen.view_as(query_NLHC)
 
         return look
@@ -90,7 +91,7 @@ class LazyDecoder(GenerativeBackbone[ContextKeys]):
     def encode_context(self, batch: TensorBatch) -> ContextKeys:
         events_ND = self.embed_history(batch)
         start_BD = events_ND.index_select(0, batch.layout.last_B)
-        return ContextKeys(batch.layout, start_BD, self.decoder.context_keys(events_ND))
+        return ContextKeys(batch.layout, start_BD, self.decoder.context_keys(events_ND), self.decoder.choice)
 
     def step(self, context: ContextKeys, cache: BeamCache, depth: int, codes_BWd: Tensor) -> Tensor:
         return self.decoder.step(context, cache, depth, codes_BWd)

@@ -45,28 +45,43 @@ MAX_GATHERED = 1 << 24
 class PrefixDecoder(GenerativeBackbone[VectorContext]):
     """History to one vector; that vector against those of prefixes."""
 
+    codes_IL: Tensor
     nodes_IL: Tensor
 
-    def __init__(self, backbone: CausalTransformer, codes_IL: Tensor, level_sizes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        backbone: CausalTransformer,
+        codes_IL: Tensor,
+        level_sizes: Sequence[int],
+        known_I: Tensor | None = None,
+    ) -> None:
         """
         Args:
-            codes_IL: of the catalogue it is trained on, whose prefixes get vectors.
+            codes_IL: [I, L] learned codes of the catalogue; items may share all of them.
+            level_sizes: K of each level.
+            known_I: [I] bool, the items it is trained on, whose prefixes have vectors; None is all.
         """
         super().__init__()
         self.backbone = backbone
         dim = backbone.positions_TD.shape[1]
-        self._trie = CodeTrie.from_codes(codes_IL)
+        known_codes = codes_IL if known_I is None else codes_IL[known_I]
+        self._trie = CodeTrie.from_codes(known_codes.unique(dim=0))
         self.shared_KD = nn.ParameterList(_vectors(size, dim) for size in level_sizes)
         self.own_VD = nn.ParameterList(
             _vectors(self._trie.num_nodes(depth + 1), dim) for depth in range(self._trie.depth)
         )
-        self.register_buffer("nodes_IL", self._trie.nodes_IL, persistent=False)
+        codes_IL = codes_IL.long()
+        nodes_IL = torch.stack([self._nodes(codes_IL[:, : d + 1]) for d in range(len(level_sizes))], dim=1)
+        self._knows_all = known_I is None or bool((nodes_IL >= 0).all())
+        self.register_buffer("codes_IL", codes_IL, persistent=False)
+        self.register_buffer("nodes_IL", nodes_IL, persistent=False)
 
     @property
     def trie(self) -> CodeTrie:
         """Of the catalogue it is trained on."""
-        if self._trie.device != self.nodes_IL.device:
-            self._trie = self._trie.to(self.nodes_IL.device)
+        device = self.own_VD[0].device
+        if self._trie.device != device:  # it is no buffer that Module.to() would move
+            self._trie = self._trie.to(device)
         return self._trie
 
     def prefix_vectors(self) -> list[Tensor]:
@@ -80,8 +95,16 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
     def embed_history(self, batch: TensorBatch, vectors: Sequence[Tensor]) -> Tensor:
         """[N, D] input vector of every history event."""
         nodes_NL = self.nodes_IL[batch.items_N]
-        events = [functional.embedding(nodes_NL[:, depth], v_VD) for depth, v_VD in enumerate(vectors)]
-        return torch.stack(events).sum(0)
+        total_ND = None
+        for depth, vectors_VD in enumerate(vectors):
+            vector_ND = functional.embedding(nodes_NL[:, depth].clamp(min=0), vectors_VD)
+            if not self._knows_all:
+                codes_N = self.codes_IL[batch.items_N, depth]
+                shared_ND = functional.embedding(codes_N, self.shared_KD[depth])
+                vector_ND = torch.where(nodes_NL[:, depth, None] < 0, shared_ND, vector_ND)
+            total_ND = vector_ND if total_ND is None else total_ND + vector_ND
+        assert total_ND is not None
+        return total_ND
 
     def loss(self, batch: TensorBatch, codes_NL: Tensor) -> Tensor:
         assert batch.targets_N is not None
@@ -108,7 +131,8 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
         event_P = torch.repeat_interleave(torch.arange(len(chosen_M), device=count_M.device), count_M)
         start_M = count_M.cumsum(0) - count_M
         place_P = torch.arange(len(event_P), device=count_M.device) - start_M[event_P]
-        context_PD = context_ND.index_select(0, chosen_M[event_P])
+        # Not index_select, whose gradient adds row by row.
+        context_PD = functional.embedding(chosen_M[event_P], context_ND)
         child_PD = functional.embedding(first_M[event_P] + place_P, vectors_VD)
         logits_P = (context_PD * child_PD).sum(1)
         # As many columns as any prefix has children: the shape does not depend on the batch.
@@ -129,12 +153,12 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
             for depth in range(codes_BWL.shape[2])
         ]
 
-    def _nodes(self, codes_BWd: Tensor) -> Tensor:
-        """[B, W] node of each prefix; -1 for one of which training knew nothing."""
-        node_BW = torch.zeros(codes_BWd.shape[:2], dtype=torch.int64, device=codes_BWd.device)
-        for depth in range(codes_BWd.shape[2]):
-            node_BW = self.trie.child(depth, node_BW, codes_BWd[:, :, depth])
-        return node_BW
+    def _nodes(self, codes: Tensor) -> Tensor:
+        """[...] node of each prefix [..., d]; -1 for one of which training knew nothing."""
+        nodes = torch.zeros(codes.shape[:-1], dtype=torch.int64, device=codes.device)
+        for depth in range(codes.shape[-1]):
+            nodes = self.trie.child(depth, nodes, codes[..., depth])
+        return nodes
 
     def _logits(self, context: VectorContext, depth: int, node_BW: Tensor) -> Tensor:
         """[B, W, K]: of every code; those that no known item has there get what their code alone says."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from rayrec.models.decoding.beam import BeamResult, beam_search
 from rayrec.models.decoding.leaf_filter import LeafFilter
-from rayrec.models.decoding.prefixes import ItemDistribution
+from rayrec.models.decoding.prefixes import ItemDistribution, Step
 from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.generative.backbone import Context, GenerativeBackbone
 from rayrec.models.sequence_model import Ranking, SequenceModel
@@ -18,14 +20,21 @@ MAX_BEAMS = 1 << 16
 
 
 class GenerativeRecommender(SequenceModel):
-    """Items appear only as paths of the trie."""
+    """Items appear only as paths of the trie.
+
+    Where the catalogue's codes have one level more than the backbone's, that level lists the items which
+    share a tuple: nothing is learned of it, and the distribution is uniform over it.
+    """
 
     codes_IL: Tensor
 
-    def __init__(self, backbone: GenerativeBackbone, codes_IL: Tensor, beam_width: int) -> None:
+    def __init__(
+        self, backbone: GenerativeBackbone[Any], codes_IL: Tensor, beam_width: int, num_learned_levels: int
+    ) -> None:
         """
         Args:
             codes_IL: [I, L] codes of every item of the catalogue.
+            num_learned_levels: levels that the backbone scores: all, or all but the last.
             beam_width: beams of `rank`; never fewer than the items asked for.
         """
         super().__init__()
@@ -33,6 +42,8 @@ class GenerativeRecommender(SequenceModel):
         self.register_buffer("codes_IL", codes_IL, persistent=False)
         self._trie = CodeTrie.from_codes(codes_IL)
         self.beam_width = beam_width
+        self._num_learned_levels = num_learned_levels
+        self._num_codes_of_last = self._trie.num_codes[-1]
 
     @property
     def trie(self) -> CodeTrie:
@@ -43,7 +54,7 @@ class GenerativeRecommender(SequenceModel):
 
     def loss(self, batch: TensorBatch) -> Tensor:
         assert batch.targets_N is not None
-        return self.backbone.loss(batch, self.codes_IL[batch.targets_N].long())
+        return self.backbone.loss(batch, self._learned_codes(batch.targets_N))
 
     def distribution(
         self,
@@ -53,8 +64,22 @@ class GenerativeRecommender(SequenceModel):
         renormalised: bool = True,
     ) -> ItemDistribution:
         """What is said of the items of each row."""
-        step = self.backbone.start(context)
+        step = self._start(context)
         return ItemDistribution(step, self.trie, len(context), leaf_filter, temperature, renormalised)
+
+    def _learned_codes(self, items_N: Tensor) -> Tensor:
+        return self.codes_IL[items_N, : self._num_learned_levels].long()
+
+    def _start(self, context: Context) -> Step:
+        learned = self.backbone.start(context)
+
+        def step(depth: int, codes_BWd: Tensor, parent_BW: Tensor | None) -> Tensor:
+            if depth < self._num_learned_levels:
+                return learned(depth, codes_BWd, parent_BW)
+            equal = torch.zeros(1, device=codes_BWd.device)
+            return equal.expand(*codes_BWd.shape[:2], self._num_codes_of_last)
+
+        return step
 
     def rank(self, batch: TensorBatch, k: int, excluded_BE: Tensor | None) -> Ranking:
         context = self.backbone.encode_context(batch)

@@ -1,26 +1,56 @@
-"""What happens to items that the codebooks cannot tell apart.
+"""What happens to items that the codebooks cannot tell apart. Needs numpy alone.
 
-Axes: I items, L code levels, K codes of a level, D dimensions, G items of a
-prefix (items that share all codes but the last).
+    extra_digit   one more level numbers the items of a tuple; a model learns it as it does any level
+    reassign      all but one item of a tuple move to free ones, at the last level
+    share         the items keep one tuple and are equally probable: one more level lists them, which no model
+                  learns, and over which decoding is uniform
+
+With every policy an item has a path of its own in the trie, so that decoding returns items with exact
+probabilities; under `share` an item's is its tuple's, divided by the items that share it.
+
+Axes: I items, L code levels, K codes of a level, G items of a prefix (items that share all codes but the
+last).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from rayrec.models.tokenizers.code_tuples import IntArray, tuple_groups
-from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
 
-CollisionPolicy = Callable[[Tensor, Tensor, ResidualKMeans], Tensor]
-"""`policy(codes_IL, vectors_ID, kmeans)`: [I, L] or [I, L + 1] codes, no two rows the same."""
+LastLevelDistances = Callable[[NDArray[np.int64]], NDArray[np.float32]]
+"""`distances(items_G)`: [G, K] squared distance from what the last level has to encode of an item, its other
+codes given, to each of its codes. Items by their row."""
 
 
-def add_extra_digit(codes_IL: Tensor, vectors_ID: Tensor, kmeans: ResidualKMeans) -> Tensor:
+@dataclass(frozen=True)
+class Evidence:
+    """What a policy may go by, besides the codes."""
+
+    num_last_codes: int
+    """Codes of the last level, K."""
+    last_level_distances: LastLevelDistances | None = None
+    """None where the codebooks or the vectors are not known."""
+    popularity_I: NDArray[np.int64] | None = None
+    """Training events of each item."""
+
+
+@dataclass(frozen=True)
+class CollisionPolicy:
+    """One way to tell items of a tuple apart."""
+
+    resolve: Callable[[IntArray, Evidence], IntArray]
+    """`resolve(codes_IL, evidence)`: [I, L] or [I, L + 1] codes, no two rows the same."""
+    digit: Literal["none", "learned", "uniform"]
+    """The level that is added."""
+
+
+def add_extra_digit(codes_IL: IntArray, evidence: Evidence) -> IntArray:
     """Add a level that numbers the items of each tuple from 0; it is always 0 when nobody collides.
 
     Items are numbered in catalogue order. That is the order of a hash of the
@@ -29,16 +59,21 @@ def add_extra_digit(codes_IL: Tensor, vectors_ID: Tensor, kmeans: ResidualKMeans
 
     Source: TIGER, arXiv:2305.05065, section 3.1.
     """
-    group_I, _ = tuple_groups(codes_IL.cpu().numpy())
-    # A stable sort keeps catalogue order within a group; the digit is the place in it.
-    order_I = np.argsort(group_I, kind="stable")
-    sorted_I = group_I[order_I]
-    digit_I = np.empty_like(group_I)
-    digit_I[order_I] = np.arange(len(group_I)) - np.searchsorted(sorted_I, sorted_I)
-    return torch.cat([codes_IL, torch.from_numpy(digit_I)[:, None].to(codes_IL)], dim=1)
+    return _numbered(codes_IL, np.zeros(len(codes_IL), dtype=np.int64))
 
 
-def reassign_last_code(codes_IL: Tensor, vectors_ID: Tensor, kmeans: ResidualKMeans) -> Tensor:
+def share_tuple(codes_IL: IntArray, evidence: Evidence) -> IntArray:
+    """Add a level that lists the items of each tuple, those with most training events first.
+
+    Of equally probable items decoding returns the first in this list; equally popular ones stand in catalogue
+    order, as all do where popularity is not known.
+    """
+    popularity_I = evidence.popularity_I
+    rank_I = np.zeros(len(codes_IL), dtype=np.int64) if popularity_I is None else -popularity_I
+    return _numbered(codes_IL, rank_I)
+
+
+def reassign_last_code(codes_IL: IntArray, evidence: Evidence) -> IntArray:
     """Of items that share a tuple, let the nearest keep it and move the others to free last codes.
 
     Under each prefix the items to be moved choose in turn, the farthest from its
@@ -47,41 +82,55 @@ def reassign_last_code(codes_IL: Tensor, vectors_ID: Tensor, kmeans: ResidualKMe
     item moves follows from the vectors.
 
     Raises:
-        ValueError: a prefix has more items than the last level has codes.
+        ValueError: a prefix has more items than the last level has codes, or distances are not known.
     """
-    codes = codes_IL.cpu().numpy().copy()
+    if evidence.last_level_distances is None:
+        raise ValueError(
+            "collision policy reassign moves items by their distance to other codes, and these codes came "
+            "without codebooks; choose the policy extra_digit or share"
+        )
+    codes = codes_IL.copy()
     prefix_I, num_items_of = tuple_groups(codes[:, :-1]) if codes.shape[1] > 1 else _one_prefix(len(codes))
-    size = kmeans.codebook_size
     fullest = int(num_items_of.argmax())
-    if num_items_of[fullest] > size:
+    if num_items_of[fullest] > evidence.num_last_codes:
         prefix = codes[np.argmax(prefix_I == fullest), :-1].tolist()
         raise ValueError(
             f"collision policy reassign: {num_items_of[fullest]} items share the prefix {prefix}, but the "
-            f"last level has only {size} codes; choose a larger codebook_size, more levels, or the policy "
-            "extra_digit"
+            f"last level has only {evidence.num_last_codes} codes; choose a larger codebook_size, more "
+            "levels, or the policy extra_digit or share"
         )
-    residuals_ID = vectors_ID.to(torch.float32)
-    if codes.shape[1] > 1:
-        residuals_ID = residuals_ID - kmeans.decode(codes_IL[:, :-1])
-    residuals = residuals_ID.cpu().numpy()
-    centroids_KD = kmeans.codebooks_LKD[-1].cpu().numpy()
-
     group_I, group_sizes = tuple_groups(codes)
     crowded = np.unique(prefix_I[group_sizes[group_I] > 1])
     order_I = np.argsort(prefix_I, kind="stable")
     ends = np.cumsum(num_items_of)
     for prefix_number in crowded:
         members_G = order_I[ends[prefix_number] - num_items_of[prefix_number] : ends[prefix_number]]
-        difference_GKD = residuals[members_G, None, :] - centroids_KD
-        distances_GK = np.square(difference_GKD).sum(axis=2)
-        codes[members_G, -1] = _spread(codes[members_G, -1], distances_GK)
-    return torch.from_numpy(codes).to(codes_IL)
+        codes[members_G, -1] = _spread(codes[members_G, -1], evidence.last_level_distances(members_G))
+    return codes
 
 
 COLLISION_POLICIES: dict[str, CollisionPolicy] = {
-    "extra_digit": add_extra_digit,
-    "reassign": reassign_last_code,
+    "extra_digit": CollisionPolicy(add_extra_digit, digit="learned"),
+    "reassign": CollisionPolicy(reassign_last_code, digit="none"),
+    "share": CollisionPolicy(share_tuple, digit="uniform"),
 }
+
+
+def policy_named(name: str) -> CollisionPolicy:
+    """Raises ValueError for a name that is not in `COLLISION_POLICIES`."""
+    if name not in COLLISION_POLICIES:
+        raise ValueError(f"there is no collision policy {name!r}; known: {', '.join(COLLISION_POLICIES)}")
+    return COLLISION_POLICIES[name]
+
+
+def _numbered(codes_IL: IntArray, rank_I: NDArray[np.int64]) -> IntArray:
+    """A last column that counts the items of each tuple from 0, by rank and then in catalogue order."""
+    group_I, _ = tuple_groups(codes_IL)
+    order_I = np.lexsort((rank_I, group_I))  # which is stable
+    sorted_I = group_I[order_I]
+    digit_I = np.empty_like(group_I)
+    digit_I[order_I] = np.arange(len(group_I)) - np.searchsorted(sorted_I, sorted_I)
+    return np.concatenate([codes_IL, digit_I[:, None].astype(codes_IL.dtype)], axis=1)
 
 
 def _one_prefix(num_items: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -1,6 +1,6 @@
 """From item vectors to a registry of semantic IDs.
 
-Axes: I items, L code levels, D dimensions of an item vector.
+Axes: I items, G some of them, L code levels, K codes of a level, D dimensions of an item vector.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rayrec.models.tokenizers.code_tuples import tuple_groups
-from rayrec.models.tokenizers.collisions import COLLISION_POLICIES
+from rayrec.models.tokenizers.collisions import Evidence, policy_named
+from rayrec.models.tokenizers.item_tokenizer import fitted_quantizer
+from rayrec.models.tokenizers.quantizer import Quantizer
 from rayrec.models.tokenizers.registry import SemanticIdRegistry, smallest_code_dtype
-from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
+from rayrec.models.tokenizers.report import collision_counts
 
 
 def fit_registry(
@@ -26,78 +27,101 @@ def fit_registry(
     codebook_size: int = 256,
     collision_policy: str = "extra_digit",
     seed: int = 0,
-    num_iterations: int = 25,
+    num_iterations: int | None = None,
     vectors_from: str = "item vectors",
+    tokenizer: str = "rq_kmeans",
+    popularity_I: NDArray[np.int64] | None = None,
 ) -> tuple[SemanticIdRegistry, dict[str, Any]]:
-    """Cluster the vectors, resolve collisions, and report how well it went.
+    """Quantise the vectors, resolve collisions, and report how well it went.
 
     Args:
-        vectors_ID: A finite vector of every item; a tensor is clustered on its
+        vectors_ID: A finite vector of every item; a tensor is quantised on its
             device.
         item_ids_I: Ids in catalogue order.
         dataset_fingerprint: Of the data set the catalogue belongs to.
-        num_levels, codebook_size, seed, num_iterations: See `ResidualKMeans`.
+        num_levels, codebook_size, seed, num_iterations: See `Quantizer`.
         collision_policy: A name of `COLLISION_POLICIES`.
         vectors_from: Where the vectors come from, for the description.
+        tokenizer: A name of `TOKENIZERS`.
+        popularity_I: Training events of each item, for the policy `share`.
 
     Returns:
         The registry, and its `report()`.
 
     Raises:
-        ValueError: unknown policy, as many vectors as items are not given,
-            vectors that cannot be clustered, or collisions that the policy
+        ValueError: unknown policy or tokenizer, as many vectors as items are not given,
+            vectors that cannot be quantised, or collisions that the policy
             cannot resolve.
     """
-    if collision_policy not in COLLISION_POLICIES:
-        raise ValueError(
-            f"there is no collision policy {collision_policy!r}; known: {', '.join(COLLISION_POLICIES)}"
-        )
-    if len(vectors_ID) != len(item_ids_I):
-        raise ValueError(f"expected a vector for each of {len(item_ids_I)} items, got {len(vectors_ID)}")
+    policy_named(collision_policy)
+    _check_number(vectors_ID, item_ids_I)
     vectors = torch.as_tensor(vectors_ID).to(torch.float32)
-    kmeans = ResidualKMeans(num_levels, codebook_size, seed, num_iterations).fit(vectors)
-    raw_codes_IL = kmeans.encode(vectors)
-    codes_IL = COLLISION_POLICIES[collision_policy](raw_codes_IL, vectors, kmeans)
-
-    level_sizes = (codebook_size,) * num_levels
-    if codes_IL.shape[1] > num_levels:
-        level_sizes += (int(codes_IL[:, -1].max()) + 1,)
-    registry = SemanticIdRegistry(
-        item_ids_I=np.ascontiguousarray(item_ids_I, dtype=np.int64),
-        codes_IL=codes_IL.cpu().numpy().astype(smallest_code_dtype(level_sizes)),
-        level_sizes=level_sizes,
-        num_codebooks=num_levels,
-        collision_policy=collision_policy,
-        method=(
-            f"residual k-means over {vectors_from}: {num_levels} levels of {codebook_size} codes, "
-            f"seed {seed}, at most {num_iterations} iterations"
-        ),
-        dataset_fingerprint=dataset_fingerprint,
-        codebooks_CKD=kmeans.codebooks_LKD.cpu().numpy(),
-        fit_report={
-            "collisions": _collisions(raw_codes_IL.cpu().numpy()),
-            "reconstruction_error": _reconstruction_errors(vectors, raw_codes_IL, kmeans),
-        },
+    quantizer = fitted_quantizer(tokenizer, vectors, num_levels, codebook_size, seed, num_iterations)
+    registry = quantized_registry(
+        quantizer,
+        vectors,
+        item_ids_I,
+        dataset_fingerprint,
+        collision_policy,
+        vectors_from=vectors_from,
+        popularity_I=popularity_I,
     )
     return registry, registry.report()
 
 
-def _collisions(codes_IL: NDArray[np.int64]) -> dict[str, int]:
-    """Items that the codebooks alone cannot tell from another, before the policy acts."""
-    _, sizes = tuple_groups(codes_IL)
-    shared = sizes[sizes > 1]
-    return {
-        "items": int(shared.sum()),
-        "groups": len(shared),
-        "largest_group": int(sizes.max()),
-    }
+def quantized_registry(
+    quantizer: Quantizer,
+    vectors_ID: Tensor,
+    item_ids_I: NDArray[np.int64],
+    dataset_fingerprint: str,
+    collision_policy: str,
+    vectors_from: str = "item vectors",
+    popularity_I: NDArray[np.int64] | None = None,
+    tokenizer_version: str | None = None,
+) -> SemanticIdRegistry:
+    """The registry that a fitted quantiser makes of these items; arguments and errors as `fit_registry`."""
+    policy = policy_named(collision_policy)
+    _check_number(vectors_ID, item_ids_I)
+    raw_codes_IL = quantizer.encode(vectors_ID)
+
+    def last_level_distances(items_G: NDArray[np.int64]) -> NDArray[np.float32]:
+        rows_G = torch.from_numpy(items_G).to(vectors_ID.device)
+        return quantizer.last_level_distances(vectors_ID[rows_G], raw_codes_IL[rows_G]).cpu().numpy()
+
+    raw = raw_codes_IL.cpu().numpy()
+    evidence = Evidence(quantizer.codebook_size, last_level_distances, popularity_I)
+    codes_IL = policy.resolve(raw, evidence)
+    level_sizes = (quantizer.codebook_size,) * quantizer.num_levels
+    if policy.digit != "none":
+        level_sizes += (int(codes_IL[:, -1].max()) + 1,)
+    return SemanticIdRegistry(
+        item_ids_I=np.ascontiguousarray(item_ids_I, dtype=np.int64),
+        codes_IL=codes_IL.astype(smallest_code_dtype(level_sizes)),
+        level_sizes=level_sizes,
+        num_codebooks=quantizer.num_levels,
+        collision_policy=collision_policy,
+        method=f"{quantizer.description}, of {vectors_from}",
+        dataset_fingerprint=dataset_fingerprint,
+        codebooks_CKD=quantizer.codebooks_LKD.cpu().numpy(),
+        fit_report={
+            "collisions": collision_counts(raw),
+            "reconstruction_error": reconstruction_errors(vectors_ID, raw_codes_IL, quantizer),
+        },
+        uniform_digit=policy.digit == "uniform",
+        tokenizer_version=tokenizer_version,
+    )
 
 
-def _reconstruction_errors(vectors_ID: Tensor, codes_IL: Tensor, kmeans: ResidualKMeans) -> list[float]:
+def reconstruction_errors(vectors_ID: Tensor, codes_IL: Tensor, quantizer: Quantizer) -> list[float]:
     """Squared error of the first level, the first two, ... relative to the vectors' variance."""
     spread = (vectors_ID - vectors_ID.mean(dim=0)).square().sum()
     errors = []
     for depth in range(1, codes_IL.shape[1] + 1):
-        difference_ID = vectors_ID - kmeans.decode(codes_IL[:, :depth])
+        difference_ID = vectors_ID - quantizer.decode(codes_IL[:, :depth])
         errors.append(float(difference_ID.square().sum() / spread))
     return errors
+
+
+def _check_number(vectors_ID: NDArray[np.floating] | Tensor, item_ids_I: NDArray[np.int64]) -> None:
+    if len(vectors_ID) != len(item_ids_I):
+        raise ValueError(f"expected a vector for each of {len(item_ids_I)} items, got {len(vectors_ID)}")

@@ -11,9 +11,6 @@ D dimensions of an item vector.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,10 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.models.tokenizers.code_tuples import tuple_groups
+from rayrec.models.tokenizers.report import level_statistics
+from rayrec.models.tokenizers.saved_pair import SavedPair, checksum
 from rayrec.platform.errors import InputError
 
-FORMAT_VERSION = 1
-_MANIFEST, _TENSORS = "registry.json", "codes.safetensors"
+FILES = SavedPair(
+    "registry.json", "codes.safetensors", "semantic ID registry", readable_formats=(1, 2), written_format=2
+)
 _SETTINGS = (
     "level_sizes",
     "num_codebooks",
@@ -35,7 +35,17 @@ _SETTINGS = (
     "dataset_fingerprint",
     "fit_report",
 )
-_ARRAYS = ("item_ids_I", "codes_IL", "codebooks_CKD")
+_NEW_IN_FORMAT_2 = ("uniform_digit", "tokenizer_version", "ancestors")
+"""Left out where they say nothing: a registry of format 1 keeps its version."""
+_ARRAYS = ("item_ids_I", "codes_IL", "codebooks_CKD", "added_I")
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """A registry that another one extends: its items have the same codes there."""
+
+    version: str
+    dataset_fingerprint: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +67,15 @@ class SemanticIdRegistry:
     codebooks_CKD: NDArray[np.float32] | None = None
     fit_report: dict[str, Any] = field(default_factory=dict)
     """Measured while fitting, and not to be had from the codes alone; plain JSON values."""
+    uniform_digit: bool = False
+    """Whether the last level merely lists the items of a tuple, each equally probable: no model learns it."""
+    tokenizer_version: str | None = None
+    """Of the fitted tokenizer (`ItemTokenizer`) that gives codes to new items; None where there is none."""
+    ancestors: tuple[Ancestor, ...] = ()
+    """Registries that this one extends, the oldest first."""
+    added_I: NDArray[np.int16] | None = None
+    """Which extension brought each item: n for the one of `ancestors[n - 1]`, 0 for the items of the first
+    registry; None where nothing was extended."""
 
     def __post_init__(self) -> None:
         codes, sizes = self.codes_IL, np.array(self.level_sizes)
@@ -67,6 +86,8 @@ class SemanticIdRegistry:
             )
         if not len(sizes) - 1 <= self.num_codebooks <= len(sizes):
             raise ValueError(f"num_codebooks is {self.num_codebooks} for {len(sizes)} levels")
+        if self.uniform_digit and self.num_codebooks == len(sizes):
+            raise ValueError(f"all {len(sizes)} levels have codebooks: none of them is a uniform digit")
         outside_I = ((codes < 0) | (codes >= sizes)).any(axis=1)
         if outside_I.any():
             position = int(outside_I.argmax())
@@ -85,14 +106,37 @@ class SemanticIdRegistry:
     def num_items(self) -> int:
         return len(self.item_ids_I)
 
+    @property
+    def num_learned_levels(self) -> int:
+        """Levels that a model predicts and reads; a digit after them says nothing of an item."""
+        return self.num_codebooks if self.uniform_digit else len(self.level_sizes)
+
+    @property
+    def learned_level_sizes(self) -> tuple[int, ...]:
+        return self.level_sizes[: self.num_learned_levels]
+
+    @property
+    def learned_codes_IL(self) -> NDArray[np.integer]:
+        """Not distinct where items share a tuple."""
+        return self.codes_IL[:, : self.num_learned_levels]
+
     @cached_property
     def version(self) -> str:
         """The first 16 hex digits of the SHA-256 of settings and arrays."""
-        digest = hashlib.sha256(_canonical_json(self._settings()))
-        for name, array in self._arrays().items():
-            digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()[:16]
+        return checksum(self._settings(), self._arrays())
+
+    def extends(self, version: str, dataset_fingerprint: str) -> bool:
+        """Whether a model that was trained with that registry and data set may use this one: what it
+        learned of its codes holds here, and no level that it predicts has grown."""
+        return Ancestor(version, dataset_fingerprint) in self.ancestors
+
+    def known_to(self, version: str) -> NDArray[np.bool_]:
+        """[I] whether each item was there in this version of the registry, its own or an ancestor's."""
+        versions = [ancestor.version for ancestor in self.ancestors]
+        if self.added_I is None or version not in versions:
+            return np.ones(self.num_items, dtype=bool)
+        known_I: NDArray[np.bool_] = self.added_I <= versions.index(version)
+        return known_I
 
     def check_matches(self, version: str, holder: str) -> None:
         """Refuse a checkpoint, trie or server (`holder`, named in the error) of another registry.
@@ -108,37 +152,20 @@ class SemanticIdRegistry:
 
     def report(self) -> dict[str, Any]:
         """Use of the codes, level by level, and what was measured while fitting; plain JSON values."""
-        levels = []
-        for level, size in enumerate(self.level_sizes):
-            counts_K = np.bincount(self.codes_IL[:, level], minlength=size)
-            share = counts_K[counts_K > 0] / self.num_items
-            levels.append(
-                {
-                    "size": size,
-                    "used": len(share),
-                    "perplexity": float(np.exp(-(share * np.log(share)).sum())),
-                    "prefixes": len(tuple_groups(self.codes_IL[:, : level + 1])[1]),
-                }
-            )
         return {
             "version": self.version,
             "method": self.method,
             "num_items": self.num_items,
             "num_codebooks": self.num_codebooks,
             "collision_policy": self.collision_policy,
-            "levels": levels,
+            "ancestors": [ancestor.version for ancestor in self.ancestors],
+            "levels": level_statistics(self.codes_IL, self.level_sizes),
             **self.fit_report,
         }
 
     def save(self, folder: str | Path) -> None:
         """Write `registry.json` and `codes.safetensors`, each whole or not at all, the manifest last."""
-        from safetensors.numpy import save
-
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        manifest = {"format_version": FORMAT_VERSION, "version": self.version, **self._settings()}
-        _write_whole(folder / _TENSORS, save(self._arrays()))
-        _write_whole(folder / _MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+        FILES.write(folder, self.version, self._settings(), self._arrays())
 
     @classmethod
     def load(cls, folder: str | Path) -> SemanticIdRegistry:
@@ -148,45 +175,30 @@ class SemanticIdRegistry:
             InputError: a file is missing or cannot be read, or the content is
                 not what was saved; names the file.
         """
-        from safetensors import SafetensorError
-        from safetensors.numpy import load
-
-        manifest_path, tensors_path = Path(folder) / _MANIFEST, Path(folder) / _TENSORS
-        manifest_bytes = _read(manifest_path)
+        manifest, arrays = FILES.read(folder)
         try:
-            manifest = json.loads(manifest_bytes)
-            format_version = manifest["format_version"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{manifest_path}: not the manifest of a semantic ID registry; make it again"
-            ) from error
-        if format_version != FORMAT_VERSION:
-            raise InputError(
-                f"{manifest_path}: written in format {format_version}, "
-                f"this program reads format {FORMAT_VERSION}"
-            )
-        tensors_bytes = _read(tensors_path)
-        try:
-            arrays: dict[str, Any] = load(tensors_bytes)
-        except SafetensorError as error:
-            raise InputError(f"{tensors_path}: damaged ({error}); make the registry again") from error
-        try:
-            settings = {name: manifest[name] for name in _SETTINGS}
+            settings: dict[str, Any] = {name: manifest[name] for name in _SETTINGS}
+            settings |= {name: manifest[name] for name in _NEW_IN_FORMAT_2 if name in manifest}
             settings["level_sizes"] = tuple(settings["level_sizes"])
+            settings["ancestors"] = tuple(Ancestor(**values) for values in settings.get("ancestors", ()))
             version = manifest["version"]
-            registry = cls(**settings, **{name: arrays[name] for name in _ARRAYS if name in arrays})
+            tensors: dict[str, Any] = {name: arrays[name] for name in _ARRAYS if name in arrays}
+            registry = cls(**settings, **tensors)
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{manifest_path} and {_TENSORS} do not form a registry: {error}") from error
-        if registry.version != version:
             raise InputError(
-                f"{tensors_path}: its content and that of {_MANIFEST} have checksum {registry.version}, "
-                f"but version {version} was saved; a file was changed or damaged, "
-                "make the registry again"
-            )
+                f"{Path(folder) / FILES.manifest} and {FILES.tensors} do not form a registry: {error}"
+            ) from error
+        FILES.check_version(folder, version, registry.version)
         return registry
 
     def _settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _SETTINGS}
+        settings = {name: getattr(self, name) for name in _SETTINGS}
+        new = {
+            "uniform_digit": self.uniform_digit,
+            "tokenizer_version": self.tokenizer_version,
+            "ancestors": [vars(ancestor) for ancestor in self.ancestors],
+        }
+        return settings | {name: new[name] for name in _NEW_IN_FORMAT_2 if new[name]}
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         arrays = {name: getattr(self, name) for name in _ARRAYS}
@@ -196,28 +208,3 @@ class SemanticIdRegistry:
 def smallest_code_dtype(level_sizes: tuple[int, ...]) -> type[np.int16] | type[np.int32]:
     """The type in which a registry keeps codes of these levels."""
     return np.int16 if max(level_sizes) <= np.iinfo(np.int16).max + 1 else np.int32
-
-
-def _canonical_json(values: dict[str, Any]) -> bytes:
-    return json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot be read ({error.strerror}); expected a saved semantic ID registry"
-        ) from error
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -79,7 +79,7 @@ def test_grouped_equals_the_reference(case, scoring, biased):
 @pytest.mark.parametrize("scoring", SCORINGS, ids=["softmax", "silu"])
 @pytest.mark.parametrize("make_mask", [Causal, lambda: SlidingWindow(70)], ids=["causal", "window"])
 def test_grouped_equals_the_reference_over_several_blocks_and_pieces(make_mask, scoring, monkeypatch):
-    monkeypatch.setattr(grouped, "PIECE_SCORES", 2 * 64 * 150)
+    monkeypatch.setattr(grouped, "BLOCK_SCORES", 2 * 64 * 150)
     call = make_call(Case(make_mask, (150, 7, 140, 2, 65, 130)), scoring, biased=True)
 
     assert_equal_results(grouped.BACKEND, REFERENCE, call, TOLERANCE)
@@ -120,13 +120,30 @@ def test_grouped_rows_are_padded_to_rows_of_like_length_alone():
     lengths = np.random.default_rng(0).integers(1, 500, 60)
     call = make_call(Case(Causal, tuple(lengths.tolist())), gradients=False)
 
-    groups = grouped.group_rows(call.queries, call.keys, call.spans)
+    pieces = grouped.cut(call.queries, call.keys, call.spans, num_heads=2)
 
-    assert sum(len(group.query_GT) for group in groups) == 60
-    for group in groups:
-        shortest = (group.query_GT < call.queries.num_tokens).sum(1).min()
-        longest = group.query_GT.shape[1]
+    assert sum(len(piece.queries.token_RT) for piece in pieces) == 60
+    for piece in pieces:
+        longest = piece.queries.token_RT.shape[1]
+        rows_R = call.queries.row_N[piece.queries.token_RT[:, 0]].tolist()
+        shortest = call.queries.lengths_B[rows_R].min()
         assert longest <= grouped.SHORT or longest <= grouped.LENGTH_RATIO * shortest + 1
+
+
+def test_grouped_gives_the_same_bits_on_any_number_of_threads(monkeypatch):
+    monkeypatch.setattr(grouped, "BLOCK_SCORES", 2 * 64 * 40)
+    call = make_call(CASES["targets"], biased=True, dtype=torch.float32)
+    alone = results(grouped.BACKEND, call)
+
+    torch.set_num_threads(2)
+    try:
+        together = results(grouped.BACKEND, call)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+    for first, second in zip(alone, together, strict=True):
+        assert torch.equal(first, second)
 
 
 def test_grouped_computes_in_float32_what_comes_in_bfloat16():
@@ -137,9 +154,8 @@ def test_grouped_computes_in_float32_what_comes_in_bfloat16():
         torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if case not in ("full, across", "causal, across")]
-)
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("case", CASES)
 def test_flex_equals_the_reference_forward(case):
     # Forward alone: FlexAttention has no backward pass on a CPU.
     call = make_call(CASES[case], gradients=False)

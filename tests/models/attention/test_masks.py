@@ -30,7 +30,8 @@ def sight(mask, lengths, key_lengths=None):
 
 def test_full_sees_the_row_and_no_padding():
     assert sight(Full(), [1, 2]) == [["x"], ["xx", "xx"]]
-    assert not Full().spans(layout([1, 2]), layout([1, 2])).dense(layout([1, 2]), layout([1, 2]))[0, :, 1].any()
+    rows = layout([1, 2])
+    assert not Full().spans(rows, rows).dense(rows, rows)[0, :, 1].any()
 
 
 def test_causal_sees_itself_and_what_came_before():

@@ -102,7 +102,7 @@ def test_reordered_beams_take_their_caches_along(make):
 @pytest.mark.parametrize("make", ALL)
 def test_a_wide_beam_ranks_exhaustively(make):
     network, tables = network_of(make)
-    model = GenerativeRecommender(network, CODES, NUM_ITEMS)
+    model = GenerativeRecommender(network, CODES, NUM_ITEMS, 3)
     batch = tensor_batch(histories(ROWS, NUM_ITEMS, tables, CODES_IL))
     context = network.encode_context(batch)
     items_BW = torch.arange(NUM_ITEMS).expand(len(ROWS), -1)

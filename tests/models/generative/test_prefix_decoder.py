@@ -78,7 +78,7 @@ def test_a_wide_beam_ranks_by_the_trained_probabilities(gather_cost, monkeypatch
     monkeypatch.setattr(prefix_decoder, "GATHER_COST", gather_cost)
     monkeypatch.setattr(prefix_decoder, "MAX_GATHERED", 3 * DIM)
     network = decoder()
-    model = GenerativeRecommender(network, torch.tensor(CODES_IL), NUM_ITEMS)
+    model = GenerativeRecommender(network, torch.tensor(CODES_IL), NUM_ITEMS, 3)
     batch = tensor_batch(histories(ROWS, NUM_ITEMS))
 
     ranking = model.rank(batch, NUM_ITEMS, None)
@@ -132,3 +132,26 @@ def test_a_batch_of_single_events_trains():
     context_ND = contexts(network.backbone, network.embed_history(batch, network.prefix_vectors()), batch)
     logits_K = context_ND[0] @ (network.shared_KD[0] + network.own_VD[0]).T
     torch.testing.assert_close(loss, functional.cross_entropy(logits_K, torch.tensor(1)))
+
+
+def test_a_model_knows_new_items_by_what_they_share_with_known_ones():
+    """The last item came after training: the same weights, and its history means what its codes share."""
+    network = decoder()
+    grown_IL = torch.cat([torch.tensor(CODES_IL), torch.tensor([[1, 1, 0]]), torch.tensor([[1, 2, 1]])])
+    known_I = torch.tensor([True] * NUM_ITEMS + [False] * 2)
+    grown = PrefixDecoder(backbone(), grown_IL, LEVEL_SIZES, known_I).eval()
+    grown.load_state_dict(network.state_dict())
+    batch = tensor_batch(histories([[7], [8], [3]], NUM_ITEMS + 2))
+
+    events_ND = grown.embed_history(batch, grown.prefix_vectors())
+
+    first_D = prefix_vector(network, [1])
+    torch.testing.assert_close(events_ND[0], events_ND[2])  # the tuple of item 3
+    torch.testing.assert_close(events_ND[1], first_D + network.shared_KD[1][2] + network.shared_KD[2][1])
+
+
+def test_items_may_share_a_whole_tuple():
+    codes_IL = torch.tensor([[0, 1], [0, 1], [1, 0]])
+    network = PrefixDecoder(backbone(), codes_IL, (2, 2))
+
+    assert network.nodes_IL.tolist() == [[0, 0], [0, 0], [1, 1]]

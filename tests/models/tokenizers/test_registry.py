@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rayrec.models.tokenizers.fit import fit_registry
-from rayrec.models.tokenizers.registry import SemanticIdRegistry
+from rayrec.models.tokenizers.registry import Ancestor, SemanticIdRegistry
 from rayrec.platform.errors import InputError
 
 
@@ -68,8 +68,35 @@ def test_the_version_is_a_checksum_of_everything():
         replace(registry, collision_policy="reassign"),
         replace(registry, dataset_fingerprint="beef"),
         replace(registry, codebooks_CKD=None),
+        replace(registry, uniform_digit=True),
+        replace(registry, tokenizer_version="0123"),
+        replace(registry, ancestors=(Ancestor("0123", "f00d"),)),
     ]
     assert len({registry.version, *(other.version for other in changed)}) == len(changed) + 1
+
+
+def test_a_registry_of_format_1_is_read_and_keeps_its_version(tmp_path):
+    small_registry().save(tmp_path)
+    path = tmp_path / "registry.json"
+    manifest = json.loads(path.read_text())
+    assert manifest["format_version"] == 2
+    # As it was written before there were shared digits, tokenizers and extensions.
+    path.write_text(json.dumps(manifest | {"format_version": 1}))
+    loaded = SemanticIdRegistry.load(tmp_path)
+
+    assert loaded.version == "3584c89d73b4ba7e"
+    assert (loaded.uniform_digit, loaded.tokenizer_version, loaded.ancestors) == (False, None, ())
+
+
+def test_a_uniform_digit_is_no_level_that_a_model_learns():
+    assert small_registry().num_learned_levels == 3
+    registry = small_registry(collision_policy="share", uniform_digit=True)
+
+    assert registry.num_learned_levels == 2
+    assert registry.learned_level_sizes == (2, 4)
+    assert registry.learned_codes_IL.tolist() == [[0, 1], [0, 1], [0, 3], [1, 1]]
+    with pytest.raises(ValueError, match="none of them is a uniform digit"):
+        small_registry(uniform_digit=True, num_codebooks=3)
 
 
 def test_another_version_is_refused_with_both_named():
@@ -151,7 +178,7 @@ def vectors_with_twins(num_items=200, num_twins=30):
     return vectors_ID
 
 
-@pytest.mark.parametrize("policy", ["extra_digit", "reassign"])
+@pytest.mark.parametrize("policy", ["extra_digit", "reassign", "share"])
 def test_fitting_gives_every_item_its_own_tuple_and_reports_collisions(policy):
     ids_I = np.arange(200)[::-1] * 11
     registry, report = fit_registry(
@@ -174,7 +201,8 @@ def test_fitting_gives_every_item_its_own_tuple_and_reports_collisions(policy):
     assert report["collisions"]["groups"] >= 30 - report["collisions"]["largest_group"]
     errors = report["reconstruction_error"]
     assert 0 < errors[2] < errors[1] < errors[0] < 1
-    if policy == "extra_digit":
+    assert registry.uniform_digit == (policy == "share")
+    if policy != "reassign":
         assert registry.level_sizes[3] == report["collisions"]["largest_group"]
     else:
         assert len(registry.level_sizes) == 3
@@ -201,7 +229,7 @@ def test_first_level_error_is_the_worked_number():
 
 
 def test_unknown_policy_and_missing_vectors_are_refused():
-    with pytest.raises(ValueError, match="no collision policy 'ignore'; known: extra_digit, reassign"):
+    with pytest.raises(ValueError, match="no collision policy 'ignore'; known: extra_digit, reassign, share"):
         fit_registry(np.eye(4), np.arange(4), "f00d", collision_policy="ignore")
     with pytest.raises(ValueError, match="a vector for each of 5 items, got 4"):
         fit_registry(np.eye(4), np.arange(5), "f00d")

@@ -4,7 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans, _lloyd, nearest_centroids
+from rayrec.models.tokenizers.kmeans import lloyd, nearest_centroids
+from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
 
 
 def clustered_vectors(num_items, dim, seed, num_centres=12):
@@ -69,7 +70,7 @@ def test_every_level_leaves_less_and_uses_all_codes():
 def test_an_empty_cluster_moves_to_the_farthest_point():
     # Two starting centroids on the same spot: one of them has no points.
     points_ID = torch.tensor([[0.0], [0.0], [1.0], [50.0]])
-    centroids_KD = _lloyd(points_ID, torch.tensor([[0.0], [0.0]]), num_iterations=10)
+    centroids_KD = lloyd(points_ID, torch.tensor([[0.0], [0.0]]), num_iterations=10)
 
     torch.testing.assert_close(centroids_KD.sort(dim=0).values, torch.tensor([[1 / 3], [50.0]]))
 
@@ -87,7 +88,7 @@ def test_the_seed_decides_the_codebooks():
 def test_chunks_do_not_change_the_result(monkeypatch):
     vectors_ID, _ = clustered_vectors(200, 6, seed=3)
     whole = ResidualKMeans(num_levels=2, codebook_size=8).fit(vectors_ID)
-    monkeypatch.setattr("rayrec.models.tokenizers.rq_kmeans._CHUNK_ELEMENTS", 8 * 30)
+    monkeypatch.setattr("rayrec.models.tokenizers.kmeans._CHUNK_ELEMENTS", 8 * 30)
     chunked = ResidualKMeans(num_levels=2, codebook_size=8).fit(vectors_ID)
 
     torch.testing.assert_close(chunked.codebooks_LKD, whole.codebooks_LKD, atol=1e-4, rtol=1e-4)
@@ -104,9 +105,8 @@ def test_fitting_leaves_the_vectors_alone():
 def test_restored_codebooks_encode_alike():
     vectors_ID, _ = clustered_vectors(100, 4, seed=5)
     kmeans = ResidualKMeans(num_levels=2, codebook_size=8).fit(vectors_ID)
-    restored = ResidualKMeans.from_codebooks(kmeans.codebooks_LKD)
+    restored = ResidualKMeans(num_levels=2, codebook_size=8).restore(kmeans.arrays())
 
-    assert (restored.num_levels, restored.codebook_size) == (2, 8)
     assert torch.equal(restored.encode(vectors_ID), kmeans.encode(vectors_ID))
 
 

@@ -25,7 +25,7 @@ def recommender(beam_width: int = NUM_ITEMS, label_smoothing: float = 0.0) -> Ge
         for parameter in decoder.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     light = LightDecoder(network, decoder, label_smoothing)
-    return GenerativeRecommender(light, torch.tensor(CODES_IL), beam_width).eval()
+    return GenerativeRecommender(light, torch.tensor(CODES_IL), beam_width, 3).eval()
 
 
 def all_contexts(model: GenerativeRecommender, batch: TensorBatch) -> torch.Tensor:
@@ -169,3 +169,79 @@ def test_gradients_reach_every_code_and_item_row_of_the_inputs():
         assert (batch.rows[name].grad.abs().sum(1) > 0).all(), name
     untrained = [name for name, weight in model.named_parameters() if weight.grad is None]
     assert untrained == []
+
+
+SHARED_CODES_IL = np.array([[0, 1, 0], [2, 0, 1], [0, 1, 2], [2, 0, 0], [1, 1, 0], [0, 1, 1], [2, 2, 0]])
+"""Items 0, 5 and 2 share a tuple, in this order, and so do items 3 and 1."""
+
+
+def recommender_of_shared_tuples(codes_IL=SHARED_CODES_IL) -> GenerativeRecommender:
+    """The last level has no part in the decoder."""
+    network = backbone()
+    decoder = CodeDecoder(DIM, LEVEL_SIZES[:2], 16, 0.0, network.num_dropouts)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    light = LightDecoder(network, decoder)
+    return GenerativeRecommender(light, torch.tensor(codes_IL), NUM_ITEMS, 2).eval()
+
+
+def test_items_that_share_a_tuple_share_its_probability():
+    model = recommender_of_shared_tuples()
+    batch = tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, SHARED_CODES_IL[:, :2]))
+    ranking = model.rank(batch, NUM_ITEMS, None)
+    # The same model of the tuples alone.
+    tuples = GenerativeRecommender(
+        model.backbone, torch.tensor([[0, 1], [1, 1], [2, 0], [2, 2]]), beam_width=4, num_learned_levels=2
+    ).eval()
+    of_tuples = tuples.rank(batch, 4, None)
+
+    for row in range(len(ROWS)):
+        score = dict(zip(ranking.items_BK[row].tolist(), ranking.scores_BK[row].exp().tolist(), strict=True))
+        tuple_score = dict(
+            zip(of_tuples.items_BK[row].tolist(), of_tuples.scores_BK[row].exp().tolist(), strict=True)
+        )
+        expected = {
+            **dict.fromkeys((0, 5, 2), tuple_score[0] / 3),
+            **dict.fromkeys((3, 1), tuple_score[2] / 2),
+            4: tuple_score[1],
+            6: tuple_score[3],
+        }
+        assert score == pytest.approx(expected, rel=1e-5)
+        order = ranking.items_BK[row].tolist()
+        assert [item for item in order if item in (0, 5, 2)] == [0, 5, 2]
+        assert order.index(3) + 1 == order.index(1)
+
+
+def test_what_a_shared_tuple_is_worth_goes_to_those_of_it_that_are_not_excluded():
+    model = recommender_of_shared_tuples()
+    batch = tensor_batch(histories(ROWS[:1], NUM_ITEMS, TABLES, SHARED_CODES_IL[:, :2]))
+    ranking = model.rank(batch, NUM_ITEMS, torch.tensor([[0, 2]]))
+    assert set(ranking.items_BK[0].tolist()) == {1, 3, 4, 5, 6, -1}
+
+
+def test_the_order_of_a_tuples_items_is_nothing_to_learn():
+    def loss_of(codes_IL):
+        model = recommender_of_shared_tuples(codes_IL)
+        (features,) = shares(ROWS, NUM_ITEMS, TABLES, codes_IL[:, :2])
+        return model.loss(tensor_batch(features)).item()
+
+    other_IL = SHARED_CODES_IL.copy()
+    other_IL[[0, 5, 2], 2] = [2, 0, 1]
+    torch.manual_seed(1)
+    first = loss_of(SHARED_CODES_IL)
+    torch.manual_seed(1)
+    assert loss_of(other_IL) == first
+
+
+def test_a_catalogue_that_has_grown_needs_no_other_weights():
+    """A longer list of items under a tuple is no other shape of any weight."""
+    grown_IL = np.concatenate([SHARED_CODES_IL, [[0, 1, 3], [1, 0, 0]]])
+    model, grown = recommender_of_shared_tuples(), recommender_of_shared_tuples(grown_IL)
+    grown.load_state_dict(model.state_dict())
+    batch = tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, SHARED_CODES_IL[:, :2]))
+
+    ranking = grown.rank(batch, NUM_ITEMS + 2, None)
+
+    assert set(ranking.items_BK[0].tolist()) == set(range(NUM_ITEMS + 2))
+    torch.testing.assert_close(ranking.scores_BK.exp().sum(1), torch.ones(len(ROWS)))

@@ -1,0 +1,251 @@
+"""How fast histories of very different lengths attend to themselves: forward and backward, per batch.
+
+On a CPU, with torch's threads as they are. 128 histories of Zipf lengths, 2 heads of 32; once up to 512
+events long and once up to 200. Bars, all of them ratios of batches per second:
+
+* `attention-softmax-*`, `attention-hstu-*`: what the rule takes, against attention on padded rows in plain
+  PyTorch: `scaled_dot_product_attention` for the softmax, and for HSTU's SiLU the matrix products and
+  activations that its authors' reference implementation writes out.
+* `attention-chosen-*`: what a measurement takes, against each of the backends that could have been taken, the
+  fastest of them in the first place: it must never be slower by more than a tenth.
+
+On a GPU, `PYTHONPATH=. python benchmarks/attention.py` needs torch, numpy and triton alone (as a module, it
+would import the other benchmarks, and what they need). It prints, as JSON, milliseconds and TFLOP/s (of the
+pairs that are seen, 2 products forward and 5 backward) of HSTU and softmax attention by our kernels, of
+FlexAttention and of padded `scaled_dot_product_attention`, with and without what they need to prepare for a
+batch of new lengths, and the share of the rate of large matrix products in the same process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rayrec.models.attention.call import AttentionCall, Backend, Scoring, Silu, Softmax
+from rayrec.models.attention.choice import AUTO, BACKENDS, Measured
+from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.models.attention.masks import Causal
+
+if TYPE_CHECKING:
+    from benchmarks.harness import Bar, BenchOptions
+
+ROWS, HEADS, WIDTH = 128, 2, 32
+LONGEST = (512, 200)
+TARGET, CHOSEN_TARGET = 2.0, 1 / 1.1
+GPU_CASES = (
+    # rows, longest, heads, width of a head
+    (128, 512, 4, 64),
+    (128, 2048, 4, 64),
+    (32, 8192, 4, 64),
+    (128, 2048, 4, 128),
+)
+
+
+def bench(options: BenchOptions) -> list[Bar]:
+    from benchmarks.harness import Bar
+
+    bars = []
+    for longest in LONGEST:
+        for name, scoring, padded in (
+            ("softmax", Softmax(), padded_softmax),
+            ("hstu", Silu(float(longest)), padded_silu),
+        ):
+            batches = Batches(options.rows or ROWS, longest, scoring)
+            ratios = _ratios(
+                f"attention-{name}-{longest}",
+                partial(batches.rate, lambda call: AUTO(call).attend(call)),
+                partial(batches.rate, padded),
+                options,
+            )
+            bars.append(Bar.of(f"attention-{name}-{longest}", ratios, "padded PyTorch", TARGET))
+            bars.append(_chosen_bar(f"attention-chosen-{name}-{longest}", batches, options))
+    return bars
+
+
+def _chosen_bar(name: str, batches: Batches, options: BenchOptions) -> Bar:
+    """Against the best single backend: the one that is fastest over the same batches."""
+    from benchmarks.harness import Bar
+
+    call = batches.call()
+    able = [b for b in BACKENDS.values() if b.name != "reference" and b.why_not(call) is None]
+    rates = {backend.name: batches.rate(backend.attend) for backend in able for _ in range(2)}
+    best = BACKENDS[max(rates, key=lambda backend: rates[backend])]
+    choice = Measured()
+    ratios = _ratios(
+        name,
+        partial(batches.rate, lambda call: choice(call).attend(call)),
+        partial(batches.rate, best.attend),
+        options,
+    )
+    return Bar.of(name, ratios, f"the best single backend, {best.name}", CHOSEN_TARGET)
+
+
+class Batches:
+    """Batches of new lengths, one after the other; both sides of a pair are given the same."""
+
+    def __init__(
+        self,
+        num_rows: int,
+        longest: int,
+        scoring: Scoring,
+        heads: int = HEADS,
+        width: int = WIDTH,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._num_rows, self._longest, self._scoring = num_rows, longest, scoring
+        self._shape, self._device, self._dtype = (heads, width), torch.device(device), dtype
+
+    def call(self, number: int = 0) -> AttentionCall:
+        random = np.random.default_rng([7, number])
+        length_L = np.arange(1, self._longest + 1)
+        share_L = 1 / length_L
+        lengths_B = random.choice(length_L, self._num_rows, p=share_L / share_L.sum())
+        lengths_B[0] = self._longest  # or the padded side would have it easier in some batches
+        layout = JaggedLayout.from_offsets(np.cumsum([0, *lengths_B]), self._device)
+        generator = torch.Generator().manual_seed(number)
+        inputs = [
+            torch.randn(layout.num_tokens, *self._shape, generator=generator)
+            .to(self._device, self._dtype)
+            .requires_grad_()
+            for _ in range(3)
+        ]
+        scale = self._shape[1] ** -0.5
+        return AttentionCall(*inputs, layout, layout, self._scoring, Causal(), None, scale)
+
+    def rate(self, attend: Callable[[AttentionCall], Tensor], num_batches: int = 2) -> float:
+        """Batches per second, forward and backward, of new lengths each."""
+        calls = [self.call(number) for number in range(num_batches)]
+        started = time.perf_counter()
+        for call in calls:
+            forward_backward(attend, call)
+        return num_batches / (time.perf_counter() - started)
+
+
+def forward_backward(attend: Callable[[AttentionCall], Tensor], call: AttentionCall) -> None:
+    out_NHE = attend(call)
+    torch.autograd.grad(out_NHE, call.inputs, torch.ones_like(out_NHE))
+
+
+def padded_softmax(call: AttentionCall) -> Tensor:
+    """Attention on padded rows as it is usually written."""
+    query, key, value = (call.queries.pad(x).transpose(1, 2) for x in call.inputs)
+    out_BHTE = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    return call.queries.unpad(out_BHTE.transpose(1, 2))
+
+
+def padded_silu(call: AttentionCall) -> Tensor:
+    """HSTU's attention as its authors' reference implementation writes it in PyTorch."""
+    assert isinstance(call.scoring, Silu)
+    query, key, value = (call.queries.pad(x) for x in call.inputs)
+    scores_BHTS = torch.einsum("bthc,bshc->bhts", query, key) * call.scale
+    weights_BHTS = functional.silu(scores_BHTS) / call.scoring.length
+    seen_TS = torch.ones(call.keys.longest, call.keys.longest, dtype=weights_BHTS.dtype, device=query.device)
+    weights_BHTS = weights_BHTS * seen_TS.tril()
+    return call.queries.unpad(torch.einsum("bhts,bshe->bthe", weights_BHTS, value))
+
+
+def _ratios(
+    name: str, ours: Callable[[], float], peer: Callable[[], float], options: BenchOptions
+) -> list[float]:
+    from benchmarks.harness import interleaved
+    from rayrec.platform.console import log
+
+    def show(a: float, b: float) -> None:
+        log.print(f"{name}: {a:.1f} batches/s, peer {b:.1f}, ratio {a / b:.2f}", highlight=False)
+
+    interleaved(ours, peer, repeats=1)  # thrown away
+    return interleaved(ours, peer, options.pairs, show)
+
+
+def on_gpu(cases: Sequence[tuple[int, int, int, int]] = GPU_CASES) -> dict[str, Any]:
+    """What there is to say of a GPU."""
+    matrix_rate = matrix_products_per_s()
+    found: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "bf16_matrix_tflops": matrix_rate / 1e12,
+        "cases": [],
+    }
+    for num_rows, longest, heads, width in cases:
+        for scoring, names in ((Silu(float(longest)), ("triton",)), (Softmax(), ("triton", "flex", "sdpa"))):
+            call = Batches(num_rows, longest, scoring, heads, width, "cuda", torch.bfloat16).call()
+            for name in names:
+                label = f"{type(scoring).__name__} {name}"
+                case = {"rows": num_rows, "longest": longest, "heads": heads, "width": width, "what": label}
+                try:
+                    found["cases"].append(case | _gpu_case(BACKENDS[name], call, matrix_rate))
+                except (RuntimeError, ValueError) as error:  # out of memory, on padded rows
+                    found["cases"].append(case | {"error": str(error)[:200]})
+                    torch.cuda.empty_cache()
+                print(json.dumps(found["cases"][-1]), file=sys.stderr, flush=True)
+    return found
+
+
+def _gpu_case(backend: Backend, call: AttentionCall, matrix_rate: float) -> dict[str, Any]:
+    if (reason := backend.why_not(call)) is not None:
+        raise ValueError(reason)
+    lengths_B = call.queries.lengths_B
+    num_pairs = float((lengths_B * (lengths_B + 1) // 2).sum())
+    operations = 7 * 2 * num_pairs * call.query_NHC.shape[1] * call.query_NHC.shape[2]
+    ready_s = gpu_seconds(partial(forward_backward, backend.attend, call))
+    offsets_B1, device = call.queries.offsets_B1, call.queries.device
+
+    def with_new_lengths() -> None:
+        layout = JaggedLayout.from_offsets(offsets_B1, device)  # which has nothing prepared
+        fresh = AttentionCall(*call.inputs, layout, layout, call.scoring, call.mask, None, call.scale)
+        forward_backward(backend.attend, fresh)
+
+    return {
+        "tokens": call.queries.num_tokens,
+        "ms": 1e3 * ready_s,
+        "ms_with_new_lengths": 1e3 * gpu_seconds(with_new_lengths),
+        "tflops": operations / ready_s / 1e12,
+        "share_of_matrix_rate": operations / ready_s / matrix_rate,
+        "peak_mb": _peak_mb(backend, call),
+    }
+
+
+def _peak_mb(backend: Backend, call: AttentionCall) -> float:
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    forward_backward(backend.attend, call)
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def matrix_products_per_s(size: int = 8192) -> float:
+    """Floating-point operations per second of one large product in bfloat16."""
+    one, other = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return 2 * size**3 / gpu_seconds(lambda: one @ other)
+
+
+def gpu_seconds(work: Callable[[], object], repeats: int = 20) -> float:
+    """Median of the times between events on the device, after runs that compile and warm up."""
+    for _ in range(3):
+        work()
+    times = []
+    for _ in range(repeats):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) / 1e3)
+    return float(np.median(times))
+
+
+if __name__ == "__main__":
+    if not torch.cuda.is_available():
+        sys.exit("this part needs a CUDA device; for the bars of a CPU, run: rayrec bench attention")
+    print(json.dumps(on_gpu(), indent=2))

@@ -1,0 +1,174 @@
+"""benchmarks/QUALITY.md from the records of benchmarks/quality/: what was measured and what was published."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rayrec.pipelines.evaluate import MODEL, MODEL_UNMASKED, POPULARITY, POPULARITY_UNMASKED
+from rayrec.platform.checkout import CHECKOUT
+
+RECORDS = CHECKOUT / "benchmarks" / "quality"
+PAGE = CHECKOUT / "benchmarks" / "QUALITY.md"
+METRICS = ("recall@5", "recall@10", "recall@50", "ndcg@5", "ndcg@10", "ndcg@50")
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A published log."""
+
+    title: str
+    source: str
+    """Its folder among the sources."""
+    prepare: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of `rayrec prepare` besides the order of ties."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A figure of somebody else: events of a day in file order, a split of their own making."""
+
+    dataset: str
+    recall_at_10: float
+    where: str
+
+
+@dataclass(frozen=True)
+class Method:
+    """One recipe, the same for every data set."""
+
+    title: str
+    config: str
+    vectors: Literal["interactions", "text", "both"] | None = None
+    """What the semantic IDs are made of, where there are any."""
+    published: tuple[Published, ...] = ()
+
+
+DATASETS = {
+    "beauty": DataSet("Amazon Beauty (2014, 5-core): 22,363 users, 12,101 items", "amazon14-beauty"),
+    "sports": DataSet("Amazon Sports (2014, 5-core): 35,598 users, 18,357 items", "amazon14-sports"),
+    "movielens": DataSet("MovieLens 100K: 943 users, 1,682 items", "movielens-100k"),
+}
+_TIGER_TABLE = "TIGER, arXiv:2305.05065, table 1"
+METHODS = {
+    "sasrec-bce": Method(
+        "SASRec, BCE with one negative",
+        "beauty-sasrec-bce",
+        published=(
+            Published("beauty", 0.0605, _TIGER_TABLE),
+            Published("sports", 0.0350, _TIGER_TABLE),
+        ),
+    ),
+    "sasrec": Method("SASRec, full softmax", "beauty-sasrec"),
+    "hstu": Method(
+        "HSTU, full softmax",
+        "beauty-hstu",
+    ),
+    "tiger": Method(
+        "encoder-decoder over codes (TIGER)",
+        "beauty-tiger",
+        "both",
+        published=(
+            Published("beauty", 0.0648, _TIGER_TABLE),
+            Published("sports", 0.0400, _TIGER_TABLE),
+        ),
+    ),
+    "lazy": Method("lazy decoder, IDs from interactions", "beauty-lazy", "interactions"),
+    "lazy-text": Method("lazy decoder, IDs from text and interactions", "beauty-lazy", "both"),
+    "generative": Method("prefix decoder, IDs from text and interactions", "beauty-generative", "both"),
+}
+
+
+def write_page() -> None:
+    """The table anew."""
+    records = [json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json"))]
+    PAGE.write_text(page(records))
+
+
+def page(records: Sequence[dict[str, Any]]) -> str:
+    """The whole page."""
+    by_table: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for record in records:
+        by_table[record["dataset"], record["ties"]].append(record)
+    parts = [_HEAD]
+    for name, dataset in DATASETS.items():
+        parts.append(f"## {dataset.title}\n")
+        for ties in ("shuffled", "file order"):
+            parts.append(f"### Events of one time {_TIES[ties]}\n")
+            parts.append(_table(name, by_table[name, ties]))
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _table(dataset: str, records: Sequence[dict[str, Any]]) -> str:
+    if not records:
+        return "Not measured yet.\n"
+    lines = [
+        "| | "
+        + " | ".join(METRICS)
+        + " | recall@10, seen kept | parameters | training | published recall@10 |",
+        "| --- |" + " --- |" * (len(METRICS) + len(_COLUMNS)),
+    ]
+    first = records[0]["results"]
+    lines.append(_line("most popular", [first[POPULARITY]], [first[POPULARITY_UNMASKED]], "", "", ""))
+    for name, method in METHODS.items():
+        seeds = [record for record in records if record["method"] == name]
+        if not seeds:
+            lines.append(f"| {method.title} | not measured yet |" + " |" * (len(METRICS) + 3))
+            continue
+        title = method.title + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
+        minutes = sum(record["training_minutes"] for record in seeds) / len(seeds)
+        lines.append(
+            _line(
+                title,
+                [record["results"][MODEL] for record in seeds],
+                [record["results"][MODEL_UNMASKED] for record in seeds],
+                f"{seeds[0]['num_parameters'] / 1e6:.2f} M",
+                f"{minutes:.1f} min",
+                "; ".join(f"{p.recall_at_10} ({p.where})" for p in method.published if p.dataset == dataset),
+            )
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _line(
+    title: str,
+    masked: Sequence[Mapping[str, Mapping[str, float]]],
+    unmasked: Sequence[Mapping[str, Mapping[str, float]]],
+    *rest: str,
+) -> str:
+    cells = [title, *(_figure(masked, metric) for metric in METRICS), _figure(unmasked, "recall@10"), *rest]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _figure(seeds: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> str:
+    """Mean over the seeds, and half the interval over users; with several seeds, their range too."""
+    values = [seed[metric]["value"] for seed in seeds]
+    half = sum(seed[metric]["high"] - seed[metric]["low"] for seed in seeds) / len(seeds) / 2
+    text = f"{sum(values) / len(values):.4f} ± {half:.4f}"
+    return text if len(values) == 1 else f"{text} [{min(values):.4f}, {max(values):.4f}]"
+
+
+_COLUMNS = ("recall@10, seen kept", "parameters", "training", "published recall@10")
+_TIES = {
+    "shuffled": "in an order drawn from the seed",
+    "file order": "in the order of the file, which gives the future away",
+}
+_HEAD = """# Quality
+
+Leave-one-out: a user's last event is the test, the one before it validates, the rest is trained on. Every
+user, the whole catalogue ranked, items of the history left out (nobody has an item twice) unless a column
+says otherwise. Intervals: 95 %, bootstrap over users; [least, most] of several seeds. The snapshot is the
+best by NDCG@10 on validation users. One recipe per method, tuned on Beauty's validation users, runs unchanged
+on the other data sets; so do the semantic IDs: 3 levels of 256 codes by residual k-means, and a digit for
+collisions. Two x86-64 cores, no accelerator; training times are those of the steps and depend on the machine.
+
+```
+make quality SOURCES=... ROW=beauty/shuffled/generative      # one row again; rows are DATASET/TIES/METHOD
+```
+
+Amazon's events have dates, and the files hold those of one day in the order of item codes: a model can learn
+that order, and what is published on these files has it. So there are two tables for each data set.
+"""

@@ -1,0 +1,156 @@
+"""`make quality`: rows of benchmarks/QUALITY.md, trained and evaluated from the published data sets.
+
+    python -m benchmarks.reproduction SOURCES beauty/shuffled/generative [--seed 1] ...
+    python -m benchmarks.reproduction SOURCES --missing        every row that has not been measured
+    python -m benchmarks.reproduction --table                  write the table anew from what was measured
+
+SOURCES holds the folders that `DATASETS` names. A row is (data set, order of ties, method, seed): the data
+set is prepared and tokenized once, kept below .cache/quality, and one recipe per method (a file of configs/)
+is run unchanged on all of them. What comes out is a record of benchmarks/quality/, and the table is made of
+the records alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.quality_page import DATASETS, METHODS, RECORDS, Method, write_page
+from rayrec.models.build import build_model
+from rayrec.pipelines.assembly import assemble
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.evaluate import evaluate
+from rayrec.pipelines.tokenize import TokenizeConfig, tokenize
+from rayrec.pipelines.train import train
+from rayrec.platform.checkout import CHECKOUT
+from rayrec.platform.console import log, progress_bar
+from rayrec.samples.config import PrepareConfig
+from rayrec.samples.prepare import prepare
+
+TIES = ("shuffled", "file order")
+SEEDS_OF_BEAUTY = {"sasrec": 3, "hstu": 3, "generative": 3}
+"""Seeds of the methods that have more than one, on Beauty with shuffled ties."""
+KEPT = CHECKOUT / ".cache" / "quality"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training and its evaluation."""
+
+    dataset: str
+    ties: str
+    method: str
+    seed: int = 0
+
+    @property
+    def record(self) -> Path:
+        ties = self.ties.replace(" ", "-")
+        return RECORDS / f"{self.dataset}-{ties}-{self.method}-{self.seed}.json"
+
+    @staticmethod
+    def named(name: str, seed: int) -> Row:
+        dataset, ties, method = name.split("/")
+        ties = ties.replace("-", " ")
+        for what, known in ((dataset, DATASETS), (ties, TIES), (method, METHODS)):
+            if what not in known:
+                raise SystemExit(f"{name}: {what!r} is none of {', '.join(known)}")
+        return Row(dataset, ties, method, seed)
+
+
+def all_rows() -> Iterator[Row]:
+    """What the table is to have: the most asked for first."""
+    for ties, dataset, method in itertools.product(TIES, DATASETS, METHODS):
+        seeds = SEEDS_OF_BEAUTY.get(method, 1) if (dataset, ties) == ("beauty", "shuffled") else 1
+        yield from (Row(dataset, ties, method, seed) for seed in range(seeds))
+
+
+def measure(row: Row, sources: Path) -> dict[str, Any]:
+    """Train and evaluate one row; the record of it."""
+    method = METHODS[row.method]
+    config = RunConfig.load(
+        CHECKOUT / "configs" / f"{method.config}.yaml",
+        [f"seed={row.seed}", "cluster.dashboard=false", *_data(row, method, sources)],
+    )
+    assembly = assemble(config)
+    model = build_model(config.model, assembly.catalogue, config.seed)
+    with tempfile.TemporaryDirectory(prefix="rayrec-quality-") as folder:
+        run = Path(folder) / "run"
+        with progress_bar("train") as progress:
+            result = train(config, run, on_step=lambda done, total, _: progress(done, total))
+        with progress_bar("evaluate") as progress:
+            report = evaluate(run, on_batch=progress)
+    return {
+        **asdict(row),
+        "config": method.config,
+        "results": report.to_json()["results"],
+        "num_users": report.num_users,
+        "num_parameters": sum(parameter.numel() for parameter in model.parameters())
+        + _sparse_parameters(assembly),
+        "training_minutes": result.training_s / 60,
+        "epochs": result.epochs,
+        "best_step": result.best_step,
+        "semantic_ids": None if assembly.registry is None else assembly.registry.method,
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def _sparse_parameters(assembly: Any) -> int:
+    """Numbers in the rows of the catalogue's ids, for models whose tables are on the servers."""
+    counts = {"item": len(assembly.dataset.items), "user": len(assembly.dataset.users)}
+    if assembly.registry is not None:
+        counts["code"] = sum(assembly.registry.level_sizes)
+    return sum(counts[table.name] * table.dim for table in assembly.tables)
+
+
+def _data(row: Row, method: Method, sources: Path) -> list[str]:
+    """Settings of the prepared data set and of the semantic IDs, made where they are missing."""
+    folder = KEPT / f"{row.dataset}-{row.ties.replace(' ', '-')}"
+    if not folder.is_dir():
+        ties = {"shuffled": "shuffle", "file order": "file"}[row.ties]
+        with progress_bar("prepare") as progress:
+            prepare(
+                sources / DATASETS[row.dataset].source,
+                folder,
+                PrepareConfig.parse({"ties": ties, **DATASETS[row.dataset].prepare}, source="reproduction"),
+                progress=lambda phase, done, total: progress(done, total),
+            )
+    if method.vectors is None:
+        return [f"data.path={folder}"]
+    ids = folder / f"semantic_ids-{method.vectors}"
+    if not ids.is_dir():
+        with progress_bar("tokenize") as progress:
+            tokenize(folder, ids, TokenizeConfig(vectors=method.vectors), progress=progress)
+    return [f"data.path={folder}", f"data.semantic_ids={ids}"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.reproduction")
+    parser.add_argument("sources", nargs="?", type=Path, help="folder of the published data sets")
+    parser.add_argument("rows", nargs="*", help="DATASET/TIES/METHOD")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--missing", action="store_true", help="every row without a record")
+    parser.add_argument("--table", action="store_true", help="only write the table")
+    options = parser.parse_args(arguments)
+    rows = [Row.named(name, options.seed) for name in options.rows]
+    if options.missing:
+        rows = [row for row in all_rows() if not row.record.exists()]
+    if not options.table and (options.sources is None or not rows):
+        parser.error("say where the data sets are and which rows to measure, or --table")
+    for row in rows:
+        log.print(f"{row.dataset}, ties {row.ties}, {row.method}, seed {row.seed}")
+        record = measure(row, options.sources)
+        RECORDS.mkdir(exist_ok=True)
+        row.record.write_text(json.dumps(record, indent=1) + "\n")
+        write_page()
+    write_page()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""`tokenize`: semantic IDs for the items of a data set, fitted, extended, read from others, or compared."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from rayrec.cli.app import app
+from rayrec.platform.console import Answer, command, out, print_rows, progress_bar
+from rayrec.platform.errors import InputError
+
+
+class Vectors(StrEnum):
+    interactions = "interactions"
+    text = "text"
+    both = "both"
+
+
+class Tokenizer(StrEnum):
+    rq_kmeans = "rq_kmeans"
+    balanced_rq_kmeans = "balanced_rq_kmeans"
+    rq_vae = "rq_vae"
+    opq = "opq"
+
+
+class Collisions(StrEnum):
+    extra_digit = "extra_digit"
+    reassign = "reassign"
+    share = "share"
+
+
+@command(app, "tokenize")
+def tokenize_command(
+    context: typer.Context,
+    data: Annotated[Path, typer.Argument(help="Data set that `rayrec prepare` wrote.")],
+    to: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the registry [DATA/semantic_ids].")
+    ] = None,
+    extend: Annotated[
+        Path | None,
+        typer.Option(help="Folder of semantic IDs whose items keep theirs; DATA's other items get new ones."),
+    ] = None,
+    published: Annotated[Path | None, typer.Option(help="JSON file of codes that others published.")] = None,
+    compare: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of semantic IDs of DATA's items to measure; may be repeated."),
+    ] = None,
+    vectors: Annotated[Vectors, typer.Option(help="What the codes are made of.")] = Vectors.interactions,
+    tokenizer: Annotated[Tokenizer, typer.Option(help="What makes codes of vectors.")] = Tokenizer.rq_kmeans,
+    levels: Annotated[int, typer.Option(help="Codes of an item.")] = 3,
+    codebook_size: Annotated[
+        int | None, typer.Option(help="Values a code may have [256, fewer for a small catalogue].")
+    ] = None,
+    collisions: Annotated[
+        Collisions,
+        typer.Option(help="Items with the same codes: a further digit, other codes, or a tuple they share."),
+    ] = Collisions.extra_digit,
+    text_weight: Annotated[float, typer.Option(help="Weight of text beside interactions.")] = 1.0,
+    window: Annotated[int, typer.Option(help="Places between events that count as neighbours.")] = 5,
+    dim: Annotated[int, typer.Option(help="Width of interaction vectors.")] = 64,
+    components: Annotated[int, typer.Option(help="Principal components that are clustered.")] = 64,
+    iterations: Annotated[
+        int | None, typer.Option(help="Rounds over the vectors, epochs of rq_vae [25, 100].")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the clustering.")] = 0,
+    key_offset: Annotated[
+        int, typer.Option(help="Added to the published file's keys, where it counts from another number.")
+    ] = 0,
+    categories: Annotated[
+        str | None,
+        typer.Option(help="Column of the items by which prefixes are measured [one that is called so]."),
+    ] = None,
+) -> Answer:
+    """Give every item of a data set its semantic ID, and say what the IDs are like."""
+    from rayrec.pipelines import tokenize as pipeline
+
+    _refuse_without_effect(context)
+    if compare:
+        reports = pipeline.compare(data, compare, categories)
+        print_rows("Semantic IDs compared", [_row(*entry) for entry in enumerate(reports, start=1)])
+        out.print(_levels_table("Level by level", reports))
+        return {"registries": [_answer(report) for report in reports]}
+    if published is not None:
+        report = pipeline.import_published(
+            data, published, to, collisions.value, key_offset, codebook_size, categories
+        )
+    elif extend is not None:
+        with progress_bar("texts") as progress:
+            report = pipeline.extend(data, extend, to, progress, categories)
+    else:
+        config = pipeline.TokenizeConfig.parse(
+            {
+                "vectors": vectors.value,
+                "tokenizer": tokenizer.value,
+                "num_levels": levels,
+                "codebook_size": codebook_size,
+                "iterations": iterations,
+                "collisions": collisions.value,
+                "text_weight": text_weight,
+                "window": window,
+                "dim": dim,
+                "components": components,
+                "seed": seed,
+                "categories": categories,
+            },
+            source="rayrec tokenize",
+        )
+        with progress_bar("texts") as progress:
+            report = pipeline.tokenize(data, to, config, progress)
+    print_rows("Semantic IDs", _rows(report))
+    out.print(_levels_table("Level by level", [report]))
+    return _answer(report)
+
+
+_WAYS = {
+    "extend": {"to", "categories"},
+    "published": {"to", "collisions", "codebook_size", "key_offset", "categories"},
+    "compare": {"categories"},
+}
+"""Options that go with each of these; all but those of publication go with none of them."""
+
+
+def _refuse_without_effect(context: typer.Context) -> None:
+    """An option that would change nothing is a misunderstanding, not a detail.
+
+    Raises:
+        InputError: names the option.
+    """
+    given = {
+        name
+        for name in context.params
+        if name not in ("data", "json_line", "debug")
+        and (source := context.get_parameter_source(name)) is not None
+        and source.name == "COMMANDLINE"
+    }
+    ways = [way for way in _WAYS if way in given]
+    if len(ways) > 1:
+        raise InputError(f"--{ways[0]} and --{ways[1]} are two different things to do; leave one of them out")
+    if ways:
+        idle = given - _WAYS[ways[0]] - {ways[0]}
+        why = f"has no effect with --{ways[0]}"
+    else:
+        idle, why = given & {"key_offset"}, "goes with --published"
+    if idle:
+        name = "out" if (first := sorted(idle)[0]) == "to" else first.replace("_", "-")
+        raise InputError(f"--{name} {why}; leave it out")
+
+
+def _answer(report: Any) -> Answer:
+    return {"path": str(report.path), "num_without_data": report.num_without_data, **report.report}
+
+
+def _rows(report: Any) -> list[tuple[str, str]]:
+    facts = report.report
+    rows = [
+        ("registry", f"{report.path}, version {facts['version']}"),
+        ("method", facts["method"]),
+        ("items", f"{facts['num_items']:,}"),
+    ]
+    if extension := facts.get("extension"):
+        rows.append(
+            (
+                "new items",
+                f"{extension['items']:,} in all extensions, {extension['without_data']:,} without any data, "
+                f"{extension['moved_to_another_tuple']:,} moved to another tuple for want of room",
+            )
+        )
+    else:
+        rows.append(("without any data", f"{report.num_without_data:,}"))
+    return [*rows, ("collisions", f"{_collisions(facts)}; policy {facts['collision_policy']}")]
+
+
+def _row(place: int, report: Any) -> tuple[str, str]:
+    facts = report.report
+    return str(place), f"{report.path}: {facts['method']}; collisions: {_collisions(facts)}"
+
+
+def _collisions(facts: dict[str, Any]) -> str:
+    counts = facts["collisions"]
+    items, groups, largest = counts["items"], counts["groups"], counts["largest_group"]
+    return f"{items:,} items in {groups:,} tuples, at most {largest:,} in one"
+
+
+def _levels_table(title: str, reports: list[Any]) -> Table:
+    """A row for each level of each registry: codes used, perplexity of the codes; number, entropy and largest
+    of the prefixes; reconstruction error and purity of the prefixes."""
+    purity = [report.report["purity"] for report in reports if "purity" in report.report]
+    if purity:
+        title += f" (purity by {escape(purity[0]['column'])}, and by chance)"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.caption = "perpl.: of codes; bits: entropy of prefixes; most: items of one; error: part not coded"
+    columns = ["level", "codes", "perpl.", "prefixes", "bits", "most", "error"]
+    several = len(reports) > 1
+    for column in ["#"] * several + columns + ["purity"] * bool(purity):
+        table.add_column(column, justify="right")
+    for place, report in enumerate(reports, start=1):
+        facts = report.report
+        errors = facts.get("reconstruction_error", [])
+        pure = facts.get("purity", {}).get("levels", [])
+        for number, level in enumerate(facts["levels"]):
+            cells = [
+                str(number + 1) if number < facts["num_codebooks"] else "digit",
+                f"{level['used']:,}/{level['size']:,}",
+                f"{level['perplexity']:.1f}",
+                f"{level['prefixes']:,}",
+                f"{level['prefix_entropy']:.2f}",
+                f"{level['largest_prefix']:,}",
+                f"{errors[number]:.3f}" if number < len(errors) else "",
+            ]
+            if purity:
+                cells.append(_share(pure[number]) if number < len(pure) else "")
+            if several:
+                cells = [str(place) if number == 0 else "", *cells]
+            table.add_row(*map(escape, cells), end_section=number == len(facts["levels"]) - 1)
+    return table
+
+
+def _share(purity: dict[str, Any]) -> str:
+    if purity["purity"] is None:
+        return "-"
+    return f"{purity['purity']:.2f}/{purity['by_chance']:.2f}"

@@ -1,0 +1,165 @@
+"""A fitted tokenizer: from what is known of an item to its codes, fitted or new.
+
+    blocks of item vectors ─► VectorPreparation ─► Quantizer ─► codes
+      text, interactions      scale, components    one of TOKENIZERS
+
+It is saved whole, beside the registry whose codes it made, as numbers and names: no file has code in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rayrec.models.tokenizers.balanced_rq_kmeans import BalancedResidualKMeans
+from rayrec.models.tokenizers.opq import OptimizedProductQuantizer
+from rayrec.models.tokenizers.quantizer import Quantizer
+from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
+from rayrec.models.tokenizers.rq_vae import RqVae
+from rayrec.models.tokenizers.saved_pair import SavedPair, checksum
+from rayrec.models.vector_preparation import FloatArray, ItemVectors, VectorPreparation
+from rayrec.platform.errors import InputError
+
+TOKENIZERS: dict[str, type[Quantizer]] = {
+    "rq_kmeans": ResidualKMeans,
+    "balanced_rq_kmeans": BalancedResidualKMeans,
+    "rq_vae": RqVae,
+    "opq": OptimizedProductQuantizer,
+}
+
+FILES = SavedPair(
+    "tokenizer.json", "tokenizer.safetensors", "item tokenizer", readable_formats=(1,), written_format=1
+)
+_PREPARATION, _QUANTIZER = "preparation.", "quantizer."
+
+
+@dataclass(frozen=True)
+class ItemTokenizer:
+    """Vectors are prepared, then quantised, as on the catalogue that both were fitted on."""
+
+    name: str
+    """Of the quantiser, in `TOKENIZERS`."""
+    preparation: VectorPreparation
+    quantizer: Quantizer
+    seed: int
+
+    @classmethod
+    def fit(
+        cls,
+        name: str,
+        blocks: Mapping[str, FloatArray],
+        item_ids_I: NDArray[np.int64],
+        num_levels: int,
+        codebook_size: int,
+        seed: int = 0,
+        num_iterations: int | None = None,
+        weights: Mapping[str, float] | None = None,
+        num_components: int = 64,
+    ) -> ItemTokenizer:
+        """Fit the preparation, then the quantiser of this name.
+
+        Raises:
+            ValueError: unknown name, blocks that cannot be combined, vectors that cannot be quantised.
+        """
+        preparation = VectorPreparation.fit(blocks, item_ids_I, weights, num_components, seed)
+        vectors_ID = torch.from_numpy(preparation.apply(blocks, item_ids_I).vectors_ID)
+        quantizer = fitted_quantizer(name, vectors_ID, num_levels, codebook_size, seed, num_iterations)
+        return cls(name, preparation, quantizer, seed)
+
+    def vectors(self, blocks: Mapping[str, FloatArray], item_ids_I: NDArray[np.int64]) -> ItemVectors:
+        """What the quantiser is given of these items. An item without any data gets noise, which is
+        counted."""
+        return self.preparation.apply(blocks, item_ids_I)
+
+    def encode(self, blocks: Mapping[str, FloatArray], item_ids_I: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[I, L] codes, before collisions are resolved; errors as `VectorPreparation.apply`."""
+        vectors = self.vectors(blocks, item_ids_I)
+        return self.quantizer.encode(torch.from_numpy(vectors.vectors_ID)).cpu().numpy()
+
+    def decode(self, codes_IL: NDArray[np.integer]) -> NDArray[np.float32]:
+        """[I, C] prepared vectors that the codes stand for; fewer columns are coarser."""
+        return self.quantizer.decode(torch.from_numpy(codes_IL.astype(np.int64))).cpu().numpy()
+
+    @property
+    def version(self) -> str:
+        """The first 16 hex digits of the SHA-256 of settings and arrays."""
+        return checksum(self._settings(), self._arrays())
+
+    def save(self, folder: str | Path) -> None:
+        """Write `tokenizer.json` and `tokenizer.safetensors`, each whole or not at all."""
+        FILES.write(folder, self.version, self._settings(), self._arrays())
+
+    @classmethod
+    def load(cls, folder: str | Path) -> ItemTokenizer:
+        """Read a saved tokenizer and verify its checksum.
+
+        Raises:
+            InputError: a file is missing, cannot be read, or is not what was saved; names the file.
+        """
+        manifest, arrays = FILES.read(folder)
+        try:
+            name, version, shape = manifest["name"], manifest["version"], manifest["quantizer"]
+            quantizer = _class_named(name)(
+                shape["num_levels"], shape["codebook_size"], manifest["seed"], shape["num_iterations"]
+            ).restore(_below(_QUANTIZER, arrays))
+            preparation = VectorPreparation.from_saved(manifest["preparation"], _below(_PREPARATION, arrays))
+            tokenizer = cls(name, preparation, quantizer, manifest["seed"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"{Path(folder) / FILES.manifest} and {FILES.tensors} do not form an item tokenizer: {error}"
+            ) from error
+        FILES.check_version(folder, version, tokenizer.version)
+        return tokenizer
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "seed": self.seed,
+            "quantizer": {
+                "num_levels": self.quantizer.num_levels,
+                "codebook_size": self.quantizer.codebook_size,
+                "num_iterations": self.quantizer.num_iterations,
+            },
+            "preparation": self.preparation.settings(),
+        }
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        # In the order of their names: what was loaded has the same checksum as what was saved.
+        arrays: dict[str, NDArray[Any]] = {
+            _PREPARATION + name: array for name, array in self.preparation.arrays().items()
+        }
+        arrays |= {_QUANTIZER + name: array for name, array in self.quantizer.arrays().items()}
+        return dict(sorted(arrays.items()))
+
+
+def fitted_quantizer(
+    name: str,
+    vectors_ID: Tensor,
+    num_levels: int,
+    codebook_size: int,
+    seed: int = 0,
+    num_iterations: int | None = None,
+) -> Quantizer:
+    """The quantiser of this name in `TOKENIZERS`, fitted; runs on the device of the vectors.
+
+    Raises:
+        ValueError: unknown name, or vectors that cannot be quantised.
+    """
+    return _class_named(name)(num_levels, codebook_size, seed, num_iterations).fit(vectors_ID)
+
+
+def _class_named(name: str) -> type[Quantizer]:
+    if name not in TOKENIZERS:
+        raise ValueError(f"there is no tokenizer {name!r}; known: {', '.join(TOKENIZERS)}")
+    return TOKENIZERS[name]
+
+
+def _below(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,0 +1,217 @@
+"""`rayrec tokenize`, as a person meets it."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from rayrec.models.tokenizers.item_tokenizer import TOKENIZERS, ItemTokenizer
+from rayrec.models.tokenizers.registry import SemanticIdRegistry
+from rayrec.pipelines.tokenize import TokenizeConfig
+from rayrec.samples.config import PrepareConfig
+from rayrec.samples.dataset import Dataset
+from rayrec.samples.prepare import prepare
+from tests.cli.test_commands import answer, rayrec, refused
+from tests.data import random_events, write_source
+
+NUM_ITEMS = 40
+KINDS = ("soap", "brush", "scent", None)
+
+
+def make_dataset(folder, num_items=NUM_ITEMS):
+    """Items "i0", ..., of four kinds in turn, the last kind without text; the first ones do not depend on how
+    many there are."""
+    events = random_events(60, NUM_ITEMS, seed=3)
+    events += [("x", f"i{item}", 5000 + item) for item in range(num_items)]  # so that each is met
+    items = {
+        "item_id": [f"i{item}" for item in range(num_items)],
+        "title": [
+            f"A fine {KINDS[item % 4]} number {item}" if KINDS[item % 4] else None
+            for item in range(num_items)
+        ],
+        "category": [KINDS[item % 4] for item in range(num_items)],
+    }
+    source = write_source(folder / f"source-{num_items}", events, items=items)
+    config = PrepareConfig(num_partitions=3)
+    prepare(source, folder / f"data-{num_items}", config)
+    return folder / f"data-{num_items}"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_dataset(tmp_path_factory.mktemp("tokenize"))
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory):
+    return make_dataset(tmp_path_factory.mktemp("grown"), NUM_ITEMS + 8)
+
+
+@pytest.fixture
+def words_as_vectors(monkeypatch):
+    """In place of the sentence model: a text's vector is the sum of its words' own."""
+
+    def vectors(texts, progress=None):
+        def of_word(word):
+            return np.random.default_rng(sum(word.encode())).standard_normal(6)
+
+        rows = [np.full(6, np.nan) if not text else sum(map(of_word, text.split())) for text in texts]
+        return np.array(rows, dtype=np.float32).reshape(len(texts), 6)
+
+    monkeypatch.setattr("rayrec.pipelines.item_blocks.text_vectors", vectors)
+
+
+def codes_by_key(data, folder):
+    dataset, registry = Dataset.open(data), SemanticIdRegistry.load(folder)
+    assert np.array_equal(registry.item_ids_I, dataset.items.ids_I)
+    return dict(zip(dataset.items.keys.to_pylist(), registry.codes_IL.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_every_tokenizer_makes_ids_that_are_reported_and_saved_with_it(name, data, tmp_path):
+    options = ["--out", tmp_path, "--tokenizer", name, "--codebook-size", 4, "--iterations", 3]
+    report = answer("tokenize", data, *options)
+
+    assert report["num_items"] == NUM_ITEMS
+    assert len(report["levels"]) == 4
+    assert {"perplexity", "prefix_entropy", "used"} <= set(report["levels"][0])
+    assert len(report["reconstruction_error"]) == 3
+    assert report["purity"]["column"] == "category"
+    assert len(report["purity"]["levels"]) == 3
+    registry, tokenizer = SemanticIdRegistry.load(tmp_path), ItemTokenizer.load(tmp_path)
+    assert registry.version == report["version"]
+    assert registry.tokenizer_version == tokenizer.version
+
+
+def test_the_names_of_tokenizers_are_the_same_everywhere():
+    assert set(TokenizeConfig.model_json_schema()["properties"]["tokenizer"]["enum"]) == set(TOKENIZERS)
+
+
+def test_the_table_has_a_row_for_each_level(data, tmp_path):
+    code, stdout, _ = rayrec("tokenize", data, "--out", tmp_path, "--levels", 2, "--collisions", "share")
+    assert code == 0
+    assert "policy share" in stdout.replace("\n", " ")
+    assert "digit" in stdout
+    assert "purity by category" in stdout
+
+
+@pytest.mark.parametrize("policy", ["extra_digit", "share"])
+def test_new_items_get_ids_and_all_others_keep_theirs(policy, data, grown, tmp_path, words_as_vectors):
+    made = ["--vectors", "text", "--out", tmp_path / "old", "--collisions", policy, "--codebook-size", 4]
+    before = answer("tokenize", data, *made)
+    report = answer("tokenize", grown, "--extend", tmp_path / "old", "--out", tmp_path / "new")
+
+    old, new = codes_by_key(data, tmp_path / "old"), codes_by_key(grown, tmp_path / "new")
+    assert len(new) == len(set(map(tuple, new.values()))) == NUM_ITEMS + 8
+    assert {key: new[key] for key in old} == old
+    assert report["version"] != before["version"]
+    assert report["ancestors"] == [before["version"]]
+    assert report["extension"]["items"] == 8
+    assert report["extension"]["without_data"] == report["num_without_data"] == 2  # two of eight have no text
+    # The new catalogue is of the same kind: what was fitted is there to extend it further.
+    assert ItemTokenizer.load(tmp_path / "new").version == ItemTokenizer.load(tmp_path / "old").version
+
+
+def test_an_extension_gives_an_item_the_prefix_that_it_would_have_had(
+    data, grown, tmp_path, words_as_vectors
+):
+    answer("tokenize", data, "--vectors", "text", "--out", tmp_path / "old", "--codebook-size", 4)
+    answer("tokenize", grown, "--extend", tmp_path / "old", "--out", tmp_path / "new")
+    new = codes_by_key(grown, tmp_path / "new")
+
+    tokenizer, dataset = ItemTokenizer.load(tmp_path / "old"), Dataset.open(grown)
+    from rayrec.pipelines.item_blocks import text_block
+
+    raw_IL = tokenizer.encode({"text": text_block(dataset)}, dataset.items.ids_I)
+    for key, codes in zip(dataset.items.keys.to_pylist(), raw_IL.tolist(), strict=True):
+        assert new[key][:2] == codes[:2]
+
+
+def test_without_texts_new_items_have_no_data_and_that_is_said(data, grown, tmp_path):
+    answer("tokenize", data, "--out", tmp_path / "old", "--codebook-size", 4)
+    code, stdout, _ = rayrec("tokenize", grown, "--extend", tmp_path / "old", "--out", tmp_path / "new")
+    assert code == 0
+    assert "8 in all extensions, 8 without any data" in " ".join(stdout.replace("│", " ").split())
+
+
+def test_extensions_that_cannot_be_are_explained(data, grown, tmp_path):
+    answer("tokenize", grown, "--out", tmp_path / "old", "--codebook-size", 4)
+    old = tmp_path / "old"
+    assert "8 of the 48 items that have semantic IDs are not in the new catalogue" in refused(
+        "tokenize", data, "--extend", old, "--out", tmp_path / "new"
+    )
+    assert not (tmp_path / "new").exists()
+    assert "name another folder with --out" in refused("tokenize", grown, "--extend", old, "--out", old)
+    assert "registry.json: cannot be read" in refused(
+        "tokenize", grown, "--extend", tmp_path / "nothing", "--out", tmp_path / "new"
+    )
+    answer("tokenize", grown, "--out", tmp_path / "other", "--tokenizer", "opq", "--codebook-size", 4)
+    for name in ("tokenizer.json", "tokenizer.safetensors"):
+        shutil.copy(tmp_path / "other" / name, old / name)
+    assert "put the files of one tokenizer together" in refused(
+        "tokenize", grown, "--extend", old, "--out", tmp_path / "new"
+    )
+
+
+def test_published_ids_become_a_registry_that_is_compared_with_others(data, tmp_path):
+    file = tmp_path / "theirs.json"
+    file.write_text(json.dumps({f"i{n}": [f"<a_{n % 4}>", f"<b_{n % 10}>"] for n in range(NUM_ITEMS)}))
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    answer("tokenize", data, "--out", ours)
+    report = answer("tokenize", data, "--published", file, "--out", theirs, "--collisions", "share")
+
+    assert report["method"] == "published, read from theirs.json"
+    assert report["collisions"]["items"] == NUM_ITEMS
+    assert report["purity"]["levels"][0]["purity"] == 1.0  # its first code is the kind
+    assert "no tokenizer that could give codes to new items" in refused(
+        "tokenize", data, "--extend", theirs, "--out", tmp_path / "new"
+    )
+
+    compared = answer("tokenize", data, "--compare", ours, "--compare", theirs)["registries"]
+    assert [entry["path"] for entry in compared] == [str(ours), str(theirs)]
+    assert compared[1]["version"] == report["version"]
+    code, stdout, _ = rayrec("tokenize", data, "--compare", ours, "--compare", theirs)
+    assert code == 0
+    for text in ("Semantic IDs compared", "collisions: 40 items in 20", "prefixes", "purity"):
+        assert text in " ".join(stdout.replace("│", " ").split())
+
+
+def test_published_ids_take_the_place_of_a_tokenizer(data, tmp_path):
+    answer("tokenize", data, "--out", tmp_path)
+    file = tmp_path / "theirs.json"
+    file.write_text(json.dumps({f"i{n}": [n] for n in range(NUM_ITEMS)}))
+    answer("tokenize", data, "--published", file, "--out", tmp_path)
+    assert not (tmp_path / "tokenizer.json").exists()
+    assert SemanticIdRegistry.load(tmp_path).tokenizer_version is None
+
+
+def test_published_ids_of_another_catalogue_are_explained(data, tmp_path):
+    file = tmp_path / "theirs.json"
+    file.write_text(json.dumps({f"i{n}": [n] for n in range(1, NUM_ITEMS + 1)}))
+    line = refused("tokenize", data, "--published", file, "--out", tmp_path / "ids")
+    assert "1 of the catalogue's 40 items have no codes there, the first is 'i0'" in line
+    assert "1 of its items are not in the catalogue, the first is 'i40'" in line
+    assert not (tmp_path / "ids").exists()
+
+
+def test_registries_of_other_items_are_not_compared(data, grown, tmp_path):
+    answer("tokenize", grown, "--out", tmp_path)
+    assert "other items than" in refused("tokenize", data, "--compare", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--extend", "a", "--published", "b"], "--extend and --published are two different things"),
+        (["--extend", "a", "--levels", 2], "--levels has no effect with --extend"),
+        (["--compare", "a", "--out", "b"], "--out has no effect with --compare"),
+        (["--published", "a", "--tokenizer", "opq"], "--tokenizer has no effect with --published"),
+        (["--key-offset", 1], "--key-offset goes with --published"),
+        (["--categories", "shelf"], "its items have no column 'shelf'; they have item_id"),
+        (["--codebook-size", 64], "codebook_size is 64, but the 40 item vectors have only 40 distinct"),
+    ],
+)
+def test_options_that_do_not_fit_are_explained(options, message, data, tmp_path):
+    out = [] if "--compare" in options else ["--out", tmp_path / "ids"]
+    assert message in refused("tokenize", data, *options, *out)

@@ -1,0 +1,92 @@
+"""A model that was trained before some items were there, serving the catalogue that has them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from rayrec.models.tokenizers.extend import NewItems, extend_registry
+from rayrec.models.tokenizers.registry import SemanticIdRegistry
+from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
+from rayrec.pipelines.evaluate import evaluate
+from rayrec.pipelines.features import SEMANTIC_IDS_FOLDER
+from rayrec.pipelines.recommender import Query, Recommender
+from rayrec.platform.errors import InputError
+from rayrec.samples.config import PrepareConfig
+from rayrec.samples.dataset import Dataset
+from rayrec.samples.prepare import prepare
+from tests.data import random_events, write_source
+from tests.runs import NUM_ITEMS, NUM_USERS, make_run
+
+NUM_NEW = 3
+
+
+def grown_dataset(folder):
+    """That of `make_run`, and three more items that two further users have met."""
+    keys = [f"i{item}" for item in range(NUM_ITEMS + NUM_NEW)]
+    events = random_events(NUM_USERS, NUM_ITEMS)
+    events += [
+        (user, key, 2000 + n) for user in ("x", "y") for n, key in enumerate(["i0", *keys[NUM_ITEMS:]])
+    ]
+    source = write_source(folder / "grown-source", events, items={"item_id": keys, "title": keys})
+    prepare(source, folder / "grown", PrepareConfig(num_partitions=3))
+    return Dataset.open(folder / "grown")
+
+
+def extend(registry, dataset, vectors_of_new):
+    quantizer = ResidualKMeans(2, 4).restore({"codebooks_LKD": registry.codebooks_CKD})
+    ids_I = dataset.items.ids_I
+    new_ids = ids_I[~np.isin(ids_I, registry.item_ids_I)]
+    new = NewItems(new_ids, torch.from_numpy(vectors_of_new))
+    extended = extend_registry(registry, quantizer, new, ids_I, dataset.fingerprint)
+    extended.save(dataset.root / SEMANTIC_IDS_FOLDER)
+    return extended
+
+
+@pytest.mark.parametrize("policy", ["extra_digit", "share"])
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("generative", {"item_embedding": True}),
+        ("generative", {"item_embedding": False}),
+        ("prefix", {}),
+        ("lazy", {}),
+    ],
+)
+def test_a_model_serves_items_that_came_after_it_was_trained(policy, model, settings, tmp_path):
+    run = make_run(tmp_path, model, collision_policy=policy, **settings)
+    before = Recommender.load(run)
+    registry = SemanticIdRegistry.load(tmp_path / "data" / SEMANTIC_IDS_FOLDER)
+    dataset = grown_dataset(tmp_path)
+    extended = extend(registry, dataset, np.zeros((NUM_NEW, 6), dtype=np.float32))
+    if policy == "share":
+        assert extended.level_sizes[-1] > registry.level_sizes[-1]  # all three have one tuple
+
+    after = Recommender.load(run, data=dataset.root)
+
+    known = Query(before.dataset.items.ids_I[:4])
+    (old,), (new,) = (
+        recommender.recommend([known], k=NUM_ITEMS + NUM_NEW, exclude_seen=False)
+        for recommender in (before, after)
+    )
+    assert len(old) == NUM_ITEMS
+    assert len(new) == NUM_ITEMS + NUM_NEW
+    assert sum(np.exp(item.score) for item in new) == pytest.approx(1.0, rel=1e-4)
+    fresh = {f"i{NUM_ITEMS + n}" for n in range(NUM_NEW)}
+    assert fresh <= {item.item_key for item in new}
+    # A history of new items is as good as any.
+    ids = dataset.items.ids_I[np.isin(dataset.items.keys.to_pylist(), sorted(fresh))]
+    assert len(after.recommend([Query(ids)], k=5)[0]) == 5
+    assert evaluate(run, data=dataset.root).num_users > 0
+
+
+def test_an_extension_of_other_semantic_ids_is_refused(tmp_path):
+    run = make_run(tmp_path, "generative")
+    registry = SemanticIdRegistry.load(tmp_path / "data" / SEMANTIC_IDS_FOLDER)
+    dataset = grown_dataset(tmp_path)
+    other = replace(registry, method="another one")
+    extend(other, dataset, np.zeros((NUM_NEW, 6), dtype=np.float32))
+
+    with pytest.raises(InputError, match="was trained on another data set"):
+        Recommender.load(run, data=dataset.root)
