@@ -47,7 +47,7 @@ def config_of(name: str):
 def model_of(name: str):
     config = config_of(name)
     rates = np.full(NUM_ITEMS, -np.log(NUM_ITEMS))
-    return build_model(config, Catalogue(NUM_ITEMS, CODES_IL, LEVELS, rates), seed=1)
+    return build_model(config, Catalogue(NUM_ITEMS, CODES_IL, LEVELS, negative_log_q_I=rates), seed=1)
 
 
 def features_of(name: str, step: int = 0, rows=ROWS, num_trainers: int = 1):
