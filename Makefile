@@ -21,7 +21,7 @@ env: $(INSTALLED) ## Make .venv with everything that the targets below need.
 $(INSTALLED): setup.cfg pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) $(TORCH)
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[cpu,text,dev,torchrec]'
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[cpu,hf,text,dev,torchrec]'
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps $(TORCHREC)
 	touch $@
 

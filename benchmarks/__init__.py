@@ -2,6 +2,7 @@
 
 from benchmarks import (
     attention,
+    decode,
     disk_stores,
     index,
     pipeline,
@@ -19,6 +20,7 @@ from benchmarks.harness import Bench
 
 BENCHES: dict[str, Bench] = {
     "attention": attention.bench,
+    "decode": decode.bench,
     "disk-stores": disk_stores.bench,
     "index": index.bench,
     "pipeline": pipeline.bench,

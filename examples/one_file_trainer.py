@@ -279,8 +279,8 @@ def start(config: dict) -> tuple[nn.Module, Iterator[float], int]:
     """The untrained model, the steps that train it (`next` takes one), and how many the config asks for."""
     config = with_defaults(config)
     model, training, data = config["model"], config["training"], TrainingData(config)
-    if model.get("user_embedding") or (model["name"] == "sasrec" and model["item_matrix"] != "dense"):
-        raise SystemExit("this file knows neither user embeddings nor sparse SASRec; use `rayrec train`")
+    if model["item_matrix"] != "dense" or any(map(model.get, ("user_embedding", "temperature", "loss"))):
+        raise SystemExit("no users, temperatures, losses and sparse SASRec in here; use `rayrec train`")
     torch.manual_seed(config["seed"])
     network = {"sasrec": SasRec, "light_decoder": Generative}[model["name"]](config, data)
     return network, steps(network, data, training), training["epochs"] * data.steps_per_epoch

@@ -16,6 +16,8 @@ import pytest
 from rayrec.samples.batches import RowBatch, SampleBatch
 from rayrec.samples.config import PrepareConfig
 from rayrec.samples.dataset import Dataset
+from rayrec.samples.event_times import HISTORY_TIMES, TIMES
+from rayrec.samples.manifest import EVALUATION_FILES, HISTORY_FILE, FileEntry, fingerprint_of
 from rayrec.samples.prepare import prepare
 
 Event = tuple[object, object, object]
@@ -72,6 +74,21 @@ def small_dataset(folder: Path, num_users: int = 40, num_items: int = 30, **sett
     config = PrepareConfig.parse({"rows_per_group": 4, "rows_per_file": 16, "num_partitions": 3} | settings)
     prepare(source, folder / "data", config)
     return Dataset.open(folder / "data")
+
+
+def without_history_times(dataset: Dataset, *names: str) -> Dataset:
+    """The data set as an earlier version would have written it; of all files, or of those named."""
+    for name in names or (HISTORY_FILE, *EVALUATION_FILES.values()):
+        path = dataset.root / name
+        table = pq.read_table(path)
+        pq.write_table(
+            table.drop_columns([c for c in (TIMES, HISTORY_TIMES) if c in table.column_names]), path
+        )
+    manifest = dataset.manifest
+    files = {name: FileEntry.of(dataset.root / name, entry.rows) for name, entry in manifest.files.items()}
+    changed = {"files": files, "fingerprint": fingerprint_of(files, manifest.behaviors)}
+    manifest.model_copy(update=changed).write(dataset.root)
+    return Dataset.open(dataset.root)
 
 
 def sample_batch(

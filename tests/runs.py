@@ -38,6 +38,7 @@ NUM_USERS, NUM_ITEMS = 40, 30
 BACKBONE = {"dim": 8, "num_layers": 1, "num_heads": 2, "feedforward_dim": 16, "max_length": 8, "dropout": 0.1}
 MODELS: dict[str, dict[str, Any]] = {
     "sasrec": {"name": "sasrec", "backbone": BACKBONE},
+    "hstu": {"name": "hstu", "backbone": {k: v for k, v in BACKBONE.items() if k != "feedforward_dim"}},
     "generative": {"name": "light_decoder", "backbone": BACKBONE, "decoder_dim": 16, "beam_width": 40},
     "prefix": {"name": "prefix_decoder", "backbone": BACKBONE, "beam_width": 40},
     "lazy": {"name": "lazy_decoder", "backbone": BACKBONE, "beam_width": 40},
@@ -46,7 +47,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def make_run(
     folder: Path,
-    model: Literal["sasrec", "generative", "prefix", "lazy"] = "sasrec",
+    model: Literal["sasrec", "hstu", "generative", "prefix", "lazy"] = "sasrec",
     integer_users: bool = False,
     data_of: Callable[[Dataset], dict[str, Any]] = lambda dataset: {},
     collision_policy: str = "extra_digit",
@@ -61,7 +62,7 @@ def make_run(
         model_settings: more settings of the model, such as `item_matrix="sparse"`.
     """
     dataset = _dataset(folder, integer_users)
-    if model != "sasrec":
+    if model not in ("sasrec", "hstu"):
         _semantic_ids(dataset, collision_policy)
     config = RunConfig.parse(
         {

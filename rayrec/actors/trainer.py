@@ -31,7 +31,7 @@ from rayrec.embeddings.lookups import LookupStats, TrainerLink
 from rayrec.embeddings.routing import ShardMap
 from rayrec.models.build import Catalogue, build_model
 from rayrec.models.compute import PLAIN, ComputeSettings
-from rayrec.models.config import ModelConfig
+from rayrec.models.config import AnyModelConfig
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.flops import ModelFlops
 from rayrec.models.matrix_rate import matrix_rate
@@ -49,7 +49,7 @@ CATALOGUE_CHUNK = 65_536
 class TrainerSpec:
     """What every trainer has to know; the same for all of them."""
 
-    model: ModelConfig
+    model: AnyModelConfig
     optimizer: DenseOptimizerSettings
     catalogue: Catalogue
     item_ids_I: np.ndarray

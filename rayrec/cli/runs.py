@@ -297,14 +297,15 @@ def recommend_command(
     """Recommend items to one user of the data set."""
     from dataclasses import asdict
 
-    from rayrec.pipelines.recommender import Query, Recommender
+    from rayrec.pipelines.recommender import Recommender
 
     recommender = Recommender.load(run, snapshot, data=data)
     dataset = recommender.dataset
-    history_ids, user_id = dataset.history_of(user), dataset.user_by_key(user)
-    if history_ids is None or user_id is None:
+    query = recommender.query_of_user(user)
+    if query is None:
         raise InputError(f"--user {user}: there is no such user in {dataset.root}; use an id of its source")
-    (recommendations,) = recommender.recommend([Query(history_ids, user_id)], k)
+    (recommendations,) = recommender.recommend([query], k)
+    history_ids = query.history_ids
     watched = [
         dataset.items.label(int(item)) for item in dataset.item_positions(history_ids[-10:]) if item >= 0
     ]

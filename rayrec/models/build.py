@@ -9,27 +9,35 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rayrec.models.attention.choice import Choice, choice_named
+from rayrec.models.backbones.hstu import Hstu
 from rayrec.models.backbones.transformer import CausalTransformer
 from rayrec.models.generative.backbone import GenerativeBackbone
+from rayrec.models.generative.causal_lm import CausalLmBackbone
 from rayrec.models.generative.cross_decoder import CrossDecoder
 from rayrec.models.generative.encoder_decoder import EncoderDecoder
 from rayrec.models.generative.lazy_decoder import LazyDecoder
 from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
 from rayrec.models.generative.prefix_decoder import PrefixDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
-from rayrec.models.sasrec import FullSoftmaxSasRec, SampledSoftmaxSasRec
+from rayrec.models.generative.transformers_network import network_from_folder, network_from_settings
+from rayrec.models.item_losses import BinaryCrossEntropy, CrossEntropy, ItemLoss, SampledSoftmax
+from rayrec.models.next_item import DenseNextItemModel, SparseNextItemModel
 from rayrec.models.sequence_model import SequenceModel
 
 if TYPE_CHECKING:  # the settings are pydantic models, which this room does not need to run
     from rayrec.models.config import (
+        AnyModelConfig,
         BackboneConfig,
+        CausalLmBackboneConfig,
+        CausalLmConfig,
         EncoderDecoderConfig,
+        HstuBackboneConfig,
+        HstuConfig,
         LazyDecoderConfig,
         LightDecoderConfig,
-        ModelConfig,
         PrefixDecoderConfig,
         SasRecConfig,
     )
@@ -57,24 +65,29 @@ class Catalogue:
 
 
 def build_model(
-    config: ModelConfig, catalogue: Catalogue, seed: int, attention_file: Path | None = None
+    config: AnyModelConfig, catalogue: Catalogue, seed: int, attention_file: Path | None = None
 ) -> SequenceModel:
     """The network on the CPU; its initial weights depend on the seed and the shapes alone.
 
     Args:
         attention_file: where measured choices of attention backends are kept; need not exist yet.
+
+    Raises:
+        InputError: a causal language model that is not there or cannot be adapted.
     """
     choice = choice_named(config.attention, attention_file)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if config.name == "sasrec":
-            return _sasrec(config, catalogue, choice)
+            return _next_item(config, _transformer(config.backbone, choice), catalogue)
+        if config.name == "hstu":
+            return _next_item(config, _hstu(config.backbone, choice), catalogue)
         backbone = _GENERATIVE[config.name](config, catalogue, choice)
         codes_IL = torch.tensor(catalogue.codes_IL)
         return GenerativeRecommender(backbone, codes_IL, config.beam_width, len(catalogue.level_sizes))
 
 
-def _backbone(config: BackboneConfig, choice: Choice) -> CausalTransformer:
+def _transformer(config: BackboneConfig, choice: Choice) -> CausalTransformer:
     return CausalTransformer(
         config.dim,
         config.num_layers,
@@ -86,24 +99,51 @@ def _backbone(config: BackboneConfig, choice: Choice) -> CausalTransformer:
     )
 
 
-def _sasrec(config: SasRecConfig, catalogue: Catalogue, choice: Choice) -> SequenceModel:
-    backbone = _backbone(config.backbone, choice)
+def _hstu(config: HstuBackboneConfig, choice: Choice) -> Hstu:
+    return Hstu(
+        config.dim,
+        config.num_layers,
+        config.num_heads,
+        config.max_length,
+        config.dropout,
+        config.attention_dim,
+        config.value_dim,
+        config.num_time_buckets,
+        choice,
+    )
+
+
+def _next_item(
+    config: SasRecConfig | HstuConfig, backbone: CausalTransformer | Hstu, catalogue: Catalogue
+) -> SequenceModel:
+    loss = _item_loss(config, catalogue)
     if config.item_matrix == "dense":
-        return FullSoftmaxSasRec(backbone, catalogue.num_items, config.backbone.dim)
+        return DenseNextItemModel(
+            backbone, loss, catalogue.num_items, config.backbone.dim, config.temperature
+        )
+    return SparseNextItemModel(backbone, loss, config.temperature)
+
+
+def _item_loss(config: SasRecConfig | HstuConfig, catalogue: Catalogue) -> ItemLoss:
+    name = config.loss_or_default
+    if name == "cross_entropy":
+        return CrossEntropy()
+    if name == "bce":
+        return BinaryCrossEntropy()
     assert catalogue.negative_log_q_I is not None
     expected_draws_I = catalogue.negative_log_q_I + np.log(config.num_negatives)
-    return SampledSoftmaxSasRec(backbone, torch.tensor(expected_draws_I, dtype=torch.float32))
+    return SampledSoftmax(torch.tensor(expected_draws_I, dtype=torch.float32))
 
 
 def _prefix_decoder(config: PrefixDecoderConfig, catalogue: Catalogue, choice: Choice) -> PrefixDecoder:
     known_I = None if catalogue.known_I is None else torch.tensor(catalogue.known_I)
     return PrefixDecoder(
-        _backbone(config.backbone, choice), catalogue.learned_codes, catalogue.level_sizes, known_I
+        _transformer(config.backbone, choice), catalogue.learned_codes, catalogue.level_sizes, known_I
     )
 
 
 def _light_decoder(config: LightDecoderConfig, catalogue: Catalogue, choice: Choice) -> LightDecoder:
-    settings, backbone = config.backbone, _backbone(config.backbone, choice)
+    settings, backbone = config.backbone, _transformer(config.backbone, choice)
     decoder = CodeDecoder(
         settings.dim, catalogue.level_sizes, config.decoder_dim, settings.dropout, backbone.num_dropouts
     )
@@ -146,10 +186,38 @@ def _cross_decoder(
     )
 
 
+def _causal_lm(config: CausalLmConfig, catalogue: Catalogue, choice: Choice) -> CausalLmBackbone:
+    network, first_token = _language_model(config.backbone, catalogue.level_sizes)
+    return CausalLmBackbone(network, catalogue.learned_codes, catalogue.level_sizes, first_token)
+
+
+def _language_model(config: CausalLmBackboneConfig, level_sizes: tuple[int, ...]) -> tuple[nn.Module, int]:
+    """(The network, the token of its first code)."""
+    # Training reads a history of the longest and the item that follows it.
+    num_codes, num_positions = sum(level_sizes), (config.max_length + 1) * len(level_sizes)
+    network = config.network
+    if network.kind == "folder":
+        return network_from_folder(network.folder, num_codes, num_positions)
+    if network.kind == "transformers":
+        return network_from_settings(network.settings, num_codes, num_positions), 0
+    settings = {
+        "model_type": "qwen3",
+        "hidden_size": network.dim,
+        "num_hidden_layers": network.num_layers,
+        "num_attention_heads": network.num_heads,
+        "num_key_value_heads": network.num_key_heads,
+        "head_dim": network.dim // network.num_heads,
+        "intermediate_size": network.feedforward_dim,
+        "tie_word_embeddings": True,
+    }
+    return network_from_settings(settings, num_codes, num_positions), 0
+
+
 _GENERATIVE: dict[str, Callable[[Any, Catalogue, Choice], GenerativeBackbone[Any]]] = {
     "prefix_decoder": _prefix_decoder,
     "light_decoder": _light_decoder,
     "lazy_decoder": _lazy_decoder,
     "encoder_decoder": _encoder_decoder,
+    "causal_lm": _causal_lm,
 }
 """By name of the config."""

@@ -4,7 +4,7 @@
     backward of a block   gathered again ─► gradients summed over the trainers, each keeps its shard
     optimizer             each trainer changes its shard
 
-Units are the blocks of a backbone (whatever stands in a `ModuleList` called `blocks`), then the model as a
+Units are the blocks of a backbone (in a `ModuleList` called `blocks` or `layers`), then the model as a
 whole with what is left. Gradients are summed, not averaged: the loss is divided by the global number of
 targets already.
 
@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+BLOCKS = ("blocks", "layers")
+"""Names of lists of blocks."""
 SHARDED_METHODS = ("loss", "rank")
 """Methods of a model that compute with weights: they are gathered around these as around `forward`."""
 
@@ -97,6 +99,8 @@ def local(tensor: Tensor) -> Tensor:
 
 def _blocks(model: nn.Module) -> Iterator[nn.Module]:
     for module in model.modules():
-        blocks = getattr(module, "blocks", None)
-        if isinstance(blocks, nn.ModuleList):
-            yield from blocks
+        for name in BLOCKS:
+            blocks = getattr(module, name, None)
+            if isinstance(blocks, nn.ModuleList):
+                # A layer without `forward` computes in parts: it has no beginning and end to gather it at.
+                yield from (block for block in blocks if type(block).forward is not nn.Module.forward)

@@ -41,6 +41,10 @@ class Features(Protocol):
     def lookups(self) -> Mapping[str, _Lookup]: ...
     @property
     def negatives_S(self) -> np.ndarray | None: ...
+    @property
+    def negatives_NK(self) -> np.ndarray | None: ...
+    @property
+    def times_N(self) -> np.ndarray | None: ...
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,10 @@ class TensorBatch:
     inverse: dict[str, Tensor]
     rows: dict[str, Tensor]
     """Table name to [M, D] leaf tensors; training reads their `.grad`."""
+    negatives_NK: Tensor | None = None
+    times_N: Tensor | None = None
+    """UNIX seconds of the events that were read, never of what follows them; None unless the model needs
+    them."""
 
     @staticmethod
     def build(
@@ -86,6 +94,8 @@ class TensorBatch:
             negatives_S=None if features.negatives_S is None else tensor(features.negatives_S),
             inverse={name: tensor(lookup.inverse) for name, lookup in features.lookups.items()},
             rows={name: leaf(rows_MD) for name, rows_MD in rows.items()},
+            negatives_NK=None if features.negatives_NK is None else tensor(features.negatives_NK),
+            times_N=None if features.times_N is None else tensor(features.times_N),
         )
 
     def some_rows(self, rows: slice) -> TensorBatch:
@@ -108,6 +118,8 @@ class TensorBatch:
             negatives_S=self.negatives_S,
             inverse={name: self._part_of(name, rows, tokens) for name in self.inverse},
             rows=self.rows,
+            negatives_NK=None if self.negatives_NK is None else self.negatives_NK[tokens],
+            times_N=None if self.times_N is None else self.times_N[tokens],
         )
 
     def _part_of(self, table: str, rows: slice, tokens: slice) -> Tensor:
@@ -118,11 +130,14 @@ class TensorBatch:
                 return inverse[rows]
             case "code":  # [N, L]
                 return inverse[tokens]
-            case "item" if self.negatives_S is None:  # [N]
+            case "item" if len(inverse) == num_tokens:  # [N]
                 return inverse[tokens]
-            case "item":  # [2N + S]: inputs, targets, and the negatives of all rows
+            case "item":  # [2N + S], [2N + N * K]: inputs, targets, negatives of all rows or of each event
                 inputs, targets = inverse[:num_tokens], inverse[num_tokens : 2 * num_tokens]
-                return torch.cat([inputs[tokens], targets[tokens], inverse[2 * num_tokens :]])
+                negatives = inverse[2 * num_tokens :]
+                if self.negatives_NK is not None:
+                    negatives = negatives.view(self.negatives_NK.shape)[tokens].flatten()
+                return torch.cat([inputs[tokens], targets[tokens], negatives])
         raise ValueError(
             f"the inverse of table {table!r} cannot be cut by rows: nothing says how it is laid out; "
             "set training.micro_batches to 1"
@@ -134,8 +149,10 @@ class TensorBatch:
         It reads the same leaves as the batch, where they have a row; its loss is to be counted zero times.
         """
 
-        item = (1,) if self.negatives_S is None else (2 + len(self.negatives_S),)
-        shapes = {"user": (1,), "item": item}
+        num_negatives = 0 if self.negatives_S is None else len(self.negatives_S)
+        if self.negatives_NK is not None:
+            num_negatives = self.negatives_NK.shape[1]
+        shapes = {"user": (1,), "item": (2 + num_negatives,) if num_negatives else (1,)}
         return TensorBatch(
             layout=JaggedLayout.even(1, 1, self.layout.device),
             keys_N=self.keys_N.new_zeros(1),
@@ -150,6 +167,8 @@ class TensorBatch:
                 name: rows_MD if len(rows_MD) else rows_MD.new_zeros(1, *rows_MD.shape[1:])
                 for name, rows_MD in self.rows.items()
             },
+            negatives_NK=None if self.negatives_NK is None else self.negatives_NK.new_zeros(1, num_negatives),
+            times_N=None if self.times_N is None else self.times_N.new_zeros(1),
         )
 
     def embed(self, table: str) -> Tensor:

@@ -55,7 +55,7 @@ class Assembly:
     def features(self) -> RowFeatures:
         """The operations; training rows are not looked at where their columns are known."""
         config = self.config
-        program = self.rows.program if self.columns is None else compiled(config.data, self.columns)
+        program = self.rows.program if self.columns is None else compiled(config, self.columns)
         return row_features(config, self.sequences, program)
 
     @property
@@ -129,9 +129,12 @@ def assemble(config: RunConfig, checksums: bool = True, columns: pa.Schema | Non
         columns: those of the training rows; without them, features cannot be made without the rows.
 
     Raises:
-        InputError: the data set or the semantic IDs are missing, damaged, or of each other's.
+        InputError: the data set or the semantic IDs are missing, damaged, or of each other's; or the model
+            needs times of histories that the data set does not have.
     """
     dataset = Dataset.open(config.data.path, checksums)
+    if config.model.needs_times:
+        dataset.check_times()
     registry = registry_of(config, dataset)
     sequences = sequence_features(config, dataset, registry)
     catalogue = Catalogue(

@@ -18,7 +18,13 @@ from rayrec.embeddings.config import (
 )
 from rayrec.embeddings.layout import WeightDtype
 from rayrec.models.compute import ComputeSettings, Parallel, Precision
-from rayrec.models.config import DenseOptimizerConfig, ModelConfig, sparse_tables
+from rayrec.models.config import (
+    DenseOptimizerConfig,
+    ModelConfig,
+    sparse_dim,
+    sparse_tables,
+    with_absolute_paths,
+)
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
@@ -311,7 +317,10 @@ class RunConfig(Config):
         paths["features"] = tuple(feature.with_absolute_paths() for feature in self.data.features)
         if (cache := self.data.cache) is not None:
             paths["cache"] = cache.model_copy(update={"folder": absolute(cache.folder)})
-        changed: dict[str, Any] = {"data": self.data.model_copy(update=paths)}
+        changed: dict[str, Any] = {
+            "data": self.data.model_copy(update=paths),
+            "model": with_absolute_paths(self.model),
+        }
         if (run := self.training.init_from) is not None:
             changed["training"] = self.training.model_copy(update={"init_from": absolute(run)})
         return self.model_copy(update=changed)
@@ -351,7 +360,7 @@ class RunConfig(Config):
         everyone, own = self.sparse, self.sparse.tables.get(name, TableSettings())
         return TableConfig(
             name=name,
-            dim=self.model.backbone.dim,
+            dim=sparse_dim(self.model),
             weight_dtype=own.weight_dtype or everyone.weight_dtype,
             optimizer=own.optimizer or everyone.optimizer,
             init_scale=everyone.init_scale,

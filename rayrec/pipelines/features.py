@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rayrec.models.config import GenerativeConfig, SasRecConfig, sparse_tables
+from rayrec.models.config import NextItemConfig, sparse_tables
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.training_rows import compiled
@@ -29,7 +29,7 @@ def features_of(config: RunConfig, columns: pa.Schema) -> RowFeatures:
     """
     dataset = Dataset.open(config.data.path, checksums=False)
     sequences = sequence_features(config, dataset, registry_of(config, dataset))
-    return row_features(config, sequences, compiled(config.data, columns))
+    return row_features(config, sequences, compiled(config, columns))
 
 
 def row_features(config: RunConfig, sequences: SequenceFeatures, program: FeatureProgram) -> RowFeatures:
@@ -46,7 +46,8 @@ def sequence_features(
         tables=sparse_tables(model),
         codes_IL=None if registry is None else registry.learned_codes_IL,
         num_negatives=num_negatives_of(config),
-        negatives=model.negative_sampling if isinstance(model, SasRecConfig) else "uniform",
+        negatives_per_event=negatives_per_event_of(config),
+        negatives=model.negative_sampling if isinstance(model, NextItemConfig) else "uniform",
         train_counts_I=dataset.items.train_counts_I,
         seed=config.seed,
         num_trainers=config.pipeline.num_trainers,
@@ -56,8 +57,16 @@ def sequence_features(
 def num_negatives_of(config: RunConfig) -> int:
     """Drawn for every batch; 0 where the model needs none."""
     model = config.model
-    if isinstance(model, SasRecConfig) and model.item_matrix == "sparse":
+    if isinstance(model, NextItemConfig) and model.loss_or_default == "sampled_softmax":
         return model.num_negatives
+    return 0
+
+
+def negatives_per_event_of(config: RunConfig) -> int:
+    """Drawn for every event to be predicted; 0 where the model needs none."""
+    model = config.model
+    if isinstance(model, NextItemConfig) and model.loss_or_default == "bce":
+        return model.negatives_per_event
     return 0
 
 
@@ -67,7 +76,7 @@ def registry_of(config: RunConfig, dataset: Dataset) -> SemanticIdRegistry | Non
     Raises:
         InputError: there are none, or those of another data set.
     """
-    if not isinstance(config.model, GenerativeConfig):
+    if isinstance(config.model, NextItemConfig):
         return None
     folder = registry_folder(config)
     if not folder.is_dir():

@@ -15,6 +15,8 @@ FREE = (
     "beam_width",
     "backbone.dropout",
     "label_smoothing",
+    "loss",
+    "negatives_per_event",
     "num_negatives",
     "negative_sampling",
 )

@@ -31,9 +31,10 @@ from rayrec.embeddings.plan import (
     spread,
 )
 from rayrec.models.build import build_model
-from rayrec.models.config import SasRecConfig
+from rayrec.models.config import NextItemConfig
 from rayrec.pipelines.assembly import Assembly
 from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.features import negatives_per_event_of, num_negatives_of
 from rayrec.platform.cluster import starts_cluster
 from rayrec.platform.devices import device_memory_bytes, device_named
 from rayrec.platform.errors import InputError
@@ -325,7 +326,7 @@ def dense_size(assembly: Assembly) -> DenseSize:
     model = assembly.config.model
     # Without memory for its weights: an item matrix may be what does not fit. The generative model reads
     # the items' codes while it is built, and has no part that grows with the catalogue but these.
-    device = "meta" if isinstance(model, SasRecConfig) else "cpu"
+    device = "meta" if isinstance(model, NextItemConfig) else "cpu"
     with torch.device(device):
         network = build_model(model, assembly.catalogue, assembly.config.seed)
     parameters, buffers = list(network.parameters()), list(network.buffers())
@@ -357,8 +358,8 @@ def _batch_ids(assembly: Assembly, num_ids: Mapping[str, int]) -> dict[str, int]
         # Shares are of about equal length, within that of a row; one may have all rows but a few long ones.
         num_tokens = min(num_tokens, -(-num_tokens // num_trainers) + model.backbone.max_length)
     num_items = num_tokens
-    if isinstance(model, SasRecConfig) and model.item_matrix == "sparse":
-        num_items = 2 * num_tokens + model.num_negatives
+    if isinstance(model, NextItemConfig) and model.item_matrix == "sparse":
+        num_items = 2 * num_tokens + num_negatives_of(config) + num_tokens * negatives_per_event_of(config)
     num_levels = 0 if assembly.registry is None else assembly.registry.num_learned_levels
     most = {"item": num_items, "user": num_rows, "code": num_tokens * num_levels}
     return {name: min(most[name], known) for name, known in num_ids.items()}
@@ -375,7 +376,7 @@ def _records_in_flight(config: RunConfig) -> int:
 
 def _catalogue_bytes(assembly: Assembly) -> int:
     model = assembly.config.model
-    if isinstance(model, SasRecConfig) and model.item_matrix == "sparse":
+    if isinstance(model, NextItemConfig) and model.item_matrix == "sparse":
         return 4 * model.backbone.dim * len(assembly.dataset.items)
     return 0
 

@@ -44,6 +44,9 @@ class Query:
     """Item ids, oldest first; ids that are not in the catalogue are skipped."""
     user_id: int | None = None
     """Id of a user of the data set; None is nobody of it, whose row no training has touched."""
+    times: Int64Array | None = None
+    """UNIX seconds of the events of the history, for models that need them. None: nothing is known of them,
+    and all are taken to have happened at once, which leaves such a model the order alone."""
 
 
 class Recommender:
@@ -100,6 +103,11 @@ class Recommender:
     def dataset(self) -> Dataset:
         return self._assembly.dataset
 
+    @property
+    def needs_times(self) -> bool:
+        """Whether the model reads when the events of a history were."""
+        return self._assembly.config.model.needs_times
+
     def rank(self, samples: SampleBatch, k: int, exclude_seen: bool) -> RankedItems:
         """Catalogue positions of the k best next items of each row; -1 where there are fewer.
 
@@ -132,8 +140,16 @@ class Recommender:
             InputError: a field is missing, unknown or of the wrong type.
             StoreUnavailableError: a store that an operation asks did not answer.
         """
-        user_id, history_ids = self._assembly.features.history_of(row)
-        return Query(history_ids, user_id)
+        history = self._assembly.features.history_of(row)
+        return Query(history.item_ids_N, history.user_id, history.times_N)
+
+    def query_of_user(self, user_key: str) -> Query | None:
+        """The query of a user of the data set with the whole stored history; None for an unknown user."""
+        dataset = self.dataset
+        history_ids, user_id = dataset.history_of(user_key), dataset.user_by_key(user_key)
+        if history_ids is None:
+            return None
+        return Query(history_ids, user_id, dataset.history_times_of(user_key) if self.needs_times else None)
 
     def popular(self, k: int, exclude_ids: Int64Array | None = None) -> list[Recommendation]:
         """The items with most training events; what is left when nothing is known of a user."""
@@ -153,7 +169,23 @@ class Recommender:
             user_ids_B=np.array(user_ids, dtype=np.int64),
             item_ids_N=np.concatenate(histories) if histories else np.zeros(0, dtype=np.int64),
             offsets_B1=offsets_from_lengths(lengths),
+            times_N=self._times_of(queries) if self.needs_times else None,
         )
+
+    def _times_of(self, queries: Sequence[Query]) -> Int64Array:
+        """[N] times of all events; within a history without times, all alike."""
+        times = [np.zeros(0, dtype=np.int64)]
+        for query in queries:
+            if query.times is None:
+                times.append(np.zeros(len(query.history_ids), dtype=np.int64))
+                continue
+            if len(query.times) != len(query.history_ids):
+                raise ValueError(
+                    f"a query has {len(query.history_ids)} history_ids and {len(query.times)} times; give "
+                    "every event its time, or none"
+                )
+            times.append(np.asarray(query.times, dtype=np.int64))
+        return np.concatenate(times)
 
     @cached_property
     def _nobody(self) -> int:

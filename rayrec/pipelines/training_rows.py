@@ -1,7 +1,7 @@
 """The rows of a run: where they are read, in which order, and what operations make of them.
 
 Parquet ─► ReadPlan, or FollowedPlan of a folder that grows ─► readers
-                                    FeatureProgram ─► columns `user_id` and `item_ids`
+                                    FeatureProgram ─► columns `user_id`, `item_ids` (and `timestamps`)
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pt
 
-from rayrec.pipelines.config import DataConfig, RunConfig
+from rayrec.pipelines.config import RunConfig
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.decoding import Preparation, ReadSpec
+from rayrec.samples.event_times import TIMES, are_event_times
 from rayrec.samples.followed_plan import FollowedPlan
 from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.read_plan import (
@@ -31,8 +32,18 @@ from rayrec.samples.sources import ParquetSource
 
 logger = logging.getLogger(__name__)
 
-WANTED = ("user_id", "item_ids")
-"""Columns that a row has when its operations are done: whose it is, and that user's items, oldest first."""
+
+def _is_list_of_integers(dtype: pa.DataType) -> bool:
+    return (pt.is_list(dtype) or pt.is_large_list(dtype)) and pt.is_integer(dtype.value_type)
+
+
+_WANTED = {
+    "user_id": (pt.is_integer, "integers"),
+    "item_ids": (_is_list_of_integers, "lists of integers"),
+    TIMES: (are_event_times, "lists of seconds, or of dates and times"),
+}
+"""Columns that a row has when its operations are done: whose it is, that user's items, oldest first, and for
+models that need them their times."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +97,7 @@ def _planned(
     config: RunConfig, source: ParquetSource, fingerprint: str, settings: ReadSettings
 ) -> TrainingRows:
     data = config.data
-    program = compiled(data, source.schema, name_unused=True)
+    program = compiled(config, source.schema, name_unused=True)
     spec = read_spec(source, program.input_schema.names, data.filters, data.on_corrupt)
     plan = ReadPlan(source, _prepared(spec, program, config), settings)
     warn_of_unreadable(source.folder.url, plan.groups.unreadable)
@@ -101,8 +112,8 @@ def _prepared(spec: ReadSpec, program: FeatureProgram, config: RunConfig) -> Rea
     return replace(spec, preparation=Preparation(program, config.seed, cache.folder, int(cache.max_bytes)))
 
 
-def compiled(data: DataConfig, schema: pa.Schema, name_unused: bool = False) -> FeatureProgram:
-    """The operations, bound to the columns of a source.
+def compiled(config: RunConfig, schema: pa.Schema, name_unused: bool = False) -> FeatureProgram:
+    """The operations, bound to the columns of a source, as far as the model reads what they make.
 
     Args:
         name_unused: log which operations make nothing that the model reads; they are not run.
@@ -110,25 +121,20 @@ def compiled(data: DataConfig, schema: pa.Schema, name_unused: bool = False) -> 
     Raises:
         InputError: they do not fit, or do not make what the model needs.
     """
-    program = FeatureProgram.compile(data.features, schema)
-    for name, is_right, expected in (
-        (WANTED[0], pt.is_integer, "integers"),
-        (WANTED[1], _is_list_of_integers, "lists of integers"),
-    ):
+    program = FeatureProgram.compile(config.data.features, schema)
+    wanted = {name: check for name, check in _WANTED.items() if name != TIMES or config.model.needs_times}
+    for name, (is_right, expected) in wanted.items():
         found = program.schema.field(name).type if name in program.schema.names else None
         if found is None or not is_right(found):
             raise InputError(
-                f"data.features: rows need a column {name!r} of {expected}, and "
+                f"data.features: rows need a column {name!r} of {expected}"
+                + (", since the model reads when events were, and " if name == TIMES else ", and ")
                 + (f"it is {found}" if found is not None else f"there are {', '.join(program.schema.names)}")
                 + "; add an operation that makes it"
             )
-    if name_unused and (unused := program.unused(WANTED)):
+    if name_unused and (unused := program.unused(wanted)):
         logger.warning("%s: the model reads nothing of what they make; not run", ", ".join(unused))
-    return program.narrowed(WANTED)
-
-
-def _is_list_of_integers(dtype: pa.DataType) -> bool:
-    return (pt.is_list(dtype) or pt.is_large_list(dtype)) and pt.is_integer(dtype.value_type)
+    return program.narrowed(tuple(wanted))
 
 
 def _followed(config: RunConfig, state: dict[str, Any] | None, next_step: int) -> TrainingRows:
@@ -136,7 +142,7 @@ def _followed(config: RunConfig, state: dict[str, Any] | None, next_step: int) -
     assert data.samples is not None, "settings are checked: a followed folder is named"
     # The columns that there are decide which of them operations need.
     schema = FollowedPlan(data.samples, settings, on_corrupt=data.on_corrupt).spec.all_columns
-    program = compiled(data, schema, name_unused=True)
+    program = compiled(config, schema, name_unused=True)
     columns = program.input_schema.names
     if state is None:
         plan = FollowedPlan(data.samples, settings, columns, data.filters, data.on_corrupt)

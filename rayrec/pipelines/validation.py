@@ -24,7 +24,9 @@ def validate(stages: Stages, assembly: Assembly) -> np.ndarray:
     stages.watch.get(reading, may_take_long=True)
     in_flight: deque[tuple[Any, np.ndarray]] = deque()
     places: list[np.ndarray] = []
-    batches = evaluation_batches(assembly.dataset, "valid", config.batch_size, config.max_users)
+    batches = evaluation_batches(
+        assembly.dataset, "valid", config.batch_size, config.max_users, assembly.config.model.needs_times
+    )
     for number, samples in enumerate(batches):
         assert samples.targets_B is not None
         worker = stages.feature_workers[number % len(stages.feature_workers)]

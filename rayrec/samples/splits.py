@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.samples.batches import Int64Array
+from rayrec.samples.event_times import HISTORY_TIMES, TIMES
 from rayrec.samples.jagged import list_rows
 from rayrec.samples.manifest import (
     EVALUATION_FILES,
@@ -25,11 +26,14 @@ _EVALUATION = pa.schema(
     [
         ("user_id", pa.int64()),
         ("history", pa.list_(pa.int64())),
+        (HISTORY_TIMES, pa.list_(pa.int64())),
         ("target", pa.int64()),
         ("timestamp", pa.int64()),
     ]
 )
-_HISTORY = pa.schema([("user_id", pa.int64()), ("item_ids", pa.list_(pa.int64()))])
+_HISTORY = pa.schema(
+    [("user_id", pa.int64()), ("item_ids", pa.list_(pa.int64())), (TIMES, pa.list_(pa.int64()))]
+)
 
 
 class SplitWriter:
@@ -60,7 +64,7 @@ class SplitWriter:
         sequences = sequences.combine_chunks()
         train = self._training_rows(sequences)
         self._train.write(train)
-        self._history.write(sequences.select(["user_id", "item_ids"]))
+        self._history.write(sequences.select(_HISTORY.names))
         for split, writer in self._evaluation.items():
             writer.write(_targets(sequences, sequences[f"{split}_at"].to_numpy()))
         return train["item_ids"].combine_chunks().flatten().to_numpy()
@@ -90,7 +94,7 @@ class SplitWriter:
 
 
 def _targets(sequences: pa.Table, target_at_U: Int64Array) -> pa.Table:
-    """History, target and time of the users whose target is at a place >= 0."""
+    """History with its times, target and its time, of the users whose target is at a place >= 0."""
     rows_U = np.flatnonzero(target_at_U >= 0)
     at_U = target_at_U[rows_U]
     items, times = sequences["item_ids"].combine_chunks(), sequences["timestamps"].combine_chunks()
@@ -99,6 +103,7 @@ def _targets(sequences: pa.Table, target_at_U: Int64Array) -> pa.Table:
         {
             "user_id": sequences["user_id"].combine_chunks().take(pa.array(rows_U)),
             "history": _front(items, rows_U, at_U),
+            HISTORY_TIMES: _front(times, rows_U, at_U),
             "target": items.values.take(pa.array(places_U)),
             "timestamp": times.values.take(pa.array(places_U)),
         }

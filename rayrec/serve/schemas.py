@@ -10,6 +10,10 @@ MAX_HISTORY = 10_000
 """Most items of a request's history: far above what a model reads, far below what would hold up others."""
 
 
+LATEST_S = 100_000_000_000
+"""Farthest time from 1970, the year 5138: a time in milliseconds is beyond it."""
+
+
 def _encodable(key: str | int) -> str | int:
     """JSON can write half of a surrogate pair, which is no text that a source could hold."""
     if isinstance(key, str) and not key.isascii():
@@ -36,6 +40,11 @@ class RecommendRequest(_Schema):
     """The user. A user of the training data brings the history that is stored there."""
     history: list[Key] | None = Field(None, max_length=MAX_HISTORY)
     """Items, oldest first. Takes the place of the stored history, even if it is empty."""
+    timestamps: list[Annotated[StrictInt, Field(ge=-LATEST_S, le=LATEST_S)]] | None = Field(
+        None, max_length=MAX_HISTORY
+    )
+    """When each item of `history` was, in UNIX seconds, none before the one to its left. Read by models of
+    time; without them, such a model takes all items to be of one time. Other models ignore them."""
     row: dict[str, Any] | None = None
     """Instead of user and history: a row as training rows are before any operation, by column name. The
     operations of the run make user and history of it; a column that is left out is null."""

@@ -32,18 +32,19 @@ class RecommendationService:
         """The k best items for the request's history, or popular ones where it has no known item.
 
         Raises:
-            RefusedRequestError: more items are asked for than the service gives, or the row is none that the
-                run could have been trained on.
+            RefusedRequestError: more items are asked for than the service gives, the row is none that the run
+                could have been trained on, or the times do not belong to a history.
             UnavailableError: an event store that the run's operations ask does not answer.
         """
         if request.k > self._max_k:
             raise RefusedRequestError(f"k: {request.k} items are more than the {self._max_k} of one answer")
         k = min(request.k, len(self._item_keys))
-        if request.row is None:
-            history_ids, ignored = self._history(request)
-            query = Query(history_ids, self._user_id(request.user_id))
-        else:
+        if request.row is not None:
             query, ignored = self._of_row(request)
+        elif request.history is not None:
+            query, ignored = self._of_history(request, request.history)
+        else:
+            query, ignored = self._of_user(request), []
         if len(query.history_ids) == 0:
             return self._answer(self._recommender.popular(k), "popular", ignored)
         (found,) = self._recommender.recommend([query], k, request.exclude_seen)
@@ -59,7 +60,7 @@ class RecommendationService:
     def _of_row(self, request: RecommendRequest) -> tuple[Query, list[Key]]:
         """The query of a raw row, and the ids of its items that are unknown."""
         assert request.row is not None
-        if request.user_id is not None or request.history is not None:
+        if request.user_id is not None or request.history is not None or request.timestamps is not None:
             raise RefusedRequestError("row: stands for user_id and history; give it without them")
         try:
             query = self._recommender.query_of(request.row)
@@ -67,21 +68,28 @@ class RecommendationService:
             raise RefusedRequestError(f"row: {error}") from error
         is_known = self._recommender.dataset.item_positions(query.history_ids) >= 0
         unknown: list[Key] = list(dict.fromkeys(query.history_ids[~is_known].tolist()))
-        return Query(query.history_ids[is_known], query.user_id), unknown
+        times = None if query.times is None else query.times[is_known]
+        return Query(query.history_ids[is_known], query.user_id, times), unknown
 
-    def _history(self, request: RecommendRequest) -> tuple[Int64Array, list[Key]]:
-        """Item ids of the history that counts, and the items of the request that are unknown."""
-        if request.history is not None:
-            return self._known_items(request.history)
+    def _of_history(self, request: RecommendRequest, history: Sequence[Key]) -> tuple[Query, list[Key]]:
+        """The query of a history that came along, and the items of it that are unknown."""
+        places = self._item_keys.get_indexer([str(key) for key in history])
+        is_known = places >= 0
+        unknown = [key for key, known in zip(history, is_known.tolist(), strict=True) if not known]
+        times = None
+        if request.timestamps is not None:
+            times = _checked_times(request.timestamps, len(history))[is_known]
+        history_ids = self._recommender.dataset.items.ids_I[places[is_known]]
+        return Query(history_ids, self._user_id(request.user_id), times), list(dict.fromkeys(unknown))
+
+    def _of_user(self, request: RecommendRequest) -> Query:
+        """The query of a user with the stored history, which is empty for one who is unknown."""
+        if request.timestamps is not None:
+            raise RefusedRequestError("timestamps: are those of a history; give it, or leave them out")
         stored = None
         if request.user_id is not None:
-            stored = self._recommender.dataset.history_of(str(request.user_id))
-        return (np.zeros(0, dtype=np.int64) if stored is None else stored), []
-
-    def _known_items(self, history: Sequence[Key]) -> tuple[Int64Array, list[Key]]:
-        places = self._item_keys.get_indexer([str(key) for key in history])
-        unknown = [key for key, place in zip(history, places, strict=True) if place < 0]
-        return self._recommender.dataset.items.ids_I[places[places >= 0]], list(dict.fromkeys(unknown))
+            stored = self._recommender.query_of_user(str(request.user_id))
+        return Query(np.zeros(0, dtype=np.int64)) if stored is None else stored
 
     def _user_id(self, key: Key | None) -> int | None:
         """Id of a known user; None for others."""
@@ -92,3 +100,17 @@ class RecommendationService:
     ) -> RecommendAnswer:
         items = [RecommendedItem(item_id=item.item_key, title=item.title, score=item.score) for item in found]
         return RecommendAnswer(items=items, source=source, ignored_items=ignored, model=self.model)
+
+
+def _checked_times(timestamps: Sequence[int], num_items: int) -> Int64Array:
+    times = np.array(timestamps, dtype=np.int64)
+    if len(times) != num_items:
+        raise RefusedRequestError(
+            f"timestamps: {len(times)} times for the {num_items} items of the history; give every item one"
+        )
+    if (earlier := np.diff(times) < 0).any():
+        place = int(np.argmax(earlier)) + 1
+        raise RefusedRequestError(
+            f"timestamps: {times[place]} is before {times[place - 1]}; give history and times oldest first"
+        )
+    return times

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.item_losses import CrossEntropy, SampledSoftmax
+from rayrec.models.next_item import DenseNextItemModel, SparseNextItemModel
 from rayrec.models.program import TorchProgram
-from rayrec.models.sasrec import FullSoftmaxSasRec, SampledSoftmaxSasRec
 from rayrec.platform.schedule import RateSchedule
 from tests.models.networks import CPU, DIM, backbone, histories, shares, table_rows
 
@@ -19,7 +20,7 @@ SETTINGS = DenseOptimizerSettings(
 
 def program(sum_over_trainers=None, dropout: float = 0.3, num_layers: int = 1) -> TorchProgram:
     torch.manual_seed(0)
-    model = FullSoftmaxSasRec(backbone(dropout, num_layers), NUM_ITEMS, DIM)
+    model = DenseNextItemModel(backbone(dropout, num_layers), CrossEntropy(), NUM_ITEMS, DIM)
     return TorchProgram(model, SETTINGS, CPU, seed=5, sum_over_trainers=sum_over_trainers)
 
 
@@ -184,7 +185,7 @@ def steep(trained: TorchProgram, place: str, slope: float) -> TorchProgram:
 def test_a_dense_gradient_that_is_not_finite_is_refused_before_anything_is_sent(slope, max_grad_norm):
     """Clipping by an infinite norm would silently make every gradient zero."""
     settings = dataclasses.replace(SETTINGS, max_grad_norm=max_grad_norm)
-    model = FullSoftmaxSasRec(backbone(), NUM_ITEMS, DIM)
+    model = DenseNextItemModel(backbone(), CrossEntropy(), NUM_ITEMS, DIM)
     trained = steep(TorchProgram(model, settings, CPU, seed=5), "items_ID", slope)
     before = trained.weights()
     (features,) = shares(ROWS, NUM_ITEMS, tables=("user",), step=12)
@@ -243,7 +244,7 @@ def test_rows_without_history_get_no_items(rows):
 
 
 def test_the_catalogue_is_taken_as_arrays():
-    model = SampledSoftmaxSasRec(backbone(), torch.zeros(NUM_ITEMS))
+    model = SparseNextItemModel(backbone(), SampledSoftmax(torch.zeros(NUM_ITEMS)))
     sampled = TorchProgram(model, SETTINGS, CPU, seed=0)
     features = histories([[1, 2]], NUM_ITEMS, tables=("item",))
 
@@ -258,7 +259,9 @@ def test_the_learning_rate_follows_its_schedule():
     def moved(schedule: RateSchedule) -> float:
         torch.manual_seed(0)
         settings = DenseOptimizerSettings(0.1, 0.0, schedule, max_grad_norm=None, fused=True)
-        tested = TorchProgram(FullSoftmaxSasRec(backbone(), NUM_ITEMS, DIM), settings, CPU, seed=0)
+        tested = TorchProgram(
+            DenseNextItemModel(backbone(), CrossEntropy(), NUM_ITEMS, DIM), settings, CPU, seed=0
+        )
         before = tested.weights()["items_ID"]
         (features,) = shares(ROWS, NUM_ITEMS)
         tested.backward(features, {})
@@ -273,7 +276,9 @@ def test_a_gradient_norm_limit_bounds_the_step():
     def moved(max_grad_norm):
         settings = DenseOptimizerSettings(1.0, 0.0, RateSchedule(), max_grad_norm, fused=True)
         torch.manual_seed(0)
-        tested = TorchProgram(FullSoftmaxSasRec(backbone(), NUM_ITEMS, DIM), settings, CPU, seed=0)
+        tested = TorchProgram(
+            DenseNextItemModel(backbone(), CrossEntropy(), NUM_ITEMS, DIM), settings, CPU, seed=0
+        )
         (features,) = shares(ROWS, NUM_ITEMS, tables=())
         tested.backward(features, {})
         tested.update()

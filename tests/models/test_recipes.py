@@ -11,7 +11,7 @@ import torch
 from rayrec.models.build import Catalogue, build_model
 from rayrec.models.compiled_parts import compile_parts, explained
 from rayrec.models.compute import PLAIN, ComputeSettings
-from rayrec.models.config import SasRecConfig, sparse_tables
+from rayrec.models.config import NextItemConfig, sparse_tables
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.flops import ModelFlops
 from rayrec.models.linear_cross_entropy import linear_cross_entropy
@@ -22,7 +22,9 @@ from rayrec.models.utilisation import Utilisation
 from rayrec.pipelines.config import RunConfig
 from rayrec.platform.errors import InputError
 from rayrec.platform.schedule import RateSchedule
-from tests.models.networks import CPU, DIM, shares, table_rows, tensor_batch
+from rayrec.samples.features import SequenceFeatures
+from tests.data import sample_batch
+from tests.models.networks import CPU, DIM, table_rows, tensor_batch
 
 NUM_ITEMS, LEVELS = 9, (3, 3)
 CODES_IL = np.array([[item // 3, item % 3] for item in range(NUM_ITEMS)])
@@ -32,6 +34,8 @@ BACKBONE = {"dim": DIM, "num_layers": 2, "num_heads": 2, "feedforward_dim": 16, 
 MODELS = {
     "sasrec": {"name": "sasrec"},
     "sampled": {"name": "sasrec", "item_matrix": "sparse", "num_negatives": 5, "user_embedding": True},
+    "hstu": {"name": "hstu", "item_matrix": "sparse", "loss": "bce", "negatives_per_event": 3},
+    "hstu, dense": {"name": "hstu", "temperature": 0.5},
     **{
         name: {"name": name, "user_embedding": True}
         for name in ("prefix_decoder", "light_decoder", "lazy_decoder", "encoder_decoder")
@@ -40,7 +44,10 @@ MODELS = {
 
 
 def config_of(name: str):
-    values = MODELS[name] | {"backbone": BACKBONE}
+    backbone = BACKBONE
+    if MODELS[name]["name"] == "hstu":
+        backbone = {key: value for key, value in BACKBONE.items() if key != "feedforward_dim"}
+    values = MODELS[name] | {"backbone": backbone}
     return RunConfig.parse({"data": {"path": "data"}, "model": values}).model
 
 
@@ -52,9 +59,20 @@ def model_of(name: str):
 
 def features_of(name: str, step: int = 0, rows=ROWS, num_trainers: int = 1):
     config = config_of(name)
-    num_negatives = config.num_negatives if isinstance(config, SasRecConfig) else 0
-    sampled = num_negatives if "item" in sparse_tables(config) else 0
-    return shares(rows, NUM_ITEMS, sparse_tables(config), CODES_IL, sampled, num_trainers, step)
+    loss = config.loss_or_default if isinstance(config, NextItemConfig) else None
+    features = SequenceFeatures(
+        np.arange(NUM_ITEMS),
+        max_length=6,
+        tables=sparse_tables(config),
+        codes_IL=CODES_IL,
+        num_negatives=5 if loss == "sampled_softmax" else 0,
+        negatives_per_event=3 if loss == "bce" else 0,
+        num_trainers=num_trainers,
+    )
+    batch = sample_batch(rows, step)
+    if config.needs_times:
+        batch = dataclasses.replace(batch, times_N=10**9 + 1000 * np.arange(len(batch.item_ids_N)))
+    return features(batch)
 
 
 def program(name: str, compute: ComputeSettings = PLAIN) -> TorchProgram:
@@ -160,6 +178,8 @@ def test_every_field_of_a_batch_is_cut():
         "negatives_S",
         "inverse",
         "rows",
+        "negatives_NK",
+        "times_N",
     ]
 
 

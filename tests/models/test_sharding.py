@@ -21,7 +21,15 @@ from tests.models.networks import CPU, table_rows
 from tests.models.test_recipes import ROWS, features_of, model_of
 
 NUM_TRAINERS = 2
-NAMES = ("sasrec", "prefix_decoder", "light_decoder", "lazy_decoder", "encoder_decoder")
+NAMES = (
+    "sasrec",
+    "prefix_decoder",
+    "light_decoder",
+    "lazy_decoder",
+    "encoder_decoder",
+    "hstu",
+    "hstu, dense",
+)
 SETTINGS = DenseOptimizerSettings(0.01, 0.01, RateSchedule(), max_grad_norm=0.5, fused=True)
 SPLIT = ComputeSettings(parallel="fsdp2")
 

@@ -19,6 +19,8 @@ from tests.runs import NUM_ITEMS, NUM_USERS, change_manifest, make_run
 MODELS = {
     "dense": ("sasrec", {}),
     "sparse": ("sasrec", {"item_matrix": "sparse"}),
+    "bce": ("sasrec", {"item_matrix": "sparse", "loss": "bce", "negatives_per_event": 2}),
+    "hstu": ("hstu", {"loss": "sampled_softmax", "num_negatives": 8, "temperature": 0.1}),
     "generative": ("generative", {}),
 }
 

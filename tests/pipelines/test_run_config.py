@@ -34,7 +34,7 @@ def test_data_and_a_model_are_all_a_run_needs():
             "'model.backbone.num_layer'; did you mean 'num_layers'?",
         ),
         ({"model": {"name": "sasrec", "beam_width": 2}}, "there is no setting 'model.beam_width'"),
-        ({"model": {"name": "gru"}}, "model.name: expected one of 'sasrec', 'prefix_decoder', "),
+        ({"model": {"name": "gru"}}, "model.name: expected one of 'sasrec', 'hstu', 'prefix_decoder', "),
         ({"training": {"batchsize": 2}}, "'training.batchsize'; did you mean 'batch_size'?"),
         (
             {"sparse": {"optimizer": {"lr": 0.1}}},
@@ -69,6 +69,10 @@ def test_data_and_a_model_are_all_a_run_needs():
         (
             {"training": {"precision": "float16"}},
             "training.precision: input should be 'float32' or 'bfloat16'",
+        ),
+        (
+            {"model": {"name": "hstu", "item_matrix": "sparse", "loss": "cross_entropy"}},
+            "model.loss is 'cross_entropy' and model.item_matrix 'sparse': a softmax over the catalogue",
         ),
         ({"device": "tpu"}, "device: there is no device 'tpu'; expected one of cpu, "),
         ({"training": {"epochs": "many"}}, "training.epochs: input should be a valid integer"),

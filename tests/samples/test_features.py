@@ -1,3 +1,4 @@
+import dataclasses
 import pickle
 from itertools import pairwise
 
@@ -6,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayrec.platform.errors import InputError
 from rayrec.platform.shares import balanced_bounds
 from rayrec.samples.features import SequenceFeatures, code_ids
 from tests.data import sample_batch
@@ -139,6 +141,7 @@ def test_features_travel_and_take_arrays_that_cannot_be_written():
         ({"codes_IL": np.full((5, 2), -1)}, "negative code at position 0"),
         ({"negatives": "popularity"}, "need train_counts_I"),
         ({"item_ids_I": np.array([1, 1])}, "holds an id twice"),
+        ({"num_negatives": 1, "negatives_per_event": 1}, "are of two losses"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, message):
@@ -162,3 +165,79 @@ def test_shares_of_a_batch_are_whole_and_of_about_equal_length(lengths, num_shar
 
 def test_rows_without_tokens_are_shared_out_too():
     assert balanced_bounds(np.zeros(4, dtype=np.int64), 2) == [0, 2, 4]
+
+
+def with_times(rows, times, **further):
+    return dataclasses.replace(
+        sample_batch(rows, **further), times_N=np.array([t for row in times for t in row])
+    )
+
+
+def test_times_go_where_their_items_go_and_targets_leave_theirs_behind():
+    batch = with_times([[10, 99, 20, 30, 40], [50, 10], [98]], [[1, 2, 3, 4, 5], [6, 7], [8]])
+    (features,) = SequenceFeatures(CATALOGUE, max_length=2)(batch)
+    assert features.items_N.tolist() == [3, 4, 0]  # 20, 30 | 50
+    assert features.times_N.tolist() == [3, 4, 6]
+    ranked = SequenceFeatures(CATALOGUE, max_length=2).ranking(batch)
+    assert ranked.items_N.tolist() == [4, 2, 0, 1]  # 30, 40 | 50, 10
+    assert ranked.times_N.tolist() == [4, 5, 6, 7]
+    first, second = SequenceFeatures(CATALOGUE, max_length=2, num_trainers=2)(batch)
+    assert [*first.times_N, *second.times_N] == [3, 4, 6]
+
+
+def test_without_times_features_have_none():
+    features = SequenceFeatures(CATALOGUE, max_length=2)
+    assert features(sample_batch([[10, 20]]))[0].times_N is None
+    assert features.ranking(sample_batch([[10, 20]])).times_N is None
+
+
+@given(rows_of_items, st.integers(1, 4), st.integers(1, 3))
+def test_no_negative_of_an_event_is_an_item_of_its_row(rows, max_length, per_event):
+    rows = [row for row in rows if not {10, 20, 30, 40, 50} <= set(row)]
+    if not rows:
+        return
+    features = SequenceFeatures(CATALOGUE, max_length=max_length, negatives_per_event=per_event, seed=5)
+    (batch,) = features(sample_batch(rows, step=3))
+    assert batch.negatives_NK.shape == (len(batch.items_N), per_event)
+    for row, items in enumerate(rows):
+        low, high = batch.offsets_B1[row : row + 2]
+        drawn = CATALOGUE[batch.negatives_NK[low:high]]
+        assert not set(drawn.reshape(-1).tolist()) & set(items)
+    looked_up = restored(batch.lookups["item"])[2 * len(batch.items_N) :]
+    assert looked_up == CATALOGUE[batch.negatives_NK].reshape(-1).tolist()
+
+
+def test_every_item_that_a_row_lacks_is_drawn_alike():
+    features = SequenceFeatures(np.arange(6), max_length=9, negatives_per_event=30_000)
+    (batch,) = features(sample_batch([[5, 2], [0, 1]]))
+    for row, left in enumerate(([0, 1, 3, 4], [2, 3, 4, 5])):
+        shares = np.bincount(batch.negatives_NK[row], minlength=6) / 30_000
+        np.testing.assert_allclose(shares[left], 0.25, atol=0.01)
+        assert shares[left].sum() == pytest.approx(1)
+
+
+def test_negatives_of_an_event_depend_on_seed_step_row_and_place_alone():
+    rows = [[10, 20, 30], [40, 50], [10, 40]]
+
+    def drawn(rows, row_keys, step=7, seed=3, num_trainers=1):
+        features = SequenceFeatures(
+            CATALOGUE, max_length=5, negatives_per_event=9, seed=seed, num_trainers=num_trainers
+        )
+        batch = dataclasses.replace(sample_batch(rows, step), row_keys_B=np.array(row_keys))
+        return np.concatenate([share.negatives_NK for share in features(batch)]).tolist()
+
+    together = drawn(rows, [5, 6, 7])
+    assert together == drawn(rows, [5, 6, 7], num_trainers=2)
+    last, middle, *first = drawn(rows[::-1], [7, 6, 5])
+    assert together == [*first, middle, last]
+    assert together[2:3] == drawn(rows[1:2], [6])
+    assert together[2:3] != drawn(rows[1:2], [6], step=8)
+    assert together[2:3] != drawn(rows[1:2], [6], seed=4)
+    assert together[2:3] != drawn(rows[1:2], [8])
+    assert together[0] != together[1]
+
+
+def test_a_row_with_the_whole_catalogue_has_no_negatives():
+    features = SequenceFeatures(CATALOGUE, max_length=2, negatives_per_event=1)
+    with pytest.raises(InputError, match="user 101 has all 5 items of the catalogue in a row of step 4"):
+        features(sample_batch([[10], [10, 20, 30, 40, 50]], step=4))

@@ -15,6 +15,7 @@ from rayrec.platform.errors import InputError, UnavailableError
 ITEM_IDS = {"alien": 11, "7": 12, "brazil": 13}
 USER_IDS = {"ann": 0, "42": 1}
 HISTORIES = {"ann": [11, 12], "42": [13]}
+TIMES = {"ann": [100, 200], "42": [300]}
 
 
 class FakeDataset:
@@ -25,9 +26,6 @@ class FakeDataset:
 
     def user_by_key(self, key: str) -> int | None:
         return USER_IDS.get(key)
-
-    def history_of(self, key: str) -> np.ndarray | None:
-        return np.array(HISTORIES[key], dtype=np.int64) if key in HISTORIES else None
 
     def item_positions(self, item_ids: np.ndarray) -> np.ndarray:
         known = list(ITEM_IDS.values())
@@ -44,21 +42,30 @@ class FakeRecommender:
         self.dataset = FakeDataset()
         self.asked: list[tuple[list[int], int | None, int, bool]] = []
         """History ids, user id, k and exclude_seen of every question to the model."""
+        self.times: list[list[int] | None] = []
+        """Of the histories of every question."""
 
     def recommend(
         self, queries: Sequence[Query], k: int, exclude_seen: bool = True
     ) -> list[list[Recommendation]]:
         (query,) = queries
         self.asked.append((query.history_ids.tolist(), query.user_id, k, exclude_seen))
+        self.times.append(None if query.times is None else query.times.tolist())
         return [[Recommendation(f"m{place}", f"Film {place}", -0.5 - place) for place in range(k)]]
 
+    def query_of_user(self, key: str) -> Query | None:
+        if key not in HISTORIES:
+            return None
+        return Query(np.array(HISTORIES[key]), USER_IDS[key], np.array(TIMES[key]))
+
     def query_of(self, row: Mapping[str, Any]) -> Query:
-        """Rows have a `user` and `clicks`, which is a text of numbers."""
+        """Rows have a `user` and `clicks`, which is a text of numbers; click n is at time 10 n."""
         if set(row) - {"user", "clicks"}:
             raise InputError("there is no field " + repr(min(set(row) - {"user", "clicks"})))
         if row.get("user") == 999:
             raise UnavailableError("redis://clicks", 2, "refused")
-        return Query(np.array(str(row.get("clicks", "")).split(), dtype=np.int64), row.get("user"))
+        clicks = np.array(str(row.get("clicks", "")).split(), dtype=np.int64)
+        return Query(clicks, row.get("user"), 10 * np.arange(len(clicks)))
 
     def popular(self, k: int) -> list[Recommendation]:
         return [Recommendation(f"p{place}", None, 9.0 - place) for place in range(k)]

@@ -57,8 +57,9 @@ def test_health_says_which_model_is_ready(client):
         ({"history": ["alien", "\ud800"]}, "history.1: expected text that UTF-8 can encode"),
         (
             {"histroy": []},
-            "histroy: unknown field; known are user_id, history, row, k, exclude_seen",
+            "histroy: unknown field; known are user_id, history, timestamps, row, k, exclude_seen",
         ),
+        ({"history": ["alien"], "timestamps": [0.5]}, "timestamps.0: input should be a valid integer"),
         ({"row": [1]}, "row: input should be a valid dictionary"),
         ({"row": {"price": 1}}, "row: there is no field 'price'"),
         ({"row": {}, "user_id": 7}, "row: stands for user_id and history; give it without them"),

@@ -104,3 +104,36 @@ def test_a_row_is_made_a_user_and_a_history_by_the_run(service, recommender):
 def test_rows_that_the_run_cannot_use_are_refused(service, fields, expected):
     with pytest.raises(RefusedRequestError, match=expected):
         ask(service, **fields)
+
+
+def test_times_of_a_request_stay_with_their_known_items(service, recommender):
+    ask(service, history=["alien", "nosuch", "brazil"], timestamps=[5, 6, 7], k=1)
+    assert recommender.asked == [([11, 13], None, 1, True)]
+    assert recommender.times == [[5, 7]]
+
+
+def test_a_history_without_times_has_none_and_a_stored_one_its_own(service, recommender):
+    ask(service, history=["alien"], user_id="ann", k=1)
+    ask(service, user_id="ann", k=1)
+    ask(service, row={"user": 5, "clicks": "11 99 13"}, k=1)
+    assert recommender.times == [None, [100, 200], [0, 20]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"history": ["alien"], "timestamps": [1, 2]}, "timestamps: 2 times for the 1 items of the history"),
+        ({"history": ["alien", 7], "timestamps": [2, 1]}, "timestamps: 1 is before 2; give .* oldest first"),
+        ({"user_id": "ann", "timestamps": [1, 2]}, "timestamps: are those of a history"),
+        ({"row": {}, "timestamps": []}, "row: stands for user_id and history"),
+    ],
+)
+def test_times_that_are_of_no_history_are_refused(service, fields, expected):
+    with pytest.raises(RefusedRequestError, match=expected):
+        ask(service, **fields)
+
+
+@pytest.mark.parametrize("time", [1.5, "2024-01-01", True, 1_700_000_000_000, -(10**12)])
+def test_times_are_whole_seconds(service, time):
+    with pytest.raises(ValueError, match="timestamps"):
+        ask(service, history=["alien"], timestamps=[time])

@@ -5,19 +5,38 @@ Axes: N history events of all rows, D width of a vector.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from torch import Tensor
 
-from rayrec.models.backbones.transformer import CausalTransformer
+from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.tensor_batch import TensorBatch
 
 
-def contexts(backbone: CausalTransformer, events_ND: Tensor, batch: TensorBatch) -> Tensor:
+class HistoryReader(Protocol):
+    """A network of `backbones`."""
+
+    num_dropouts: int
+    """Indices taken by its dropouts; those of what is built on it start after them."""
+
+    def __call__(
+        self, x_ND: Tensor, layout: JaggedLayout, keys_N: Tensor, times_N: Tensor | None = None
+    ) -> Tensor:
+        """[N, D] vectors of events to [N, D] contexts, each knowing the events of its row up to its own.
+
+        Args:
+            keys_N: of the events, for dropout; see `keyed_random`.
+            times_N: UNIX seconds of the events, for networks that read them.
+        """
+
+
+def contexts(backbone: HistoryReader, events_ND: Tensor, batch: TensorBatch) -> Tensor:
     """[N, D] what is known after each event: of the events up to it and, where it has a row, of the user."""
     if "user" in batch.rows:
         events_ND = events_ND + batch.embed("user").index_select(0, batch.layout.row_N)
-    return backbone(events_ND, batch.layout, batch.keys_N)
+    return backbone(events_ND, batch.layout, batch.keys_N, batch.times_N)
 
 
-def last_contexts(backbone: CausalTransformer, events_ND: Tensor, batch: TensorBatch) -> Tensor:
+def last_contexts(backbone: HistoryReader, events_ND: Tensor, batch: TensorBatch) -> Tensor:
     """[B, D] what is known at the end of each row; those of rows without events mean nothing."""
     return contexts(backbone, events_ND, batch).index_select(0, batch.layout.last_B)

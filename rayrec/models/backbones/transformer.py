@@ -100,7 +100,13 @@ class CausalTransformer(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def forward(self, x_ND: Tensor, layout: JaggedLayout, keys_N: Tensor) -> Tensor:
+    def forward(
+        self, x_ND: Tensor, layout: JaggedLayout, keys_N: Tensor, times_N: Tensor | None = None
+    ) -> Tensor:
+        """
+        Args:
+            times_N: not read: of time it knows the order.
+        """
         x_ND = self.input_norm(x_ND + functional.embedding(layout.place_N, self.positions_TD))
         x_ND = self.input_dropout(x_ND, keys_N)
         for block in self.blocks:

@@ -24,7 +24,7 @@ class BeamCache:
 
         Keeps its key and value. A beam has so few codes that plain products are as fast as any kernel.
         """
-        key_BWdHC, value_BWdHC = self._append(layer, key_BWHC[:, :, None], value_BWHC[:, :, None])
+        key_BWdHC, value_BWdHC = self.append(layer, key_BWHC[:, :, None], value_BWHC[:, :, None])
         scores_BWdH = (query_BWHC[:, :, None] * key_BWdHC).sum(4) * query_BWHC.shape[3] ** -0.5
         return (scores_BWdH.softmax(2)[..., None] * value_BWdHC).sum(2)
 
@@ -34,7 +34,8 @@ class BeamCache:
         for layer, (keys, values) in self._layers.items():
             self._layers[layer] = keys[row_B1, parent_BW], values[row_B1, parent_BW]
 
-    def _append(self, layer: int, key_BW1HC: Tensor, value_BW1HC: Tensor) -> tuple[Tensor, Tensor]:
+    def append(self, layer: int, key_BW1HC: Tensor, value_BW1HC: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep the newest code's key and value; ([B, W, d, H, C], [B, W, d, H, C]) of all codes."""
         if layer in self._layers:
             keys, values = self._layers[layer]
             key_BW1HC = torch.cat((keys, key_BW1HC), dim=2)

@@ -4,7 +4,10 @@ All ways of decoding (beam search, sampling with and without replacement) differ
 with, and in nothing else. A child is a node of the trie, so no result can be an invalid tuple; rows advance
 together, and no value travels from the device to the host.
 
-Axes: B rows, W prefixes of a row, C children of a node, K codes of a level.
+A prefix that only one item has is *closed*: its further codes are certain, whatever a model says. Where that
+can be known without waiting for a device, on the CPU, no model is asked about it.
+
+Axes: B rows, W prefixes of a row, V open ones, C children of a node, K codes of a level.
 
 Source: prefix-constrained decoding, De Cao et al., arXiv:2010.00904, with each step's distribution
 renormalised over the allowed codes.
@@ -27,8 +30,9 @@ Step = Callable[[int, Tensor, Tensor | None], Tensor]
 `codes_BWd` ([B, W, depth] int64) are the codes decoded so far and `parent_BW`
 ([B, W] int64) the prefix of the call before from which each one grew: what a
 step must reorder its caches by. At depth 0 there is one empty prefix per row and
-no parent (None). W differs from depth to depth. Prefixes that are none (a
-row may have fewer than W) repeat an arbitrary one; their logits are ignored.
+no parent (None). W differs from depth to depth, and once no item is left to
+choose there are no more calls. Prefixes that are none (a row may have fewer than
+W) repeat an arbitrary one; their logits are ignored.
 """
 
 
@@ -70,6 +74,9 @@ class Prefixes:
         self.nodes_BW = torch.zeros(num_rows, 1, dtype=torch.int64, device=trie.device)
         self._codes_BWd = torch.zeros(num_rows, 1, 0, dtype=torch.int64, device=trie.device)
         self._parent_BW: Tensor | None = None
+        """Place of each prefix's parent among those that the step was last asked about."""
+        self._place_BW: Tensor | None = None
+        """Place of each prefix among those that the step was just asked about; None if these are all."""
         self.children_BWC = self.nodes_BW[:, :, None]
         """Nodes of the children that `expand` gave log-probabilities of."""
         self._step_log_probs_BWC = torch.zeros(num_rows, 1, 1, device=trie.device)
@@ -82,8 +89,7 @@ class Prefixes:
         Codes of a prefix ascend, as its children do. A prefix with a logit that is no number has none.
         """
         trie, leaf_filter = self._distribution.trie, self._distribution.leaf_filter
-        logits_BWK = self._distribution.step(depth, self._codes_BWd, self._parent_BW)
-        codes, leaves = trie.child_codes[depth], trie.first_leaves[depth + 1]
+        leaves = trie.first_leaves[depth + 1]
         children_BWC, is_child_BWC = trie.children(depth, self.nodes_BW)
         may_follow_BWC = is_child_BWC
         if leaf_filter is not None:
@@ -92,19 +98,77 @@ class Prefixes:
             may_follow_BWC = is_child_BWC & is_given_BN.view_as(is_child_BWC)
             if self._distribution.renormalised:
                 is_child_BWC = may_follow_BWC
-        logits_BWC = logits_BWK.gather(2, codes[children_BWC])
-        dtype = torch.promote_types(logits_BWC.dtype, torch.float32)
-        logits_BWC = logits_BWC.to(dtype)  # half precision is widened: its log-probabilities would tie
+        open_BV = self._open(depth)
+        self._place_BW = None
+        if open_BV is None:
+            log_probs_BWC = self._asked(depth, self._codes_BWd, self._parent_BW, children_BWC, is_child_BWC)
+        else:
+            log_probs_BWC = torch.zeros(
+                children_BWC.shape, dtype=self.log_probs_BW.dtype, device=trie.device
+            ).masked_fill_(~is_child_BWC, -torch.inf)
+            if open_BV.shape[1]:
+                self._ask_about_open(open_BV, depth, children_BWC, is_child_BWC, log_probs_BWC)
+        if may_follow_BWC is not is_child_BWC:
+            log_probs_BWC = log_probs_BWC.masked_fill(~may_follow_BWC, -torch.inf)
+        self.children_BWC, self._step_log_probs_BWC = children_BWC, log_probs_BWC
+        self.log_probs_BW = self.log_probs_BW.to(log_probs_BWC.dtype)
+        return log_probs_BWC
+
+    def _open(self, depth: int) -> Tensor | None:
+        """[B, V] open prefixes of each row, and others that fill it up; None if all are to be asked about."""
+        if depth == 0:
+            return None  # one per row; and the type of its logits is that of all results
+        if not self.nodes_BW.is_cpu:
+            return None  # waiting for their number would cost more than the few that are closed
+        first = self._distribution.trie.first_leaves[depth]
+        is_open_BW = first[self.nodes_BW + 1] - first[self.nodes_BW] > 1
+        is_open_BW &= self.log_probs_BW > -torch.inf
+        num_open = int(is_open_BW.sum(dim=1).max())
+        if num_open == is_open_BW.shape[1]:
+            return None
+        return is_open_BW.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, :num_open]
+
+    def _ask_about_open(
+        self, open_BV: Tensor, depth: int, children_BWC: Tensor, is_child_BWC: Tensor, log_probs_BWC: Tensor
+    ) -> None:
+        """Write the log-probabilities of the children of open prefixes.
+
+        A closed one that fills up its row keeps the log-probability of its only child: that of one logit.
+        """
+        assert self._parent_BW is not None
+        place_BW = torch.zeros_like(self.nodes_BW)
+        self._place_BW = place_BW.scatter_(
+            1, open_BV, torch.arange(open_BV.shape[1], device=open_BV.device).expand_as(open_BV)
+        )
+        codes_BVd = self._codes_BWd.gather(1, open_BV[:, :, None].expand(-1, -1, depth))
+        open_BVC = open_BV[:, :, None].expand(-1, -1, children_BWC.shape[2])
+        asked_BVC = self._asked(
+            depth,
+            codes_BVd,
+            self._parent_BW.gather(1, open_BV),
+            children_BWC.gather(1, open_BVC),
+            is_child_BWC.gather(1, open_BVC),
+        )
+        log_probs_BWC.scatter_(1, open_BVC, asked_BVC.to(log_probs_BWC.dtype))
+
+    def _asked(
+        self,
+        depth: int,
+        codes_BWd: Tensor,
+        parent_BW: Tensor | None,
+        children_BWC: Tensor,
+        is_child_BWC: Tensor,
+    ) -> Tensor:
+        """[B, W, C] log-probabilities of the children of these prefixes, by the model."""
+        logits_BWK = self._distribution.step(depth, codes_BWd, parent_BW)
+        logits_BWC = logits_BWK.gather(2, self._distribution.trie.child_codes[depth][children_BWC])
+        # Half precision is widened: its log-probabilities would tie.
+        logits_BWC = logits_BWC.to(torch.promote_types(logits_BWC.dtype, torch.float32))
         if self._distribution.temperature != 1.0:
             logits_BWC = logits_BWC / self._distribution.temperature
         logits_BWC = logits_BWC.masked_fill(~is_child_BWC, -torch.inf)
         # A row that may be given nothing has no child at all, nor has a prefix that is not one.
-        log_probs_BWC = logits_BWC.log_softmax(dim=2).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
-        if may_follow_BWC is not is_child_BWC:
-            log_probs_BWC = log_probs_BWC.masked_fill(~may_follow_BWC, -torch.inf)
-        self.children_BWC, self._step_log_probs_BWC = children_BWC, log_probs_BWC
-        self.log_probs_BW = self.log_probs_BW.to(dtype)
-        return log_probs_BWC
+        return logits_BWC.log_softmax(dim=2).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
 
     def keep(self, depth: int, parent_BW: Tensor, child_BW: Tensor) -> None:
         """Go on with these children of these prefixes."""
@@ -116,7 +180,7 @@ class Prefixes:
         codes_BWd = self._codes_BWd.gather(1, parent_BW[:, :, None].expand(-1, -1, depth))
         next_BW1 = self._distribution.trie.child_codes[depth][self.nodes_BW][:, :, None]
         self._codes_BWd = torch.cat((codes_BWd, next_BW1), dim=2)
-        self._parent_BW = parent_BW
+        self._parent_BW = parent_BW if self._place_BW is None else self._place_BW.gather(1, parent_BW)
 
     def found(self) -> tuple[Tensor, Tensor]:
         """([B, W] items, [B, W] log-probabilities)."""

@@ -281,3 +281,19 @@ def test_what_is_left_out_keeps_no_place_in_a_narrow_beam():
     found = search(step, trie, 2, 1, torch.tensor([[0, 1]]))
 
     assert found.items_BW.tolist() == [[2, 3]]
+
+
+def test_a_model_is_not_asked_about_prefixes_that_only_one_item_has():
+    """Of four items, (1, ...) and (2, ...) are known by their first code, and all by their second."""
+    trie = CodeTrie.from_codes(np.array([[0, 1, 0], [0, 0, 2], [1, 1, 1], [2, 0, 2]]))
+    asked = []
+
+    def step(depth, codes_BWd, parent_BW):
+        asked.append((codes_BWd.tolist(), None if parent_BW is None else parent_BW.tolist()))
+        return torch.full((1, codes_BWd.shape[1], 3), torch.nan if depth > 1 else 0.0)
+
+    found = search(step, trie, 4, 1)
+
+    assert asked == [([[[]]], None), ([[[0]]], [[0]])]
+    assert found.items_BW.tolist() == [[2, 3, 1, 0]]
+    torch.testing.assert_close(found.log_probs_BW.exp(), torch.tensor([[1 / 3, 1 / 3, 1 / 6, 1 / 6]]))

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from rayrec.models.backbones.history import contexts, last_contexts
-from rayrec.models.sasrec import FullSoftmaxSasRec, SampledSoftmaxSasRec
+from rayrec.models.item_losses import CrossEntropy, SampledSoftmax
+from rayrec.models.next_item import DenseNextItemModel, SparseNextItemModel
 from rayrec.models.sequence_model import rank_by_scores
 from rayrec.models.tensor_batch import TensorBatch
 from tests.models.networks import CPU, DIM, backbone, histories, shares, table_rows, tensor_batch
@@ -22,9 +23,9 @@ def item_rows(item_ids) -> torch.Tensor:
     )
 
 
-def full_softmax() -> FullSoftmaxSasRec:
+def full_softmax() -> DenseNextItemModel:
     torch.manual_seed(0)
-    model = FullSoftmaxSasRec(backbone(), NUM_ITEMS, DIM)
+    model = DenseNextItemModel(backbone(), CrossEntropy(), NUM_ITEMS, DIM)
     with torch.no_grad():
         model.items_ID.copy_(item_rows(range(NUM_ITEMS)))
     return model.eval()
@@ -61,7 +62,7 @@ def test_loss_is_the_summed_log_loss_of_the_next_items():
 def test_sampled_softmax_with_every_item_once_is_the_full_softmax():
     """Drawn once each, the expected number of draws is 1 and no correction is left."""
     batch = sampled_batch(list(range(NUM_ITEMS)))
-    sampled = SampledSoftmaxSasRec(backbone(), torch.zeros(NUM_ITEMS)).eval()
+    sampled = SparseNextItemModel(backbone(), SampledSoftmax(torch.zeros(NUM_ITEMS))).eval()
 
     torch.testing.assert_close(sampled.loss(batch), full_softmax().loss(batch))
 
@@ -70,7 +71,7 @@ def test_sampled_softmax_estimates_the_partition_function_without_bias():
     """Over all pairs of draws, the mean of the corrected mass is the whole catalogue's."""
     probabilities_I = np.random.default_rng(1).dirichlet(np.full(NUM_ITEMS, 5.0))
     expected_draws_I = torch.tensor(2 * probabilities_I, dtype=torch.float32)
-    model = SampledSoftmaxSasRec(backbone(), expected_draws_I.log()).eval()
+    model = SparseNextItemModel(backbone(), SampledSoftmax(expected_draws_I.log())).eval()
     rows = [[1, 4]]
 
     mean = 0.0
@@ -83,7 +84,7 @@ def test_sampled_softmax_estimates_the_partition_function_without_bias():
 
 
 def test_a_negative_that_is_the_target_does_not_count():
-    model = SampledSoftmaxSasRec(backbone(), torch.zeros(NUM_ITEMS)).eval()
+    model = SparseNextItemModel(backbone(), SampledSoftmax(torch.zeros(NUM_ITEMS))).eval()
 
     with_hit = model.loss(sampled_batch([4, 7], rows=[[1, 4]]))
 
@@ -93,7 +94,7 @@ def test_a_negative_that_is_the_target_does_not_count():
 
 def test_gradients_reach_inputs_targets_and_negatives():
     batch = sampled_batch([8, 0], rows=[[1, 4, 2]], training=True)
-    SampledSoftmaxSasRec(backbone(), torch.zeros(NUM_ITEMS)).loss(batch).backward()
+    SparseNextItemModel(backbone(), SampledSoftmax(torch.zeros(NUM_ITEMS))).loss(batch).backward()
 
     rows_touched = batch.rows["item"].grad.abs().sum(1) > 0
     assert rows_touched.tolist() == [True] * 5  # items 0, 1, 2, 4 and 8
@@ -104,7 +105,7 @@ def test_rank_is_the_order_of_inner_products_without_excluded_items(sampled):
     catalogue_ID = item_rows(range(NUM_ITEMS))
     model = full_softmax()
     if sampled:
-        model = SampledSoftmaxSasRec(backbone(), torch.zeros(NUM_ITEMS)).eval()
+        model = SparseNextItemModel(backbone(), SampledSoftmax(torch.zeros(NUM_ITEMS))).eval()
         model.set_catalogue(catalogue_ID)
     features = histories(ROWS, NUM_ITEMS, tables=("item",))
     batch = TensorBatch.build(features, table_rows(features), seed=0, device=CPU, training=False)

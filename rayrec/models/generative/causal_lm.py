@@ -1,0 +1,165 @@
+"""A causal language model of the package `transformers`, whose words are the codes of semantic IDs.
+
+A history is one flat text: the codes of its items, oldest first, each (level, code) a token of its own. The
+network learns to continue it, and an item is the continuation by one code of every level:
+
+    item 3        item 7        item 1            ?
+    a4 b0 c2      a4 b9 c1      a0 b3 c3   ──►   a. b. c.
+
+Every level has its own slice of the output matrix: a position's softmax runs over the codes of the level that
+comes next, never over other levels or words. For decoding, a row's keys and values are computed and held
+once; beams have a small cache of their own codes (see `transformers_attention`).
+
+There is no dropout inside: that of `transformers` draws from the global random generator, and the same seed
+would no longer give the same numbers for every split of a batch over trainers.
+
+Axes: as in `backbone`; M tokens of all rows, T tokens of the longest, G key heads, C channels of a head.
+
+Source: Rajput et al. (TIGER), arXiv:2305.05065, with a decoder alone as in OneRec-V2, arXiv:2508.20900.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.models.decoding.beam_cache import BeamCache
+from rayrec.models.generative.backbone import GenerativeBackbone
+from rayrec.models.generative.transformers_attention import Attending, Continuations, PackedRows
+from rayrec.models.tensor_batch import TensorBatch
+
+
+@dataclass(frozen=True)
+class KeyValueContext:
+    """What a network's layers keep of each row's history."""
+
+    keys: dict[int, Tensor]
+    """By layer [B, G, T, C]."""
+    values: dict[int, Tensor]
+    bias_B1T: Tensor
+    """-inf after the end of a row, else 0."""
+    lengths_B: Tensor
+    """Tokens of each row."""
+    last_BD: Tensor
+    """What the network's last layer says at the end of each row; without meaning for a row without tokens."""
+
+    def __len__(self) -> int:
+        return len(self.lengths_B)
+
+    def some_rows(self, rows: slice) -> KeyValueContext:
+        return KeyValueContext(
+            {layer: keys[rows] for layer, keys in self.keys.items()},
+            {layer: values[rows] for layer, values in self.values.items()},
+            self.bias_B1T[rows],
+            self.lengths_B[rows],
+            self.last_BD[rows],
+        )
+
+
+class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
+    """Codes to codes."""
+
+    tokens_IL: Tensor
+
+    def __init__(
+        self, network: nn.Module, codes_IL: Tensor, level_sizes: tuple[int, ...], first_token: int
+    ) -> None:
+        """
+        Args:
+            network: as `transformers_network` makes it: a causal language model with our attention.
+            codes_IL: [I, L] codes of every item of the catalogue.
+            first_token: the vocabulary's number of code 0 of the first level; those of all levels follow.
+        """
+        super().__init__()
+        self.network: Any = network
+        self.level_sizes = level_sizes
+        sizes_L = torch.tensor(level_sizes, device=codes_IL.device)
+        first_tokens_L = first_token + sizes_L.cumsum(0) - sizes_L
+        self._first_tokens = tuple(first_tokens_L.tolist())
+        self.register_buffer("tokens_IL", codes_IL.long() + first_tokens_L, persistent=False)
+
+    def loss(self, batch: TensorBatch, codes_NL: Tensor) -> Tensor:
+        num_levels = len(self.level_sizes)
+        tokens_NL = self.tokens_IL[batch.items_N]
+        # Behind a row's last event come the codes of its target but for the last, which says nothing more.
+        layout, starts_N = _token_layout(batch.layout, num_levels, num_levels - 1)
+        levels_L = torch.arange(num_levels, device=tokens_NL.device)
+        tokens_M = tokens_NL.new_full((len(layout.row_N),), self._first_tokens[0])
+        for level in range(num_levels - 1):
+            tokens_M[starts_N + num_levels + level] = codes_NL[:, level] + self._first_tokens[level]
+        tokens_M[starts_N[:, None] + levels_L] = tokens_NL
+        hidden_MD = self._hidden(tokens_M[None], layout.place_N[None], PackedRows(layout, keep=False))[0]
+        # An event's last code is followed by the first of the next item, that one by the second, and so on.
+        hidden_NLD = hidden_MD[starts_N[:, None] + num_levels - 1 + levels_L]
+        total = hidden_MD.new_zeros(())
+        for level in range(num_levels):
+            logits_NK = self._logits(hidden_NLD[:, level], level)
+            total = total + functional.cross_entropy(logits_NK, codes_NL[:, level], reduction="sum")
+        return total
+
+    def encode_context(self, batch: TensorBatch) -> KeyValueContext:
+        num_levels = len(self.level_sizes)
+        layout, _ = _token_layout(batch.layout, num_levels, 0)
+        rows = PackedRows(layout, keep=True)
+        tokens_M = self.tokens_IL[batch.items_N].flatten()
+        hidden_MD = self._hidden(tokens_M[None], layout.place_N[None], rows)[0]
+        lengths_B = num_levels * batch.layout.lengths_on_device_B()
+        ended_BT = torch.arange(layout.longest, device=lengths_B.device) >= lengths_B[:, None]
+        bias_B1T = hidden_MD.new_zeros(1).expand_as(ended_BT).masked_fill(ended_BT, -torch.inf)[:, None]
+        return KeyValueContext(
+            rows.keys, rows.values, bias_B1T, lengths_B, hidden_MD.index_select(0, layout.last_B)
+        )
+
+    def step(self, context: KeyValueContext, cache: BeamCache, depth: int, codes_BWd: Tensor) -> Tensor:
+        if depth == 0:
+            return self._logits(context.last_BD[:, None], 0)
+        tokens_BW = codes_BWd[:, :, -1] + self._first_tokens[depth - 1]
+        positions_BW = (context.lengths_B[:, None] + (depth - 1)).expand_as(tokens_BW)
+        beams = Continuations(
+            context.keys, context.values, context.bias_B1T, codes_BWd.shape[1], depth, cache
+        )
+        return self._logits(self._hidden(tokens_BW, positions_BW, beams), depth)
+
+    def sequence_logits(self, context: KeyValueContext, codes_BWL: Tensor) -> list[Tensor]:
+        num_rows, num_sequences, num_levels = codes_BWL.shape
+        logits = [self._logits(context.last_BD[:, None].expand(-1, num_sequences, -1), 0)]
+        num_given = num_levels - 1  # the last code conditions nothing
+        if not num_given:
+            return logits
+        levels_G = torch.arange(num_given, device=codes_BWL.device)
+        tokens_BWG = codes_BWL[:, :, :-1] + codes_BWL.new_tensor(self._first_tokens[:-1])
+        positions_BWG = (context.lengths_B[:, None, None] + levels_G).expand_as(tokens_BWG)
+        sequences = Continuations(
+            context.keys, context.values, context.bias_B1T, num_sequences, num_given, cache=None
+        )
+        hidden = self._hidden(tokens_BWG.flatten(1), positions_BWG.flatten(1), sequences)
+        hidden_BWGD = hidden.view(num_rows, num_sequences, num_given, -1)
+        return logits + [self._logits(hidden_BWGD[:, :, level - 1], level) for level in range(1, num_levels)]
+
+    def _hidden(self, tokens: Tensor, positions: Tensor, attending: Attending) -> Tensor:
+        """[batch, tokens, D] what the network's last layer says at every token."""
+        hidden: Tensor = self.network.base_model(
+            input_ids=tokens, position_ids=positions, use_cache=False, attending=attending
+        ).last_hidden_state
+        return hidden
+
+    def _logits(self, hidden: Tensor, level: int) -> Tensor:
+        """[..., D] to [..., K] of the codes of a level."""
+        head = self.network.get_output_embeddings()
+        codes = slice(self._first_tokens[level], self._first_tokens[level] + self.level_sizes[level])
+        return functional.linear(hidden, head.weight[codes], None if head.bias is None else head.bias[codes])
+
+
+def _token_layout(layout: JaggedLayout, num_levels: int, num_more: int) -> tuple[JaggedLayout, Tensor]:
+    """(Layout of rows in which every event is `num_levels` tokens and the end `num_more`, [N] first token of
+    each event)."""
+    offsets_B1 = np.arange(layout.num_rows + 1) * num_more + layout.offsets_B1 * num_levels
+    packed = JaggedLayout.from_offsets(offsets_B1, layout.device)
+    begins_B = torch.from_numpy(offsets_B1[:-1]).to(layout.device)
+    return packed, begins_B[layout.row_N] + num_levels * layout.place_N
