@@ -12,7 +12,7 @@ from tests.models.networks import CPU, shares
 
 pytest.importorskip("transformers")
 
-from tests.models.generative.test_causal_lm import NETWORKS, NUM_ITEMS, ROWS, recommender  # noqa: E402
+from tests.models.generative.test_causal_lm import NETWORKS, NUM_ITEMS, ROWS, recommender
 
 
 def losses_of(network, compute: ComputeSettings) -> list[float]:
