@@ -179,12 +179,19 @@ class ParameterServer:
         """What was frozen after this step need not be kept."""
         self._shard.release(step)
 
-    def load(self, chain: Sequence[Sequence[str]], committed_step: int, incarnation: int) -> None:
+    def load(
+        self,
+        chain: Sequence[Sequence[str]],
+        committed_step: int,
+        incarnation: int,
+        weights_only: bool = False,
+    ) -> None:
         """Take this shard's rows out of the files of snapshots, whatever number of shards wrote them.
 
         Args:
             chain: files of a snapshot of all rows, then of increments, each since the step before.
             incarnation: the new one, the same for all servers: updates of any other are refused from now on.
+            weights_only: the rows are what another run begins with; see `load_tables`.
 
         Raises:
             ValueError: the server has been in this incarnation, or a later one, already.
@@ -197,7 +204,10 @@ class ParameterServer:
         if self._spec.tables:
             paths = [[Path(file) for file in files] for files in chain]
             shard_map = ShardMap(self._spec.num_shards)
-            self._shard.restore(load_tables(paths, self._spec.tables, shard_map, self._spec.shard))
+            rows = load_tables(
+                paths, self._spec.tables, shard_map, self._spec.shard, weights_only=weights_only
+            )
+            self._shard.restore(rows)
         self._shard.begin(committed_step, incarnation)
 
 

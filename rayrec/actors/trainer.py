@@ -30,9 +30,13 @@ from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.lookups import LookupStats, TrainerLink
 from rayrec.embeddings.routing import ShardMap
 from rayrec.models.build import Catalogue, build_model
+from rayrec.models.compute import PLAIN, ComputeSettings
 from rayrec.models.config import AnyModelConfig
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.flops import ModelFlops
+from rayrec.models.matrix_rate import matrix_rate
 from rayrec.models.program import RankedItems, TorchProgram
+from rayrec.models.utilisation import Utilisation
 from rayrec.platform.devices import get_device, ray_claim
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
 from rayrec.samples.batches import FeatureBatch
@@ -56,6 +60,7 @@ class TrainerSpec:
     transport: TransportChoice
     num_trainers: int
     num_threads: int
+    compute: ComputeSettings = PLAIN
     run_folder: Path | None = None
     """Where what trainers measure is kept with the run; None keeps it in the process."""
 
@@ -84,6 +89,24 @@ class TrainerStats:
     dense_s: float
     """The part of the busy time that is forward, backward, meeting the other trainers and the optimizer."""
     lookups: LookupStats
+    model_flops: float = 0.0
+    """Trained so far; see `rayrec.models.flops`."""
+    matrix_rate: float = 1.0
+    """FLOP/s that this trainer's device and threads reach in a product of matrices."""
+
+    @property
+    def mfu(self) -> float:
+        """Share of all the time that training took."""
+        times = self.stage
+        return self._share_of(times.busy_s + times.waiting_s + times.blocked_s)
+
+    @property
+    def dense_mfu(self) -> float:
+        """Share of the time of dense compute alone."""
+        return self._share_of(self.dense_s)
+
+    def _share_of(self, seconds: float) -> float:
+        return self.model_flops / (seconds * self.matrix_rate) if seconds > 0 else 0.0
 
 
 class Trainer:
@@ -106,12 +129,18 @@ class Trainer:
             caches_on(self._device),
         )
         self._lookups = self._new_lookups(0)
+        model = build_model(spec.model, spec.catalogue, spec.seed, spec.attention_file(role.member))
+        # Before the model goes anywhere: its copy knows nothing of compiling and of shards.
+        self._flops = ModelFlops(model, self._device.torch)
+        self._utilisation = Utilisation(matrix_rate(self._device.torch, spec.compute.matrix_dtype))
+        self._row_dims = {table.name: table.dim for table in spec.tables}
         self._program = TorchProgram(
-            build_model(spec.model, spec.catalogue, spec.seed, spec.attention_file(role.member)),
+            model,
             spec.optimizer,
             self._device.torch,
             spec.seed,
             sum_over_trainers=self._group.all_reduce if spec.num_trainers > 1 else None,
+            compute=spec.compute,
         )
         self._clock, self._dense_clock = StageClock(), StageClock()
         self._metrics = RayStageMetrics(role.run, role.stage, role.member)
@@ -127,8 +156,13 @@ class Trainer:
         return f"tcp://{ray.util.get_node_ip_address()}:{port}"
 
     def join(self, address: str) -> None:
-        """Form the group over which dense gradients are summed and rows reach their owners."""
+        """Form the group over which dense gradients are summed and rows reach their owners.
+
+        Weights that the trainers shall hold in parts are split then.
+        """
         self._group.join(address, self._device.collective_backend)
+        if self._spec.compute.is_sharded:
+            self._program.shard()
 
     def look_ahead(self, features: FeatureBatch) -> None:
         """Stage 3, early: request the rows of the next batch that the current one cannot change."""
@@ -145,7 +179,8 @@ class Trainer:
             self._lookups.update(features.step, features.lookups, gradients.row_grads)
             with self._dense_clock.busy():
                 self._program.update()
-        self._metrics.after_batch(self._times(), self._lookup_figures)
+            self._utilisation.add(self._flops.of(features, self._row_dims))
+        self._metrics.after_batch(self._times(), self._figures)
         return StepReport(features.step, gradients.loss_sum, features.num_targets, features.counts)
 
     def drain(self) -> None:
@@ -162,7 +197,8 @@ class Trainer:
         self._clock.stop()
 
     def read_catalogue(self) -> None:
-        """Before ranking: give the model the rows of every item, if it ranks by them."""
+        """Before ranking, by all trainers: give the model the rows of every item, if it ranks by them."""
+        self._program.begin_ranking()
         table = self._program.table_of_catalogue
         if table is None:
             return
@@ -178,31 +214,50 @@ class Trainer:
         return self._program.rank(features, rows, k, seen_BE if exclude_seen else None)
 
     def dense_weights(self) -> dict[str, np.ndarray]:
-        return self._program.weights()
+        """Of the first trainer; others, asked where weights are split, only give theirs to it."""
+        return self._if_first(self._program.weights())
 
     def dense_optimizer_state(self) -> dict[str, np.ndarray]:
-        return self._program.optimizer_state()
+        """As `dense_weights`."""
+        return self._if_first(self._program.optimizer_state())
+
+    def _if_first(self, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return state if self._role.member == 0 else {}
 
     def load(
-        self, weights: Mapping[str, np.ndarray], optimizer_state: Mapping[str, np.ndarray], incarnation: int
+        self,
+        weights: Mapping[str, np.ndarray],
+        optimizer_state: Mapping[str, np.ndarray] | None,
+        incarnation: int,
     ) -> None:
-        """Take over a snapshot's dense part; updates are sent under the servers' new incarnation."""
+        """Take over a snapshot's dense part; updates are sent under the servers' new incarnation.
+
+        Args:
+            optimizer_state: None begins with a new optimizer.
+        """
         self._program.load(weights, optimizer_state)
         self._lookups = self._new_lookups(incarnation)
 
     def stats(self) -> TrainerStats:
         times = self._times()
-        self._metrics.publish(times, self._lookup_figures())
-        return TrainerStats(times, self._dense_clock.times().busy_s, self._lookups.stats)
+        self._metrics.publish(times, self._figures())
+        return TrainerStats(
+            times,
+            self._dense_clock.times().busy_s,
+            self._lookups.stats,
+            self._utilisation.total_flops,
+            self._utilisation.matrix_rate,
+        )
 
-    def _lookup_figures(self) -> dict[str, float]:
-        stats = self._lookups.stats
+    def _figures(self) -> dict[str, float]:
+        stats, times = self._lookups.stats, self._times()
         num_asked = stats.num_cache_hits + stats.num_cache_misses
         return {
             "lookup_early_rows": stats.num_early,
             "lookup_late_rows": stats.num_late,
             "lookup_max_staleness": stats.max_staleness,
             "cache_hit_rate": stats.num_cache_hits / max(num_asked, 1),
+            "mfu": self._utilisation.since_last(times.busy_s + times.waiting_s + times.blocked_s),
         }
 
     def _times(self) -> StageTimes:

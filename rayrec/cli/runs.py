@@ -107,6 +107,11 @@ def train_command(
                 f"{stages['servers_lookup_s']:.1f} s, {stages['servers_update_s']:.1f} s",
             ),
             (
+                "mfu, of dense compute alone",
+                f"{stages['mfu']:.2%}, {stages['dense_mfu']:.2%} of "
+                f"{stages['matrix_flops_per_s'] / 1e9:,.0f} GFLOP/s",
+            ),
+            (
                 "rows asked for early, late",
                 f"{stages['lookup_early_rows']:,.0f}, {stages['lookup_late_rows']:,.0f}",
             ),

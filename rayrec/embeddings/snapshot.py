@@ -42,6 +42,8 @@ from numpy.typing import NDArray
 from rayrec.embeddings.admission import Sighted
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.eviction import Evicted
+from rayrec.embeddings.layout import NEVER
+from rayrec.embeddings.optimizers import make_optimizer
 from rayrec.embeddings.routing import NUM_BUCKETS, ShardMap, bucket_of
 from rayrec.embeddings.saved_files import SavedFile, WrittenFile
 from rayrec.embeddings.table import EmbeddingTable, TableRows
@@ -205,7 +207,12 @@ Chain = Sequence[Path] | Sequence[Sequence[Path]]
 
 
 def load_tables(
-    chain: Chain, tables: Sequence[TableConfig], shard_map: ShardMap, shard: int
+    chain: Chain,
+    tables: Sequence[TableConfig],
+    shard_map: ShardMap,
+    shard: int,
+    *,
+    weights_only: bool = False,
 ) -> dict[str, Iterator[TableRows]]:
     """Rows of one shard out of the files of all shards that wrote them.
 
@@ -213,6 +220,8 @@ def load_tables(
         chain: the files.
         tables: the run's tables.
         shard_map, shard: which rows to take; need not be the map the files were written with.
+        weights_only: for another run to begin with: rows as if no step had changed them yet, with the state
+            that its optimizer begins with. Only dims have to agree then.
 
     Returns:
         Parts by table, which are read when asked for, for `EmbeddingShard.restore`.
@@ -223,11 +232,30 @@ def load_tables(
             are read.
     """
     configs = {config.name: config for config in tables}
-    snapshots = [[_described(path, configs) for path in paths] for paths in _snapshots(chain)]
-    return {
+    snapshots = [[_described(path, configs, weights_only) for path in paths] for paths in _snapshots(chain)]
+    loaded = {
         name: _TableChain(config, snapshots).parts(shard_map.buckets(shard))
         for name, config in configs.items()
     }
+    if weights_only:
+        return {name: _untrained(parts, configs[name]) for name, parts in loaded.items()}
+    return loaded
+
+
+def _untrained(parts: Iterable[TableRows], config: TableConfig) -> Iterator[TableRows]:
+    """The same weights, with nothing else that training has left."""
+    optimizer = make_optimizer(config.optimizer, config.schedule)
+    state_size = optimizer.state_size(config.dim)
+    for part in parts:
+        num_rows = len(part.ids_M)
+        yield replace(
+            part,
+            state_MS=np.full((num_rows, state_size), optimizer.initial_state, dtype=np.float32),
+            steps_M=np.full(num_rows, NEVER, dtype=np.int32),
+            counts_M=np.zeros(num_rows, dtype=np.int32),
+            sighted=Sighted.nothing(),
+            evicted=Evicted.nothing(),
+        )
 
 
 def _snapshots(chain: Chain) -> list[list[Path]]:
@@ -347,7 +375,7 @@ def _as_bytes(values_MW: NDArray[np.float32]) -> pa.FixedSizeBinaryArray:
     return pa.FixedSizeBinaryArray.from_buffers(kind, len(values_MW), [None, pa.py_buffer(values_MW)])
 
 
-def _described(path: Path, configs: dict[str, TableConfig]) -> _TableFile:
+def _described(path: Path, configs: dict[str, TableConfig], weights_only: bool) -> _TableFile:
     """A file of one of these tables."""
     try:
         metadata = pq.read_schema(path).metadata or {}
@@ -366,7 +394,7 @@ def _described(path: Path, configs: dict[str, TableConfig]) -> _TableFile:
             f"{path}: holds rows of table {name!r}; the config has tables {', '.join(map(repr, configs))}"
         )
     for key, expected in _identity(configs[name]).items():
-        if described[key] != expected:
+        if described[key] != expected and (not weights_only or key == "dim"):
             raise InputError(
                 f"{path}: table {name!r} was saved with {key} {described[key]!r}, "
                 f"the config says {expected!r}; use the config of the run that saved it"

@@ -34,6 +34,8 @@ class KeyedDropout(nn.Module):
     Probabilities are rounded to 1/65536: one 64-bit hash yields four 16-bit draws.
     """
 
+    compiled_methods = ("forward",)
+
     def __init__(self, probability: float, index: int) -> None:
         super().__init__()
         self.probability = probability

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -11,9 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from rayrec.models.compiled_parts import compile_parts, explained
+from rayrec.models.compute import PLAIN, ComputeSettings
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.sequence_model import SequenceModel
+from rayrec.models.sharding import ShardedModel, local, whole
 from rayrec.models.tensor_batch import Features, TensorBatch
+from rayrec.platform.shares import balanced_bounds
 
 Rows = Mapping[str, np.ndarray | Tensor]
 """Table name to [M, D] float32 rows, in the order of the batch's distinct ids; tensors where they are on the
@@ -82,11 +88,17 @@ class DenseProgram(Protocol):
         A row without history gives nothing to go by and gets no items.
         """
 
+    def begin_ranking(self) -> None:
+        """Before `rank`, by all trainers at once: they need not rank equally often. Ends with `backward`."""
+
     def set_catalogue(self, rows_ID: np.ndarray) -> None:
         """Give the rows of every item to a program with a `table_of_catalogue`."""
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Every dense weight by name, as copies."""
+        """Every dense weight by name, whole, as copies.
+
+        Of weights that are split among trainers, asked of all of them at once; so is the optimizer's state.
+        """
 
     def optimizer_state(self) -> dict[str, np.ndarray]:
         """Everything but the weights that the next `update` depends on, as copies."""
@@ -102,7 +114,12 @@ class DenseProgram(Protocol):
 
 
 class TorchProgram:
-    """A `SequenceModel` on one device; several trainers hold identical copies."""
+    """A `SequenceModel` on one device; several trainers hold identical copies, or after `shard` a part each.
+
+    Identical copies are what DistributedDataParallel keeps, too. Here their gradients are summed in one
+    flat collective behind backward: the rows' gradients are on their way meanwhile, and the order of the sum
+    does not depend on when gradients become ready.
+    """
 
     def __init__(
         self,
@@ -111,32 +128,58 @@ class TorchProgram:
         device: torch.device,
         seed: int,
         sum_over_trainers: SumOverTrainers | None = None,
+        compute: ComputeSettings = PLAIN,
     ) -> None:
-        self.model = model.to(device)
+        # Weights that will be split go to the device part by part.
+        self.model = model if compute.is_sharded else model.to(device)
         self.table_of_catalogue = model.table_of_catalogue
         self._settings = settings
         self._device = device
         self._seed = seed
         self._sum_over_trainers = sum_over_trainers
+        self._compute = compute
         self._step = 0
         self._batch_step = 0
         """Step of the batch whose gradients the parameters hold."""
-        self._parameters = dict(model.named_parameters())
-        self._optimizer = torch.optim.AdamW(
-            self._parameters.values(),
+        self._sharded: ShardedModel | None = None
+        if compute.compile:
+            compile_parts(model)
+        self._parameters, self._optimizer = self._parameters_and_optimizer()
+
+    def shard(self) -> None:
+        """Split the weights among the trainers; all do so at once, when their process group has formed.
+
+        To be called once, before anything is trained or loaded, where `compute.parallel` is `fsdp2`.
+        """
+        assert self._compute.is_sharded, "settings say that every trainer holds all weights"
+        assert self._sum_over_trainers is not None, "one trainer has nobody to share with"
+        self._sharded = ShardedModel(self.model, self._device)
+        self._parameters, self._optimizer = self._parameters_and_optimizer()
+
+    def _parameters_and_optimizer(self) -> tuple[dict[str, Tensor], torch.optim.AdamW]:
+        parameters: dict[str, Tensor] = dict(self.model.named_parameters())
+        settings = self._settings
+        optimizer = torch.optim.AdamW(
+            parameters.values(),
             lr=settings.learning_rate,
             weight_decay=settings.weight_decay,
             fused=settings.fused,
         )
+        return parameters, optimizer
 
     def backward(self, features: Features, rows: Rows) -> DenseGradients:
         batch = TensorBatch.build(features, rows, self._seed, self._device, training=True)
+        if self._sharded is not None:
+            self._sharded.scatter()
         self.model.train()
         self._optimizer.zero_grad()
         loss_sum = torch.zeros((), device=self._device)
-        if len(features.items_N):
-            loss_sum = self.model.loss(batch)
-            (loss_sum / features.num_targets).backward()
+        with explained() if self._compute.compile else contextlib.nullcontext():
+            for piece, counts in self._pieces(batch):
+                with self._compute.autocast(self._device):
+                    loss = self.model.loss(piece).float() * counts
+                (loss / features.num_targets).backward()
+                loss_sum += loss.detach()
         for parameter in self._parameters.values():
             parameter.grad = _or_zeros(parameter)
         row_grads = {name: _or_zeros(rows_MD) for name, rows_MD in batch.rows.items()}
@@ -150,18 +193,52 @@ class TorchProgram:
             },
         )
 
+    def _pieces(self, batch: TensorBatch) -> Iterator[tuple[TensorBatch, float]]:
+        """Micro-batches of about as many tokens each, and how often the loss of each counts.
+
+        Those without tokens are left out; but trainers that gather weights from each other go through equally
+        many, so they get one that counts zero times.
+        """
+        num_pieces, layout = self._compute.micro_batches, batch.layout
+        bounds = balanced_bounds(layout.lengths_B, num_pieces)
+        for start, stop in pairwise(bounds):
+            if layout.offsets_B1[start] < layout.offsets_B1[stop]:
+                yield batch if num_pieces == 1 else batch.some_rows(slice(start, stop)), 1.0
+            elif self._sharded is not None:
+                yield batch.stand_in(), 0.0
+
     def update(self) -> None:
         gradients = self._dense_gradients()
-        if self._sum_over_trainers is not None:
-            _sum_in_place(gradients, self._sum_over_trainers)
-            if not math.isfinite(get_total_norm(gradients).item()):
-                raise self._diverged(self._what_is_not_finite())
-        if self._settings.max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._settings.max_grad_norm)
+        if self._sharded is not None:
+            # They are summed already; only their norm is everyone's business.
+            self._limit(gradients, self._norm_over_trainers(gradients))
+        else:
+            if self._sum_over_trainers is not None:
+                _sum_in_place(gradients, self._sum_over_trainers)
+                if not math.isfinite(get_total_norm(gradients).item()):
+                    raise self._diverged(self._what_is_not_finite())
+            if self._settings.max_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._settings.max_grad_norm)
         for group in self._optimizer.param_groups:
             group["lr"] = self._settings.learning_rate * self._settings.schedule.factor(self._step)
         self._optimizer.step()
         self._step += 1
+
+    def _norm_over_trainers(self, shards: list[Tensor]) -> float:
+        """Of gradients of which every trainer has a part."""
+        assert self._sum_over_trainers is not None
+        # In float64, where the square of a large float32 is finite.
+        square = get_total_norm(shards).double().square().reshape(1)
+        self._sum_over_trainers(square)
+        return math.sqrt(square.item()) if math.isfinite(square.item()) else math.inf
+
+    def _limit(self, shards: list[Tensor], norm: float) -> None:
+        """As `clip_grad_norm_`, for a norm that is known."""
+        if not math.isfinite(norm):
+            raise self._diverged(self._what_is_not_finite())
+        if self._settings.max_grad_norm is not None:
+            factor = min(1.0, self._settings.max_grad_norm / (norm + 1e-6))
+            torch._foreach_mul_(shards, factor)
 
     def _check_finite(self, loss_sum: Tensor, row_grads: Mapping[str, Tensor], features: Features) -> None:
         """One number for the loss and all gradients: the device is waited for once.
@@ -203,7 +280,8 @@ class TorchProgram:
         )
 
     def _dense_gradients(self) -> list[Tensor]:
-        return [_or_zeros(parameter) for parameter in self._parameters.values()]
+        """What this trainer holds of each."""
+        return [local(_or_zeros(parameter)) for parameter in self._parameters.values()]
 
     @torch.inference_mode()
     def rank(self, features: Features, rows: Rows, k: int, excluded_BE: np.ndarray | None) -> RankedItems:
@@ -218,6 +296,10 @@ class TorchProgram:
         items_BK, scores_BK = ranking.items_BK.cpu().numpy(), ranking.scores_BK.cpu().numpy()
         items_BK[empty_B], scores_BK[empty_B] = -1, -np.inf
         return RankedItems(items_BK, scores_BK)
+
+    def begin_ranking(self) -> None:
+        if self._sharded is not None:
+            self._sharded.gather()
 
     def set_catalogue(self, rows_ID: np.ndarray) -> None:
         self.model.set_catalogue(torch.tensor(rows_ID, device=self._device))
@@ -246,7 +328,7 @@ class TorchProgram:
                     f"but {tuple(parameter.shape)} in the model"
                 )
             with torch.no_grad():
-                parameter.copy_(torch.tensor(weights[name]))
+                parameter.copy_(self._as_held(weights[name]))
         if optimizer_state is None:
             return
         self._step = int(optimizer_state["step"])
@@ -254,11 +336,18 @@ class TorchProgram:
             return
         for name, parameter in self._parameters.items():
             self._optimizer.state[parameter] = {
-                key: torch.tensor(optimizer_state[f"{name}/{key}"]).to(
-                    "cpu" if key == "step" and not self._settings.fused else self._device
-                )
-                for key in ("step", "exp_avg", "exp_avg_sq")
+                "step": torch.tensor(optimizer_state[f"{name}/step"]).to(
+                    self._device if self._settings.fused else "cpu"
+                ),
+                **{
+                    key: self._as_held(optimizer_state[f"{name}/{key}"]).to(self._device)
+                    for key in ("exp_avg", "exp_avg_sq")
+                },
             }
+
+    def _as_held(self, saved: np.ndarray) -> Tensor:
+        """A whole weight, or its like, as this trainer holds it."""
+        return torch.tensor(saved) if self._sharded is None else self._sharded.shard_of(saved)
 
 
 def _or_zeros(tensor: Tensor) -> Tensor:
@@ -266,7 +355,7 @@ def _or_zeros(tensor: Tensor) -> Tensor:
 
 
 def _copy(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().cpu().numpy().copy()
+    return whole(tensor.detach()).cpu().numpy().copy()
 
 
 def _sum_in_place(tensors: list[Tensor], sum_over_trainers: SumOverTrainers) -> None:

@@ -98,6 +98,79 @@ class TensorBatch:
             times_N=None if features.times_N is None else tensor(features.times_N),
         )
 
+    def some_rows(self, rows: slice) -> TensorBatch:
+        """Neighbouring rows alone, with tokens keyed as in the whole batch.
+
+        The looked-up rows stay whole: gradients of all parts add up in the same leaves.
+
+        Args:
+            rows: start and stop are given.
+
+        Raises:
+            ValueError: a table of whose inverse it is not known which part belongs to which row.
+        """
+        layout, tokens = self.layout.some_rows(rows)
+        return TensorBatch(
+            layout=layout,
+            keys_N=self.keys_N[tokens],
+            items_N=self.items_N[tokens],
+            targets_N=None if self.targets_N is None else self.targets_N[tokens],
+            negatives_S=self.negatives_S,
+            inverse={name: self._part_of(name, rows, tokens) for name in self.inverse},
+            rows=self.rows,
+            negatives_NK=None if self.negatives_NK is None else self.negatives_NK[tokens],
+            times_N=None if self.times_N is None else self.times_N[tokens],
+        )
+
+    def _part_of(self, table: str, rows: slice, tokens: slice) -> Tensor:
+        """The part of an inverse that belongs to some rows; shapes as in `rayrec.samples.features`."""
+        inverse, num_tokens = self.inverse[table], len(self.items_N)
+        match table:
+            case "user":  # [B]
+                return inverse[rows]
+            case "code":  # [N, L]
+                return inverse[tokens]
+            case "item" if len(inverse) == num_tokens:  # [N]
+                return inverse[tokens]
+            case "item":  # [2N + S], [2N + N * K]: inputs, targets, negatives of all rows or of each event
+                inputs, targets = inverse[:num_tokens], inverse[num_tokens : 2 * num_tokens]
+                negatives = inverse[2 * num_tokens :]
+                if self.negatives_NK is not None:
+                    negatives = negatives.view(self.negatives_NK.shape)[tokens].flatten()
+                return torch.cat([inputs[tokens], targets[tokens], negatives])
+        raise ValueError(
+            f"the inverse of table {table!r} cannot be cut by rows: nothing says how it is laid out; "
+            "set training.micro_batches to 1"
+        )
+
+    def stand_in(self) -> TensorBatch:
+        """One row of one token of no meaning, for whoever has no token and must take part nevertheless.
+
+        It reads the same leaves as the batch, where they have a row; its loss is to be counted zero times.
+        """
+
+        num_negatives = 0 if self.negatives_S is None else len(self.negatives_S)
+        if self.negatives_NK is not None:
+            num_negatives = self.negatives_NK.shape[1]
+        shapes = {"user": (1,), "item": (2 + num_negatives,) if num_negatives else (1,)}
+        return TensorBatch(
+            layout=JaggedLayout.even(1, 1, self.layout.device),
+            keys_N=self.keys_N.new_zeros(1),
+            items_N=self.items_N.new_zeros(1),
+            targets_N=None if self.targets_N is None else self.targets_N.new_zeros(1),
+            negatives_S=self.negatives_S,
+            inverse={
+                name: inverse.new_zeros(shapes.get(name, (1, *inverse.shape[1:])))
+                for name, inverse in self.inverse.items()
+            },
+            rows={
+                name: rows_MD if len(rows_MD) else rows_MD.new_zeros(1, *rows_MD.shape[1:])
+                for name, rows_MD in self.rows.items()
+            },
+            negatives_NK=None if self.negatives_NK is None else self.negatives_NK.new_zeros(1, num_negatives),
+            times_N=None if self.times_N is None else self.times_N.new_zeros(1),
+        )
+
     def embed(self, table: str) -> Tensor:
         """Rows of `table` in the shape of its inverse: [..., D]."""
         return functional.embedding(self.inverse[table], self.rows[table])

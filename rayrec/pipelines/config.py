@@ -17,6 +17,7 @@ from rayrec.embeddings.config import (
     TableConfig,
 )
 from rayrec.embeddings.layout import WeightDtype
+from rayrec.models.compute import ComputeSettings, Parallel, Precision
 from rayrec.models.config import (
     DenseOptimizerConfig,
     ModelConfig,
@@ -183,6 +184,33 @@ class TrainingConfig(Config):
     optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     """Of dense and sparse learning rates alike."""
+    precision: Precision = "float32"
+    """`bfloat16`: products of matrices and what follows them in 16 bits; weights, rows, their optimizers and
+    the sums of losses stay float32."""
+    micro_batches: int = Field(1, ge=1)
+    """Pieces in which each trainer goes through its share of a batch, one after the other: activations take
+    that much less memory, and the gradients are the same up to rounding."""
+    compile: bool = False
+    """Whether torch.compile makes one kernel of neighbouring pointwise operations."""
+    parallel: Parallel = "replicated"
+    """What several trainers hold of the dense weights: all of them, or (`fsdp2`) a part each, with its
+    gradients and its optimizer."""
+    init_from: str | None = None
+    """Folder of a run from whose best snapshot this one takes dense weights and embedding rows; optimizers,
+    learning rates and the position in the data begin anew. None: everything does."""
+
+    @property
+    def compute(self) -> ComputeSettings:
+        return ComputeSettings(self.precision, self.micro_batches, self.compile, self.parallel)
+
+    @model_validator(mode="after")
+    def _pieces_have_rows(self) -> TrainingConfig:
+        if self.micro_batches > self.batch_size:
+            raise ValueError(
+                f"training.micro_batches is {self.micro_batches} and training.batch_size {self.batch_size}: "
+                "a batch cannot have more pieces than rows"
+            )
+        return self
 
 
 class EvaluationConfig(Config):
@@ -259,6 +287,15 @@ class RunConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _shards_have_several_trainers(self) -> RunConfig:
+        if self.training.parallel == "fsdp2" and self.pipeline.num_trainers == 1:
+            raise ValueError(
+                "training.parallel is 'fsdp2' and pipeline.num_trainers 1: one trainer has nobody to share "
+                "weights with; set parallel to 'replicated', or take more trainers"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _what_is_followed_has_no_epochs(self) -> RunConfig:
         if self.data.follow is None:
             return self
@@ -280,9 +317,13 @@ class RunConfig(Config):
         paths["features"] = tuple(feature.with_absolute_paths() for feature in self.data.features)
         if (cache := self.data.cache) is not None:
             paths["cache"] = cache.model_copy(update={"folder": absolute(cache.folder)})
-        return self.model_copy(
-            update={"data": self.data.model_copy(update=paths), "model": with_absolute_paths(self.model)}
-        )
+        changed: dict[str, Any] = {
+            "data": self.data.model_copy(update=paths),
+            "model": with_absolute_paths(self.model),
+        }
+        if (run := self.training.init_from) is not None:
+            changed["training"] = self.training.model_copy(update={"init_from": absolute(run)})
+        return self.model_copy(update=changed)
 
     def with_constant_rates(self) -> RunConfig:
         """The same run for those who train nothing, and need not know how long it is."""

@@ -80,21 +80,31 @@ class TrainerPlan:
     """Of the cache, what is in the memory of its accelerator, where it has one."""
     device_batch_bytes: int
     """There, too: rows and gradients of one batch, and what changing them takes."""
+    is_sharded: bool = False
+    """Whether each trainer holds a part of the dense weights, its gradients and its optimizer state."""
 
     @property
     def gradients_bytes(self) -> int:
-        """Where several trainers sum them, also in one flat array."""
+        """Where several trainers sum them, also in one flat array; of shards, before they are summed."""
         return self.dense.weights_bytes * (2 if self.num_trainers > 1 else 1)
 
     @property
     def optimizer_bytes(self) -> int:
         """Two moments of AdamW."""
-        return 2 * self.dense.weights_bytes
+        return self._held(2 * self.dense.weights_bytes)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Held; of shards with all that they may be gathered to, as while ranking."""
+        gathered = self.dense.weights_bytes if self.is_sharded else 0
+        return self._held(self.dense.weights_bytes) + gathered
+
+    def _held(self, num_bytes: int) -> int:
+        return -(-num_bytes // self.num_trainers) if self.is_sharded else num_bytes
 
     @property
     def held_bytes(self) -> int:
-        dense = self.dense.weights_bytes + self.dense.buffers_bytes + self.optimizer_bytes
-        return dense + self.cache_bytes
+        return self.weights_bytes + self.dense.buffers_bytes + self.optimizer_bytes + self.cache_bytes
 
     @property
     def peak_bytes(self) -> int:
@@ -102,13 +112,13 @@ class TrainerPlan:
         step = self.gradients_bytes + self.batch_bytes
         # The catalogue arrives in pieces, is put together, and copied to the device.
         ranking = self.gradients_bytes + 3 * self.catalogue_bytes
-        saving = self.gradients_bytes + self.catalogue_bytes + self.dense.weights_bytes + self.optimizer_bytes
+        saving = self.gradients_bytes + self.catalogue_bytes + 3 * self.dense.weights_bytes
         return self.held_bytes + max(step, ranking, saving)
 
     @property
     def device_bytes(self) -> int:
         """Most in the memory of an accelerator, dense activations aside."""
-        dense = self.dense.weights_bytes + self.dense.buffers_bytes + self.optimizer_bytes
+        dense = self.weights_bytes + self.dense.buffers_bytes + self.optimizer_bytes
         step = self.gradients_bytes + self.device_batch_bytes
         return dense + self.device_cache_bytes + max(step, self.gradients_bytes + self.catalogue_bytes)
 
@@ -296,6 +306,7 @@ def plan_memory(assembly: Assembly) -> MemoryPlan:
             device_batch_bytes=device_batch_bytes(assembly.tables, batch_ids, sparse.cache_rows)
             if on_device
             else 0,
+            is_sharded=config.training.compute.is_sharded,
         ),
         server_limit=None if sparse.server_memory is None else int(sparse.server_memory),
         machine_limit=machine_bytes() if is_here else None,

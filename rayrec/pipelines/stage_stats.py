@@ -29,6 +29,8 @@ class StageStats:
         the most updates that were not acknowledged when the rows of a batch were asked for.
         `lookup_early_rows` were asked for before the update of the step before was sent, and
         `lookup_late_rows` had to wait for it.
+        `mfu` is the share of the device's rate in products of matrices, `matrix_flops_per_s` of all trainers
+        together, that training took for `model_flops`; `dense_mfu`, that dense compute alone took.
         """
         trainers = self.trainers
         lookups = [stats.lookups for stats in trainers]
@@ -45,6 +47,10 @@ class StageStats:
             "cache_hits": float(sum(stats.num_cache_hits for stats in lookups)),
             "cache_misses": float(sum(stats.num_cache_misses for stats in lookups)),
             "max_staleness": float(max(stats.max_staleness for stats in lookups)),
+            "model_flops": float(sum(stats.model_flops for stats in trainers)),
+            "matrix_flops_per_s": float(sum(stats.matrix_rate for stats in trainers)),
+            "mfu": _mean([stats.mfu for stats in trainers]),
+            "dense_mfu": _mean([stats.dense_mfu for stats in trainers]),
             "servers_lookup_s": _mean([stats.shard.lookup_s for stats in self.servers]),
             "servers_update_s": _mean([stats.shard.update_s for stats in self.servers]),
             "sparse_rows": float(sum(sum(stats.shard.num_rows.values()) for stats in self.servers)),

@@ -51,6 +51,8 @@ class Stages:
     trainers: list[ActorHandle]
     watch: Watch
     """To wait for them with."""
+    dense_is_split: bool = False
+    """Whether each trainer holds a part of the dense weights only."""
 
     @property
     def actors(self) -> list[ActorHandle]:
@@ -146,7 +148,8 @@ def running_stages(run: str, assembly: Assembly, folder: Path | None = None) -> 
         _wait_until_up(started, START_PATIENCE_S, watch, max(START_PATIENCE_S, recovery.hang_timeout_s))
         if len(trainers) > 1:
             watch.get(connect_trainers(trainers))
-        yield Stages(assembly.plan, readers, workers, servers, trainers, watch)
+        is_split = assembly.config.training.compute.is_sharded
+        yield Stages(assembly.plan, readers, workers, servers, trainers, watch, is_split)
     except StageHungError:
         raise  # it has been killed since, which is no news
     except Exception as error:
@@ -252,5 +255,6 @@ def trainer_spec(assembly: Assembly, folder: Path | None) -> TrainerSpec:
         transport=config.sparse.transport,
         num_trainers=config.pipeline.num_trainers,
         num_threads=assembly.trainer_threads,
+        compute=config.training.compute,
         run_folder=folder,
     )

@@ -15,6 +15,7 @@ from typing import Literal
 from rayrec.models.program import DivergedError
 from rayrec.pipelines.assembly import Assembly, assemble, check_continues, check_snapshot, check_split
 from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.initial_weights import initial_snapshot
 from rayrec.pipelines.memory_plan import plan_memory
 from rayrec.pipelines.progress import Progress, TrainingResult, is_over
 from rayrec.pipelines.rollbacks import Rollbacks
@@ -76,6 +77,8 @@ def train(
     memory = plan_memory(assembly)
     memory.check()
     memory.log()
+    if not resume:
+        _ = initial_snapshot(assembly)  # which refuses what does not fit
     with RunFolder.locked(path, "part" if copy is not None else "run" if resume else "nothing"):
         if copy is not None and not (path / "run.json").exists():
             copy.restore(path)
@@ -119,7 +122,9 @@ def _snapshot_to_resume(folder: RunFolder, assembly: Assembly, which: str = "las
 def _log_beginning(folder: RunFolder, assembly: Assembly, snapshot: Snapshot | None) -> None:
     total = "" if assembly.total_steps is None else f" of {assembly.total_steps:,}"
     if snapshot is None:
-        logger.info("%s: begins with step 1%s", folder.path, total)
+        init_from = assembly.config.training.init_from
+        weights = "" if init_from is None else f" and the weights of {init_from}"
+        logger.info("%s: begins with step 1%s%s", folder.path, total, weights)
     else:
         step = snapshot.committed_step + 2  # counted from 1
         logger.info("%s: goes on from %s with step %s%s", folder.path, snapshot.path.name, f"{step:,}", total)
@@ -188,7 +193,8 @@ def _attempt(
             stages.watch.get(
                 [server.check_sees.remote(str(folder.path / "run.json")) for server in stages.servers]
             )
-            attempt = TrainingRun(assembly, folder, stages, on_step, snapshot)
+            initial = initial_snapshot(assembly) if snapshot is None else None
+            attempt = TrainingRun(assembly, folder, stages, on_step, snapshot, initial)
             return attempt.run()
     finally:
         if attempt is not None:

@@ -217,9 +217,13 @@ class TrainingPipeline:
         return self._cut(step)
 
     def _cut(self, step: int) -> Cut:
-        first, *_ = self._stages.trainers  # all hold the same dense weights
-        drained = [trainer.drain.remote() for trainer in self._stages.trainers]
-        return Cut(step, drained, first.dense_weights.remote(), first.dense_optimizer_state.remote())
+        trainers = self._stages.trainers
+        drained = [trainer.drain.remote() for trainer in trainers]
+        # The first gives all: the others hold the same, or each sends it its part when asked as well.
+        asked = trainers if self._stages.dense_is_split else trainers[:1]
+        weights = [trainer.dense_weights.remote() for trainer in asked]
+        optimizer_state = [trainer.dense_optimizer_state.remote() for trainer in asked]
+        return Cut(step, drained, weights[0], optimizer_state[0])
 
     def _collect(self, training: _Training) -> StepResult:
         """Wait for the oldest step; an error of any trainer ends the wait for the others."""

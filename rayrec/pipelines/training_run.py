@@ -45,10 +45,12 @@ class TrainingRun:
         stages: Stages,
         on_step: OnStep | None,
         snapshot: Snapshot | None = None,
+        initial: Snapshot | None = None,
     ) -> None:
         """
         Args:
             snapshot: the one to go on from.
+            initial: of another run, whose weights and rows this one begins with where it has no snapshot.
         """
         self._assembly = assembly
         self._config = assembly.config
@@ -57,6 +59,9 @@ class TrainingRun:
         self._stages = stages
         self._on_step = on_step
         self._snapshot = snapshot
+        self._initial = initial
+        self._flops_at_record = (0.0, 0.0)
+        """Model FLOPs, and seconds of training, when validation was recorded last."""
         self._pipeline = TrainingPipeline(stages, self._config.pipeline.queue_depth)
         self._writer = SnapshotWriter(folder, stages, self._config.snapshots, snapshot)
         self._schedule = CutSchedule(
@@ -245,12 +250,14 @@ class TrainingRun:
         stages = self._stages.stats().summary()
         figures = {name: estimate.value for name, estimate in summary.items()}
         epoch = self._assembly.epochs_at(step)
+        mfu = self._mfu_since_record(stages)
         self._folder.log(
             {
                 "step": step,
                 "epoch": epoch,
                 "loss": loss,
                 "training_s": self._progress.training_s,
+                "mfu": mfu,
                 "valid": figures,
                 "stages": stages,
                 "dropped": self._progress.dropped,
@@ -260,13 +267,21 @@ class TrainingRun:
             {"valid_" + name.replace("@", "_at_"): value for name, value in figures.items()}
         )
         logger.info(
-            "epoch %g: loss %.4f, valid recall@10 %.4f, ndcg@10 %.4f, %.0f s of training",
+            "epoch %g: loss %.4f, valid recall@10 %.4f, ndcg@10 %.4f, %.0f s of training, mfu %.2g %%",
             epoch,
             loss,
             figures["recall@10"],
             figures["ndcg@10"],
             self._progress.training_s,
+            100.0 * mfu,
         )
+
+    def _mfu_since_record(self, stages: dict[str, float]) -> float:
+        """Model FLOPs over what the trainers' devices could have multiplied in the time that passed."""
+        flops_before, before_s = self._flops_at_record
+        self._flops_at_record = stages["model_flops"], self._progress.training_s
+        seconds = self._progress.training_s - before_s
+        return (stages["model_flops"] - flops_before) / max(seconds * stages["matrix_flops_per_s"], 1e-9)
 
     def _restore(self) -> int:
         """Give servers and trainers what the snapshot holds; returns the step to go on with."""
@@ -274,6 +289,10 @@ class TrainingRun:
         incarnation: int = self._folder.state.get("incarnation", 0)
         if self._snapshot is None:
             self._folder.forget_after(0)
+            if self._initial is not None:
+                self._incarnation = incarnation + 1
+                self._folder.update(incarnation=self._incarnation)
+                self._load(self._initial, committed_step=-1, weights_only=True)
             return 0
         snapshot = self._snapshot
         self._incarnation = max(snapshot.state.incarnation, incarnation) + 1
@@ -288,12 +307,18 @@ class TrainingRun:
         self._folder.forget_after(snapshot.committed_step + 1)
         self._progress = Progress(**snapshot.state.progress)
         self._cursor = snapshot.cursor
+        self._flops_at_record = (0.0, self._progress.training_s)
+        self._load(snapshot, snapshot.committed_step, weights_only=False)
+        return snapshot.committed_step + 1
+
+    def _load(self, snapshot: Snapshot, committed_step: int, weights_only: bool) -> None:
+        """Servers and trainers take what a snapshot holds, or of it what another run begins with."""
         chain = [[str(path.resolve()) for path in files] for files in snapshot.sparse_chain]
         servers, trainers, watch = self._stages.servers, self._stages.trainers, self._stages.watch
         loading = [
-            server.load.remote(chain, snapshot.committed_step, self._incarnation) for server in servers
+            server.load.remote(chain, committed_step, self._incarnation, weights_only) for server in servers
         ]
         watch.get(loading, may_take_long=True)
-        weights, optimizer_state = ray.put(snapshot.weights), ray.put(snapshot.optimizer_state)
+        weights = ray.put(snapshot.weights)
+        optimizer_state = None if weights_only else ray.put(snapshot.optimizer_state)
         watch.get([trainer.load.remote(weights, optimizer_state, self._incarnation) for trainer in trainers])
-        return snapshot.committed_step + 1

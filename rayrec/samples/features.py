@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
+from rayrec.platform.shares import balanced_bounds
 from rayrec.samples.batches import FeatureBatch, Int64Array, SampleBatch, TableLookup
 from rayrec.samples.jagged import concatenated_ranges, offsets_from_lengths
 
@@ -304,20 +305,6 @@ class SequenceFeatures:
             position = int(np.argwhere(codes_IL < 0)[0, 0])
             raise ValueError(f"codes_IL has a negative code at position {position}; every item needs codes")
         return code_ids(codes_IL)
-
-
-def balanced_bounds(lengths_B: Int64Array, num_shares: int) -> list[int]:
-    """Where to cut rows into contiguous shares, so that none waits long for another: [num_shares + 1] bounds.
-
-    The sums of lengths differ from their mean by no more than one row's length. Rows of length 0 count as one
-    of length 1 where there are no others.
-    """
-    ends_B = np.cumsum(lengths_B if lengths_B.any() else np.ones_like(lengths_B))
-    total = int(ends_B[-1]) if len(ends_B) else 0
-    # A row belongs to the share in which its middle lies.
-    middles_B = 2 * ends_B - np.diff(ends_B, prepend=0)
-    inner = np.searchsorted(middles_B, [2 * total * share / num_shares for share in range(1, num_shares)])
-    return [0, *inner.tolist(), len(lengths_B)]
 
 
 def code_ids(codes_IL: NDArray[np.integer]) -> Int64Array:

@@ -288,3 +288,37 @@ def test_a_table_without_optimizer_state_is_saved_too(tmp_path):
     loaded = EmbeddingShard([config], 0, 1)
     loaded.restore(load_tables([tmp_path / file.name], [config], ShardMap(1), 0))
     assert_same(loaded.export("items"), shard.export("items"))
+
+
+def test_another_run_begins_with_the_weights_alone(tmp_path):
+    """Whatever its optimizers, seeds and kinds of weights are."""
+    shards = grown_shards(2)
+    files = save(shards, tmp_path)
+    other = [
+        TableConfig(name="items", dim=3, seed=8, optimizer=AdamConfig()),
+        TableConfig(name="users", dim=2, seed=9, optimizer=RowwiseAdagradConfig(initial_accumulator=0.25)),
+    ]
+    begun = EmbeddingShard(other, 0, 1)
+
+    begun.restore(load_tables(files, other, ShardMap(1), 0, weights_only=True))
+    begun.begin(-1, 1)
+
+    for name, state in (("items", 0.0), ("users", 0.25)):
+        rows = begun.export(name)
+        saved = {
+            ident: weights_D.tolist()
+            for shard in shards
+            for ident, weights_D in zip(
+                shard.export(name).ids_M.tolist(), shard.export(name).weights_MD, strict=True
+            )
+        }
+        assert {i: w.tolist() for i, w in zip(rows.ids_M.tolist(), rows.weights_MD, strict=True)} == saved
+        assert (rows.state_MS == state).all()
+        assert (rows.counts_M == 0).all()
+    assert begun.committed_step == -1
+    begun.apply(UpdateTag(1, 0, 0), {t.name: (IDS[:1], np.ones((1, t.dim), np.float32)) for t in other})
+    assert begun.export("items").counts_M.sum() == 1
+
+    wider = [TableConfig(name="items", dim=4, seed=8), other[1]]
+    with pytest.raises(InputError, match=r"table 'items' was saved with dim 3, the config says 4"):
+        load_tables(files, wider, ShardMap(1), 0, weights_only=True)

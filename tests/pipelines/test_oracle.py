@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from examples import one_file_trainer
+from rayrec.models.compute import PLAIN
 from rayrec.models.tokenizers.fit import fit_registry
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.progress import TrainingResult
@@ -209,8 +210,8 @@ def test_defaults_of_the_one_file_trainer_are_those_of_a_run(model: str):
     completed = one_file_trainer.with_defaults(given)
 
     assert common(completed, of_a_run) == common(of_a_run, completed)
-    of_batches_by_length = ("batch_tokens", "length_of")  # which it does not make
-    training = {key: value for key, value in of_a_run["training"].items() if key not in of_batches_by_length}
+    not_its_own = ("batch_tokens", "length_of", "init_from", *asdict(PLAIN))  # it has one way to do things
+    training = {key: value for key, value in of_a_run["training"].items() if key not in not_its_own}
     assert completed["training"] == training
     assert completed["model"]["backbone"] == of_a_run["model"]["backbone"]
 
@@ -291,3 +292,12 @@ def test_two_trainers_end_where_one_does_up_to_rounding(run_pipeline: RunPipelin
     two = run_pipeline(GENERATIVE, num_trainers=2, mode="exact_prefetch")
 
     assert_close(two, run_pipeline(GENERATIVE))
+
+
+@pytest.mark.ray
+def test_two_trainers_that_hold_a_part_of_the_weights_each_end_where_one_does(run_pipeline: RunPipeline):
+    """Validation and snapshots included, which need the weights whole."""
+    training = GENERATIVE["training"] | {"parallel": "fsdp2", "micro_batches": 2}
+    split = run_pipeline(GENERATIVE | {"training": training}, num_trainers=2, mode="exact_prefetch")
+
+    assert_close(split, run_pipeline(GENERATIVE))

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from rayrec.models.compute import PLAIN, ComputeSettings
 from rayrec.models.config import LightDecoderConfig, SasRecConfig
 from rayrec.pipelines.config import RunConfig
 from rayrec.platform.config import differing_keys
@@ -57,6 +58,18 @@ def test_data_and_a_model_are_all_a_run_needs():
             "an eviction needs max_age_steps or max_rows_per_bucket",
         ),
         ({"model": {"name": "sasrec", "backbone": {"dim": 9}}}, "backbone.dim must be a multiple"),
+        (
+            {"training": {"parallel": "fsdp2"}},
+            "training.parallel is 'fsdp2' and pipeline.num_trainers 1: one trainer has nobody to share",
+        ),
+        (
+            {"training": {"micro_batches": 300}},
+            "training.micro_batches is 300 and training.batch_size 256: a batch cannot have more pieces",
+        ),
+        (
+            {"training": {"precision": "float16"}},
+            "training.precision: input should be 'float32' or 'bfloat16'",
+        ),
         (
             {"model": {"name": "hstu", "item_matrix": "sparse", "loss": "cross_entropy"}},
             "model.loss is 'cross_entropy' and model.item_matrix 'sparse': a softmax over the catalogue",
@@ -124,6 +137,21 @@ def test_a_table_larger_than_memory_has_a_disk_of_its_own():
 
 def test_a_small_catalogue_needs_no_table():
     assert RunConfig.parse(SMALLEST).tables(RateSchedule()) == ()
+
+
+def test_a_recipe_is_how_trainers_compute():
+    recipe = {"precision": "bfloat16", "micro_batches": 4, "compile": True, "parallel": "fsdp2"}
+    config = RunConfig.parse(SMALLEST | {"training": recipe, "pipeline": {"num_trainers": 2}})
+
+    assert config.training.compute == ComputeSettings("bfloat16", 4, compile=True, parallel="fsdp2")
+    assert RunConfig.parse(SMALLEST).training.compute == PLAIN
+
+
+def test_a_run_to_begin_from_is_found_from_any_working_directory(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    config = RunConfig.parse(SMALLEST | {"training": {"init_from": "runs/pretrain"}})
+
+    assert config.with_absolute_paths().training.init_from == str(tmp_path / "runs/pretrain")
 
 
 def test_cpus_are_counted_over_all_actors():

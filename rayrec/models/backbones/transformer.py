@@ -19,6 +19,8 @@ INITIAL_STD = 0.02
 class Block(nn.Module):
     """Pre-norm attention and feed-forward, each added to its input (Xiong et al., ICML 2020)."""
 
+    compiled_methods = ("heads", "after_attention")
+
     def __init__(
         self,
         dim: int,
@@ -47,9 +49,17 @@ class Block(nn.Module):
         self.feedforward_dropout = KeyedDropout(dropout, 3 + 3 * index)
 
     def forward(self, x_ND: Tensor, layout: JaggedLayout, keys_N: Tensor) -> Tensor:
+        query_NHC, key_NHC, value_NHC = self.heads(x_ND)
+        attended_NHC = attend(query_NHC, key_NHC, value_NHC, layout, mask=self.mask, choice=self.choice)
+        return self.after_attention(x_ND, attended_NHC, keys_N)
+
+    def heads(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each [N, H, C]."""
         qkv_N3HC = self.qkv(self.attention_norm(x_ND)).unflatten(1, (3, self.num_heads, -1))
         query_NHC, key_NHC, value_NHC = qkv_N3HC.unbind(1)
-        attended_NHC = attend(query_NHC, key_NHC, value_NHC, layout, mask=self.mask, choice=self.choice)
+        return query_NHC, key_NHC, value_NHC
+
+    def after_attention(self, x_ND: Tensor, attended_NHC: Tensor, keys_N: Tensor) -> Tensor:
         x_ND = x_ND + self.attention_dropout(self.out(attended_NHC.flatten(1)), keys_N)
         hidden = functional.gelu(self.up(self.feedforward_norm(x_ND)))
         hidden = self.down(self.hidden_dropout(hidden, keys_N))

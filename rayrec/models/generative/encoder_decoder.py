@@ -92,7 +92,10 @@ class EncoderDecoder(GenerativeBackbone[ContextKeys]):
         logits = self.decoder(context.start_BD, targets_RL, context.look, keys_RL)
         losses = [
             functional.cross_entropy(
-                logits_RK, targets_RL[:, level], reduction="none", label_smoothing=self.label_smoothing
+                logits_RK.float(),
+                targets_RL[:, level],
+                reduction="none",
+                label_smoothing=self.label_smoothing,
             )
             for level, logits_RK in enumerate(logits)
         ]

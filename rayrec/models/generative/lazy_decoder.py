@@ -65,7 +65,10 @@ class LazyDecoder(GenerativeBackbone[ContextKeys]):
         return torch.stack(
             [
                 functional.cross_entropy(
-                    logits_NK, codes_NL[:, level], reduction="sum", label_smoothing=self.label_smoothing
+                    logits_NK.float(),
+                    codes_NL[:, level],
+                    reduction="sum",
+                    label_smoothing=self.label_smoothing,
                 )
                 for level, logits_NK in enumerate(logits)
             ]

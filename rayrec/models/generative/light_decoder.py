@@ -76,7 +76,7 @@ class LightDecoder(GenerativeBackbone[VectorContext]):
         for level in range(codes_NL.shape[1]):
             logits_NK = self.decoder.logits(state_ND, level, batch.keys_N if self.training else None)
             total = total + functional.cross_entropy(
-                logits_NK, codes_NL[:, level], reduction="sum", label_smoothing=self.label_smoothing
+                logits_NK.float(), codes_NL[:, level], reduction="sum", label_smoothing=self.label_smoothing
             )
             if level + 1 < codes_NL.shape[1]:
                 state_ND = self.decoder.condition(state_ND, level, codes_NL[:, level])

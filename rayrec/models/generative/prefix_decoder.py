@@ -122,7 +122,7 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
     ) -> Tensor:
         """Cross-entropy of each event's next prefix among the children of its present one."""
         if depth == 0:
-            return functional.cross_entropy(context_ND @ vectors_VD.T, node_N, reduction="sum")
+            return functional.cross_entropy((context_ND @ vectors_VD.T).float(), node_N, reduction="sum")
         offsets = self.trie.child_offsets[depth]
         first_N, count_N = offsets[parent_N], offsets[parent_N + 1] - offsets[parent_N]
         # An only child is certain.
@@ -138,7 +138,7 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
         # As many columns as any prefix has children: the shape does not depend on the batch.
         logits_MC = logits_P.new_full((len(chosen_M), self.trie.max_children[depth]), -torch.inf)
         logits_MC = logits_MC.index_put((event_P, place_P), logits_P)
-        return functional.cross_entropy(logits_MC, node_N[chosen_M] - first_M, reduction="sum")
+        return functional.cross_entropy(logits_MC.float(), node_N[chosen_M] - first_M, reduction="sum")
 
     def encode_context(self, batch: TensorBatch) -> VectorContext:
         events_ND = self.embed_history(batch, self.prefix_vectors())

@@ -1,0 +1,53 @@
+"""What a run begins with instead of random weights: the best snapshot of another (`training.init_from`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rayrec.pipelines.assembly import Assembly, check_snapshot
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.snapshots import Snapshot, read_snapshot
+from rayrec.platform.config import differing_keys
+from rayrec.platform.errors import InputError
+
+FREE = (
+    "attention",
+    "beam_width",
+    "backbone.dropout",
+    "label_smoothing",
+    "loss",
+    "negatives_per_event",
+    "num_negatives",
+    "negative_sampling",
+)
+"""Settings of a model that its weights do not depend on."""
+
+
+def initial_snapshot(assembly: Assembly) -> Snapshot | None:
+    """Where the weights and rows come from; None for a run that begins with random ones.
+
+    It is the best one in validation, or the last of a run that validated nothing.
+
+    Raises:
+        InputError: it is no run or has no snapshot, the snapshot is damaged, or it is of another model, data
+            set or version of the semantic IDs: items are known by their place in the catalogue.
+    """
+    config = assembly.config
+    if config.training.init_from is None:
+        return None
+    folder = RunFolder.open(Path(config.training.init_from))
+    theirs = folder.config.model
+    changed = (
+        ["name"]
+        if theirs.name != config.model.name
+        else [key for key in differing_keys(theirs, config.model) if key not in FREE]
+    )
+    if changed:
+        raise InputError(
+            f"training.init_from: the model of {folder.path} differs from this one in "
+            f"{', '.join(f'model.{key}' for key in changed)}, so that its weights do not fit; take its "
+            f"settings ({folder.path / 'config.yaml'}), or begin without init_from"
+        )
+    snapshot = read_snapshot(folder.chosen_snapshot("best" if folder.state["best"] is not None else "last"))
+    check_snapshot(snapshot, assembly)
+    return snapshot

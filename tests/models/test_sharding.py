@@ -1,0 +1,173 @@
+"""FSDP2 against identical copies: two processes that meet over gloo, as two trainers do."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+
+from rayrec.models.compute import PLAIN, ComputeSettings
+from rayrec.models.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.program import DivergedError, TorchProgram
+from rayrec.models.sharding import ShardedModel
+from rayrec.platform.schedule import RateSchedule
+from tests.models.networks import CPU, table_rows
+from tests.models.test_recipes import ROWS, features_of, model_of
+
+NUM_TRAINERS = 2
+NAMES = (
+    "sasrec",
+    "prefix_decoder",
+    "light_decoder",
+    "lazy_decoder",
+    "encoder_decoder",
+    "hstu",
+    "hstu, dense",
+)
+SETTINGS = DenseOptimizerSettings(0.01, 0.01, RateSchedule(), max_grad_norm=0.5, fused=True)
+SPLIT = ComputeSettings(parallel="fsdp2")
+
+
+def program(name: str, compute: ComputeSettings = PLAIN) -> TorchProgram:
+    made = TorchProgram(
+        model_of(name), SETTINGS, CPU, 5, sum_over_trainers=torch.distributed.all_reduce, compute=compute
+    )
+    if compute.is_sharded:
+        made.shard()
+    return made
+
+
+def train(trained: TorchProgram, name: str, rank: int, steps: range, rows: Any = ROWS) -> list[float]:
+    """Loss of this trainer's share, step by step."""
+    losses = []
+    for step in steps:
+        mine = features_of(name, step, rows, NUM_TRAINERS)[rank]
+        losses.append(trained.backward(mine, table_rows(mine)).loss_sum)
+        trained.update()
+    return losses
+
+
+def in_processes(check: Any, folder: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    mp.spawn(_joined, (check, address, str(folder)), nprocs=NUM_TRAINERS)
+
+
+def _joined(rank: int, check: Any, address: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=address, world_size=NUM_TRAINERS, rank=rank)
+    check(rank, Path(folder))
+    torch.distributed.destroy_process_group()
+
+
+def close(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert value.shape == theirs[name].shape, name
+        np.testing.assert_allclose(value, theirs[name], rtol=2e-3, atol=2e-5, err_msg=name)
+
+
+def _all_that_two_trainers_promise(rank: int, folder: Path) -> None:
+    for name in NAMES:
+        _shards_train_as_copies_do(rank, name)
+    _either_loads_what_the_other_saved(rank)
+    _an_empty_share_takes_part(rank)
+    _in_pieces_and_in_bfloat16(rank)
+    _trainers_need_not_rank_equally_often(rank)
+    _what_diverges_is_refused(rank)
+    _single_numbers_are_refused()
+
+
+def _shards_train_as_copies_do(rank: int, name: str) -> None:
+    copies, shards = program(name), program(name, SPLIT)
+    held = sum(parameter.to_local().numel() for parameter in shards.model.parameters())
+    assert held < 0.7 * sum(parameter.numel() for parameter in copies.model.parameters())
+
+    losses = train(shards, name, rank, range(5))
+
+    np.testing.assert_allclose(losses, train(copies, name, rank, range(5)), rtol=1e-4)
+    close(shards.weights(), copies.weights())
+    close(shards.optimizer_state(), copies.optimizer_state())
+
+
+def _either_loads_what_the_other_saved(rank: int) -> None:
+    name = "light_decoder"
+    begun = {compute.parallel: program(name, compute) for compute in (ComputeSettings(), SPLIT)}
+    for trained in begun.values():
+        train(trained, name, rank, range(3))
+    for saved, loaded in (("replicated", "fsdp2"), ("fsdp2", "replicated"), ("fsdp2", "fsdp2")):
+        source, target = begun[saved], program(name, ComputeSettings(parallel=loaded))
+        weights, state = source.weights(), source.optimizer_state()
+        target.load(weights, state)
+        for held, given in ((target.weights(), weights), (target.optimizer_state(), state)):
+            assert all(held[key].tobytes() == given[key].tobytes() for key in given)
+        continued = program(name, ComputeSettings(parallel=saved))
+        continued.load(weights, state)
+        train(target, name, rank, range(3, 6))
+        train(continued, name, rank, range(3, 6))
+        close(target.weights(), continued.weights())
+
+
+def _an_empty_share_takes_part(rank: int) -> None:
+    for name in NAMES:
+        rows = [[1, 2, 3]]  # of which one trainer gets nothing
+        copies, shards = program(name), program(name, SPLIT)
+        losses = train(shards, name, rank, range(2), rows)
+        np.testing.assert_allclose(losses, train(copies, name, rank, range(2), rows), rtol=1e-4)
+        close(shards.weights(), copies.weights())
+
+
+def _in_pieces_and_in_bfloat16(rank: int) -> None:
+    name = "light_decoder"
+    for precision in ("float32", "bfloat16"):
+        whole = program(name, ComputeSettings(precision=precision))
+        pieces = program(name, ComputeSettings(precision=precision, parallel="fsdp2", micro_batches=4))
+        losses = train(pieces, name, rank, range(3))
+        rtol = 1e-4 if precision == "float32" else 2e-2
+        np.testing.assert_allclose(losses, train(whole, name, rank, range(3)), rtol=rtol)
+
+
+def _trainers_need_not_rank_equally_often(rank: int) -> None:
+    name = "encoder_decoder"
+    copies, shards = program(name), program(name, SPLIT)
+    features = features_of(name)[0]
+    for trained in (copies, shards):
+        train(trained, name, rank, range(1))
+        trained.begin_ranking()
+        trained.begin_ranking()
+    for _ in range(2 * rank):
+        ranked = shards.rank(features, table_rows(features), 3, None)
+        expected = copies.rank(features, table_rows(features), 3, None)
+        assert ranked.items_BK.tolist() == expected.items_BK.tolist()
+    close(shards.weights(), copies.weights())
+    np.testing.assert_allclose(
+        train(shards, name, rank, range(1, 3)), train(copies, name, rank, range(1, 3)), rtol=1e-4
+    )
+
+
+def _what_diverges_is_refused(rank: int) -> None:
+    shards = program("sasrec", SPLIT)
+    weights = shards.weights()
+    shards.load({**weights, "items_ID": np.full_like(weights["items_ID"], np.nan)}, None)
+    with pytest.raises(DivergedError, match="step 0: the loss is nan"):
+        train(shards, "sasrec", rank, range(1))
+
+
+def _single_numbers_are_refused() -> None:
+    model = nn.Linear(2, 2)
+    model.temperature = nn.Parameter(torch.tensor(1.0))
+    with pytest.raises(ValueError, match=r"cannot split 'temperature'.*'replicated'"):
+        ShardedModel(model, CPU)
+
+
+@pytest.mark.slow
+def test_shards_train_as_copies_do(tmp_path):
+    """In one test, since two processes take long to start."""
+    in_processes(_all_that_two_trainers_promise, tmp_path)

@@ -1,0 +1,115 @@
+"""A run that begins with the weights of another, on other rows: pre-training and fine-tuning."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from rayrec.pipelines.assembly import assemble
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.initial_weights import initial_snapshot
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.snapshots import read_snapshot
+from rayrec.pipelines.train import train
+from rayrec.platform.errors import InputError
+from tests.runs import make_run
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("pretrain"), "generative")
+
+
+def config_from(run, model=None, training=None, **further) -> RunConfig:
+    values = RunFolder.open(run).config.model_dump(mode="json")
+    values["model"] |= model or {}
+    values["training"] |= {"init_from": str(run)} | (training or {})
+    return RunConfig.parse(values | further)
+
+
+def test_a_run_begins_with_nothing_unless_told_so(pretrained):
+    assert initial_snapshot(assemble(RunFolder.open(pretrained).config)) is None
+
+
+def test_what_the_weights_do_not_depend_on_may_differ(pretrained):
+    changed = config_from(pretrained, {"beam_width": 3, "label_smoothing": 0.1}, {"batch_size": 4})
+
+    snapshot = initial_snapshot(assemble(changed))
+
+    assert snapshot is not None
+    assert snapshot.path.parent.parent == pretrained
+
+
+def test_another_model_is_refused_by_its_settings(pretrained):
+    with pytest.raises(InputError, match=r"init_from: the model of .* differs .* in model.decoder_dim, so"):
+        initial_snapshot(assemble(config_from(pretrained, {"decoder_dim": 8})))
+
+
+def test_another_catalogue_is_refused_by_name(pretrained, tmp_path):
+    other = make_run(tmp_path, "generative", integer_users=True)
+    config = config_from(pretrained, data={"path": str(other.parent / "data")})
+
+    with pytest.raises(InputError, match=r"snapshots/step-\d+: was trained on another data set than .*data"):
+        initial_snapshot(assemble(config))
+
+
+def test_a_folder_that_is_no_run_is_refused_before_anything_starts(pretrained, tmp_path):
+    config = config_from(pretrained, training={"init_from": str(tmp_path / "gone")})
+
+    with pytest.raises(InputError, match=r"gone: not a run folder"):
+        train(config, tmp_path / "run")
+
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.ray
+def test_fine_tuning_goes_on_with_weights_and_rows_and_nothing_else(pretrained, tmp_path, ray_cluster):
+    """With rates of almost nothing the run ends where it began."""
+    before = read_snapshot(RunFolder.open(pretrained).chosen_snapshot("last"))
+    training = {
+        "optimizer": {"learning_rate": 1e-12},
+        "precision": "bfloat16",
+        "micro_batches": 2,
+        "epochs": 2,
+    }
+    config = config_from(
+        pretrained,
+        training=training,
+        sparse={"optimizer": {"kind": "sgd", "lr": 1e-12}, "num_servers": 3},
+        evaluation={"max_users": 8},
+    )
+    rows_before = rows_of(before)
+
+    result = train(config, tmp_path / "run")
+
+    after = read_snapshot(RunFolder.open(tmp_path / "run").chosen_snapshot("last"))
+    for name, weight in after.weights.items():
+        np.testing.assert_allclose(weight, before.weights[name], atol=1e-6)
+    rows_after = rows_of(after)
+    for ident, weights in rows_before.items():
+        np.testing.assert_allclose(rows_after[ident], weights, atol=1e-6)
+    assert after.optimizer_state["step"] == result.steps < before.committed_step + 1 + result.steps
+    assert set(after.cursor.to_table()["epoch"].to_pylist()) == {0, 1}
+
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert all(0 < record["mfu"] < 1 for record in records)
+    assert 0 < result.stages["mfu"] < result.stages["dense_mfu"] < 1
+    assert result.stages["model_flops"] > 1e5
+
+    resumed = train(config, tmp_path / "run", resume=True)  # of which nothing is left to do
+    assert resumed.steps == result.steps
+
+
+def rows_of(snapshot) -> dict[tuple[str, int], np.ndarray]:
+    import pyarrow.parquet as pq
+
+    rows = {}
+    for path in snapshot.sparse_chain[-1]:
+        table = pq.read_table(path)
+        if "weights" not in table.column_names:
+            continue
+        for ident, weights in zip(table["id"].to_pylist(), table["weights"].to_pylist(), strict=True):
+            rows[path.name.split("-")[0], ident] = np.frombuffer(weights, dtype=np.float32)
+    return rows
