@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
+import matplotlib.colors
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -57,6 +57,8 @@ def load(run: Path, user: str | None) -> Scene:
     items = recommender.dataset.items
     registry = SemanticIdRegistry.load(registry_folder(rayrec.RunConfig.load(run / "config.yaml")))
     users = recommender.dataset.users.to_pydict()
+    if user is not None and user not in users["user_key"]:
+        raise SystemExit(f"{run}: its data set has no user {user!r}")
     history_of = dict(zip(*_histories(recommender.dataset), strict=True))
     # Without a wish: somebody with a history that fits the picture.
     ids = users["user_id"] if user is None else [users["user_id"][users["user_key"].index(user)]]
@@ -102,22 +104,26 @@ def _map(registry: SemanticIdRegistry) -> np.ndarray:
 # %% The map: items of one first code share a colour; the user's way over it ends at the recommendations.
 def draw_map(axes: Axes, scene: Scene) -> None:
     first_I = scene.codes_IL[:, 0]
-    colour = matplotlib.colormaps["hsv"](
-        np.random.default_rng(3).permutation(first_I.max() + 1) / 256 * 3 % 1
-    )
-    axes.scatter(*scene.place_I2.T, s=7 + 1.5 * np.sqrt(scene.counts_I), c=colour[first_I], alpha=0.35, lw=0)
     sizes_K = np.bincount(first_I)
-    for code in np.argsort(-sizes_K)[:NUM_LABELS]:
-        members = np.flatnonzero(first_I == code)
-        best = members[scene.counts_I[members].argmax()]
-        axes.text(
-            *np.median(scene.place_I2[members], axis=0),
-            _short(scene.titles_I[best], 20),
-            fontsize=6.5,
-            ha="center",
-            color=INK,
-            bbox={"facecolor": PAPER, "alpha": 0.75, "lw": 0, "pad": 1.2},
-        )
+    centre_K2 = np.stack([np.bincount(first_I, weights=xs) for xs in scene.place_I2.T], axis=1)
+    centre_K2 = centre_K2 / np.maximum(sizes_K, 1)[:, None]
+    colour = _colours(centre_K2)
+    axes.scatter(*scene.place_I2.T, s=6 + 1.5 * np.sqrt(scene.counts_I), c=colour[first_I], alpha=0.45, lw=0)
+    labelled: list[np.ndarray] = []
+    for code in np.argsort(-sizes_K):
+        apart = all(abs(centre_K2[code] - other) @ (1.0, 4.0) > 0.3 for other in labelled)
+        if len(labelled) < NUM_LABELS and apart:
+            labelled.append(centre_K2[code])
+            members = np.flatnonzero(first_I == code)
+            best = members[scene.counts_I[members].argmax()]
+            axes.text(
+                *centre_K2[code],
+                _short(scene.titles_I[best], 24),
+                fontsize=6.5,
+                ha="center",
+                color=INK,
+                bbox={"facecolor": PAPER, "alpha": 0.8, "lw": 0, "pad": 1.2},
+            )
     way = scene.place_I2[scene.history[-NUM_SHOWN:]]
     axes.plot(*way.T, color=INK, lw=0.8, alpha=0.6, zorder=3)
     axes.scatter(*way.T, s=62, color=INK, zorder=4)
@@ -131,6 +137,18 @@ def draw_map(axes: Axes, scene: Scene) -> None:
         0.0, -0.03, "numbers: the user's last items;  stars: what is recommended", fontsize=7, color=QUIET
     )
     axes.axis("off")
+
+
+def _colours(centre_K2: np.ndarray) -> np.ndarray:
+    """[K, 3] a colour for each code: neighbours on the map look alike."""
+    x_K, y_K = (centre_K2 - np.median(centre_K2, axis=0)).T
+    hue_K = np.arctan2(y_K, x_K) / (2 * np.pi) % 1.0
+    radius_K = np.hypot(x_K, y_K)
+    strength_K = 0.35 + 0.6 * radius_K / radius_K.max()
+    colours: np.ndarray = matplotlib.colors.hsv_to_rgb(
+        np.stack([hue_K, strength_K, 0.95 - 0.25 * strength_K], axis=1)
+    )
+    return colours
 
 
 def draw_history(axes: Axes, scene: Scene) -> None:
@@ -189,7 +207,7 @@ def draw_beams(axes: Axes, scene: Scene) -> None:
                 color=QUIET, zorder=5,
             )  # fmt: skip
     for item, y in leaf_y.items():
-        axes.text(depth + 0.16, y, _short(scene.titles_I[item], 40), fontsize=9, color=INK, va="center")
+        axes.text(depth + 0.16, y, _short(scene.titles_I[item], 31), fontsize=9, color=INK, va="center")
         axes.text(
             depth + 2.3, y, f"{scene.probability_I[item]:.2%}", fontsize=9, color=ACCENT, va="center",
             ha="right",
