@@ -28,12 +28,14 @@ CONFIGS = (
     "beauty-sasrec-bce",
     "beauty-hstu",
     "beauty-generative",
+    "beauty-light",
     "movielens-generative",
 )
 TARGETS = {
     "beauty-sasrec": ("SASRec with cross-entropy, a good run of a plain program", 0.083),
     "beauty-hstu": ("HSTU as published: 0.065 to 0.071", 0.070),
-    "beauty-generative": ("TIGER as published: 0.0648", 0.065),
+    "beauty-generative": ("the best generative model that a plain program reached: 0.069", 0.078),
+    "beauty-light": ("TIGER as published: 0.0648", 0.065),
 }
 """By config, where there is one: whose recall it is held against, and what ours has to reach."""
 
