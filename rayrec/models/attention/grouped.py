@@ -316,15 +316,16 @@ def _of_piece(piece: Piece, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 def _on_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """What the work returns of each, in their order; on as many threads as torch has here."""
-    num_threads = torch.get_num_threads()
+    num_threads, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
+    alone = partial(_alone, work, inference)
     if min(num_threads, len(items)) < 2:
-        return [_alone(work, item) for item in items]
-    return list(_threads(num_threads).map(partial(_alone, work), items))
+        return [alone(item) for item in items]
+    return list(_threads(num_threads).map(alone, items))
 
 
-def _alone(work: Callable[[Item], Result], item: Item) -> Result:
-    # Both are settings of the thread.
-    with torch.no_grad(), torch.autocast(HOST.kind, enabled=False):
+def _alone(work: Callable[[Item], Result], inference: bool, item: Item) -> Result:
+    # All three are settings of the thread; tensors of the caller's inference mode are written to.
+    with torch.inference_mode(inference), torch.no_grad(), torch.autocast(HOST.kind, enabled=False):
         return work(item)
 
 

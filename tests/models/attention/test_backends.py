@@ -172,3 +172,18 @@ def test_flex_refuses_what_it_has_not():
 def test_a_silu_without_a_length_is_refused():
     with pytest.raises(ValueError, match="positive"):
         Silu(0.0)
+
+
+def test_grouped_runs_on_threads_in_inference_mode(monkeypatch):
+    """As a trainer validates: the threads write into what the caller made."""
+    monkeypatch.setattr(grouped, "BLOCK_SCORES", 8)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with torch.inference_mode():
+            call = make_call(CASES["causal"])
+            out_NHE = grouped.BACKEND.attend(call)
+            expected_NHE = REFERENCE.attend(call)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(out_NHE, expected_NHE)
