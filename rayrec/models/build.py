@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rayrec.models.attention.choice import Choice, choice_named
+from rayrec.models.attention.choice import AUTO, Choice, choice_named
 from rayrec.models.backbones.hstu import Hstu
 from rayrec.models.backbones.transformer import CausalTransformer
 from rayrec.models.generative.backbone import GenerativeBackbone
@@ -75,7 +75,8 @@ def build_model(
     Raises:
         InputError: a causal language model that is not there or cannot be adapted.
     """
-    choice = choice_named(config.attention, attention_file)
+    # A causal language model brings an attention of its own.
+    choice = AUTO if config.name == "causal_lm" else choice_named(config.attention, attention_file)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if config.name == "sasrec":

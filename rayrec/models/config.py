@@ -212,7 +212,6 @@ class CausalLmConfig(Config):
 
     name: Literal["causal_lm"]
     backbone: CausalLmBackboneConfig = CausalLmBackboneConfig()
-    attention: Attention = "auto"
     beam_width: int = Field(100, gt=0)
     """Beams of evaluation and serving; never fewer than the items asked for."""
 

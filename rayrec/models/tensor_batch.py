@@ -171,6 +171,13 @@ class TensorBatch:
             times_N=None if self.times_N is None else self.times_N.new_zeros(1),
         )
 
+    def users_of(self, rows_N: Tensor) -> Tensor:
+        """[N, D] the user's row of each row of the batch.
+
+        In one lookup: the gradient of an indexed copy would add up in any order.
+        """
+        return functional.embedding(self.inverse["user"][rows_N], self.rows["user"])
+
     def embed(self, table: str) -> Tensor:
         """Rows of `table` in the shape of its inverse: [..., D]."""
         return functional.embedding(self.inverse[table], self.rows[table])

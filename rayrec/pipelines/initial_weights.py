@@ -50,4 +50,13 @@ def initial_snapshot(assembly: Assembly) -> Snapshot | None:
         )
     snapshot = read_snapshot(folder.chosen_snapshot("best" if folder.state["best"] is not None else "last"))
     check_snapshot(snapshot, assembly)
+    version = None if assembly.registry is None else assembly.registry.version
+    if (version, assembly.dataset.fingerprint) != (
+        snapshot.state.semantic_ids_version,
+        snapshot.state.dataset_fingerprint,
+    ):
+        raise InputError(
+            f"training.init_from: {snapshot.path} was trained on an earlier catalogue, which this one "
+            "extends; it can be served with this one, but not trained on: train anew"
+        )
     return snapshot

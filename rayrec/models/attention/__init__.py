@@ -9,7 +9,7 @@ reference        backend: the definition
 sdpa, flex       backends: PyTorch's kernels, on padded rows
 grouped          backend for CPUs: rows of like length, in threads
 triton_backend   backend for CUDA: jagged, forward and backward (its kernels are in `triton_kernels`)
-npu              backend for Ascend: the jagged kernel of torch_npu
+ascend           backend for Ascend NPUs: the jagged kernel of torch_npu
 choice           which backend: by rule, by measurement, by name
 ```
 """

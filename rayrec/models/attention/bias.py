@@ -42,8 +42,7 @@ class RelativeBias:
     time_HD: Tensor | None = None
     """[H, D]: entry d for times that differ by at least `time_bounds(D)[d]`, either way."""
     query_time_N: Tensor | None = None
-    """[N] int64. For a causal model, the time of the event to be predicted: with it, the query knows how
-    long ago the key was."""
+    """[N] int64: of the query's own event. That of the event to be predicted would give it away."""
     key_time_M: Tensor | None = None
     """[M] int64, in the same unit."""
 

@@ -33,7 +33,7 @@ class HistoryReader(Protocol):
 def contexts(backbone: HistoryReader, events_ND: Tensor, batch: TensorBatch) -> Tensor:
     """[N, D] what is known after each event: of the events up to it and, where it has a row, of the user."""
     if "user" in batch.rows:
-        events_ND = events_ND + batch.embed("user").index_select(0, batch.layout.row_N)
+        events_ND = events_ND + batch.users_of(batch.layout.row_N)
     return backbone(events_ND, batch.layout, batch.keys_N, batch.times_N)
 
 

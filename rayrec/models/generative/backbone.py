@@ -81,10 +81,10 @@ class GenerativeBackbone(nn.Module, ABC, Generic[C]):
         """
 
     def sequence_logprob(self, context: C, codes_BWL: Tensor) -> Tensor:
-        """[B, W, L] log-probability of each code among all codes of its level.
+        """[B, W, L] log-probability of each code, in the distribution that was trained.
 
-        That of the network as it was trained. What it is under a trie, with invalid tuples ruled out, is
-        `rayrec.models.decoding.prefixes.item_log_probs`.
+        That is over all codes of its level, unless a backbone says otherwise. What it is under a trie and its
+        filters, as items are drawn, is `rayrec.models.decoding.prefixes.item_log_probs`.
         """
         logits = self.sequence_logits(context, codes_BWL)
         return torch.stack(

@@ -116,7 +116,7 @@ class EncoderDecoder(GenerativeBackbone[ContextKeys]):
         age_E = events.lengths_on_device_B()[events.row_N] - 1 - events.place_N
         place_ED = functional.embedding(age_E, self.positions_PD)
         if "user" in batch.rows:
-            place_ED = place_ED + batch.embed("user")[batch.layout.row_N[event_E]]
+            place_ED = place_ED + batch.users_of(batch.layout.row_N[event_E])
         x_MD = (torch.stack(vectors, dim=1) + self.levels_LD + place_ED[:, None]).flatten(0, 1)
         keys_M = level_keys(batch.keys_N[event_E], num_levels).flatten()
         x_MD, tokens = self.input_dropout(self.input_norm(x_MD), keys_M), events.repeated(num_levels)

@@ -55,7 +55,7 @@ class LazyDecoder(GenerativeBackbone[ContextKeys]):
         for level in range(codes_NL.shape[1]):
             x_ND = x_ND + self.decoder.embed(level, codes_NL[:, level])
         if "user" in batch.rows:
-            x_ND = x_ND + batch.embed("user").index_select(0, batch.layout.row_N)
+            x_ND = x_ND + batch.users_of(batch.layout.row_N)
         return self.input_dropout(self.input_norm(x_ND), batch.keys_N)
 
     def loss(self, batch: TensorBatch, codes_NL: Tensor) -> Tensor:

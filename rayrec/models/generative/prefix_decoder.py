@@ -153,6 +153,20 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
             for depth in range(codes_BWL.shape[2])
         ]
 
+    def sequence_logprob(self, context: VectorContext, codes_BWL: Tensor) -> Tensor:
+        """[B, W, L] log-probability of each code among those that lead to an item of the catalogue it is
+        trained on; -inf for one that leads to none. No other distribution was trained."""
+        log_probs = []
+        for depth in range(codes_BWL.shape[2]):
+            node_BW = self._nodes(codes_BWL[:, :, :depth])
+            children_BWC, is_child_BWC = self.trie.children(depth, node_BW)
+            codes_BWC = self.trie.child_codes[depth][children_BWC]
+            logits_BWC = self._logits(context, depth, node_BW).gather(2, codes_BWC)
+            log_probs_BWC = logits_BWC.masked_fill(~is_child_BWC, -torch.inf).log_softmax(dim=2)
+            is_it_BWC = is_child_BWC & (codes_BWC == codes_BWL[:, :, depth, None])
+            log_probs.append(log_probs_BWC.masked_fill(~is_it_BWC, -torch.inf).amax(dim=2))
+        return torch.stack(log_probs, dim=2)
+
     def _nodes(self, codes: Tensor) -> Tensor:
         """[...] node of each prefix [..., d]; -1 for one of which training knew nothing."""
         nodes = torch.zeros(codes.shape[:-1], dtype=torch.int64, device=codes.device)

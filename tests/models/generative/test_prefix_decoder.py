@@ -155,3 +155,17 @@ def test_items_may_share_a_whole_tuple():
     network = PrefixDecoder(backbone(), codes_IL, (2, 2))
 
     assert network.nodes_IL.tolist() == [[0, 0], [0, 0], [1, 1]]
+
+
+def test_known_sequences_have_the_probabilities_that_were_trained():
+    network, batch = decoder(), tensor_batch(histories(ROWS, NUM_ITEMS))
+    context, codes_BWL = network.encode_context(batch), torch.tensor(CODES_IL).expand(3, -1, -1)
+
+    log_probs_BWL = network.sequence_logprob(context, codes_BWL)
+
+    torch.testing.assert_close(log_probs_BWL.sum(2).exp().sum(1), torch.ones(3))
+    for row, context_D in enumerate(context.vectors_BD):
+        expected_I = torch.stack([item_log_prob(network, context_D, item) for item in range(NUM_ITEMS)])
+        torch.testing.assert_close(log_probs_BWL[row].sum(1), expected_I)
+    unknown = network.sequence_logprob(context, torch.tensor([[[0, 2, 0]]]).expand(3, -1, -1))
+    assert unknown[:, 0, 1].tolist() == [-torch.inf] * 3
