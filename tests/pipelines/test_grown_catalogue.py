@@ -9,8 +9,11 @@ import torch
 from rayrec.models.tokenizers.extend import NewItems, extend_registry
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
+from rayrec.pipelines.assembly import assemble
+from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.evaluate import evaluate
 from rayrec.pipelines.features import SEMANTIC_IDS_FOLDER
+from rayrec.pipelines.initial_weights import initial_snapshot
 from rayrec.pipelines.recommender import Query, Recommender
 from rayrec.platform.errors import InputError
 from rayrec.samples.config import PrepareConfig
@@ -90,3 +93,14 @@ def test_an_extension_of_other_semantic_ids_is_refused(tmp_path):
 
     with pytest.raises(InputError, match="was trained on another data set"):
         Recommender.load(run, data=dataset.root)
+
+
+def test_training_on_does_not_begin_with_weights_of_the_catalogue_before(tmp_path):
+    run = make_run(tmp_path, "prefix")
+    registry = SemanticIdRegistry.load(tmp_path / "data" / SEMANTIC_IDS_FOLDER)
+    dataset = grown_dataset(tmp_path)
+    extend(registry, dataset, np.zeros((NUM_NEW, 6), dtype=np.float32))
+    config = RunConfig.load(run / "config.yaml", [f"data.path={dataset.root}", f"training.init_from={run}"])
+
+    with pytest.raises(InputError, match="an earlier catalogue"):
+        initial_snapshot(assemble(config))
