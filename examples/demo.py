@@ -70,7 +70,7 @@ def main() -> None:
         tokenize(DATA, config=TokenizeConfig(codebook_size=64))
         show_codes(Dataset.open(DATA))
 
-        chapter("3. Training", "Five stages on Ray; embeddings live on two parameter servers.")
+        chapter("3. Training", "Five stages on Ray, joined by one driver.")
         shutil.rmtree(RUN, ignore_errors=True)
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("  train", total=None)
