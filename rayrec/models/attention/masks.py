@@ -14,6 +14,7 @@ and of keys.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -53,15 +54,15 @@ def visible(first_W: Tensor, stop_W: Tensor, place_S: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Mask:
+class Mask(ABC):
     """What all masks can do."""
 
+    @abstractmethod
     def spans(self, queries: JaggedLayout, keys: JaggedLayout) -> Spans:
         """
         Raises:
             ValueError: the mask does not fit the layouts.
         """
-        raise NotImplementedError
 
     @property
     def kind(self) -> str:

@@ -92,29 +92,25 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
             for depth in range(self.trie.depth)
         ]
 
-    def embed_history(self, batch: TensorBatch, vectors: Sequence[Tensor]) -> Tensor:
-        """[N, D] input vector of every history event."""
-        nodes_NL = self.nodes_IL[batch.items_N]
-        total_ND = None
-        for depth, vectors_VD in enumerate(vectors):
-            vector_ND = functional.embedding(nodes_NL[:, depth].clamp(min=0), vectors_VD)
+    def embed_history(self, batch: TensorBatch) -> Tensor:
+        """[N, D] input vector of every history event; only the vectors of these are looked at."""
+        codes_NL, nodes_NL = self.codes_IL[batch.items_N], self.nodes_IL[batch.items_N]
+        parts = []
+        for depth, (shared_KD, own_VD) in enumerate(zip(self.shared_KD, self.own_VD, strict=True)):
+            own_ND = functional.embedding(nodes_NL[:, depth].clamp(min=0), own_VD)
             if not self._knows_all:
-                codes_N = self.codes_IL[batch.items_N, depth]
-                shared_ND = functional.embedding(codes_N, self.shared_KD[depth])
-                vector_ND = torch.where(nodes_NL[:, depth, None] < 0, shared_ND, vector_ND)
-            total_ND = vector_ND if total_ND is None else total_ND + vector_ND
-        assert total_ND is not None
-        return total_ND
+                own_ND = own_ND.masked_fill(nodes_NL[:, depth, None] < 0, 0.0)
+            parts.append(functional.embedding(codes_NL[:, depth], shared_KD) + own_ND)
+        return torch.stack(parts).sum(0)
 
     def loss(self, batch: TensorBatch, codes_NL: Tensor) -> Tensor:
-        assert batch.targets_N is not None
-        vectors = self.prefix_vectors()
-        context_ND = contexts(self.backbone, self.embed_history(batch, vectors), batch)
-        nodes_NL = self.nodes_IL[batch.targets_N]
+        context_ND = contexts(self.backbone, self.embed_history(batch), batch)
+        parent_N = codes_NL.new_zeros(len(codes_NL))
         total = context_ND.new_zeros(())
-        for depth, vectors_VD in enumerate(vectors):
-            parent_N = nodes_NL[:, depth - 1] if depth else torch.zeros_like(nodes_NL[:, 0])
-            total = total + self._level_loss(depth, context_ND, vectors_VD, parent_N, nodes_NL[:, depth])
+        for depth, vectors_VD in enumerate(self.prefix_vectors()):
+            node_N = self.trie.child(depth, parent_N, codes_NL[:, depth])
+            total = total + self._level_loss(depth, context_ND, vectors_VD, parent_N, node_N)
+            parent_N = node_N
         return total
 
     def _level_loss(
@@ -141,8 +137,7 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
         return functional.cross_entropy(logits_MC.float(), node_N[chosen_M] - first_M, reduction="sum")
 
     def encode_context(self, batch: TensorBatch) -> VectorContext:
-        events_ND = self.embed_history(batch, self.prefix_vectors())
-        return VectorContext(last_contexts(self.backbone, events_ND, batch))
+        return VectorContext(last_contexts(self.backbone, self.embed_history(batch), batch))
 
     def step(self, context: VectorContext, cache: BeamCache, depth: int, codes_BWd: Tensor) -> Tensor:
         return self._logits(context, depth, self._nodes(codes_BWd))

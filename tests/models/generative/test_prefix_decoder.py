@@ -45,7 +45,7 @@ def item_log_prob(network: PrefixDecoder, context_D: torch.Tensor, item: int) ->
 def test_an_event_is_the_sum_of_the_vectors_of_its_items_prefixes():
     network, (features,) = decoder(), shares([[3, 5]], NUM_ITEMS)
 
-    (event_D,) = network.embed_history(tensor_batch(features), network.prefix_vectors())
+    (event_D,) = network.embed_history(tensor_batch(features))
 
     expected_D = sum(prefix_vector(network, CODES_IL[3].tolist()[: d + 1]) for d in range(3))
     torch.testing.assert_close(event_D, expected_D)
@@ -54,7 +54,7 @@ def test_an_event_is_the_sum_of_the_vectors_of_its_items_prefixes():
 def test_loss_is_minus_the_log_probability_of_the_next_items_under_the_trie():
     network, (features,) = decoder(), shares(ROWS, NUM_ITEMS)
     batch = tensor_batch(features)
-    context_ND = contexts(network.backbone, network.embed_history(batch, network.prefix_vectors()), batch)
+    context_ND = contexts(network.backbone, network.embed_history(batch), batch)
 
     loss = network.loss(batch, torch.tensor(CODES_IL)[batch.targets_N])
 
@@ -129,7 +129,7 @@ def test_a_batch_of_single_events_trains():
 
     loss = network.loss(batch, codes_IL[batch.targets_N])
 
-    context_ND = contexts(network.backbone, network.embed_history(batch, network.prefix_vectors()), batch)
+    context_ND = contexts(network.backbone, network.embed_history(batch), batch)
     logits_K = context_ND[0] @ (network.shared_KD[0] + network.own_VD[0]).T
     torch.testing.assert_close(loss, functional.cross_entropy(logits_K, torch.tensor(1)))
 
@@ -143,7 +143,7 @@ def test_a_model_knows_new_items_by_what_they_share_with_known_ones():
     grown.load_state_dict(network.state_dict())
     batch = tensor_batch(histories([[7], [8], [3]], NUM_ITEMS + 2))
 
-    events_ND = grown.embed_history(batch, grown.prefix_vectors())
+    events_ND = grown.embed_history(batch)
 
     first_D = prefix_vector(network, [1])
     torch.testing.assert_close(events_ND[0], events_ND[2])  # the tuple of item 3
