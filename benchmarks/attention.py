@@ -5,15 +5,17 @@ events long and once up to 200. Bars, all of them ratios of batches per second:
 
 * `attention-softmax-*`, `attention-hstu-*`: what the rule takes, against attention on padded rows in plain
   PyTorch: `scaled_dot_product_attention` for the softmax, and for HSTU's SiLU the matrix products and
-  activations that its authors' reference implementation writes out.
+  activations that its authors' reference implementation writes out. HSTU has its biases of place and time,
+  but where the name says `unbiased`.
 * `attention-chosen-*`: what a measurement takes, against each of the backends that could have been taken, the
   fastest of them in the first place: it must never be slower by more than a tenth.
 
 On a GPU, `PYTHONPATH=. python benchmarks/attention.py` needs torch, numpy and triton alone (as a module, it
 would import the other benchmarks, and what they need). It prints, as JSON, milliseconds and TFLOP/s (of the
-pairs that are seen, 2 products forward and 5 backward) of HSTU and softmax attention by our kernels, of
-FlexAttention and of padded `scaled_dot_product_attention`, with and without what they need to prepare for a
-batch of new lengths, and the share of the rate of large matrix products in the same process.
+pairs that are seen, 2 products forward and 5 backward) of HSTU, with its biases and without, and of softmax
+attention by our kernels, of FlexAttention and of padded `scaled_dot_product_attention`, with and without what
+they need to prepare for a batch of new lengths, and the share of the rate of large matrix products in the
+same process.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +33,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rayrec.models.attention.bias import LOG_WIDTH, RelativeBias
 from rayrec.models.attention.call import AttentionCall, Backend, Scoring, Silu, Softmax
 from rayrec.models.attention.choice import AUTO, BACKENDS, Measured
 from rayrec.models.attention.jagged import JaggedLayout
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
 
 ROWS, HEADS, WIDTH = 128, 2, 32
 LONGEST = (512, 200)
+TIME_BUCKETS = 64
 TARGET, CHOSEN_TARGET = 2.0, 1 / 1.1
 GPU_CASES = (
     # rows, longest, heads, width of a head
@@ -55,11 +60,12 @@ def bench(options: BenchOptions) -> list[Bar]:
 
     bars = []
     for longest in LONGEST:
-        for name, scoring, padded in (
-            ("softmax", Softmax(), padded_softmax),
-            ("hstu", Silu(float(longest)), padded_silu),
+        for name, scoring, padded, biased in (
+            ("softmax", Softmax(), padded_softmax, False),
+            ("hstu-unbiased", Silu(float(longest)), padded_silu, False),
+            ("hstu", Silu(float(longest)), padded_silu, True),
         ):
-            batches = Batches(options.rows or ROWS, longest, scoring)
+            batches = Batches(options.rows or ROWS, longest, scoring, biased=biased)
             ratios = _ratios(
                 f"attention-{name}-{longest}",
                 partial(batches.rate, lambda call: AUTO(call).attend(call)),
@@ -101,7 +107,9 @@ class Batches:
         width: int = WIDTH,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        biased: bool = False,
     ) -> None:
+        self._biased = biased
         self._num_rows, self._longest, self._scoring = num_rows, longest, scoring
         self._shape, self._device, self._dtype = (heads, width), torch.device(device), dtype
 
@@ -119,8 +127,19 @@ class Batches:
             .requires_grad_()
             for _ in range(3)
         ]
+        bias = self._bias(layout, generator) if self._biased else None
         scale = self._shape[1] ** -0.5
-        return AttentionCall(*inputs, layout, layout, self._scoring, Causal(), None, scale)
+        return AttentionCall(*inputs, layout, layout, self._scoring, Causal(), bias, scale)
+
+    def _bias(self, layout: JaggedLayout, generator: torch.Generator) -> RelativeBias:
+        """Tables as HSTU has them, and times that grow by anything from seconds to weeks."""
+        apart_N = 10 ** (7 * torch.rand(layout.num_tokens, generator=generator, dtype=torch.float64))
+        times_N = apart_N.cumsum(0).long().to(self._device)
+        place_HP, time_HD = (
+            torch.randn(self._shape[0], size, generator=generator).to(self._device).requires_grad_()
+            for size in (2 * self._longest - 1, TIME_BUCKETS)
+        )
+        return RelativeBias(place_HP, time_HD, times_N, times_N)
 
     def rate(self, attend: Callable[[AttentionCall], Tensor], num_batches: int = 2) -> float:
         """Batches per second, forward and backward, of new lengths each."""
@@ -146,12 +165,28 @@ def padded_softmax(call: AttentionCall) -> Tensor:
 def padded_silu(call: AttentionCall) -> Tensor:
     """HSTU's attention as its authors' reference implementation writes it in PyTorch."""
     assert isinstance(call.scoring, Silu)
-    query, key, value = (call.queries.pad(x) for x in call.inputs)
+    query, key, value = (call.queries.pad(x) for x in call.inputs[:3])
     scores_BHTS = torch.einsum("bthc,bshc->bhts", query, key) * call.scale
+    if call.bias is not None:
+        scores_BHTS = scores_BHTS + _padded_bias(call, call.bias)
     weights_BHTS = functional.silu(scores_BHTS) / call.scoring.length
     seen_TS = torch.ones(call.keys.longest, call.keys.longest, dtype=weights_BHTS.dtype, device=query.device)
     weights_BHTS = weights_BHTS * seen_TS.tril()
     return call.queries.unpad(torch.einsum("bhts,bshe->bthe", weights_BHTS, value))
+
+
+def _padded_bias(call: AttentionCall, bias: RelativeBias) -> Tensor:
+    """[B, H, T, T]: entries of two tables, by distance of places and by logarithm of that of times."""
+    place_HP, time_HD, times_N = bias.place_HP, bias.time_HD, bias.query_time_N
+    assert place_HP is not None
+    assert time_HD is not None
+    assert times_N is not None
+    place_T = torch.arange(call.keys.longest, device=times_N.device)
+    places_HTT = place_HP[:, place_T[:, None] - place_T + place_HP.shape[1] // 2]
+    times_BT = call.queries.pad(times_N)
+    apart_BTT = (times_BT[:, :, None] - times_BT[:, None]).abs().clamp(min=1)
+    bucket_BTT = (apart_BTT.log() / LOG_WIDTH).long().clamp(max=time_HD.shape[1] - 1)
+    return places_HTT + time_HD.T[bucket_BTT].permute(0, 3, 1, 2)
 
 
 def _ratios(
@@ -177,10 +212,14 @@ def on_gpu(cases: Sequence[tuple[int, int, int, int]] = GPU_CASES) -> dict[str, 
         "cases": [],
     }
     for num_rows, longest, heads, width in cases:
-        for scoring, names in ((Silu(float(longest)), ("triton",)), (Softmax(), ("triton", "flex", "sdpa"))):
-            call = Batches(num_rows, longest, scoring, heads, width, "cuda", torch.bfloat16).call()
+        for scoring, biased, names in (
+            (Silu(float(longest)), False, ("triton",)),
+            (Silu(float(longest)), True, ("triton",)),
+            (Softmax(), False, ("triton", "flex", "sdpa")),
+        ):
+            call = Batches(num_rows, longest, scoring, heads, width, "cuda", torch.bfloat16, biased).call()
             for name in names:
-                label = f"{type(scoring).__name__} {name}"
+                label = f"{type(scoring).__name__} {name}" + (" biased" if biased else "")
                 case = {"rows": num_rows, "longest": longest, "heads": heads, "width": width, "what": label}
                 try:
                     found["cases"].append(case | _gpu_case(BACKENDS[name], call, matrix_rate))
@@ -202,8 +241,7 @@ def _gpu_case(backend: Backend, call: AttentionCall, matrix_rate: float) -> dict
 
     def with_new_lengths() -> None:
         layout = JaggedLayout.from_offsets(offsets_B1, device)  # which has nothing prepared
-        fresh = AttentionCall(*call.inputs, layout, layout, call.scoring, call.mask, None, call.scale)
-        forward_backward(backend.attend, fresh)
+        forward_backward(backend.attend, replace(call, queries=layout, keys=layout))
 
     return {
         "tokens": call.queries.num_tokens,

@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rayrec.models.attention.counting import counted
 from rayrec.models.sequence_model import SequenceModel
+from rayrec.models.shape_classes import power_of_two
 from rayrec.models.tensor_batch import Features, TensorBatch
 
 ShapeClass = tuple[int, int]
@@ -52,7 +53,7 @@ class ModelFlops:
         num_tokens = len(features.items_N)
         if not num_tokens:
             return 0.0
-        key = (_power_of_two(len(features.offsets_B1) - 1), _power_of_two(num_tokens))
+        key = (power_of_two(len(features.offsets_B1) - 1), power_of_two(num_tokens))
         if key not in self._per_token:
             self._per_token[key] = self._count(features, dims) / num_tokens
         return self._per_token[key] * num_tokens
@@ -94,8 +95,3 @@ def _forget_gradient(parameter: Tensor) -> None:
 def _addmm_flops(_: Sequence[int], left: Sequence[int], right: Sequence[int], **others: Any) -> int:
     """Of the product that is added in place, by the factors' shapes; PyTorch knows the one with a result."""
     return 2 * left[0] * left[1] * right[1]
-
-
-def _power_of_two(size: int) -> int:
-    """The smallest that is not less."""
-    return 1 << max(size - 1, 0).bit_length()

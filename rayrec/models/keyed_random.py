@@ -12,7 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rayrec.platform.tensor_hashing import mix64
+from rayrec.platform.tensor_hashing import mix64, shift_right
+
+CHANCES = 1 << 20
+"""Added to the indices of `keyed_chance`: no network has so many dropouts."""
 
 
 def token_keys(seed: int, step: int, row_keys_N: Tensor, place_N: Tensor) -> Tensor:
@@ -26,6 +29,17 @@ def level_keys(keys_N: Tensor, num_levels: int) -> Tensor:
     """[N, L] a key for every level of every token."""
     levels_L = torch.arange(num_levels, device=keys_N.device)
     return mix64(keys_N[:, None] ^ mix64(levels_L)[None, :])
+
+
+def keyed_chance(keys_N: Tensor, probability: float, index: int) -> Tensor:
+    """[N] bool, true with a probability (rounded to 2^-24): hashes of (token key, index).
+
+    Args:
+        index: of what is decided; dropouts have others, see `CHANCES`.
+    """
+    # Made on the device: a copy from the host would be waited for.
+    stream_1 = mix64(torch.full((1,), (CHANCES + index) << 32, device=keys_N.device))
+    return shift_right(mix64(keys_N ^ stream_1), 40) < round(probability * 2**24)
 
 
 class KeyedDropout(nn.Module):

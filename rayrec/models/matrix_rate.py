@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 
 import torch
@@ -12,9 +11,8 @@ MOST_S = 0.2
 SIZES = (512, 1024, 2048, 4096, 8192)
 
 
-@functools.cache
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of the best product of two square matrices; measured once per process, with its threads.
+    """FLOP/s of the best product of two square matrices; by the threads of this process.
 
     Sizes grow as long as there is time: an accelerator is not busy with what fills a CPU.
     """

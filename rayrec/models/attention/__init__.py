@@ -1,4 +1,4 @@
-"""UniAttention: every attention of the project by one call, `uni_attention.attend`.
+"""UniAttention: attention by one call, `uni_attention.attend`; only a decoder's steps have one of their own.
 
 ```
 jagged           rows of tokens, one after the other
@@ -11,5 +11,7 @@ grouped          backend for CPUs: rows of like length, in threads
 triton_backend   backend for CUDA: jagged, forward and backward (its kernels are in `triton_kernels`)
 ascend           backend for Ascend NPUs: the jagged kernel of torch_npu
 choice           which backend: by rule, by measurement, by name
+shared_context   a decoder's step: a context shared by sequences, and codes of their own
+counting         operations that a call stands for
 ```
 """

@@ -26,6 +26,8 @@ import torch
 
 from rayrec.models.attention import ascend, flex, grouped, reference, sdpa, triton_backend
 from rayrec.models.attention.call import AttentionCall, Backend, Softmax
+from rayrec.models.attention.masks import Causal
+from rayrec.models.shape_classes import power_of_two
 from rayrec.platform.devices import device_of, hardware_name, synchronize
 
 BACKENDS: dict[str, Backend] = {
@@ -161,7 +163,13 @@ def choice_named(name: str, path: Path | None = None) -> Choice:
 def by_rule(call: AttentionCall) -> Backend:
     """What is taken without a measurement; depends on nothing but the call."""
     names = device_of(call.query_NHC.device).attention_backends
-    if names[0] == "grouped" and isinstance(call.scoring, Softmax) and call.bias is None and _is_even(call):
+    is_little_padded = {"grouped": _is_even, "triton": _is_one_row}.get(names[0])
+    if (
+        is_little_padded
+        and isinstance(call.scoring, Softmax)
+        and call.bias is None
+        and is_little_padded(call)
+    ):
         names = ("sdpa", *names)
     for name in names:
         if BACKENDS[name].why_not(call) is None:
@@ -184,7 +192,7 @@ def shape_class(call: AttentionCall) -> str:
         ("mask", call.mask.kind),
         ("bias", call.bias.kind if call.bias is not None else "none"),
         ("gradients", call.needs_gradients),
-        ("rows", _power_of_two(queries.num_rows)),
+        ("rows", power_of_two(queries.num_rows)),
         ("queries", _sizes(queries.longest, queries.num_tokens, queries.num_rows)),
         ("keys", "same" if call.is_self else _sizes(keys.longest, keys.num_tokens, keys.num_rows)),
         ("heads", query.shape[1]),
@@ -212,6 +220,11 @@ def seconds(backend: Backend, call: AttentionCall, clock: Clock) -> float:
     return clock() - started
 
 
+def _is_one_row(call: AttentionCall) -> bool:
+    """A history alone: nothing is padded, and PyTorch's fused kernels are made for that."""
+    return call.queries.num_rows == 1 and call.is_self and isinstance(call.mask, Causal)
+
+
 def _is_even(call: AttentionCall) -> bool:
     """Whether padding the rows costs little."""
     queries, keys = call.queries, call.keys
@@ -222,12 +235,7 @@ def _is_even(call: AttentionCall) -> bool:
 
 
 def _sizes(longest: int, num_tokens: int, num_rows: int) -> str:
-    return f"{_power_of_two(longest)}/{_power_of_two(num_tokens // max(num_rows, 1))}"
-
-
-def _power_of_two(size: int) -> int:
-    """The smallest that is not less."""
-    return 1 << max(size - 1, 0).bit_length()
+    return f"{power_of_two(longest)}/{power_of_two(num_tokens // max(num_rows, 1))}"
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -45,8 +45,8 @@ def why_not(call: AttentionCall) -> str | None:
         return "it has no scoring but the softmax"
     if call.bias is not None:
         return "it has no relative bias here"
-    if not device.has_own_memory and call.needs_gradients:
-        return "it has no backward pass on a CPU"
+    if call.needs_gradients and "flex" in device.attention_without_backward:
+        return "it has no backward pass on this device"
     if device.has_own_memory and call.query_NHC.dtype == torch.float64:
         return "its kernels have no float64"
     return None

@@ -30,7 +30,7 @@ class JaggedLayout:
     slot_N: Tensor
     """row_N * longest + place_N."""
     last_B: Tensor
-    """Index of each row's last token; rows without tokens point at token 0."""
+    """Index of each row's last token; rows without tokens point at an arbitrary one (see `last`)."""
     offsets_B1: np.ndarray
     """First token of each row, in the host's memory; the last element is N."""
     _derived: dict[Hashable, Any] = field(default_factory=dict, repr=False)
@@ -88,6 +88,13 @@ class JaggedLayout:
         if what not in self._derived:
             self._derived[what] = make()
         return self._derived[what]
+
+    def last(self, x_ND: Tensor) -> Tensor:
+        """[B, D] the last token of each row; zeros for a row without tokens."""
+        if not self.num_tokens:
+            return x_ND.new_zeros(self.num_rows, *x_ND.shape[1:])
+        is_there_B = self.lengths_on_device_B() > 0
+        return x_ND.index_select(0, self.last_B) * is_there_B.view(-1, *[1] * (x_ND.ndim - 1))
 
     def pad(self, x_ND: Tensor) -> Tensor:
         """[N, ...] to [B, T, ...], zeros after the end of each row."""

@@ -1,4 +1,7 @@
-"""Attention of many short continuations of a row to the row's one context and to their own codes.
+"""A decoding step's attention: of many short continuations of a row to its one context and their own codes.
+
+This is what `attend` with the mask `SharedContextBeams` means, where the keys of context and codes are in one
+place. In a step they are not, and to bring them there would copy the context for every code.
 
 The context's keys and values exist once per row, however many sequences grow from it: all queries of a row
 meet them in one matrix product. Only the few codes of a sequence are its own.
@@ -67,6 +70,15 @@ def shared_context_attention(
     attended = attended + torch.bmm(own_weights, own_value).view_as(attended)
     split = attended.view(num_rows, num_key_heads, num_sequences, num_new, group, num_channels)
     return split.permute(0, 2, 3, 1, 4, 5).reshape(num_rows, num_queries, num_heads, num_channels)
+
+
+def own_codes_attention(query_BWHC: Tensor, key_BWdHC: Tensor, value_BWdHC: Tensor) -> Tensor:
+    """[B, W, H, C] what the newest code of each sequence sees of its codes alone, itself included.
+
+    There are so few of them that plain products are as fast as any kernel.
+    """
+    scores_BWdH = (query_BWHC[:, :, None] * key_BWdHC).sum(4) * query_BWHC.shape[3] ** -0.5
+    return (scores_BWdH.softmax(2)[..., None] * value_BWdHC).sum(2)
 
 
 def _later(num_new: int, num_codes: int, device: torch.device) -> Tensor:

@@ -1,9 +1,10 @@
-"""UniAttention: the one call for every attention in the project.
+"""UniAttention: the one call for every attention in the project, but for the steps of a decoder, whose keys
+lie in two places (`rayrec.models.attention.shared_context`).
 
     attend(query, key, value, layout)                                     a causal transformer
     attend(..., scoring=Silu(max_length), bias=RelativeBias(...))         HSTU
     attend(..., mask=TargetAware(num_targets))                            ranking candidates
-    attend(..., key_layout=contexts, mask=SharedContextBeams(1, codes))   a step of beam search
+    attend(..., key_layout=contexts, mask=SharedContextBeams(1, codes))   beams of one context
 
 What is computed is said by data: layouts, a mask, a bias, a scoring. Who computes it is said by a choice
 (`rayrec.models.attention.choice`); all backends compute the same up to rounding.
@@ -43,8 +44,9 @@ def attend(
 
     Args:
         query: [N, H, C], the tokens of all rows one after the other; or padded, [B, T, H, C].
-        key: [M, H, C] or [B, S, H, C], as the query.
-        value: [M, H, E] or [B, S, H, E].
+        key: [M, G, C] or [B, S, G, C], as the query; of G heads, of which H is a multiple, and each is there
+            for H / G neighbouring heads of the query (Ainslie et al., arXiv:2305.13245).
+        value: [M, G, E] or [B, S, G, E].
         layout: rows of the queries, and of the keys where `key_layout` is None.
         key_layout: rows of the keys, as many as the queries have; theirs may have other lengths.
         scale: factor of query . key; None is 1 / sqrt(C).
@@ -58,10 +60,10 @@ def attend(
             compute this.
     """
     keys = layout if key_layout is None else key_layout
+    query_NHC = _tokens("query", query, layout)
     call = AttentionCall(
-        _tokens("query", query, layout),
-        _tokens("key", key, keys),
-        _tokens("value", value, keys),
+        query_NHC,
+        *_for_heads(query_NHC, _tokens("key", key, keys), _tokens("value", value, keys)),
         layout,
         keys,
         scoring,
@@ -94,6 +96,20 @@ def _tokens(name: str, x: Tensor, layout: JaggedLayout) -> Tensor:
     )
 
 
+def _for_heads(query_NHC: Tensor, key_MGC: Tensor, value_MGE: Tensor) -> tuple[Tensor, Tensor]:
+    """([M, H, C], [M, H, E]) each head once for every head of the query that it is there for."""
+    (num_heads, width), num_key_heads = query_NHC.shape[1:], key_MGC.shape[1]
+    if key_MGC.shape[2] != width or value_MGE.shape[1] != num_key_heads or num_heads % num_key_heads:
+        raise ValueError(
+            "query and key must agree in width, key and value in heads, and the query's heads be a multiple "
+            f"of those; got {tuple(query_NHC.shape)}, {tuple(key_MGC.shape)} and {tuple(value_MGE.shape)}"
+        )
+    times = num_heads // num_key_heads
+    if times == 1:
+        return key_MGC, value_MGE
+    return key_MGC.repeat_interleave(times, dim=1), value_MGE.repeat_interleave(times, dim=1)
+
+
 def _slots(layout: JaggedLayout, length: int) -> Tensor:
     return layout.row_N * length + layout.place_N
 
@@ -104,11 +120,6 @@ def _check(call: AttentionCall) -> None:
         raise ValueError(
             f"queries have {call.queries.num_rows} rows and keys {call.keys.num_rows}: row b of the queries "
             "looks at row b of the keys"
-        )
-    if query.shape[1:] != key.shape[1:] or key.shape[1] != value.shape[1]:
-        raise ValueError(
-            "query and key must agree in heads and width, value in heads; got "
-            f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
         )
     if not query.dtype == key.dtype == value.dtype:
         raise ValueError(

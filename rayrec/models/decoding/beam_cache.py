@@ -14,19 +14,10 @@ from torch import Tensor
 
 
 class BeamCache:
-    """By layer, what was attended to so far; empty at first."""
+    """By layer, keys and values so far; empty at first."""
 
     def __init__(self) -> None:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def attend(self, layer: int, query_BWHC: Tensor, key_BWHC: Tensor, value_BWHC: Tensor) -> Tensor:
-        """[B, W, H, C] what the newest code of each beam sees of its beam's codes, itself included.
-
-        Keeps its key and value. A beam has so few codes that plain products are as fast as any kernel.
-        """
-        key_BWdHC, value_BWdHC = self.append(layer, key_BWHC[:, :, None], value_BWHC[:, :, None])
-        scores_BWdH = (query_BWHC[:, :, None] * key_BWdHC).sum(4) * query_BWHC.shape[3] ** -0.5
-        return (scores_BWdH.softmax(2)[..., None] * value_BWdHC).sum(2)
 
     def reorder(self, parent_BW: Tensor) -> None:
         """Beams were chosen: each goes on with what its parent has."""

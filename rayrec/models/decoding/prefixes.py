@@ -86,7 +86,8 @@ class Prefixes:
     def expand(self, depth: int) -> Tensor:
         """[B, W, C] log-probabilities of each prefix's next codes; -inf where no child may be given.
 
-        Codes of a prefix ascend, as its children do. A prefix with a logit that is no number has none.
+        Codes of a prefix ascend, as its children do. An only child is certain. A prefix with several children
+        and a logit that is no number has none.
         """
         trie, leaf_filter = self._distribution.trie, self._distribution.leaf_filter
         leaves = trie.first_leaves[depth + 1]
@@ -168,7 +169,9 @@ class Prefixes:
             logits_BWC = logits_BWC / self._distribution.temperature
         logits_BWC = logits_BWC.masked_fill(~is_child_BWC, -torch.inf)
         # A row that may be given nothing has no child at all, nor has a prefix that is not one.
-        return logits_BWC.log_softmax(dim=2).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        log_probs_BWC = logits_BWC.log_softmax(dim=2).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        is_only_BWC = is_child_BWC & (is_child_BWC.sum(dim=2, keepdim=True) == 1)
+        return log_probs_BWC.masked_fill(is_only_BWC, 0.0)
 
     def keep(self, depth: int, parent_BW: Tensor, child_BW: Tensor) -> None:
         """Go on with these children of these prefixes."""

@@ -1,18 +1,19 @@
-import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 import torch
 
 from rayrec.models.attention import choice
-from rayrec.models.attention.call import Backend, Silu
+from rayrec.models.attention.call import Backend, Silu, Softmax
 from rayrec.models.attention.choice import BACKENDS, Auto, Measured, Named, choice_named, shape_class
 from rayrec.models.attention.masks import Causal, Full
 from rayrec.models.build import Catalogue, build_model
-from rayrec.models.config import Attention, SasRecConfig
+from rayrec.models.config import SILU_ATTENTIONS, Attention, SasRecConfig
+from rayrec.platform.devices import device_named
 from tests.models.attention.calls import CASES, Case, make_call
 
 
@@ -176,7 +177,23 @@ def test_the_rule_says_why_nothing_can_compute_a_call(monkeypatch):
         choice.by_rule(call_of(99, 1, scoring=Silu(1.0)))
 
 
-def test_powers_of_two_are_those_that_are_not_less():
-    sizes = [choice._power_of_two(size) for size in itertools.chain(range(6), [64, 65])]
+def test_a_gpu_computes_a_history_alone_as_pytorch_does_and_others_without_padding(monkeypatch):
+    able = {name: replace(backend, why_not=lambda call: None) for name, backend in choice.BACKENDS.items()}
+    monkeypatch.setattr(choice, "BACKENDS", able)
+    monkeypatch.setattr(choice, "device_of", lambda device: device_named("cuda"))
 
-    assert sizes == [1, 1, 2, 4, 4, 8, 64, 128]
+    assert choice.by_rule(call_of(99)).name == "sdpa"
+    assert choice.by_rule(call_of(99, scoring=Silu(1.0))).name == "triton"
+    assert choice.by_rule(call_of(99, 1)).name == "triton"
+
+
+@pytest.mark.parametrize("scoring", [Softmax(), Silu(9.0)])
+def test_what_settings_accept_for_a_cpu_can_be_trained_with(scoring):
+    device = device_named("cpu")
+    call = call_of(3, 9, scoring=scoring)
+    refused = {name for name in BACKENDS if BACKENDS[name].why_not(call) is not None}
+
+    able = set(device.attention_backends) - set(device.attention_without_backward)
+    if isinstance(scoring, Silu):
+        able &= set(SILU_ATTENTIONS)
+    assert refused == set(BACKENDS) - able

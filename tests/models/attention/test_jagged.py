@@ -42,3 +42,16 @@ def test_what_is_derived_from_a_layout_is_made_once():
     assert placed.derived("it", lambda: made.append(1) or "first") == "first"
     assert placed.derived("it", lambda: made.append(2) or "second") == "first"
     assert made == [1]
+
+
+@given(LENGTHS)
+def test_the_last_of_a_row_without_tokens_is_zero(lengths):
+    x_ND = torch.randn(sum(lengths), 3)
+
+    last_BD = layout(lengths).last(x_ND)
+
+    assert last_BD.shape == (len(lengths), 3)
+    end = 0
+    for row, length in enumerate(lengths):
+        end += length
+        assert torch.equal(last_BD[row], x_ND[end - 1] if length else torch.zeros(3))

@@ -85,6 +85,18 @@ def test_a_silus_output_does_not_depend_on_the_rows_beside_it():
     torch.testing.assert_close(together[:3], single)
 
 
+def test_fewer_heads_of_keys_are_each_there_for_their_neighbours_among_the_queries():
+    rows = layout([2, 3])
+    query = torch.randn(5, 4, 8, dtype=torch.float64)
+    key, value = torch.randn(2, 5, 2, 8, dtype=torch.float64)
+
+    seen = attend(query, key, value, rows)
+
+    for head in range(4):
+        alone = attend(query[:, [head]], key[:, [head // 2]], value[:, [head // 2]], rows)
+        torch.testing.assert_close(seen[:, [head]], alone)
+
+
 def test_the_default_has_the_bits_of_the_padded_kernel_on_short_rows():
     rows = layout([3, 9, 50])
     query, key, value = inputs(rows, rows, torch.float32)
@@ -100,8 +112,8 @@ def test_the_default_has_the_bits_of_the_padded_kernel_on_short_rows():
     [
         ({"query": torch.zeros(2, 2, 4)}, r"query must be jagged, \[3, heads"),
         ({"value": torch.zeros(1, 2, 2, 4)}, "3 or more"),
-        ({"key": torch.zeros(3, 2, 5)}, "agree in heads and width"),
-        ({"value": torch.zeros(3, 1, 4)}, "agree in heads and width"),
+        ({"key": torch.zeros(3, 2, 5)}, "agree in width"),
+        ({"value": torch.zeros(3, 1, 4)}, "key and value in heads"),
         ({"value": torch.zeros(3, 2, 4, dtype=torch.float64)}, "one dtype"),
         ({"key_layout": layout([1, 2])}, "1 rows and keys 2"),
         ({"bias": RelativeBias(torch.zeros(3, 5))}, "must have 2 heads"),

@@ -297,3 +297,17 @@ def test_a_model_is_not_asked_about_prefixes_that_only_one_item_has():
     assert asked == [([[[]]], None), ([[[0]]], [[0]])]
     assert found.items_BW.tolist() == [[2, 3, 1, 0]]
     torch.testing.assert_close(found.log_probs_BW.exp(), torch.tensor([[1 / 3, 1 / 3, 1 / 6, 1 / 6]]))
+
+
+def test_what_only_one_item_has_is_certain_even_where_the_model_is_asked():
+    """The first row goes on with a prefix of two items, so that the second row's closed one is asked too."""
+    trie = CodeTrie.from_codes(np.array([[0, 0], [0, 1], [1, 0]]))
+
+    def step(depth, codes_BWd, parent_BW):
+        if depth:
+            return torch.where(codes_BWd[:, :, :1] == 1, torch.nan, torch.zeros(2, 1, 2))
+        return torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
+
+    found = search(step, trie, 1, 2)
+
+    assert found.items_BW.tolist() == [[0], [2]]
