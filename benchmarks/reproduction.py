@@ -1,7 +1,7 @@
 """`make quality`: rows of benchmarks/QUALITY.md, trained and evaluated from the published data sets.
 
     python -m benchmarks.reproduction SOURCES beauty/shuffled/generative [--seed 1] ...
-    python -m benchmarks.reproduction SOURCES --missing        every row that has not been measured
+    python -m benchmarks.reproduction SOURCES --missing        every row not measured as its recipe is now
     python -m benchmarks.reproduction --table                  write the table anew from what was measured
 
 SOURCES holds the folders that `DATASETS` names. A row is (data set, order of ties, method, seed): the data
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -31,6 +32,7 @@ from rayrec.pipelines.tokenize import TokenizeConfig, tokenize
 from rayrec.pipelines.train import train
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log, progress_bar
+from rayrec.platform.errors import InputError
 from rayrec.samples.config import PrepareConfig
 from rayrec.samples.prepare import prepare
 
@@ -71,13 +73,39 @@ def all_rows() -> Iterator[Row]:
         yield from (Row(dataset, ties, method, seed) for seed in range(seeds))
 
 
+def is_measured(row: Row) -> bool:
+    """Whether there is a record of it, and of the recipe as it is now."""
+    if not row.record.exists():
+        return False
+    made_of = json.loads(row.record.read_text()).get("made_of", {})
+    try:  # settings that came later had their defaults
+        config = RunConfig.parse({"data": {"path": "data"}, **made_of.get("settings", {})})
+    except InputError:
+        return False
+    return _recorded(config) == recipe(row)
+
+
+def _config(row: Row, data: Sequence[str] = ()) -> RunConfig:
+    return RunConfig.load(
+        CHECKOUT / "configs" / f"{METHODS[row.method].config}.yaml",
+        [f"seed={row.seed}", "cluster.dashboard=false", *data],
+    )
+
+
+def recipe(row: Row) -> dict[str, Any]:
+    """What is recorded of it: settings as they are now, defaults included."""
+    return _recorded(_config(row))
+
+
+def _recorded(config: RunConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json", include={"model", "training", "evaluation"})
+
+
 def measure(row: Row, sources: Path) -> dict[str, Any]:
     """Train and evaluate one row; the record of it."""
+    commit = _commit()  # before hours of training: outside of a git checkout there is none
     method = METHODS[row.method]
-    config = RunConfig.load(
-        CHECKOUT / "configs" / f"{method.config}.yaml",
-        [f"seed={row.seed}", "cluster.dashboard=false", *_data(row, method, sources)],
-    )
+    config = _config(row, _data(row, method, sources))
     assembly = assemble(config)
     model = build_model(config.model, assembly.catalogue, config.seed)
     with tempfile.TemporaryDirectory(prefix="rayrec-quality-") as folder:
@@ -97,8 +125,20 @@ def measure(row: Row, sources: Path) -> dict[str, Any]:
         "epochs": result.epochs,
         "best_step": result.best_step,
         "semantic_ids": None if assembly.registry is None else assembly.registry.method,
+        "made_of": {
+            "commit": commit,
+            "dataset": assembly.dataset.fingerprint,
+            "semantic_ids": None if assembly.registry is None else assembly.registry.version,
+            "settings": recipe(row),
+        },
         "date": datetime.now(UTC).date().isoformat(),
     }
+
+
+def _commit() -> str:
+    """Of the code that measured, marked where files differ from it."""
+    git = ["git", "-C", str(CHECKOUT), "describe", "--always", "--abbrev=12", "--dirty"]
+    return subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _sparse_parameters(assembly: Any) -> int:
@@ -135,12 +175,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("sources", nargs="?", type=Path, help="folder of the published data sets")
     parser.add_argument("rows", nargs="*", help="DATASET/TIES/METHOD")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--missing", action="store_true", help="every row without a record")
+    parser.add_argument(
+        "--missing", action="store_true", help="every row without a record of its recipe as it is"
+    )
     parser.add_argument("--table", action="store_true", help="only write the table")
     options = parser.parse_args(arguments)
     rows = [Row.named(name, options.seed) for name in options.rows]
     if options.missing:
-        rows = [row for row in all_rows() if not row.record.exists()]
+        rows = [row for row in all_rows() if not is_measured(row)]
     if not options.table and (options.sources is None or not rows):
         parser.error("say where the data sets are and which rows to measure, or --table")
     for row in rows:

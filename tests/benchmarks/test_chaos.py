@@ -12,10 +12,10 @@ from benchmarks.chaos import ROLES, chaos
 def test_a_run_under_kills_ends_with_the_bits_of_one_left_alone(ray_cluster, tmp_path):
     cluster = ray.get_runtime_context().gcs_address  # drivers that start their own take longer
 
-    outcome = chaos(tmp_path, num_kills=9, num_trainers=2, seed=7, cluster=cluster)
+    outcome = chaos(tmp_path, num_kills=5, num_trainers=2, seed=1, cluster=cluster)
 
     assert outcome.differences == []
-    assert outcome.kills.total() == 9
+    assert outcome.kills.total() == 5
     assert set(outcome.kills) == set(ROLES)
-    assert outcome.starts == 4  # with 2, 3, 1 and 2 servers, and other numbers of readers and feature workers
+    assert outcome.starts == 2  # with 2 and 3 servers, and other numbers of readers and feature workers
     assert outcome.trained_again > 0

@@ -1,0 +1,58 @@
+"""The table of qualities is made of its records alone."""
+
+import json
+
+import pytest
+
+from benchmarks.quality_page import DATASETS, METHODS, METRICS, page
+from benchmarks.reproduction import Row, all_rows, is_measured, recipe
+from rayrec.pipelines.evaluate import MODEL, MODEL_UNMASKED, POPULARITY, POPULARITY_UNMASKED
+
+
+def record(method: str, seed: int, value: float) -> dict:
+    estimate = {"value": value, "low": value - 0.01, "high": value + 0.01}
+    ranked = (MODEL, MODEL_UNMASKED, POPULARITY, POPULARITY_UNMASKED)
+    return {
+        "dataset": "beauty",
+        "ties": "shuffled",
+        "method": method,
+        "seed": seed,
+        "results": {name: dict.fromkeys(METRICS, estimate) for name in ranked},
+        "num_parameters": 1_500_000,
+        "training_minutes": 3.0,
+    }
+
+
+def test_seeds_are_averaged_and_what_is_missing_is_said():
+    text = page([record("tiger", 0, 0.06), record("hstu", 0, 0.08), record("hstu", 1, 0.09)])
+
+    (tiger,) = [line for line in text.splitlines() if line.startswith(f"| {METHODS['tiger'].title} ")]
+    assert "| 0.0600 ± 0.0100 |" in tiger
+    assert "0.0648 (TIGER, arXiv:2305.05065, table 1)" in tiger
+    (hstu,) = [line for line in text.splitlines() if line.startswith(f"| {METHODS['hstu'].title} (2 seeds)")]
+    assert "| 0.0850 ± 0.0100 [0.0800, 0.0900] |" in hstu
+    # Each of the other methods of this table, and a sentence in place of every other table.
+    assert text.count("| not measured yet |") == len(METHODS) - 2
+    assert text.count("Not measured yet.") == 2 * len(DATASETS) - 1
+
+
+def test_a_record_counts_while_the_recipe_is_what_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.reproduction.RECORDS", tmp_path)
+    row = Row("beauty", "shuffled", "tiger")
+    assert not is_measured(row)
+
+    settings = recipe(row)
+    earlier = settings | {"training": {k: v for k, v in settings["training"].items() if k != "compile"}}
+    other = settings | {"training": settings["training"] | {"epochs": 1}}
+    unknown = settings | {"model": {"name": "gru"}}
+    for made_of, counts in ((settings, True), (earlier, True), (other, False), (unknown, False), ({}, False)):
+        row.record.write_text(json.dumps(record("tiger", 0, 0.06) | {"made_of": {"settings": made_of}}))
+        assert is_measured(row) is counts
+
+
+def test_every_row_has_a_name_that_leads_back_to_it():
+    for row in all_rows():
+        name = f"{row.dataset}/{row.ties.replace(' ', '-')}/{row.method}"
+        assert Row.named(name, row.seed) == row
+    with pytest.raises(SystemExit, match="'books' is none of beauty, sports, movielens"):
+        Row.named("books/shuffled/tiger", 0)
