@@ -26,6 +26,7 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Curve
 
 import rayrec
+from rayrec.models.tokenizers.item_tokenizer import ItemTokenizer
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.features import registry_folder
 from rayrec.pipelines.recommender import Query
@@ -55,7 +56,8 @@ def load(run: Path, user: str | None) -> Scene:
     """A user of the test split and the probabilities of all items."""
     recommender = rayrec.Recommender.load(run)
     items = recommender.dataset.items
-    registry = SemanticIdRegistry.load(registry_folder(rayrec.RunConfig.load(run / "config.yaml")))
+    folder = Path(registry_folder(rayrec.RunConfig.load(run / "config.yaml")))
+    registry = SemanticIdRegistry.load(folder)
     users = recommender.dataset.users.to_pydict()
     if user is not None and user not in users["user_key"]:
         raise SystemExit(f"{run}: its data set has no user {user!r}")
@@ -72,7 +74,7 @@ def load(run: Path, user: str | None) -> Scene:
     return Scene(
         title=f"user {users['user_key'][users['user_id'].index(user_id)]}",
         codes_IL=registry.codes_IL.astype(np.int64),
-        place_I2=_map(registry),
+        place_I2=_map(folder, registry),
         titles_I=[title or key for title, key in zip(items.titles.to_pylist(), position_of, strict=True)],
         counts_I=items.train_counts_I,
         history=recommender.dataset.item_positions(history_ids).tolist(),
@@ -87,11 +89,16 @@ def _histories(dataset: rayrec.Dataset) -> tuple[list[int], list[list[int]]]:
     return table["user_id"].to_pylist(), table["item_ids"].to_pylist()
 
 
-def _map(registry: SemanticIdRegistry) -> np.ndarray:
-    """[I, 2] principal components of what the codebooks keep of each item."""
-    assert registry.codebooks_CKD is not None, "a registry without codebooks has no map"
-    levels = range(registry.num_codebooks)
-    vectors_ID = sum(registry.codebooks_CKD[level][registry.codes_IL[:, level]] for level in levels)
+def _map(folder: Path, registry: SemanticIdRegistry) -> np.ndarray:
+    """[I, 2] principal components of what the codes keep of each item."""
+    codes_IL = registry.codes_IL[:, : registry.num_codebooks]
+    if (folder / "tokenizer.json").exists():
+        vectors_ID = ItemTokenizer.load(folder).decode(codes_IL)
+    else:  # IDs of somebody else say no more than which codes are the same
+        same_L = [
+            np.eye(size)[codes_I] for size, codes_I in zip(registry.level_sizes, codes_IL.T, strict=False)
+        ]
+        vectors_ID = np.concatenate([same / 2**level for level, same in enumerate(same_L)], axis=1)
     centred_ID = vectors_ID - np.mean(vectors_ID, axis=0)
     _, _, directions_DD = np.linalg.svd(centred_ID, full_matrices=False)
     # Ranks spread what would be a crowd in the middle.

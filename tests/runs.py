@@ -42,15 +42,17 @@ MODELS: dict[str, dict[str, Any]] = {
     "generative": {"name": "light_decoder", "backbone": BACKBONE, "decoder_dim": 16, "beam_width": 40},
     "prefix": {"name": "prefix_decoder", "backbone": BACKBONE, "beam_width": 40},
     "lazy": {"name": "lazy_decoder", "backbone": BACKBONE, "beam_width": 40},
+    "encoder": {"name": "encoder_decoder", "backbone": BACKBONE, "decoder_layers": 1, "beam_width": 40},
 }
 
 
 def make_run(
     folder: Path,
-    model: Literal["sasrec", "hstu", "generative", "prefix", "lazy"] = "sasrec",
+    model: Literal["sasrec", "hstu", "generative", "prefix", "lazy", "encoder"] = "sasrec",
     integer_users: bool = False,
     data_of: Callable[[Dataset], dict[str, Any]] = lambda dataset: {},
     collision_policy: str = "extra_digit",
+    labelled: bool = False,
     **model_settings: object,
 ) -> Path:
     """`folder`/run: a run with one snapshot, trained on `folder`/data.
@@ -59,9 +61,10 @@ def make_run(
         integer_users: users are 0, 1, ... instead of "u0", "u1", ...
         data_of: more settings of the data, such as `features`, for the data set that was made.
         collision_policy: of the semantic IDs.
+        labelled: whether events have a behaviour and a scenario.
         model_settings: more settings of the model, such as `item_matrix="sparse"`.
     """
-    dataset = _dataset(folder, integer_users)
+    dataset = _dataset(folder, integer_users, labelled)
     if model not in ("sasrec", "hstu"):
         _semantic_ids(dataset, collision_policy)
     config = RunConfig.parse(
@@ -88,8 +91,12 @@ def change_manifest(run: Path, **changes: Any) -> None:
     write_json(path, manifest | {"checksum": checksum_of(manifest)})
 
 
-def _dataset(folder: Path, integer_users: bool) -> Dataset:
+def _dataset(folder: Path, integer_users: bool, labelled: bool) -> Dataset:
     events = random_events(NUM_USERS, NUM_ITEMS)
+    labels = {}
+    if labelled:
+        labels["behavior"] = [("VIEW", "LIKE", "VIEW", "SHARE")[place % 4] for place in range(len(events))]
+        labels["scenario"] = [("home", "search")[place % 3 == 0] for place in range(len(events))]
     if integer_users:
         events = [(int(str(user)[1:]), item, time) for user, item, time in events]
     keys = [f"i{item}" for item in range(NUM_ITEMS)]
@@ -97,6 +104,7 @@ def _dataset(folder: Path, integer_users: bool) -> Dataset:
         folder / "source",
         events,
         items={"item_id": keys, "title": [f"Title of {key}" for key in keys]},
+        **labels,
     )
     prepare(source, folder / "data", PrepareConfig(rows_per_group=4, rows_per_file=16, num_partitions=3))
     return Dataset.open(folder / "data")
@@ -154,6 +162,7 @@ def _train_one_epoch(run: RunFolder, assembly: Assembly) -> None:
             dataset_fingerprint=assembly.dataset.fingerprint,
             semantic_ids_version=None if assembly.registry is None else assembly.registry.version,
             read_position=plan.position(plan.steps_per_epoch),
+            labels=assembly.labels,
         ),
         weights=program.weights(),
         optimizer_state=program.optimizer_state(),

@@ -132,7 +132,7 @@ class Trainer:
         model = build_model(spec.model, spec.catalogue, spec.seed, spec.attention_file(role.member))
         # Before the model goes anywhere: its copy knows nothing of compiling and of shards.
         self._flops = ModelFlops(model, self._device.torch)
-        self._utilisation = Utilisation(matrix_rate(self._device.torch, spec.compute.matrix_dtype))
+        self._utilisation = Utilisation(self._matrix_rate())
         self._row_dims = {table.name: table.dim for table in spec.tables}
         self._program = TorchProgram(
             model,
@@ -198,6 +198,8 @@ class Trainer:
 
     def read_catalogue(self) -> None:
         """Before ranking, by all trainers: give the model the rows of every item, if it ranks by them."""
+        # When it was measured before, other actors were starting.
+        self._utilisation.measured(self._matrix_rate())
         self._program.begin_ranking()
         table = self._program.table_of_catalogue
         if table is None:
@@ -206,6 +208,9 @@ class Trainer:
         self._program.set_catalogue(
             np.concatenate([self._client.read({table: ids})[table] for ids in chunks])
         )
+
+    def _matrix_rate(self) -> float:
+        return matrix_rate(self._device.torch, self._spec.compute.matrix_dtype)
 
     def rank(self, prepared: tuple[FeatureBatch, np.ndarray], k: int, exclude_seen: bool) -> RankedItems:
         """The k best next items of each row, with the tables as they are now."""

@@ -291,11 +291,18 @@ def recommend_command(
     run: RunArgument,
     user: Annotated[str, typer.Option(help="The user's id, as the source of the data writes it.")],
     k: Annotated[int, typer.Option("-k", min=1, help="Items to recommend.")] = 10,
+    behavior: Annotated[
+        str | None, typer.Option(help="Behaviour that is wanted, of models with instructions.")
+    ] = None,
+    scenario: Annotated[str | None, typer.Option(help="Scenario that the items are for, likewise.")] = None,
+    trigger_item: Annotated[
+        str | None, typer.Option(help="Id of the item that the user is looking at, likewise.")
+    ] = None,
     snapshot: WhichOption = "best",
     data: DataOption = None,
 ) -> Answer:
     """Recommend items to one user of the data set."""
-    from dataclasses import asdict
+    from dataclasses import asdict, replace
 
     from rayrec.pipelines.recommender import Recommender
 
@@ -304,7 +311,10 @@ def recommend_command(
     query = recommender.query_of_user(user)
     if query is None:
         raise InputError(f"--user {user}: there is no such user in {dataset.root}; use an id of its source")
-    (recommendations,) = recommender.recommend([query], k)
+    wanted = recommender.instruction_of(
+        {"scenario": scenario, "behavior": behavior, "trigger_item": trigger_item}
+    )
+    (recommendations,) = recommender.recommend([replace(query, instruction=wanted)], k)
     history_ids = query.history_ids
     watched = [
         dataset.items.label(int(item)) for item in dataset.item_positions(history_ids[-10:]) if item >= 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,21 +11,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rayrec.models.attention.choice import AUTO, Choice, choice_named
+from rayrec.models.attention.choice import Choice, choice_named
 from rayrec.models.backbones.hstu import Hstu
 from rayrec.models.backbones.transformer import CausalTransformer
 from rayrec.models.generative.backbone import GenerativeBackbone
 from rayrec.models.generative.causal_lm import CausalLmBackbone
 from rayrec.models.generative.cross_decoder import CrossDecoder
 from rayrec.models.generative.encoder_decoder import EncoderDecoder
+from rayrec.models.generative.experts import ExpertSettings
+from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
 from rayrec.models.generative.lazy_decoder import LazyDecoder
 from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
 from rayrec.models.generative.prefix_decoder import PrefixDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
+from rayrec.models.generative.retrieval import HistoryRetrieval, RetrievalSettings
 from rayrec.models.generative.transformers_network import network_from_folder, network_from_settings
 from rayrec.models.item_losses import BinaryCrossEntropy, CrossEntropy, ItemLoss, SampledSoftmax
 from rayrec.models.next_item import DenseNextItemModel, SparseNextItemModel
 from rayrec.models.sequence_model import SequenceModel
+from rayrec.platform.event_labels import LABELS, Label
 
 if TYPE_CHECKING:  # the settings are pydantic models, which this room does not need to run
     from rayrec.models.config import (
@@ -33,7 +37,9 @@ if TYPE_CHECKING:  # the settings are pydantic models, which this room does not 
         BackboneConfig,
         CausalLmBackboneConfig,
         CausalLmConfig,
+        CrossDecoderConfig,
         EncoderDecoderConfig,
+        GeneratingConfig,
         HstuBackboneConfig,
         HstuConfig,
         LazyDecoderConfig,
@@ -56,6 +62,8 @@ class Catalogue:
     """Which items a model was trained on, where the catalogue has grown since; None: all of them."""
     negative_log_q_I: np.ndarray | None = None
     """Log-probability of drawing each item as a negative, where negatives are sampled."""
+    labels: Mapping[Label, tuple[str, ...]] = field(default_factory=dict)
+    """Names of the codes of each label of events."""
 
     @property
     def learned_codes(self) -> Tensor:
@@ -75,8 +83,7 @@ def build_model(
     Raises:
         InputError: a causal language model that is not there or cannot be adapted.
     """
-    # A causal language model brings an attention of its own.
-    choice = AUTO if config.name == "causal_lm" else choice_named(config.attention, attention_file)
+    choice = choice_named(config.attention, attention_file)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if config.name == "sasrec":
@@ -85,7 +92,14 @@ def build_model(
             return _next_item(config, _hstu(config.backbone, choice), catalogue)
         backbone = _GENERATIVE[config.name](config, catalogue, choice)
         codes_IL = torch.tensor(catalogue.codes_IL)
-        return GenerativeRecommender(backbone, codes_IL, config.beam_width, len(catalogue.level_sizes))
+        num_levels, weights = len(catalogue.level_sizes), _behavior_weights(config, catalogue)
+        return GenerativeRecommender(backbone, codes_IL, config.beam_width, num_levels, weights)
+
+
+def _behavior_weights(config: GeneratingConfig, catalogue: Catalogue) -> Tensor | None:
+    if not config.behavior_weights:
+        return None
+    return torch.tensor([config.behavior_weights.get(name, 1.0) for name in catalogue.labels["behavior"]])
 
 
 def _transformer(config: BackboneConfig, choice: Choice) -> CausalTransformer:
@@ -153,16 +167,21 @@ def _light_decoder(config: LightDecoderConfig, catalogue: Catalogue, choice: Cho
 
 def _lazy_decoder(config: LazyDecoderConfig, catalogue: Catalogue, choice: Choice) -> LazyDecoder:
     settings = config.backbone
-    decoder = _cross_decoder(settings, settings.num_layers, catalogue.level_sizes, choice)
     return LazyDecoder(
-        decoder, catalogue.learned_codes, settings.max_length, settings.dropout, config.label_smoothing
+        _cross_decoder(config, settings.num_layers, catalogue, choice),
+        catalogue.learned_codes,
+        settings.max_length,
+        settings.dropout,
+        config.label_smoothing,
+        _instruction(config, catalogue),
+        _event_labels(config, catalogue),
     )
 
 
 def _encoder_decoder(config: EncoderDecoderConfig, catalogue: Catalogue, choice: Choice) -> EncoderDecoder:
     settings = config.backbone
     return EncoderDecoder(
-        _cross_decoder(settings, config.decoder_layers, catalogue.level_sizes, choice),
+        _cross_decoder(config, config.decoder_layers, catalogue, choice),
         catalogue.learned_codes,
         num_layers=settings.num_layers,
         num_heads=settings.num_heads,
@@ -170,26 +189,59 @@ def _encoder_decoder(config: EncoderDecoderConfig, catalogue: Catalogue, choice:
         max_length=settings.max_length,
         dropout=settings.dropout,
         label_smoothing=config.label_smoothing,
+        instruction=_instruction(config, catalogue),
+        event_labels=_event_labels(config, catalogue),
+        retrieval=_retrieval(config),
     )
 
 
 def _cross_decoder(
-    settings: BackboneConfig, num_layers: int, level_sizes: tuple[int, ...], choice: Choice
+    config: CrossDecoderConfig, num_layers: int, catalogue: Catalogue, choice: Choice
 ) -> CrossDecoder:
+    settings, experts = config.backbone, None
+    if config.experts is not None:
+        mixture = config.experts
+        experts = ExpertSettings(mixture.count, mixture.per_token, mixture.balance_weight)
     return CrossDecoder(
         settings.dim,
         num_layers,
         settings.num_heads,
         settings.feedforward_dim,
-        level_sizes,
+        catalogue.level_sizes,
         settings.dropout,
         choice,
+        experts,
     )
+
+
+def _instruction(config: CrossDecoderConfig, catalogue: Catalogue) -> InstructionPrefix | None:
+    if config.instruction is None:
+        return None
+    parts = config.instruction.parts
+    sizes = {label: len(catalogue.labels[label]) for label in LABELS if label in parts}
+    return InstructionPrefix(config.backbone.dim, sizes, "trigger_item" in parts, config.instruction.drop)
+
+
+def _event_labels(config: CrossDecoderConfig, catalogue: Catalogue) -> EventLabels | None:
+    if not config.event_labels:
+        return None
+    sizes = {label: len(catalogue.labels[label]) for label in LABELS if label in config.event_labels}
+    return EventLabels(config.backbone.dim, sizes)
+
+
+def _retrieval(config: EncoderDecoderConfig) -> HistoryRetrieval | None:
+    chosen = config.retrieval
+    if chosen is None:
+        return None
+    settings = RetrievalSettings(
+        chosen.num_events, chosen.num_recent, chosen.q2i_weight, chosen.q2i_temperature
+    )
+    return HistoryRetrieval(config.backbone.dim, settings, config.instruction is not None)
 
 
 def _causal_lm(config: CausalLmConfig, catalogue: Catalogue, choice: Choice) -> CausalLmBackbone:
     network, first_token = _language_model(config.backbone, catalogue.level_sizes)
-    return CausalLmBackbone(network, catalogue.learned_codes, catalogue.level_sizes, first_token)
+    return CausalLmBackbone(network, catalogue.learned_codes, catalogue.level_sizes, first_token, choice)
 
 
 def _language_model(config: CausalLmBackboneConfig, level_sizes: tuple[int, ...]) -> tuple[nn.Module, int]:

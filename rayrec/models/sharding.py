@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 BLOCKS = ("blocks", "layers")
 """Names of lists of blocks."""
+FURTHER_METHODS = "sharded_methods"
+"""Class attribute of a block: methods besides `forward` that compute with its weights."""
 SHARDED_METHODS = ("loss", "rank")
 """Methods of a model that compute with weights: they are gathered around these as around `forward`."""
 
@@ -47,6 +49,8 @@ class ShardedModel:
         self._mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
         for block in _blocks(model):
             fully_shard(block, mesh=self._mesh)
+            for name in getattr(type(block), FURTHER_METHODS, ()):
+                register_fsdp_forward_method(block, name)
         fully_shard(model, mesh=self._mesh)
         self._root = model
         self._units = [module for module in model.modules() if isinstance(module, FSDPModule)]
@@ -102,5 +106,4 @@ def _blocks(model: nn.Module) -> Iterator[nn.Module]:
         for name in BLOCKS:
             blocks = getattr(module, name, None)
             if isinstance(blocks, nn.ModuleList):
-                # A layer without `forward` computes in parts: it has no beginning and end to gather it at.
-                yield from (block for block in blocks if type(block).forward is not nn.Module.forward)
+                yield from blocks

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -45,6 +45,12 @@ class Features(Protocol):
     def negatives_NK(self) -> np.ndarray | None: ...
     @property
     def times_N(self) -> np.ndarray | None: ...
+    @property
+    def labels(self) -> Mapping[Any, np.ndarray]: ...
+    @property
+    def target_labels(self) -> Mapping[Any, np.ndarray]: ...
+    @property
+    def instruction(self) -> Mapping[Any, np.ndarray]: ...
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,13 @@ class TensorBatch:
     times_N: Tensor | None = None
     """UNIX seconds of the events that were read, never of what follows them; None unless the model needs
     them."""
+    labels: dict[str, Tensor] = field(default_factory=dict)
+    """[N] codes of the events that were read, -1 where unknown, by label; of those that the model needs."""
+    target_labels: dict[str, Tensor] = field(default_factory=dict)
+    """[N] those of the events that follow, which only losses and instructions may know."""
+    instruction: dict[str, Tensor] = field(default_factory=dict)
+    """[B] what is wanted when ranking, by part: codes of labels, the trigger's catalogue position; -1 for
+    nothing, as are parts that are missing."""
 
     @staticmethod
     def build(
@@ -96,6 +109,9 @@ class TensorBatch:
             rows={name: leaf(rows_MD) for name, rows_MD in rows.items()},
             negatives_NK=None if features.negatives_NK is None else tensor(features.negatives_NK),
             times_N=None if features.times_N is None else tensor(features.times_N),
+            labels={name: tensor(codes_N) for name, codes_N in features.labels.items()},
+            target_labels={name: tensor(codes_N) for name, codes_N in features.target_labels.items()},
+            instruction={name: tensor(codes_B) for name, codes_B in features.instruction.items()},
         )
 
     def some_rows(self, rows: slice) -> TensorBatch:
@@ -120,6 +136,9 @@ class TensorBatch:
             rows=self.rows,
             negatives_NK=None if self.negatives_NK is None else self.negatives_NK[tokens],
             times_N=None if self.times_N is None else self.times_N[tokens],
+            labels={name: codes_N[tokens] for name, codes_N in self.labels.items()},
+            target_labels={name: codes_N[tokens] for name, codes_N in self.target_labels.items()},
+            instruction={name: codes_B[rows] for name, codes_B in self.instruction.items()},
         )
 
     def _part_of(self, table: str, rows: slice, tokens: slice) -> Tensor:
@@ -169,6 +188,9 @@ class TensorBatch:
             },
             negatives_NK=None if self.negatives_NK is None else self.negatives_NK.new_zeros(1, num_negatives),
             times_N=None if self.times_N is None else self.times_N.new_zeros(1),
+            labels={name: codes_N.new_zeros(1) for name, codes_N in self.labels.items()},
+            target_labels={name: codes_N.new_zeros(1) for name, codes_N in self.target_labels.items()},
+            instruction={name: codes_B.new_zeros(1) for name, codes_B in self.instruction.items()},
         )
 
     def users_of(self, rows_N: Tensor) -> Tensor:

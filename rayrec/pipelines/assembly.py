@@ -17,10 +17,12 @@ from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.accepted_files import AcceptedFiles
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.features import num_negatives_of, registry_of, row_features, sequence_features
+from rayrec.pipelines.instructions import check_labels, evaluation_instruction
 from rayrec.pipelines.snapshots import Snapshot
 from rayrec.pipelines.training_rows import TrainingRows, compiled, training_rows
 from rayrec.platform.devices import device_named
 from rayrec.platform.errors import InputError
+from rayrec.platform.event_labels import Part
 from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.features import SequenceFeatures
@@ -56,7 +58,7 @@ class Assembly:
         """The operations; training rows are not looked at where their columns are known."""
         config = self.config
         program = self.rows.program if self.columns is None else compiled(config, self.columns)
-        return row_features(config, self.sequences, program)
+        return row_features(config, self.dataset, self.sequences, program)
 
     @property
     def plan(self) -> ReadPlan | FollowedPlan:
@@ -106,6 +108,17 @@ class Assembly:
         return replace(self, followed=followed, next_step=next_step)
 
     @property
+    def labels(self) -> dict[str, list[str]] | None:
+        """Names of the codes that weights stand for; None where there are none."""
+        labels = self.config.model.named_labels
+        return {label: list(self.dataset.manifest.labels[label]) for label in labels} or None
+
+    @cached_property
+    def instruction(self) -> dict[Part, int]:
+        """What users are ranked for in validation and evaluation."""
+        return evaluation_instruction(self.config, self.dataset)
+
+    @property
     def tables(self) -> tuple[TableConfig, ...]:
         return self.config.tables(self._schedule)
 
@@ -130,11 +143,12 @@ def assemble(config: RunConfig, checksums: bool = True, columns: pa.Schema | Non
 
     Raises:
         InputError: the data set or the semantic IDs are missing, damaged, or of each other's; or the model
-            needs times of histories that the data set does not have.
+            needs times or labels that the data set does not have.
     """
     dataset = Dataset.open(config.data.path, checksums)
     if config.model.needs_times:
         dataset.check_times()
+    check_labels(config, dataset)
     registry = registry_of(config, dataset)
     sequences = sequence_features(config, dataset, registry)
     catalogue = Catalogue(
@@ -142,6 +156,7 @@ def assemble(config: RunConfig, checksums: bool = True, columns: pa.Schema | Non
         codes_IL=None if registry is None else registry.codes_IL,
         level_sizes=() if registry is None else registry.learned_level_sizes,
         negative_log_q_I=sequences.negative_log_q_I() if num_negatives_of(config) else None,
+        labels=dataset.manifest.labels,
     )
     return Assembly(config, dataset, registry, catalogue, sequences, columns)
 
@@ -156,6 +171,14 @@ def check_snapshot(snapshot: Snapshot, assembly: Assembly) -> None:
         InputError: names the snapshot and what differs.
     """
     state, registry = snapshot.state, assembly.registry
+    for label, names in (state.labels or {}).items():
+        ours = (assembly.labels or {}).get(label, names)
+        if ours != names:
+            raise InputError(
+                f"{snapshot.path}: was trained on events whose {label} is one of {', '.join(names)}, and in "
+                f"{assembly.config.data.path} it is one of {', '.join(ours)}: what was learned of them does "
+                "not fit; train anew"
+            )
     if registry is not None and registry.extends(state.semantic_ids_version or "", state.dataset_fingerprint):
         return
     if state.dataset_fingerprint != assembly.dataset.fingerprint:

@@ -20,6 +20,7 @@ from rayrec.embeddings.layout import WeightDtype
 from rayrec.models.compute import ComputeSettings, Parallel, Precision
 from rayrec.models.config import (
     DenseOptimizerConfig,
+    GeneratingConfig,
     ModelConfig,
     sparse_dim,
     sparse_tables,
@@ -179,6 +180,9 @@ class TrainingConfig(Config):
     batch of its own. None: rows are counted only."""
     length_of: str = "item_ids"
     """The column of the files whose lists `batch_tokens` counts."""
+    min_steps_per_epoch: int = Field(1, ge=1)
+    """Where the data has too few rows for so many batches of `batch_size`, batches have fewer: a recipe that
+    was made for a large log fits a small one."""
     epochs: int = Field(10, gt=0)
     """Most passes over the data."""
     optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
@@ -213,6 +217,21 @@ class TrainingConfig(Config):
         return self
 
 
+class WantedConfig(Config):
+    """What users are recommended to for, by name; None: nothing is said."""
+
+    scenario: str | None = None
+    behavior: str | None = None
+
+    @model_validator(mode="after")
+    def _something_is_said(self) -> WantedConfig:
+        if self.scenario is None and self.behavior is None:
+            raise ValueError(
+                "evaluation.instruction says nothing: name a scenario or a behavior, or leave it out"
+            )
+        return self
+
+
 class EvaluationConfig(Config):
     """Validation while training."""
 
@@ -226,6 +245,8 @@ class EvaluationConfig(Config):
     """At 10, seen items masked: what the best snapshot is best in."""
     max_users: int | None = Field(None, gt=0)
     """Users validated on while training; None takes all. The final evaluation always does."""
+    instruction: WantedConfig | None = None
+    """Of all users, in validation and evaluation; None is none. Needs `model.instruction`."""
     batch_size: int = Field(512, gt=0)
 
 
@@ -287,6 +308,26 @@ class RunConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _attention_is_for_the_device(self) -> RunConfig:
+        name, device = self.model.attention, device_named(self.device)
+        able = [b for b in device.attention_backends if b not in device.attention_without_backward]
+        if name not in ("auto", "measured", *able):
+            raise ValueError(
+                f"model.attention is {name!r} and device {self.device!r}, for which it has no kernels to "
+                f"train with; take 'auto', 'measured' or one of {', '.join(able)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _there_is_something_to_compile(self) -> RunConfig:
+        if self.training.compile and self.model.name == "causal_lm":
+            raise ValueError(
+                "training.compile is set and the model 'causal_lm', of whose layers, which are those of "
+                "transformers, it reaches none: leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _shards_have_several_trainers(self) -> RunConfig:
         if self.training.parallel == "fsdp2" and self.pipeline.num_trainers == 1:
             raise ValueError(
@@ -301,6 +342,11 @@ class RunConfig(Config):
             return self
         if self.evaluation.every_steps is None:
             raise ValueError("data.follow needs evaluation.every_steps: a folder that grows has no epochs")
+        if self.training.min_steps_per_epoch > 1:
+            raise ValueError(
+                "training.min_steps_per_epoch is set, and data.follow too: a folder that grows has no "
+                "epochs; leave it out"
+            )
         if self.training.schedule.decay != "none":
             raise ValueError(
                 f"training.schedule.decay is {self.training.schedule.decay!r} and data.follow set: a folder "
@@ -325,10 +371,18 @@ class RunConfig(Config):
             changed["training"] = self.training.model_copy(update={"init_from": absolute(run)})
         return self.model_copy(update=changed)
 
-    def with_constant_rates(self) -> RunConfig:
-        """The same run for those who train nothing, and need not know how long it is."""
+    def for_inference(self) -> RunConfig:
+        """The same run for those who train nothing: they need not know how long it is or what counts how much
+        in the loss, and may be on another device, where the attention that it trained with has no kernels."""
         schedule = self.training.schedule.model_copy(update={"decay": "none"})
-        return self.model_copy(update={"training": self.training.model_copy(update={"schedule": schedule})})
+        model: dict[str, Any] = {"attention": "auto"}
+        if isinstance(self.model, GeneratingConfig):
+            model["behavior_weights"] = {}
+        changed: dict[str, Any] = {
+            "training": self.training.model_copy(update={"schedule": schedule}),
+            "model": self.model.model_copy(update=model),
+        }
+        return self.model_copy(update=changed)
 
     def with_data(self, path: str | Path) -> RunConfig:
         """The same run on data that lies elsewhere now; semantic IDs inside the data set come along."""

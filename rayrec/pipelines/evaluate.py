@@ -88,7 +88,15 @@ def evaluate_recommender(
     }
     places: dict[str, list[np.ndarray]] = {name: [] for name in rankers}
     num_users, done = len(dataset.evaluation_rows(split)), 0
-    for samples in evaluation_batches(dataset, split, batch_size, with_times=recommender.needs_times):
+    batches = evaluation_batches(
+        dataset,
+        split,
+        batch_size,
+        with_times=recommender.needs_times,
+        labels=recommender.needs_labels,
+    )
+    for uninstructed in batches:
+        samples = uninstructed.instructed(recommender.evaluation_instruction)
         assert samples.targets_B is not None
         targets_B = dataset.item_positions(samples.targets_B)
         for name, rank in rankers.items():

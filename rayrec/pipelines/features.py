@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rayrec.models.config import NextItemConfig, sparse_tables
+from rayrec.models.config import EncoderDecoderConfig, NextItemConfig, history_length, sparse_tables
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.training_rows import compiled
 from rayrec.platform.errors import InputError
+from rayrec.platform.event_labels import LABELS
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.features import SequenceFeatures
 from rayrec.samples.operations.program import FeatureProgram
-from rayrec.samples.row_features import RowFeatures
+from rayrec.samples.row_features import HistoryColumns, RowFeatures
 
 SEMANTIC_IDS_FOLDER = "semantic_ids"
 
@@ -29,11 +30,20 @@ def features_of(config: RunConfig, columns: pa.Schema) -> RowFeatures:
     """
     dataset = Dataset.open(config.data.path, checksums=False)
     sequences = sequence_features(config, dataset, registry_of(config, dataset))
-    return row_features(config, sequences, compiled(config, columns))
+    return row_features(config, dataset, sequences, compiled(config, columns))
 
 
-def row_features(config: RunConfig, sequences: SequenceFeatures, program: FeatureProgram) -> RowFeatures:
-    return RowFeatures(sequences, program, config.seed, config.data.cache is not None)
+def row_features(
+    config: RunConfig, dataset: Dataset, sequences: SequenceFeatures, program: FeatureProgram
+) -> RowFeatures:
+    model, operates = config.model, not program.is_empty
+    histories = HistoryColumns(
+        reads_times=model.needs_times,
+        reads_labels=model.input_labels,
+        stores_times=operates and dataset.has_times(),
+        stores_labels=tuple(label for label in LABELS if operates and dataset.has_label(label)),
+    )
+    return RowFeatures(sequences, program, config.seed, config.data.cache is not None, histories)
 
 
 def sequence_features(
@@ -42,13 +52,14 @@ def sequence_features(
     model = config.model
     return SequenceFeatures(
         dataset.items.ids_I,
-        max_length=model.backbone.max_length,
+        max_length=history_length(model),
         tables=sparse_tables(model),
         codes_IL=None if registry is None else registry.learned_codes_IL,
         num_negatives=num_negatives_of(config),
         negatives_per_event=negatives_per_event_of(config),
         negatives=model.negative_sampling if isinstance(model, NextItemConfig) else "uniform",
         train_counts_I=dataset.items.train_counts_I,
+        label_sizes={label: len(dataset.manifest.labels[label]) for label in model.needs_labels},
         seed=config.seed,
         num_trainers=config.pipeline.num_trainers,
     )
@@ -59,6 +70,8 @@ def num_negatives_of(config: RunConfig) -> int:
     model = config.model
     if isinstance(model, NextItemConfig) and model.loss_or_default == "sampled_softmax":
         return model.num_negatives
+    if isinstance(model, EncoderDecoderConfig) and model.retrieval is not None and model.retrieval.q2i_weight:
+        return model.retrieval.q2i_negatives
     return 0
 
 

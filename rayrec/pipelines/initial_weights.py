@@ -19,6 +19,16 @@ FREE = (
     "negatives_per_event",
     "num_negatives",
     "negative_sampling",
+    "behavior_weights",
+    "instruction.drop",
+    "experts.per_token",
+    "experts.balance_weight",
+    "retrieval.max_length",
+    "retrieval.num_events",
+    "retrieval.num_recent",
+    "retrieval.q2i_weight",
+    "retrieval.q2i_temperature",
+    "retrieval.q2i_negatives",
 )
 """Settings of a model that its weights do not depend on."""
 
@@ -40,7 +50,11 @@ def initial_snapshot(assembly: Assembly) -> Snapshot | None:
     changed = (
         ["name"]
         if theirs.name != config.model.name
-        else [key for key in differing_keys(theirs, config.model) if key not in FREE]
+        else [
+            key
+            for key in differing_keys(theirs, config.model)
+            if key not in FREE and key.partition(".")[0] not in FREE
+        ]
     )
     if changed:
         raise InputError(

@@ -31,7 +31,7 @@ from rayrec.embeddings.plan import (
     spread,
 )
 from rayrec.models.build import build_model
-from rayrec.models.config import NextItemConfig
+from rayrec.models.config import NextItemConfig, history_length
 from rayrec.pipelines.assembly import Assembly
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.features import negatives_per_event_of, num_negatives_of
@@ -353,10 +353,10 @@ def _batch_ids(assembly: Assembly, num_ids: Mapping[str, int]) -> dict[str, int]
     config = assembly.config
     model = config.model
     num_rows, num_trainers = config.training.batch_size, config.pipeline.num_trainers
-    num_tokens = num_rows * model.backbone.max_length
+    num_tokens = num_rows * history_length(model)
     if num_trainers > 1:
         # Shares are of about equal length, within that of a row; one may have all rows but a few long ones.
-        num_tokens = min(num_tokens, -(-num_tokens // num_trainers) + model.backbone.max_length)
+        num_tokens = min(num_tokens, -(-num_tokens // num_trainers) + history_length(model))
     num_items = num_tokens
     if isinstance(model, NextItemConfig) and model.item_matrix == "sparse":
         num_items = 2 * num_tokens + num_negatives_of(config) + num_tokens * negatives_per_event_of(config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ from rayrec.embeddings.snapshot import load_tables
 from rayrec.models.build import build_model
 from rayrec.models.program import RankedItems, TorchProgram
 from rayrec.pipelines.assembly import Assembly, assemble, check_snapshot
+from rayrec.pipelines.instructions import instruction_of
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import Snapshot, read_snapshot
 from rayrec.platform.devices import get_device
-from rayrec.samples.batches import Int64Array, SampleBatch
+from rayrec.platform.event_labels import UNKNOWN, Label, Part
+from rayrec.samples.batches import FeatureBatch, Int64Array, SampleBatch
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.jagged import offsets_from_lengths
 
@@ -45,8 +47,27 @@ class Query:
     user_id: int | None = None
     """Id of a user of the data set; None is nobody of it, whose row no training has touched."""
     times: Int64Array | None = None
-    """UNIX seconds of the events of the history, for models that need them. None: nothing is known of them,
-    and all are taken to have happened at once, which leaves such a model the order alone."""
+    """UNIX seconds of the events of the history, for models and operations that need them. None: nothing is
+    known of them, and all are taken to have happened at once, which leaves such a model the order alone."""
+    labels: Mapping[Label, Int64Array] = field(default_factory=dict)
+    """Codes of the events of the history, for models and operations that need them; of a label that is
+    missing, nothing is known."""
+    instruction: Mapping[Part, int] = field(default_factory=dict)
+    """What is wanted, as `Recommender.instruction_of` has it."""
+    is_prepared: bool = False
+    """The operations of the run made this history; they do not run on it again."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What comes of one query."""
+
+    items: list[Recommendation]
+    """Best first."""
+    num_read: int
+    """Events that the model read, a trigger among them. Without any, there are no items."""
+    num_unread: int
+    """Known events that it did not read: older ones than it reads, or such as operations leave out."""
 
 
 class Recommender:
@@ -95,7 +116,7 @@ class Recommender:
             config = config.with_data(data)
         snapshot = read_snapshot(folder.chosen_snapshot(which))
         # Neither columns nor rates are asked of the training rows: they may be gone.
-        assembly = assemble(config.with_constant_rates(), checksums=False, columns=folder.columns)
+        assembly = assemble(config.for_inference(), checksums=False, columns=folder.columns)
         check_snapshot(snapshot, assembly)
         return cls(folder.name, assembly, snapshot)
 
@@ -105,8 +126,26 @@ class Recommender:
 
     @property
     def needs_times(self) -> bool:
-        """Whether the model reads when the events of a history were."""
-        return self._assembly.config.model.needs_times
+        """Whether the model, or an operation before it, reads when the events of a history were."""
+        return self._assembly.features.needs_history_times
+
+    @property
+    def needs_labels(self) -> tuple[Label, ...]:
+        """Labels that the model, or an operation before it, reads of the events of a history."""
+        return self._assembly.features.history_labels
+
+    @property
+    def evaluation_instruction(self) -> Mapping[Part, int]:
+        """What users are ranked for in evaluation."""
+        return self._assembly.instruction
+
+    def instruction_of(self, names: Mapping[Part, str | None]) -> dict[Part, int]:
+        """What a query may want, from names: scenario and behavior as the log has them, and an item's key.
+
+        Raises:
+            InputError: a part that the model does not read, or an unknown name.
+        """
+        return instruction_of(self._assembly.config.model, self.dataset, names, "instruction")
 
     def rank(self, samples: SampleBatch, k: int, exclude_seen: bool) -> RankedItems:
         """Catalogue positions of the k best next items of each row; -1 where there are fewer.
@@ -114,8 +153,10 @@ class Recommender:
         A row without any known item gives the model nothing to go by and gets none.
         """
         features = self._assembly.features.ranking(samples)
+        return self._rank(features, k, self.seen(samples) if exclude_seen else None)
+
+    def _rank(self, features: FeatureBatch, k: int, seen_BE: Int64Array | None) -> RankedItems:
         rows = self._client.read({name: lookup.ids_M for name, lookup in features.lookups.items()})
-        seen_BE = self.seen(samples) if exclude_seen else None
         return self._program.rank(features, rows, k, seen_BE)
 
     def seen(self, samples: SampleBatch) -> Int64Array:
@@ -126,11 +167,30 @@ class Recommender:
         self, queries: Sequence[Query], k: int, exclude_seen: bool = True
     ) -> list[list[Recommendation]]:
         """The k best items for each query, best first; an empty list where its history has no known item."""
-        ranked = self.rank(self._as_samples(queries), k, exclude_seen)
-        return [
+        return [answer.items for answer in self.answer(queries, k, exclude_seen)]
+
+    def answer(self, queries: Sequence[Query], k: int, exclude_seen: bool = True) -> list[Answer]:
+        """The same, and how much of each history was read."""
+        answers: dict[int, Answer] = {}
+        for is_prepared in (False, True):
+            places = [place for place, query in enumerate(queries) if query.is_prepared == is_prepared]
+            if not places:
+                continue
+            samples = self._as_samples([queries[place] for place in places])
+            features = self._assembly.features.ranking(samples, is_prepared)
+            seen_BE = self.seen(samples)
+            ranked = self._rank(features, k, seen_BE if exclude_seen else None)
+            answers |= zip(places, self._answers(features, seen_BE, ranked), strict=True)
+        return [answers[place] for place in range(len(queries))]
+
+    def _answers(self, features: FeatureBatch, seen_BE: Int64Array, ranked: RankedItems) -> list[Answer]:
+        num_read_B = np.diff(features.offsets_B1)
+        num_unread_B = np.maximum((seen_BE >= 0).sum(1) - num_read_B, 0)
+        lists = [
             [self._describe(item, score) for item, score in zip(items_K, scores_K, strict=True) if item >= 0]
             for items_K, scores_K in zip(ranked.items_BK.tolist(), ranked.scores_BK.tolist(), strict=True)
         ]
+        return list(map(Answer, lists, num_read_B.tolist(), num_unread_B.tolist()))
 
     def query_of(self, row: Mapping[str, Any]) -> Query:
         """The query of a row as training rows are before `data.features`, by field name; for its history, the
@@ -141,7 +201,7 @@ class Recommender:
             StoreUnavailableError: a store that an operation asks did not answer.
         """
         history = self._assembly.features.history_of(row)
-        return Query(history.item_ids_N, history.user_id, history.times_N)
+        return Query(history.item_ids_N, history.user_id, history.times_N, history.labels, is_prepared=True)
 
     def query_of_user(self, user_key: str) -> Query | None:
         """The query of a user of the data set with the whole stored history; None for an unknown user."""
@@ -149,7 +209,10 @@ class Recommender:
         history_ids, user_id = dataset.history_of(user_key), dataset.user_by_key(user_key)
         if history_ids is None:
             return None
-        return Query(history_ids, user_id, dataset.history_times_of(user_key) if self.needs_times else None)
+        times = dataset.history_times_of(user_key) if self.needs_times else None
+        labels = {label: dataset.history_labels_of(user_key, label) for label in self.needs_labels}
+        known = {label: codes for label, codes in labels.items() if codes is not None}
+        return Query(history_ids, user_id, times, known)
 
     def popular(self, k: int, exclude_ids: Int64Array | None = None) -> list[Recommendation]:
         """The items with most training events; what is left when nothing is known of a user."""
@@ -170,6 +233,11 @@ class Recommender:
             item_ids_N=np.concatenate(histories) if histories else np.zeros(0, dtype=np.int64),
             offsets_B1=offsets_from_lengths(lengths),
             times_N=self._times_of(queries) if self.needs_times else None,
+            labels={label: _labels_of(label, queries) for label in self.needs_labels},
+            instruction={
+                part: np.array([query.instruction.get(part, UNKNOWN) for query in queries], dtype=np.int64)
+                for part in sorted({part for query in queries for part in query.instruction})
+            },
         )
 
     def _times_of(self, queries: Sequence[Query]) -> Int64Array:
@@ -196,6 +264,21 @@ class Recommender:
     def _describe(self, item: int, score: float) -> Recommendation:
         items = self.dataset.items
         return Recommendation(items.keys[item].as_py(), items.titles[item].as_py(), score)
+
+
+def _labels_of(label: Label, queries: Sequence[Query]) -> Int64Array:
+    """[N] codes of all events; -1 within a history without."""
+    codes = [np.zeros(0, dtype=np.int64)]
+    for query in queries:
+        found = query.labels.get(label)
+        if found is not None and len(found) != len(query.history_ids):
+            raise ValueError(
+                f"a query has {len(query.history_ids)} history_ids and {len(found)} codes of {label}; give "
+                "every event one, or none"
+            )
+        unknown = np.full(len(query.history_ids), UNKNOWN)
+        codes.append(unknown if found is None else np.asarray(found, dtype=np.int64))
+    return np.concatenate(codes)
 
 
 def _local_tables(assembly: Assembly, snapshot: Snapshot) -> ShardClient:

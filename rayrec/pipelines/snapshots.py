@@ -53,6 +53,8 @@ class RunState:
     """What the training loop has to know of itself to go on."""
     followed: dict[str, Any] | None = None
     """Files of a growing folder that were accepted so far."""
+    labels: dict[str, list[str]] | None = None
+    """Names of the codes that the model reads of events, by label; None where it reads none."""
 
 
 @dataclass(frozen=True)

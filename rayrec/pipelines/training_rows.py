@@ -1,7 +1,7 @@
 """The rows of a run: where they are read, in which order, and what operations make of them.
 
 Parquet ─► ReadPlan, or FollowedPlan of a folder that grows ─► readers
-                                    FeatureProgram ─► columns `user_id`, `item_ids` (and `timestamps`)
+                                    FeatureProgram ─► columns `user_id`, `item_ids` (`timestamps`, labels)
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from rayrec.pipelines.config import RunConfig
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.decoding import Preparation, ReadSpec
+from rayrec.samples.event_labels import LABEL_COLUMNS, are_event_labels
 from rayrec.samples.event_times import TIMES, are_event_times
 from rayrec.samples.followed_plan import FollowedPlan
 from rayrec.samples.operations.program import FeatureProgram
@@ -41,9 +42,10 @@ _WANTED = {
     "user_id": (pt.is_integer, "integers"),
     "item_ids": (_is_list_of_integers, "lists of integers"),
     TIMES: (are_event_times, "lists of seconds, or of dates and times"),
+    **dict.fromkeys(LABEL_COLUMNS.values(), (are_event_labels, "lists of codes")),
 }
 """Columns that a row has when its operations are done: whose it is, that user's items, oldest first, and for
-models that need them their times."""
+models that need them their times and labels."""
 
 
 @dataclass(frozen=True)
@@ -122,13 +124,16 @@ def compiled(config: RunConfig, schema: pa.Schema, name_unused: bool = False) ->
         InputError: they do not fit, or do not make what the model needs.
     """
     program = FeatureProgram.compile(config.data.features, schema)
-    wanted = {name: check for name, check in _WANTED.items() if name != TIMES or config.model.needs_times}
+    reasons = {TIMES: "when events were"} if config.model.needs_times else {}
+    reasons |= {LABEL_COLUMNS[label]: f"the {label} of events" for label in config.model.needs_labels}
+    names = ("user_id", "item_ids", *reasons)
+    wanted = {name: check for name, check in _WANTED.items() if name in names}
     for name, (is_right, expected) in wanted.items():
         found = program.schema.field(name).type if name in program.schema.names else None
         if found is None or not is_right(found):
             raise InputError(
                 f"data.features: rows need a column {name!r} of {expected}"
-                + (", since the model reads when events were, and " if name == TIMES else ", and ")
+                + (f", since the model reads {reasons[name]}, and " if name in reasons else ", and ")
                 + (f"it is {found}" if found is not None else f"there are {', '.join(program.schema.names)}")
                 + "; add an operation that makes it"
             )
@@ -158,5 +163,5 @@ def _followed(config: RunConfig, state: dict[str, Any] | None, next_step: int) -
 def _settings(config: RunConfig, first_window_rows: int = FIRST_WINDOW_ROWS) -> ReadSettings:
     training = config.training
     length_of = None if training.batch_tokens is None else training.length_of
-    batching = Batching(training.batch_size, training.batch_tokens, length_of)
+    batching = Batching(training.batch_size, training.batch_tokens, length_of, training.min_steps_per_epoch)
     return ReadSettings(batching, config.seed, config.data.window_rows, first_window_rows)

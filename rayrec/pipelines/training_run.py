@@ -243,6 +243,7 @@ class TrainingRun:
             read_position=self._plan.position(step + 1),
             progress=progress,
             followed=self._assembly.rows.state,
+            labels=self._assembly.labels,
         )
         return state, Shown(progress, is_best=self._progress.best_step == step + 1)
 

@@ -24,14 +24,21 @@ def validate(stages: Stages, assembly: Assembly) -> np.ndarray:
     stages.watch.get(reading, may_take_long=True)
     in_flight: deque[tuple[Any, np.ndarray]] = deque()
     places: list[np.ndarray] = []
+    features = assembly.features
     batches = evaluation_batches(
-        assembly.dataset, "valid", config.batch_size, config.max_users, assembly.config.model.needs_times
+        assembly.dataset,
+        "valid",
+        config.batch_size,
+        config.max_users,
+        with_times=features.needs_history_times,
+        labels=features.history_labels,
     )
     for number, samples in enumerate(batches):
         assert samples.targets_B is not None
         worker = stages.feature_workers[number % len(stages.feature_workers)]
         trainer = stages.trainers[number % len(stages.trainers)]
-        ranked: Any = trainer.rank.remote(worker.ranking.remote(samples), LIST_LENGTH, exclude_seen=True)
+        asked: Any = worker.ranking.remote(samples.instructed(assembly.instruction))
+        ranked: Any = trainer.rank.remote(asked, LIST_LENGTH, exclude_seen=True)
         in_flight.append((ranked, assembly.dataset.item_positions(samples.targets_B)))
         if len(in_flight) > 2 * len(stages.trainers):
             places.append(_collect(stages, *in_flight.popleft()))

@@ -76,22 +76,18 @@ class _Loader(yaml.SafeLoader):
 
 
 def differing_keys(first: Config, second: Config) -> list[str]:
-    """Dotted names of the settings in which two configs of one type differ."""
-    first_values = dict(_leaves(first.model_dump(mode="json")))
-    second_values = dict(_leaves(second.model_dump(mode="json")))
-    return sorted(
-        key
-        for key in first_values.keys() | second_values.keys()
-        if first_values.get(key) != second_values.get(key)
-    )
+    """Dotted names of the settings in which two configs of one type differ; where one of them has a section
+    that the other has not, the name of the section."""
+    return sorted(_differing(first.model_dump(mode="json"), second.model_dump(mode="json")))
 
 
-def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def _differing(first: dict[str, Any], second: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key in first.keys() | second.keys():
+        one, other = first.get(key, {}), second.get(key, {})
+        if isinstance(one, dict) and isinstance(other, dict):
+            yield from _differing(one, other, f"{prefix}{key}.")
+        elif one != other:
+            yield f"{prefix}{key}"
 
 
 def _apply_override(values: dict[str, Any], override: str) -> None:

@@ -40,6 +40,8 @@ class Device:
     """Whether what it computes with has to be copied from the host's memory to its own."""
     attention_backends: tuple[str, ...]
     """Of `rayrec.models.attention`, those with kernels for it, the preferred first."""
+    attention_without_backward: tuple[str, ...] = ()
+    """Those of them that cannot be trained with."""
 
     @property
     def torch(self) -> torch.device:
@@ -88,6 +90,7 @@ _DEVICES: dict[str, tuple[Device, Callable[[], str | None]]] = {
             fused_optimizer=True,
             has_own_memory=False,
             attention_backends=("grouped", "sdpa", "flex", "reference"),
+            attention_without_backward=("flex",),
         ),
         _cpu_is_there,
     ),

@@ -9,8 +9,8 @@ number itself carries no information.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.platform.errors import InputError
+from rayrec.platform.event_labels import Label, Part
+from rayrec.samples.event_labels import LABEL_COLUMNS
 from rayrec.samples.event_times import TIMES, seconds
 
 Int64Array = NDArray[np.int64]
@@ -89,6 +91,11 @@ class SampleBatch:
     """Evaluation only: id of the item that came next."""
     times_N: Int64Array | None = None
     """UNIX seconds of every event of the history, for models that need them; None for others."""
+    labels: Mapping[Label, Int64Array] = field(default_factory=dict)
+    """[N] codes of every event of the history, -1 where unknown, of the labels that the model needs."""
+    instruction: Mapping[Part, Int64Array] = field(default_factory=dict)
+    """[B] to rank for: what is wanted of the next item, -1 where nothing is. The codes of labels, and the
+    catalogue position of the item that triggers the request."""
 
     @property
     def num_rows(self) -> int:
@@ -96,15 +103,16 @@ class SampleBatch:
 
     @classmethod
     def of(cls, step: int, batch: RowBatch) -> SampleBatch:
-        """From the columns `user_id` (integers), `item_ids` (lists of integers, null for none) and, if it is
-        there, `timestamps` (lists as long as those, of seconds or of dates and times).
+        """From the columns `user_id` (integers), `item_ids` (lists of integers, null for none) and, if they
+        are there, `timestamps` (lists as long as those, of seconds or of dates and times), `behaviors` and
+        `scenarios` (lists as long as those, of codes).
 
         Raises:
-            InputError: a user is null, or an item or time in a list; a row has more or fewer times than
-                items, or times that are no seconds.
+            InputError: a user is null, or an item, time or code in a list; a row has more or fewer times or
+                codes than items, or times that are no seconds.
         """
         users, items = batch.rows["user_id"], batch.rows["item_ids"]
-        times = batch.rows[TIMES] if TIMES in batch.rows.schema.names else None
+        of_events = [name for name in (TIMES, *LABEL_COLUMNS.values()) if name in batch.rows.schema.names]
         rows = f"the rows of step {step}" + (
             f", which begin with row {batch.cursor[0].start} of {batch.cursor[0].file}"
             if batch.cursor
@@ -112,8 +120,7 @@ class SampleBatch:
         )
         events = items.flatten()
         columns = {"user_id": users, "item_ids": events}
-        if times is not None:
-            columns[TIMES] = times.flatten()
+        columns |= {name: batch.rows[name].flatten() for name in of_events}
         for column, values in columns.items():
             if values.null_count:
                 raise InputError(
@@ -121,20 +128,34 @@ class SampleBatch:
                     "; give them a value (op: fill) or leave such rows out (data.filters)"
                 )
         lengths_B = _lengths(items)
-        if times is not None and not np.array_equal(times_B := _lengths(times), lengths_B):
-            row = int(np.argmax(times_B != lengths_B))
-            raise InputError(
-                f"a row has {lengths_B[row]} item_ids and {times_B[row]} {TIMES}: number {row + 1} of "
-                f"{rows}; every event needs its time: operations that change one have to change both"
-            )
+        for name in of_events:
+            if not np.array_equal(found_B := _lengths(batch.rows[name]), lengths_B):
+                row = int(np.argmax(found_B != lengths_B))
+                raise InputError(
+                    f"a row has {lengths_B[row]} item_ids and {found_B[row]} {name}: number {row + 1} of "
+                    f"{rows}; every event needs one: operations that change one have to change both"
+                )
+        times = columns.get(TIMES)
         return cls(
             step=step,
             row_keys_B=batch.row_keys_B,
-            user_ids_B=users.to_numpy(zero_copy_only=False).astype(np.int64, copy=False),
-            item_ids_N=events.to_numpy(zero_copy_only=False).astype(np.int64, copy=False),
+            user_ids_B=_integers(users),
+            item_ids_N=_integers(events),
             offsets_B1=np.concatenate([[0], np.cumsum(lengths_B, dtype=np.int64)]),
-            times_N=None if times is None else seconds(columns[TIMES], f"the column {TIMES!r} in {rows}"),
+            times_N=None if times is None else seconds(times, f"the column {TIMES!r} in {rows}"),
+            labels={
+                label: _integers(columns[name]) for label, name in LABEL_COLUMNS.items() if name in of_events
+            },
         )
+
+    def instructed(self, instruction: Mapping[Part, int]) -> SampleBatch:
+        """The same rows, for each of which the same is wanted."""
+        wanted = {part: np.full(self.num_rows, value) for part, value in instruction.items()}
+        return replace(self, instruction=wanted)
+
+
+def _integers(values: pa.Array) -> Int64Array:
+    return values.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
 
 
 def _lengths(lists: pa.ListArray) -> Int64Array:
@@ -178,6 +199,12 @@ class FeatureBatch:
     times_N: Int64Array | None = None
     """UNIX seconds of every input token, for models that need them. Those of targets are in no batch: when
     they will come is not known yet when they are to be predicted."""
+    labels: dict[Label, Int64Array] = field(default_factory=dict)
+    """[N] codes of every input token, -1 where unknown, of the labels that the model needs."""
+    target_labels: dict[Label, Int64Array] = field(default_factory=dict)
+    """Training: [N] those of the event that follows each token."""
+    instruction: dict[Part, Int64Array] = field(default_factory=dict)
+    """Ranking: [B] what is wanted; see `SampleBatch.instruction`."""
     counts: dict[str, int] = field(default_factory=dict)
     """Dropped work, by reason (`unknown_items`, `rows_without_target`, ...)."""
 

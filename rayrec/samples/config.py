@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from rayrec.platform.config import Config
 
 Layout = Literal["auto", "folder", "movielens", "recbole", "s3rec", "events"]
-Role = Literal["user_id", "item_id", "timestamp", "behavior", "title"]
+Role = Literal["user_id", "item_id", "timestamp", "behavior", "scenario", "title"]
 Allowance = Literal["duplicates", "short-users", "cold-items"]
 
 _DEFAULT_FRACTION = 0.1

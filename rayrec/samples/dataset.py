@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.platform.errors import InputError
+from rayrec.platform.event_labels import Label
 from rayrec.samples.batches import Int64Array
+from rayrec.samples.event_labels import HISTORY_LABELS, LABEL_COLUMNS, TARGET_LABELS
 from rayrec.samples.event_times import HISTORY_TIMES, TIMES
 from rayrec.samples.jagged import list_values
 from rayrec.samples.manifest import (
@@ -64,6 +67,10 @@ class EvaluationRows:
     """Item id of the event to predict."""
     times_N: Int64Array | None = None
     """UNIX seconds of the events of the history, where they were asked for."""
+    labels: dict[Label, Int64Array] = field(default_factory=dict)
+    """[N] codes of the events of the history, of the labels that were asked for."""
+    target_labels: dict[Label, Int64Array] = field(default_factory=dict)
+    """[B] those of the targets."""
 
     def __len__(self) -> int:
         return len(self.user_ids_B)
@@ -75,6 +82,8 @@ class Dataset:
     def __init__(self, root: Path, manifest: Manifest) -> None:
         self.root = root
         self.manifest = manifest
+        self._histories: dict[str, tuple[Int64Array, Int64Array]] = {}
+        """Columns of the file of histories that were asked for: values and offsets."""
 
     @classmethod
     def open(cls, path: str | Path, checksums: bool = True) -> Dataset:
@@ -151,7 +160,47 @@ class Dataset:
         Raises:
             InputError: the data set was made before times of histories were kept.
         """
-        names = {HISTORY_FILE: TIMES} | dict.fromkeys(EVALUATION_FILES.values(), HISTORY_TIMES)
+        if (missing := self._without(TIMES, HISTORY_TIMES)) is not None:
+            path, column = missing
+            raise InputError(
+                f"{path}: the times of the histories ({column}) are missing, which the model needs; an "
+                "earlier version made this data set: prepare it again, or take a model without times"
+            )
+
+    def has_times(self) -> bool:
+        """Whether there are times of histories; see `check_times`."""
+        return self._without(TIMES, HISTORY_TIMES) is None
+
+    def has_label(self, label: Label) -> bool:
+        """Whether there are labels of histories; see `check_label`."""
+        named = bool(self.manifest.labels[label])
+        return named and self._without(LABEL_COLUMNS[label], HISTORY_LABELS[label]) is None
+
+    def check_label(self, label: Label, of_histories: bool = True) -> None:
+        """
+        Args:
+            of_histories: whether the model reads it of the events of histories, or knows its names alone.
+
+        Raises:
+            InputError: the source said nothing of its events by this label, or the data set was made before
+                labels of histories were kept.
+        """
+        if not self.manifest.labels[label]:
+            raise InputError(
+                f"{self.root}: its events have no {label}, which the model needs; prepare it from a log with "
+                f"such a column (of another name: --column {label}=NAME), or take a model without"
+            )
+        missing = self._without(LABEL_COLUMNS[label], HISTORY_LABELS[label]) if of_histories else None
+        if missing is not None:
+            path, column = missing
+            raise InputError(
+                f"{path}: the {label} of the events of histories ({column}) is missing, which the model "
+                "needs; an earlier version made this data set: prepare it again, or take a model without"
+            )
+
+    def _without(self, in_histories: str, in_evaluation: str) -> tuple[Path, str] | None:
+        """The first file that lacks its column, and that column."""
+        names = {HISTORY_FILE: in_histories} | dict.fromkeys(EVALUATION_FILES.values(), in_evaluation)
         for name, column in names.items():
             path = self.root / name
             try:
@@ -159,20 +208,22 @@ class Dataset:
             except (OSError, pa.ArrowException) as error:
                 raise InputError(f"{path}: not a readable Parquet file: {error}") from error
             if column not in found:
-                raise InputError(
-                    f"{path}: the times of the histories ({column}) are missing, which the model needs; an "
-                    "earlier version made this data set: prepare it again, or take a model without times"
-                )
+                return path, column
+        return None
 
-    def evaluation_rows(self, split: Split, with_times: bool = False) -> EvaluationRows:
+    def evaluation_rows(
+        self, split: Split, with_times: bool = False, labels: Sequence[Label] = ()
+    ) -> EvaluationRows:
         """The users that have a target in this split.
 
         Args:
             with_times: read the times of their histories too; `check_times` says whether there are any.
+            labels: of histories and targets, to be read too; `check_label` says whether there are any.
         """
         if split not in EVALUATION_FILES:
             raise InputError(f"there is no split {split!r} to evaluate; choose 'valid' or 'test'")
         columns = ["user_id", "history", "target", *([HISTORY_TIMES] if with_times else [])]
+        columns += [names[label] for names in (HISTORY_LABELS, TARGET_LABELS) for label in labels]
         table = self._read(EVALUATION_FILES[split], columns)
         history_ids_N, offsets_B1 = list_values(table["history"])
         return EvaluationRows(
@@ -181,7 +232,15 @@ class Dataset:
             offsets_B1=offsets_B1,
             targets_B=table["target"].to_numpy(),
             times_N=list_values(table[HISTORY_TIMES])[0] if with_times else None,
+            labels={label: list_values(table[HISTORY_LABELS[label]])[0] for label in labels},
+            target_labels={
+                label: table[TARGET_LABELS[label]].to_numpy().astype(np.int64) for label in labels
+            },
         )
+
+    def position_by_key(self, key: str) -> int | None:
+        """Catalogue position of the item the source calls `key`; None when unknown."""
+        return _only_place(self._item_keys, key)
 
     def user_by_key(self, key: str) -> int | None:
         """Id of the user the source calls `key`; None when unknown."""
@@ -190,36 +249,38 @@ class Dataset:
 
     def history_of(self, user_key: str) -> Int64Array | None:
         """All item ids of a user, oldest first, targets included; None for an unknown user."""
-        row = _only_place(self._user_keys, user_key)
-        if row is None:
-            return None
-        values_N, offsets_U1 = self._histories
-        return values_N[offsets_U1[row] : offsets_U1[row + 1]]
+        return self._events_of(user_key, "item_ids")
 
     def history_times_of(self, user_key: str) -> Int64Array | None:
         """UNIX seconds of the events of `history_of`; `check_times` says whether there are any."""
+        return self._events_of(user_key, TIMES)
+
+    def history_labels_of(self, user_key: str, label: Label) -> Int64Array | None:
+        """Codes of the events of `history_of`; `check_label` says whether there are any."""
+        return self._events_of(user_key, LABEL_COLUMNS[label])
+
+    def _events_of(self, user_key: str, column: str) -> Int64Array | None:
+        """What the file of histories has of each event of a user; None for an unknown user."""
         row = _only_place(self._user_keys, user_key)
         if row is None:
             return None
-        times_N, offsets_U1 = self._history_times
-        return times_N[offsets_U1[row] : offsets_U1[row + 1]]
+        if column not in self._histories:
+            self._histories[column] = list_values(self._read(HISTORY_FILE, [column])[column])
+        # Written in the order of users.parquet: row u is that user's.
+        values_N, offsets_U1 = self._histories[column]
+        return values_N[offsets_U1[row] : offsets_U1[row + 1]]
 
     @cached_property
     def _item_index(self) -> pd.Index:
         return pd.Index(self.items.ids_I)
 
     @cached_property
+    def _item_keys(self) -> pd.Index:
+        return pd.Index(self.items.keys.to_pandas())
+
+    @cached_property
     def _user_keys(self) -> pd.Index:
         return pd.Index(self.users["user_key"].to_pandas())
-
-    @cached_property
-    def _histories(self) -> tuple[Int64Array, Int64Array]:
-        # Written in the order of users.parquet: row u is that user's.
-        return list_values(self._read(HISTORY_FILE, ["item_ids"])["item_ids"])
-
-    @cached_property
-    def _history_times(self) -> tuple[Int64Array, Int64Array]:
-        return list_values(self._read(HISTORY_FILE, [TIMES])[TIMES])
 
     def _read(self, name: str, columns: list[str] | None = None) -> pa.Table:
         path = self.root / name

@@ -6,7 +6,7 @@ Axes beyond those of `batches`: I items of the catalogue.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.errors import InputError
+from rayrec.platform.event_labels import UNKNOWN, Label
 from rayrec.platform.hashing import combine64
 from rayrec.platform.shares import balanced_bounds
 from rayrec.samples.batches import FeatureBatch, Int64Array, SampleBatch, TableLookup
@@ -44,8 +45,9 @@ class SequenceFeatures:
     """SampleBatch -> one FeatureBatch per trainer, with about as many tokens each; needs nothing but arrays.
 
     Training reads the newest `max_length + 1` known items s of a row: inputs are s[:-1], targets
-    s[1:]. Ids that are not in the catalogue are skipped (`unknown_items`); a row with fewer than
-    two known items stays in the batch without tokens (`rows_without_target`).
+    s[1:]. Older ones are not read (`unread_events`), ids that are not in the catalogue are skipped
+    (`unknown_items`); a row with fewer than two known items stays in the batch without tokens
+    (`rows_without_target`).
 
     The tables, by name, and the shape of their `inverse`:
 
@@ -58,7 +60,7 @@ class SequenceFeatures:
     same. Negatives of an event are uniform among the items that its row has nowhere, and depend on
     `(seed, step)`, the row and the event's place alone.
 
-    Times go where their items go. Where a batch has none, nor have its features.
+    Times and labels go where their items go. Where a batch has none, nor have its features.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class SequenceFeatures:
         negatives_per_event: int = 0,
         negatives: NegativeDistribution = "uniform",
         train_counts_I: Int64Array | None = None,
+        label_sizes: Mapping[Label, int] | None = None,
         seed: int = 0,
         num_trainers: int = 1,
     ) -> None:
@@ -85,6 +88,7 @@ class SequenceFeatures:
             negatives_per_event: K, drawn for every target; 0 for none.
             negatives: those of a batch: every item alike, or in proportion to its training events.
             train_counts_I: `Dataset.items.train_counts_I`; needed for popularity.
+            label_sizes: number of codes of each label that batches may have.
         """
         self._item_ids_I = np.asarray(item_ids_I, dtype=np.int64)
         self._index = pd.Index(self._item_ids_I)
@@ -100,6 +104,7 @@ class SequenceFeatures:
         self._num_negatives = num_negatives
         self._negatives_per_event = negatives_per_event
         self._cumulative_I = _cumulative(negatives, len(self._item_ids_I), train_counts_I)
+        self._label_sizes = label_sizes or {}
         self._seed = seed
         self._num_trainers = num_trainers
         self._code_ids_IL = None if codes_IL is None else self._code_ids(codes_IL)
@@ -123,15 +128,18 @@ class SequenceFeatures:
         Raises:
             InputError: a row has every item of the catalogue, so that no negative is left for its events.
         """
-        known_N, times_N, offsets_B1, unknown_B = self._known(batch)
+        known_N, offsets_B1, places_N = self._known(batch)
         starts_B, lengths_B = _newest(offsets_B1, self._max_length + 1)
         num_targets_B = np.maximum(lengths_B - 1, 0)
+        unread_B = np.diff(offsets_B1) - lengths_B
         input_at_N = concatenated_ranges(starts_B, num_targets_B)
         items_N, targets_N = known_N[input_at_N], known_N[input_at_N + 1]
         negatives_NK = self._draw_event_negatives(batch, known_N, offsets_B1, num_targets_B)
-        times_N = None if times_N is None else times_N[input_at_N]
+        unknown_B = np.diff(batch.offsets_B1) - np.diff(offsets_B1)
+        inputs_N, targets_at_N = places_N[input_at_N], places_N[input_at_N + 1]
         offsets_B1 = offsets_from_lengths(num_targets_B)
         negatives_S = self._draw_negatives(batch.step)
+        labels = self.check_labels(batch)
 
         bounds = balanced_bounds(num_targets_B, self._num_trainers)
         rows = [slice(low, high) for low, high in pairwise(bounds)]
@@ -158,9 +166,12 @@ class SequenceFeatures:
                 lookups=lookups[rank],
                 negatives_S=negatives_S,
                 negatives_NK=None if negatives_NK is None else negatives_NK[held],
-                times_N=None if times_N is None else times_N[held],
+                times_N=None if batch.times_N is None else batch.times_N[inputs_N[held]],
+                labels=_at(labels, inputs_N[held]),
+                target_labels=_at(labels, targets_at_N[held]),
                 counts={
                     "unknown_items": int(unknown_B[mine].sum()),
+                    "unread_events": int(unread_B[mine].sum()),
                     "rows_without_target": int((num_targets_B[mine] == 0).sum()),
                 },
             )
@@ -172,7 +183,8 @@ class SequenceFeatures:
 
         There are no targets and no negatives, so the table `item` is [N].
         """
-        known_N, times_N, offsets_B1, unknown_B = self._known(batch)
+        known_N, offsets_B1, places_N = self._known(batch)
+        unknown_B = np.diff(batch.offsets_B1) - np.diff(offsets_B1)
         starts_B, lengths_B = _newest(offsets_B1, self._max_length)
         held_N = concatenated_ranges(starts_B, lengths_B)
         items_N = known_N[held_N]
@@ -185,11 +197,40 @@ class SequenceFeatures:
             targets_N=None,
             num_targets=0,
             lookups=lookups,
-            times_N=None if times_N is None else times_N[held_N],
+            times_N=None if batch.times_N is None else batch.times_N[places_N[held_N]],
+            labels=_at(self.check_labels(batch), places_N[held_N]),
+            instruction=dict(batch.instruction),
             counts={
                 "unknown_items": int(unknown_B.sum()),
+                "unread_events": len(known_N) - len(held_N),
                 "rows_without_history": int((lengths_B == 0).sum()),
             },
+        )
+
+    def with_triggers(self, batch: SampleBatch) -> SampleBatch:
+        """With the trigger of each row's instruction as its newest event, as it is in training.
+
+        It happens when the newest event did, or at 0 without one, and nothing is known of it by labels. Where
+        it is the newest event already, it is not said twice.
+        """
+        if "trigger_item" not in batch.instruction:
+            return batch
+        position_B = batch.instruction["trigger_item"]
+        lengths_B = np.diff(batch.offsets_B1)
+        newest_B = np.where(lengths_B > 0, batch.offsets_B1[1:] - 1, -1)
+        padded_N1 = np.append(batch.item_ids_N, 0)  # at -1, of rows without events
+        ids_B = self._item_ids_I[np.maximum(position_B, 0)]
+        is_new_B = (position_B >= 0) & ((lengths_B == 0) | (padded_N1[newest_B] != ids_B))
+        at_T = batch.offsets_B1[1:][is_new_B]
+        times_N = batch.times_N
+        if times_N is not None:
+            times_N = np.insert(times_N, at_T, np.append(times_N, 0)[newest_B[is_new_B]])
+        return replace(
+            batch,
+            item_ids_N=np.insert(batch.item_ids_N, at_T, ids_B[is_new_B]),
+            offsets_B1=offsets_from_lengths(lengths_B + is_new_B),
+            times_N=times_N,
+            labels={label: np.insert(codes_N, at_T, UNKNOWN) for label, codes_N in batch.labels.items()},
         )
 
     def seen(self, batch: SampleBatch) -> Int64Array:
@@ -197,7 +238,7 @@ class SequenceFeatures:
 
         All of the history, not only the newest `max_length` items that the model reads.
         """
-        known_N, _, offsets_B1, _ = self._known(batch)
+        known_N, offsets_B1, _ = self._known(batch)
         lengths_B = np.diff(offsets_B1)
         seen_BE = np.full((batch.num_rows, lengths_B.max(initial=0)), -1, dtype=np.int64)
         place_N = concatenated_ranges(np.zeros_like(lengths_B), lengths_B)
@@ -210,16 +251,29 @@ class SequenceFeatures:
         with np.errstate(divide="ignore"):
             return np.log(probabilities_I)
 
-    def _known(self, batch: SampleBatch) -> tuple[Int64Array, Int64Array | None, Int64Array, Int64Array]:
-        """(catalogue positions of the known items, their times, their offsets_B1, unknown items per row)."""
+    def check_labels(self, batch: SampleBatch) -> Mapping[Label, Int64Array]:
+        """The labels of the batch.
+
+        Raises:
+            InputError: a code that has no name.
+        """
+        for label, codes_N in batch.labels.items():
+            size = self._label_sizes[label]
+            if len(codes_N) and not UNKNOWN <= codes_N.min() <= codes_N.max() < size:
+                wrong = int(codes_N[(codes_N < UNKNOWN) | (codes_N >= size)][0])
+                raise InputError(
+                    f"an event has the {label} {wrong}, and the data set has names for {size}, from 0 on "
+                    f"({UNKNOWN} for unknown); give rows the codes of its dataset.json"
+                )
+        return batch.labels
+
+    def _known(self, batch: SampleBatch) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """(catalogue positions of the known items, their offsets_B1, their places among all items)."""
         positions_N = self._positions(batch.item_ids_N)
         known_N = positions_N >= 0
         # Known items before each place: its differences at the old offsets are the new lengths.
         known_before_N1 = offsets_from_lengths(known_N)
-        offsets_B1 = known_before_N1[batch.offsets_B1]
-        unknown_B = np.diff(batch.offsets_B1) - np.diff(offsets_B1)
-        times_N = None if batch.times_N is None else batch.times_N[known_N]
-        return positions_N[known_N], times_N, offsets_B1, unknown_B
+        return positions_N[known_N], known_before_N1[batch.offsets_B1], np.flatnonzero(known_N)
 
     def _positions(self, item_ids: Int64Array) -> Int64Array:
         return self._index.get_indexer(pd.Index(item_ids)).astype(np.int64, copy=False)
@@ -317,6 +371,10 @@ def _newest(offsets_B1: Int64Array, most: int) -> tuple[Int64Array, Int64Array]:
     """(starts_B, lengths_B) of the last `most` values of every row."""
     lengths_B = np.minimum(np.diff(offsets_B1), most)
     return offsets_B1[1:] - lengths_B, lengths_B
+
+
+def _at(labels: Mapping[Label, Int64Array], places_N: Int64Array) -> dict[Label, Int64Array]:
+    return {label: codes_N[places_N] for label, codes_N in labels.items()}
 
 
 def _cumulative(

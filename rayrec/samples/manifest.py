@@ -9,6 +9,7 @@ from typing import Literal
 
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
+from rayrec.platform.event_labels import Label
 
 FORMAT = 1
 MANIFEST_FILE = "dataset.json"
@@ -66,13 +67,20 @@ class Manifest(Config):
     ties: TiesInfo
     id_kinds: dict[Literal["user", "item"], IdKind]
     behaviors: tuple[str, ...]
-    """Names of the behaviour codes in the training rows; empty when the source has none."""
+    """Names of the behaviour codes; empty when the source has none."""
+    scenarios: tuple[str, ...] = ()
+    """Names of the scenario codes; empty when the source has none."""
     text_columns: tuple[str, ...] = ()
     """Columns of the source that the items' texts are made of."""
     counts: dict[str, int]
     files: dict[str, FileEntry]
     fingerprint: str
     """Two data sets with the same fingerprint hold the same rows in the same order."""
+
+    @property
+    def labels(self) -> dict[Label, tuple[str, ...]]:
+        """Names of the codes of each label of events; empty where the source has none."""
+        return {"behavior": self.behaviors, "scenario": self.scenarios}
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -99,7 +107,7 @@ class Manifest(Config):
                 f"{path}: data set format {found!r}, this version reads {FORMAT}; prepare the data set again"
             )
         manifest = cls.parse(values, source=str(path))
-        if fingerprint_of(manifest.files, manifest.behaviors) != manifest.fingerprint:
+        if fingerprint_of(manifest.files, manifest.behaviors, manifest.scenarios) != manifest.fingerprint:
             raise InputError(f"{path}: its fingerprint does not fit its content; prepare the data set again")
         return manifest
 
@@ -107,10 +115,14 @@ class Manifest(Config):
         (folder / MANIFEST_FILE).write_text(json.dumps(self.model_dump(mode="json"), indent=2) + "\n")
 
 
-def fingerprint_of(files: dict[str, FileEntry], behaviors: tuple[str, ...]) -> str:
-    """Hex sha256 over the names, row counts and checksums of all files."""
+def fingerprint_of(
+    files: dict[str, FileEntry], behaviors: tuple[str, ...], scenarios: tuple[str, ...] = ()
+) -> str:
+    """Hex sha256 over the names, row counts and checksums of all files, and the names of the codes."""
     content = [[name, entry.rows, entry.sha256] for name, entry in sorted(files.items())]
-    return hashlib.sha256(json.dumps([FORMAT, list(behaviors), content]).encode()).hexdigest()
+    # Scenarios came later: data sets without them keep the fingerprint that they had.
+    described = [FORMAT, list(behaviors), content, *([list(scenarios)] if scenarios else [])]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
 def sha256_of(path: Path) -> str:

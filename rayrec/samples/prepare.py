@@ -89,6 +89,7 @@ def prepare(
         users = user_table(events.users, totals.seen_user_K, raw.users, events.user_rows)
         files[ITEMS_FILE] = write_table(folder / ITEMS_FILE, items)
         files[USERS_FILE] = write_table(folder / USERS_FILE, users)
+        behaviors, scenarios = events.labels.get("behavior", ()), events.labels.get("scenario", ())
         manifest = Manifest(
             format=FORMAT,
             name=raw.name,
@@ -98,11 +99,12 @@ def prepare(
             seed=config.seed,
             ties=TiesInfo(rule=config.ties, neighbours=totals.ties, users=totals.tied_users),
             id_kinds={"user": events.users.kind, "item": events.items.kind},
-            behaviors=events.behaviors,
+            behaviors=behaviors,
+            scenarios=scenarios,
             text_columns=textual,
             counts=_counts(events, totals, items, users),
             files=files,
-            fingerprint=fingerprint_of(files, events.behaviors),
+            fingerprint=fingerprint_of(files, behaviors, scenarios),
         )
         manifest.write(folder)
     return PrepareReport(out, manifest)
@@ -151,7 +153,7 @@ def _write_splits(
     run_partitions: RunPartitions,
     progress: Progress,
 ) -> _Totals:
-    builder = SequenceBuilder(split, config.ties, config.seed, with_behaviors=bool(events.behaviors))
+    builder = SequenceBuilder(split, config.ties, config.seed, tuple(events.labels))
     totals = _Totals(
         train_counts_K=np.zeros(len(events.items.ids_K), dtype=np.int64),
         events_of_item_K=np.zeros(len(events.items.ids_K), dtype=np.int64),

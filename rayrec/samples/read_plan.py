@@ -120,15 +120,21 @@ class Batching:
     """Most list elements of a batch, over its rows; a row that has more is a batch of its own."""
     length_of: str | None = None
     """The column whose lists are counted."""
+    min_batches: int = 1
+    """Of an epoch: one that has few rows is cut into batches of fewer, down to one row each."""
 
     def check(self, schema: pa.Schema, source: str) -> None:
         """
         Raises:
             InputError: neither bound is given, one is less than 1, or there is no such column of lists.
         """
-        bounds = {"batch_size": self.batch_size, "batch_tokens": self.batch_tokens}
+        bounds = {
+            "batch_size": self.batch_size,
+            "batch_tokens": self.batch_tokens,
+            "min_batches": self.min_batches,
+        }
         given = {name: bound for name, bound in bounds.items() if bound is not None}
-        if not given:
+        if self.batch_size is None and self.batch_tokens is None:
             raise InputError("batches need a bound; give batch_size, batch_tokens, or both")
         for name, bound in given.items():
             if bound < 1:
@@ -146,7 +152,7 @@ class Batching:
 
     def cuts(self, num_rows: int, lengths_E: Int64Array | None) -> Int64Array:
         """[S + 1] where batches begin and end, from the lengths of the epoch's rows in reading order."""
-        most_rows = self.batch_size or max(num_rows, 1)
+        most_rows = max(1, min(self.batch_size or num_rows, num_rows // self.min_batches))
         if self.batch_tokens is None:
             return np.append(np.arange(0, num_rows, most_rows), num_rows)
         assert lengths_E is not None, "lengths were counted when the plan was made"

@@ -11,13 +11,14 @@ Axes: G rows of a row group, R rows of a window, B rows of a batch, 1 an extra e
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 
+from rayrec.platform.event_labels import Label
 from rayrec.samples.batches import Int64Array, Interval, RowBatch, SampleBatch, joined
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.decoding import CorruptGroupError, DecodedGroup, GroupDecoder, ReadSpec, RowGroup
@@ -247,6 +248,7 @@ def evaluation_batches(
     batch_size: int,
     max_rows: int | None = None,
     with_times: bool = False,
+    labels: Sequence[Label] = (),
 ) -> Iterator[SampleBatch]:
     """The first `max_rows` rows of an evaluation split, in file order, with `targets_B`; None is all.
 
@@ -254,8 +256,9 @@ def evaluation_batches(
 
     Args:
         with_times: of the events of the histories; `Dataset.check_times` says whether there are any.
+        labels: of these events; `Dataset.check_label` says whether there are any.
     """
-    rows = dataset.evaluation_rows(split, with_times)
+    rows = dataset.evaluation_rows(split, with_times, labels)
     num_rows = len(rows) if max_rows is None else min(max_rows, len(rows))
     # A file number of its own: keys differ from those of the training rows and of the other split.
     file_number = len(dataset.train_files) + list(EVALUATION_FILES).index(split)
@@ -270,6 +273,10 @@ def evaluation_batches(
             offsets_B1=offsets_B1,
             targets_B=rows.targets_B[rows_B],
             times_N=None if rows.times_N is None else take_rows(rows.times_N, rows.offsets_B1, rows_B)[0],
+            labels={
+                label: take_rows(codes_N, rows.offsets_B1, rows_B)[0]
+                for label, codes_N in rows.labels.items()
+            },
         )
 
 

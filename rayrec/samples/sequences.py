@@ -12,8 +12,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from rayrec.platform.event_labels import LABELS, Label
 from rayrec.platform.hashing import combine64, mix64
 from rayrec.samples.batches import Int64Array
+from rayrec.samples.event_labels import LABEL_COLUMNS, LABEL_TYPE
 from rayrec.samples.jagged import offsets_from_lengths
 from rayrec.samples.manifest import SplitInfo
 from rayrec.samples.validation import EVENT_COLUMNS, SOURCE_ROW
@@ -26,18 +28,19 @@ PER_USER = ("num_train", "valid_at", "test_at", "duplicates", "first_duplicate",
 class SequenceBuilder:
     """Events of some users -> one row for each of these users, in order of `mix64(user_id)`.
 
-    Columns of the result: `user_id`; the lists `item_ids`, `timestamps` (UNIX seconds), `behaviors`
-    and one per further column, oldest event first; `num_train`, the events at the front that are for
-    training; `valid_at` and `test_at`, the places of the targets or -1; `duplicates`, events dropped
-    because the user already had the same item, time and behaviour; `first_duplicate`, the source row
-    of the first of them or -1; `first_row`, the source row of the user's oldest event; `ties`,
+    Columns of the result: `user_id`; the lists `item_ids`, `timestamps` (UNIX seconds), one of codes per
+    label (`LABEL_COLUMNS`) and one per further column, oldest event first; `num_train`, the events at the
+    front that are for training; `valid_at` and `test_at`, the places of the targets or -1; `duplicates`,
+    events dropped because the user already had the same item, time and behaviour; `first_duplicate`, the
+    source row of the first of them or -1; `first_row`, the source row of the user's oldest event; `ties`,
     neighbouring events with the same time.
     """
 
     split: SplitInfo
     ties: Literal["shuffle", "file"]
     seed: int
-    with_behaviors: bool
+    labels: tuple[Label, ...] = ()
+    """Those that the events have."""
 
     def __call__(self, events: pa.Table) -> pa.Table:
         duplicate_E = _duplicates(events)
@@ -57,10 +60,10 @@ class SequenceBuilder:
             "item_ids": _lists(kept["item_id"], lengths_U),
             "timestamps": _lists(pa.chunked_array([time_E // 1_000_000]), lengths_U),
         }
-        if self.with_behaviors:
-            columns["behaviors"] = _lists(kept["behavior"].cast(pa.int16()), lengths_U)
+        for label in self.labels:
+            columns[LABEL_COLUMNS[label]] = _lists(kept[label].cast(LABEL_TYPE), lengths_U)
         for name in kept.schema.names:
-            if name not in (*EVENT_COLUMNS, SOURCE_ROW):
+            if name not in (*EVENT_COLUMNS, *LABELS, SOURCE_ROW):
                 columns[name] = _lists(kept[name], lengths_U)
         columns |= {
             "num_train": pa.array(num_train_U),

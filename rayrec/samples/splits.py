@@ -5,12 +5,15 @@ Axes: U users of one partition.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from rayrec.platform.event_labels import LABELS, Label
 from rayrec.samples.batches import Int64Array
+from rayrec.samples.event_labels import HISTORY_LABELS, LABEL_COLUMNS, LABEL_TYPE, TARGET_LABELS
 from rayrec.samples.event_times import HISTORY_TIMES, TIMES
 from rayrec.samples.jagged import list_rows
 from rayrec.samples.manifest import (
@@ -22,18 +25,15 @@ from rayrec.samples.manifest import (
 from rayrec.samples.sequences import PER_USER
 from rayrec.samples.writer import RowGroupWriter
 
-_EVALUATION = pa.schema(
-    [
-        ("user_id", pa.int64()),
-        ("history", pa.list_(pa.int64())),
-        (HISTORY_TIMES, pa.list_(pa.int64())),
-        ("target", pa.int64()),
-        ("timestamp", pa.int64()),
-    ]
-)
-_HISTORY = pa.schema(
-    [("user_id", pa.int64()), ("item_ids", pa.list_(pa.int64())), (TIMES, pa.list_(pa.int64()))]
-)
+_EVALUATION = {
+    "user_id": pa.int64(),
+    "history": pa.list_(pa.int64()),
+    HISTORY_TIMES: pa.list_(pa.int64()),
+    "target": pa.int64(),
+    "timestamp": pa.int64(),
+}
+_HISTORY = {"user_id": pa.int64(), "item_ids": pa.list_(pa.int64()), TIMES: pa.list_(pa.int64())}
+"""Columns that every data set has, labels of events aside."""
 
 
 class SplitWriter:
@@ -53,9 +53,18 @@ class SplitWriter:
             rows_per_group,
             rows_per_file,
         )
-        self._history = RowGroupWriter(lambda number: folder / HISTORY_FILE, _HISTORY, rows_per_group)
+        labels = [label for label in LABELS if LABEL_COLUMNS[label] in schema.names]
+        codes = pa.list_(LABEL_TYPE)
+        history = pa.schema(_HISTORY | {LABEL_COLUMNS[label]: codes for label in labels})
+        evaluation = pa.schema(
+            _EVALUATION
+            | {HISTORY_LABELS[label]: codes for label in labels}
+            | {TARGET_LABELS[label]: LABEL_TYPE for label in labels}
+        )
+        self._labels, self._history_columns = labels, history.names
+        self._history = RowGroupWriter(lambda number: folder / HISTORY_FILE, history, rows_per_group)
         self._evaluation = {
-            split: RowGroupWriter(lambda number, name=name: folder / name, _EVALUATION, rows_per_group)  # type: ignore[misc]
+            split: RowGroupWriter(lambda number, name=name: folder / name, evaluation, rows_per_group)  # type: ignore[misc]
             for split, name in EVALUATION_FILES.items()
         }
 
@@ -64,9 +73,9 @@ class SplitWriter:
         sequences = sequences.combine_chunks()
         train = self._training_rows(sequences)
         self._train.write(train)
-        self._history.write(sequences.select(_HISTORY.names))
+        self._history.write(sequences.select(self._history_columns))
         for split, writer in self._evaluation.items():
-            writer.write(_targets(sequences, sequences[f"{split}_at"].to_numpy()))
+            writer.write(_targets(sequences, sequences[f"{split}_at"].to_numpy(), self._labels))
         return train["item_ids"].combine_chunks().flatten().to_numpy()
 
     def close(self) -> dict[str, FileEntry]:
@@ -93,12 +102,13 @@ class SplitWriter:
         return pa.table(columns)
 
 
-def _targets(sequences: pa.Table, target_at_U: Int64Array) -> pa.Table:
-    """History with its times, target and its time, of the users whose target is at a place >= 0."""
+def _targets(sequences: pa.Table, target_at_U: Int64Array, labels: Sequence[Label]) -> pa.Table:
+    """History with its times and labels, target with its, of the users whose target is at a place >= 0."""
     rows_U = np.flatnonzero(target_at_U >= 0)
     at_U = target_at_U[rows_U]
     items, times = sequences["item_ids"].combine_chunks(), sequences["timestamps"].combine_chunks()
     places_U = items.offsets.to_numpy()[rows_U] + at_U
+    codes = {label: sequences[LABEL_COLUMNS[label]].combine_chunks() for label in labels}
     return pa.table(
         {
             "user_id": sequences["user_id"].combine_chunks().take(pa.array(rows_U)),
@@ -106,6 +116,8 @@ def _targets(sequences: pa.Table, target_at_U: Int64Array) -> pa.Table:
             HISTORY_TIMES: _front(times, rows_U, at_U),
             "target": items.values.take(pa.array(places_U)),
             "timestamp": times.values.take(pa.array(places_U)),
+            **{HISTORY_LABELS[label]: _front(lists, rows_U, at_U) for label, lists in codes.items()},
+            **{TARGET_LABELS[label]: lists.values.take(pa.array(places_U)) for label, lists in codes.items()},
         }
     )
 

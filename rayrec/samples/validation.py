@@ -13,8 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayrec.platform.errors import InputError
+from rayrec.platform.event_labels import LABELS, UNKNOWN, Label
 from rayrec.samples.batches import Int64Array
 from rayrec.samples.config import PrepareConfig
+from rayrec.samples.event_labels import LABEL_TYPE
 from rayrec.samples.ids import IdTable, assign_ids
 from rayrec.samples.importers.tables import RawTable, RawTables
 
@@ -31,14 +33,15 @@ class Events:
     """Checked interactions and the ids that occur in any table of the source."""
 
     table: pa.Table
-    """user_id, item_id, timestamp (us), behavior (code, -1 without), `SOURCE_ROW`, further columns."""
+    """user_id, item_id, timestamp (us), behavior (code, -1 without), `SOURCE_ROW`, the codes of further
+    labels that the source has, further columns."""
     users: IdTable
     items: IdTable
     item_rows: Int64Array | None
     """Item id of each row of the source's table of items."""
     user_rows: Int64Array | None
-    behaviors: tuple[str, ...]
-    """Names of the behaviour codes, sorted."""
+    labels: dict[Label, tuple[str, ...]]
+    """Names of the codes, sorted, of each label that the source has."""
     num_filtered: int
     """Events left out because their behaviour was not asked for."""
 
@@ -48,7 +51,7 @@ def validate(raw: RawTables, config: PrepareConfig) -> Events:
 
     Raises:
         InputError: no events, a missing id, an id or time of a wrong type, a NaN or negative time, an item
-            or user described twice, a behaviour that does not occur.
+            or user described twice, a behaviour that does not occur, or none where some are chosen by it.
     """
     log = raw.interactions
     if not len(log.table):
@@ -56,12 +59,14 @@ def validate(raw: RawTables, config: PrepareConfig) -> Events:
     for name in ("user_id", "item_id"):
         check_ids(log, name)
     times_R = parse_times(log, config.time_unit)
-    codes_R, behaviors = _behaviors(log)
+    codes = {label: _codes(log, label) for label in LABELS if label in log.table.schema.names}
     rows_R = np.arange(len(times_R))
     if config.behaviors is not None:
-        kept = _codes_of(config.behaviors, behaviors, log)
-        rows_R = np.flatnonzero(np.isin(codes_R, kept))
-        behaviors, codes_R = _renumber(behaviors, kept, codes_R)
+        codes_R, names = codes.get("behavior", (np.full(len(times_R), UNKNOWN), ()))
+        if "behavior" in codes:  # which of these would be kept?
+            refuse_nulls(log, "behavior", log.table["behavior"])
+        rows_R = np.flatnonzero(np.isin(codes_R, _codes_of(config.behaviors, names, log)))
+    labels = {label: _renumbered(codes_R[rows_R], names) for label, (codes_R, names) in codes.items()}
     source = log.table.take(rows_R) if len(rows_R) < len(times_R) else log.table
     items, item_columns = _ids(source["item_id"], raw.items, "item")
     users, user_columns = _ids(source["user_id"], raw.users, "user")
@@ -69,17 +74,17 @@ def validate(raw: RawTables, config: PrepareConfig) -> Events:
         "user_id": pa.array(user_columns[0]),
         "item_id": pa.array(item_columns[0]),
         "timestamp": pa.array(times_R[rows_R]),
-        "behavior": pa.array(codes_R[rows_R]),
+        "behavior": pa.array(np.full(len(rows_R), UNKNOWN)),
         SOURCE_ROW: pa.array(rows_R),
-    }
-    further = [name for name in source.schema.names if name not in EVENT_COLUMNS]
+    } | {label: pa.array(codes_E) for label, (codes_E, _) in labels.items()}
+    further = [name for name in source.schema.names if name not in (*EVENT_COLUMNS, *LABELS)]
     return Events(
         table=pa.table(columns | {name: source[name] for name in further}),
         users=users,
         items=items,
         item_rows=item_columns[1] if raw.items is not None else None,
         user_rows=user_columns[1] if raw.users is not None else None,
-        behaviors=behaviors,
+        labels={label: names for label, (_, names) in labels.items()},
         num_filtered=len(times_R) - len(rows_R),
     )
 
@@ -213,17 +218,17 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
-def _behaviors(raw: RawTable) -> tuple[Int64Array, tuple[str, ...]]:
-    """Code of each row and the names of the codes, sorted: they do not depend on the order of rows."""
-    if "behavior" not in raw.table.schema.names:
-        return np.full(len(raw.table), -1), ()
-    column = raw.table["behavior"]
-    refuse_nulls(raw, "behavior", column)
+def _codes(raw: RawTable, label: Label) -> tuple[Int64Array, tuple[str, ...]]:
+    """Code of each row, unknown where it says nothing, and the names of the codes, sorted: they do not depend
+    on the order of rows."""
+    column = raw.table[label]
     codes_R, names = pd.factorize(column.cast(pa.string()).to_pandas(), sort=True)
-    if len(names) > np.iinfo(np.int16).max:
+    if len(names) > np.iinfo(LABEL_TYPE.to_pandas_dtype()).max:
+        expected = "kind of the event, such as view or buy"
+        if label == "scenario":
+            expected = "place where the event happened, such as home or search"
         raise InputError(
-            f"{raw.file}: column behavior has {len(names)} different values; expected the kind of the event, "
-            "such as view or buy"
+            f"{raw.file}: column {label} has {len(names)} different values; expected the {expected}"
         )
     return codes_R.astype(np.int64), tuple(names)
 
@@ -240,9 +245,10 @@ def _codes_of(wanted: tuple[str, ...], behaviors: tuple[str, ...], raw: RawTable
     return sorted(behaviors.index(name) for name in set(wanted))
 
 
-def _renumber(
-    behaviors: tuple[str, ...], kept: list[int], codes_R: Int64Array
-) -> tuple[tuple[str, ...], Int64Array]:
-    new_codes = np.full(len(behaviors), -1)
-    new_codes[kept] = np.arange(len(kept))
-    return tuple(behaviors[code] for code in kept), new_codes[codes_R]
+def _renumbered(codes_E: Int64Array, names: tuple[str, ...]) -> tuple[Int64Array, tuple[str, ...]]:
+    """With codes for those names only that occur."""
+    is_known_E = codes_E != UNKNOWN
+    kept, new_K = np.unique(codes_E[is_known_E], return_inverse=True)
+    new_E = np.full(len(codes_E), UNKNOWN, dtype=np.int64)
+    new_E[is_known_E] = new_K
+    return new_E, tuple(names[code] for code in kept.tolist())

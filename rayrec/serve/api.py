@@ -23,6 +23,7 @@ from rayrec.platform.errors import UnavailableError
 from rayrec.serve.request_guard import RequestGuard, error_response
 from rayrec.serve.schemas import (
     ErrorAnswer,
+    Instruction,
     LiveAnswer,
     ReadyAnswer,
     RecommendAnswer,
@@ -139,7 +140,8 @@ def _explain(problems: Sequence[dict[str, Any]]) -> str:
     if not location:
         return "expected a JSON object, sent with the header 'Content-Type: application/json'"
     if first["type"] == "extra_forbidden":
-        return f"{location[0]}: unknown field; known are {', '.join(RecommendRequest.model_fields)}"
+        fields = RecommendRequest.model_fields if len(location) == 1 else Instruction.model_fields
+        return f"{_dotted(location)}: unknown field; known are {', '.join(fields)}"
     if location[-1] in ("str", "int"):  # the members of a key's union
         return f"{_dotted(location[:-1])}: expected a string or an integer"
     message = first["msg"].removeprefix("Value error, ")

@@ -32,6 +32,19 @@ class _Schema(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+class Instruction(_Schema):
+    """What the next item is wanted for, for models that were trained with instructions. What is left out is
+    not said."""
+
+    scenario: StrictStr | None = None
+    """Where it will be shown, as the log has it: home, item page, search ..."""
+    behavior: StrictStr | None = None
+    """What the user is to do with it, as the log has it: LIKE, BUY ..."""
+    trigger_item: Key | None = None
+    """The item that the user is looking at. It counts as the newest of the history, so that `exclude_seen`
+    leaves it out."""
+
+
 class RecommendRequest(_Schema):
     """Whom to recommend to: a known user, a history, or both; or a raw row. Without any of these, popular
     items come back."""
@@ -48,6 +61,8 @@ class RecommendRequest(_Schema):
     row: dict[str, Any] | None = None
     """Instead of user and history: a row as training rows are before any operation, by column name. The
     operations of the run make user and history of it; a column that is left out is null."""
+    instruction: Instruction | None = None
+    """What is wanted; a model that does not read it refuses the request."""
     k: StrictInt = Field(10, ge=1)
     """How many items; fewer come back where there are not as many."""
     exclude_seen: StrictBool = True
@@ -78,9 +93,13 @@ class RecommendAnswer(_Schema):
 
     items: list[RecommendedItem]
     source: Literal["model", "popular"]
-    """`popular` where nothing is known of the user: no history, or no item of it in the catalogue."""
+    """`popular` where nothing is known of the user: no history, no item of it in the catalogue, or none that
+    the run's operations leave."""
     ignored_items: list[Key]
     """Items of the request's history that are not in the catalogue, each once; of a row, their ids."""
+    unread_events: int
+    """Known events of the history, or of what a row was made, that the model did not read: older ones than it
+    reads, or such as the run's operations leave out."""
     model: ModelInfo
 
 

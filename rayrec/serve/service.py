@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ import pandas as pd
 
 from rayrec.pipelines.recommender import Query, Recommendation, Recommender
 from rayrec.platform.errors import InputError
+from rayrec.platform.event_labels import Part
 from rayrec.samples.batches import Int64Array
 from rayrec.serve.schemas import Key, ModelInfo, RecommendAnswer, RecommendedItem, RecommendRequest
 
@@ -29,26 +31,34 @@ class RecommendationService:
         self.model = ModelInfo(run=recommender.run, step=recommender.committed_step + 1)
 
     def recommend(self, request: RecommendRequest) -> RecommendAnswer:
-        """The k best items for the request's history, or popular ones where it has no known item.
+        """The k best items for the request's history, or popular ones where there is nothing to read of it:
+        it has no known item, or the run's operations leave none.
 
         Raises:
             RefusedRequestError: more items are asked for than the service gives, the row is none that the run
-                could have been trained on, or the times do not belong to a history.
+                could have been trained on, the times do not belong to a history, or the instruction is one
+                that the model does not read or names what the data does not know.
             UnavailableError: an event store that the run's operations ask does not answer.
         """
         if request.k > self._max_k:
             raise RefusedRequestError(f"k: {request.k} items are more than the {self._max_k} of one answer")
         k = min(request.k, len(self._item_keys))
+        instruction = self._instruction_of(request)
         if request.row is not None:
             query, ignored = self._of_row(request)
         elif request.history is not None:
             query, ignored = self._of_history(request, request.history)
         else:
             query, ignored = self._of_user(request), []
-        if len(query.history_ids) == 0:
-            return self._answer(self._recommender.popular(k), "popular", ignored)
-        (found,) = self._recommender.recommend([query], k, request.exclude_seen)
-        return self._answer(found, "model", ignored)
+        num_unread = 0
+        if len(query.history_ids) or "trigger_item" in instruction:
+            query = replace(query, instruction=instruction)
+            (found,) = self._recommender.answer([query], k, request.exclude_seen)
+            if found.num_read:
+                return self._answer(found.items, "model", ignored, found.num_unread)
+            num_unread = found.num_unread
+        seen = query.history_ids if request.exclude_seen else None
+        return self._answer(self._recommender.popular(k, seen), "popular", ignored, num_unread)
 
     def warm_up(self) -> None:
         """Take every path once, so that the first request does not wait for tables and compilers."""
@@ -56,6 +66,18 @@ class RecommendationService:
         self.recommend(RecommendRequest(user_id=dataset.users["user_key"][0].as_py()))
         self.recommend(RecommendRequest(history=[dataset.items.keys[0].as_py()]))
         self.recommend(RecommendRequest())
+
+    def _instruction_of(self, request: RecommendRequest) -> dict[Part, int]:
+        wanted = request.instruction
+        if wanted is None:
+            return {}
+        trigger = None if wanted.trigger_item is None else str(wanted.trigger_item)
+        try:
+            return self._recommender.instruction_of(
+                {"scenario": wanted.scenario, "behavior": wanted.behavior, "trigger_item": trigger}
+            )
+        except InputError as error:
+            raise RefusedRequestError(str(error)) from error
 
     def _of_row(self, request: RecommendRequest) -> tuple[Query, list[Key]]:
         """The query of a raw row, and the ids of its items that are unknown."""
@@ -69,7 +91,9 @@ class RecommendationService:
         is_known = self._recommender.dataset.item_positions(query.history_ids) >= 0
         unknown: list[Key] = list(dict.fromkeys(query.history_ids[~is_known].tolist()))
         times = None if query.times is None else query.times[is_known]
-        return Query(query.history_ids[is_known], query.user_id, times), unknown
+        labels = {label: codes[is_known] for label, codes in query.labels.items()}
+        known = replace(query, history_ids=query.history_ids[is_known], times=times, labels=labels)
+        return known, unknown
 
     def _of_history(self, request: RecommendRequest, history: Sequence[Key]) -> tuple[Query, list[Key]]:
         """The query of a history that came along, and the items of it that are unknown."""
@@ -96,10 +120,16 @@ class RecommendationService:
         return None if key is None else self._recommender.dataset.user_by_key(str(key))
 
     def _answer(
-        self, found: Sequence[Recommendation], source: Literal["model", "popular"], ignored: list[Key]
+        self,
+        found: Sequence[Recommendation],
+        source: Literal["model", "popular"],
+        ignored: list[Key],
+        num_unread: int,
     ) -> RecommendAnswer:
         items = [RecommendedItem(item_id=item.item_key, title=item.title, score=item.score) for item in found]
-        return RecommendAnswer(items=items, source=source, ignored_items=ignored, model=self.model)
+        return RecommendAnswer(
+            items=items, source=source, ignored_items=ignored, unread_events=num_unread, model=self.model
+        )
 
 
 def _checked_times(timestamps: Sequence[int], num_items: int) -> Int64Array:

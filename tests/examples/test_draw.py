@@ -1,10 +1,17 @@
 """The picture of a recommender, as a user asks for it."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 from matplotlib.image import imread
 
 from examples import draw
+from rayrec.models.tokenizers.fit import quantized_registry
+from rayrec.models.tokenizers.item_tokenizer import ItemTokenizer
+from rayrec.pipelines.features import registry_folder
+from rayrec.pipelines.run_folder import RunFolder
 from tests.runs import NUM_ITEMS, make_run
 
 
@@ -33,6 +40,26 @@ def test_what_is_drawn_is_what_the_model_says(run):
     assert scene.probability_I.sum() == pytest.approx(1.0)
     assert not scene.probability_I[scene.history].any()
     assert len(scene.titles_I) == len(scene.codes_IL) == len(scene.place_I2) == NUM_ITEMS
+
+
+@pytest.mark.parametrize("quantizer", ["rq_kmeans", "opq"])
+def test_the_map_is_of_what_the_tokenizer_keeps(run, quantizer):
+    folder = Path(registry_folder(RunFolder.open(run).config))
+    vectors_ID = np.repeat([[0.0, 1.0, 0.0, 2.0], [5.0, -1.0, 7.0, 0.0]], NUM_ITEMS // 2, axis=0)
+    vectors_ID += np.random.default_rng(0).normal(scale=0.01, size=vectors_ID.shape)
+    ids_I = np.arange(len(vectors_ID))
+    tokenizer = ItemTokenizer.fit(quantizer, {"text": vectors_ID.astype(np.float32)}, ids_I, 2, 4)
+    registry = quantized_registry(
+        tokenizer.quantizer, torch.from_numpy(vectors_ID).float(), ids_I, "f00d", "share"
+    )
+    tokenizer.save(folder)
+
+    place_I2 = draw._map(folder, registry)
+
+    (folder / "tokenizer.json").unlink()
+    half = len(ids_I) // 2
+    apart = np.linalg.norm(place_I2[:half].mean(axis=0) - place_I2[half:].mean(axis=0))
+    assert apart > 0.4
 
 
 def test_a_user_who_is_not_there_is_named(run):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -10,7 +11,8 @@ import torch
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.backbones.transformer import CausalTransformer
 from rayrec.models.tensor_batch import TensorBatch
-from rayrec.samples.batches import FeatureBatch
+from rayrec.platform.event_labels import Label, Part
+from rayrec.samples.batches import FeatureBatch, SampleBatch
 from rayrec.samples.features import SequenceFeatures
 from tests.data import sample_batch
 
@@ -27,6 +29,19 @@ def backbone(dropout: float = 0.0, num_layers: int = 2, max_length: int = 6) -> 
             for parameter in network.parameters():
                 parameter.add_(0.3 * torch.randn_like(parameter))
     return network
+
+
+LABEL_SIZES: dict[Label, int] = {"behavior": 3, "scenario": 2}
+
+
+def labelled(batch: SampleBatch) -> SampleBatch:
+    """With labels that follow from each event's item and its place in its row."""
+    lengths = np.diff(batch.offsets_B1)
+    place_N = np.arange(len(batch.item_ids_N)) - np.repeat(batch.offsets_B1[:-1], lengths)
+    return dataclasses.replace(
+        batch,
+        labels={label: (7 * batch.item_ids_N + place_N) % size for label, size in LABEL_SIZES.items()},
+    )
 
 
 def layout(lengths: Sequence[int]) -> JaggedLayout:
@@ -50,8 +65,9 @@ def shares(
         codes_IL=codes_IL,
         num_negatives=num_negatives,
         num_trainers=num_trainers,
+        label_sizes=LABEL_SIZES,
     )
-    return features(sample_batch(rows, step))
+    return features(labelled(sample_batch(rows, step)))
 
 
 def histories(
@@ -59,10 +75,18 @@ def histories(
     num_items: int,
     tables: Sequence[str] = (),
     codes_IL: np.ndarray | None = None,
+    instruction: Mapping[Part, Sequence[int]] | None = None,
 ) -> FeatureBatch:
-    """Features to rank what follows rows of items."""
-    features = SequenceFeatures(np.arange(num_items), max_length=6, tables=tables, codes_IL=codes_IL)
-    return features.ranking(sample_batch(rows))
+    """Features to rank what follows rows of items.
+
+    Args:
+        instruction: by part, of each row.
+    """
+    features = SequenceFeatures(
+        np.arange(num_items), max_length=6, tables=tables, codes_IL=codes_IL, label_sizes=LABEL_SIZES
+    )
+    wanted = {part: np.array(values) for part, values in (instruction or {}).items()}
+    return features.ranking(dataclasses.replace(labelled(sample_batch(rows)), instruction=wanted))
 
 
 def table_rows(features: FeatureBatch, dim: int = DIM) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ import torch
 from rayrec.models.build import Catalogue, build_model
 from rayrec.models.compiled_parts import compile_parts, explained
 from rayrec.models.compute import PLAIN, ComputeSettings
-from rayrec.models.config import NextItemConfig, sparse_tables
+from rayrec.models.config import EncoderDecoderConfig, NextItemConfig, sparse_tables
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.flops import ModelFlops
 from rayrec.models.linear_cross_entropy import linear_cross_entropy
@@ -40,11 +40,31 @@ MODELS = {
         name: {"name": name, "user_embedding": True}
         for name in ("prefix_decoder", "light_decoder", "lazy_decoder", "encoder_decoder")
     },
+    "causal_lm": {"name": "causal_lm", "behavior_weights": {"LIKE": 2.0}},
+    "prefix_decoder, weighted": {"name": "prefix_decoder", "behavior_weights": {"LIKE": 2.0}},
+    "light_decoder, weighted": {"name": "light_decoder", "behavior_weights": {"LIKE": 2.0}},
+    "lazy_decoder, instructed": {
+        "name": "lazy_decoder",
+        "instruction": {"parts": ["scenario", "behavior"], "drop": 0.3},
+        "event_labels": ["behavior", "scenario"],
+        "behavior_weights": {"LIKE": 2.0, "VIEW": 0.5},
+        "experts": {"count": 4, "per_token": 2},
+    },
+    "encoder_decoder, instructed": {
+        "name": "encoder_decoder",
+        "instruction": {"parts": ["behavior", "trigger_item"], "drop": 0.3},
+        "event_labels": ["scenario"],
+        "behavior_weights": {"VIEW": 0.5},
+        "experts": {"count": 3, "per_token": 1},
+        "retrieval": {"max_length": 6, "num_events": 3, "num_recent": 1, "q2i_negatives": 5},
+    },
 }
+LANGUAGE_MODEL = {"max_length": 6, "network": {"kind": "qwen3", "dim": DIM, "num_heads": 2}}
+LABELS = {"behavior": ("LIKE", "SHARE", "VIEW"), "scenario": ("home", "search")}
 
 
 def config_of(name: str):
-    backbone = BACKBONE
+    backbone = LANGUAGE_MODEL if name == "causal_lm" else BACKBONE
     if MODELS[name]["name"] == "hstu":
         backbone = {key: value for key, value in BACKBONE.items() if key != "feedforward_dim"}
     values = MODELS[name] | {"backbone": backbone}
@@ -54,24 +74,30 @@ def config_of(name: str):
 def model_of(name: str):
     config = config_of(name)
     rates = np.full(NUM_ITEMS, -np.log(NUM_ITEMS))
-    return build_model(config, Catalogue(NUM_ITEMS, CODES_IL, LEVELS, negative_log_q_I=rates), seed=1)
+    catalogue = Catalogue(NUM_ITEMS, CODES_IL, LEVELS, negative_log_q_I=rates, labels=LABELS)
+    return build_model(config, catalogue, seed=1)
 
 
 def features_of(name: str, step: int = 0, rows=ROWS, num_trainers: int = 1):
     config = config_of(name)
     loss = config.loss_or_default if isinstance(config, NextItemConfig) else None
+    asks_items = isinstance(config, EncoderDecoderConfig) and config.retrieval is not None
     features = SequenceFeatures(
         np.arange(NUM_ITEMS),
         max_length=6,
         tables=sparse_tables(config),
         codes_IL=CODES_IL,
-        num_negatives=5 if loss == "sampled_softmax" else 0,
+        num_negatives=5 if loss == "sampled_softmax" or asks_items else 0,
         negatives_per_event=3 if loss == "bce" else 0,
+        label_sizes={label: len(LABELS[label]) for label in config.needs_labels},
         num_trainers=num_trainers,
     )
     batch = sample_batch(rows, step)
     if config.needs_times:
         batch = dataclasses.replace(batch, times_N=10**9 + 1000 * np.arange(len(batch.item_ids_N)))
+    random, num_events = np.random.default_rng(2), len(batch.item_ids_N)
+    labels = {label: random.integers(-1, len(LABELS[label]), num_events) for label in config.needs_labels}
+    batch = dataclasses.replace(batch, labels=labels)
     return features(batch)
 
 
@@ -90,7 +116,9 @@ def train(trained: TorchProgram, name: str, num_steps: int):
     return losses, gradients.row_grads
 
 
-@pytest.mark.parametrize("name", MODELS)
+# A language model of this size learns the batches by heart, and small differences grow: see
+# test_causal_lm_recipes.
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "causal_lm"])
 def test_bfloat16_trains_about_as_float32_with_float32_weights_and_gradients(name):
     short = program(name, ComputeSettings(precision="bfloat16"))
 
@@ -98,7 +126,8 @@ def test_bfloat16_trains_about_as_float32_with_float32_weights_and_gradients(nam
     _, expected_grads = train(whole := program(name), name, 1)
     losses, expected = train(short, name, 12)[0], train(whole, name, 12)[0]
 
-    np.testing.assert_allclose(losses, expected, rtol=0.02)
+    # Which experts a token goes through turns on single bits.
+    np.testing.assert_allclose(losses, expected, rtol=0.05 if "experts" in MODELS[name] else 0.02)
     assert losses != expected
     assert all(weight.dtype == np.float32 for weight in short.weights().values())
     state = short.optimizer_state()
@@ -180,6 +209,9 @@ def test_every_field_of_a_batch_is_cut():
         "rows",
         "negatives_NK",
         "times_N",
+        "labels",
+        "target_labels",
+        "instruction",
     ]
 
 
@@ -204,7 +236,9 @@ def test_a_stand_in_asks_for_every_weight_and_changes_nothing(name):
     assert all(rows_MD.grad is None or not rows_MD.grad.any() for rows_MD in batch.rows.values())
 
 
-@pytest.mark.parametrize("name", ["sasrec", "light_decoder", "lazy_decoder"])
+@pytest.mark.parametrize(
+    "name", ["sasrec", "hstu, dense", "light_decoder", "encoder_decoder", "encoder_decoder, instructed"]
+)
 def test_compiled_parts_train_as_the_others_do_and_rank_without(name):
     """With a backend that runs the traced graph as it is: compiling proper takes long."""
     graphs = []
@@ -294,11 +328,17 @@ def test_batches_of_a_class_are_counted_once_and_scaled_by_tokens():
     assert flops.of(features_of("sasrec", rows=[[1]])[0], {}) == 0.0
 
 
-def test_the_matrix_rate_is_measured_once():
-    rate = matrix_rate(CPU, torch.float32)
+def test_a_matrix_rate_is_that_of_some_processor():
+    assert 1e8 < matrix_rate(CPU, torch.float32) < 1e16
 
-    assert rate > 1e8
-    assert matrix_rate(CPU, torch.float32) == rate
+
+def test_the_best_matrix_rate_counts():
+    account = Utilisation(matrix_rate=100.0)
+    for rate in (50.0, 200.0, 150.0):
+        account.measured(rate)
+    account.add(100.0)
+
+    assert account.since_last(1.0) == 0.5
 
 
 def test_utilisation_is_that_of_the_time_since_it_was_asked():

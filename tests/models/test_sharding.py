@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,11 @@ NAMES = (
     "light_decoder",
     "lazy_decoder",
     "encoder_decoder",
+    "lazy_decoder, instructed",
+    "encoder_decoder, instructed",
     "hstu",
     "hstu, dense",
+    "causal_lm",
 )
 SETTINGS = DenseOptimizerSettings(0.01, 0.01, RateSchedule(), max_grad_norm=0.5, fused=True)
 SPLIT = ComputeSettings(parallel="fsdp2")
@@ -54,17 +57,19 @@ def train(trained: TorchProgram, name: str, rank: int, steps: range, rows: Any =
 
 
 def in_processes(check: Any, folder: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    mp.spawn(_joined, (check, address, str(folder)), nprocs=NUM_TRAINERS)
+    mp.spawn(_joined, (check, str(folder)), nprocs=NUM_TRAINERS)
 
 
-def _joined(rank: int, check: Any, address: str, folder: str) -> None:
+def _joined(rank: int, check: Any, folder: str) -> None:
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=address, world_size=NUM_TRAINERS, rank=rank)
+    # By a file: a port that is free now may be taken a moment later.
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", world_size=NUM_TRAINERS, rank=rank
+    )
     check(rank, Path(folder))
     torch.distributed.destroy_process_group()
+    # All is checked; what gloo's threads do while an interpreter is taken down may abort the process.
+    os._exit(0)
 
 
 def close(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:

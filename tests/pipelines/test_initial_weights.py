@@ -47,6 +47,33 @@ def test_another_model_is_refused_by_its_settings(pretrained):
         initial_snapshot(assemble(config_from(pretrained, {"decoder_dim": 8})))
 
 
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("encoder"), "encoder")
+
+
+SECTIONS = {
+    "retrieval": {"max_length": 20, "num_events": 8, "num_recent": 2},
+    "instruction": {"parts": ["trigger_item"]},
+    "experts": {"count": 2},
+}
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_part_of_the_network_that_the_run_had_not_is_refused_by_name(encoder, section):
+    changed = config_from(encoder, {section: SECTIONS[section]})
+
+    with pytest.raises(InputError, match=rf"differs from this one in model\.{section}, so"):
+        initial_snapshot(assemble(changed))
+
+
+def test_a_part_of_the_network_that_only_the_run_had_is_refused_by_name(tmp_path):
+    run = make_run(tmp_path, "encoder", retrieval=SECTIONS["retrieval"])
+
+    with pytest.raises(InputError, match=r"differs from this one in model\.retrieval, so"):
+        initial_snapshot(assemble(config_from(run, {"retrieval": None})))
+
+
 def test_another_catalogue_is_refused_by_name(pretrained, tmp_path):
     other = make_run(tmp_path, "generative", integer_users=True)
     config = config_from(pretrained, data={"path": str(other.parent / "data")})

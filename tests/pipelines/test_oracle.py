@@ -210,7 +210,8 @@ def test_defaults_of_the_one_file_trainer_are_those_of_a_run(model: str):
     completed = one_file_trainer.with_defaults(given)
 
     assert common(completed, of_a_run) == common(of_a_run, completed)
-    not_its_own = ("batch_tokens", "length_of", "init_from", *asdict(PLAIN))  # it has one way to do things
+    # It has one way to do things.
+    not_its_own = ("batch_tokens", "length_of", "min_steps_per_epoch", "init_from", *asdict(PLAIN))
     training = {key: value for key, value in of_a_run["training"].items() if key not in not_its_own}
     assert completed["training"] == training
     assert completed["model"]["backbone"] == of_a_run["model"]["backbone"]
@@ -251,8 +252,9 @@ def test_exact_prefetch_ends_with_the_bits_of_sync(run_pipeline: RunPipeline):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("num_trainers", [1, 2])
-@pytest.mark.parametrize("settings", [GENERATIVE, FORGETFUL], ids=["generative", "forgetful"])
+@pytest.mark.parametrize(
+    ("settings", "num_trainers"), [(GENERATIVE, 1), (FORGETFUL, 2)], ids=["generative", "forgetful"]
+)
 def test_rows_that_trainers_hold_end_with_the_bits_of_the_servers(
     settings: dict[str, Any], num_trainers: int, run_pipeline: RunPipeline
 ):

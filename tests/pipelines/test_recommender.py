@@ -203,6 +203,20 @@ def test_a_device_that_is_not_there_is_refused(run):
         Recommender.load(run, device="abacus")
 
 
+def test_a_run_is_served_where_the_attention_of_its_training_has_no_kernels(run):
+    settings = RunFolder.open(run).config
+    query = Query(Recommender.load(run).dataset.history_of("u1"))
+    (expected,) = Recommender.load(run).recommend([query], k=5)
+    trained_on = {"device": "cuda", "model": settings.model.model_copy(update={"attention": "triton"})}
+    before = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(settings.model_copy(update=trained_on).to_yaml())
+
+    (answers,) = Recommender.load(run, device="cpu").recommend([query], k=5)
+
+    (run / "config.yaml").write_text(before)
+    assert answers == expected
+
+
 def keyed(folder):
     """Training rows that are a user, a time and an item, with what went before in an event store."""
 

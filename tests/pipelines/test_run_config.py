@@ -59,6 +59,30 @@ def test_data_and_a_model_are_all_a_run_needs():
         ),
         ({"model": {"name": "sasrec", "backbone": {"dim": 9}}}, "backbone.dim must be a multiple"),
         (
+            {"model": {"name": "sasrec", "attention": "triton"}},
+            "model.attention is 'triton' and device 'cpu', for which it has no kernels to train with; take ",
+        ),
+        (
+            {
+                "data": {"path": "data", "samples": "s3://rows", "follow": {}},
+                "evaluation": {"every_steps": 5},
+                "training": {"min_steps_per_epoch": 2},
+            },
+            "training.min_steps_per_epoch is set, and data.follow too: a folder that grows has no epochs",
+        ),
+        (
+            {"model": {"name": "causal_lm"}, "training": {"compile": True}},
+            "training.compile is set and the model 'causal_lm', of whose layers, ",
+        ),
+        (
+            {"model": {"name": "sasrec", "attention": "flex"}},
+            "model.attention is 'flex' and device 'cpu', for which it has no kernels to train with",
+        ),
+        (
+            {"model": {"name": "hstu", "attention": "sdpa"}},
+            "model.attention is 'sdpa', which has no scoring but the softmax, and HSTU's is not one; take ",
+        ),
+        (
             {"training": {"parallel": "fsdp2"}},
             "training.parallel is 'fsdp2' and pipeline.num_trainers 1: one trainer has nobody to share",
         ),

@@ -254,7 +254,7 @@ def test_what_a_run_counts_goes_on_when_it_is_resumed(interrupted, data, tmp_pat
     assert result.steps_per_s == result.steps / result.training_s
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["training_s"] == result.training_s == folder.state["progress"]["training_s"]
-    assert last["dropped"] == {"unknown_items": 3, "rows_without_target": 0}
+    assert last["dropped"] == {"unknown_items": 3, "unread_events": 0, "rows_without_target": 0}
 
 
 def test_a_finished_run_that_is_resumed_keeps_its_result_and_starts_nothing(

@@ -26,6 +26,7 @@ def test_inputs_and_targets_are_the_newest_items_shifted_by_one():
     assert features.targets_N.tolist() == [4, 2, 1]  # 30, 40 | 10
     assert features.num_targets == 3
     assert restored(features.lookups["item"]) == [20, 30, 50]
+    assert features.counts["unread_events"] == 1
 
 
 def test_unknown_items_are_skipped_and_counted():
@@ -33,7 +34,7 @@ def test_unknown_items_are_skipped_and_counted():
     assert features.items_N.tolist() == [1]
     assert features.targets_N.tolist() == [3]
     assert features.offsets_B1.tolist() == [0, 1, 1, 1, 1]
-    assert features.counts == {"unknown_items": 3, "rows_without_target": 3}
+    assert features.counts == {"unknown_items": 3, "unread_events": 0, "rows_without_target": 3}
 
 
 def test_ranking_reads_the_whole_history_and_knows_no_target():
@@ -45,7 +46,7 @@ def test_ranking_reads_the_whole_history_and_knows_no_target():
     assert ranked.negatives_S is None
     assert restored(ranked.lookups["item"]) == [20, 30, 40]
     assert restored(ranked.lookups["user"]) == [100, 101, 102]
-    assert ranked.counts == {"unknown_items": 0, "rows_without_history": 1}
+    assert ranked.counts == {"unknown_items": 0, "unread_events": 1, "rows_without_history": 1}
 
 
 def test_seen_items_are_those_of_the_whole_history():
@@ -241,3 +242,22 @@ def test_a_row_with_the_whole_catalogue_has_no_negatives():
     features = SequenceFeatures(CATALOGUE, max_length=2, negatives_per_event=1)
     with pytest.raises(InputError, match="user 101 has all 5 items of the catalogue in a row of step 4"):
         features(sample_batch([[10], [10, 20, 30, 40, 50]], step=4))
+
+
+def test_a_trigger_is_the_newest_event_with_the_time_of_the_one_before():
+    features = SequenceFeatures(CATALOGUE, max_length=3)
+    batch = dataclasses.replace(
+        sample_batch([[10, 20], [], [30, 10], [20]]),
+        times_N=np.array([5, 6, 7, 8, 9]),
+        labels={"behavior": np.array([0, 1, 0, 1, 0])},
+        instruction={"trigger_item": np.array([0, 1, -1, np.flatnonzero(CATALOGUE == 20)[0]])},
+    )
+
+    triggered = features.with_triggers(batch)
+
+    first, second = CATALOGUE[:2].tolist()
+    assert triggered.item_ids_N.tolist() == [10, 20, first, second, 30, 10, 20]  # the last is there already
+    assert triggered.offsets_B1.tolist() == [0, 3, 4, 6, 7]
+    assert triggered.times_N.tolist() == [5, 6, 6, 0, 7, 8, 9]
+    assert triggered.labels["behavior"].tolist() == [0, 1, -1, -1, 0, 1, 0]
+    assert features.with_triggers(sample_batch([[10]])).item_ids_N.tolist() == [10]

@@ -170,6 +170,17 @@ def test_batches_by_length_are_full_and_never_too_long_unless_one_row_is(log, ba
         assert batch_size is None or len(batch) <= batch_size
 
 
+@pytest.mark.parametrize(("min_batches", "most_rows"), [(1, 5), (13, 5), (14, 4), (10**6, 1)])
+def test_a_small_log_is_cut_into_smaller_batches(log, min_batches, most_rows):
+    folder, rows = log
+
+    cuts_S1 = plan_of(folder, Batching(5, min_batches=min_batches)).epoch(0).cuts_S1
+
+    assert np.diff(cuts_S1).max() == most_rows
+    assert len(cuts_S1) > min(min_batches, len(rows))
+    assert cuts_S1[-1] == len(rows) == 68
+
+
 def test_a_step_of_any_epoch_is_found_where_epochs_differ_in_length(log):
     folder, _ = log
     plan = plan_of(folder, Batching(batch_tokens=11, length_of="item_ids"))
@@ -231,6 +242,7 @@ def test_what_does_not_change_the_order_does_not_change_its_fingerprint(log, tmp
     [
         (Batching(), "batches need a bound; give batch_size, batch_tokens, or both"),
         (Batching(batch_size=0), "batch_size must be at least 1, got 0"),
+        (Batching(batch_size=5, min_batches=0), "min_batches must be at least 1, got 0"),
         (Batching(batch_tokens=5), "batch_tokens needs length_of"),
         (Batching(batch_tokens=5, length_of="nothing"), "'nothing' is not there"),
         (Batching(batch_tokens=5, length_of="price"), "'price' is float"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rayrec.pipelines.recommender import Query, Recommendation
+from rayrec.pipelines.recommender import Answer, Query, Recommendation
 from rayrec.platform.errors import InputError, UnavailableError
 
 ITEM_IDS = {"alien": 11, "7": 12, "brazil": 13}
@@ -37,21 +37,42 @@ class FakeRecommender:
 
     run = "films"
     committed_step = 99
+    max_length = 3
+    """Events that it reads, the newest."""
 
     def __init__(self) -> None:
         self.dataset = FakeDataset()
         self.asked: list[tuple[list[int], int | None, int, bool]] = []
         """History ids, user id, k and exclude_seen of every question to the model."""
+        self.instructions: list[dict[str, int]] = []
+        """Of every question."""
         self.times: list[list[int] | None] = []
         """Of the histories of every question."""
+        self.leaves_nothing = False
+        """Operations leave nothing of histories with the item 7."""
 
-    def recommend(
-        self, queries: Sequence[Query], k: int, exclude_seen: bool = True
-    ) -> list[list[Recommendation]]:
+    def answer(self, queries: Sequence[Query], k: int, exclude_seen: bool = True) -> list[Answer]:
         (query,) = queries
         self.asked.append((query.history_ids.tolist(), query.user_id, k, exclude_seen))
+        self.instructions.append(dict(query.instruction))
         self.times.append(None if query.times is None else query.times.tolist())
-        return [[Recommendation(f"m{place}", f"Film {place}", -0.5 - place) for place in range(k)]]
+        num_events = len(query.history_ids) + ("trigger_item" in query.instruction)
+        num_read = min(num_events, self.max_length)
+        if 12 in query.history_ids.tolist() and self.leaves_nothing:
+            return [Answer([], 0, len(query.history_ids))]
+        items = [Recommendation(f"m{place}", f"Film {place}", -0.5 - place) for place in range(k)]
+        return [Answer(items, num_read, num_events - num_read)]
+
+    def instruction_of(self, names: Mapping[str, str | None]) -> dict[str, int]:
+        """Behaviours are LIKE (0) and VIEW (1); a trigger has the place of its item."""
+        codes = {}
+        if (behavior := names["behavior"]) is not None:
+            if behavior not in ("LIKE", "VIEW"):
+                raise InputError(f"instruction: no event has {behavior!r}; those that occur: LIKE, VIEW")
+            codes["behavior"] = ("LIKE", "VIEW").index(behavior)
+        if (trigger := names["trigger_item"]) is not None:
+            codes["trigger_item"] = list(ITEM_IDS).index(trigger)
+        return codes
 
     def query_of_user(self, key: str) -> Query | None:
         if key not in HISTORIES:
@@ -67,5 +88,6 @@ class FakeRecommender:
         clicks = np.array(str(row.get("clicks", "")).split(), dtype=np.int64)
         return Query(clicks, row.get("user"), 10 * np.arange(len(clicks)))
 
-    def popular(self, k: int) -> list[Recommendation]:
+    def popular(self, k: int, exclude_ids: np.ndarray | None = None) -> list[Recommendation]:
+        self.left_out = exclude_ids
         return [Recommendation(f"p{place}", None, 9.0 - place) for place in range(k)]

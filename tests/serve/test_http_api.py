@@ -31,6 +31,7 @@ def test_answer_is_what_the_page_promises(client):
         "items": [{"item_id": "m0", "title": "Film 0", "score": -0.5}],
         "source": "model",
         "ignored_items": ["nosuch"],
+        "unread_events": 0,
         "model": {"run": "films", "step": 100},
     }
 
@@ -57,8 +58,18 @@ def test_health_says_which_model_is_ready(client):
         ({"history": ["alien", "\ud800"]}, "history.1: expected text that UTF-8 can encode"),
         (
             {"histroy": []},
-            "histroy: unknown field; known are user_id, history, timestamps, row, k, exclude_seen",
+            "histroy: unknown field; known are user_id, history, timestamps, row, instruction, k, "
+            "exclude_seen",
         ),
+        (
+            {"instruction": {"mood": "x"}},
+            "instruction.mood: unknown field; known are scenario, behavior, trigger_item",
+        ),
+        (
+            {"user_id": "ann", "instruction": {"behavior": "HATE"}},
+            "instruction: no event has 'HATE'; those that occur: LIKE, VIEW",
+        ),
+        ({"instruction": {"behavior": 3}}, "instruction.behavior: input should be a valid string"),
         ({"history": ["alien"], "timestamps": [0.5]}, "timestamps.0: input should be a valid integer"),
         ({"row": [1]}, "row: input should be a valid dictionary"),
         ({"row": {"price": 1}}, "row: there is no field 'price'"),
@@ -172,7 +183,7 @@ class SlowService:
     def recommend(self, request):
         self.begun.release()
         self.release.acquire()
-        return RecommendAnswer(items=[], source="model", ignored_items=[], model=self.model)
+        return RecommendAnswer(items=[], source="model", ignored_items=[], unread_events=0, model=self.model)
 
     async def computing(self):
         await asyncio.to_thread(self.begun.acquire)

@@ -58,6 +58,11 @@ def test_unknown_items_are_left_out_and_named_once(service, recommender):
     assert answer.ignored_items == ["nosuch", 99]
 
 
+@pytest.mark.parametrize(("num_events", "num_unread"), [(3, 0), (5, 2)])
+def test_events_too_old_for_the_model_are_counted(service, num_events, num_unread):
+    assert ask(service, history=["alien"] * num_events, k=1).unread_events == num_unread
+
+
 @pytest.mark.parametrize(
     "fields",
     [{}, {"user_id": "zoe"}, {"history": []}, {"user_id": "ann", "history": []}, {"history": ["nosuch"]}],
@@ -137,3 +142,38 @@ def test_times_that_are_of_no_history_are_refused(service, fields, expected):
 def test_times_are_whole_seconds(service, time):
     with pytest.raises(ValueError, match="timestamps"):
         ask(service, history=["alien"], timestamps=[time])
+
+
+def test_an_instruction_comes_along_with_user_history_or_row(service, recommender):
+    wanted = {"behavior": "LIKE", "trigger_item": 7}
+    for who in ({"user_id": "ann"}, {"history": ["brazil"]}, {"row": {"user": 1, "clicks": "11"}}):
+        ask(service, instruction=wanted, **who)
+    ask(service, user_id="ann")
+
+    assert recommender.instructions == [{"behavior": 0, "trigger_item": 1}] * 3 + [{}]
+
+
+def test_whoever_looks_at_an_item_is_somebody_for_the_model_without_a_history(service, recommender):
+    answer = ask(service, user_id="zoe", instruction={"trigger_item": "brazil"}, k=1)
+
+    assert answer.source == "model"
+    assert recommender.asked == [([], None, 1, True)]
+    assert recommender.instructions == [{"trigger_item": 2}]
+
+
+def test_popular_items_that_are_new_answer_where_operations_leave_nothing(service, recommender):
+    recommender.leaves_nothing = True
+
+    answer = ask(service, user_id="ann", k=1)
+
+    assert (answer.source, [item.item_id for item in answer.items]) == ("popular", ["p0"])
+    assert answer.unread_events == 2
+    assert recommender.left_out.tolist() == [11, 12]
+    ask(service, user_id="ann", k=1, exclude_seen=False)
+    assert recommender.left_out is None
+
+
+def test_an_instruction_that_names_what_nobody_knows_is_refused(service, recommender):
+    with pytest.raises(RefusedRequestError, match="no event has 'HATE'; those that occur: LIKE, VIEW"):
+        ask(service, user_id="ann", instruction={"behavior": "HATE"})
+    assert recommender.asked == []

@@ -39,4 +39,4 @@ def contexts(backbone: HistoryReader, events_ND: Tensor, batch: TensorBatch) -> 
 
 def last_contexts(backbone: HistoryReader, events_ND: Tensor, batch: TensorBatch) -> Tensor:
     """[B, D] what is known at the end of each row; those of rows without events mean nothing."""
-    return contexts(backbone, events_ND, batch).index_select(0, batch.layout.last_B)
+    return batch.layout.last(contexts(backbone, events_ND, batch))

@@ -35,6 +35,8 @@ class HstuLayer(nn.Module):
     The divisor is the longest history that the network takes, so that a row does not depend on others.
     """
 
+    compiled_methods = ("heads", "after_attention")
+
     def __init__(
         self,
         dim: int,
@@ -74,9 +76,7 @@ class HstuLayer(nn.Module):
     def forward(
         self, x_ND: Tensor, layout: JaggedLayout, keys_N: Tensor, times_N: Tensor | None = None
     ) -> Tensor:
-        projected = functional.silu(self.uvqk(self.input_norm(x_ND)))
-        gate, *value_query_key = projected.split(self._widths, dim=1)
-        value, query, key = (part.unflatten(1, (self.num_heads, -1)) for part in value_query_key)
+        gate_ND, query, key, value = self.heads(x_ND)
         bias = RelativeBias(self.place_bias_HP)
         if self.time_bias_HK is not None:
             assert times_N is not None, "a layer with a bias of time is given times"
@@ -84,7 +84,18 @@ class HstuLayer(nn.Module):
         attended = attend(
             query, key, value, layout, scoring=self.scoring, bias=bias, scale=1.0, choice=self.choice
         )
-        return x_ND + self.out(self.dropout(self.attended_norm(attended.flatten(1)) * gate, keys_N))
+        return self.after_attention(x_ND, attended, gate_ND, keys_N)
+
+    def heads(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Gates [N, H C], queries and keys [N, H, A], values [N, H, C]."""
+        projected = functional.silu(self.uvqk(self.input_norm(x_ND)))
+        gate_ND, *value_query_key = projected.split(self._widths, dim=1)
+        value, query, key = (part.unflatten(1, (self.num_heads, -1)) for part in value_query_key)
+        return gate_ND, query, key, value
+
+    def after_attention(self, x_ND: Tensor, attended_NHC: Tensor, gate_ND: Tensor, keys_N: Tensor) -> Tensor:
+        gated_ND = self.attended_norm(attended_NHC.flatten(1)) * gate_ND
+        return x_ND + self.out(self.dropout(gated_ND, keys_N))
 
 
 class Hstu(nn.Module):

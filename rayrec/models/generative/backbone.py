@@ -17,6 +17,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.decoding.prefixes import Step
@@ -49,15 +50,32 @@ class VectorContext:
 C = TypeVar("C", bound=Context)
 
 
+def weighted_sum(losses_N: Tensor, weights_N: Tensor | None) -> Tensor:
+    """Scalar: the sum of losses, each as often as it counts."""
+    return (losses_N if weights_N is None else losses_N * weights_N).sum()
+
+
+def summed_cross_entropy(
+    logits_NK: Tensor, codes_N: Tensor, weights_N: Tensor | None, label_smoothing: float = 0.0
+) -> Tensor:
+    """Scalar: the cross-entropy of all codes, each as often as it counts."""
+    reduction = "sum" if weights_N is None else "none"
+    losses = functional.cross_entropy(
+        logits_NK, codes_N, reduction=reduction, label_smoothing=label_smoothing
+    )
+    return losses if weights_N is None else weighted_sum(losses, weights_N)
+
+
 class GenerativeBackbone(nn.Module, ABC, Generic[C]):
     """A network that scores the codes of the next item."""
 
     @abstractmethod
-    def loss(self, batch: TensorBatch, codes_NL: Tensor) -> Tensor:
+    def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
         """Scalar: minus the log-probability of the next item's codes, summed over all history events.
 
         Args:
             codes_NL: codes of the item that follows each event.
+            weights_N: how much each of them counts; None: all alike, once.
         """
 
     @abstractmethod

@@ -28,9 +28,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rayrec.models.attention.choice import AUTO, Choice
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.decoding.beam_cache import BeamCache
-from rayrec.models.generative.backbone import GenerativeBackbone
+from rayrec.models.generative.backbone import GenerativeBackbone, summed_cross_entropy
 from rayrec.models.generative.transformers_attention import Attending, Continuations, PackedRows
 from rayrec.models.tensor_batch import TensorBatch
 
@@ -68,15 +69,22 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
     tokens_IL: Tensor
 
     def __init__(
-        self, network: nn.Module, codes_IL: Tensor, level_sizes: tuple[int, ...], first_token: int
+        self,
+        network: nn.Module,
+        codes_IL: Tensor,
+        level_sizes: tuple[int, ...],
+        first_token: int,
+        choice: Choice = AUTO,
     ) -> None:
         """
         Args:
             network: as `transformers_network` makes it: a causal language model with our attention.
             codes_IL: [I, L] codes of every item of the catalogue.
             first_token: the vocabulary's number of code 0 of the first level; those of all levels follow.
+            choice: who computes the attention of histories.
         """
         super().__init__()
+        self.choice = choice
         self.network: Any = network
         self.level_sizes = level_sizes
         sizes_L = torch.tensor(level_sizes, device=codes_IL.device)
@@ -84,7 +92,7 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
         self._first_tokens = tuple(first_tokens_L.tolist())
         self.register_buffer("tokens_IL", codes_IL.long() + first_tokens_L, persistent=False)
 
-    def loss(self, batch: TensorBatch, codes_NL: Tensor) -> Tensor:
+    def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
         num_levels = len(self.level_sizes)
         tokens_NL = self.tokens_IL[batch.items_N]
         # Behind a row's last event come the codes of its target but for the last, which says nothing more.
@@ -94,27 +102,25 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
         for level in range(num_levels - 1):
             tokens_M[starts_N + num_levels + level] = codes_NL[:, level] + self._first_tokens[level]
         tokens_M[starts_N[:, None] + levels_L] = tokens_NL
-        hidden_MD = self._hidden(tokens_M[None], layout.place_N[None], PackedRows(layout, keep=False))[0]
+        hidden_MD = self._hidden(tokens_M[None], layout.place_N[None], PackedRows(layout, self.choice))[0]
         # An event's last code is followed by the first of the next item, that one by the second, and so on.
         hidden_NLD = hidden_MD[starts_N[:, None] + num_levels - 1 + levels_L]
         total = hidden_MD.new_zeros(())
         for level in range(num_levels):
             logits_NK = self._logits(hidden_NLD[:, level], level)
-            total = total + functional.cross_entropy(logits_NK, codes_NL[:, level], reduction="sum")
+            total = total + summed_cross_entropy(logits_NK, codes_NL[:, level], weights_N)
         return total
 
     def encode_context(self, batch: TensorBatch) -> KeyValueContext:
         num_levels = len(self.level_sizes)
         layout, _ = _token_layout(batch.layout, num_levels, 0)
-        rows = PackedRows(layout, keep=True)
+        rows = PackedRows(layout, self.choice, keep=True)
         tokens_M = self.tokens_IL[batch.items_N].flatten()
         hidden_MD = self._hidden(tokens_M[None], layout.place_N[None], rows)[0]
         lengths_B = num_levels * batch.layout.lengths_on_device_B()
         ended_BT = torch.arange(layout.longest, device=lengths_B.device) >= lengths_B[:, None]
         bias_B1T = hidden_MD.new_zeros(1).expand_as(ended_BT).masked_fill(ended_BT, -torch.inf)[:, None]
-        return KeyValueContext(
-            rows.keys, rows.values, bias_B1T, lengths_B, hidden_MD.index_select(0, layout.last_B)
-        )
+        return KeyValueContext(rows.keys, rows.values, bias_B1T, lengths_B, layout.last(hidden_MD))
 
     def step(self, context: KeyValueContext, cache: BeamCache, depth: int, codes_BWd: Tensor) -> Tensor:
         if depth == 0:

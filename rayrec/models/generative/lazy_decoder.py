@@ -1,10 +1,10 @@
 """A lazy decoder-only model: nothing is computed of the context but its keys and values.
 
 History events are not read by a network of their own: each layer of the decoder makes keys and values of
-their vectors, and the few tokens of the next item's ID do all the looking. So a training step costs what its
-targets cost, however long the histories, every event is a target beside the others, and beams share one
-context. That is the idea of OneRec-V2's lazy decoder (Zhou et al., arXiv:2508.20900), without its sharing of
-keys between layers, its grouped heads and its experts.
+their vectors, and the few tokens of the next item's ID do all the looking. So every event is a target beside
+the others, a request costs little for its history, and beams share one context. That is the idea of
+OneRec-V2's lazy decoder (Zhou et al., arXiv:2508.20900), without its sharing of keys between layers, its
+grouped heads.
 
 Axes: as in `backbone` and `cross_decoder`.
 """
@@ -19,17 +19,16 @@ from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.attention.masks import CausalGroups
 from rayrec.models.attention.uni_attention import attend
 from rayrec.models.backbones.transformer import INITIAL_STD
-from rayrec.models.decoding.beam_cache import BeamCache
-from rayrec.models.generative.backbone import GenerativeBackbone
+from rayrec.models.generative.backbone import weighted_sum
+from rayrec.models.generative.cross_backbone import CrossBackbone
 from rayrec.models.generative.cross_decoder import ContextKeys, CrossDecoder, Look
-from rayrec.models.keyed_random import KeyedDropout, level_keys
+from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
+from rayrec.models.keyed_random import KeyedDropout
 from rayrec.models.tensor_batch import TensorBatch
 
 
-class LazyDecoder(GenerativeBackbone[ContextKeys]):
+class LazyDecoder(CrossBackbone):
     """Every event is the context of those after it and the place where the one after it is predicted."""
-
-    codes_IL: Tensor
 
     def __init__(
         self,
@@ -38,15 +37,14 @@ class LazyDecoder(GenerativeBackbone[ContextKeys]):
         max_length: int,
         dropout: float,
         label_smoothing: float = 0.0,
+        instruction: InstructionPrefix | None = None,
+        event_labels: EventLabels | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(decoder, codes_IL, label_smoothing, instruction, event_labels)
         dim = decoder.levels_LD.shape[1]
-        self.decoder = decoder
-        self.label_smoothing = label_smoothing
         self.positions_TD = nn.Parameter(torch.empty(max_length, dim).normal_(std=INITIAL_STD))
         self.input_norm = nn.LayerNorm(dim)
         self.input_dropout = KeyedDropout(dropout, decoder.num_dropouts)
-        self.register_buffer("codes_IL", codes_IL, persistent=False)
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
         """[N, D] vector of every history event, which is context and start of a sequence."""
@@ -56,23 +54,18 @@ class LazyDecoder(GenerativeBackbone[ContextKeys]):
             x_ND = x_ND + self.decoder.embed(level, codes_NL[:, level])
         if "user" in batch.rows:
             x_ND = x_ND + batch.users_of(batch.layout.row_N)
+        if self.event_labels is not None:
+            x_ND = x_ND + self.event_labels(batch)
         return self.input_dropout(self.input_norm(x_ND), batch.keys_N)
 
-    def loss(self, batch: TensorBatch, codes_NL: Tensor) -> Tensor:
+    def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
         events_ND = self.embed_history(batch)
-        keys_NL = level_keys(batch.keys_N, codes_NL.shape[1]) if self.training else None
-        logits = self.decoder(events_ND, codes_NL, self._past_of(batch.layout, events_ND), keys_NL)
-        return torch.stack(
-            [
-                functional.cross_entropy(
-                    logits_NK.float(),
-                    codes_NL[:, level],
-                    reduction="sum",
-                    label_smoothing=self.label_smoothing,
-                )
-                for level, logits_NK in enumerate(logits)
-            ]
-        ).sum()
+        keys_N = batch.keys_N if self.training else None
+        prefix_NPD = self.prefix_of_targets(batch, torch.arange(len(events_ND), device=events_ND.device))
+        look = self._past_of(batch.layout, events_ND)
+        return weighted_sum(
+            self.sequence_losses(events_ND, codes_NL, look, keys_N, batch.layout, prefix_NPD), weights_N
+        )
 
     def _past_of(self, layout: JaggedLayout, events_ND: Tensor) -> Look:
         """Each event's sequence sees the events up to it."""
@@ -90,11 +83,6 @@ class LazyDecoder(GenerativeBackbone[ContextKeys]):
 
     def encode_context(self, batch: TensorBatch) -> ContextKeys:
         events_ND = self.embed_history(batch)
-        start_BD = events_ND.index_select(0, batch.layout.last_B)
-        return ContextKeys(batch.layout, start_BD, self.decoder.context_keys(events_ND), self.decoder.choice)
-
-    def step(self, context: ContextKeys, cache: BeamCache, depth: int, codes_BWd: Tensor) -> Tensor:
-        return self.decoder.step(context, cache, depth, codes_BWd)
-
-    def sequence_logits(self, context: ContextKeys, codes_BWL: Tensor) -> list[Tensor]:
-        return self.decoder.sequence_logits(context, codes_BWL)
+        start_BD = batch.layout.last(events_ND)
+        keys, prefix_BPD = self.decoder.context_keys(events_ND), self.prefix_of_requests(batch)
+        return ContextKeys(batch.layout, start_BD, keys, self.decoder.choice, prefix_BPD)

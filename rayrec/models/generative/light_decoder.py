@@ -17,7 +17,7 @@ from torch.nn import functional
 from rayrec.models.backbones.history import contexts, last_contexts
 from rayrec.models.backbones.transformer import CausalTransformer
 from rayrec.models.decoding.beam_cache import BeamCache
-from rayrec.models.generative.backbone import GenerativeBackbone, VectorContext
+from rayrec.models.generative.backbone import GenerativeBackbone, VectorContext, summed_cross_entropy
 from rayrec.models.keyed_random import KeyedDropout
 from rayrec.models.tensor_batch import TensorBatch
 
@@ -70,13 +70,13 @@ class LightDecoder(GenerativeBackbone[VectorContext]):
         x_ND = batch.embed("code").sum(1)
         return x_ND + batch.embed("item") if "item" in batch.rows else x_ND
 
-    def loss(self, batch: TensorBatch, codes_NL: Tensor) -> Tensor:
+    def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
         state_ND = contexts(self.backbone, self.embed_history(batch), batch)
         total = state_ND.new_zeros(())
         for level in range(codes_NL.shape[1]):
             logits_NK = self.decoder.logits(state_ND, level, batch.keys_N if self.training else None)
-            total = total + functional.cross_entropy(
-                logits_NK.float(), codes_NL[:, level], reduction="sum", label_smoothing=self.label_smoothing
+            total = total + summed_cross_entropy(
+                logits_NK.float(), codes_NL[:, level], weights_N, self.label_smoothing
             )
             if level + 1 < codes_NL.shape[1]:
                 state_ND = self.decoder.condition(state_ND, level, codes_NL[:, level])

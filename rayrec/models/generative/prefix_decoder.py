@@ -33,7 +33,7 @@ from rayrec.models.backbones.history import contexts, last_contexts
 from rayrec.models.backbones.transformer import INITIAL_STD, CausalTransformer
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.decoding.trie import CodeTrie
-from rayrec.models.generative.backbone import GenerativeBackbone, VectorContext
+from rayrec.models.generative.backbone import GenerativeBackbone, VectorContext, summed_cross_entropy
 from rayrec.models.tensor_batch import TensorBatch
 
 GATHER_COST = 8
@@ -103,22 +103,28 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
             parts.append(functional.embedding(codes_NL[:, depth], shared_KD) + own_ND)
         return torch.stack(parts).sum(0)
 
-    def loss(self, batch: TensorBatch, codes_NL: Tensor) -> Tensor:
+    def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
         context_ND = contexts(self.backbone, self.embed_history(batch), batch)
         parent_N = codes_NL.new_zeros(len(codes_NL))
         total = context_ND.new_zeros(())
         for depth, vectors_VD in enumerate(self.prefix_vectors()):
             node_N = self.trie.child(depth, parent_N, codes_NL[:, depth])
-            total = total + self._level_loss(depth, context_ND, vectors_VD, parent_N, node_N)
+            total = total + self._level_loss(depth, context_ND, vectors_VD, parent_N, node_N, weights_N)
             parent_N = node_N
         return total
 
     def _level_loss(
-        self, depth: int, context_ND: Tensor, vectors_VD: Tensor, parent_N: Tensor, node_N: Tensor
+        self,
+        depth: int,
+        context_ND: Tensor,
+        vectors_VD: Tensor,
+        parent_N: Tensor,
+        node_N: Tensor,
+        weights_N: Tensor | None,
     ) -> Tensor:
         """Cross-entropy of each event's next prefix among the children of its present one."""
         if depth == 0:
-            return functional.cross_entropy((context_ND @ vectors_VD.T).float(), node_N, reduction="sum")
+            return summed_cross_entropy((context_ND @ vectors_VD.T).float(), node_N, weights_N)
         offsets = self.trie.child_offsets[depth]
         first_N, count_N = offsets[parent_N], offsets[parent_N + 1] - offsets[parent_N]
         # An only child is certain.
@@ -134,7 +140,8 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
         # As many columns as any prefix has children: the shape does not depend on the batch.
         logits_MC = logits_P.new_full((len(chosen_M), self.trie.max_children[depth]), -torch.inf)
         logits_MC = logits_MC.index_put((event_P, place_P), logits_P)
-        return functional.cross_entropy(logits_MC.float(), node_N[chosen_M] - first_M, reduction="sum")
+        weights_M = None if weights_N is None else weights_N[chosen_M]
+        return summed_cross_entropy(logits_MC.float(), node_N[chosen_M] - first_M, weights_M)
 
     def encode_context(self, batch: TensorBatch) -> VectorContext:
         return VectorContext(last_contexts(self.backbone, self.embed_history(batch), batch))

@@ -14,9 +14,10 @@ from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.generative.backbone import Context, GenerativeBackbone
 from rayrec.models.sequence_model import Ranking, SequenceModel
 from rayrec.models.tensor_batch import TensorBatch
+from rayrec.platform.event_labels import UNKNOWN
 
-MAX_BEAMS = 1 << 16
-"""Most beams decoded at once, over all rows: bounds the logits to 64 MiB for 256 codes a level."""
+MAX_LOGITS = 1 << 24
+"""Most logits at once, over the beams of all rows: 64 MiB of float32."""
 
 
 class GenerativeRecommender(SequenceModel):
@@ -27,19 +28,27 @@ class GenerativeRecommender(SequenceModel):
     """
 
     codes_IL: Tensor
+    behavior_weights: Tensor | None
 
     def __init__(
-        self, backbone: GenerativeBackbone[Any], codes_IL: Tensor, beam_width: int, num_learned_levels: int
+        self,
+        backbone: GenerativeBackbone[Any],
+        codes_IL: Tensor,
+        beam_width: int,
+        num_learned_levels: int,
+        behavior_weights: Tensor | None = None,
     ) -> None:
         """
         Args:
             codes_IL: [I, L] codes of every item of the catalogue.
             num_learned_levels: levels that the backbone scores: all, or all but the last.
             beam_width: beams of `rank`; never fewer than the items asked for.
+            behavior_weights: how much a target counts in the loss, of each behaviour's code; None: all alike.
         """
         super().__init__()
         self.backbone = backbone
         self.register_buffer("codes_IL", codes_IL, persistent=False)
+        self.register_buffer("behavior_weights", behavior_weights, persistent=False)
         self._trie = CodeTrie.from_codes(codes_IL)
         self.beam_width = beam_width
         self._num_learned_levels = num_learned_levels
@@ -54,7 +63,15 @@ class GenerativeRecommender(SequenceModel):
 
     def loss(self, batch: TensorBatch) -> Tensor:
         assert batch.targets_N is not None
-        return self.backbone.loss(batch, self._learned_codes(batch.targets_N))
+        return self.backbone.loss(batch, self._learned_codes(batch.targets_N), self._weights(batch))
+
+    def _weights(self, batch: TensorBatch) -> Tensor | None:
+        """[N] of the targets; one whose behaviour is unknown counts once."""
+        if self.behavior_weights is None:
+            return None
+        codes_N = batch.target_labels["behavior"]
+        weights_N = self.behavior_weights[codes_N.clamp(min=0)]
+        return torch.where(codes_N == UNKNOWN, 1.0, weights_N)
 
     def distribution(
         self,
@@ -85,7 +102,7 @@ class GenerativeRecommender(SequenceModel):
         context = self.backbone.encode_context(batch)
         width = max(self.beam_width, k)
         # A row is decoded alike whatever the rows beside it: all have one width, and rows do not mix.
-        size = max(1, MAX_BEAMS // width)
+        size = max(1, MAX_LOGITS // (width * max(self._trie.num_codes)))
         found = [
             self._search(context.some_rows(rows), width, None if excluded_BE is None else excluded_BE[rows])
             for rows in (slice(first, first + size) for first in range(0, len(context), size))

@@ -20,10 +20,11 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from torch import Tensor
-from torch.nn import functional
 
+from rayrec.models.attention.choice import AUTO, Choice
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.attention.shared_context import shared_context_attention
+from rayrec.models.attention.uni_attention import attend
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.platform.errors import InputError
 
@@ -44,41 +45,31 @@ class Attending(Protocol):
 class PackedRows:
     """Causal attention within rows that stand one after the other; [1, H, N, C] queries."""
 
-    def __init__(self, layout: JaggedLayout, keep: bool) -> None:
+    def __init__(self, layout: JaggedLayout, choice: Choice = AUTO, keep: bool = False) -> None:
         """
         Args:
+            choice: who computes it.
             keep: whether keys and values of the layers will be asked for.
         """
         self.num_tokens = layout.longest
         self._layout = layout
+        self._choice = choice
         self._keep = keep
         self.keys: dict[int, Tensor] = {}
         """By layer [B, G, T, C], zeros after the end of a row."""
         self.values: dict[int, Tensor] = {}
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        query, key, value = (self._padded(packed) for packed in (query, key, value))
         if self._keep:
-            self.keys[layer], self.values[layer] = key, value
-        out_BHTC = functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
-        )
-        return self._packed(out_BHTC)
+            self.keys[layer], self.values[layer] = self._padded(key), self._padded(value)
+        query_NHC, key_NGC, value_NGC = (packed[0].transpose(0, 1) for packed in (query, key, value))
+        return attend(query_NHC, key_NGC, value_NGC, self._layout, scale=scale, choice=self._choice)[None]
 
-    def _padded(self, packed_1HNC: Tensor) -> Tensor:
-        """[B, H, T, C], each head's tokens neighbours, as all later products want them."""
+    def _padded(self, packed_1GNC: Tensor) -> Tensor:
+        """[B, G, T, C], each head's tokens neighbours, as all later products want them."""
         if self._layout.num_rows == 1:
-            return packed_1HNC.contiguous()
-        num_heads, num_channels = packed_1HNC.shape[1], packed_1HNC.shape[3]
-        padded_BTD = self._layout.pad(packed_1HNC[0].transpose(0, 1).flatten(1))
-        return padded_BTD.unflatten(2, (num_heads, num_channels)).transpose(1, 2).contiguous()
-
-    def _packed(self, out_BHTC: Tensor) -> Tensor:
-        """[1, N, H, C]"""
-        out_BTHC = out_BHTC.transpose(1, 2)
-        if self._layout.num_rows == 1:
-            return out_BTHC
-        return self._layout.unpad(out_BTHC.flatten(2)).unflatten(1, out_BTHC.shape[2:])[None]
+            return packed_1GNC.contiguous()
+        return self._layout.pad(packed_1GNC[0].transpose(0, 1)).transpose(1, 2).contiguous()
 
 
 class Continuations:
@@ -155,4 +146,6 @@ def _attention(
     if softcap is not None:
         raise InputError(f"{type(module).__name__} caps its attention scores, which ours does not")
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    # Rotary positions widen what autocast has made narrow; fused kernels take one dtype.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     return attending(module.layer_idx, query, key, value, scale), None

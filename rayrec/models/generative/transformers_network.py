@@ -163,25 +163,29 @@ def _checked(network: Any, num_positions: int, source: str) -> nn.Module:
     if not weight.is_meta:
         was_training = network.training
         network.eval()
-        _check_same_logits(network, len(weight), min(8, num_positions), source)
+        _check_same_logits(network, len(weight), num_positions, source)
         network.train(was_training)
     return network
 
 
 @torch.no_grad()
-def _check_same_logits(network: Any, vocabulary_size: int, num_tokens: int, source: str) -> None:
+def _check_same_logits(network: Any, vocabulary_size: int, num_positions: int, source: str) -> None:
     """Refuse a network whose own logits differ from those that come of our attention and its output matrix.
 
     Some have other things than attention, or factors and caps, of which we would know nothing.
     """
     name = type(network).__name__
     head = network.get_output_embeddings()
+    num_tokens = min(8, num_positions)
     places = torch.arange(num_tokens, device=head.weight.device)
     tokens = (vocabulary_size - 1 - places * max(1, vocabulary_size // num_tokens)).clamp(min=0)[None]
     rows = PackedRows(JaggedLayout.even(1, num_tokens, places.device), keep=True)
+    rows.num_tokens = num_positions  # a window too narrow for the longest row is to be refused here and now
     forward = {"input_ids": tokens, "position_ids": places[None], "use_cache": False}
     try:
         hidden = network.base_model(**forward, attending=rows).last_hidden_state
+    except InputError:
+        raise
     except (TypeError, ValueError) as error:
         raise InputError(f"{source}: {name} cannot be adapted: {error}") from error
     num_layers = network.config.num_hidden_layers

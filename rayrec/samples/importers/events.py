@@ -36,6 +36,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "date",
     ),
     "behavior": ("behavior", "behaviour", "eventtype", "event", "action", "actiontype", "interactiontype"),
+    "scenario": ("scenario",),
     "title": ("title", "movietitle", "itemname", "productname", "name", "headline"),
 }
 """Our name -> usual names, in lower case and without signs; earlier ones win."""

@@ -8,7 +8,7 @@ from rayrec.platform.errors import InputError
 from rayrec.samples.config import PrepareConfig
 from rayrec.samples.importers.tables import RawTable, RawTables, files_of, find_table, read_table, rename
 
-_AS_TEXT = ("user_id", "item_id", "timestamp", "behavior", "title")
+_AS_TEXT = ("user_id", "item_id", "timestamp", "behavior", "scenario", "title")
 
 
 def recognises(source: Path) -> bool:

@@ -36,7 +36,7 @@ class RawTables:
 
     name: str
     interactions: RawTable
-    """user_id, item_id, timestamp, perhaps behavior, and any further columns."""
+    """user_id, item_id, timestamp, perhaps behavior and scenario, and any further columns."""
     items: RawTable | None = None
     """item_id, perhaps title, and any further columns."""
     users: RawTable | None = None

@@ -1,5 +1,7 @@
 """What every generative backbone promises, whatever its network."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -7,15 +9,21 @@ import torch
 from rayrec.models.decoding.prefixes import ItemDistribution, item_log_probs
 from rayrec.models.generative.cross_decoder import CrossDecoder
 from rayrec.models.generative.encoder_decoder import EncoderDecoder
+from rayrec.models.generative.experts import ExpertSettings
+from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
 from rayrec.models.generative.lazy_decoder import LazyDecoder
 from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
 from rayrec.models.generative.prefix_decoder import PrefixDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
-from tests.models.networks import DIM, backbone, histories, shares, tensor_batch
+from rayrec.models.generative.retrieval import HistoryRetrieval, RetrievalSettings
+from tests.data import sample_batch
+from tests.models import networks
+from tests.models.networks import DIM, backbone, histories, labelled, tensor_batch
 
 CODES_IL = np.array([[0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 0], [1, 1, 1], [2, 0, 0], [2, 2, 0]])
 CODES = torch.tensor(CODES_IL)
 LEVEL_SIZES = (3, 3, 2)
+LABEL_SIZES = networks.LABEL_SIZES
 NUM_ITEMS = len(CODES_IL)
 ROWS = [[0, 3, 5, 2], [6, 1], [4, 0, 1]]
 MAX_LENGTH = 6
@@ -49,7 +57,35 @@ def encoder_decoder(dropout):
     return network, ("user",)
 
 
-ALL = [light, prefix, lazy, encoder_decoder]
+def instructed_lazy(dropout):
+    decoder = CrossDecoder(
+        DIM, 2, 2, 16, LEVEL_SIZES, dropout, experts=ExpertSettings(3, per_token=2, balance_weight=0.01)
+    )
+    instruction = InstructionPrefix(DIM, LABEL_SIZES, with_trigger=True, drop=0.4)
+    labels = EventLabels(DIM, LABEL_SIZES)
+    network = LazyDecoder(decoder, CODES, MAX_LENGTH, dropout, instruction=instruction, event_labels=labels)
+    return network, ()
+
+
+def retrieving(dropout, q2i_weight=0.1):
+    """Of up to six events, the newest one and two more are encoded."""
+    network = EncoderDecoder(
+        CrossDecoder(DIM, 2, 2, 16, LEVEL_SIZES, dropout, experts=ExpertSettings(3, 1, 0.0)),
+        CODES,
+        num_layers=2,
+        num_heads=2,
+        feedforward_dim=16,
+        max_length=3,
+        dropout=dropout,
+        instruction=InstructionPrefix(DIM, {"behavior": 3}, with_trigger=True, drop=0.4),
+        event_labels=EventLabels(DIM, {"scenario": 2}),
+        retrieval=HistoryRetrieval(DIM, RetrievalSettings(3, 1, q2i_weight, 1.0), with_instruction=True),
+    )
+    return network, ("user",)
+
+
+ALL = [light, prefix, lazy, encoder_decoder, instructed_lazy, retrieving]
+shares = partial(networks.shares, num_negatives=4)
 
 
 def network_of(make, dropout=0.0):
@@ -62,8 +98,22 @@ def network_of(make, dropout=0.0):
     return network.eval(), tables
 
 
-def contexts_of(network, tables, rows=ROWS):
-    return network.encode_context(tensor_batch(histories(rows, NUM_ITEMS, tables, CODES_IL)))
+def contexts_of(network, tables, rows=ROWS, instruction=None):
+    return network.encode_context(tensor_batch(histories(rows, NUM_ITEMS, tables, CODES_IL, instruction)))
+
+
+def instruction_behind(items, end, num_rows):
+    """What the event at a place says of itself, for all rows of a batch."""
+    labels = labelled(sample_batch([items])).labels
+    said = {label: int(codes_N[end]) for label, codes_N in labels.items()} | {"trigger_item": items[end - 1]}
+    return {part: [value] * num_rows for part, value in said.items()}
+
+
+def unbalanced_lazy(dropout):
+    """Without the loss that belongs to no sequence."""
+    network, tables = instructed_lazy(dropout)
+    network.decoder.balance_weight = 0.0
+    return network, tables
 
 
 @pytest.mark.parametrize("make", ALL)
@@ -139,7 +189,7 @@ def test_some_rows_of_a_context_are_those_rows(make):
     torch.testing.assert_close(part, whole[1:], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [light, lazy])
+@pytest.mark.parametrize("make", [light, lazy, unbalanced_lazy])
 def test_training_predicts_behind_every_event_what_decoding_says_there(make):
     network, tables = network_of(make)
     (features,) = shares(ROWS, NUM_ITEMS, tables, CODES_IL)
@@ -152,14 +202,21 @@ def test_training_predicts_behind_every_event_what_decoding_says_there(make):
         for end in range(1, len(items)):
             rows = [items[:end] if other == row else [0] for other in range(len(ROWS))]
             codes_BWL = CODES[items[end]].expand(3, 1, -1)
-            by_hand -= (
-                network.sequence_logprob(contexts_of(network, tables, rows), codes_BWL)[row].sum().item()
-            )
+            context = contexts_of(network, tables, rows, instruction_behind(items, end, 3))
+            by_hand -= network.sequence_logprob(context, codes_BWL)[row].sum().item()
     assert loss.item() == pytest.approx(by_hand, rel=1e-5)
 
 
-def test_an_encoder_decoder_is_trained_behind_one_event_of_each_row():
-    network, tables = network_of(encoder_decoder)
+def retrieving_alone(dropout):
+    """Without the losses that belong to no sequence."""
+    network, tables = retrieving(dropout, q2i_weight=0.0)
+    return network, tables
+
+
+@pytest.mark.parametrize("make", [encoder_decoder, retrieving_alone])
+def test_an_encoder_decoder_is_trained_behind_one_event_of_each_row(make):
+    """It sees the events before that one, and of the target what its instruction says."""
+    network, tables = network_of(make)
     rows = [[0, 3, 5, 2], [6, 1]]
     (features,) = shares(rows, NUM_ITEMS, tables, CODES_IL)
     batch = tensor_batch(features)
@@ -169,7 +226,9 @@ def test_an_encoder_decoder_is_trained_behind_one_event_of_each_row():
     def log_prob(row, end):
         shown = [rows[row][:end] if other == row else [0] for other in range(2)]
         codes_BWL = CODES[rows[row][end]].expand(2, 1, -1)
-        return network.sequence_logprob(contexts_of(network, tables, shown), codes_BWL)[row].sum().item()
+        instruction = instruction_behind(rows[row], end, 2)
+        context = contexts_of(network, tables, shown, instruction)
+        return network.sequence_logprob(context, codes_BWL)[row].sum().item()
 
     # Three places of the first row may be drawn, each for all three; of the second there is one.
     possible = [-3 * log_prob(0, end) - log_prob(1, 1) for end in (1, 2, 3)]

@@ -326,13 +326,13 @@ def test_what_cannot_be_adapted_is_refused_in_a_sentence(network, message):
         recommender(network)
 
 
-def test_a_window_narrower_than_a_history_is_refused():
+def test_a_window_narrower_than_the_longest_history_is_refused_at_once():
     settings = {"model_type": "mistral", **SHAPE, "num_key_value_heads": 2, "sliding_window": 10}
-    model = recommender({"kind": "transformers", "settings": settings})
 
-    model.rank(ranking_batch([[0, 3]]), 3, None)
-    with pytest.raises(InputError, match="sees 10 tokens"):
-        model.rank(ranking_batch([[0, 3, 4, 5]]), 3, None)
+    with pytest.raises(
+        InputError, match=r"sees 10 tokens, and a history has \d+: lower model.backbone.max_length"
+    ):
+        recommender({"kind": "transformers", "settings": settings})
 
 
 def test_without_the_package_the_extra_is_named():

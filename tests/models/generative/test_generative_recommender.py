@@ -146,7 +146,7 @@ def test_excluded_items_never_come_out():
 
 def test_a_rows_ranking_does_not_depend_on_the_rows_beside_it(monkeypatch):
     """One row excludes much more than the others, and few beams fit at once."""
-    monkeypatch.setattr("rayrec.models.generative.recommender.MAX_BEAMS", 3)
+    monkeypatch.setattr("rayrec.models.generative.recommender.MAX_LOGITS", 3)
     excluded_BE = torch.tensor([[0, 3, 5, 2, 4], [6, -1, -1, -1, -1], [-1, 4, 0, -1, -1]])
     model = recommender(beam_width=1)
     together = model.rank(tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, CODES_IL)), 2, excluded_BE)

@@ -1,0 +1,94 @@
+"""What generative backbones with a cross decoder share; they differ in the context that they give it.
+
+Axes: as in `backbone` and `cross_decoder`; P tokens of an instruction.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.models.decoding.beam_cache import BeamCache
+from rayrec.models.generative.backbone import GenerativeBackbone
+from rayrec.models.generative.cross_decoder import ContextKeys, CrossDecoder, Look
+from rayrec.models.generative.experts import balance_losses
+from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
+from rayrec.models.keyed_random import level_keys
+from rayrec.models.tensor_batch import TensorBatch
+
+
+class CrossBackbone(GenerativeBackbone[ContextKeys]):
+    """Steps, losses and instructions; `loss` and `encode_context` are a backbone's own."""
+
+    codes_IL: Tensor
+
+    def __init__(
+        self,
+        decoder: CrossDecoder,
+        codes_IL: Tensor,
+        label_smoothing: float,
+        instruction: InstructionPrefix | None = None,
+        event_labels: EventLabels | None = None,
+    ) -> None:
+        """
+        Args:
+            instruction: makes the prefix of each sequence; None: there is none.
+            event_labels: what is added to the vectors of the history's events; None: nothing.
+        """
+        super().__init__()
+        self.decoder = decoder
+        self.label_smoothing = label_smoothing
+        self.instruction = instruction
+        self.event_labels = event_labels
+        self.register_buffer("codes_IL", codes_IL, persistent=False)
+
+    def step(self, context: ContextKeys, cache: BeamCache, depth: int, codes_BWd: Tensor) -> Tensor:
+        return self.decoder.step(context, cache, depth, codes_BWd)
+
+    def sequence_logits(self, context: ContextKeys, codes_BWL: Tensor) -> list[Tensor]:
+        return self.decoder.sequence_logits(context, codes_BWL)
+
+    def item_vectors(self, items_S: Tensor) -> Tensor:
+        """[S, D] vectors of catalogue positions: those of their codes."""
+        return self.decoder.item_vectors(self.codes_IL[items_S].long())
+
+    def prefix_of_targets(self, batch: TensorBatch, event_S: Tensor) -> Tensor | None:
+        """[S, P, D] the instructions of the targets behind these events, if the network reads any."""
+        prefix = self.instruction
+        return None if prefix is None else prefix(prefix.of_targets(batch, event_S), self.item_vectors)
+
+    def prefix_of_requests(self, batch: TensorBatch) -> Tensor | None:
+        """[B, P, D] those of the rows of a batch to be ranked for."""
+        prefix = self.instruction
+        return None if prefix is None else prefix(prefix.of_requests(batch), self.item_vectors)
+
+    def sequence_losses(
+        self,
+        start_SD: Tensor,
+        codes_SL: Tensor,
+        look: Look,
+        keys_S: Tensor | None,
+        rows: JaggedLayout,
+        prefix_SPD: Tensor | None = None,
+    ) -> Tensor:
+        """[S] minus the log-probability of each sequence, smoothed, and the balance of experts.
+
+        Args:
+            keys_S: of dropout; only while training.
+            rows: which sequences belong to which row.
+        """
+        num_tokens = codes_SL.shape[1] + (0 if prefix_SPD is None else prefix_SPD.shape[1])
+        keys_SQ = None if keys_S is None else level_keys(keys_S, num_tokens)
+        logits, all_gates = self.decoder(start_SD, codes_SL, look, keys_SQ, prefix_SPD)
+        losses = [
+            functional.cross_entropy(
+                logits_SK.float(), codes_SL[:, level], reduction="none", label_smoothing=self.label_smoothing
+            )
+            for level, logits_SK in enumerate(logits)
+        ]
+        losses_S = torch.stack(losses).sum(0)
+        for gates in all_gates:
+            losses_S = losses_S + self.decoder.balance_weight * balance_losses(gates, rows)
+        return losses_S
