@@ -1,0 +1,1 @@
+"""Ranking models: how likely is it that what is shown is clicked, liked, bought."""
