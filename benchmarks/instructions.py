@@ -27,7 +27,7 @@ import pandas as pd
 import torch
 
 from rayrec.models.build import build_model
-from rayrec.models.program import TorchProgram
+from rayrec.models.sequence_program import SequenceProgram
 from rayrec.pipelines.assembly import Assembly, assemble
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.instructions import instruction_of
@@ -102,12 +102,12 @@ def measure(name: str, data: Path, seeds: int, exclude_seen: bool) -> None:
             log.print(f"  {model}; told {behavior}: recall@{K} of {shown}", soft_wrap=True)
 
 
-def trained(assembly: Assembly) -> TorchProgram:
+def trained(assembly: Assembly) -> SequenceProgram:
     """The model after all epochs, trained in this process: it has no rows on servers."""
     config, plan = assembly.config, assembly.plan
     assert not assembly.tables, "a model of dense weights alone"
-    model = build_model(config.model, assembly.catalogue, config.seed)
-    program = TorchProgram(model, assembly.dense_optimizer(), torch.device("cpu"), config.seed)
+    model = build_model(config.model, assembly.task.catalogue, config.seed)
+    program = SequenceProgram(model, assembly.dense_optimizer(), torch.device("cpu"), config.seed)
     reader = SampleReader(plan.spec)
     for step in range(assembly.total_steps or 0):
         (features,) = assembly.features.training(step, reader.read_batch(plan.batch(step)))
@@ -117,17 +117,17 @@ def trained(assembly: Assembly) -> TorchProgram:
 
 
 def hits(
-    assembly: Assembly, program: TorchProgram, instruction: dict[Part, int], exclude_seen: bool
+    assembly: Assembly, program: SequenceProgram, instruction: dict[Part, int], exclude_seen: bool
 ) -> np.ndarray:
     """[U] whether each user's test target is among the K best."""
     found = []
     labels = assembly.features.history_labels
-    for samples in evaluation_batches(assembly.dataset, "test", 512, labels=labels):
+    for samples in evaluation_batches(assembly.task.dataset, "test", 512, labels=labels):
         features = assembly.features.ranking(samples.instructed(instruction))
         seen_BE = assembly.features.seen(samples) if exclude_seen else None
         ranked = program.rank(features, {}, K, seen_BE)
         assert samples.targets_B is not None
-        found.append(target_places(ranked.items_BK, assembly.dataset.item_positions(samples.targets_B)))
+        found.append(target_places(ranked.items_BK, assembly.task.dataset.item_positions(samples.targets_B)))
     return np.concatenate(found) < K
 
 

@@ -107,7 +107,7 @@ def measure(row: Row, sources: Path) -> dict[str, Any]:
     method = METHODS[row.method]
     config = _config(row, _data(row, method, sources))
     assembly = assemble(config)
-    model = build_model(config.model, assembly.catalogue, config.seed)
+    model = build_model(config.model, assembly.task.catalogue, config.seed)
     with tempfile.TemporaryDirectory(prefix="rayrec-quality-") as folder:
         run = Path(folder) / "run"
         with progress_bar("train") as progress:
@@ -124,11 +124,11 @@ def measure(row: Row, sources: Path) -> dict[str, Any]:
         "training_minutes": result.training_s / 60,
         "epochs": result.epochs,
         "best_step": result.best_step,
-        "semantic_ids": None if assembly.registry is None else assembly.registry.method,
+        "semantic_ids": None if assembly.task.registry is None else assembly.task.registry.method,
         "made_of": {
             "commit": commit,
-            "dataset": assembly.dataset.fingerprint,
-            "semantic_ids": None if assembly.registry is None else assembly.registry.version,
+            "dataset": assembly.task.dataset.fingerprint,
+            "semantic_ids": assembly.task.semantic_ids_version,
             "settings": recipe(row),
         },
         "date": datetime.now(UTC).date().isoformat(),
@@ -143,9 +143,9 @@ def _commit() -> str:
 
 def _sparse_parameters(assembly: Any) -> int:
     """Numbers in the rows of the catalogue's ids, for models whose tables are on the servers."""
-    counts = {"item": len(assembly.dataset.items), "user": len(assembly.dataset.users)}
-    if assembly.registry is not None:
-        counts["code"] = sum(assembly.registry.level_sizes)
+    counts = {"item": len(assembly.task.dataset.items), "user": len(assembly.task.dataset.users)}
+    if assembly.task.registry is not None:
+        counts["code"] = sum(assembly.task.registry.level_sizes)
     return sum(counts[table.name] * table.dim for table in assembly.tables)
 
 

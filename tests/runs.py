@@ -16,7 +16,7 @@ from rayrec.embeddings.saved_files import SavedFile
 from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.embeddings.snapshot import write_table
 from rayrec.models.build import build_model
-from rayrec.models.program import TorchProgram
+from rayrec.models.sequence_program import SequenceProgram
 from rayrec.models.tokenizers.fit import fit_registry
 from rayrec.pipelines.assembly import Assembly, assemble
 from rayrec.pipelines.config import RunConfig
@@ -129,8 +129,8 @@ def _train_one_epoch(run: RunFolder, assembly: Assembly) -> None:
     shard = EmbeddingShard(assembly.tables, shard=0, num_sources=1)
     lookups = SyncLookups(TrainerLink(assembly.tables, ShardMap(1), LocalTransport([shard])))
     device = get_device(config.device)
-    program = TorchProgram(
-        build_model(config.model, assembly.catalogue, config.seed),
+    program = SequenceProgram(
+        build_model(config.model, assembly.task.catalogue, config.seed),
         assembly.dense_optimizer(),
         device.torch,
         config.seed,
@@ -159,10 +159,10 @@ def _train_one_epoch(run: RunFolder, assembly: Assembly) -> None:
         RunState(
             committed_step=plan.steps_per_epoch - 1,
             incarnation=0,
-            dataset_fingerprint=assembly.dataset.fingerprint,
-            semantic_ids_version=None if assembly.registry is None else assembly.registry.version,
+            dataset_fingerprint=assembly.task.dataset.fingerprint,
+            semantic_ids_version=assembly.task.semantic_ids_version,
             read_position=plan.position(plan.steps_per_epoch),
-            labels=assembly.labels,
+            labels=assembly.task.labels,
         ),
         weights=program.weights(),
         optimizer_state=program.optimizer_state(),

@@ -29,17 +29,14 @@ from rayrec.embeddings.client import ShardClient
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.lookups import LookupStats, TrainerLink
 from rayrec.embeddings.routing import ShardMap
-from rayrec.models.build import Catalogue, build_model
 from rayrec.models.compute import PLAIN, ComputeSettings
-from rayrec.models.config import AnyModelConfig
-from rayrec.models.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.flops import ModelFlops
 from rayrec.models.matrix_rate import matrix_rate
-from rayrec.models.program import RankedItems, TorchProgram
+from rayrec.models.program import Placement, ProgramSpec, RankedItems, RankingProgram, ScoringProgram
 from rayrec.models.utilisation import Utilisation
 from rayrec.platform.devices import get_device, ray_claim
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
 from rayrec.samples.batches import FeatureBatch
+from rayrec.samples.impressions.batches import ImpressionBatch
 
 CATALOGUE_CHUNK = 65_536
 """Rows of the whole catalogue are read in pieces of this many items."""
@@ -49,10 +46,7 @@ CATALOGUE_CHUNK = 65_536
 class TrainerSpec:
     """What every trainer has to know; the same for all of them."""
 
-    model: AnyModelConfig
-    optimizer: DenseOptimizerSettings
-    catalogue: Catalogue
-    item_ids_I: np.ndarray
+    program: ProgramSpec
     tables: tuple[TableConfig, ...]
     device: str
     seed: int
@@ -61,6 +55,8 @@ class TrainerSpec:
     num_trainers: int
     num_threads: int
     compute: ComputeSettings = PLAIN
+    catalogue_ids_I: np.ndarray | None = None
+    """Ids of all items, for programs that rank by their rows."""
     run_folder: Path | None = None
     """Where what trainers measure is kept with the run; None keeps it in the process."""
 
@@ -129,18 +125,16 @@ class Trainer:
             caches_on(self._device),
         )
         self._lookups = self._new_lookups(0)
-        model = build_model(spec.model, spec.catalogue, spec.seed, spec.attention_file(role.member))
-        # Before the model goes anywhere: its copy knows nothing of compiling and of shards.
-        self._flops = ModelFlops(model, self._device.torch)
         self._utilisation = Utilisation(self._matrix_rate())
         self._row_dims = {table.name: table.dim for table in spec.tables}
-        self._program = TorchProgram(
-            model,
-            spec.optimizer,
-            self._device.torch,
-            spec.seed,
-            sum_over_trainers=self._group.all_reduce if spec.num_trainers > 1 else None,
-            compute=spec.compute,
+        self._program = spec.program.build(
+            Placement(
+                self._device.torch,
+                spec.seed,
+                spec.compute,
+                sum_over_trainers=self._group.all_reduce if spec.num_trainers > 1 else None,
+                attention_file=spec.attention_file(role.member),
+            )
         )
         self._clock, self._dense_clock = StageClock(), StageClock()
         self._metrics = RayStageMetrics(role.run, role.stage, role.member)
@@ -156,21 +150,17 @@ class Trainer:
         return f"tcp://{ray.util.get_node_ip_address()}:{port}"
 
     def join(self, address: str) -> None:
-        """Form the group over which dense gradients are summed and rows reach their owners.
-
-        Weights that the trainers shall hold in parts are split then.
-        """
+        """Form the group over which dense gradients are summed and rows reach their owners."""
         self._group.join(address, self._device.collective_backend)
-        if self._spec.compute.is_sharded:
-            self._program.shard()
+        self._program.join()
 
-    def look_ahead(self, features: FeatureBatch) -> None:
+    def look_ahead(self, features: FeatureBatch | ImpressionBatch) -> None:
         """Stage 3, early: request the rows of the next batch that the current one cannot change."""
         # The clock: a part of a batch that `train` counts.
         with self._pulse.during("look_ahead", features.step), self._clock.busy(num_batches=0):
             self._lookups.prefetch(features.step, features.lookups)
 
-    def train(self, features: FeatureBatch) -> StepReport:
+    def train(self, features: FeatureBatch | ImpressionBatch) -> StepReport:
         """Stages 3 to 5 for one batch; steps come in order."""
         with self._pulse.during("train", features.step), self._clock.busy():
             rows = self._lookups.rows(features.step, features.lookups)
@@ -179,7 +169,7 @@ class Trainer:
             self._lookups.update(features.step, features.lookups, gradients.row_grads)
             with self._dense_clock.busy():
                 self._program.update()
-            self._utilisation.add(self._flops.of(features, self._row_dims))
+            self._utilisation.add(self._program.flops(features, self._row_dims))
         self._metrics.after_batch(self._times(), self._figures)
         return StepReport(features.step, gradients.loss_sum, features.num_targets, features.counts)
 
@@ -196,15 +186,17 @@ class Trainer:
         """Until the next start nothing is trained."""
         self._clock.stop()
 
-    def read_catalogue(self) -> None:
-        """Before ranking, by all trainers: give the model the rows of every item, if it ranks by them."""
+    def begin_validation(self) -> None:
+        """Before ranking or scoring, by all trainers; gives the model the rows of every item, if it ranks by
+        them."""
         # When it was measured before, other actors were starting.
         self._utilisation.measured(self._matrix_rate())
         self._program.begin_ranking()
-        table = self._program.table_of_catalogue
-        if table is None:
+        if not isinstance(self._program, RankingProgram) or self._program.table_of_catalogue is None:
             return
-        chunks = np.array_split(self._spec.item_ids_I, max(1, len(self._spec.item_ids_I) // CATALOGUE_CHUNK))
+        table, ids_I = self._program.table_of_catalogue, self._spec.catalogue_ids_I
+        assert ids_I is not None, "whoever starts trainers knows what their programs rank by"
+        chunks = np.array_split(ids_I, max(1, len(ids_I) // CATALOGUE_CHUNK))
         self._program.set_catalogue(
             np.concatenate([self._client.read({table: ids})[table] for ids in chunks])
         )
@@ -215,8 +207,16 @@ class Trainer:
     def rank(self, prepared: tuple[FeatureBatch, np.ndarray], k: int, exclude_seen: bool) -> RankedItems:
         """The k best next items of each row, with the tables as they are now."""
         features, seen_BE = prepared
-        rows = self._client.read({name: lookup.ids_M for name, lookup in features.lookups.items()})
-        return self._program.rank(features, rows, k, seen_BE if exclude_seen else None)
+        assert isinstance(self._program, RankingProgram), "runs ask for what their model does"
+        return self._program.rank(features, self._rows_now(features), k, seen_BE if exclude_seen else None)
+
+    def predict(self, features: ImpressionBatch) -> np.ndarray:
+        """[B, T] probabilities of each task, with the tables as they are now."""
+        assert isinstance(self._program, ScoringProgram), "runs ask for what their model does"
+        return self._program.predict(features, self._rows_now(features))
+
+    def _rows_now(self, features: FeatureBatch | ImpressionBatch) -> dict[str, np.ndarray]:
+        return self._client.read({name: lookup.ids_M for name, lookup in features.lookups.items()})
 
     def dense_weights(self) -> dict[str, np.ndarray]:
         """Of the first trainer; others, asked where weights are split, only give theirs to it."""

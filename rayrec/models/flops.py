@@ -12,7 +12,7 @@ takes no memory, and nothing that is trained comes near it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from rayrec.models.attention.counting import counted
-from rayrec.models.sequence_model import SequenceModel
 from rayrec.models.shape_classes import power_of_two
-from rayrec.models.tensor_batch import Features, TensorBatch
 
 ShapeClass = tuple[int, int]
 """Powers of two of rows and tokens."""
@@ -35,43 +33,53 @@ class ModelFlops:
     Within a class, the number is taken to grow with the tokens.
     """
 
-    def __init__(self, model: SequenceModel, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        build: Callable[[Any, Mapping[str, np.ndarray | Tensor], bool], Any],
+        size_of: Callable[[Any], tuple[int, int]],
+    ) -> None:
         """
         Args:
-            model: before it is compiled or split; it is not kept.
+            model: with a `loss`, before it is compiled or split; it is not kept.
+            build: (features, rows, training) -> the batch that the loss is of.
+            size_of: features -> (rows, tokens).
         """
         self._model = _hollow(model, device)
-        self._device = device
+        self._build = build
+        self._size_of = size_of
         self._per_token: dict[ShapeClass, float] = {}
 
-    def of(self, features: Features, dims: Mapping[str, int]) -> float:
+    def of(self, features: Any, dims: Mapping[str, int]) -> float:
         """Of forward and backward of one trainer's share.
 
         Args:
             dims: width of the rows of each table that the share looks up.
         """
-        num_tokens = len(features.items_N)
+        num_rows, num_tokens = self._size_of(features)
         if not num_tokens:
             return 0.0
-        key = (power_of_two(len(features.offsets_B1) - 1), power_of_two(num_tokens))
+        key = (power_of_two(num_rows), power_of_two(num_tokens))
         if key not in self._per_token:
             self._per_token[key] = self._count(features, dims) / num_tokens
         return self._per_token[key] * num_tokens
 
-    def _count(self, features: Features, dims: Mapping[str, int]) -> int:
+    def _count(self, features: Any, dims: Mapping[str, int]) -> int:
         rows = {
             name: np.zeros((len(lookup.ids_M), dims[name]), dtype=np.float32)
             for name, lookup in features.lookups.items()
         }
-        batch = TensorBatch.build(features, rows, seed=0, device=self._device, training=True)
+        batch = self._build(features, rows, True)
         self._model.train()
         counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: _addmm_flops})
         with torch.enable_grad(), counted() as attention, counter:
-            self._model.loss(batch).backward()
+            loss: Tensor = self._model.loss(batch)  # type: ignore[operator]
+            loss.backward()
         return int(counter.get_total_flops()) + attention.total
 
 
-def _hollow(model: SequenceModel, device: torch.device) -> SequenceModel:
+def _hollow(model: nn.Module, device: torch.device) -> nn.Module:
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = _hollow_weight(parameter, device)

@@ -114,6 +114,11 @@ class TensorBatch:
             instruction={name: tensor(codes_B) for name, codes_B in features.instruction.items()},
         )
 
+    @property
+    def lengths_B(self) -> np.ndarray:
+        """Tokens of each row, in the host's memory."""
+        return self.layout.lengths_B
+
     def some_rows(self, rows: slice) -> TensorBatch:
         """Neighbouring rows alone, with tokens keyed as in the whole batch.
 

@@ -11,25 +11,18 @@ from typing import Any
 import pyarrow as pa
 
 from rayrec.embeddings.config import TableConfig
-from rayrec.models.build import Catalogue
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.accepted_files import AcceptedFiles
 from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.features import num_negatives_of, registry_of, row_features, sequence_features
-from rayrec.pipelines.instructions import check_labels, evaluation_instruction
 from rayrec.pipelines.snapshots import Snapshot
+from rayrec.pipelines.tasks.opening import open_task
+from rayrec.pipelines.tasks.task import Task, TrainingFeatures
 from rayrec.pipelines.training_rows import TrainingRows, compiled, training_rows
 from rayrec.platform.devices import device_named
 from rayrec.platform.errors import InputError
-from rayrec.platform.event_labels import Part
 from rayrec.platform.schedule import RateSchedule
-from rayrec.samples.dataset import Dataset
-from rayrec.samples.features import SequenceFeatures
 from rayrec.samples.followed_plan import FollowedPlan
-from rayrec.samples.manifest import Split
 from rayrec.samples.read_plan import ReadPlan
-from rayrec.samples.row_features import RowFeatures
 
 
 @dataclass(frozen=True)
@@ -37,10 +30,7 @@ class Assembly:
     """A run's inputs, opened and checked against each other."""
 
     config: RunConfig
-    dataset: Dataset
-    registry: SemanticIdRegistry | None
-    catalogue: Catalogue
-    sequences: SequenceFeatures
+    task: Task
     columns: pa.Schema | None = None
     """Of the training rows, where they are known without the rows."""
     followed: dict[str, Any] | None = None
@@ -51,14 +41,14 @@ class Assembly:
     @cached_property
     def rows(self) -> TrainingRows:
         """The training rows; footers are read when it is first asked for."""
-        return training_rows(self.config, self.dataset, self.followed, self.next_step)
+        return training_rows(self.config, self.task.row_source, self.followed, self.next_step)
 
     @cached_property
-    def features(self) -> RowFeatures:
+    def features(self) -> TrainingFeatures:
         """The operations; training rows are not looked at where their columns are known."""
-        config = self.config
-        program = self.rows.program if self.columns is None else compiled(config, self.columns)
-        return row_features(config, self.dataset, self.sequences, program)
+        if self.columns is None:
+            return self.task.features(self.rows.program)
+        return self.task.features(compiled(self.config, self.task.row_source.wanted_columns, self.columns))
 
     @property
     def plan(self) -> ReadPlan | FollowedPlan:
@@ -90,13 +80,6 @@ class Assembly:
             following = plan.first_step((epoch // evaluation.every_epochs + 1) * evaluation.every_epochs)
         return following if self.total_steps is None else min(following, self.total_steps)
 
-    def catalogue_known_to(self, snapshot: Snapshot) -> Catalogue:
-        """The catalogue, and which of its items the snapshot was trained on."""
-        if self.registry is None:
-            return self.catalogue
-        known_I = self.registry.known_to(snapshot.state.semantic_ids_version or "")
-        return self.catalogue if known_I.all() else replace(self.catalogue, known_I=known_I)
-
     def going_on_from(self, snapshot: Snapshot | None, run: Path) -> Assembly:
         """The same inputs, read on from a snapshot of a run; None: from the start."""
         if self.config.data.follow is None:
@@ -106,17 +89,6 @@ class Assembly:
             return self  # nothing was accepted yet but by this
         next_step = 0 if snapshot is None else snapshot.committed_step + 1
         return replace(self, followed=followed, next_step=next_step)
-
-    @property
-    def labels(self) -> dict[str, list[str]] | None:
-        """Names of the codes that weights stand for; None where there are none."""
-        labels = self.config.model.named_labels
-        return {label: list(self.dataset.manifest.labels[label]) for label in labels} or None
-
-    @cached_property
-    def instruction(self) -> dict[Part, int]:
-        """What users are ranked for in validation and evaluation."""
-        return evaluation_instruction(self.config, self.dataset)
 
     @property
     def tables(self) -> tuple[TableConfig, ...]:
@@ -142,52 +114,9 @@ def assemble(config: RunConfig, checksums: bool = True, columns: pa.Schema | Non
         columns: those of the training rows; without them, features cannot be made without the rows.
 
     Raises:
-        InputError: the data set or the semantic IDs are missing, damaged, or of each other's; or the model
-            needs times or labels that the data set does not have.
+        InputError: as the task of the run's model says of its data.
     """
-    dataset = Dataset.open(config.data.path, checksums)
-    if config.model.needs_times:
-        dataset.check_times()
-    check_labels(config, dataset)
-    registry = registry_of(config, dataset)
-    sequences = sequence_features(config, dataset, registry)
-    catalogue = Catalogue(
-        num_items=len(dataset.items),
-        codes_IL=None if registry is None else registry.codes_IL,
-        level_sizes=() if registry is None else registry.learned_level_sizes,
-        negative_log_q_I=sequences.negative_log_q_I() if num_negatives_of(config) else None,
-        labels=dataset.manifest.labels,
-    )
-    return Assembly(config, dataset, registry, catalogue, sequences, columns)
-
-
-def check_snapshot(snapshot: Snapshot, assembly: Assembly) -> None:
-    """Refuse a snapshot of another data set or of other semantic IDs.
-
-    Semantic IDs that extend the snapshot's are those of a catalogue that has grown, with its data set: what
-    was learned holds for both.
-
-    Raises:
-        InputError: names the snapshot and what differs.
-    """
-    state, registry = snapshot.state, assembly.registry
-    for label, names in (state.labels or {}).items():
-        ours = (assembly.labels or {}).get(label, names)
-        if ours != names:
-            raise InputError(
-                f"{snapshot.path}: was trained on events whose {label} is one of {', '.join(names)}, and in "
-                f"{assembly.config.data.path} it is one of {', '.join(ours)}: what was learned of them does "
-                "not fit; train anew"
-            )
-    if registry is not None and registry.extends(state.semantic_ids_version or "", state.dataset_fingerprint):
-        return
-    if state.dataset_fingerprint != assembly.dataset.fingerprint:
-        raise InputError(
-            f"{snapshot.path}: was trained on another data set than {assembly.config.data.path} holds now; "
-            "prepare the same data again, or train anew"
-        )
-    if registry is not None:
-        registry.check_matches(state.semantic_ids_version or "none", str(snapshot.path))
+    return Assembly(config, open_task(config, checksums), columns)
 
 
 def check_continues(snapshot: Snapshot, assembly: Assembly) -> None:
@@ -205,17 +134,4 @@ def check_continues(snapshot: Snapshot, assembly: Assembly) -> None:
             f"{snapshot.path}: its run goes on in epoch {theirs.epoch} after {theirs.rows} rows, and this "
             f"one would read {what} (epoch {ours.epoch}, {ours.rows} rows); "
             "continue it with the settings and the version of RayRec it was begun with, or train anew"
-        )
-
-
-def check_split(dataset: Dataset, split: Split) -> None:
-    """Refuse to evaluate on nobody.
-
-    Raises:
-        InputError: no user has a target in the split.
-    """
-    if not len(dataset.evaluation_rows(split)):
-        raise InputError(
-            f"{dataset.root}: no user has an item to predict in the split {split!r}; "
-            "prepare the data set with another split"
         )

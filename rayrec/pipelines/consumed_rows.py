@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.features import row_source
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import read_consumed
 from rayrec.pipelines.training_rows import training_rows
 from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.samples.cursor import Cursor, FileProgress
-from rayrec.samples.dataset import Dataset
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class _Planned(_Nothing):
             InputError: the rows cannot be opened, or are others than those that were consumed.
             UnavailableError: a store that an operation asks does not answer.
         """
-        rows = training_rows(config, Dataset.open(config.data.path, checksums=False))
+        rows = training_rows(config, row_source(config))
         cursor.check_belongs_to(rows.fingerprint, "the cursor")
         self._rows = rows.plan.rows_of_files(0)
 

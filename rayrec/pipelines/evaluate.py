@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from rayrec.models.program import RankedItems
-from rayrec.pipelines.assembly import check_split
-from rayrec.pipelines.ranking_metrics import LIST_LENGTH, Estimate, summarise, target_places
+from rayrec.pipelines.estimate import Estimate
+from rayrec.pipelines.ranking_metrics import LIST_LENGTH, summarise, target_places
 from rayrec.pipelines.recommender import Recommender
+from rayrec.pipelines.tasks.next_item import check_split
 from rayrec.platform.files import write_json
 from rayrec.samples.batches import SampleBatch
 from rayrec.samples.manifest import Split

@@ -5,19 +5,32 @@ Imports no torch: feature workers make their features with this, and start withi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.types as pt
 
-from rayrec.models.config import EncoderDecoderConfig, NextItemConfig, history_length, sparse_tables
+from rayrec.models.config import (
+    AnyModelConfig,
+    EncoderDecoderConfig,
+    NextItemConfig,
+    history_length,
+    sparse_tables,
+)
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.training_rows import compiled
+from rayrec.pipelines.training_rows import RowSource, compiled
+from rayrec.pipelines.wanted_columns import WantedColumn
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import LABELS
 from rayrec.samples.dataset import Dataset
+from rayrec.samples.event_labels import LABEL_COLUMNS, are_event_labels
+from rayrec.samples.event_times import TIMES, are_event_times
 from rayrec.samples.features import SequenceFeatures
 from rayrec.samples.operations.program import FeatureProgram
+from rayrec.samples.read_plan import ReadPlan
 from rayrec.samples.row_features import HistoryColumns, RowFeatures
 
 SEMANTIC_IDS_FOLDER = "semantic_ids"
@@ -28,15 +41,68 @@ def features_of(config: RunConfig, columns: pa.Schema) -> RowFeatures:
 
     Nor are files of training rows looked at: one that vanishes is the readers' to report.
     """
+    model = config.model
     dataset = Dataset.open(config.data.path, checksums=False)
-    sequences = sequence_features(config, dataset, registry_of(config, dataset))
-    return row_features(config, dataset, sequences, compiled(config, columns))
+    sequences = sequence_features(config, model, dataset, registry_of(config, model, dataset))
+    return row_features(config, model, dataset, sequences, compiled(config, history_columns(model), columns))
+
+
+def _is_list_of_integers(dtype: pa.DataType) -> bool:
+    return (pt.is_list(dtype) or pt.is_large_list(dtype)) and pt.is_integer(dtype.value_type)
+
+
+def history_columns(model: AnyModelConfig) -> Mapping[str, WantedColumn]:
+    """Whose a row is, that user's items, oldest first, and their times and labels where they are needed."""
+    wanted = {
+        "user_id": WantedColumn(pt.is_integer, "integers"),
+        "item_ids": WantedColumn(_is_list_of_integers, "lists of integers"),
+    }
+    if model.needs_times:
+        expected = "lists of seconds, or of dates and times"
+        wanted[TIMES] = WantedColumn(are_event_times, expected, "when events were")
+    for label in model.needs_labels:
+        reason = f"the {label} of events"
+        wanted[LABEL_COLUMNS[label]] = WantedColumn(are_event_labels, "lists of codes", reason)
+    return wanted
+
+
+@dataclass(frozen=True)
+class HistoryRows:
+    """The rows of a prepared data set: one user's history each."""
+
+    config: RunConfig
+    model: AnyModelConfig
+    dataset: Dataset
+
+    @property
+    def fingerprint(self) -> str:
+        return self.dataset.fingerprint
+
+    @property
+    def wanted_columns(self) -> Mapping[str, WantedColumn]:
+        return history_columns(self.model)
+
+    def own_rows(self) -> ReadPlan:
+        config = self.config
+        return ReadPlan.of(self.dataset, config.training.batch_size, config.seed, config.data.window_rows)
+
+
+def row_source(config: RunConfig) -> RowSource:
+    """
+    Raises:
+        InputError: there is no such data set.
+    """
+    return HistoryRows(config, config.model, Dataset.open(config.data.path, checksums=False))
 
 
 def row_features(
-    config: RunConfig, dataset: Dataset, sequences: SequenceFeatures, program: FeatureProgram
+    config: RunConfig,
+    model: AnyModelConfig,
+    dataset: Dataset,
+    sequences: SequenceFeatures,
+    program: FeatureProgram,
 ) -> RowFeatures:
-    model, operates = config.model, not program.is_empty
+    operates = not program.is_empty
     histories = HistoryColumns(
         reads_times=model.needs_times,
         reads_labels=model.input_labels,
@@ -47,16 +113,15 @@ def row_features(
 
 
 def sequence_features(
-    config: RunConfig, dataset: Dataset, registry: SemanticIdRegistry | None
+    config: RunConfig, model: AnyModelConfig, dataset: Dataset, registry: SemanticIdRegistry | None
 ) -> SequenceFeatures:
-    model = config.model
     return SequenceFeatures(
         dataset.items.ids_I,
         max_length=history_length(model),
         tables=sparse_tables(model),
         codes_IL=None if registry is None else registry.learned_codes_IL,
-        num_negatives=num_negatives_of(config),
-        negatives_per_event=negatives_per_event_of(config),
+        num_negatives=num_negatives_of(model),
+        negatives_per_event=negatives_per_event_of(model),
         negatives=model.negative_sampling if isinstance(model, NextItemConfig) else "uniform",
         train_counts_I=dataset.items.train_counts_I,
         label_sizes={label: len(dataset.manifest.labels[label]) for label in model.needs_labels},
@@ -65,9 +130,8 @@ def sequence_features(
     )
 
 
-def num_negatives_of(config: RunConfig) -> int:
+def num_negatives_of(model: AnyModelConfig) -> int:
     """Drawn for every batch; 0 where the model needs none."""
-    model = config.model
     if isinstance(model, NextItemConfig) and model.loss_or_default == "sampled_softmax":
         return model.num_negatives
     if isinstance(model, EncoderDecoderConfig) and model.retrieval is not None and model.retrieval.q2i_weight:
@@ -75,21 +139,20 @@ def num_negatives_of(config: RunConfig) -> int:
     return 0
 
 
-def negatives_per_event_of(config: RunConfig) -> int:
+def negatives_per_event_of(model: AnyModelConfig) -> int:
     """Drawn for every event to be predicted; 0 where the model needs none."""
-    model = config.model
     if isinstance(model, NextItemConfig) and model.loss_or_default == "bce":
         return model.negatives_per_event
     return 0
 
 
-def registry_of(config: RunConfig, dataset: Dataset) -> SemanticIdRegistry | None:
+def registry_of(config: RunConfig, model: AnyModelConfig, dataset: Dataset) -> SemanticIdRegistry | None:
     """The semantic IDs, where the model generates them.
 
     Raises:
         InputError: there are none, or those of another data set.
     """
-    if isinstance(config.model, NextItemConfig):
+    if isinstance(model, NextItemConfig):
         return None
     folder = registry_folder(config)
     if not folder.is_dir():

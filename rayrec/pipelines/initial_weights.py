@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rayrec.pipelines.assembly import Assembly, check_snapshot
+from rayrec.pipelines.assembly import Assembly
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import Snapshot, read_snapshot
 from rayrec.platform.config import differing_keys
@@ -63,9 +63,9 @@ def initial_snapshot(assembly: Assembly) -> Snapshot | None:
             f"settings ({folder.path / 'config.yaml'}), or begin without init_from"
         )
     snapshot = read_snapshot(folder.chosen_snapshot("best" if folder.state["best"] is not None else "last"))
-    check_snapshot(snapshot, assembly)
-    version = None if assembly.registry is None else assembly.registry.version
-    if (version, assembly.dataset.fingerprint) != (
+    task = assembly.task
+    task.check_snapshot(snapshot)
+    if (task.semantic_ids_version, task.fingerprint) != (
         snapshot.state.semantic_ids_version,
         snapshot.state.dataset_fingerprint,
     ):

@@ -14,22 +14,21 @@ MOST_NAMES = 20
 """Known names that a message lists."""
 
 
-def check_labels(config: RunConfig, dataset: Dataset) -> None:
+def check_labels(config: RunConfig, model: AnyModelConfig, dataset: Dataset) -> None:
     """
     Raises:
         InputError: the data set lacks a label of events that the model needs; or settings name a behaviour or
             scenario that no event has.
     """
-    model = config.model
     for label in model.needs_labels:
         dataset.check_label(label, of_histories=label in model.input_labels)
     if isinstance(model, GeneratingConfig):
         for name in model.behavior_weights:
             _code_of("behavior", name, dataset, "model.behavior_weights")
-    evaluation_instruction(config, dataset)
+    evaluation_instruction(config, model, dataset)
 
 
-def evaluation_instruction(config: RunConfig, dataset: Dataset) -> dict[Part, int]:
+def evaluation_instruction(config: RunConfig, model: AnyModelConfig, dataset: Dataset) -> dict[Part, int]:
     """What users are ranked for in validation and evaluation.
 
     Raises:
@@ -39,7 +38,7 @@ def evaluation_instruction(config: RunConfig, dataset: Dataset) -> dict[Part, in
     if wanted is None:
         return {}
     names: dict[Part, str | None] = {"scenario": wanted.scenario, "behavior": wanted.behavior}
-    return instruction_of(config.model, dataset, names, "evaluation.instruction")
+    return instruction_of(model, dataset, names, "evaluation.instruction")
 
 
 def instruction_of(

@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
 
 from rayrec.embeddings.plan import (
     CACHE_RECORDS,
@@ -30,17 +26,13 @@ from rayrec.embeddings.plan import (
     plan_shards,
     spread,
 )
-from rayrec.models.build import build_model
-from rayrec.models.config import NextItemConfig, history_length
 from rayrec.pipelines.assembly import Assembly
 from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.features import negatives_per_event_of, num_negatives_of
 from rayrec.platform.cluster import starts_cluster
 from rayrec.platform.devices import device_memory_bytes, device_named
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import check_on_disk
 from rayrec.platform.memory import human_size, machine_bytes
-from rayrec.samples.features import code_ids
 
 logger = logging.getLogger(__name__)
 
@@ -267,15 +259,18 @@ def plan_memory(assembly: Assembly) -> MemoryPlan:
     """What the run needs; starts nothing and raises nothing that `assemble` would not have."""
     config = assembly.config
     pipeline, sparse = config.pipeline, config.sparse
-    ids = {table.name: _ids_of(assembly, table.name) for table in assembly.tables}
-    num_ids = {name: max(len(ids_M), sparse.expected_rows.get(name, 0)) for name, ids_M in ids.items()}
+    tables = [table.name for table in assembly.tables]
+    ids = {name: assembly.task.ids_of(name) for name in tables}
+    known = {name: found if isinstance(found, int) else len(found) for name, found in ids.items()}
+    num_ids = {name: max(known[name], sparse.expected_rows.get(name, 0)) for name in tables}
     ids_by_shard = {
-        name: count_by_shard(ids_M, sparse.num_servers)
-        if num_ids[name] == len(ids_M)
-        else spread(num_ids[name], sparse.num_servers)
-        for name, ids_M in ids.items()
+        name: spread(num_ids[name], sparse.num_servers)
+        if isinstance(found, int) or num_ids[name] > len(found)
+        else count_by_shard(found, sparse.num_servers)
+        for name, found in ids.items()
     }
-    batch_ids = _batch_ids(assembly, num_ids)
+    # A batch has no more distinct ids than there are.
+    batch_ids = {name: min(assembly.task.most_batch_ids(name), num_ids[name]) for name in tables}
     is_here = starts_cluster(config.cluster)
     # Then the cache is there; everything else of a batch crosses the host's memory, as without one.
     on_device = device_named(config.device).has_own_memory
@@ -298,7 +293,7 @@ def plan_memory(assembly: Assembly) -> MemoryPlan:
                     assembly.tables, num_ids, sparse.cache_rows, pipeline.num_trainers, on_device
                 ).values()
             ),
-            catalogue_bytes=_catalogue_bytes(assembly),
+            catalogue_bytes=assembly.task.catalogue_bytes,
             num_trainers=pipeline.num_trainers,
             device_cache_bytes=sum(device_cache_bytes(assembly.tables, sparse.cache_rows).values())
             if on_device
@@ -323,46 +318,13 @@ def plan_memory(assembly: Assembly) -> MemoryPlan:
 
 def dense_size(assembly: Assembly) -> DenseSize:
     """Of the network that the trainers will build."""
-    model = assembly.config.model
-    # Without memory for its weights: an item matrix may be what does not fit. The generative model reads
-    # the items' codes while it is built, and has no part that grows with the catalogue but these.
-    device = "meta" if isinstance(model, NextItemConfig) else "cpu"
-    with torch.device(device):
-        network = build_model(model, assembly.catalogue, assembly.config.seed)
+    network = assembly.task.network()
     parameters, buffers = list(network.parameters()), list(network.buffers())
     return DenseSize(
         num_parameters=sum(parameter.numel() for parameter in parameters),
         weights_bytes=sum(parameter.nbytes for parameter in parameters),
         buffers_bytes=sum(buffer.nbytes for buffer in buffers),
     )
-
-
-def _ids_of(assembly: Assembly, table: str) -> np.ndarray:
-    """[M] distinct ids that training may create rows for."""
-    if table == "item":
-        return assembly.dataset.items.ids_I
-    if table == "user":
-        return assembly.dataset.users["user_id"].to_numpy()
-    assert table == "code", f"no rule for the ids of table {table!r}"
-    assert assembly.registry is not None
-    return np.unique(code_ids(assembly.registry.learned_codes_IL))
-
-
-def _batch_ids(assembly: Assembly, num_ids: Mapping[str, int]) -> dict[str, int]:
-    """Most distinct ids of each table in one trainer's share of a batch, as `SequenceFeatures` makes them."""
-    config = assembly.config
-    model = config.model
-    num_rows, num_trainers = config.training.batch_size, config.pipeline.num_trainers
-    num_tokens = num_rows * history_length(model)
-    if num_trainers > 1:
-        # Shares are of about equal length, within that of a row; one may have all rows but a few long ones.
-        num_tokens = min(num_tokens, -(-num_tokens // num_trainers) + history_length(model))
-    num_items = num_tokens
-    if isinstance(model, NextItemConfig) and model.item_matrix == "sparse":
-        num_items = 2 * num_tokens + num_negatives_of(config) + num_tokens * negatives_per_event_of(config)
-    num_levels = 0 if assembly.registry is None else assembly.registry.num_learned_levels
-    most = {"item": num_items, "user": num_rows, "code": num_tokens * num_levels}
-    return {name: min(most[name], known) for name, known in num_ids.items()}
 
 
 def _records_in_flight(config: RunConfig) -> int:
@@ -372,13 +334,6 @@ def _records_in_flight(config: RunConfig) -> int:
     if config.sparse.cache_rows:
         return CACHE_RECORDS
     return HELD_RECORDS if config.pipeline.num_trainers == 1 else 0
-
-
-def _catalogue_bytes(assembly: Assembly) -> int:
-    model = assembly.config.model
-    if isinstance(model, NextItemConfig) and model.item_matrix == "sparse":
-        return 4 * model.backbone.dim * len(assembly.dataset.items)
-    return 0
 
 
 def _described(shard: ShardPlan) -> str:

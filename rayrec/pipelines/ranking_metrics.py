@@ -5,20 +5,12 @@ Axes: U users, K length of the lists.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
+
+from rayrec.pipelines.estimate import Estimate
 
 CUTOFFS = (5, 10, 50)
 LIST_LENGTH = max(CUTOFFS)
-
-
-class Estimate(NamedTuple):
-    """A mean over users with its 95 % bootstrap interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 def target_places(items_UK: np.ndarray, targets_U: np.ndarray) -> np.ndarray:

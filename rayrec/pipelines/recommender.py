@@ -15,16 +15,20 @@ from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.embeddings.snapshot import load_tables
 from rayrec.models.build import build_model
-from rayrec.models.program import RankedItems, TorchProgram
-from rayrec.pipelines.assembly import Assembly, assemble, check_snapshot
+from rayrec.models.program import RankedItems
+from rayrec.models.sequence_program import SequenceProgram
+from rayrec.pipelines.assembly import Assembly, assemble
 from rayrec.pipelines.instructions import instruction_of
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import Snapshot, read_snapshot
+from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.platform.devices import get_device
+from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import UNKNOWN, Label, Part
 from rayrec.samples.batches import FeatureBatch, Int64Array, SampleBatch
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.jagged import offsets_from_lengths
+from rayrec.samples.row_features import RowFeatures
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,14 @@ class Recommender:
         device = get_device(config.device)
         self.run = run
         self.committed_step = snapshot.committed_step
-        self._assembly = assembly
-        self._program = TorchProgram(
-            build_model(config.model, assembly.catalogue_known_to(snapshot), config.seed),
+        task = assembly.task
+        if not isinstance(task, NextItemTask):
+            raise InputError(f"{run}: {config.model.name!r} scores what is shown, and names no items")
+        features = assembly.features
+        assert isinstance(features, RowFeatures), "those of the task"
+        self._task, self._features = task, features
+        self._program = SequenceProgram(
+            build_model(task.model, task.catalogue_known_to(snapshot), config.seed),
             assembly.dense_optimizer(),
             device.torch,
             config.seed,
@@ -88,7 +97,7 @@ class Recommender:
         self._program.load(snapshot.weights, optimizer_state=None)
         self._client = _local_tables(assembly, snapshot)
         if (table := self._program.table_of_catalogue) is not None:
-            item_ids_I = assembly.dataset.items.ids_I
+            item_ids_I = task.dataset.items.ids_I
             self._program.set_catalogue(self._client.read({table: item_ids_I})[table])
 
     @classmethod
@@ -117,27 +126,27 @@ class Recommender:
         snapshot = read_snapshot(folder.chosen_snapshot(which))
         # Neither columns nor rates are asked of the training rows: they may be gone.
         assembly = assemble(config.for_inference(), checksums=False, columns=folder.columns)
-        check_snapshot(snapshot, assembly)
+        assembly.task.check_snapshot(snapshot)
         return cls(folder.name, assembly, snapshot)
 
     @property
     def dataset(self) -> Dataset:
-        return self._assembly.dataset
+        return self._task.dataset
 
     @property
     def needs_times(self) -> bool:
         """Whether the model, or an operation before it, reads when the events of a history were."""
-        return self._assembly.features.needs_history_times
+        return self._features.needs_history_times
 
     @property
     def needs_labels(self) -> tuple[Label, ...]:
         """Labels that the model, or an operation before it, reads of the events of a history."""
-        return self._assembly.features.history_labels
+        return self._features.history_labels
 
     @property
     def evaluation_instruction(self) -> Mapping[Part, int]:
         """What users are ranked for in evaluation."""
-        return self._assembly.instruction
+        return self._task.instruction
 
     def instruction_of(self, names: Mapping[Part, str | None]) -> dict[Part, int]:
         """What a query may want, from names: scenario and behavior as the log has them, and an item's key.
@@ -145,14 +154,14 @@ class Recommender:
         Raises:
             InputError: a part that the model does not read, or an unknown name.
         """
-        return instruction_of(self._assembly.config.model, self.dataset, names, "instruction")
+        return instruction_of(self._task.model, self.dataset, names, "instruction")
 
     def rank(self, samples: SampleBatch, k: int, exclude_seen: bool) -> RankedItems:
         """Catalogue positions of the k best next items of each row; -1 where there are fewer.
 
         A row without any known item gives the model nothing to go by and gets none.
         """
-        features = self._assembly.features.ranking(samples)
+        features = self._features.ranking(samples)
         return self._rank(features, k, self.seen(samples) if exclude_seen else None)
 
     def _rank(self, features: FeatureBatch, k: int, seen_BE: Int64Array | None) -> RankedItems:
@@ -161,7 +170,7 @@ class Recommender:
 
     def seen(self, samples: SampleBatch) -> Int64Array:
         """[B, E] catalogue positions of each history's items, padded with -1."""
-        return self._assembly.features.seen(samples)
+        return self._features.seen(samples)
 
     def recommend(
         self, queries: Sequence[Query], k: int, exclude_seen: bool = True
@@ -177,7 +186,7 @@ class Recommender:
             if not places:
                 continue
             samples = self._as_samples([queries[place] for place in places])
-            features = self._assembly.features.ranking(samples, is_prepared)
+            features = self._features.ranking(samples, is_prepared)
             seen_BE = self.seen(samples)
             ranked = self._rank(features, k, seen_BE if exclude_seen else None)
             answers |= zip(places, self._answers(features, seen_BE, ranked), strict=True)
@@ -200,7 +209,7 @@ class Recommender:
             InputError: a field is missing, unknown or of the wrong type.
             StoreUnavailableError: a store that an operation asks did not answer.
         """
-        history = self._assembly.features.history_of(row)
+        history = self._features.history_of(row)
         return Query(history.item_ids_N, history.user_id, history.times_N, history.labels, is_prepared=True)
 
     def query_of_user(self, user_key: str) -> Query | None:

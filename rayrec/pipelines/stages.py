@@ -244,10 +244,8 @@ def lookup_settings(assembly: Assembly) -> LookupSettings:
 def trainer_spec(assembly: Assembly, folder: Path | None) -> TrainerSpec:
     config = assembly.config
     return TrainerSpec(
-        model=config.model,
-        optimizer=assembly.dense_optimizer(),
-        catalogue=assembly.catalogue,
-        item_ids_I=assembly.dataset.items.ids_I,
+        program=assembly.task.program(assembly.dense_optimizer()),
+        catalogue_ids_I=assembly.task.catalogue_ids_I,
         tables=assembly.tables,
         device=config.device,
         seed=config.seed,

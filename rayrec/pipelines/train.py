@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from rayrec.models.program import DivergedError
-from rayrec.pipelines.assembly import Assembly, assemble, check_continues, check_snapshot, check_split
+from rayrec.pipelines.assembly import Assembly, assemble, check_continues
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.initial_weights import initial_snapshot
 from rayrec.pipelines.memory_plan import plan_memory
@@ -63,7 +63,7 @@ def train(
     """
     config = config.with_absolute_paths()
     assembly = assemble(config)
-    check_split(assembly.dataset, "valid")
+    assembly.task.check_split("valid")
     unread = sorted(set(config.sparse.tables) - {table.name for table in assembly.tables})
     if unread:
         logger.warning("the model does not read %s, which sparse.tables has settings of", ", ".join(unread))
@@ -114,7 +114,7 @@ def _snapshot_to_resume(folder: RunFolder, assembly: Assembly, which: str = "las
         snapshot = read_snapshot(path)
     except InputError as error:
         raise InputError(f"{error}; --snapshot previous goes on from the one before it") from error
-    check_snapshot(snapshot, assembly)
+    assembly.task.check_snapshot(snapshot)
     check_continues(snapshot, assembly.going_on_from(snapshot, folder.path))
     return snapshot
 

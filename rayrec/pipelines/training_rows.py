@@ -7,18 +7,15 @@ Parquet ─► ReadPlan, or FollowedPlan of a folder that grows ─► readers
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
-import pyarrow.types as pt
 
 from rayrec.pipelines.config import RunConfig
-from rayrec.platform.errors import InputError
-from rayrec.samples.dataset import Dataset
+from rayrec.pipelines.wanted_columns import WantedColumn, check_columns
 from rayrec.samples.decoding import Preparation, ReadSpec
-from rayrec.samples.event_labels import LABEL_COLUMNS, are_event_labels
-from rayrec.samples.event_times import TIMES, are_event_times
 from rayrec.samples.followed_plan import FollowedPlan
 from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.read_plan import (
@@ -32,20 +29,6 @@ from rayrec.samples.read_plan import (
 from rayrec.samples.sources import ParquetSource
 
 logger = logging.getLogger(__name__)
-
-
-def _is_list_of_integers(dtype: pa.DataType) -> bool:
-    return (pt.is_list(dtype) or pt.is_large_list(dtype)) and pt.is_integer(dtype.value_type)
-
-
-_WANTED = {
-    "user_id": (pt.is_integer, "integers"),
-    "item_ids": (_is_list_of_integers, "lists of integers"),
-    TIMES: (are_event_times, "lists of seconds, or of dates and times"),
-    **dict.fromkeys(LABEL_COLUMNS.values(), (are_event_labels, "lists of codes")),
-}
-"""Columns that a row has when its operations are done: whose it is, that user's items, oldest first, and for
-models that need them their times and labels."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +48,27 @@ class TrainingRows:
         return self.plan.to_json() if isinstance(self.plan, FollowedPlan) else None
 
 
+class RowSource(Protocol):
+    """A data set, as far as its rows go."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Another one has other rows, or in another order."""
+
+    @property
+    def wanted_columns(self) -> Mapping[str, WantedColumn]:
+        """Columns that a row has to have when its operations are done, here as in rows from elsewhere."""
+
+    def own_rows(self) -> ReadPlan:
+        """The training rows of the data set.
+
+        Raises:
+            InputError: there are none, or their files are not as they were written.
+        """
+
+
 def training_rows(
-    config: RunConfig, dataset: Dataset, followed: dict[str, Any] | None = None, next_step: int = 0
+    config: RunConfig, data_set: RowSource, followed: dict[str, Any] | None = None, next_step: int = 0
 ) -> TrainingRows:
     """
     Args:
@@ -79,7 +81,7 @@ def training_rows(
     """
     data = config.data
     if data.follow is not None:
-        return _followed(config, followed, next_step)
+        return _followed(config, data_set.wanted_columns, followed, next_step)
     if data.samples is not None:
         source = ParquetSource.open(data.samples, data.on_corrupt)
         if source.unreadable:
@@ -88,18 +90,22 @@ def training_rows(
                 data.samples,
                 ", ".join(source.unreadable),
             )
-        return _planned(config, source, source.fingerprint, _settings(config))
-    plan = ReadPlan.of(dataset, config.training.batch_size, config.seed, data.window_rows)
+        return _planned(config, data_set.wanted_columns, source, source.fingerprint, _settings(config))
+    plan = data_set.own_rows()
     # In the order in which the data set alone would be read.
     settings = _settings(config, plan.settings.first_window_rows)
-    return _planned(config, plan.source, dataset.fingerprint, settings)
+    return _planned(config, data_set.wanted_columns, plan.source, data_set.fingerprint, settings)
 
 
 def _planned(
-    config: RunConfig, source: ParquetSource, fingerprint: str, settings: ReadSettings
+    config: RunConfig,
+    wanted: Mapping[str, WantedColumn],
+    source: ParquetSource,
+    fingerprint: str,
+    settings: ReadSettings,
 ) -> TrainingRows:
     data = config.data
-    program = compiled(config, source.schema, name_unused=True)
+    program = compiled(config, wanted, source.schema, name_unused=True)
     spec = read_spec(source, program.input_schema.names, data.filters, data.on_corrupt)
     plan = ReadPlan(source, _prepared(spec, program, config), settings)
     warn_of_unreadable(source.folder.url, plan.groups.unreadable)
@@ -114,7 +120,9 @@ def _prepared(spec: ReadSpec, program: FeatureProgram, config: RunConfig) -> Rea
     return replace(spec, preparation=Preparation(program, config.seed, cache.folder, int(cache.max_bytes)))
 
 
-def compiled(config: RunConfig, schema: pa.Schema, name_unused: bool = False) -> FeatureProgram:
+def compiled(
+    config: RunConfig, wanted: Mapping[str, WantedColumn], schema: pa.Schema, name_unused: bool = False
+) -> FeatureProgram:
     """The operations, bound to the columns of a source, as far as the model reads what they make.
 
     Args:
@@ -124,30 +132,23 @@ def compiled(config: RunConfig, schema: pa.Schema, name_unused: bool = False) ->
         InputError: they do not fit, or do not make what the model needs.
     """
     program = FeatureProgram.compile(config.data.features, schema)
-    reasons = {TIMES: "when events were"} if config.model.needs_times else {}
-    reasons |= {LABEL_COLUMNS[label]: f"the {label} of events" for label in config.model.needs_labels}
-    names = ("user_id", "item_ids", *reasons)
-    wanted = {name: check for name, check in _WANTED.items() if name in names}
-    for name, (is_right, expected) in wanted.items():
-        found = program.schema.field(name).type if name in program.schema.names else None
-        if found is None or not is_right(found):
-            raise InputError(
-                f"data.features: rows need a column {name!r} of {expected}"
-                + (f", since the model reads {reasons[name]}, and " if name in reasons else ", and ")
-                + (f"it is {found}" if found is not None else f"there are {', '.join(program.schema.names)}")
-                + "; add an operation that makes it"
-            )
+    check_columns(program, wanted)
     if name_unused and (unused := program.unused(wanted)):
         logger.warning("%s: the model reads nothing of what they make; not run", ", ".join(unused))
     return program.narrowed(tuple(wanted))
 
 
-def _followed(config: RunConfig, state: dict[str, Any] | None, next_step: int) -> TrainingRows:
+def _followed(
+    config: RunConfig,
+    wanted: Mapping[str, WantedColumn],
+    state: dict[str, Any] | None,
+    next_step: int,
+) -> TrainingRows:
     data, settings = config.data, _settings(config)
     assert data.samples is not None, "settings are checked: a followed folder is named"
     # The columns that there are decide which of them operations need.
     schema = FollowedPlan(data.samples, settings, on_corrupt=data.on_corrupt).spec.all_columns
-    program = compiled(config, schema, name_unused=True)
+    program = compiled(config, wanted, schema, name_unused=True)
     columns = program.input_schema.names
     if state is None:
         plan = FollowedPlan(data.samples, settings, columns, data.filters, data.on_corrupt)

@@ -14,14 +14,13 @@ from rayrec.pipelines.accepted_files import AcceptedFiles
 from rayrec.pipelines.arrivals import Arrivals
 from rayrec.pipelines.assembly import Assembly
 from rayrec.pipelines.cut_schedule import CutSchedule
+from rayrec.pipelines.estimate import Estimate
 from rayrec.pipelines.progress import Progress, TrainingResult, is_over
-from rayrec.pipelines.ranking_metrics import Estimate, summarise
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshot_writer import Shown, SnapshotWriter
 from rayrec.pipelines.snapshots import RunState, Snapshot
 from rayrec.pipelines.stages import Stages
 from rayrec.pipelines.training_pipeline import BatchError, Cut, StepResult, TrainingPipeline
-from rayrec.pipelines.validation import validate
 from rayrec.platform.errors import InputError
 from rayrec.platform.metrics import RayFigures
 from rayrec.samples.cursor import Cursor
@@ -71,7 +70,7 @@ class TrainingRun:
             time.monotonic,
         )
         self._metrics = RayFigures({"run": folder.name})
-        self._metric = f"{self._config.evaluation.metric}@10"
+        self._metric = assembly.task.metric
         self._arrivals = Arrivals(
             assembly.rows,
             self._config.data,
@@ -111,7 +110,7 @@ class TrainingRun:
             reached = self._train(step, stop)
             if reached > step:
                 step, loss = reached, self._progress.mean_loss
-                summary = summarise(validate(self._stages, self._assembly))
+                summary = self._assembly.task.validate(self._stages, self._assembly.features)
                 self._progress = self._progress.judged(summary[self._metric].value, step)
                 # First the record: a run that goes on behind the snapshot does not validate there again, and
                 # one that goes on before it forgets the record.
@@ -233,17 +232,17 @@ class TrainingRun:
 
     def _description(self, step: int) -> tuple[RunState, Shown]:
         """What a snapshot after this step says of the run."""
-        registry = self._assembly.registry
+        task = self._assembly.task
         progress = asdict(self._progress)
         state = RunState(
             committed_step=step,
             incarnation=self._incarnation,
-            dataset_fingerprint=self._assembly.dataset.fingerprint,
-            semantic_ids_version=None if registry is None else registry.version,
+            dataset_fingerprint=task.fingerprint,
+            semantic_ids_version=task.semantic_ids_version,
             read_position=self._plan.position(step + 1),
             progress=progress,
             followed=self._assembly.rows.state,
-            labels=self._assembly.labels,
+            labels=task.labels,
         )
         return state, Shown(progress, is_best=self._progress.best_step == step + 1)
 
@@ -268,11 +267,10 @@ class TrainingRun:
             {"valid_" + name.replace("@", "_at_"): value for name, value in figures.items()}
         )
         logger.info(
-            "epoch %g: loss %.4f, valid recall@10 %.4f, ndcg@10 %.4f, %.0f s of training, mfu %.2g %%",
+            "epoch %g: loss %.4f, valid %s, %.0f s of training, mfu %.2g %%",
             epoch,
             loss,
-            figures["recall@10"],
-            figures["ndcg@10"],
+            ", ".join(f"{name} {figures[name]:.4f}" for name in self._assembly.task.shown_metrics),
             self._progress.training_s,
             100.0 * mfu,
         )

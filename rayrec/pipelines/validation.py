@@ -1,52 +1,41 @@
-"""Ranking an evaluation split with the actors of a run that is training."""
+"""Validating with the actors of a run that is training: the same loop for every task."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
+from ray.actor import ActorHandle
 
-from rayrec.models.program import RankedItems
-from rayrec.pipelines.assembly import Assembly
-from rayrec.pipelines.ranking_metrics import LIST_LENGTH, target_places
-from rayrec.pipelines.stages import Stages
-from rayrec.samples.reader import evaluation_batches
+if TYPE_CHECKING:
+    from rayrec.pipelines.stages import Stages
+
+Batch = TypeVar("Batch")
 
 
-def validate(stages: Stages, assembly: Assembly) -> np.ndarray:
-    """[U] place of each validation user's target among all items, seen ones masked.
+def answers(
+    stages: Stages, batches: Iterable[Batch], ask: Callable[[ActorHandle, ActorHandle, Batch], Any]
+) -> Iterator[tuple[Batch, Any]]:
+    """Every batch with what a trainer says of it, in order; few are on their way at a time.
 
-    The users are in an order that hashes their ids, so the first `max_users` are a random sample.
+    Args:
+        ask: (feature worker, trainer, batch) -> promise of the answer.
     """
-    config = assembly.config.evaluation
-    reading = [trainer.read_catalogue.remote() for trainer in stages.trainers]
-    stages.watch.get(reading, may_take_long=True)
-    in_flight: deque[tuple[Any, np.ndarray]] = deque()
-    places: list[np.ndarray] = []
-    features = assembly.features
-    batches = evaluation_batches(
-        assembly.dataset,
-        "valid",
-        config.batch_size,
-        config.max_users,
-        with_times=features.needs_history_times,
-        labels=features.history_labels,
-    )
-    for number, samples in enumerate(batches):
-        assert samples.targets_B is not None
+    beginning = [trainer.begin_validation.remote() for trainer in stages.trainers]
+    stages.watch.get(beginning, may_take_long=True)
+    in_flight: deque[tuple[Batch, Any]] = deque()
+
+    def oldest() -> tuple[Batch, Any]:
+        batch, promise = in_flight.popleft()
+        (answer,) = stages.watch.get([promise])
+        return batch, answer
+
+    for number, batch in enumerate(batches):
         worker = stages.feature_workers[number % len(stages.feature_workers)]
         trainer = stages.trainers[number % len(stages.trainers)]
-        asked: Any = worker.ranking.remote(samples.instructed(assembly.instruction))
-        ranked: Any = trainer.rank.remote(asked, LIST_LENGTH, exclude_seen=True)
-        in_flight.append((ranked, assembly.dataset.item_positions(samples.targets_B)))
+        in_flight.append((batch, ask(worker, trainer, batch)))
         if len(in_flight) > 2 * len(stages.trainers):
-            places.append(_collect(stages, *in_flight.popleft()))
-    places.extend(_collect(stages, *entry) for entry in in_flight)
-    return np.concatenate(places)
-
-
-def _collect(stages: Stages, ranked: Any, targets_B: np.ndarray) -> np.ndarray:
-    result: RankedItems
-    (result,) = stages.watch.get([ranked])
-    return target_places(result.items_BK, targets_B)
+            yield oldest()
+    while in_flight:
+        yield oldest()

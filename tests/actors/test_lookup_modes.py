@@ -18,7 +18,7 @@ from rayrec.embeddings.row_cache import RowCache
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.item_losses import CrossEntropy
 from rayrec.models.next_item import DenseNextItemModel
-from rayrec.models.program import TorchProgram
+from rayrec.models.sequence_program import SequenceProgram
 from rayrec.platform.devices import Device, device_named
 from rayrec.platform.schedule import RateSchedule
 from tests.embeddings.sparse_runs import AdversarialTransport, Board, ThreadExchange, make_shards
@@ -40,7 +40,7 @@ def trained(settings: LookupSettings, device: Device) -> tuple[list[float], np.n
     mode = make_lookups(settings, TrainerLink(TABLES, ShardMap(1), transport), None, caches_on(device))
     torch.manual_seed(0)
     optimizer = DenseOptimizerSettings(0.01, 0.01, RateSchedule(), max_grad_norm=None, fused=True)
-    program = TorchProgram(
+    program = SequenceProgram(
         DenseNextItemModel(backbone(0.3), CrossEntropy(), NUM_ITEMS, DIM), optimizer, CPU, seed=5
     )
     batches = [shares(ROWS, NUM_ITEMS, tables=("user",), step=step)[0] for step in range(NUM_STEPS)]

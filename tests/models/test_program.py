@@ -7,7 +7,7 @@ import torch
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.item_losses import CrossEntropy, SampledSoftmax
 from rayrec.models.next_item import DenseNextItemModel, SparseNextItemModel
-from rayrec.models.program import TorchProgram
+from rayrec.models.sequence_program import SequenceProgram
 from rayrec.platform.schedule import RateSchedule
 from tests.models.networks import CPU, DIM, backbone, histories, shares, table_rows
 
@@ -18,13 +18,13 @@ SETTINGS = DenseOptimizerSettings(
 )
 
 
-def program(sum_over_trainers=None, dropout: float = 0.3, num_layers: int = 1) -> TorchProgram:
+def program(sum_over_trainers=None, dropout: float = 0.3, num_layers: int = 1) -> SequenceProgram:
     torch.manual_seed(0)
     model = DenseNextItemModel(backbone(dropout, num_layers), CrossEntropy(), NUM_ITEMS, DIM)
-    return TorchProgram(model, SETTINGS, CPU, seed=5, sum_over_trainers=sum_over_trainers)
+    return SequenceProgram(model, SETTINGS, CPU, seed=5, sum_over_trainers=sum_over_trainers)
 
 
-def train(trained: TorchProgram, steps: range) -> list[float]:
+def train(trained: SequenceProgram, steps: range) -> list[float]:
     losses = []
     for step in steps:
         (features,) = shares(ROWS, NUM_ITEMS, tables=("user",), step=step)
@@ -165,7 +165,7 @@ def test_a_loss_that_is_not_finite_stops_training_at_its_step():
         diverged.backward(features, table_rows(features))
 
 
-def steep(trained: TorchProgram, place: str, slope: float) -> TorchProgram:
+def steep(trained: SequenceProgram, place: str, slope: float) -> SequenceProgram:
     """The program with a finite loss, but gradients times `slope` at a weight or table."""
     if place in dict(trained.model.named_parameters()):
         trained.model.get_parameter(place).register_hook(lambda gradient: gradient * slope)
@@ -186,7 +186,7 @@ def test_a_dense_gradient_that_is_not_finite_is_refused_before_anything_is_sent(
     """Clipping by an infinite norm would silently make every gradient zero."""
     settings = dataclasses.replace(SETTINGS, max_grad_norm=max_grad_norm)
     model = DenseNextItemModel(backbone(), CrossEntropy(), NUM_ITEMS, DIM)
-    trained = steep(TorchProgram(model, settings, CPU, seed=5), "items_ID", slope)
+    trained = steep(SequenceProgram(model, settings, CPU, seed=5), "items_ID", slope)
     before = trained.weights()
     (features,) = shares(ROWS, NUM_ITEMS, tables=("user",), step=12)
 
@@ -245,7 +245,7 @@ def test_rows_without_history_get_no_items(rows):
 
 def test_the_catalogue_is_taken_as_arrays():
     model = SparseNextItemModel(backbone(), SampledSoftmax(torch.zeros(NUM_ITEMS)))
-    sampled = TorchProgram(model, SETTINGS, CPU, seed=0)
+    sampled = SequenceProgram(model, SETTINGS, CPU, seed=0)
     features = histories([[1, 2]], NUM_ITEMS, tables=("item",))
 
     assert sampled.table_of_catalogue == "item"
@@ -259,7 +259,7 @@ def test_the_learning_rate_follows_its_schedule():
     def moved(schedule: RateSchedule) -> float:
         torch.manual_seed(0)
         settings = DenseOptimizerSettings(0.1, 0.0, schedule, max_grad_norm=None, fused=True)
-        tested = TorchProgram(
+        tested = SequenceProgram(
             DenseNextItemModel(backbone(), CrossEntropy(), NUM_ITEMS, DIM), settings, CPU, seed=0
         )
         before = tested.weights()["items_ID"]
@@ -276,7 +276,7 @@ def test_a_gradient_norm_limit_bounds_the_step():
     def moved(max_grad_norm):
         settings = DenseOptimizerSettings(1.0, 0.0, RateSchedule(), max_grad_norm, fused=True)
         torch.manual_seed(0)
-        tested = TorchProgram(
+        tested = SequenceProgram(
             DenseNextItemModel(backbone(), CrossEntropy(), NUM_ITEMS, DIM), settings, CPU, seed=0
         )
         (features,) = shares(ROWS, NUM_ITEMS, tables=())

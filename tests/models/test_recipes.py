@@ -13,10 +13,9 @@ from rayrec.models.compiled_parts import compile_parts, explained
 from rayrec.models.compute import PLAIN, ComputeSettings
 from rayrec.models.config import EncoderDecoderConfig, NextItemConfig, sparse_tables
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.flops import ModelFlops
 from rayrec.models.linear_cross_entropy import linear_cross_entropy
 from rayrec.models.matrix_rate import matrix_rate
-from rayrec.models.program import TorchProgram
+from rayrec.models.sequence_program import SequenceProgram, flops_of
 from rayrec.models.tensor_batch import TensorBatch
 from rayrec.models.utilisation import Utilisation
 from rayrec.pipelines.config import RunConfig
@@ -101,11 +100,11 @@ def features_of(name: str, step: int = 0, rows=ROWS, num_trainers: int = 1):
     return features(batch)
 
 
-def program(name: str, compute: ComputeSettings = PLAIN) -> TorchProgram:
-    return TorchProgram(model_of(name), SETTINGS, CPU, seed=5, compute=compute)
+def program(name: str, compute: ComputeSettings = PLAIN) -> SequenceProgram:
+    return SequenceProgram(model_of(name), SETTINGS, CPU, seed=5, compute=compute)
 
 
-def train(trained: TorchProgram, name: str, num_steps: int):
+def train(trained: SequenceProgram, name: str, num_steps: int):
     """Losses per target, and the row gradients of the last step."""
     losses = []
     for step in range(num_steps):
@@ -285,7 +284,7 @@ def test_model_flops_are_those_of_a_hand_count():
     attention = 2 * 2 * DIM * int((lengths * (lengths + 1) // 2).sum())
     softmax = 2 * num_tokens * NUM_ITEMS * DIM
 
-    counted = ModelFlops(model_of("sasrec"), CPU).of(features, {})
+    counted = flops_of(model_of("sasrec"), CPU).of(features, {})
 
     # Backward multiplies twice as often as forward.
     assert counted == 3 * (2 * (linear + attention) + softmax)
@@ -296,10 +295,10 @@ def test_model_flops_do_not_depend_on_who_attends(monkeypatch):
 
     (features,) = features_of("lazy_decoder")
     dims = {"user": DIM}
-    counted = ModelFlops(model_of("lazy_decoder"), CPU).of(features, dims)
+    counted = flops_of(model_of("lazy_decoder"), CPU).of(features, dims)
     monkeypatch.setattr(choice, "by_rule", lambda call: choice.BACKENDS["reference"])
 
-    assert ModelFlops(model_of("lazy_decoder"), CPU).of(features, dims) == counted > 0
+    assert flops_of(model_of("lazy_decoder"), CPU).of(features, dims) == counted > 0
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -307,7 +306,7 @@ def test_counting_leaves_the_model_and_the_rows_alone(name):
     model = model_of(name)
     before = {key: weight.clone() for key, weight in model.state_dict().items()}
     (features,) = features_of(name)
-    flops = ModelFlops(model, CPU)
+    flops = flops_of(model, CPU)
     dims = dict.fromkeys(features.lookups, DIM)
 
     assert flops.of(features, dims) > 0
@@ -317,7 +316,7 @@ def test_counting_leaves_the_model_and_the_rows_alone(name):
 
 
 def test_batches_of_a_class_are_counted_once_and_scaled_by_tokens():
-    flops = ModelFlops(model_of("sasrec"), CPU)
+    flops = flops_of(model_of("sasrec"), CPU)
     (larger,), (smaller,) = (
         features_of("sasrec", rows=[[1, 2, 3]] * 8),
         features_of("sasrec", rows=[[1, 2, 3]] * 7),

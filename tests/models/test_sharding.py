@@ -14,7 +14,8 @@ from torch import nn
 
 from rayrec.models.compute import PLAIN, ComputeSettings
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.program import DivergedError, TorchProgram
+from rayrec.models.program import DivergedError
+from rayrec.models.sequence_program import SequenceProgram
 from rayrec.models.sharding import ShardedModel
 from rayrec.platform.schedule import RateSchedule
 from tests.models.networks import CPU, table_rows
@@ -37,16 +38,16 @@ SETTINGS = DenseOptimizerSettings(0.01, 0.01, RateSchedule(), max_grad_norm=0.5,
 SPLIT = ComputeSettings(parallel="fsdp2")
 
 
-def program(name: str, compute: ComputeSettings = PLAIN) -> TorchProgram:
-    made = TorchProgram(
+def program(name: str, compute: ComputeSettings = PLAIN) -> SequenceProgram:
+    made = SequenceProgram(
         model_of(name), SETTINGS, CPU, 5, sum_over_trainers=torch.distributed.all_reduce, compute=compute
     )
     if compute.is_sharded:
-        made.shard()
+        made.join()
     return made
 
 
-def train(trained: TorchProgram, name: str, rank: int, steps: range, rows: Any = ROWS) -> list[float]:
+def train(trained: SequenceProgram, name: str, rank: int, steps: range, rows: Any = ROWS) -> list[float]:
     """Loss of this trainer's share, step by step."""
     losses = []
     for step in steps:

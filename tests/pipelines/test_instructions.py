@@ -25,7 +25,6 @@ from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import read_snapshot
 from rayrec.pipelines.stages import Stages
 from rayrec.pipelines.train import train
-from rayrec.pipelines.validation import validate
 from rayrec.platform.errors import InputError
 from rayrec.samples.batches import FeatureBatch
 from rayrec.samples.dataset import Dataset
@@ -254,9 +253,10 @@ def test_weights_of_behaviours_ask_nothing_of_those_who_train_nothing(plain: Pat
     assert weighted.needs_labels == ()
     assert weighted.query_of_user("u0").labels == {}
     settings = config(weighted.dataset.root, {"behavior_weights": {"LIKE": 2.0}})
-    check_labels(settings.for_inference(), Recommender.load(plain).dataset)
+    inferring = settings.for_inference()
+    check_labels(inferring, inferring.model, Recommender.load(plain).dataset)
     with pytest.raises(InputError, match="its events have no behavior"):
-        check_labels(settings, Recommender.load(plain).dataset)
+        check_labels(settings, settings.model, Recommender.load(plain).dataset)
 
 
 def test_labels_of_targets_are_not_asked_of_histories(tmp_path: Path):
@@ -297,29 +297,29 @@ def test_an_operation_may_read_labels_that_the_model_does_not(of_likes: Recommen
 
 
 def test_validation_reads_what_operations_read(of_likes: Recommender):
-    assembly = of_likes._assembly
+    task, features = of_likes._task, of_likes._features
     num_read: list[int] = []
 
-    def rank(features: FeatureBatch, k: int, exclude_seen: bool) -> RankedItems:
-        num_read.extend(np.diff(features.offsets_B1).tolist())
-        return RankedItems(np.full((features.num_rows, k), -1), np.zeros((features.num_rows, k)))
+    def rank(batch: FeatureBatch, k: int, exclude_seen: bool) -> RankedItems:
+        num_read.extend(np.diff(batch.offsets_B1).tolist())
+        return RankedItems(np.full((batch.num_rows, k), -1), np.zeros((batch.num_rows, k)))
 
     def here(answer: Any) -> Any:
         return SimpleNamespace(remote=answer)
 
-    worker: Any = SimpleNamespace(ranking=here(assembly.features.ranking))
-    trainer: Any = SimpleNamespace(read_catalogue=here(lambda: None), rank=here(rank))
+    worker: Any = SimpleNamespace(ranking=here(features.ranking))
+    trainer: Any = SimpleNamespace(begin_validation=here(lambda: None), rank=here(rank))
     watch: Any = SimpleNamespace(get=lambda answers, **_: answers)
     plan: Any = None
 
-    validate(Stages(plan, [], [worker], [], [trainer], watch), assembly)
+    task.validate(Stages(plan, [], [worker], [], [trainer], watch), features)
 
     rows = of_likes.dataset.evaluation_rows("valid", labels=("behavior",))
     liked = [
         int((rows.labels["behavior"][low:high] == 0).sum())
         for low, high in itertools.pairwise(rows.offsets_B1)
     ]
-    longest = history_length(assembly.config.model)
+    longest = history_length(task.model)
     assert num_read == np.minimum(liked, longest).tolist()
     assert sum(num_read)
 

@@ -7,7 +7,7 @@ from rayrec.embeddings.contributions import UpdateTag
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.models.build import build_model
-from rayrec.models.program import TorchProgram
+from rayrec.models.sequence_program import SequenceProgram
 from rayrec.pipelines import memory_plan
 from rayrec.pipelines.assembly import assemble
 from rayrec.pipelines.config import RunConfig
@@ -53,7 +53,7 @@ def assembly_of(dataset, model="sasrec", sparse=None, device="cpu", **pipeline):
 @pytest.mark.parametrize("model", SETTINGS)
 def test_servers_that_have_trained_every_id_hold_what_was_planned(dataset, model):
     assembly = assembly_of(dataset, model)
-    ids = {table.name: memory_plan._ids_of(assembly, table.name) for table in assembly.tables}
+    ids = {table.name: assembly.task.ids_of(table.name) for table in assembly.tables}
     plan = plan_memory(assembly)
     for shard in range(2):
         server = EmbeddingShard(assembly.tables, shard, 1)
@@ -72,14 +72,14 @@ def test_servers_that_have_trained_every_id_hold_what_was_planned(dataset, model
 @pytest.mark.parametrize("num_trainers", [1, 3])
 def test_no_batch_has_more_ids_than_was_planned(dataset, model, num_trainers):
     assembly = assembly_of(dataset, model, num_trainers=num_trainers)
-    ids = {table.name: memory_plan._ids_of(assembly, table.name) for table in assembly.tables}
-    most = memory_plan._batch_ids(assembly, {name: len(ids_M) for name, ids_M in ids.items()})
+    ids = {table.name: assembly.task.ids_of(table.name) for table in assembly.tables}
+    most = {name: min(assembly.task.most_batch_ids(name), len(ids_M)) for name, ids_M in ids.items()}
     plan = assembly.plan
     reader = SampleReader(plan.spec)
     seen = dict.fromkeys(most, 0)
     for step in range(assembly.total_steps):
         samples = SampleBatch.of(step, reader.read_batch(plan.batch(step)))
-        for features in assembly.sequences(samples):
+        for features in assembly.task.sequences(samples):
             for name, lookup in features.lookups.items():
                 assert np.isin(lookup.ids_M, ids[name]).all()
                 seen[name] = max(seen[name], len(lookup.ids_M))
@@ -90,8 +90,8 @@ def test_no_batch_has_more_ids_than_was_planned(dataset, model, num_trainers):
 @pytest.mark.parametrize("model", SETTINGS)
 def test_dense_weights_and_state_are_those_of_the_program(dataset, model):
     assembly = assembly_of(dataset, model)
-    program = TorchProgram(
-        build_model(assembly.config.model, assembly.catalogue, 0),
+    program = SequenceProgram(
+        build_model(assembly.config.model, assembly.task.catalogue, 0),
         assembly.dense_optimizer(),
         get_device("cpu").torch,
         0,

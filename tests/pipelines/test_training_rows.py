@@ -16,7 +16,7 @@ from rayrec.pipelines.accepted_files import AcceptedFiles
 from rayrec.pipelines.arrivals import Arrivals
 from rayrec.pipelines.assembly import Assembly, assemble
 from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.features import features_of
+from rayrec.pipelines.features import features_of, row_source
 from rayrec.pipelines.training_rows import training_rows
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import remote_folder
@@ -418,7 +418,8 @@ def test_operations_that_make_nothing_the_model_reads_are_named_and_not_run(ring
     useless = [{"op": "log", "input": "price", "output": "log_price"}, NEWEST]
 
     with caplog.at_level(logging.WARNING):
-        rows = training_rows(config(ring.root, samples=str(tmp_path / "log"), features=useless), ring)
+        settings = config(ring.root, samples=str(tmp_path / "log"), features=useless)
+        rows = training_rows(settings, row_source(settings))
 
     assert "data.features.0 (log): the model reads nothing of what they make" in caplog.text
     assert "data.features.1" not in caplog.text
@@ -530,7 +531,8 @@ def test_files_accepted_after_a_snapshot_are_found_again_in_the_same_steps(ring,
     expected = [assembly.plan.batch(step) for step in range(assembly.plan.known_steps)]
 
     for state in (of_snapshot, None):
-        found = training_rows(following, ring, AcceptedFiles(tmp_path).state_since(state), next_step=1)
+        accepted_before = AcceptedFiles(tmp_path).state_since(state)
+        found = training_rows(following, row_source(following), accepted_before, next_step=1)
         assert [found.plan.batch(step) for step in range(found.plan.known_steps)] == expected
         assert found.plan.refresh() == 1
     rewritten = AcceptedFiles(tmp_path)

@@ -11,7 +11,6 @@ from rayrec.models.program import RankedItems
 from rayrec.pipelines.assembly import assemble
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.stages import Stages
-from rayrec.pipelines.validation import validate
 from rayrec.pipelines.watch import Watch
 from tests.data import small_dataset
 
@@ -38,11 +37,13 @@ def test_no_more_users_are_ranked_than_asked_for(ray_cluster, tmp_path, max_user
         return RankedItems(np.full((len(rows), k), -1), np.zeros((len(rows), k), dtype=np.float32))
 
     worker: Any = SimpleNamespace(ranking=remote(lambda samples: samples))
-    trainer: Any = SimpleNamespace(read_catalogue=remote(lambda: None), rank=remote(rank))
+    trainer: Any = SimpleNamespace(begin_validation=remote(lambda: None), rank=remote(rank))
     monitor: Any = SimpleNamespace(accounts=remote(dict))
     assembly = assemble(config)
     watch = Watch(monitor, frozenset(), hang_timeout_s=60.0)
-    places_U = validate(Stages(assembly.plan, [], [worker], [], [trainer], watch), assembly)
+    stages = Stages(assembly.plan, [], [worker], [], [trainer], watch)
+    figures = assembly.task.validate(stages, assembly.features)
 
-    assert len(places_U) == num_users
+    assert figures["recall@10"].value == 0.0
+    assert len(ranked) == num_users
     assert ranked == dataset.evaluation_rows("valid").user_ids_B[:num_users].tolist()

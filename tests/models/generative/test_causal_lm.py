@@ -15,7 +15,7 @@ from rayrec.models.config import CausalLmConfig
 from rayrec.models.decoding.beam import beam_search
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.program import TorchProgram
+from rayrec.models.sequence_program import SequenceProgram
 from rayrec.platform.errors import InputError
 from rayrec.platform.schedule import RateSchedule
 from tests.models.networks import CPU, histories, shares, tensor_batch
@@ -212,7 +212,7 @@ def test_training_is_repeatable_to_the_bit_and_learns(name):
 
     def losses(global_seed):
         settings = DenseOptimizerSettings(0.01, 0.0, RateSchedule(), max_grad_norm=None, fused=True)
-        program = TorchProgram(recommender(NETWORKS[name]), settings, CPU, seed=0)
+        program = SequenceProgram(recommender(NETWORKS[name]), settings, CPU, seed=0)
         torch.manual_seed(global_seed)
         found = []
         for step in range(15):
@@ -230,7 +230,7 @@ def test_training_is_repeatable_to_the_bit_and_learns(name):
 def test_weights_travel_to_another_network():
     """Output and input share a matrix: it is there once."""
     settings = DenseOptimizerSettings(0.01, 0.0, RateSchedule(), max_grad_norm=None, fused=True)
-    trained, fresh = (TorchProgram(recommender(seed=seed), settings, CPU, seed=0) for seed in (0, 1))
+    trained, fresh = (SequenceProgram(recommender(seed=seed), settings, CPU, seed=0) for seed in (0, 1))
     features = histories(ROWS, NUM_ITEMS)
 
     fresh.load(trained.weights(), trained.optimizer_state())

@@ -5,8 +5,7 @@ import pytest
 
 from rayrec.models.compute import PLAIN, ComputeSettings
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.flops import ModelFlops
-from rayrec.models.program import TorchProgram
+from rayrec.models.sequence_program import SequenceProgram, flops_of
 from rayrec.platform.schedule import RateSchedule
 from tests.models.networks import CPU, shares
 
@@ -17,7 +16,7 @@ from tests.models.generative.test_causal_lm import NETWORKS, NUM_ITEMS, ROWS, re
 
 def losses_of(network, compute: ComputeSettings) -> list[float]:
     settings = DenseOptimizerSettings(1e-3, 0.0, RateSchedule(), None, fused=True)
-    program = TorchProgram(recommender(network), settings, CPU, seed=0, compute=compute)
+    program = SequenceProgram(recommender(network), settings, CPU, seed=0, compute=compute)
     losses = []
     for step in range(3):
         (features,) = shares(ROWS, NUM_ITEMS, step=step)
@@ -39,5 +38,5 @@ def test_their_operations_are_counted(network):
     (features,) = shares(ROWS, NUM_ITEMS)
     model = recommender(network)
 
-    assert ModelFlops(model, CPU).of(features, {}) > 0
+    assert flops_of(model, CPU).of(features, {}) > 0
     assert all(parameter.grad is None for parameter in model.parameters())

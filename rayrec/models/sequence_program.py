@@ -1,0 +1,96 @@
+"""A `SequenceModel` as a program: it is trained on histories, and ranks items for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from rayrec.models.build import Catalogue, build_model
+from rayrec.models.compute import PLAIN, ComputeSettings
+from rayrec.models.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.flops import ModelFlops
+from rayrec.models.program import Placement, RankedItems, Rows, SumOverTrainers
+from rayrec.models.sequence_model import SequenceModel
+from rayrec.models.tensor_batch import Features, TensorBatch
+from rayrec.models.torch_program import TorchProgram
+
+if TYPE_CHECKING:  # the settings are pydantic models, which this room does not need to run
+    from rayrec.models.config import AnyModelConfig
+
+
+class SequenceProgram(TorchProgram):
+    """Training as every module of torch's; and ranking."""
+
+    def __init__(
+        self,
+        model: SequenceModel,
+        settings: DenseOptimizerSettings,
+        device: torch.device,
+        seed: int,
+        sum_over_trainers: SumOverTrainers | None = None,
+        compute: ComputeSettings = PLAIN,
+        flops: ModelFlops | None = None,
+    ) -> None:
+        super().__init__(model, settings, device, seed, sum_over_trainers, compute, flops)
+        self.model = model
+        self.table_of_catalogue = model.table_of_catalogue
+
+    def _batch(self, features: Features, rows: Rows, training: bool) -> TensorBatch:
+        return TensorBatch.build(features, rows, self._seed, self._device, training)
+
+    @torch.inference_mode()
+    def rank(self, features: Features, rows: Rows, k: int, excluded_BE: np.ndarray | None) -> RankedItems:
+        empty_B = np.diff(features.offsets_B1) == 0
+        if empty_B.all():
+            shape = (len(empty_B), k)
+            return RankedItems(np.full(shape, -1), np.full(shape, -np.inf, dtype=np.float32))
+        batch = self._batch(features, rows, training=False)
+        self.model.eval()
+        excluded = None if excluded_BE is None else torch.tensor(excluded_BE, device=self._device)
+        ranking = self.model.rank(batch, k, excluded)
+        items_BK, scores_BK = ranking.items_BK.cpu().numpy(), ranking.scores_BK.cpu().numpy()
+        items_BK[empty_B], scores_BK[empty_B] = -1, -np.inf
+        return RankedItems(items_BK, scores_BK)
+
+    def set_catalogue(self, rows_ID: np.ndarray) -> None:
+        self.model.set_catalogue(torch.tensor(rows_ID, device=self._device))
+
+
+@dataclass(frozen=True)
+class SequenceProgramSpec:
+    """A model of settings, for a catalogue."""
+
+    model: AnyModelConfig
+    catalogue: Catalogue
+    optimizer: DenseOptimizerSettings
+
+    def build(self, placement: Placement) -> SequenceProgram:
+        """
+        Raises:
+            InputError: a causal language model that is not there or cannot be adapted.
+        """
+        model = build_model(self.model, self.catalogue, placement.seed, placement.attention_file)
+        return SequenceProgram(
+            model,
+            self.optimizer,
+            placement.device,
+            placement.seed,
+            placement.sum_over_trainers,
+            placement.compute,
+            flops=flops_of(model, placement.device),
+        )
+
+
+def flops_of(model: SequenceModel, device: torch.device) -> ModelFlops:
+    """What counts the FLOPs of such a model, before it is compiled or split."""
+
+    def build(features: Features, rows: Rows, training: bool) -> TensorBatch:
+        return TensorBatch.build(features, rows, 0, device, training)
+
+    def size_of(features: Features) -> tuple[int, int]:
+        return len(features.offsets_B1) - 1, len(features.items_N)
+
+    return ModelFlops(model, device, build, size_of)

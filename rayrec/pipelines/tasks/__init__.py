@@ -1,0 +1,1 @@
+"""What runs learn: one file per kind of model, all behind `task.Task`."""

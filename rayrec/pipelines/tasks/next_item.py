@@ -1,0 +1,227 @@
+"""The task of recommenders: which item comes next, learned from histories, judged by ranking all items."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from ray.actor import ActorHandle
+from torch import nn
+
+from rayrec.models.build import Catalogue, build_model
+from rayrec.models.config import AnyModelConfig, NextItemConfig, history_length
+from rayrec.models.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.sequence_program import SequenceProgramSpec
+from rayrec.models.tokenizers.registry import SemanticIdRegistry
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.estimate import Estimate
+from rayrec.pipelines.features import (
+    HistoryRows,
+    negatives_per_event_of,
+    num_negatives_of,
+    registry_of,
+    row_features,
+    sequence_features,
+)
+from rayrec.pipelines.instructions import check_labels, evaluation_instruction
+from rayrec.pipelines.ranking_metrics import LIST_LENGTH, summarise, target_places
+from rayrec.pipelines.tasks.task import Task
+from rayrec.pipelines.validation import answers
+from rayrec.platform.errors import InputError
+from rayrec.platform.event_labels import Part
+from rayrec.samples.batches import Int64Array, SampleBatch
+from rayrec.samples.dataset import Dataset
+from rayrec.samples.features import SequenceFeatures, code_ids
+from rayrec.samples.manifest import Split
+from rayrec.samples.operations.program import FeatureProgram
+from rayrec.samples.reader import evaluation_batches
+from rayrec.samples.row_features import RowFeatures
+
+if TYPE_CHECKING:
+    from rayrec.pipelines.snapshots import Snapshot
+    from rayrec.pipelines.stages import Stages
+
+
+@dataclass(frozen=True)
+class NextItemTask(Task):
+    """A data set of histories, the semantic IDs of its items, and what makes features of its rows."""
+
+    config: RunConfig
+    model: AnyModelConfig
+    dataset: Dataset
+    registry: SemanticIdRegistry | None
+    catalogue: Catalogue
+    sequences: SequenceFeatures
+
+    @classmethod
+    def open(cls, config: RunConfig, model: AnyModelConfig, checksums: bool = True) -> NextItemTask:
+        """
+        Raises:
+            InputError: the data set or the semantic IDs are missing, damaged, or of each other's; or the
+                model needs times or labels that the data set does not have.
+        """
+        dataset = Dataset.open(config.data.path, checksums)
+        if model.needs_times:
+            dataset.check_times()
+        check_labels(config, model, dataset)
+        registry = registry_of(config, model, dataset)
+        sequences = sequence_features(config, model, dataset, registry)
+        catalogue = Catalogue(
+            num_items=len(dataset.items),
+            codes_IL=None if registry is None else registry.codes_IL,
+            level_sizes=() if registry is None else registry.learned_level_sizes,
+            negative_log_q_I=sequences.negative_log_q_I() if num_negatives_of(model) else None,
+            labels=dataset.manifest.labels,
+        )
+        return cls(config, model, dataset, registry, catalogue, sequences)
+
+    @property
+    def fingerprint(self) -> str:
+        return self.dataset.fingerprint
+
+    @property
+    def semantic_ids_version(self) -> str | None:
+        return None if self.registry is None else self.registry.version
+
+    @property
+    def labels(self) -> dict[str, list[str]] | None:
+        names = self.dataset.manifest.labels
+        return {label: list(names[label]) for label in self.model.named_labels} or None
+
+    @property
+    def row_source(self) -> HistoryRows:
+        return HistoryRows(self.config, self.model, self.dataset)
+
+    def check_split(self, split: Split) -> None:
+        check_split(self.dataset, split)
+
+    def check_snapshot(self, snapshot: Snapshot) -> None:
+        """Semantic IDs that extend the snapshot's are those of a catalogue that has grown, with its data set:
+        what was learned holds for both.
+        """
+        state, registry, path = snapshot.state, self.registry, self.config.data.path
+        for label, names in (state.labels or {}).items():
+            ours = (self.labels or {}).get(label, names)
+            if ours != names:
+                raise InputError(
+                    f"{snapshot.path}: was trained on events whose {label} is one of {', '.join(names)}, and "
+                    f"in {path} it is one of {', '.join(ours)}: what was learned of them does not fit; train "
+                    "anew"
+                )
+        if registry is not None and registry.extends(
+            state.semantic_ids_version or "", state.dataset_fingerprint
+        ):
+            return
+        super().check_snapshot(snapshot)
+        if registry is not None:
+            registry.check_matches(state.semantic_ids_version or "none", str(snapshot.path))
+
+    def features(self, program: FeatureProgram) -> RowFeatures:
+        return row_features(self.config, self.model, self.dataset, self.sequences, program)
+
+    def program(self, optimizer: DenseOptimizerSettings) -> SequenceProgramSpec:
+        return SequenceProgramSpec(self.model, self.catalogue, optimizer)
+
+    @property
+    def catalogue_ids_I(self) -> Int64Array | None:
+        return self.dataset.items.ids_I
+
+    def ids_of(self, table: str) -> Int64Array:
+        if table == "item":
+            return self.dataset.items.ids_I
+        if table == "user":
+            ids_U: Int64Array = self.dataset.users["user_id"].to_numpy()
+            return ids_U
+        assert table == "code", f"no rule for the ids of table {table!r}"
+        assert self.registry is not None
+        return np.unique(code_ids(self.registry.learned_codes_IL))
+
+    def most_batch_ids(self, table: str) -> int:
+        """As `SequenceFeatures` makes them."""
+        model = self.model
+        num_rows, num_trainers = self.config.training.batch_size, self.config.pipeline.num_trainers
+        num_tokens = num_rows * history_length(model)
+        if num_trainers > 1:
+            # Shares are of about equal length, within that of a row; one may have all but a few long rows.
+            num_tokens = min(num_tokens, -(-num_tokens // num_trainers) + history_length(model))
+        if table == "user":
+            return num_rows
+        if table == "code":
+            assert self.registry is not None
+            return num_tokens * self.registry.num_learned_levels
+        if isinstance(model, NextItemConfig) and model.item_matrix == "sparse":
+            return 2 * num_tokens + num_negatives_of(model) + num_tokens * negatives_per_event_of(model)
+        return num_tokens
+
+    def network(self) -> nn.Module:
+        # An item matrix may be what does not fit into memory. The generative model reads the items' codes
+        # while it is built, and has no part that grows with the catalogue but these.
+        with torch.device("meta" if isinstance(self.model, NextItemConfig) else "cpu"):
+            return build_model(self.model, self.catalogue, self.config.seed)
+
+    @property
+    def catalogue_bytes(self) -> int:
+        model = self.model
+        if isinstance(model, NextItemConfig) and model.item_matrix == "sparse":
+            return 4 * model.backbone.dim * len(self.dataset.items)
+        return 0
+
+    def validate(self, stages: Stages, features: RowFeatures) -> dict[str, Estimate]:
+        """Over all items, seen ones masked. The users are in an order that hashes their ids, so the first
+        `max_users` are a random sample.
+        """
+        evaluation = self.config.evaluation
+        batches = evaluation_batches(
+            self.dataset,
+            "valid",
+            evaluation.batch_size,
+            evaluation.max_users,
+            with_times=features.needs_history_times,
+            labels=features.history_labels,
+        )
+
+        def ask(worker: ActorHandle, trainer: ActorHandle, samples: SampleBatch) -> Any:
+            prepared: Any = worker.ranking.remote(samples.instructed(self.instruction))
+            return trainer.rank.remote(prepared, LIST_LENGTH, exclude_seen=True)
+
+        places = []
+        for samples, ranked in answers(stages, batches, ask):
+            assert samples.targets_B is not None
+            targets_B = self.dataset.item_positions(samples.targets_B)
+            places.append(target_places(ranked.items_BK, targets_B))
+        return summarise(np.concatenate(places))
+
+    @property
+    def metric(self) -> str:
+        return f"{self.config.evaluation.metric or 'ndcg'}@10"
+
+    @property
+    def shown_metrics(self) -> tuple[str, ...]:
+        return ("recall@10", "ndcg@10")
+
+    @cached_property
+    def instruction(self) -> dict[Part, int]:
+        """What users are ranked for in validation and evaluation."""
+        return evaluation_instruction(self.config, self.model, self.dataset)
+
+    def catalogue_known_to(self, snapshot: Snapshot) -> Catalogue:
+        """The catalogue, and which of its items the snapshot was trained on."""
+        if self.registry is None:
+            return self.catalogue
+        known_I = self.registry.known_to(snapshot.state.semantic_ids_version or "")
+        return self.catalogue if known_I.all() else replace(self.catalogue, known_I=known_I)
+
+
+def check_split(dataset: Dataset, split: Split) -> None:
+    """
+    Raises:
+        InputError: no user has a target in the split.
+    """
+    if not len(dataset.evaluation_rows(split)):
+        raise InputError(
+            f"{dataset.root}: no user has an item to predict in the split {split!r}; "
+            "prepare the data set with another split"
+        )

@@ -1,0 +1,15 @@
+"""From a run's settings to its task."""
+
+from __future__ import annotations
+
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.tasks.next_item import NextItemTask
+from rayrec.pipelines.tasks.task import Task
+
+
+def open_task(config: RunConfig, checksums: bool = True) -> Task:
+    """
+    Raises:
+        InputError: what the run reads is missing, damaged, or not what the model needs.
+    """
+    return NextItemTask.open(config, config.model, checksums)

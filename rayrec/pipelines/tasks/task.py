@@ -1,0 +1,128 @@
+"""What a run learns, and how it is judged: all that differs between kinds of models.
+
+The pipeline, its snapshots, recovery and memory plan know nothing else of the model:
+
+    rows ─► wanted columns ─► features ─► one share per trainer ─► program ─► validate ─► figures
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import nn
+
+from rayrec.models.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.program import ProgramSpec
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.estimate import Estimate
+from rayrec.pipelines.training_rows import RowSource
+from rayrec.platform.errors import InputError
+from rayrec.samples.batches import Int64Array, RowBatch
+from rayrec.samples.manifest import Split
+from rayrec.samples.operations.program import FeatureProgram
+
+if TYPE_CHECKING:
+    from rayrec.pipelines.snapshots import Snapshot
+    from rayrec.pipelines.stages import Stages
+
+
+class TrainingFeatures(Protocol):
+    """What feature workers do to rows."""
+
+    def training(self, step: int, rows: RowBatch) -> Sequence[Any]:
+        """One share per trainer, each with `step`, `lookups`, `num_targets` and `counts`."""
+
+
+class Task(ABC):
+    """Inputs that were opened and checked against each other; nothing is started."""
+
+    config: RunConfig
+
+    @property
+    @abstractmethod
+    def row_source(self) -> RowSource:
+        """The rows of the data set, and what the model reads of rows."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the data set."""
+        return self.row_source.fingerprint
+
+    @property
+    def semantic_ids_version(self) -> str | None:
+        """Of the semantic IDs that the model generates; None where it generates none."""
+        return None
+
+    @property
+    def labels(self) -> dict[str, list[str]] | None:
+        """Names of the codes that weights stand for; None where there are none."""
+        return None
+
+    @abstractmethod
+    def check_split(self, split: Split) -> None:
+        """Refuse to evaluate on nobody.
+
+        Raises:
+            InputError: the split has no rows.
+        """
+
+    def check_snapshot(self, snapshot: Snapshot) -> None:
+        """
+        Raises:
+            InputError: it is one of another data set; names it and what differs.
+        """
+        if snapshot.state.dataset_fingerprint != self.fingerprint:
+            raise InputError(
+                f"{snapshot.path}: was trained on another data set than {self.config.data.path} holds now; "
+                "prepare the same data again, or train anew"
+            )
+
+    @abstractmethod
+    def features(self, program: FeatureProgram) -> TrainingFeatures:
+        """What feature workers do to rows, behind the run's operations."""
+
+    @abstractmethod
+    def program(self, optimizer: DenseOptimizerSettings) -> ProgramSpec:
+        """What trainers build."""
+
+    @property
+    def catalogue_ids_I(self) -> Int64Array | None:
+        """Ids of all items, where the model may rank by their rows."""
+        return None
+
+    @abstractmethod
+    def ids_of(self, table: str) -> Int64Array | int:
+        """Distinct ids that training may create rows for, or how many there are."""
+
+    @abstractmethod
+    def most_batch_ids(self, table: str) -> int:
+        """Bound of the distinct ids of a table in one trainer's share of a batch."""
+
+    @abstractmethod
+    def network(self) -> nn.Module:
+        """As trainers will build it, if possible without memory for its weights."""
+
+    @property
+    def catalogue_bytes(self) -> int:
+        """Rows of all items that every trainer holds while it ranks."""
+        return 0
+
+    @abstractmethod
+    def validate(self, stages: Stages, features: Any) -> dict[str, Estimate]:
+        """Figures of the split `valid`, by name, with the weights and rows as they are now.
+
+        Args:
+            features: what `Task.features` made.
+        """
+
+    @property
+    @abstractmethod
+    def metric(self) -> str:
+        """The figure whose largest value makes a snapshot the best."""
+
+    @property
+    @abstractmethod
+    def shown_metrics(self) -> tuple[str, ...]:
+        """Figures that a run's log shows."""
