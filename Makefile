@@ -37,7 +37,7 @@ redis: ## Install Debian's redis-server for the tests, where that is allowed.
 	|| echo "redis-server is missing and cannot be installed here: the tests that need it are skipped"
 
 test: env redis ## Run the tests.
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 
 chaos: env ## Kill 50 processes of training runs, and compare with runs left alone.
 	$(BIN)/python -m benchmarks.chaos --kills 50

@@ -18,7 +18,7 @@ from unittest import mock
 
 from rayrec.models.decoding.prefixes import ItemDistribution
 from rayrec.models.generative.recommender import GenerativeRecommender
-from rayrec.pipelines.evaluate import MODEL, evaluate_recommender
+from rayrec.pipelines.evaluate_recommender import MODEL, evaluate_recommender
 from rayrec.pipelines.recommender import Recommender
 from rayrec.platform.console import log, progress_bar
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rayrec.pipelines.evaluate import MODEL, MODEL_UNMASKED, POPULARITY, POPULARITY_UNMASKED
+from rayrec.pipelines.evaluate_recommender import MODEL, MODEL_UNMASKED, POPULARITY, POPULARITY_UNMASKED
 from rayrec.platform.checkout import CHECKOUT
 
 RECORDS = CHECKOUT / "benchmarks" / "quality"

@@ -118,7 +118,7 @@ def measure(row: Row, sources: Path) -> dict[str, Any]:
         **asdict(row),
         "config": method.config,
         "results": report.to_json()["results"],
-        "num_users": report.num_users,
+        "num_users": report.count,
         "num_parameters": sum(parameter.numel() for parameter in model.parameters())
         + _sparse_parameters(assembly),
         "training_minutes": result.training_s / 60,

@@ -25,7 +25,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.evaluate import MODEL, POPULARITY, EvaluationReport, evaluate
+from rayrec.pipelines.evaluate import evaluate
+from rayrec.pipelines.evaluate_recommender import MODEL, POPULARITY
+from rayrec.pipelines.evaluation_report import EvaluationReport
 from rayrec.pipelines.progress import TrainingResult
 from rayrec.pipelines.tokenize import TokenizeConfig, tokenize
 from rayrec.pipelines.train import train
@@ -131,7 +133,7 @@ def show_training(result: TrainingResult) -> None:
 
 def show_metrics(report: EvaluationReport) -> None:
     metrics = ("recall@5", "recall@10", "recall@50", "ndcg@10")
-    table = Table("", *metrics, title=f"{report.num_users} people, 95 % intervals", title_justify="left")
+    table = Table("", *metrics, title=f"{report.count} people, 95 % intervals", title_justify="left")
     for name in (MODEL, POPULARITY):
         estimates = [report.results[name][metric] for metric in metrics]
         table.add_row(name, *(f"{e.value:.3f}  [dim]{e.low:.3f} to {e.high:.3f}[/dim]" for e in estimates))

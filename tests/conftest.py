@@ -20,6 +20,14 @@ hypothesis.settings.load_profile("repeatable")
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run in two processes (`make test`), one has all that use Ray, since they share a cluster; of
+    the others, a file's tests stay together, since they share what its fixtures made."""
+    for item in items:
+        group = "ray" if item.get_closest_marker("ray") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _tables_on_disk_lie_in_temporary_folders() -> Iterator[None]:
     """Also where the system keeps those in memory."""

@@ -13,6 +13,8 @@ from rayrec.actors.read_ahead import ReadAhead
 from rayrec.actors.spawning import ActorRole, spawn_stateless
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
 from rayrec.samples.batches import FeatureBatch, Interval, RowBatch, SampleBatch
+from rayrec.samples.impressions.batches import ImpressionBatch
+from rayrec.samples.impressions.features import ImpressionFeatures
 from rayrec.samples.row_features import RowFeatures
 
 
@@ -32,7 +34,7 @@ class FeatureWorker:
     def __init__(
         self,
         role: ActorRole,
-        make_features: Callable[[], RowFeatures],
+        make_features: Callable[[], RowFeatures | ImpressionFeatures],
         read_ahead: ReadAhead | None = None,
     ) -> None:
         self._role = role
@@ -45,7 +47,9 @@ class FeatureWorker:
     def __repr__(self) -> str:
         return self._role.actor_name
 
-    def compute(self, step: int, *parts: RowBatch) -> tuple[BatchSummary | FeatureBatch, ...]:
+    def compute(
+        self, step: int, *parts: RowBatch
+    ) -> tuple[BatchSummary | FeatureBatch | ImpressionBatch, ...]:
         """A summary, and one share per trainer, each an object of its own."""
         with self._pulse.during("compute", step), self._clock.busy():
             rows = RowBatch.concatenate(parts)
@@ -57,8 +61,15 @@ class FeatureWorker:
 
     def ranking(self, samples: SampleBatch) -> tuple[FeatureBatch, np.ndarray]:
         """Features to rank what comes next, and the items each row has seen ([B, E], padded with -1)."""
+        assert isinstance(self._features, RowFeatures), "runs ask for what their task does"
         with self._pulse.during("ranking", samples.step):
             return self._features.ranking(samples), self._features.seen(samples)
+
+    def scoring(self, step: int, rows: RowBatch) -> ImpressionBatch:
+        """Features of impressions to be scored."""
+        assert isinstance(self._features, ImpressionFeatures), "runs ask for what their task does"
+        with self._pulse.during("scoring", step):
+            return self._features.scoring(step, rows)
 
     def start_clock(self) -> None:
         """Training goes on: from now on, time between batches is waiting."""
@@ -76,7 +87,7 @@ class FeatureWorker:
 
 def spawn_feature_workers(
     run: str,
-    make_features: Callable[[], RowFeatures],
+    make_features: Callable[[], RowFeatures | ImpressionFeatures],
     num_workers: int,
     num_cpus: float,
     read_ahead: ReadAhead | None = None,

@@ -10,6 +10,7 @@ from ray.actor import ActorHandle
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.routing import ShardMap
 from rayrec.samples.batches import FeatureBatch
+from rayrec.samples.impressions.batches import ImpressionBatch
 
 
 class ReadAhead:
@@ -20,7 +21,7 @@ class ReadAhead:
         self._servers = servers
         self._shard_map = ShardMap(len(servers))
 
-    def __call__(self, shares: Sequence[FeatureBatch]) -> None:
+    def __call__(self, shares: Sequence[FeatureBatch | ImpressionBatch]) -> None:
         """
         Args:
             shares: of one global batch, one per trainer.

@@ -270,12 +270,12 @@ def evaluate_command(
     snapshot: WhichOption = "best",
     data: DataOption = None,
 ) -> Answer:
-    """Rank the whole catalogue for every user; popularity beside it."""
+    """Rank the whole catalogue for every user; popularity beside it. Of ranking models: score impressions."""
     from rayrec.pipelines.evaluate import evaluate
 
     with progress_bar("evaluate") as progress:
         report = evaluate(run, split.value, snapshot, on_batch=progress, data=data)
-    table = Table(title=f"{report.num_users:,} users, {split.value} split, step {report.snapshot_step:,}")
+    table = Table(title=f"{report.count:,} {report.unit}, {split.value} split, step {report.snapshot_step:,}")
     metrics = list(next(iter(report.results.values())))
     for heading in ["", *metrics]:
         table.add_column(heading, justify="right" if heading else "left")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
@@ -19,22 +19,24 @@ from rayrec.embeddings.config import (
 from rayrec.embeddings.layout import WeightDtype
 from rayrec.models.compute import ComputeSettings, Parallel, Precision
 from rayrec.models.config import (
+    AnyModelConfig,
     DenseOptimizerConfig,
     GeneratingConfig,
-    ModelConfig,
     sparse_dim,
     sparse_tables,
     with_absolute_paths,
 )
+from rayrec.models.ctr.config import AnyCtrConfig, CtrConfig
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
 from rayrec.platform.devices import device_named
+from rayrec.platform.impression_schema import FEATURE_TABLE
 from rayrec.platform.remote_files import absolute
 from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.operations.config import OperationConfig
 
-TABLE_SEEDS = {"item": 1, "user": 2, "code": 3}
+TABLE_SEEDS = {"item": 1, "user": 2, "code": 3, FEATURE_TABLE: 4}
 """Added to 1,000 times the run's seed: tables of one run start with different rows."""
 
 
@@ -60,7 +62,8 @@ class DataConfig(Config):
     """What is trained on."""
 
     path: str
-    """Folder written by `rayrec prepare`: the catalogue, the users that are evaluated, and training rows."""
+    """Folder written by `rayrec prepare`: the catalogue, the users that are evaluated, and training rows. Of
+    ranking models, one written by `rayrec impressions`."""
     semantic_ids: str | None = None
     """Folder written by `rayrec tokenize`; None is `semantic_ids` inside the data set."""
     samples: str | None = None
@@ -110,7 +113,7 @@ class SparseConfig(Config):
     eviction: EvictionConfig | None = None
     """None: every row stays."""
     tables: dict[str, TableSettings] = Field(default_factory=dict)
-    """What is different for one table: `item`, `user` or `code`."""
+    """What is different for one table: `item`, `user`, `code` or, of ranking models, `feature`."""
     cache_rows: int = Field(0, ge=0)
     """Rows of each table that every trainer may hold, where it computes: on an accelerator, memory of all of
     them is taken at once. 0 is no cache. Needs mode `exact_prefetch`."""
@@ -243,8 +246,10 @@ class EvaluationConfig(Config):
     """Validations without improvement after which training stops; None never stops early."""
     metric: Literal["recall", "ndcg"] = "ndcg"
     """At 10, seen items masked: what the best snapshot is best in."""
+    response_metric: Literal["auc", "gauc"] = "auc"
+    """The same of ranking models, for the first of their labels."""
     max_users: int | None = Field(None, gt=0)
-    """Users validated on while training; None takes all. The final evaluation always does."""
+    """Users validated on while training, or impressions; None takes all. The final evaluation always does."""
     instruction: WantedConfig | None = None
     """Of all users, in validation and evaluation; None is none. Needs `model.instruction`."""
     batch_size: int = Field(512, gt=0)
@@ -284,7 +289,7 @@ class RunConfig(Config):
     device: str = "cpu"
     """`cpu`, `cuda` or `npu`: where dense compute runs."""
     data: DataConfig
-    model: ModelConfig
+    model: Annotated[AnyModelConfig | AnyCtrConfig, Field(discriminator="name")]
     sparse: SparseConfig = SparseConfig()
     pipeline: PipelineConfig = PipelineConfig()
     training: TrainingConfig = TrainingConfig()
@@ -309,6 +314,8 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _attention_is_for_the_device(self) -> RunConfig:
+        if isinstance(self.model, CtrConfig):
+            return self
         name, device = self.model.attention, device_named(self.device)
         able = [b for b in device.attention_backends if b not in device.attention_without_backward]
         if name not in ("auto", "measured", *able):
@@ -324,6 +331,19 @@ class RunConfig(Config):
             raise ValueError(
                 "training.compile is set and the model 'causal_lm', of whose layers, which are those of "
                 "transformers, it reaches none: leave it out"
+            )
+        if self.training.compile and isinstance(self.model, CtrConfig):
+            raise ValueError(
+                f"training.compile is set and the model {self.model.name!r}, which has no part that it "
+                "compiles: leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _impressions_want_nothing(self) -> RunConfig:
+        if isinstance(self.model, CtrConfig) and self.evaluation.instruction is not None:
+            raise ValueError(
+                f"evaluation.instruction is set, and {self.model.name!r} recommends nothing: leave it out"
             )
         return self
 
@@ -365,8 +385,9 @@ class RunConfig(Config):
             paths["cache"] = cache.model_copy(update={"folder": absolute(cache.folder)})
         changed: dict[str, Any] = {
             "data": self.data.model_copy(update=paths),
-            "model": with_absolute_paths(self.model),
         }
+        if not isinstance(self.model, CtrConfig):
+            changed["model"] = with_absolute_paths(self.model)
         if (run := self.training.init_from) is not None:
             changed["training"] = self.training.model_copy(update={"init_from": absolute(run)})
         return self.model_copy(update=changed)
@@ -375,7 +396,7 @@ class RunConfig(Config):
         """The same run for those who train nothing: they need not know how long it is or what counts how much
         in the loss, and may be on another device, where the attention that it trained with has no kernels."""
         schedule = self.training.schedule.model_copy(update={"decay": "none"})
-        model: dict[str, Any] = {"attention": "auto"}
+        model: dict[str, Any] = {} if isinstance(self.model, CtrConfig) else {"attention": "auto"}
         if isinstance(self.model, GeneratingConfig):
             model["behavior_weights"] = {}
         changed: dict[str, Any] = {
@@ -408,13 +429,14 @@ class RunConfig(Config):
 
     def tables(self, schedule: RateSchedule) -> tuple[TableConfig, ...]:
         """The embedding tables that the model reads."""
-        return tuple(self._table(name, schedule) for name in sparse_tables(self.model))
+        names = (FEATURE_TABLE,) if isinstance(self.model, CtrConfig) else sparse_tables(self.model)
+        return tuple(self._table(name, schedule) for name in names)
 
     def _table(self, name: str, schedule: RateSchedule) -> TableConfig:
         everyone, own = self.sparse, self.sparse.tables.get(name, TableSettings())
         return TableConfig(
             name=name,
-            dim=sparse_dim(self.model),
+            dim=self.model.row_dim if isinstance(self.model, CtrConfig) else sparse_dim(self.model),
             weight_dtype=own.weight_dtype or everyone.weight_dtype,
             optimizer=own.optimizer or everyone.optimizer,
             init_scale=everyone.init_scale,

@@ -1,55 +1,18 @@
-"""`rayrec evaluate`: every user, all items ranked, beside popularity, with intervals."""
+"""`rayrec evaluate`: a trained model judged on a split that it was not trained on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from rayrec.models.program import RankedItems
-from rayrec.pipelines.estimate import Estimate
-from rayrec.pipelines.ranking_metrics import LIST_LENGTH, summarise, target_places
+from rayrec.pipelines.evaluate_recommender import evaluate_recommender
+from rayrec.pipelines.evaluate_scorer import evaluate_scorer
+from rayrec.pipelines.evaluation_report import EvaluationReport, OnBatch
+from rayrec.pipelines.loading import load_run
 from rayrec.pipelines.recommender import Recommender
-from rayrec.pipelines.tasks.next_item import check_split
+from rayrec.pipelines.scorer import Scorer
+from rayrec.pipelines.tasks.impressions import ImpressionTask
 from rayrec.platform.files import write_json
-from rayrec.samples.batches import SampleBatch
 from rayrec.samples.manifest import Split
-from rayrec.samples.reader import evaluation_batches
-
-OnBatch = Callable[[int, int], None]
-"""Called with (users done, users of the split)."""
-
-
-@dataclass(frozen=True)
-class EvaluationReport:
-    """Metrics by what was ranked and whether items of the history were left out."""
-
-    run: str
-    split: Split
-    snapshot_step: int
-    num_users: int
-    results: dict[str, dict[str, Estimate]]
-    """`model`, `model, seen items kept`, `popularity`, ... to metric to estimate."""
-
-    def to_json(self) -> dict[str, Any]:
-        results = {
-            name: {metric: estimate._asdict() for metric, estimate in metrics.items()}
-            for name, metrics in self.results.items()
-        }
-        return {
-            "run": self.run,
-            "split": self.split,
-            "snapshot_step": self.snapshot_step,
-            "num_users": self.num_users,
-            "results": results,
-        }
-
-
-MODEL, MODEL_UNMASKED = "model", "model, seen items kept"
-POPULARITY, POPULARITY_UNMASKED = "popularity", "popularity, seen items kept"
 
 
 def evaluate(
@@ -60,76 +23,20 @@ def evaluate(
     on_batch: OnBatch | None = None,
     data: str | Path | None = None,
 ) -> EvaluationReport:
-    """Rank the whole catalogue for every user of a split; also written to the run's folder.
+    """Rank the whole catalogue for every user of a split, or score every impression; also written to the
+    run's folder.
 
     Args:
         data: where the run's data set lies now, if it was moved.
 
     Raises:
-        InputError: the run has no usable snapshot, or the split has no users.
+        InputError: the run has no usable snapshot, or the split has no users or impressions.
     """
-    recommender = Recommender.load(run, which, data=data)
-    report = evaluate_recommender(recommender, split, batch_size, on_batch)
+    name, assembly, snapshot = load_run(run, which, data=data)
+    if isinstance(assembly.task, ImpressionTask):
+        report = evaluate_scorer(Scorer(name, assembly, snapshot), split, batch_size, on_batch)
+    else:
+        recommender = Recommender(name, assembly, snapshot)
+        report = evaluate_recommender(recommender, split, batch_size, on_batch)
     write_json(Path(run) / f"evaluation-{split}.json", report.to_json())
     return report
-
-
-def evaluate_recommender(
-    recommender: Recommender, split: Split, batch_size: int = 512, on_batch: OnBatch | None = None
-) -> EvaluationReport:
-    """`evaluate` for a model that is loaded already."""
-    dataset = recommender.dataset
-    check_split(dataset, split)
-    popularity = Popularity(dataset.items.train_counts_I)
-    rankers: dict[str, Callable[[SampleBatch], RankedItems]] = {
-        MODEL: lambda samples: recommender.rank(samples, LIST_LENGTH, exclude_seen=True),
-        MODEL_UNMASKED: lambda samples: recommender.rank(samples, LIST_LENGTH, exclude_seen=False),
-        POPULARITY: lambda samples: popularity.rank(recommender.seen(samples)),
-        POPULARITY_UNMASKED: lambda samples: popularity.rank(np.empty((samples.num_rows, 0), dtype=np.int64)),
-    }
-    places: dict[str, list[np.ndarray]] = {name: [] for name in rankers}
-    num_users, done = len(dataset.evaluation_rows(split)), 0
-    batches = evaluation_batches(
-        dataset,
-        split,
-        batch_size,
-        with_times=recommender.needs_times,
-        labels=recommender.needs_labels,
-    )
-    for uninstructed in batches:
-        samples = uninstructed.instructed(recommender.evaluation_instruction)
-        assert samples.targets_B is not None
-        targets_B = dataset.item_positions(samples.targets_B)
-        for name, rank in rankers.items():
-            places[name].append(target_places(rank(samples).items_BK, targets_B))
-        done += samples.num_rows
-        if on_batch is not None:
-            on_batch(done, num_users)
-    return EvaluationReport(
-        run=recommender.run,
-        split=split,
-        snapshot_step=recommender.committed_step + 1,
-        num_users=num_users,
-        results={name: summarise(np.concatenate(parts)) for name, parts in places.items()},
-    )
-
-
-class Popularity:
-    """Ranks items by their number of training events: what a model has to beat."""
-
-    def __init__(self, train_counts_I: np.ndarray) -> None:
-        self._counts_I = train_counts_I
-        self._order_I = np.argsort(-train_counts_I, kind="stable")
-
-    def rank(self, seen_BE: np.ndarray) -> RankedItems:
-        """The most frequent items that a row has not seen; `seen_BE` is padded with -1."""
-        # No row can need more candidates than the list and all it has seen.
-        candidates_C = self._order_I[: LIST_LENGTH + seen_BE.shape[1]]
-        is_seen_BI = np.zeros((len(seen_BE), len(self._counts_I) + 1), dtype=bool)
-        np.put_along_axis(is_seen_BI, seen_BE, True, axis=1)  # -1 marks the last column, which is no item
-        is_seen_BC = is_seen_BI[:, candidates_C]
-        first_BK = np.argsort(is_seen_BC, axis=1, kind="stable")[:, :LIST_LENGTH]
-        missing_BK = np.take_along_axis(is_seen_BC, first_BK, axis=1)
-        items_BK = candidates_C[first_BK]
-        scores_BK = self._counts_I[items_BK].astype(np.float32)
-        return RankedItems(np.where(missing_BK, -1, items_BK), np.where(missing_BK, -np.inf, scores_BK))

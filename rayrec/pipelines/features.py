@@ -19,8 +19,10 @@ from rayrec.models.config import (
     history_length,
     sparse_tables,
 )
+from rayrec.models.ctr.config import CtrConfig
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.impression_rows import impression_features_of, impression_rows
 from rayrec.pipelines.training_rows import RowSource, compiled
 from rayrec.pipelines.wanted_columns import WantedColumn
 from rayrec.platform.errors import InputError
@@ -29,6 +31,7 @@ from rayrec.samples.dataset import Dataset
 from rayrec.samples.event_labels import LABEL_COLUMNS, are_event_labels
 from rayrec.samples.event_times import TIMES, are_event_times
 from rayrec.samples.features import SequenceFeatures
+from rayrec.samples.impressions.features import ImpressionFeatures
 from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.read_plan import ReadPlan
 from rayrec.samples.row_features import HistoryColumns, RowFeatures
@@ -36,12 +39,14 @@ from rayrec.samples.row_features import HistoryColumns, RowFeatures
 SEMANTIC_IDS_FOLDER = "semantic_ids"
 
 
-def features_of(config: RunConfig, columns: pa.Schema) -> RowFeatures:
+def features_of(config: RunConfig, columns: pa.Schema) -> RowFeatures | ImpressionFeatures:
     """For the process of a feature worker, whenever it starts: the catalogue does not travel.
 
     Nor are files of training rows looked at: one that vanishes is the readers' to report.
     """
     model = config.model
+    if isinstance(model, CtrConfig):
+        return impression_features_of(config, model, columns)
     dataset = Dataset.open(config.data.path, checksums=False)
     sequences = sequence_features(config, model, dataset, registry_of(config, model, dataset))
     return row_features(config, model, dataset, sequences, compiled(config, history_columns(model), columns))
@@ -92,6 +97,8 @@ def row_source(config: RunConfig) -> RowSource:
     Raises:
         InputError: there is no such data set.
     """
+    if isinstance(config.model, CtrConfig):
+        return impression_rows(config, config.model)
     return HistoryRows(config, config.model, Dataset.open(config.data.path, checksums=False))
 
 

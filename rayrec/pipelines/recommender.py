@@ -10,17 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from rayrec.embeddings.client import LocalTransport, ShardClient
-from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.shard import EmbeddingShard
-from rayrec.embeddings.snapshot import load_tables
 from rayrec.models.build import build_model
 from rayrec.models.program import RankedItems
 from rayrec.models.sequence_program import SequenceProgram
-from rayrec.pipelines.assembly import Assembly, assemble
+from rayrec.pipelines.assembly import Assembly
 from rayrec.pipelines.instructions import instruction_of
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import Snapshot, read_snapshot
+from rayrec.pipelines.loading import load_run, local_tables
+from rayrec.pipelines.snapshots import Snapshot
 from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
@@ -95,7 +91,7 @@ class Recommender:
             config.seed,
         )
         self._program.load(snapshot.weights, optimizer_state=None)
-        self._client = _local_tables(assembly, snapshot)
+        self._client = local_tables(assembly, snapshot)
         if (table := self._program.table_of_catalogue) is not None:
             item_ids_I = task.dataset.items.ids_I
             self._program.set_catalogue(self._client.read({table: item_ids_I})[table])
@@ -117,17 +113,7 @@ class Recommender:
         Raises:
             InputError: no such run, an incomplete or changed snapshot, or one of other data.
         """
-        folder = RunFolder.open(Path(run))
-        config = folder.config
-        if device is not None:
-            config = config.model_copy(update={"device": device})
-        if data is not None:
-            config = config.with_data(data)
-        snapshot = read_snapshot(folder.chosen_snapshot(which))
-        # Neither columns nor rates are asked of the training rows: they may be gone.
-        assembly = assemble(config.for_inference(), checksums=False, columns=folder.columns)
-        assembly.task.check_snapshot(snapshot)
-        return cls(folder.name, assembly, snapshot)
+        return cls(*load_run(run, which, device, data))
 
     @property
     def dataset(self) -> Dataset:
@@ -288,17 +274,3 @@ def _labels_of(label: Label, queries: Sequence[Query]) -> Int64Array:
         unknown = np.full(len(query.history_ids), UNKNOWN)
         codes.append(unknown if found is None else np.asarray(found, dtype=np.int64))
     return np.concatenate(codes)
-
-
-def _local_tables(assembly: Assembly, snapshot: Snapshot) -> ShardClient:
-    """The run's embedding tables as one shard in this process, read-only by use."""
-    shard_map, num_servers = ShardMap(1), assembly.config.sparse.num_servers
-    # One shard has the rows of all servers, so where rows are on disk it needs the memory of all of them.
-    tables = [
-        table.model_copy(update={"disk": table.disk and table.disk.times(num_servers)})
-        for table in assembly.tables
-    ]
-    shard = EmbeddingShard(tables, shard=0, num_sources=1)
-    if tables:
-        shard.restore(load_tables(snapshot.sparse_chain, tables, shard_map, shard=0))
-    return ShardClient(tables, shard_map, LocalTransport([shard]))

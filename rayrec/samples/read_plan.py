@@ -392,6 +392,13 @@ class ReadSettings:
             raise InputError(f"window_rows must be at least 1, got {self.window_rows}")
 
 
+def _source_of(root: Path, names: Sequence[str]) -> ParquetSource:
+    source = ParquetSource.of_names(root, names) if names else None
+    if source is None or not any(file.num_rows for file in source.files):
+        raise InputError(f"{root}: the training set is empty; prepare data that has training events")
+    return source
+
+
 class ReadPlan:
     """Epochs over files that stay as they are."""
 
@@ -420,21 +427,29 @@ class ReadPlan:
         Raises:
             InputError: a file is not readable Parquet or differs in schema, or there are no rows.
         """
-        names = dataset.train_files
-        source = ParquetSource.of_names(dataset.root, names) if names else None
-        if source is None or not any(file.num_rows for file in source.files):
-            raise InputError(
-                f"{dataset.root}: the training set is empty; prepare data that has training events"
-            )
+        source = _source_of(dataset.root, dataset.train_files)
         found = columns_of(source.schema, PREPARED_COLUMNS, source.folder.url)
         for column, expected in PREPARED_COLUMNS.items():
             if found.field(column).type != expected:
                 raise InputError(
-                    f"{dataset.root / names[0]}: column {column!r} is "
+                    f"{dataset.root / dataset.train_files[0]}: column {column!r} is "
                     f"{found.field(column).type}, expected {expected}; prepare the data set again"
                 )
         settings = ReadSettings(Batching(batch_size), seed, window_rows, first_window_rows=window_rows)
         return cls(source, ReadSpec(source.folder, found, source.schema), settings)
+
+    @classmethod
+    def of_files(
+        cls, root: Path, names: Sequence[str], batch_size: int, seed: int = 0, window_rows: int = 65_536
+    ) -> ReadPlan:
+        """Plan for files of a folder, with all of their columns.
+
+        Raises:
+            InputError: as `of`.
+        """
+        source = _source_of(root, names)
+        settings = ReadSettings(Batching(batch_size), seed, window_rows, first_window_rows=window_rows)
+        return cls(source, ReadSpec(source.folder, source.schema, source.schema), settings)
 
     @classmethod
     def over(

@@ -3,18 +3,18 @@ import json
 import numpy as np
 import pytest
 
-from rayrec.pipelines.assembly import check_split
-from rayrec.pipelines.evaluate import (
+from rayrec.pipelines.evaluate import evaluate
+from rayrec.pipelines.evaluate_recommender import (
     MODEL,
     MODEL_UNMASKED,
     POPULARITY,
     POPULARITY_UNMASKED,
     Popularity,
-    evaluate,
     evaluate_recommender,
 )
 from rayrec.pipelines.ranking_metrics import LIST_LENGTH, target_places, user_scores
 from rayrec.pipelines.recommender import Query, Recommender
+from rayrec.pipelines.tasks.next_item import check_split
 from rayrec.platform.errors import InputError
 from rayrec.samples.config import PrepareConfig
 from rayrec.samples.dataset import Dataset
@@ -35,7 +35,7 @@ def test_every_user_is_ranked_over_all_items_as_single_requests_would_be(run):
     report = evaluate_recommender(recommender, "test", batch_size=7)
 
     rows = dataset.evaluation_rows("test")
-    assert report.num_users == len(rows)
+    assert report.count == len(rows)
     for name, exclude_seen in ((MODEL, True), (MODEL_UNMASKED, False)):
         recalls, gains = [], []
         for user in range(len(rows)):
@@ -62,8 +62,8 @@ def test_the_report_names_everything_and_is_written_beside_the_run(run):
         for estimate in metrics.values():
             assert 0 <= estimate.low <= estimate.value <= estimate.high <= 1
     assert report.snapshot_step == 3  # 40 users in batches of 16
-    assert seen[-1] == (report.num_users, report.num_users)
-    assert report.num_users <= NUM_USERS
+    assert seen[-1] == (report.count, report.count)
+    assert report.count <= NUM_USERS
     written = json.loads((run / "evaluation-valid.json").read_text())
     assert written == report.to_json()
     assert written["results"][MODEL]["ndcg@10"]["value"] == report.results[MODEL]["ndcg@10"].value

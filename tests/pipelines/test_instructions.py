@@ -17,7 +17,7 @@ from rayrec.models.config import history_length
 from rayrec.models.program import RankedItems
 from rayrec.pipelines.assembly import Assembly, assemble
 from rayrec.pipelines.config import EvaluationConfig, RunConfig, WantedConfig
-from rayrec.pipelines.evaluate import evaluate_recommender
+from rayrec.pipelines.evaluate_recommender import evaluate_recommender
 from rayrec.pipelines.features import features_of
 from rayrec.pipelines.instructions import check_labels
 from rayrec.pipelines.recommender import Query, Recommender

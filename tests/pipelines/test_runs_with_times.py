@@ -203,7 +203,7 @@ def test_evaluation_ranks_with_the_times_of_the_histories(run: Path):
     scores = recommender.rank(samples, 5, exclude_seen=False).scores_BK
     at_once = dataclasses.replace(samples, times_N=np.zeros_like(samples.times_N))
     assert not np.allclose(scores, recommender.rank(at_once, 5, exclude_seen=False).scores_BK)
-    assert report.num_users == len(samples.user_ids_B)
+    assert report.count == len(samples.user_ids_B)
 
 
 def test_a_query_without_times_is_one_whose_events_are_of_one_time(run: Path):

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.models.keyed_random import token_keys
 from rayrec.platform.impression_schema import FEATURE_TABLE
 
 
@@ -69,6 +70,83 @@ class ImpressionTensors:
     """0, 1, or NaN where it is not known; without rows to predict for, there is nothing in it."""
     rows: dict[str, Tensor]
     """Table name to [M, D] leaf tensors; training reads their `.grad`."""
+
+    @staticmethod
+    def build(
+        features: Impressions,
+        rows: Mapping[str, np.ndarray | Tensor],
+        seed: int,
+        device: torch.device,
+        training: bool,
+    ) -> ImpressionTensors:
+        """
+        Args:
+            rows: [M, D] by table; tensors on the device are taken as they are, without a copy.
+        """
+
+        def tensor(values: np.ndarray) -> Tensor:
+            return torch.tensor(values, device=device)  # copies: arrays from other processes are read-only
+
+        def leaf(rows_MD: np.ndarray | Tensor) -> Tensor:
+            on_device = rows_MD.detach().to(device) if isinstance(rows_MD, Tensor) else tensor(rows_MD)
+            return on_device.requires_grad_(training)
+
+        inverse = tensor(features.lookups[FEATURE_TABLE].inverse)
+        num_rows, start = len(features.row_keys_B), len(features.row_keys_B) * features.num_id_columns
+        lists: dict[str, IdLists] = {}
+        for column, offsets_B1 in features.list_offsets_B1.items():
+            stop = start + int(offsets_B1[-1])
+            lists[column] = IdLists(inverse[start:stop], JaggedLayout.from_offsets(offsets_B1, device))
+            start = stop
+        row_keys_B = tensor(features.row_keys_B)
+        return ImpressionTensors(
+            keys_B=token_keys(seed, features.step, row_keys_B, torch.zeros_like(row_keys_B)),
+            numbers_BF=tensor(features.numbers_BF),
+            inverse_BC=inverse[: num_rows * features.num_id_columns].view(num_rows, -1),
+            lists=lists,
+            labels_BT=tensor(features.labels_BT),
+            rows={name: leaf(rows_MD) for name, rows_MD in rows.items()},
+        )
+
+    @property
+    def lengths_B(self) -> np.ndarray:
+        """Every impression is as much work as any other."""
+        return np.ones(len(self.keys_B), dtype=np.int64)
+
+    def some_rows(self, rows: slice) -> ImpressionTensors:
+        """Neighbouring impressions alone, with the same leaves.
+
+        Args:
+            rows: start and stop are given.
+        """
+        lists: dict[str, IdLists] = {}
+        for column, ids in self.lists.items():
+            layout, elements = ids.layout.some_rows(rows)
+            lists[column] = IdLists(ids.inverse_N[elements], layout)
+        return ImpressionTensors(
+            keys_B=self.keys_B[rows],
+            numbers_BF=self.numbers_BF[rows],
+            inverse_BC=self.inverse_BC[rows],
+            lists=lists,
+            labels_BT=self.labels_BT[rows],
+            rows=self.rows,
+        )
+
+    def stand_in(self) -> ImpressionTensors:
+        """One impression of no meaning, whose loss is to be counted zero times."""
+        device = self.keys_B.device
+        empty = IdLists(self.inverse_BC.new_zeros(0), JaggedLayout.even(1, 0, device))
+        return ImpressionTensors(
+            keys_B=self.keys_B.new_zeros(1),
+            numbers_BF=self.numbers_BF.new_zeros(1, self.numbers_BF.shape[1]),
+            inverse_BC=self.inverse_BC.new_zeros(1, self.inverse_BC.shape[1]),
+            lists=dict.fromkeys(self.lists, empty),
+            labels_BT=self.labels_BT.new_zeros(1, self.labels_BT.shape[1]),
+            rows={
+                name: rows_MD if len(rows_MD) else rows_MD.new_zeros(1, *rows_MD.shape[1:])
+                for name, rows_MD in self.rows.items()
+            },
+        )
 
     @property
     def rows_MD(self) -> Tensor:

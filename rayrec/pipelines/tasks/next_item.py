@@ -196,7 +196,7 @@ class NextItemTask(Task):
 
     @property
     def metric(self) -> str:
-        return f"{self.config.evaluation.metric or 'ndcg'}@10"
+        return f"{self.config.evaluation.metric}@10"
 
     @property
     def shown_metrics(self) -> tuple[str, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from rayrec.models.ctr.config import CtrConfig
 from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.tasks.impressions import ImpressionTask
 from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.pipelines.tasks.task import Task
 
@@ -12,4 +14,6 @@ def open_task(config: RunConfig, checksums: bool = True) -> Task:
     Raises:
         InputError: what the run reads is missing, damaged, or not what the model needs.
     """
+    if isinstance(config.model, CtrConfig):
+        return ImpressionTask.open(config, config.model, checksums)
     return NextItemTask.open(config, config.model, checksums)

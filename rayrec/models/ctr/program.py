@@ -1,0 +1,84 @@
+"""A `CtrModel` as a program: it is trained on impressions, and scores them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from rayrec.models.ctr.build import build_ctr_model
+from rayrec.models.ctr.model import CtrModel
+from rayrec.models.ctr.tensors import Impressions, ImpressionTensors
+from rayrec.models.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.flops import ModelFlops
+from rayrec.models.program import Placement, Rows
+from rayrec.models.torch_program import TorchProgram
+from rayrec.platform.impression_schema import ImpressionSchema
+
+if TYPE_CHECKING:  # the settings are pydantic models, which this room does not need to run
+    from rayrec.models.ctr.config import AnyCtrConfig
+
+
+class CtrProgram(TorchProgram):
+    """Training as every module of torch's; and scoring."""
+
+    def __init__(
+        self,
+        model: CtrModel,
+        settings: DenseOptimizerSettings,
+        placement: Placement,
+        flops: ModelFlops | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            settings,
+            placement.device,
+            placement.seed,
+            placement.sum_over_trainers,
+            placement.compute,
+            flops,
+        )
+        self.model = model
+
+    def _batch(self, features: Impressions, rows: Rows, training: bool) -> ImpressionTensors:
+        return ImpressionTensors.build(features, rows, self._seed, self._device, training)
+
+    @torch.inference_mode()
+    def predict(self, features: Impressions, rows: Rows) -> np.ndarray:
+        """[B, T] probabilities."""
+        self.model.eval()
+        predicted: np.ndarray = self.model.predict(self._batch(features, rows, training=False)).cpu().numpy()
+        return predicted
+
+
+@dataclass(frozen=True)
+class CtrProgramSpec:
+    """A model of settings, for impressions of a schema."""
+
+    model: AnyCtrConfig
+    schema: ImpressionSchema
+    optimizer: DenseOptimizerSettings
+
+    def build(self, placement: Placement) -> CtrProgram:
+        model = build_ctr_model(self.model, self.schema, placement.seed)
+        return CtrProgram(model, self.optimizer, placement, flops_of(model, placement.device))
+
+
+def flops_of(model: CtrModel, device: torch.device) -> ModelFlops:
+    """What counts the FLOPs of such a model, before it is compiled or split."""
+
+    def build(features: Impressions, rows: Rows, training: bool) -> ImpressionTensors:
+        return ImpressionTensors.build(features, rows, 0, device, training)
+
+    def size_of(features: Impressions) -> tuple[int, int]:
+        num_rows = len(features.row_keys_B)
+        return num_rows, num_rows + _num_elements(list(features.list_offsets_B1.values()))
+
+    return ModelFlops(model, device, build, size_of)
+
+
+def _num_elements(offsets: Sequence[np.ndarray]) -> int:
+    return sum(int(offsets_B1[-1]) for offsets_B1 in offsets)

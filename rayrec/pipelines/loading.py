@@ -1,0 +1,53 @@
+"""What a trained run needs in one process, without Ray: its inputs, a snapshot, its tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rayrec.embeddings.client import LocalTransport, ShardClient
+from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.shard import EmbeddingShard
+from rayrec.embeddings.snapshot import load_tables
+from rayrec.pipelines.assembly import Assembly, assemble
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.snapshots import Snapshot, read_snapshot
+
+
+def load_run(
+    run: str | Path, which: str = "best", device: str | None = None, data: str | Path | None = None
+) -> tuple[str, Assembly, Snapshot]:
+    """(Name, inputs, snapshot) of a run, checked against each other.
+
+    Args:
+        which: snapshot, `best` or `last`.
+        device: overrides the device that the run was trained on.
+        data: where the run's data set lies now, if it was moved.
+
+    Raises:
+        InputError: no such run, an incomplete or changed snapshot, or one of other data.
+    """
+    folder = RunFolder.open(Path(run))
+    config = folder.config
+    if device is not None:
+        config = config.model_copy(update={"device": device})
+    if data is not None:
+        config = config.with_data(data)
+    snapshot = read_snapshot(folder.chosen_snapshot(which))
+    # Neither columns nor rates are asked of the training rows: they may be gone.
+    assembly = assemble(config.for_inference(), checksums=False, columns=folder.columns)
+    assembly.task.check_snapshot(snapshot)
+    return folder.name, assembly, snapshot
+
+
+def local_tables(assembly: Assembly, snapshot: Snapshot) -> ShardClient:
+    """The run's embedding tables as one shard in this process, read-only by use."""
+    shard_map, num_servers = ShardMap(1), assembly.config.sparse.num_servers
+    # One shard has the rows of all servers, so where rows are on disk it needs the memory of all of them.
+    tables = [
+        table.model_copy(update={"disk": table.disk and table.disk.times(num_servers)})
+        for table in assembly.tables
+    ]
+    shard = EmbeddingShard(tables, shard=0, num_sources=1)
+    if tables:
+        shard.restore(load_tables(snapshot.sparse_chain, tables, shard_map, shard=0))
+    return ShardClient(tables, shard_map, LocalTransport([shard]))

@@ -1,0 +1,86 @@
+"""A trained ranking model in one process, without Ray: what evaluation, rewards and serving hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rayrec.models.program import Placement, ScoringProgram
+from rayrec.pipelines.assembly import Assembly
+from rayrec.pipelines.loading import load_run, local_tables
+from rayrec.pipelines.snapshots import Snapshot
+from rayrec.pipelines.tasks.impressions import ImpressionTask
+from rayrec.platform.devices import get_device
+from rayrec.platform.errors import InputError
+from rayrec.samples.batches import RowBatch
+from rayrec.samples.impressions.features import ImpressionFeatures
+
+
+class Scorer:
+    """Says how likely each label of an impression is 1. Not thread-safe."""
+
+    def __init__(self, run: str, assembly: Assembly, snapshot: Snapshot) -> None:
+        task, config = assembly.task, assembly.config
+        if not isinstance(task, ImpressionTask):
+            raise InputError(f"{run}: {config.model.name!r} recommends items, and scores no impressions")
+        features = assembly.features
+        assert isinstance(features, ImpressionFeatures), "those of the task"
+        self.run = run
+        self.committed_step = snapshot.committed_step
+        self.task, self.features = task, features
+        program = task.program(assembly.dense_optimizer()).build(
+            Placement(get_device(config.device).torch, config.seed)
+        )
+        assert isinstance(program, ScoringProgram)
+        self._program = program
+        self._program.load(snapshot.weights, optimizer_state=None)
+        self._client = local_tables(assembly, snapshot)
+
+    @classmethod
+    def load(
+        cls,
+        run: str | Path,
+        which: str = "best",
+        device: str | None = None,
+        data: str | Path | None = None,
+    ) -> Scorer:
+        """Load a run's `best` or `last` snapshot.
+
+        Args:
+            device: overrides the device that the run was trained on.
+            data: where the run's data set lies now, if it was moved.
+
+        Raises:
+            InputError: no such run, one of a recommender, an incomplete or changed snapshot, or one of other
+                data.
+        """
+        return cls(*load_run(run, which, device, data))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What is predicted, task by task."""
+        return self.task.schema.labels
+
+    def score(self, rows: RowBatch) -> np.ndarray:
+        """[B, T] probabilities of rows as training rows are before `data.features`, labels aside."""
+        batch = self.features.scoring(0, rows)
+        found = self._client.read({name: lookup.ids_M for name, lookup in batch.lookups.items()})
+        return self._program.predict(batch, found)
+
+    def score_rows(self, rows: Sequence[dict[str, Any]]) -> np.ndarray:
+        """The same of rows by field name; fields that are missing are null.
+
+        Raises:
+            InputError: a field is of the wrong type.
+        """
+        schema = self.features.scored_columns
+        try:
+            table = pa.Table.from_pylist(list(rows), schema)
+        except (pa.ArrowException, TypeError) as error:
+            raise InputError(f"a row to be scored does not fit {', '.join(schema.names)}: {error}") from error
+        (batch,) = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema)]
+        return self.score(RowBatch(np.arange(len(rows)), batch))

@@ -1,0 +1,186 @@
+"""The task of ranking models: what comes of what is shown, judged by AUC and calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from ray.actor import ActorHandle
+from torch import nn
+
+from rayrec.models.ctr.build import build_ctr_model
+from rayrec.models.ctr.config import AnyCtrConfig
+from rayrec.models.ctr.program import CtrProgramSpec
+from rayrec.models.dense_optimizer import DenseOptimizerSettings
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.estimate import Estimate
+from rayrec.pipelines.impression_rows import ImpressionRows, impression_features, schema_of
+from rayrec.pipelines.response_metrics import summarise
+from rayrec.pipelines.tasks.task import Task
+from rayrec.pipelines.validation import answers
+from rayrec.platform.errors import InputError
+from rayrec.platform.impression_schema import FEATURE_TABLE, ImpressionSchema
+from rayrec.samples.batches import RowBatch
+from rayrec.samples.impressions.dataset import ImpressionDataset
+from rayrec.samples.impressions.features import ImpressionFeatures
+from rayrec.samples.keys import row_keys
+from rayrec.samples.manifest import EVALUATION_FILES, Split
+from rayrec.samples.operations.program import FeatureProgram
+
+if TYPE_CHECKING:
+    from rayrec.pipelines.stages import Stages
+
+
+class LabelledRows(NamedTuple):
+    """Rows to be scored, and what came of them."""
+
+    step: int
+    rows: RowBatch
+    labels_BT: np.ndarray
+    """0, 1, or NaN where it is not known."""
+    groups_B: np.ndarray | None
+    """Whose they are, where the data says it."""
+
+
+@dataclass(frozen=True)
+class ImpressionTask(Task):
+    """A data set of impressions."""
+
+    config: RunConfig
+    model: AnyCtrConfig
+    dataset: ImpressionDataset
+    schema: ImpressionSchema
+
+    @classmethod
+    def open(cls, config: RunConfig, model: AnyCtrConfig, checksums: bool = True) -> ImpressionTask:
+        """
+        Raises:
+            InputError: the data set is missing or damaged, or lacks a column that the settings name.
+        """
+        dataset = ImpressionDataset.open(config.data.path, checksums)
+        task = cls(config, model, dataset, schema_of(model, dataset))
+        task.network()  # which refuses settings that do not fit the columns
+        return task
+
+    @property
+    def row_source(self) -> ImpressionRows:
+        return ImpressionRows(self.config, self.dataset, self.schema)
+
+    def check_split(self, split: Split) -> None:
+        if not self.dataset.manifest.rows[split]:
+            raise InputError(
+                f"{self.dataset.root}: there are no impressions in the split {split!r}; prepare the data set "
+                "with another split"
+            )
+
+    def features(self, program: FeatureProgram) -> ImpressionFeatures:
+        return impression_features(self.config, self.schema, program)
+
+    def program(self, optimizer: DenseOptimizerSettings) -> CtrProgramSpec:
+        return CtrProgramSpec(self.model, self.schema, optimizer)
+
+    def ids_of(self, table: str) -> int:
+        """Of all splits, and one more per space for what is missing."""
+        assert table == FEATURE_TABLE, f"no rule for the ids of table {table!r}"
+        num_ids = self.dataset.num_ids
+        spaces = {*self.schema.ids.values(), *self.schema.lists.values()}
+        return sum(num_ids[space] for space in spaces) + len(spaces)
+
+    def most_batch_ids(self, table: str) -> int:
+        """Of columns of lists it is not known how long they are, so this is no bound of theirs."""
+        num_trainers = self.config.pipeline.num_trainers
+        num_rows = -(-self.config.training.batch_size // num_trainers)
+        columns = len(self.schema.ids) + LIST_ELEMENTS * len(self.schema.lists)
+        return num_rows * columns
+
+    def network(self) -> nn.Module:
+        with torch.device("meta"):
+            return build_ctr_model(self.model, self.schema, self.config.seed)
+
+    def validate(self, stages: Stages, features: ImpressionFeatures) -> dict[str, Estimate]:
+        """Of the first `max_users` impressions, in the order of the file."""
+
+        def ask(worker: ActorHandle, trainer: ActorHandle, labelled: LabelledRows) -> Any:
+            prepared: Any = worker.scoring.remote(labelled.step, labelled.rows)
+            return trainer.predict.remote(prepared)
+
+        scored = Scored(self.schema.labels)
+        evaluation = self.config.evaluation
+        batches = labelled_rows(
+            self.dataset, self.schema, features, "valid", evaluation.batch_size, evaluation.max_users
+        )
+        for labelled, predicted_BT in answers(stages, batches, ask):
+            scored.add(labelled, predicted_BT)
+        return scored.figures()
+
+    @property
+    def metric(self) -> str:
+        return _named(self.config.evaluation.response_metric, self.schema.labels[0], self.schema.labels)
+
+    @property
+    def shown_metrics(self) -> tuple[str, ...]:
+        labels = self.schema.labels
+        return tuple(_named(figure, label, labels) for label in labels for figure in ("auc", "log_loss"))
+
+
+LIST_ELEMENTS = 50
+"""Of a list of a row, for memory plans."""
+
+
+def labelled_rows(
+    dataset: ImpressionDataset,
+    schema: ImpressionSchema,
+    features: ImpressionFeatures,
+    split: Split,
+    batch_size: int,
+    max_rows: int | None = None,
+) -> Iterator[LabelledRows]:
+    """The rows of a split in batches, with all that operations read; the last may be short."""
+    read = features.scored_columns.names
+    further = [*schema.labels, *([schema.group] if schema.group is not None else [])]
+    table = dataset.split_table(split, list(dict.fromkeys([*read, *further])))
+    num_rows = len(table) if max_rows is None else min(max_rows, len(table))
+    file_number = len(dataset.train_files) + list(EVALUATION_FILES).index(split)
+    for step, start in enumerate(range(0, num_rows, batch_size)):
+        part = table.slice(start, min(batch_size, num_rows - start)).combine_chunks()
+        (rows,) = part.select(read).to_batches(max_chunksize=None) or [None]
+        places_B = np.arange(start, start + len(part))
+        labels = [part[label].to_numpy().astype(np.float32) for label in schema.labels]
+        yield LabelledRows(
+            step,
+            RowBatch(row_keys(np.full(len(part), file_number), places_B), rows),
+            np.stack(labels, axis=1),
+            None if schema.group is None else part[schema.group].fill_null(-1).to_numpy(),
+        )
+
+
+class Scored:
+    """Predictions and what came of them, of all batches of a split."""
+
+    def __init__(self, labels: tuple[str, ...]) -> None:
+        self._labels = labels
+        self._predicted: list[np.ndarray] = []
+        self._rows: list[LabelledRows] = []
+
+    def add(self, rows: LabelledRows, predicted_BT: np.ndarray) -> None:
+        self._rows.append(rows._replace(rows=None))  # type: ignore[arg-type]  # which may be large
+        self._predicted.append(predicted_BT)
+
+    def figures(self) -> dict[str, Estimate]:
+        """By name: `auc`, of several labels `auc of click`, ..."""
+        predicted_UT = np.concatenate(self._predicted)
+        labels_UT = np.concatenate([rows.labels_BT for rows in self._rows])
+        groups = [rows.groups_B for rows in self._rows if rows.groups_B is not None]
+        groups_U = np.concatenate(groups) if groups else None
+        return {
+            _named(name, label, self._labels): estimate
+            for place, label in enumerate(self._labels)
+            for name, estimate in summarise(labels_UT[:, place], predicted_UT[:, place], groups_U).items()
+        }
+
+
+def _named(figure: str, label: str, labels: tuple[str, ...]) -> str:
+    return figure if len(labels) == 1 else f"{figure} of {label}"
