@@ -1,0 +1,54 @@
+"""The loss of ranking models: binary cross-entropy of the labels that are known.
+
+Axes: B impressions, T tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class LabelLoss(nn.Module):
+    """Σ_bt v_t (- w_t y_bt log p_bt - (1 - y_bt) log(1 - p_bt)) over known labels y, with p the sigmoid of
+    the logits, v_t how much a task counts, and w_t how much its positives do.
+
+    It is a sum, which adds up however a batch is cut; a task with few known labels is a small part of it.
+    """
+
+    label_weights_T: Tensor
+    positive_weights_T: Tensor
+
+    def __init__(self, label_weights_T: Sequence[float], positive_weights_T: Sequence[float]) -> None:
+        super().__init__()
+        # They follow from the settings, so snapshots do not have them.
+        self.register_buffer("label_weights_T", torch.tensor(list(label_weights_T)), persistent=False)
+        self.register_buffer("positive_weights_T", torch.tensor(list(positive_weights_T)), persistent=False)
+
+    @property
+    def num_tasks(self) -> int:
+        return len(self.label_weights_T)
+
+    def forward(self, logits_BT: Tensor, labels_BT: Tensor) -> Tensor:
+        """
+        Args:
+            labels_BT: 0, 1, or NaN where it is not known; those add 0, and have no gradient.
+
+        Returns:
+            Scalar, in float32 or wider.
+        """
+        assert logits_BT.shape == labels_BT.shape, "rows to be scored have no labels to learn from"
+        # Sums of many losses need more digits than what autocast makes of logits.
+        logits_BT = logits_BT.to(torch.promote_types(logits_BT.dtype, torch.float32))
+        labels_BT = labels_BT.to(logits_BT.dtype)
+        known_BT = labels_BT.isnan().logical_not()
+        return functional.binary_cross_entropy_with_logits(
+            logits_BT,
+            labels_BT.nan_to_num(0.0),
+            weight=known_BT * self.label_weights_T,
+            pos_weight=self.positive_weights_T,
+            reduction="sum",
+        )
