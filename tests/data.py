@@ -16,8 +16,9 @@ import pytest
 from rayrec.samples.batches import RowBatch, SampleBatch
 from rayrec.samples.config import PrepareConfig
 from rayrec.samples.dataset import Dataset
+from rayrec.samples.dataset_folder import FileEntry
 from rayrec.samples.event_times import HISTORY_TIMES, TIMES
-from rayrec.samples.manifest import EVALUATION_FILES, HISTORY_FILE, FileEntry, fingerprint_of
+from rayrec.samples.manifest import EVALUATION_FILES, HISTORY_FILE, fingerprint_of
 from rayrec.samples.prepare import prepare
 
 Event = tuple[object, object, object]

@@ -1,11 +1,11 @@
 """The `rayrec` command: arguments in, one call into the package, a table or a JSON line out."""
 
 # Which register their commands, in this order.
-from rayrec.cli import cursors, data, semantic_ids  # isort: skip
+from rayrec.cli import cursors, data, impressions, semantic_ids  # isort: skip
 from rayrec.cli import runs, stores, tools  # isort: skip
 from rayrec.cli.app import app
 
-__all__ = ["app", "cursors", "data", "main", "runs", "semantic_ids", "stores", "tools"]
+__all__ = ["app", "cursors", "data", "impressions", "main", "runs", "semantic_ids", "stores", "tools"]
 
 
 def main() -> None:

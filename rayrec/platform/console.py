@@ -88,8 +88,8 @@ def _report(error: Exception) -> int:
 
 
 @contextmanager
-def progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on the error stream, driven by calls with (done, total)."""
+def progress_bar(description: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on the error stream, driven by calls with (done, total); None if the total is not known."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=log, transient=True) as progress:
         task = progress.add_task(description, total=None)

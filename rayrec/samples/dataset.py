@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Label
 from rayrec.samples.batches import Int64Array
+from rayrec.samples.dataset_folder import check_files, train_files
 from rayrec.samples.event_labels import HISTORY_LABELS, LABEL_COLUMNS, TARGET_LABELS
 from rayrec.samples.event_times import HISTORY_TIMES, TIMES
 from rayrec.samples.jagged import list_values
@@ -22,11 +23,9 @@ from rayrec.samples.manifest import (
     EVALUATION_FILES,
     HISTORY_FILE,
     ITEMS_FILE,
-    TRAIN_FOLDER,
     USERS_FILE,
     Manifest,
     Split,
-    sha256_of,
 )
 
 
@@ -98,21 +97,7 @@ class Dataset:
         """
         root = Path(path)
         manifest = Manifest.read(root)
-        for name, entry in manifest.files.items():
-            file = root / name
-            if not file.is_file():
-                raise InputError(f"{file}: missing from the data set; prepare it again")
-            size = file.stat().st_size
-            if size != entry.bytes:
-                raise InputError(
-                    f"{file}: {size} bytes, {entry.bytes} were written; the file is truncated or changed, "
-                    "prepare the data set again"
-                )
-            if checksums and sha256_of(file) != entry.sha256:
-                raise InputError(
-                    f"{file}: its checksum is not the one that was written: the file has changed; "
-                    "prepare the data set again"
-                )
+        check_files(root, manifest.files, checksums)
         return cls(root, manifest)
 
     @property
@@ -126,7 +111,7 @@ class Dataset:
     @property
     def train_files(self) -> tuple[str, ...]:
         """Names below `root`, sorted; a file's number is its place here."""
-        return tuple(sorted(name for name in self.manifest.files if name.startswith(f"{TRAIN_FOLDER}/")))
+        return train_files(self.manifest.files)
 
     @cached_property
     def item_table(self) -> pa.Table:

@@ -10,30 +10,16 @@ from typing import Literal
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Label
+from rayrec.samples.dataset_folder import HISTORIES, FileEntry, read_manifest, write_manifest
 
-FORMAT = 1
-MANIFEST_FILE = "dataset.json"
 ITEMS_FILE = "items.parquet"
 USERS_FILE = "users.parquet"
 HISTORY_FILE = "history.parquet"
-TRAIN_FOLDER = "train"
 
 Split = Literal["valid", "test"]
 EVALUATION_FILES: dict[Split, str] = {"valid": "valid.parquet", "test": "test.parquet"}
 
 IdKind = Literal["integer", "string"]
-
-
-class FileEntry(Config):
-    """One file of the data set."""
-
-    rows: int
-    bytes: int
-    sha256: str
-
-    @classmethod
-    def of(cls, path: Path, rows: int) -> FileEntry:
-        return cls(rows=rows, bytes=path.stat().st_size, sha256=sha256_of(path))
 
 
 class SplitInfo(Config):
@@ -87,32 +73,18 @@ class Manifest(Config):
         """The manifest of a data set folder.
 
         Raises:
-            InputError: no such folder, no manifest in it, or one that is damaged or of another format.
+            InputError: no such folder, no manifest in it, one that is damaged or of another format, or the
+                manifest of a data set of another kind.
         """
-        path = folder / MANIFEST_FILE
-        if not folder.is_dir():
-            raise InputError(f"{folder}: no such data set; `rayrec prepare SOURCE {folder}` makes one")
-        if not path.is_file():
-            raise InputError(
-                f"{folder}: not a data set, {MANIFEST_FILE} is missing; "
-                "give a folder that `rayrec prepare` has written"
-            )
-        try:
-            values = json.loads(path.read_text())
-        except ValueError as error:
-            raise InputError(f"{path}: not valid JSON ({error}); prepare the data set again") from error
-        found = values.get("format") if isinstance(values, dict) else None
-        if found != FORMAT:
-            raise InputError(
-                f"{path}: data set format {found!r}, this version reads {FORMAT}; prepare the data set again"
-            )
+        values = read_manifest(folder, HISTORIES)
+        path = folder / HISTORIES.manifest_file
         manifest = cls.parse(values, source=str(path))
         if fingerprint_of(manifest.files, manifest.behaviors, manifest.scenarios) != manifest.fingerprint:
             raise InputError(f"{path}: its fingerprint does not fit its content; prepare the data set again")
         return manifest
 
     def write(self, folder: Path) -> None:
-        (folder / MANIFEST_FILE).write_text(json.dumps(self.model_dump(mode="json"), indent=2) + "\n")
+        write_manifest(folder, HISTORIES, self)
 
 
 def fingerprint_of(
@@ -121,10 +93,5 @@ def fingerprint_of(
     """Hex sha256 over the names, row counts and checksums of all files, and the names of the codes."""
     content = [[name, entry.rows, entry.sha256] for name, entry in sorted(files.items())]
     # Scenarios came later: data sets without them keep the fingerprint that they had.
-    described = [FORMAT, list(behaviors), content, *([list(scenarios)] if scenarios else [])]
+    described = [HISTORIES.format, list(behaviors), content, *([list(scenarios)] if scenarios else [])]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -22,16 +21,14 @@ import pyarrow as pa
 from rayrec.platform.errors import InputError
 from rayrec.samples.batches import Int64Array
 from rayrec.samples.catalogue import item_table, text_columns, user_table
-from rayrec.samples.config import Allowance, PrepareConfig, option
+from rayrec.samples.config import Allowance, PrepareConfig
+from rayrec.samples.dataset_folder import HISTORIES, TRAIN_FOLDER, FileEntry
 from rayrec.samples.importers import load_source
 from rayrec.samples.importers.tables import RawTables
 from rayrec.samples.manifest import (
     EVALUATION_FILES,
-    FORMAT,
     ITEMS_FILE,
-    TRAIN_FOLDER,
     USERS_FILE,
-    FileEntry,
     Manifest,
     SplitInfo,
     TiesInfo,
@@ -41,6 +38,7 @@ from rayrec.samples.partitions import RunPartitions, run_partitions_locally
 from rayrec.samples.report import PrepareReport
 from rayrec.samples.sequences import SequenceBuilder
 from rayrec.samples.splits import SplitWriter
+from rayrec.samples.time_split import time_boundaries
 from rayrec.samples.validation import Events, validate
 from rayrec.samples.writer import check_target, whole_folder, write_table
 
@@ -69,7 +67,7 @@ def prepare(
     """
     config = config or PrepareConfig()
     out = Path(out)
-    check_target(out, config.overwrite)
+    check_target(out, HISTORIES, config.overwrite)
     progress("reading", 0, 1)
     raw, layout = load_source(source, config)
     events = validate(raw, config)
@@ -91,7 +89,7 @@ def prepare(
         files[USERS_FILE] = write_table(folder / USERS_FILE, users)
         behaviors, scenarios = events.labels.get("behavior", ()), events.labels.get("scenario", ())
         manifest = Manifest(
-            format=FORMAT,
+            format=HISTORIES.format,
             name=raw.name,
             source=str(source),
             layout=layout,
@@ -184,39 +182,12 @@ def _split_of(events: Events, config: PrepareConfig) -> SplitInfo:
     if config.split == "leave_one_out":
         return SplitInfo(kind="leave_one_out")
     times_E = events.table["timestamp"].to_numpy()
+    times_T, counts_T = np.unique(times_E, return_counts=True)
+    starts = None
     if config.valid_start is not None and config.test_start is not None:
-        split = SplitInfo(kind="time", valid_start=config.valid_start, test_start=config.test_start)
-    else:
-        last = len(times_E) - 1
-        valid_fraction, test_fraction = config.fractions
-        test_at = min(round(len(times_E) * (1 - test_fraction)), last)
-        valid_at = min(round(len(times_E) * (1 - test_fraction - valid_fraction)), last)
-        ordered_E = np.partition(times_E, [valid_at, test_at])
-        split = SplitInfo(
-            kind="time",
-            valid_start=float(ordered_E[valid_at]) / 1_000_000,
-            test_start=float(ordered_E[test_at]) / 1_000_000,
-        )
-    assert split.valid_start is not None, "set above"
-    assert split.test_start is not None, "set above"
-    earliest_s, latest_s = times_E.min() / 1_000_000, times_E.max() / 1_000_000
-    if earliest_s >= split.valid_start:
-        raise InputError(
-            f"no event is before the validation boundary {_time(split.valid_start)}, the earliest is at "
-            f"{_time(earliest_s)}, so nothing is left to train on; move {option('valid_start')} or lower "
-            f"{option('valid_fraction')} and {option('test_fraction')}"
-        )
-    if latest_s < split.test_start:
-        raise InputError(
-            f"no event is on or after the test boundary {_time(split.test_start)}, the latest is at "
-            f"{_time(latest_s)}, so nothing is left to test on; move {option('test_start')}"
-        )
-    return split
-
-
-def _time(seconds: float) -> str:
-    """For messages: the date, and the number that a log of numbers has for it."""
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC ({seconds:.0f} s)"
+        starts = (config.valid_start, config.test_start)
+    valid_start, test_start = time_boundaries(times_T, counts_T, starts, config.fractions)
+    return SplitInfo(kind="time", valid_start=valid_start, test_start=test_start)
 
 
 def _refuse_what_is_not_allowed(

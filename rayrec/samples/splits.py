@@ -13,14 +13,13 @@ import pyarrow as pa
 
 from rayrec.platform.event_labels import LABELS, Label
 from rayrec.samples.batches import Int64Array
+from rayrec.samples.dataset_folder import TRAIN_FOLDER, FileEntry
 from rayrec.samples.event_labels import HISTORY_LABELS, LABEL_COLUMNS, LABEL_TYPE, TARGET_LABELS
 from rayrec.samples.event_times import HISTORY_TIMES, TIMES
 from rayrec.samples.jagged import list_rows
 from rayrec.samples.manifest import (
     EVALUATION_FILES,
     HISTORY_FILE,
-    TRAIN_FOLDER,
-    FileEntry,
 )
 from rayrec.samples.sequences import PER_USER
 from rayrec.samples.writer import RowGroupWriter

@@ -13,14 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.platform.errors import InputError
-from rayrec.samples.manifest import MANIFEST_FILE, FileEntry
+from rayrec.samples.dataset_folder import DatasetKind, FileEntry, kind_of
 
 
-def check_target(out: Path, overwrite: bool) -> None:
+def check_target(out: Path, kind: DatasetKind, overwrite: bool) -> None:
     """Refuse a place that holds something else.
 
     Raises:
-        InputError: `out` is a file, a folder of something else, or a data set that is not to be replaced.
+        InputError: `out` is a file, a folder of something else, or a data set of another kind or one that is
+            not to be replaced.
     """
     if not out.exists():
         return
@@ -28,8 +29,12 @@ def check_target(out: Path, overwrite: bool) -> None:
         raise InputError(f"{out}: a file of this name is there; give a new folder for the data set")
     if not any(out.iterdir()):
         return
-    if not (out / MANIFEST_FILE).is_file():
+    found = kind_of(out)
+    if found is None:
         raise InputError(f"{out}: the folder is not empty and holds no data set; give a new folder")
+    if found != kind:
+        # Not even with overwrite: who prepares another kind of data has the name wrong.
+        raise InputError(f"{out}: a data set of {found.rows} is there; give a new folder")
     if not overwrite:
         raise InputError(
             f"{out}: a data set is there already; give a new folder, or set overwrite (--overwrite)"

@@ -15,9 +15,10 @@ from rayrec.platform.errors import InputError
 from rayrec.samples.batches import RowBatch, SampleBatch
 from rayrec.samples.config import PrepareConfig
 from rayrec.samples.dataset import Dataset
+from rayrec.samples.dataset_folder import FileEntry
 from rayrec.samples.event_labels import HISTORY_LABELS
 from rayrec.samples.features import SequenceFeatures
-from rayrec.samples.manifest import EVALUATION_FILES, FileEntry, fingerprint_of
+from rayrec.samples.manifest import EVALUATION_FILES, fingerprint_of
 from rayrec.samples.prepare import prepare
 from rayrec.samples.reader import evaluation_batches
 from tests.data import small_dataset, write_source

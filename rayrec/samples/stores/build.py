@@ -29,10 +29,11 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import mix64
 from rayrec.samples.batches import Int64Array
 from rayrec.samples.config import PrepareConfig, Role
+from rayrec.samples.dataset_folder import sha256_of
 from rayrec.samples.ids import ids_of_kind, is_integer_id
 from rayrec.samples.importers.events import roles_of
 from rayrec.samples.importers.tables import RawTable, files_of, missing_columns
-from rayrec.samples.manifest import IdKind, sha256_of
+from rayrec.samples.manifest import IdKind
 from rayrec.samples.stores import open_store
 from rayrec.samples.stores.errors import NoStoreError
 from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, TIMES, ColumnType, StoreManifest, TimeUnit

@@ -1,0 +1,155 @@
+"""`impressions` and `synthetic-impressions`: rows for ranking models, from files or drawn."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rayrec.cli.app import app
+from rayrec.platform.console import Answer, command, print_rows, progress_bar
+from rayrec.platform.errors import InputError
+
+
+class ImpressionLayout(StrEnum):
+    criteo = "criteo"
+    avazu = "avazu"
+    table = "table"
+    movielens = "movielens"
+    deskdrop = "deskdrop"
+
+
+class ImpressionSplitKind(StrEnum):
+    auto = "auto"
+    files = "files"
+    order = "order"
+    time = "time"
+    random = "random"
+
+
+OutFolder = Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the data set to write.")]
+Overwrite = Annotated[bool, typer.Option(help="Replace a data set of impressions that is there.")]
+
+
+@command(app, "impressions")
+def impressions_command(
+    source: Annotated[Path, typer.Argument(help="Folder or file with the impressions.")],
+    out_folder: OutFolder,
+    layout: Annotated[ImpressionLayout, typer.Option(help="Layout of the source.")],
+    label: Annotated[
+        list[str] | None, typer.Option(help="Table: column of 0, 1 or nothing to predict; may be repeated.")
+    ] = None,
+    number: Annotated[
+        list[str] | None, typer.Option(help="Table: column of numbers; may be repeated.")
+    ] = None,
+    id_: Annotated[
+        list[str] | None,
+        typer.Option("--id", help="Table: COLUMN or COLUMN:SPACE of ids; may be repeated."),
+    ] = None,
+    list_: Annotated[
+        list[str] | None,
+        typer.Option("--list", help="Table: COLUMN or COLUMN:SPACE of lists of ids; may be repeated."),
+    ] = None,
+    list_separator: Annotated[
+        str, typer.Option(help="Table: between the elements of lists in text files.")
+    ] = "|",
+    group: Annotated[str | None, typer.Option(help="Table: column to group by, usually the user.")] = None,
+    time: Annotated[str | None, typer.Option(help="Table: column of the time.")] = None,
+    time_unit: Annotated[str, typer.Option(help="Unit of numeric times: s, ms, us or ns.")] = "s",
+    positive_rating: Annotated[
+        float, typer.Option(help="MovieLens: the lowest rating that is positive.")
+    ] = 4.0,
+    history_length: Annotated[
+        int, typer.Option(help="MovieLens, Deskdrop: most items in a history, the newest.")
+    ] = 50,
+    split: Annotated[
+        ImpressionSplitKind, typer.Option(help="What is held out; `auto` depends on the source.")
+    ] = ImpressionSplitKind.auto,
+    valid_fraction: Annotated[float, typer.Option(help="Part of the rows that validates.")] = 0.1,
+    test_fraction: Annotated[float, typer.Option(help="Part of the rows that is tested.")] = 0.1,
+    valid_start: Annotated[
+        str | None, typer.Option(help="Split by time: first date (ISO) or UNIX second that validates.")
+    ] = None,
+    test_start: Annotated[
+        str | None, typer.Option(help="Split by time: first date (ISO) or UNIX second that is tested.")
+    ] = None,
+    min_count: Annotated[
+        int, typer.Option(help="Ids seen less often in training rows become one id of rare ones.")
+    ] = 1,
+    seed: Annotated[int, typer.Option(help="Draws the rows of a random split.")] = 0,
+    overwrite: Overwrite = False,
+) -> Answer:
+    """Turn impressions into a data set for ranking models: checked, hashed, split."""
+    from rayrec.samples.impressions.config import ImpressionsConfig
+    from rayrec.samples.impressions.prepare import prepare_impressions
+
+    config = ImpressionsConfig.parse(
+        {
+            "layout": layout.value,
+            "labels": tuple(label or ()),
+            "numbers": tuple(number or ()),
+            "ids": spaces_of("--id", id_),
+            "lists": spaces_of("--list", list_),
+            "list_separator": list_separator,
+            "group": group,
+            "time": time,
+            "time_unit": time_unit,
+            "positive_rating": positive_rating,
+            "history_length": history_length,
+            "split": split.value,
+            "valid_fraction": valid_fraction,
+            "test_fraction": test_fraction,
+            "valid_start": valid_start,
+            "test_start": test_start,
+            "min_count": min_count,
+            "seed": seed,
+            "overwrite": overwrite,
+        },
+        source="rayrec impressions",
+    )
+    with progress_bar("impressions") as update:
+
+        def progress(phase: str, done: int, total: int | None) -> None:
+            update(done, total)
+
+        report = prepare_impressions(source, out_folder, config, progress)
+    print_rows("Impressions", report.rows())
+    return report.to_json()
+
+
+@command(app, "synthetic-impressions")
+def synthetic_impressions_command(
+    out_folder: OutFolder,
+    rows: Annotated[int, typer.Option(help="Rows in all; a tenth each validates and is tested.")],
+    columns: Annotated[int, typer.Option(help="Columns of one id each.")] = 8,
+    ids_per_column: Annotated[int, typer.Option(help="Different ids of a column.")] = 1000,
+    numbers: Annotated[int, typer.Option(help="Columns of numbers.")] = 2,
+    zipf: Annotated[float, typer.Option(help="Exponent of Zipf's law, by which ids occur; 0: alike.")] = 1.1,
+    seed: Annotated[int, typer.Option(help="Draws everything.")] = 0,
+    overwrite: Overwrite = False,
+) -> Answer:
+    """Draw impressions whose best possible AUC is known, and write them as a data set."""
+    from rayrec.samples.impressions.synthetic import synthetic_impressions
+
+    report = synthetic_impressions(out_folder, rows, columns, ids_per_column, seed, zipf, numbers, overwrite)
+    print_rows("Impressions", report.rows())
+    return report.to_json()
+
+
+def spaces_of(flag: str, entries: list[str] | None) -> dict[str, str]:
+    """COLUMN:SPACE, or COLUMN for a space of the same name, as column -> space.
+
+    Raises:
+        InputError: a name is empty, or a column is there twice.
+    """
+    spaces: dict[str, str] = {}
+    for entry in entries or ():
+        column, colon, space = entry.partition(":")
+        if not column or (colon and not space):
+            raise InputError(f"{flag} {entry}: expected COLUMN or COLUMN:SPACE, as in item or history:item")
+        if column in spaces:
+            raise InputError(f"{flag} {entry}: the column {column} is named twice; keep one of them")
+        spaces[column] = space or column
+    return spaces

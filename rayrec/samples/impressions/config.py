@@ -1,0 +1,123 @@
+"""Settings of `rayrec impressions`."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from rayrec.platform.config import Config
+from rayrec.samples.config import Boundary, option
+
+LayoutName = Literal["criteo", "avazu", "table", "movielens", "deskdrop"]
+SplitRule = Literal["auto", "files", "order", "time", "random"]
+
+_ROLES = {"labels": "label", "numbers": "number", "ids": "id", "lists": "list", "group": "", "time": ""}
+"""Settings that say what columns are for, and the options of the command where they are called otherwise."""
+
+
+class ImpressionsConfig(Config):
+    """How a source becomes a data set of impressions."""
+
+    layout: LayoutName
+    """How the source is laid out; `table` is any Parquet, CSV or TSV whose columns are named below."""
+    labels: tuple[str, ...] = ()
+    """Table: columns of 0, 1 or nothing that are to be predicted."""
+    numbers: tuple[str, ...] = ()
+    """Table: columns of numbers."""
+    ids: dict[str, str] = Field(default_factory=dict)
+    """Table: columns of one id each, to the name of their space."""
+    lists: dict[str, str] = Field(default_factory=dict)
+    """Table: columns of lists of ids, to the name of their space."""
+    list_separator: str = Field("|", min_length=1)
+    """Table: between the elements of a list that is written as a text."""
+    group: str | None = None
+    """Table: the column by which rows are grouped for GAUC; one of `ids`, or one of its own."""
+    time: str | None = None
+    """Table: the column of the time, for a split by time."""
+    time_unit: Literal["s", "ms", "us", "ns"] = "s"
+    """Unit of numbers in the column of the time, counted from 1970."""
+    positive_rating: float = 4.0
+    """MovieLens: ratings from this one on are positive."""
+    history_length: int = Field(50, ge=1)
+    """MovieLens, Deskdrop: most items in the list `history`, the newest."""
+    split: SplitRule = "auto"
+    """`files`: the source has a file for each split; `order`: the last rows are held out; `time`: the latest
+    ones; `random`: any rows, drawn by the seed. `auto`: by files where there are some, else by time where the
+    layout has one, else by order."""
+    valid_fraction: float = Field(0.1, ge=0, lt=1)
+    """Part of the rows that validates, where there is no file or date for it."""
+    test_fraction: float = Field(0.1, ge=0, lt=1)
+    """Part of the rows that is tested, where there is no file or date for it."""
+    valid_start: Boundary | None = None
+    """Split by time: the first time that validates, as an ISO date or UNIX seconds, instead of fractions."""
+    test_start: Boundary | None = None
+    """Split by time: the first time that is tested, as an ISO date or UNIX seconds, instead of fractions."""
+    min_count: int = Field(1, ge=1)
+    """Ids seen less often than this in training rows become one id for all rare ones of their space."""
+    seed: int = Field(0, ge=0)
+    """Draws the rows of a random split."""
+    rows_per_group: int = Field(8192, ge=1)
+    """Rows of a Parquet row group: the unit that readers permute."""
+    rows_per_file: int = Field(1_048_576, ge=1)
+    """Most rows of one training file."""
+    overwrite: bool = False
+    """Replace a data set of impressions that is already there."""
+
+    @model_validator(mode="after")
+    def _roles_fit_the_layout(self) -> Self:
+        given = [name for name in _ROLES if getattr(self, name)]
+        if self.layout != "table":
+            if given:
+                named = option(given[0], f"--{_ROLES[given[0]] or given[0]}")
+                raise ValueError(f"{named} belongs to the layout table; {self.layout} knows its own columns")
+            return self
+        if not self.labels:
+            raise ValueError("the layout table needs at least one column of labels (--label NAME)")
+        if not (self.numbers or self.ids or self.lists):
+            raise ValueError(
+                "the layout table needs at least one feature: numbers (--number NAME), ids (--id NAME) "
+                "or lists (--list NAME:SPACE)"
+            )
+        named_columns = [*self.labels, *self.numbers, *self.ids, *self.lists]
+        if self.group is not None and self.group not in self.ids:
+            named_columns.append(self.group)
+        twice = [name for name in named_columns if named_columns.count(name) > 1]
+        if twice:
+            raise ValueError(
+                f"the column {twice[0]!r} is named twice; a column is a label, a number, an id, a list or "
+                "the group, and only an id may be the group too"
+            )
+        if self.time in self.labels:
+            raise ValueError(f"the column {self.time!r} is both label and time; name another as time")
+        return self
+
+    @model_validator(mode="after")
+    def _split_is_possible(self) -> Self:
+        starts = {"valid_start": self.valid_start, "test_start": self.test_start}
+        dated = [name for name, value in starts.items() if value is not None]
+        if dated and self.split != "time":
+            raise ValueError(f"{option(dated[0])} belongs to the split by time; set split (--split time)")
+        if len(dated) == 1:
+            raise ValueError(
+                f"{option('valid_start')} and {option('test_start')} go together; {dated[0]} stands alone"
+            )
+        if (
+            self.valid_start is not None
+            and self.test_start is not None
+            and self.valid_start > self.test_start
+        ):
+            raise ValueError(
+                f"{option('valid_start')} lies after {option('test_start')}, "
+                f"at {self.valid_start:.0f} and {self.test_start:.0f} (UNIX s); swap them"
+            )
+        if (held_out := self.valid_fraction + self.test_fraction) >= 1:
+            raise ValueError(
+                f"{option('valid_fraction')} and {option('test_fraction')} are {held_out:g} together, "
+                "which leaves no row to train on"
+            )
+        if self.rows_per_file < self.rows_per_group:
+            raise ValueError(
+                f"rows_per_file ({self.rows_per_file}) is less than rows_per_group ({self.rows_per_group})"
+            )
+        return self

@@ -1,0 +1,173 @@
+"""Which rows train, validate and are tested.
+
+Axis: R rows of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rayrec.platform.errors import InputError
+from rayrec.platform.hashing import combine64
+from rayrec.samples.batches import Int64Array
+from rayrec.samples.config import option
+from rayrec.samples.importers.tables import RawTable
+from rayrec.samples.impressions.config import ImpressionsConfig
+from rayrec.samples.impressions.manifest import ImpressionSplit
+from rayrec.samples.impressions.source import SPLITS, ImpressionSource, SourcePart
+from rayrec.samples.time_split import time_boundaries
+from rayrec.samples.validation import parse_times
+
+SplitCodes = NDArray[np.int8]
+"""[R] place in `SPLITS`."""
+
+Progress = Callable[[str, int, int | None], None]
+"""(what is being done, rows done, of how many if that is known)."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """The rule, and what a pass over the rows had to find out for it."""
+
+    split: ImpressionSplit
+    valid_fraction: float
+    test_fraction: float
+    seed: int
+    time: str | None
+    time_unit: str
+    num_rows: int | None
+    """None if nobody had to know."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What `codes` reads beside the columns that are written."""
+        return (self.time,) if self.split.kind == "time" and self.time is not None else ()
+
+    def codes(self, part: SourcePart, batch: pa.RecordBatch, first: int, first_in_part: int) -> SplitCodes:
+        """
+        Args:
+            first: number of the batch's first row in the source.
+            first_in_part: its number in the part.
+        """
+        num_rows = len(batch)
+        if part.split is not None:
+            return np.full(num_rows, SPLITS.index(part.split), dtype=np.int8)
+        if self.split.kind == "time":
+            assert self.split.valid_start is not None, "found with the rule"
+            assert self.split.test_start is not None, "found with the rule"
+            assert self.time is not None, "found with the rule"
+            times_R = _times(part, batch, self.time, self.time_unit, first_in_part)
+            starts = np.rint(np.array([self.split.valid_start, self.split.test_start]) * 1_000_000)
+            return np.searchsorted(starts.astype(np.int64), times_R, side="right").astype(np.int8)
+        rows_R = first + np.arange(num_rows)
+        if self.split.kind == "random":
+            # The high bits as a number in [0, 1): the same for a row wherever batches are cut.
+            draws_R = (combine64(self.seed, rows_R) >> np.uint64(11)) / 2.0**53
+            places_R, whole = draws_R, 1.0
+        else:
+            assert self.num_rows is not None, "counted with the rule"
+            places_R, whole = rows_R, float(self.num_rows)
+        held_out = (1 - self.test_fraction - self.valid_fraction, 1 - self.test_fraction)
+        limits = np.array([whole * part for part in held_out])
+        if self.split.kind == "order":
+            limits = np.rint(limits)
+        return np.searchsorted(limits, places_R, side="right").astype(np.int8)
+
+
+def divide(source: ImpressionSource, config: ImpressionsConfig, progress: Progress) -> Division:
+    """Choose the rule; the order of rows and fractions by time take a pass over the source.
+
+    Raises:
+        InputError: the source cannot be divided in this way, or nothing would be left to train on.
+    """
+    kind = config.split
+    if source.is_divided:
+        own = "files" if source.boundaries is None else "time"
+        if kind not in ("auto", own):
+            why = "has files for each split" if own == "files" else "is divided by time by its layout"
+            raise InputError(f"{source.name} {why}; leave {option('split')} out, or set it to {own}")
+        valid_start, test_start = source.boundaries or (None, None)
+        split = ImpressionSplit(kind=own, valid_start=valid_start, test_start=test_start)  # type: ignore[arg-type]
+        return _division(split, source, config)
+    if kind == "auto":
+        kind = "order" if source.time is None else "time"
+    if kind == "files":
+        raise InputError(
+            f"{source.name}: there are no files for train, valid (or dev) and test; choose order, time or "
+            f"random with {option('split')}"
+        )
+    if kind == "random":
+        return _division(ImpressionSplit(kind="random"), source, config)
+    if kind == "order":
+        num_rows = sum(len(batch) for _, batch, _ in _passed(source, source.schema.labels[:1], progress))
+        return _division(ImpressionSplit(kind="order"), source, config, num_rows)
+    if source.time is None:
+        raise InputError(
+            f"{source.name}: no column is the time; name it ({option('time')}) or split by order"
+        )
+    times_T, counts_T = _tally_times(source, source.time, config.time_unit, progress)
+    if not len(times_T):
+        raise InputError(f"{source.name}: there are no rows in it; expected impressions")
+    starts = None
+    if config.valid_start is not None and config.test_start is not None:
+        starts = (config.valid_start, config.test_start)
+    fractions = (config.valid_fraction, config.test_fraction)
+    valid_start, test_start = time_boundaries(times_T, counts_T, starts, fractions, "impression")
+    return _division(
+        ImpressionSplit(kind="time", valid_start=valid_start, test_start=test_start),
+        source,
+        config,
+        int(counts_T.sum()),
+    )
+
+
+def _division(
+    split: ImpressionSplit, source: ImpressionSource, config: ImpressionsConfig, num_rows: int | None = None
+) -> Division:
+    return Division(
+        split=split,
+        valid_fraction=config.valid_fraction,
+        test_fraction=config.test_fraction,
+        seed=config.seed,
+        time=source.time,
+        time_unit=config.time_unit,
+        num_rows=num_rows,
+    )
+
+
+def _passed(
+    source: ImpressionSource, columns: tuple[str, ...], progress: Progress
+) -> Iterator[tuple[SourcePart, pa.RecordBatch, int]]:
+    """Batches, each with the number of its first row in its part."""
+    done = 0
+    for part in source.parts:
+        first = 0
+        for batch in part.read(columns):
+            yield part, batch, first
+            first += len(batch)
+            done += len(batch)
+            progress("dividing", done, None)
+
+
+def _tally_times(
+    source: ImpressionSource, time: str, unit: str, progress: Progress
+) -> tuple[Int64Array, Int64Array]:
+    """Distinct times, ascending, and the rows of each: what is kept grows with the times, not the rows."""
+    times_T, counts_T = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    for part, batch, first in _passed(source, (time,), progress):
+        found_T, found_counts_T = np.unique(_times(part, batch, time, unit, first), return_counts=True)
+        both_T, places = np.unique(np.concatenate([times_T, found_T]), return_inverse=True)
+        counts = np.concatenate([counts_T, found_counts_T])
+        times_T, counts_T = both_T, np.bincount(places, counts, len(both_T)).astype(np.int64)
+    return times_T, counts_T
+
+
+def _times(part: SourcePart, batch: pa.RecordBatch, time: str, unit: str, first: int) -> Int64Array:
+    """[R] microseconds since 1970."""
+    table = pa.table({"timestamp": batch.column(time)})
+    return parse_times(RawTable(table, part.where(first), lambda row: part.where(first + row)), unit)

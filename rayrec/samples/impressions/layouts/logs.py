@@ -1,0 +1,104 @@
+"""What layouts have in common that make impressions of a log of events.
+
+Axes: E events, R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from rayrec.platform.errors import InputError
+from rayrec.platform.impression_schema import ImpressionSchema
+from rayrec.samples.batches import Int64Array
+from rayrec.samples.config import option
+from rayrec.samples.importers.tables import RawTable
+from rayrec.samples.impressions.config import ImpressionsConfig
+from rayrec.samples.impressions.source import SPLITS, ImpressionSource, rows_as_part
+from rayrec.samples.time_split import time_boundaries
+from rayrec.samples.validation import check_ids, parse_times
+
+
+def checked_log(raw: RawTable, config: ImpressionsConfig) -> tuple[pa.Array, pa.Array, Int64Array]:
+    """Users and items of all events, as texts, and their times in microseconds.
+
+    Raises:
+        InputError: there are no events, or an id or time is missing or is none.
+    """
+    if not len(raw.table):
+        raise InputError(f"{raw.file}: no events in it; expected one row per interaction")
+    for name in ("user_id", "item_id"):
+        check_ids(raw, name)
+    users, items = (raw.table[name].cast(pa.string()).combine_chunks() for name in ("user_id", "item_id"))
+    return users, items, parse_times(raw, config.time_unit)
+
+
+def boundaries_of(times_R: Int64Array, config: ImpressionsConfig) -> tuple[float, float]:
+    """UNIX seconds from which impressions validate and are tested.
+
+    Raises:
+        InputError: another split than by time is asked for, or nothing would be left to train or test on.
+    """
+    if config.split not in ("auto", "time"):
+        raise InputError(
+            f"the layout {config.layout} is divided by time, since histories and labels depend on it; leave "
+            f"{option('split')} out"
+        )
+    starts = None
+    if config.valid_start is not None and config.test_start is not None:
+        starts = (config.valid_start, config.test_start)
+    times_T, counts_T = np.unique(times_R, return_counts=True)
+    fractions = (config.valid_fraction, config.test_fraction)
+    return time_boundaries(times_T, counts_T, starts, fractions, "impression")
+
+
+def source_of_events(
+    name: str,
+    schema: ImpressionSchema,
+    raw: RawTable,
+    times_E: Int64Array,
+    events_R: Int64Array,
+    boundaries: tuple[float, float],
+    take: Callable[[Int64Array], dict[str, pa.Array]],
+) -> ImpressionSource:
+    """Rows by time, divided at the boundaries.
+
+    Args:
+        events_R: which event is a row, in an order that says nothing within one time.
+        take: events -> their columns.
+    """
+    ordered_R = events_R[np.argsort(times_E[events_R], kind="stable")]
+    starts = np.rint(np.array(boundaries) * 1_000_000).astype(np.int64)
+    cuts = [0, *np.searchsorted(times_E[ordered_R], starts).tolist(), len(ordered_R)]
+    parts = []
+    for split, start, stop in zip(SPLITS, cuts[:-1], cuts[1:], strict=True):
+        own_R = ordered_R[start:stop]
+
+        def take_some(first: int, last: int, own_R: Int64Array = own_R) -> dict[str, pa.Array]:
+            return take(own_R[first:last])
+
+        def where(row: int, own_R: Int64Array = own_R) -> str:
+            return raw.where(int(own_R[row]))
+
+        parts.append(rows_as_part(take_some, len(own_R), where, split))
+    return ImpressionSource(name, schema, tuple(parts), boundaries=boundaries)
+
+
+def described(raw: RawTable | None, key: str, keys: pa.Array) -> tuple[pa.Table, pa.Array] | None:
+    """A table of users or items, and its row for each key, null where it has none; the first of several.
+
+    Returns:
+        None without a table.
+    """
+    if raw is None:
+        return None
+    table = raw.table.combine_chunks()
+    index = pd.Index(table[key].cast(pa.string()).to_pandas())
+    first = ~index.duplicated()
+    places = np.flatnonzero(first)
+    found = index[first].get_indexer(pd.Index(keys.to_pandas()))
+    rows = np.where(found < 0, 0, places[np.maximum(found, 0)]) if len(places) else np.zeros(len(keys), int)
+    return table, pa.array(rows, pa.int64(), mask=found < 0)

@@ -1,0 +1,93 @@
+"""The layout `table`: Parquet, CSV or TSV under whatever column names, whose parts the config says.
+
+The source is a file, a folder with `train`, `valid` (or `dev`) and `test`, each a file or a folder of files,
+or a folder of files that are read in the order of their names and then divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rayrec.platform.errors import InputError
+from rayrec.platform.impression_schema import ImpressionSchema
+from rayrec.samples.importers.tables import SUFFIXES, files_of
+from rayrec.samples.impressions.config import ImpressionsConfig
+from rayrec.samples.impressions.delimited import DelimitedFile
+from rayrec.samples.impressions.layouts.split_files import split_files
+from rayrec.samples.impressions.source import BATCH_ROWS, ImpressionSource, SourcePart, SplitName
+
+
+def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
+    """
+    Raises:
+        InputError: there is no table, or one lacks a column.
+    """
+    schema = ImpressionSchema(config.labels, config.numbers, config.ids, config.lists, config.group)
+    needed = dict.fromkeys((*schema.labels, *schema.features))
+    needed |= dict.fromkeys(name for name in (schema.group, config.time) if name is not None)
+    parts = tuple(_part(file, split, tuple(needed)) for file, split in _files(source))
+    return ImpressionSource(source.resolve().name.split(".")[0], schema, parts, time=config.time)
+
+
+def _files(source: Path) -> list[tuple[Path, SplitName | None]]:
+    if source.is_file():
+        return [(source, None)]
+    named = [path for path in source.iterdir() if path.name.split(".")[0] == "train"]
+    if named:
+        found = split_files(source, ("", *SUFFIXES))
+        return [
+            (file, split if len(found) > 1 else None)
+            for split, path in found.items()
+            for file in _parts(path)
+        ]
+    return [(file, None) for file in _parts(source)]
+
+
+def _parts(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.iterdir() if file.is_file() and file.name.endswith(SUFFIXES))
+    if not files:
+        raise InputError(f"{path}: no Parquet or CSV file in this folder; found {files_of(path)}")
+    return files
+
+
+def _part(path: Path, split: SplitName | None, needed: tuple[str, ...]) -> SourcePart:
+    if path.suffix == ".parquet":
+        return _parquet(path, split, needed)
+    if not path.name.endswith(SUFFIXES):
+        raise InputError(f"{path}: expected a file that ends in {', '.join(SUFFIXES)}")
+    file = DelimitedFile.with_header(path, "\t" if ".tsv" in path.suffixes else ",")
+    _check_columns(path, file.columns, needed)
+    return SourcePart(file.read, file.where, split)
+
+
+def _parquet(path: Path, split: SplitName | None, needed: tuple[str, ...]) -> SourcePart:
+    try:
+        names = pq.read_schema(path).names
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path}: not a readable Parquet file: {error}") from error
+    _check_columns(path, names, needed)
+
+    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        try:
+            with pq.ParquetFile(path) as file:
+                yield from file.iter_batches(BATCH_ROWS, columns=list(columns))
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"{path}: not a readable Parquet file: {error}") from error
+
+    return SourcePart(read, lambda row: f"{path} row {row + 1}", split)
+
+
+def _check_columns(path: Path, found: Sequence[str], needed: Sequence[str]) -> None:
+    missing = [name for name in needed if name not in found]
+    if missing:
+        plural = "s" if len(missing) > 1 else ""
+        raise InputError(
+            f"{path}: no column{plural} {', '.join(missing)}; found {', '.join(found)}; name columns as the "
+            "file has them"
+        )

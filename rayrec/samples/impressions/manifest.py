@@ -1,0 +1,98 @@
+"""`impressions.json`: what a data set of impressions contains, and the checksums that say it is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from rayrec.platform.config import Config
+from rayrec.platform.errors import InputError
+from rayrec.platform.impression_schema import ImpressionSchema
+from rayrec.samples.dataset_folder import IMPRESSIONS, FileEntry, read_manifest, write_manifest
+from rayrec.samples.impressions.source import SplitName
+
+
+class SchemaInfo(Config):
+    """`ImpressionSchema`, as JSON has it."""
+
+    labels: tuple[str, ...]
+    numbers: tuple[str, ...]
+    ids: dict[str, str]
+    lists: dict[str, str]
+    group: str | None
+
+    @classmethod
+    def of(cls, schema: ImpressionSchema) -> SchemaInfo:
+        return cls(
+            labels=schema.labels,
+            numbers=schema.numbers,
+            ids=dict(schema.ids),
+            lists=dict(schema.lists),
+            group=schema.group,
+        )
+
+    def to_schema(self) -> ImpressionSchema:
+        return ImpressionSchema(self.labels, self.numbers, dict(self.ids), dict(self.lists), self.group)
+
+
+class ImpressionSplit(Config):
+    """How rows were divided; boundaries in UNIX seconds, for a split by time."""
+
+    kind: Literal["files", "order", "time", "random"]
+    valid_start: float | None = None
+    test_start: float | None = None
+
+
+class ImpressionManifest(Config):
+    """Everything `ImpressionDataset.open` has to know before it reads a table."""
+
+    format: int
+    name: str
+    source: str
+    layout: str
+    columns: SchemaInfo
+    split: ImpressionSplit
+    seed: int
+    min_count: int
+    rows: dict[SplitName, int]
+    known: dict[str, dict[SplitName, int]]
+    """By label: rows in which it is not null."""
+    positives: dict[str, dict[SplitName, int]]
+    """By label: rows in which it is 1."""
+    num_ids: dict[str, int]
+    """By space: distinct ids in the files, that of the rare ones included, null not."""
+    num_rare: dict[str, int]
+    """By space: distinct ids of training rows that were seen less often than `min_count`."""
+    extra: dict[str, float] = Field(default_factory=dict)
+    """What else is known of the data, such as the best AUC there can be."""
+    files: dict[str, FileEntry]
+    fingerprint: str
+    """Two data sets with the same fingerprint hold the same rows in the same order."""
+
+    @classmethod
+    def read(cls, folder: Path) -> ImpressionManifest:
+        """The manifest of a data set folder.
+
+        Raises:
+            InputError: no such folder, no manifest in it, one that is damaged or of another format, or the
+                manifest of a data set of another kind.
+        """
+        path = folder / IMPRESSIONS.manifest_file
+        manifest = cls.parse(read_manifest(folder, IMPRESSIONS), source=str(path))
+        if fingerprint_of(manifest.files, manifest.columns) != manifest.fingerprint:
+            raise InputError(f"{path}: its fingerprint does not fit its content; prepare the data set again")
+        return manifest
+
+    def write(self, folder: Path) -> None:
+        write_manifest(folder, IMPRESSIONS, self)
+
+
+def fingerprint_of(files: dict[str, FileEntry], columns: SchemaInfo) -> str:
+    """Hex sha256 over the names, row counts and checksums of all files, and what the columns mean."""
+    content = [[name, entry.rows, entry.sha256] for name, entry in sorted(files.items())]
+    described = [IMPRESSIONS.format, columns.model_dump(mode="json"), content]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()

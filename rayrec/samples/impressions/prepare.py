@@ -1,0 +1,268 @@
+"""`prepare_impressions`: files of impressions in, a data set of them out, however many there are.
+
+    layout ─► source: rows that can be read again
+                │  divide:   only for fractions of the rows in order or time
+                │  count:    only with min_count: ids of training rows
+                ▼  write:    check, hash, divide
+    data set, renamed when whole
+
+Every pass reads batches, so memory grows with the distinct ids (24 bytes for each, twice that at times), not
+with the rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from rayrec.platform.errors import InputError
+from rayrec.platform.impression_schema import ImpressionSchema
+from rayrec.samples.dataset_folder import IMPRESSIONS, TRAIN_FOLDER, FileEntry
+from rayrec.samples.impressions.columns import key_column, key_lists, label_column, number_column
+from rayrec.samples.impressions.config import ImpressionsConfig
+from rayrec.samples.impressions.division import Division, Progress, SplitCodes, divide
+from rayrec.samples.impressions.layouts import load_impressions
+from rayrec.samples.impressions.manifest import ImpressionManifest, SchemaInfo, fingerprint_of
+from rayrec.samples.impressions.report import ImpressionsReport
+from rayrec.samples.impressions.source import SPLITS, ImpressionSource, SplitName
+from rayrec.samples.impressions.vocabulary import Vocabulary
+from rayrec.samples.manifest import EVALUATION_FILES
+from rayrec.samples.writer import RowGroupWriter, check_target, whole_folder
+
+_log = logging.getLogger(__name__)
+
+
+def _silent(phase: str, done: int, total: int | None) -> None:
+    pass
+
+
+def prepare_impressions(
+    source: str | Path, out: str | Path, config: ImpressionsConfig, progress: Progress = _silent
+) -> ImpressionsReport:
+    """Write the data set `out` from `source`; `out` appears when it is whole, or not at all.
+
+    Raises:
+        InputError: something in the source or the config cannot be used, or `out` is taken.
+    """
+    check_target(Path(out), IMPRESSIONS, config.overwrite)
+    loaded = load_impressions(Path(source), config)
+    return write_impressions(loaded, Path(out), config, str(source), progress=progress)
+
+
+def write_impressions(
+    source: ImpressionSource,
+    out: Path,
+    config: ImpressionsConfig,
+    origin: str,
+    layout: str | None = None,
+    extra: Mapping[str, float] | None = None,
+    progress: Progress = _silent,
+) -> ImpressionsReport:
+    """`prepare_impressions` of rows that are already at hand.
+
+    Args:
+        origin: where they are from, for the manifest.
+        layout: None for that of the config.
+        extra: what else the manifest shall say.
+
+    Raises:
+        InputError: as there.
+    """
+    check_target(out, IMPRESSIONS, config.overwrite)
+    with whole_folder(out) as folder:
+        division = divide(source, config, progress)
+        vocabulary = Vocabulary(_spaces(source.schema))
+        num_rare = dict.fromkeys(_spaces(source.schema), 0)
+        if config.min_count > 1:
+            for rows, codes_R in _rows(source, config, division, "counting", progress, with_values=False):
+                train = rows.filter(pa.array(codes_R == SPLITS.index("train")))
+                _with_ids(train, source.schema, vocabulary)
+            vocabulary, num_rare = Vocabulary.without_rare(vocabulary, config.min_count)
+        writer = _Writer(folder, source.schema, config)
+        for rows, codes_R in _rows(source, config, division, "writing", progress):
+            writer.write(_with_ids(rows, source.schema, vocabulary), codes_R)
+        files = writer.close(source.name)
+        columns = SchemaInfo.of(source.schema)
+        manifest = ImpressionManifest(
+            format=IMPRESSIONS.format,
+            name=source.name,
+            source=origin,
+            layout=layout or config.layout,
+            columns=columns,
+            split=division.split,
+            seed=config.seed,
+            min_count=config.min_count,
+            rows={split: writer.rows[split] for split in SPLITS},
+            known=writer.per_label(writer.known),
+            positives=writer.per_label(writer.positives),
+            num_ids=vocabulary.num_ids(),
+            num_rare=num_rare,
+            extra=dict(extra or {}),
+            files=files,
+            fingerprint=fingerprint_of(files, columns),
+        )
+        manifest.write(folder)
+    _warn_of_constant_labels(manifest)
+    return ImpressionsReport(out, manifest)
+
+
+def _group_of_its_own(schema: ImpressionSchema) -> str | None:
+    return schema.group if schema.group is not None and schema.group not in schema.ids else None
+
+
+def _id_columns(schema: ImpressionSchema) -> dict[str, str]:
+    """Columns of one id each to their space; a group of its own is one of them, in a space of its own."""
+    own = _group_of_its_own(schema)
+    return {**schema.ids, **({} if own is None else {own: own})}
+
+
+def _spaces(schema: ImpressionSchema) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([*_id_columns(schema).values(), *schema.lists.values()]))
+
+
+def _rows(
+    source: ImpressionSource,
+    config: ImpressionsConfig,
+    division: Division,
+    phase: str,
+    progress: Progress,
+    with_values: bool = True,
+) -> Iterator[tuple[pa.Table, SplitCodes]]:
+    """Checked rows with keys in the place of ids, and the split of each.
+
+    Args:
+        with_values: labels and numbers too.
+    """
+    schema = source.schema
+    ids = _id_columns(schema)
+    values = (*schema.labels, *schema.numbers) if with_values else ()
+    wanted = tuple(dict.fromkeys([*values, *ids, *schema.lists, *division.columns]))
+    done = 0
+    for part in source.parts:
+        first = 0
+        for batch in part.read(wanted):
+
+            def where(row: int, first: int = first) -> str:
+                return part.where(first + row)  # noqa: B023 - called before the next part
+
+            columns: dict[str, pa.Array] = {}
+            for name in values:
+                read = label_column if name in schema.labels else number_column
+                columns[name] = read(batch.column(name), name, where)
+            for name in ids:
+                columns[name] = key_column(batch.column(name), name, where)
+            for name in schema.lists:
+                columns[name] = key_lists(batch.column(name), name, where, config.list_separator)
+            yield pa.table(columns), division.codes(part, batch, done, first)
+            first += len(batch)
+            done += len(batch)
+            progress(phase, done, division.num_rows)
+
+
+def _with_ids(rows: pa.Table, schema: ImpressionSchema, vocabulary: Vocabulary) -> pa.Table:
+    """The rows with ids in the place of keys."""
+    rows = rows.combine_chunks()
+    columns = {name: rows[name] for name in rows.column_names}
+    for name, space in _id_columns(schema).items():
+        columns[name] = vocabulary.ids(space, _array(rows[name]))
+    for name, space in schema.lists.items():
+        lists = _array(rows[name])
+        lengths = lists.value_lengths().to_numpy(zero_copy_only=False)
+        offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        columns[name] = pa.ListArray.from_arrays(pa.array(offsets), vocabulary.ids(space, lists.flatten()))
+    return pa.table(columns)
+
+
+def _array(column: pa.ChunkedArray) -> pa.Array:
+    return (
+        column.chunk(0)
+        if column.num_chunks == 1
+        else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+    )
+
+
+class _Writer:
+    """Rows to the files of their split, counted."""
+
+    def __init__(self, folder: Path, schema: ImpressionSchema, config: ImpressionsConfig) -> None:
+        self._folder = folder
+        self._labels = schema.labels
+        own = _group_of_its_own(schema)
+        fields = {
+            **dict.fromkeys(schema.labels, pa.int8()),
+            **dict.fromkeys(schema.numbers, pa.float32()),
+            **dict.fromkeys(schema.ids, pa.int64()),
+            **dict.fromkeys(schema.lists, pa.list_(pa.int64())),
+            **({} if own is None else {own: pa.int64()}),
+        }
+        self._schema = pa.schema(fields)
+        self._writers: dict[SplitName, RowGroupWriter] = {
+            "train": RowGroupWriter(
+                lambda number: folder / TRAIN_FOLDER / f"part-{number:05d}.parquet",
+                self._schema,
+                config.rows_per_group,
+                config.rows_per_file,
+            )
+        }
+        for split, name in EVALUATION_FILES.items():
+            self._writers[split] = RowGroupWriter(
+                lambda number, name=name: folder / name,  # type: ignore[misc]
+                self._schema,
+                config.rows_per_group,
+            )
+        self.rows: Counter[SplitName] = Counter()
+        self.known: Counter[tuple[str, SplitName]] = Counter()
+        self.positives: Counter[tuple[str, SplitName]] = Counter()
+
+    def write(self, rows: pa.Table, codes_R: SplitCodes) -> None:
+        rows = rows.select(self._schema.names)
+        for code in np.unique(codes_R).tolist():
+            split = SPLITS[code]
+            own_R = codes_R == code
+            chosen = rows if own_R.all() else rows.filter(pa.array(own_R))
+            self._writers[split].write(chosen)
+            self.rows[split] += len(chosen)
+            for label in self._labels:
+                self.known[label, split] += len(chosen) - chosen[label].null_count
+                positives = np.count_nonzero(chosen[label].fill_null(0).to_numpy())
+                self.positives[label, split] += positives
+
+    def close(self, name: str) -> dict[str, FileEntry]:
+        """Finish the files; name below the folder -> entry of the manifest.
+
+        Raises:
+            InputError: there are no training rows.
+        """
+        rows: dict[Path, int] = {}
+        for writer in self._writers.values():
+            rows |= writer.close()
+        if not self.rows["train"]:
+            raise InputError(
+                f"{name}: there is no row to train on, {self.rows['valid']:,} validate and "
+                f"{self.rows['test']:,} are tested; give more rows, or hold out less of them"
+            )
+        return {
+            path.relative_to(self._folder).as_posix(): FileEntry.of(path, count)
+            for path, count in rows.items()
+        }
+
+    def per_label(self, counts: Counter[tuple[str, SplitName]]) -> dict[str, dict[SplitName, int]]:
+        return {label: {split: counts[label, split] for split in SPLITS} for label in self._labels}
+
+
+def _warn_of_constant_labels(manifest: ImpressionManifest) -> None:
+    """They may be meant, where one of several tasks is rare; but a model learns nothing from them."""
+    for label, positives in manifest.positives.items():
+        known = manifest.known[label]["train"]
+        if positives["train"] in (0, known):
+            value = "not known" if known == 0 else int(positives["train"] > 0)
+            _log.warning("%s: the label %s is %s in all training rows", manifest.name, label, value)
+    for split in SPLITS:
+        if not manifest.rows[split]:
+            _log.warning("%s: the split %s has no rows", manifest.name, split)

@@ -1,0 +1,63 @@
+"""What a layout makes of the files that it reads: rows that can be read as often as needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from rayrec.platform.impression_schema import ImpressionSchema
+
+SplitName = Literal["train", "valid", "test"]
+SPLITS: tuple[SplitName, ...] = ("train", "valid", "test")
+
+BATCH_ROWS = 65_536
+"""Rows that are read, checked and hashed at once."""
+
+
+@dataclass(frozen=True)
+class SourcePart:
+    """A file, or rows that a layout has put together."""
+
+    read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
+    """The columns that are named, from the first row to the last; starts anew with every call."""
+    where: Callable[[int], str]
+    """Place of a row in the source, for messages: "train.tsv line 7"."""
+    split: SplitName | None = None
+    """None: rows are divided by the rule of the config."""
+
+
+@dataclass(frozen=True)
+class ImpressionSource:
+    """All that preparation has to know of a source."""
+
+    name: str
+    schema: ImpressionSchema
+    parts: tuple[SourcePart, ...]
+    """Either all of one split each, or none."""
+    time: str | None = None
+    """The column that rows may be divided by."""
+    boundaries: tuple[float, float] | None = None
+    """UNIX seconds from which rows validate and are tested, where the layout has divided them."""
+
+    @property
+    def is_divided(self) -> bool:
+        return any(part.split is not None for part in self.parts)
+
+
+def rows_as_part(
+    take: Callable[[int, int], dict[str, pa.Array]],
+    num_rows: int,
+    where: Callable[[int], str],
+    split: SplitName | None = None,
+) -> SourcePart:
+    """Rows that are made in pieces: `take(start, stop)` gives their columns."""
+
+    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        for start in range(0, num_rows, BATCH_ROWS):
+            made = take(start, min(start + BATCH_ROWS, num_rows))
+            yield pa.record_batch({name: made[name] for name in columns})
+
+    return SourcePart(read, where, split)
