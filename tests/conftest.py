@@ -21,8 +21,10 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run in two processes (`make test`), one has all that use Ray, since they share a cluster; of
-    the others, a file's tests stay together, since they share what its fixtures made."""
+    """Where tests run in two processes (`make test`), one has all that use Ray, since they share a cluster.
+
+    Of the others, a file's tests stay together, since they share what its fixtures made.
+    """
     for item in items:
         group = "ray" if item.get_closest_marker("ray") else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))

@@ -15,8 +15,7 @@ from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.saved_files import SavedFile
 from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.embeddings.snapshot import write_table
-from rayrec.models.build import build_model
-from rayrec.models.sequence_program import SequenceProgram
+from rayrec.models.program import Placement
 from rayrec.models.tokenizers.fit import fit_registry
 from rayrec.pipelines.assembly import Assembly, assemble
 from rayrec.pipelines.config import RunConfig
@@ -75,7 +74,12 @@ def make_run(
             "training": {"batch_size": 16, "epochs": 1},
         }
     )
-    run = RunFolder.create(folder / "run", config)
+    return trained(config, folder / "run")
+
+
+def trained(config: RunConfig, path: Path) -> Path:
+    """The folder of a run of one epoch, without Ray."""
+    run = RunFolder.create(path, config)
     assembly = assemble(config)
     run.keep_columns(assembly.rows.columns)
     _train_one_epoch(run, assembly)
@@ -128,13 +132,8 @@ def _train_one_epoch(run: RunFolder, assembly: Assembly) -> None:
     config, plan = assembly.config, assembly.plan
     shard = EmbeddingShard(assembly.tables, shard=0, num_sources=1)
     lookups = SyncLookups(TrainerLink(assembly.tables, ShardMap(1), LocalTransport([shard])))
-    device = get_device(config.device)
-    program = SequenceProgram(
-        build_model(config.model, assembly.task.catalogue, config.seed),
-        assembly.dense_optimizer(),
-        device.torch,
-        config.seed,
-    )
+    spec = assembly.task.program(assembly.dense_optimizer())
+    program = spec.build(Placement(get_device(config.device).torch, config.seed))
     reader, cursor = SampleReader(plan.spec), Cursor(assembly.rows.fingerprint)
     for step in range(plan.steps_per_epoch):
         rows = reader.read_batch(plan.batch(step))
@@ -159,7 +158,7 @@ def _train_one_epoch(run: RunFolder, assembly: Assembly) -> None:
         RunState(
             committed_step=plan.steps_per_epoch - 1,
             incarnation=0,
-            dataset_fingerprint=assembly.task.dataset.fingerprint,
+            dataset_fingerprint=assembly.task.fingerprint,
             semantic_ids_version=assembly.task.semantic_ids_version,
             read_position=plan.position(plan.steps_per_epoch),
             labels=assembly.task.labels,

@@ -37,7 +37,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.pipelines.ranking_metrics import Estimate
+from rayrec.pipelines.estimate import Estimate
 
 MOST_UNITS = 1000
 """Rows or groups that are resampled one by one; more are pooled."""

@@ -1,0 +1,164 @@
+"""Ranking models through the pipeline: the same run in every mode, snapshots, scoring, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rayrec.models.program import Placement
+from rayrec.pipelines.assembly import assemble
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.evaluate import evaluate
+from rayrec.pipelines.memory_plan import plan_memory
+from rayrec.pipelines.recommender import Recommender
+from rayrec.pipelines.scorer import Scorer
+from rayrec.pipelines.train import train
+from rayrec.platform.devices import get_device
+from rayrec.platform.errors import InputError
+from rayrec.samples.impressions.dataset import ImpressionDataset
+from rayrec.samples.reader import SampleReader
+from tests.impressions import ctr_config, impression_dataset
+from tests.runs import make_run, trained
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> ImpressionDataset:
+    return impression_dataset(tmp_path_factory.mktemp("impressions"))
+
+
+@pytest.fixture(scope="module")
+def run(dataset: ImpressionDataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(ctr_config(dataset, training={"batch_size": 4}), tmp_path_factory.mktemp("run") / "run")
+
+
+@pytest.mark.parametrize("name", ["dlrm", "deepfm", "dcn_v2", "din", "mmoe"])
+def test_every_model_takes_the_batches_of_a_run(dataset: ImpressionDataset, name: str):
+    model: dict[str, Any] = {"name": name, "dim": 4, "hidden_dims": [8]}
+    if name == "din":
+        model["attention"] = {"history": "item"}
+    config = RunConfig.parse(
+        {"data": {"path": str(dataset.root)}, "model": model, "training": {"batch_size": 32}}
+    )
+    assembly = assemble(config)
+    program = assembly.task.program(assembly.dense_optimizer()).build(
+        Placement(get_device("cpu").torch, config.seed)
+    )
+    rows = SampleReader(assembly.plan.spec).read_batch(assembly.plan.batch(0))
+    (batch,) = assembly.features.training(0, rows)
+    (table,) = assembly.tables
+    ids_M = batch.lookups[table.name].ids_M
+    drawn_MD = np.random.default_rng(0).normal(size=(len(ids_M), table.dim)).astype(np.float32)
+
+    gradients = program.backward(batch, {table.name: drawn_MD})
+    program.update()
+
+    assert np.isfinite(gradients.loss_sum)
+    grads_MD = gradients.row_grads[table.name]
+    assert grads_MD.shape == drawn_MD.shape
+    assert (np.abs(grads_MD).sum(1) > 0).all(), "every id of the batch is learned"
+    assert program.flops(batch, {table.name: table.dim}) > 0
+
+
+def test_a_trained_model_knows_who_clicks_what(run: Path):
+    report = evaluate(run)
+
+    figures = report.results["model"]
+    assert report.unit == "impressions"
+    assert figures["auc of click"].value > 0.8
+    assert figures["gauc of click"].value > 0.8
+    assert figures["log_loss of click"].value < report.results["rate of training"]["log_loss of click"].value
+    assert report.results["rate of training"]["auc of click"].value == 0.5
+
+
+def test_rows_by_name_are_scored_as_those_of_the_data_set(run: Path, dataset: ImpressionDataset):
+    scorer = Scorer.load(run)
+    columns = scorer.features.scored_columns.names
+    rows = dataset.split_table("test", columns).to_pylist()
+
+    scores_BT = scorer.score_rows(rows)
+
+    assert scorer.labels == ("click", "like")
+    assert scores_BT.shape == (len(rows), 2)
+    again_BT = np.concatenate([scorer.score_rows([row]) for row in rows])
+    np.testing.assert_allclose(again_BT, scores_BT, atol=1e-6)
+    without = [{name: value for name, value in row.items() if name != "history"} for row in rows]
+    empty = [row | {"history": []} for row in rows]
+    np.testing.assert_array_equal(scorer.score_rows(without), scorer.score_rows(empty))
+
+
+def test_a_row_that_does_not_fit_is_refused(run: Path):
+    with pytest.raises(InputError, match="a row to be scored does not fit price, user, item, history"):
+        Scorer.load(run).score_rows([{"user": "somebody"}])
+
+
+def test_each_kind_of_run_is_refused_where_the_other_is_meant(run: Path, tmp_path: Path):
+    with pytest.raises(InputError, match="'dlrm' scores what is shown, and names no items"):
+        Recommender.load(run)
+    with pytest.raises(InputError, match="'sasrec' recommends items, and scores no impressions"):
+        Scorer.load(make_run(tmp_path))
+
+
+def test_what_is_set_has_to_fit_the_columns(dataset: ImpressionDataset):
+    with pytest.raises(InputError, match="'nobody'"):
+        assemble(ctr_config(dataset, {"label_weights": {"nobody": 2.0}}))
+    with pytest.raises(InputError, match=r"'dlrm'.* recommends nothing"):
+        ctr_config(dataset, evaluation={"instruction": {"behavior": "click"}})
+    with pytest.raises(InputError, match=r"training\.compile is set and the model 'dlrm'"):
+        ctr_config(dataset, training={"compile": True})
+
+
+def test_a_data_set_of_histories_is_refused_by_name(tmp_path: Path):
+    make_run(tmp_path)
+    settings = {"data": {"path": str(tmp_path / "data")}, "model": {"name": "dlrm"}}
+
+    with pytest.raises(InputError, match=str(tmp_path / "data")):
+        assemble(RunConfig.parse(settings))
+
+
+def test_memory_is_planned_for_all_ids(dataset: ImpressionDataset):
+    plan = plan_memory(assemble(ctr_config(dataset)))
+
+    num_rows = sum(shard.num_rows for shard in plan.shards)
+    assert num_rows == sum(dataset.num_ids.values()) + len(dataset.num_ids)
+
+
+def figures_of(config: RunConfig, folder: Path) -> tuple[list[float], float]:
+    losses: list[float] = []
+    result = train(config, folder, on_step=lambda *step: losses.append(step[2]))
+    return losses, result.best_value
+
+
+@pytest.mark.ray
+def test_runs_are_the_same_in_every_mode_and_by_any_number_of_trainers(ray_cluster, dataset, tmp_path: Path):
+    settings: dict[str, Any] = {"evaluation": {"response_metric": "gauc"}}
+    sync, prefetched, shared = (
+        figures_of(ctr_config(dataset, pipeline=pipeline, **settings), tmp_path / str(place))
+        for place, pipeline in enumerate(
+            [
+                {"mode": "sync", "trainer_threads": 1},
+                {"mode": "exact_prefetch", "trainer_threads": 1},
+                {"num_trainers": 2, "trainer_threads": 1},
+            ]
+        )
+    )
+
+    assert prefetched == sync
+    np.testing.assert_allclose(shared[0], sync[0], rtol=1e-4)
+    assert sync[0][-1] < sync[0][0]
+
+
+@pytest.mark.ray
+def test_a_run_goes_on_from_its_snapshot_to_the_same_numbers(ray_cluster, dataset, tmp_path: Path):
+    config = ctr_config(dataset, training={"epochs": 2})
+    whole, best = figures_of(config, tmp_path / "whole")
+    first = config.model_copy(update={"training": config.training.model_copy(update={"epochs": 1})})
+    begun, _ = figures_of(first, tmp_path / "run")
+    rest: list[float] = []
+
+    result = train(config, tmp_path / "run", resume=True, on_step=lambda *step: rest.append(step[2]))
+
+    assert [*begun, *rest] == whole
+    assert result.best_value == best
