@@ -26,8 +26,8 @@ class ImpressionBatch:
     labels_BT: NDArray[np.float32]
     """0, 1, or NaN where it is not known; [B, 0] of rows to be scored."""
     lookups: dict[str, TableLookup]
-    """One table, `FEATURE_TABLE`. Its inverse is [B * C + N + N' + ...]: the ids of all columns with one each,
-    row by row, then the elements of each column of lists."""
+    """One table, `FEATURE_TABLE`. Its inverse is [B * C + N + N' + ...]: the ids of all columns with one
+    each, row by row, then the elements of each column of lists."""
     num_id_columns: int
     list_offsets_B1: dict[str, Int64Array] = field(default_factory=dict)
     """By column of lists, in the order of the inverse: row b has elements offsets[b] to offsets[b + 1]."""
