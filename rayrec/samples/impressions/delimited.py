@@ -7,6 +7,7 @@ import gzip
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -45,7 +46,6 @@ class DelimitedFile:
         Raises:
             InputError: a row has too many or too few values, or the file is not in UTF-8.
         """
-        # Also a file without a row below its header has to be noticed by what comes of it, not here.
         try:
             reader = pa_csv.open_csv(
                 self.path,
@@ -90,11 +90,7 @@ class DelimitedFile:
     def _row_of_wrong_width(self) -> tuple[int, int] | None:
         """The first line, from 1, that has another number of values than there are columns, and theirs."""
         with _opened(self.path) as file:
-            rows = csv.reader(
-                file,
-                delimiter=self.delimiter,
-                quoting=csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE,
-            )
+            rows = _reader(file, self.delimiter, self.quoted)
             for row in rows:
                 if row and len(row) != len(self.columns):
                     return rows.line_num, len(row)
@@ -109,10 +105,9 @@ def first_line(path: Path, delimiter: str, quoted: bool = True) -> list[str]:
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
-    quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
     try:
         with _opened(path, errors="strict") as file:
-            found = next((row for row in csv.reader(file, delimiter=delimiter, quoting=quoting) if row), None)
+            found = next((row for row in _reader(file, delimiter, quoted) if row), None)
     except (UnicodeDecodeError, OSError, EOFError) as error:
         if isinstance(error, UnicodeDecodeError):
             raise not_utf8(path) from error
@@ -122,6 +117,11 @@ def first_line(path: Path, delimiter: str, quoted: bool = True) -> list[str]:
     return found
 
 
-def _opened(path: Path, errors: str = "replace"):  # type: ignore[no-untyped-def]
-    opened = gzip.open if path.suffix == ".gz" else open
-    return opened(path, "rt", encoding="utf-8-sig", errors=errors, newline="")
+def _reader(file: IO[str], delimiter: str, quoted: bool) -> Any:
+    return csv.reader(file, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE)
+
+
+def _opened(path: Path, errors: str = "replace") -> IO[str]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", errors=errors, newline="")
+    return path.open(encoding="utf-8-sig", errors=errors, newline="")

@@ -65,18 +65,14 @@ class Division:
             starts = np.rint(np.array([self.split.valid_start, self.split.test_start]) * 1_000_000)
             return np.searchsorted(starts.astype(np.int64), times_R, side="right").astype(np.int8)
         rows_R = first + np.arange(num_rows)
+        held_out = (1 - self.test_fraction - self.valid_fraction, 1 - self.test_fraction)
         if self.split.kind == "random":
             # The high bits as a number in [0, 1): the same for a row wherever batches are cut.
             draws_R = (combine64(self.seed, rows_R) >> np.uint64(11)) / 2.0**53
-            places_R, whole = draws_R, 1.0
-        else:
-            assert self.num_rows is not None, "counted with the rule"
-            places_R, whole = rows_R, float(self.num_rows)
-        held_out = (1 - self.test_fraction - self.valid_fraction, 1 - self.test_fraction)
-        limits = np.array([whole * part for part in held_out])
-        if self.split.kind == "order":
-            limits = np.rint(limits)
-        return np.searchsorted(limits, places_R, side="right").astype(np.int8)
+            return np.searchsorted(np.array(held_out), draws_R, side="right").astype(np.int8)
+        assert self.num_rows is not None, "counted with the rule"
+        limits = np.array([round(self.num_rows * part) for part in held_out])
+        return np.searchsorted(limits, rows_R, side="right").astype(np.int8)
 
 
 def divide(source: ImpressionSource, config: ImpressionsConfig, progress: Progress) -> Division:
@@ -92,7 +88,7 @@ def divide(source: ImpressionSource, config: ImpressionsConfig, progress: Progre
             why = "has files for each split" if own == "files" else "is divided by time by its layout"
             raise InputError(f"{source.name} {why}; leave {option('split')} out, or set it to {own}")
         valid_start, test_start = source.boundaries or (None, None)
-        split = ImpressionSplit(kind=own, valid_start=valid_start, test_start=test_start)  # type: ignore[arg-type]
+        split = ImpressionSplit(kind=own, valid_start=valid_start, test_start=test_start)
         return _division(split, source, config)
     if kind == "auto":
         kind = "order" if source.time is None else "time"

@@ -230,7 +230,7 @@ class _Writer:
             self.rows[split] += len(chosen)
             for label in self._labels:
                 self.known[label, split] += len(chosen) - chosen[label].null_count
-                positives = np.count_nonzero(chosen[label].fill_null(0).to_numpy())
+                positives = int(np.count_nonzero(chosen[label].fill_null(0).to_numpy()))
                 self.positives[label, split] += positives
 
     def close(self, name: str) -> dict[str, FileEntry]:

@@ -49,7 +49,8 @@ def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
     of_users = _user_columns(described(raw.users, "user_id", users))
     of_items = described(raw.items, "item_id", items)
     genres = _column(of_items, "genres", "class")
-    year = _numbers(_column(of_items, "release_year", "year"))
+    years = _column(of_items, "release_year", "year")
+    year = None if years is None else _numbers(years)
 
     def take(events_R: Int64Array) -> dict[str, pa.Array]:
         rows = pa.array(events_R)
@@ -110,10 +111,8 @@ def _column(found: tuple[pa.Table, pa.Array] | None, *names: str) -> pa.Array | 
     return None if name is None else table[name].combine_chunks().take(rows)
 
 
-def _numbers(column: pa.Array | None) -> pa.Array | None:
+def _numbers(column: pa.Array) -> pa.DoubleArray:
     """Null for what is no number: MovieLens 100K has a film of the year "unkonwn"."""
-    if column is None:
-        return None
     return pa.array(pd.to_numeric(column.to_pandas(), errors="coerce").to_numpy(np.float64), from_pandas=True)
 
 

@@ -1,0 +1,254 @@
+"""Tables under whatever names become data sets: checked, divided, hashed."""
+
+import json
+import logging
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rayrec.platform.errors import InputError
+from rayrec.platform.impression_schema import ImpressionSchema
+from rayrec.samples.dataset import Dataset
+from rayrec.samples.impressions.config import ImpressionsConfig
+from rayrec.samples.impressions.dataset import ImpressionDataset
+from rayrec.samples.impressions.ids import id_of, ids_of, rare_id
+from rayrec.samples.impressions.prepare import prepare_impressions
+from tests.data import small_dataset
+
+NUM_ROWS = 50
+
+
+def columns(num_rows=NUM_ROWS):
+    random = np.random.default_rng(0)
+    return {
+        "click": [int(n) for n in random.integers(0, 2, num_rows)],
+        "price": [None if n % 7 == 0 else n / 4 for n in range(num_rows)],
+        "item": [f"i{n % 9}" for n in range(num_rows)],
+        "history": [[f"i{n % 9}", f"i{n % 5}"][: n % 3] for n in range(num_rows)],
+        "user": [n % 4 for n in range(num_rows)],
+        "time": [1000 + n // 5 for n in range(num_rows)],
+    }
+
+
+def settings(**changes):
+    given = {
+        "layout": "table",
+        "labels": ("click",),
+        "numbers": ("price",),
+        "ids": {"item": "item"},
+        "lists": {"history": "item"},
+        "group": "user",
+        "rows_per_group": 8,
+        "rows_per_file": 16,
+    }
+    return ImpressionsConfig.parse(given | changes)
+
+
+def write_csv(path, values):
+    def text(value):
+        return "" if value is None else "|".join(value) if isinstance(value, list) else str(value)
+
+    rows = [",".join(values), *(",".join(map(text, row)) for row in zip(*values.values(), strict=True))]
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def prepared(tmp_path, values=None, **changes):
+    path = tmp_path / "log.parquet"
+    tmp_path.mkdir(exist_ok=True)
+    pq.write_table(pa.table(values or columns()), path)
+    prepare_impressions(path, tmp_path / "data", settings(**changes))
+    return ImpressionDataset.open(tmp_path / "data")
+
+
+def train_table(dataset):
+    return pa.concat_tables([pq.read_table(dataset.root / name) for name in dataset.train_files])
+
+
+def test_rows_in_order_with_ids_and_types(tmp_path):
+    dataset = prepared(tmp_path)
+    values = columns()
+
+    assert dataset.schema == ImpressionSchema(
+        ("click",), ("price",), {"item": "item"}, {"history": "item"}, "user"
+    )
+    train = train_table(dataset)
+    assert train.schema.types == [pa.int8(), pa.float32(), pa.int64(), pa.list_(pa.int64()), pa.int64()]
+    assert train.column_names == ["click", "price", "item", "history", "user"]
+    whole = pa.concat_tables([train, dataset.split_table("valid"), dataset.split_table("test")])
+    assert whole["click"].to_pylist() == values["click"]
+    assert whole["price"].to_pylist() == values["price"]
+    assert whole["item"].to_pylist() == [id_of("item", key) for key in values["item"]]
+    assert whole["history"].to_pylist() == [
+        ids_of("item", pa.array(keys, pa.string())).to_pylist() for keys in values["history"]
+    ]
+    assert whole["user"].to_pylist() == [id_of("user", key) for key in values["user"]]
+    assert dataset.num_ids == {"item": 9, "user": 4}
+    assert dataset.manifest.rows == {"train": 40, "valid": 5, "test": 5}
+    assert dataset.manifest.positives["click"]["train"] == sum(values["click"][:40])
+
+
+def test_files_have_full_row_groups(tmp_path):
+    dataset = prepared(tmp_path)
+    files = [pq.ParquetFile(dataset.root / name).metadata for name in dataset.train_files]
+    sizes = [[file.row_group(g).num_rows for g in range(file.num_row_groups)] for file in files]
+    assert sizes == [[8, 8], [8, 8], [8]]
+
+
+def test_text_and_parquet_give_the_same_rows(tmp_path):
+    dataset = prepared(tmp_path)
+    path = write_csv(tmp_path / "log.csv", columns())
+    report = prepare_impressions(path, tmp_path / "from_text", settings())
+    assert report.manifest.fingerprint == dataset.fingerprint
+
+
+def test_a_split_by_time_keeps_rows_of_one_time_together(tmp_path):
+    dataset = prepared(tmp_path, time="time", split="time", valid_fraction=0.13, test_fraction=0.1)
+    assert dataset.manifest.rows == {"train": 35, "valid": 10, "test": 5}
+    assert dataset.manifest.split.valid_start == 1007
+
+
+def test_a_random_split_hangs_on_the_seed_alone(tmp_path):
+    shares = {"split": "random", "valid_fraction": 0.3, "test_fraction": 0.3}
+    first = prepared(tmp_path / "a", **shares)
+    again = prepared(tmp_path / "b", **shares, rows_per_group=3)
+    other = prepared(tmp_path / "c", **shares, seed=1)
+    assert train_table(first).equals(train_table(again))
+    assert train_table(first) != train_table(other)
+    assert all(rows > 5 for rows in first.manifest.rows.values())
+
+
+def test_files_for_each_split(tmp_path):
+    for name, num_rows in {"train": 20, "dev": 5, "test": 4}.items():
+        (tmp_path / "log").mkdir(exist_ok=True)
+        pq.write_table(pa.table(columns(num_rows)), tmp_path / "log" / f"{name}.parquet")
+    report = prepare_impressions(tmp_path / "log", tmp_path / "data", settings())
+    assert report.manifest.rows == {"train": 20, "valid": 5, "test": 4}
+    assert report.manifest.split.kind == "files"
+    with pytest.raises(InputError, match=r"has files for each split; leave split \(--split\) out"):
+        prepare_impressions(tmp_path / "log", tmp_path / "other", settings(split="order"))
+
+
+def test_counts_are_those_of_training_rows(tmp_path):
+    values = columns() | {
+        "item": ["a"] * 38 + ["b", "c"] + ["b"] * 5 + ["new"] * 5,
+        "history": [[]] * NUM_ROWS,
+    }
+    dataset = prepared(tmp_path, values, min_count=2)
+    rare = rare_id("item")
+    assert train_table(dataset)["item"].to_pylist() == [id_of("item", "a")] * 38 + [rare] * 2
+    assert set(dataset.split_table("valid")["item"].to_pylist()) == {rare}
+    assert dataset.manifest.num_ids["item"] == 2
+    assert dataset.manifest.num_rare["item"] == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"click": 2}, "log.csv line 5: click is '2'; expected 0, 1 or nothing"),
+        ({"click": "yes"}, "log.csv line 5: click is 'yes'; expected 0, 1 or nothing"),
+        ({"price": "cheap"}, "log.csv line 5: price is 'cheap'; expected a number or nothing"),
+        ({"price": "1e99"}, "log.csv line 5: price is '1e99'; expected a finite number"),
+    ],
+)
+def test_wrong_values_are_refused_by_line(tmp_path, change, message):
+    values = columns()
+    for name, value in change.items():
+        values[name][3] = value
+    path = write_csv(tmp_path / "log.csv", values)
+    with pytest.raises(InputError, match=message.replace("(", r"\(")):
+        prepare_impressions(path, tmp_path / "data", settings())
+    assert [entry.name for entry in tmp_path.iterdir()] == ["log.csv"]
+
+
+def test_unknown_labels_are_kept_and_counted(tmp_path):
+    values = columns()
+    values["click"][:3] = [None, None, 1]
+    dataset = prepared(tmp_path, values)
+    assert train_table(dataset)["click"].to_pylist()[:3] == [None, None, 1]
+    assert dataset.manifest.known["click"]["train"] == 38
+
+
+def test_what_is_missing_in_lists_is_left_out(tmp_path):
+    values = columns() | {"history": [["i1", None], None, ["", "i2"]] + [[]] * (NUM_ROWS - 3)}
+    dataset = prepared(tmp_path, values)
+    found = train_table(dataset)["history"].to_pylist()[:3]
+    assert found == [[id_of("item", "i1")], [], [id_of("item", "i2")]]
+
+
+def test_a_line_of_another_width_is_named(tmp_path):
+    path = write_csv(tmp_path / "log.csv", columns())
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:6], lines[6] + ",", *lines[7:]]))
+    with pytest.raises(InputError, match=r"log.csv line 7: 7 values, expected 6 separated by ','"):
+        prepare_impressions(path, tmp_path / "data", settings())
+
+
+def test_a_missing_column_is_named(tmp_path):
+    path = write_csv(tmp_path / "log.csv", columns())
+    with pytest.raises(InputError, match=r"log.csv: no column brand; found click, price, item"):
+        prepare_impressions(path, tmp_path / "data", settings(ids={"brand": "brand"}))
+
+
+def test_a_header_alone_is_refused(tmp_path):
+    (tmp_path / "log.csv").write_text(",".join(columns()) + "\n")
+    with pytest.raises(InputError, match="no row to train on"):
+        prepare_impressions(tmp_path / "log.csv", tmp_path / "data", settings())
+
+
+def test_no_training_row_is_refused(tmp_path):
+    values = {name: column[:1] for name, column in columns().items()}
+    with pytest.raises(InputError, match="no row to train on"):
+        prepared(tmp_path, values, valid_fraction=0.5, test_fraction=0.4)
+
+
+def test_a_label_that_never_changes_is_warned_of(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        prepared(tmp_path, columns() | {"click": [0] * NUM_ROWS})
+    assert "the label click is 0 in all training rows" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": ()}, "at least one column of labels"),
+        ({"numbers": ("click",)}, "the column 'click' is named twice"),
+        ({"group": "click"}, "the column 'click' is named twice"),
+        ({"layout": "criteo"}, r"labels \(--label\) belongs to the layout table"),
+        ({"valid_start": "2020-01-01"}, "belongs to the split by time"),
+        ({"valid_fraction": 0.6, "test_fraction": 0.4}, "leaves no row to train on"),
+    ],
+)
+def test_settings_that_cannot_be_meant(changes, message):
+    with pytest.raises(InputError, match=message):
+        settings(**changes)
+
+
+def test_the_wrong_kind_of_data_set_is_named(tmp_path):
+    histories, impressions = small_dataset(tmp_path / "h"), prepared(tmp_path)
+    with pytest.raises(InputError, match="a data set of histories, expected one of impressions"):
+        ImpressionDataset.open(histories.root)
+    with pytest.raises(InputError, match="a data set of impressions, expected one of histories"):
+        Dataset.open(impressions.root)
+    with pytest.raises(InputError, match="a data set of histories is there; give a new folder"):
+        prepare_impressions(tmp_path / "log.parquet", histories.root, settings(overwrite=True))
+
+
+def test_damage_is_found_and_a_data_set_is_not_replaced_unasked(tmp_path):
+    dataset = prepared(tmp_path)
+    with pytest.raises(InputError, match=r"set overwrite \(--overwrite\)"):
+        prepared(tmp_path)
+    prepared(tmp_path, overwrite=True)
+    path = dataset.root / "impressions.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"columns": manifest["columns"] | {"group": None}}))
+    with pytest.raises(InputError, match="its fingerprint does not fit"):
+        ImpressionDataset.open(dataset.root)
+    path.write_text(json.dumps(manifest))
+    test_file = dataset.root / "test.parquet"
+    test_file.write_bytes(test_file.read_bytes()[:-1] + b"x")
+    with pytest.raises(InputError, match=r"test.parquet: its checksum is not the one"):
+        ImpressionDataset.open(dataset.root)
+    ImpressionDataset.open(dataset.root, checksums=False)

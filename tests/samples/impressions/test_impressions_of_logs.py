@@ -1,0 +1,183 @@
+"""Impressions made of logs of events: what was known at the time, and nothing else."""
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rayrec.platform.errors import InputError
+from rayrec.samples.impressions.config import ImpressionsConfig
+from rayrec.samples.impressions.dataset import ImpressionDataset
+from rayrec.samples.impressions.ids import id_of, null_id
+from rayrec.samples.impressions.layouts.histories import histories_before
+from rayrec.samples.impressions.prepare import prepare_impressions
+from tests.data import real_data
+
+
+def prepared(layout, source, out, **settings):
+    prepare_impressions(source, out, ImpressionsConfig(layout=layout, **settings))
+    return ImpressionDataset.open(out)
+
+
+def all_rows(dataset):
+    train = [pq.read_table(dataset.root / name) for name in dataset.train_files]
+    return pa.concat_tables([*train, dataset.split_table("valid"), dataset.split_table("test")])
+
+
+def write(folder, **files):
+    folder.mkdir()
+    for name, lines in files.items():
+        (folder / name.replace("__", ".")).write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_histories_are_those_of_brute_force(seed):
+    random = np.random.default_rng(seed)
+    users_E, times_E = random.integers(0, 4, 60), random.integers(0, 9, 60)
+    kept_E = random.random(60) < 0.6
+    histories = histories_before(users_E, times_E, pa.array([f"i{n}" for n in range(60)]), kept_E, most=3)
+    for event in range(60):
+        before = np.flatnonzero((users_E == users_E[event]) & (times_E < times_E[event]))
+        kept = before[kept_E[before]]
+        newest = kept[np.argsort(times_E[kept], kind="stable")][-3:]
+        assert histories.of(np.array([event])).to_pylist() == [[f"i{n}" for n in newest]]
+        assert histories.num_events_E[event] == len(before)
+        assert histories.num_kept_E[event] == len(kept)
+
+
+@pytest.fixture
+def films(tmp_path):
+    ratings = [
+        ("1", item, rating, 100 * n) for n, (item, rating) in enumerate([(7, 5), (8, 3), (9, 4), (7, 4)])
+    ]
+    ratings += [("2", 8, 4, 200), ("2", 9, 1, 200), ("1", 5, 2, 1000), ("2", 5, 5, 2000)]
+    return write(
+        tmp_path / "ml",
+        ml__inter=[
+            "user_id:token\titem_id:token\trating:float\ttimestamp:float",
+            *("\t".join(map(str, row)) for row in ratings),
+        ],
+        ml__item=[
+            "item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq",
+            "7\tSeven\t1995\tCrime Drama",
+            "8\tEight\tunkonwn\t",
+        ],
+        ml__user=["user_id:token\tage:token\tgender:token\tzip_code:token", "1\t24\tM\t85711"],
+    )
+
+
+def test_movielens_knows_the_past_alone(films, tmp_path):
+    dataset = prepared("movielens", films, tmp_path / "data", valid_start=1000, test_start=2000, split="time")
+    assert dataset.manifest.rows == {"train": 6, "valid": 1, "test": 1}
+    rows = all_rows(dataset).to_pylist()
+    assert [row["liked"] for row in rows] == [1, 0, 1, 1, 0, 1, 0, 1]
+    item = {n: id_of("item", str(n)) for n in (5, 7, 8, 9)}
+    of_one = [row for row in rows if row["user"] == id_of("user", "1")]
+    assert [row["history"] for row in of_one] == [
+        [],
+        [item[7]],
+        [item[7]],
+        [item[7], item[9]],
+        [item[7], item[9], item[7]],
+    ]
+    assert [row["num_rated"] for row in of_one] == [0, 1, 2, 3, 4]
+    assert [row["share_liked"] for row in of_one] == [None, 1, 0.5, np.float32(2 / 3), 0.75]
+    of_two = [row for row in rows if row["user"] == id_of("user", "2")]
+    assert [row["history"] for row in of_two] == [[], [], [item[8]]]  # two ratings of one second
+
+
+def test_movielens_describes_users_and_films(films, tmp_path):
+    dataset = prepared("movielens", films, tmp_path / "data", positive_rating=5)
+    first, second = all_rows(dataset).to_pylist()[:2]
+    assert first["genres"] == [id_of("genre", "Crime"), id_of("genre", "Drama")]
+    assert (first["release_year"], second["release_year"], second["genres"]) == (1995, None, [])
+    assert first["age_group"] == id_of("age_group", "18")
+    assert first["zip_prefix"] == id_of("zip_prefix", "857")
+    assert [row["gender"] for row in all_rows(dataset).to_pylist()].count(None) == 3
+    assert dataset.schema.lists == {"genres": "genre", "history": "item"}
+    assert sum(row["liked"] for row in all_rows(dataset).to_pylist()) == 2
+    assert null_id("gender") not in all_rows(dataset)["gender"].to_pylist()
+
+
+def test_movielens_is_divided_by_time_alone(films, tmp_path):
+    with pytest.raises(InputError, match="the layout movielens is divided by time"):
+        prepared("movielens", films, tmp_path / "data", split="random")
+
+
+@pytest.fixture
+def articles(tmp_path):
+    events = [
+        (10, "VIEW", "a", "p", "BR"),
+        (10, "LIKE", "a", "p", "BR"),
+        (20, "VIEW", "b", "p", ""),
+        (30, "VIEW", "a", "q", "US"),
+        (130, "LIKE", "b", "p", ""),  # in the time of validation
+        (120, "VIEW", "b", "q", "US"),
+        (125, "VIEW", "a", "q", "US"),  # a second time
+        (140, "COMMENT CREATED", "b", "q", "US"),
+        (220, "FOLLOW", "c", "p", "BR"),  # seen by following
+        (260, "BOOKMARK", "c", "p", "BR"),
+    ]
+    header = "timestamp,eventType,contentId,personId,userCountry"
+    return write(
+        tmp_path / "deskdrop",
+        users_interactions__csv=[header, *(",".join(map(str, event)) for event in reversed(events))],
+        shared_articles__csv=[
+            "timestamp,contentId,authorPersonId,lang",
+            "1,a,77,en",
+            "2,a,78,pt",
+            "3,b,79,pt",
+        ],
+    )
+
+
+def test_deskdrop_labels_are_of_the_period_of_their_split(articles, tmp_path):
+    dataset = prepared("deskdrop", articles, tmp_path / "data", split="time", valid_start=100, test_start=200)
+    assert dataset.manifest.rows == {"train": 3, "valid": 1, "test": 1}
+    rows = all_rows(dataset).to_pydict()
+    assert rows["like"] == [1, 0, 0, 0, 0]  # that of b came later
+    assert rows["comment"] == [0, 0, 0, 1, 0]
+    assert rows["follow"] == [0, 0, 0, 0, 1]
+    assert rows["bookmark"] == [0, 0, 0, 0, 1]
+    a, b = id_of("item", "a"), id_of("item", "b")
+    assert rows["history"] == [[], [a], [], [a], [a, b]]
+    assert rows["author"] == [id_of("author", key) if key else None for key in ("77", "79", "77", "79", "")]
+    assert rows["country"] == [id_of("country", key) if key else None for key in ("BR", "", "US", "US", "BR")]
+    assert dataset.schema.group == "user"
+    assert list(dataset.schema.labels) == ["like", "bookmark", "follow", "comment"]
+
+
+def test_the_later_log_changes_no_earlier_row(tmp_path):
+    source = real_data("deskdrop")
+    events = pd.read_csv(source / "users_interactions.csv.gz", dtype=str)
+    times = events["timestamp"].astype(int)
+    valid_start, test_start = sorted(times)[30_000], sorted(times)[40_000]
+    found = {}
+    for name, kept in {"whole": times >= 0, "cut": times < test_start + 86_400}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        events[kept].to_csv(folder / "log.csv", index=False)
+        found[name] = prepared(
+            "deskdrop",
+            folder,
+            tmp_path / f"{name}-data",
+            split="time",
+            valid_start=valid_start,
+            test_start=test_start,
+        )
+    assert found["whole"].manifest.rows["train"] > 10_000
+    for name in ("train/part-00000.parquet", "valid.parquet"):
+        assert found["whole"].manifest.files[name] == found["cut"].manifest.files[name]
+
+
+def test_the_real_logs(tmp_path):
+    films = prepared("movielens", real_data("movielens-100k"), tmp_path / "ml")
+    assert sum(films.manifest.rows.values()) == 100_000
+    assert sum(films.manifest.positives["liked"].values()) == 34_174 + 21_201
+    assert (films.num_ids["user"], films.num_ids["item"], films.num_ids["genre"]) == (943, 1682, 19)
+    articles = prepared("deskdrop", real_data("deskdrop"), tmp_path / "deskdrop")
+    assert sum(articles.manifest.rows.values()) == 40_710
+    assert articles.manifest.positives["like"]["train"] == 4745
+    assert (articles.num_ids["user"], articles.num_ids["item"]) == (1895, 2987)
