@@ -54,8 +54,13 @@ def ctr_config(dataset: ImpressionDataset, model: dict[str, Any] | None = None, 
         "data": {"path": str(dataset.root)},
         "model": {"name": "dlrm", "dim": 4, "hidden_dims": [8], "bottom_dims": [4], **(model or {})},
         "pipeline": {"trainer_threads": 1},
-        "sparse": {"optimizer": {"kind": "rowwise_adagrad", "lr": 0.1}},
-        "training": {"batch_size": 32, "epochs": 1, "schedule": {"warmup_steps": 0}},
+        "sparse": {"optimizer": {"kind": "rowwise_adagrad", "lr": 0.1}, "init_scale": 0.3},
+        "training": {
+            "batch_size": 32,
+            "epochs": 1,
+            "schedule": {"warmup_steps": 0},
+            "optimizer": {"learning_rate": 0.01},
+        },
     }
     for name, further in settings.items():
         values[name] = values.get(name, {}) | further if isinstance(further, dict) else further

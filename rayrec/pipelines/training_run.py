@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -263,9 +264,7 @@ class TrainingRun:
                 "dropped": self._progress.dropped,
             }
         )
-        self._metrics.publish(
-            {"valid_" + name.replace("@", "_at_"): value for name, value in figures.items()}
-        )
+        self._metrics.publish({"valid_" + _metric_name(name): value for name, value in figures.items()})
         logger.info(
             "epoch %g: loss %.4f, valid %s, %.0f s of training, mfu %.2g %%",
             epoch,
@@ -321,3 +320,8 @@ class TrainingRun:
         weights = ray.put(snapshot.weights)
         optimizer_state = None if weights_only else ray.put(snapshot.optimizer_state)
         watch.get([trainer.load.remote(weights, optimizer_state, self._incarnation) for trainer in trainers])
+
+
+def _metric_name(figure: str) -> str:
+    """Prometheus allows no others: `recall@10` is `recall_at_10`, and `auc of click` `auc_of_click`."""
+    return re.sub(r"\W", "_", figure.replace("@", "_at_"))

@@ -119,7 +119,7 @@ def test_a_data_set_of_histories_is_refused_by_name(tmp_path: Path):
 
 
 def test_memory_is_planned_for_all_ids(dataset: ImpressionDataset):
-    plan = plan_memory(assemble(ctr_config(dataset)))
+    plan = plan_memory(assemble(ctr_config(dataset, sparse={"num_servers": 1})))
 
     num_rows = sum(shard.num_rows for shard in plan.shards)
     assert num_rows == sum(dataset.num_ids.values()) + len(dataset.num_ids)
@@ -147,7 +147,7 @@ def test_runs_are_the_same_in_every_mode_and_by_any_number_of_trainers(ray_clust
 
     assert prefetched == sync
     np.testing.assert_allclose(shared[0], sync[0], rtol=1e-4)
-    assert sync[0][-1] < sync[0][0]
+    assert np.mean(sync[0][-5:]) < np.mean(sync[0][:5])
 
 
 @pytest.mark.ray
