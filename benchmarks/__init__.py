@@ -2,6 +2,7 @@
 
 from benchmarks import (
     attention,
+    ctr,
     decode,
     disk_stores,
     index,
@@ -20,6 +21,7 @@ from benchmarks.harness import Bench
 
 BENCHES: dict[str, Bench] = {
     "attention": attention.bench,
+    "ctr": ctr.bench,
     "decode": decode.bench,
     "disk-stores": disk_stores.bench,
     "index": index.bench,

@@ -23,7 +23,7 @@ BLOCKS = ("blocks", "layers")
 """Names of lists of blocks."""
 FURTHER_METHODS = "sharded_methods"
 """Class attribute of a block: methods besides `forward` that compute with its weights."""
-SHARDED_METHODS = ("loss", "rank")
+SHARDED_METHODS = ("loss", "rank", "predict")
 """Methods of a model that compute with weights: they are gathered around these as around `forward`."""
 
 

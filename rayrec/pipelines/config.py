@@ -332,11 +332,6 @@ class RunConfig(Config):
                 "training.compile is set and the model 'causal_lm', of whose layers, which are those of "
                 "transformers, it reaches none: leave it out"
             )
-        if self.training.compile and isinstance(self.model, CtrConfig):
-            raise ValueError(
-                f"training.compile is set and the model {self.model.name!r}, which has no part that it "
-                "compiles: leave it out"
-            )
         return self
 
     @model_validator(mode="after")

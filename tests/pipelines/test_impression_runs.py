@@ -106,8 +106,6 @@ def test_what_is_set_has_to_fit_the_columns(dataset: ImpressionDataset):
         assemble(ctr_config(dataset, {"label_weights": {"nobody": 2.0}}))
     with pytest.raises(InputError, match=r"'dlrm'.* recommends nothing"):
         ctr_config(dataset, evaluation={"instruction": {"behavior": "click"}})
-    with pytest.raises(InputError, match=r"training\.compile is set and the model 'dlrm'"):
-        ctr_config(dataset, training={"compile": True})
 
 
 def test_a_data_set_of_histories_is_refused_by_name(tmp_path: Path):

@@ -1,0 +1,237 @@
+"""Ranking models: samples per second of our pipeline, all five stages, against one loop in one process.
+
+The model is DLRM in the shape of its authors' script for Criteo (13 numbers, 26 columns of ids, rows of 16
+numbers, 13-512-256-64-16 and 512-256-1), batches of 4,096, tables of 5.2 M rows in all, each of which exists
+on both sides before the first step. Bars:
+
+* `ctr-torchrec`: against TorchRec's own DLRM on its `EmbeddingBagCollection`s, at its best setting: tables of
+  fbgemm with the optimizer inside of backward, or its plain bags with sparse gradients, memory as the C
+  library hands it out, or kept, or kept in huge pages. Ours starts from 64-bit ids in Parquet that is
+  shuffled; the peer from numbers of rows in Parquet read in order, so it shuffles and hashes nothing.
+* `ctr-keras`: against the same network of Keras layers on TensorFlow, an `Embedding` for each column.
+* `ctr-rechub`: against DCN-v2 of torch-rechub with its data loader and trainer's step, both with tables of
+  52,000 rows, since it changes every row of its tables in every step.
+
+How it is measured is as in `spine`: both sides are started and run a window that is thrown away, then windows
+alternate, and the side that waits has no work. A window of ours ends when the servers have committed its last
+step. A peer that is not installed is left out, and said.
+
+`RAYREC_BENCH_ROWS` makes the tables smaller, for a look at the benchmark itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.ctr_data import NUM_COLUMNS, NUM_NUMBERS, CtrData, all_rows, make
+from benchmarks.ctr_peers import CROSS_LAYERS, PEERS, PeerSettings
+from benchmarks.harness import Bar, BenchOptions, interleaved
+from benchmarks.sparse import MEMORY
+from benchmarks.spine import SETTLE_S, PipelineWindows
+from rayrec.pipelines.assembly import Assembly, assemble
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.stages import Stages, running_stages
+from rayrec.platform.cluster import ray_cluster
+from rayrec.platform.console import log
+
+ROWS = 5_200_000
+"""Of all tables together."""
+FEW_ROWS = 52_000
+"""The same for the peer that changes all of them in every step."""
+SAMPLES = 1_000_000
+BATCH, DIM = 4096, 16
+BOTTOM, TOP = (512, 256, 64), (512, 256)
+RATE, ROW_RATE = 1e-3, 0.02
+THREADS = min(2, os.cpu_count() or 1)
+TARGETS = {"torchrec": 1.0, "keras": 3.0, "rechub": 1.0}
+MODULES = {"torchrec": "torchrec", "keras": "tensorflow", "rechub": "torch_rechub"}
+"""By bar, what has to be installed."""
+
+DLRM = {"name": "dlrm", "dim": DIM, "bottom_dims": BOTTOM, "hidden_dims": TOP}
+DCN = {
+    "name": "dcn_v2",
+    "dim": DIM,
+    "num_cross_layers": CROSS_LAYERS,
+    "structure": "parallel",
+    "hidden_dims": TOP,
+}
+
+
+def bench(options: BenchOptions) -> list[Bar]:
+    there = [bar for bar, module in MODULES.items() if importlib.util.find_spec(module) is not None]
+    for bar in MODULES.keys() - set(there):
+        log.print(f"ctr-{bar}: {MODULES[bar]} is not installed; the bar is left out")
+    bars: list[Bar] = []
+    with tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder:
+        if {"torchrec", "keras"} & set(there):
+            bars += _bars(Path(folder) / "large", options.rows or ROWS, DLRM, options, there)
+        if "rechub" in there:
+            bars += _bars(
+                Path(folder) / "small", min(options.rows or ROWS, FEW_ROWS), DCN, options, ["rechub"]
+            )
+    return bars
+
+
+def _bars(
+    folder: Path, num_rows: int, model: dict[str, Any], options: BenchOptions, wanted: Sequence[str]
+) -> list[Bar]:
+    log.print(f"ctr: drawing {SAMPLES:,} impressions with {num_rows:,} ids")
+    data = make(folder, SAMPLES, num_rows // NUM_COLUMNS)
+    assembly = assemble(_config(data, model))
+    bars = []
+    with _running(assembly, data, folder) as stages:
+        ours = PipelineWindows(stages, assembly.config, options.steps)
+        for bar in wanted:
+            if bar == "rechub" and model is DLRM:
+                continue
+            name, memory = _best_of(_candidates(bar), data, options.steps)
+            bars.append(_bar(bar, ours, name, memory, data, options))
+    return bars
+
+
+def _candidates(bar: str) -> list[tuple[str, str]]:
+    """(Peer, memory) of which the fastest is taken."""
+    names = {
+        "torchrec": ["torchrec, fused", "torchrec, plain"],
+        "keras": ["keras"],
+        "rechub": ["torch-rechub"],
+    }
+    return [(name, memory) for name in names[bar] for memory in MEMORY]
+
+
+def _best_of(candidates: Sequence[tuple[str, str]], data: CtrData, num_steps: int) -> tuple[str, str]:
+    rates: dict[tuple[str, str], float] = {}
+    for name, memory in candidates:
+        peer = PeerWindows(name, memory, data, num_steps)
+        try:
+            peer.rate()  # thrown away
+            rates[name, memory] = peer.rate()
+        finally:
+            peer.stop()
+        log.print(f"{name}, {memory}: {rates[name, memory] * BATCH:,.0f} samples/s", highlight=False)
+    return max(rates, key=rates.__getitem__)
+
+
+def _bar(
+    bar: str, ours: PipelineWindows, name: str, memory: str, data: CtrData, options: BenchOptions
+) -> Bar:
+    peer = PeerWindows(name, memory, data, options.steps)
+
+    def show(a: float, b: float) -> None:
+        rates = f"{a * BATCH:,.0f} samples/s, {name} {b * BATCH:,.0f}"
+        log.print(f"ctr-{bar}: {rates}, ratio {a / b:.3f}", highlight=False)
+
+    try:
+        interleaved(ours.rate, peer.rate, repeats=1)  # thrown away
+        ratios = interleaved(ours.rate, peer.rate, options.pairs, show)
+    finally:
+        peer.stop()
+    return Bar.of(f"ctr-{bar}", ratios, f"{name}, memory {memory}, {THREADS} threads", TARGETS[bar])
+
+
+class PeerWindows:
+    """Windows of a peer's loop, in a process that is idle between them."""
+
+    def __init__(self, name: str, memory: str, data: CtrData, num_steps: int) -> None:
+        context = multiprocessing.get_context("spawn")  # settings of memory are read when a process starts
+        self._connection, theirs = context.Pipe()
+        args = (theirs, name, asdict(peer_settings(data)))
+        self._process = context.Process(target=_serve_windows, args=args, daemon=True)
+        before = dict(os.environ)
+        os.environ.update(MEMORY[memory])
+        try:
+            self._process.start()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        theirs.close()  # so that the peer's end is the only one, and its death an EOFError here
+        self._num_steps = num_steps
+
+    def rate(self) -> float:
+        """Steps per second over the next window."""
+        time.sleep(SETTLE_S)
+        self._connection.send(self._num_steps)
+        seconds: float = self._connection.recv()
+        return self._num_steps / seconds
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.join()
+
+
+def _serve_windows(connection: Connection, name: str, settings: dict[str, Any]) -> None:
+    """The peer's process: trains as many steps as it is told, answers with the seconds they took."""
+    torch.set_num_threads(THREADS)
+    losses = PEERS[name](PeerSettings(**settings))
+    while True:
+        num_steps = connection.recv()
+        started = time.perf_counter()
+        for _ in range(num_steps):
+            next(losses)
+        connection.send(time.perf_counter() - started)
+
+
+def peer_settings(data: CtrData) -> PeerSettings:
+    return PeerSettings(
+        train=data.numbered / "train.parquet",
+        num_columns=NUM_COLUMNS,
+        num_numbers=NUM_NUMBERS,
+        ids_per_column=data.ids_per_column,
+        batch_size=BATCH,
+        dim=DIM,
+        bottom_dims=BOTTOM,
+        hidden_dims=TOP,
+        learning_rate=RATE,
+        row_learning_rate=ROW_RATE,
+    )
+
+
+def _config(data: CtrData, model: dict[str, Any]) -> RunConfig:
+    return RunConfig.parse(
+        {
+            "data": {"path": str(data.dataset.root)},
+            "model": model,
+            "sparse": {
+                "num_servers": 1,
+                "optimizer": {"kind": "rowwise_adagrad", "lr": ROW_RATE},
+                "init_scale": 0.01,
+            },
+            "pipeline": {"trainer_threads": THREADS},
+            "training": {
+                "batch_size": BATCH,
+                "epochs": 1000,
+                "optimizer": {"learning_rate": RATE},
+                "schedule": {"warmup_steps": 0},
+            },
+            "cluster": {"dashboard": False},
+        }
+    )
+
+
+@contextmanager
+def _running(assembly: Assembly, data: CtrData, folder: Path) -> Iterator[Stages]:
+    """The actors of a run, whose servers have a row for every id."""
+    (table,) = assembly.tables
+    files = all_rows(data, table, folder)
+    config = assembly.config
+    with (
+        ray_cluster(config.cluster, config.cpus_needed),
+        running_stages(f"bench-{config.model.name}", assembly) as stages,
+    ):
+        loading = [server.load.remote([files], -1, 1) for server in stages.servers]
+        stages.watch.get(loading, may_take_long=True)
+        state = [(trainer.dense_weights.remote(), trainer) for trainer in stages.trainers]
+        stages.watch.get([trainer.load.remote(weights, None, 1) for weights, trainer in state])
+        yield stages
