@@ -230,7 +230,8 @@ def _running(assembly: Assembly, data: CtrData, folder: Path) -> Iterator[Stages
         ray_cluster(config.cluster, config.cpus_needed),
         running_stages(f"bench-{config.model.name}", assembly) as stages,
     ):
-        loading = [server.load.remote([files], -1, 1) for server in stages.servers]
+        # As rows that another run begins with: this one has committed no step.
+        loading = [server.load.remote([files], -1, 1, weights_only=True) for server in stages.servers]
         stages.watch.get(loading, may_take_long=True)
         state = [(trainer.dense_weights.remote(), trainer) for trainer in stages.trainers]
         stages.watch.get([trainer.load.remote(weights, None, 1) for weights, trainer in state])
