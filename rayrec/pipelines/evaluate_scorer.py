@@ -17,6 +17,8 @@ def evaluate_scorer(
 ) -> EvaluationReport:
     """Every impression of a split scored; `rate of training` says of each label how frequent it was there.
 
+    Of several labels, each has a row of its own in the report: `model, like`.
+
     Raises:
         InputError: the split has no impressions.
     """
@@ -43,6 +45,10 @@ def evaluate_scorer(
         split=split,
         snapshot_step=scorer.committed_step + 1,
         count=count,
-        results={SCORED: scored.figures(), TRAINING_RATE: constant.figures()},
+        results={
+            name if len(scorer.labels) == 1 else f"{name}, {label}": figures
+            for name, predictions in ((SCORED, scored), (TRAINING_RATE, constant))
+            for label, figures in predictions.by_label().items()
+        },
         unit="impressions",
     )

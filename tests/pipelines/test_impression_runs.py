@@ -65,12 +65,15 @@ def test_every_model_takes_the_batches_of_a_run(dataset: ImpressionDataset, name
 def test_a_trained_model_knows_who_clicks_what(run: Path):
     report = evaluate(run)
 
-    figures = report.results["model"]
+    figures, constant = (report.results[f"{name}, click"] for name in ("model", "rate of training"))
     assert report.unit == "impressions"
-    assert figures["auc of click"].value > 0.8
-    assert figures["gauc of click"].value > 0.8
-    assert figures["log_loss of click"].value < report.results["rate of training"]["log_loss of click"].value
-    assert report.results["rate of training"]["auc of click"].value == 0.5
+    assert figures["auc"].value > 0.8
+    assert figures["gauc"].value > 0.8
+    assert figures["log_loss"].value < constant["log_loss"].value
+    assert constant["auc"].value == 0.5
+    assert set(report.results) == {
+        f"{name}, {label}" for name in ("model", "rate of training") for label in ("click", "like")
+    }
 
 
 def test_rows_by_name_are_scored_as_those_of_the_data_set(run: Path, dataset: ImpressionDataset):

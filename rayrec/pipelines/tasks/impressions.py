@@ -171,14 +171,21 @@ class Scored:
 
     def figures(self) -> dict[str, Estimate]:
         """By name: `auc`, of several labels `auc of click`, ..."""
+        return {
+            _named(name, label, self._labels): estimate
+            for label, figures in self.by_label().items()
+            for name, estimate in figures.items()
+        }
+
+    def by_label(self) -> dict[str, dict[str, Estimate]]:
+        """The figures of each label by name."""
         predicted_UT = np.concatenate(self._predicted)
         labels_UT = np.concatenate([rows.labels_BT for rows in self._rows])
         groups = [rows.groups_B for rows in self._rows if rows.groups_B is not None]
         groups_U = np.concatenate(groups) if groups else None
         return {
-            _named(name, label, self._labels): estimate
+            label: summarise(labels_UT[:, place], predicted_UT[:, place], groups_U)
             for place, label in enumerate(self._labels)
-            for name, estimate in summarise(labels_UT[:, place], predicted_UT[:, place], groups_U).items()
         }
 
 
