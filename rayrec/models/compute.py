@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from rayrec.platform.devices import autocast
+
 if TYPE_CHECKING:
     import torch
 
@@ -35,16 +37,15 @@ class ComputeSettings:
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """Around forward and loss; not around backward, which takes the types of forward."""
-        import torch
-
-        return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
+        return autocast(device, enabled=self.precision != "float32")
 
     @property
     def matrix_dtype(self) -> torch.dtype:
         """Of the factors in products of matrices."""
         import torch
 
-        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+        dtype: torch.dtype = getattr(torch, self.precision)
+        return dtype
 
 
 PLAIN = ComputeSettings()

@@ -19,6 +19,7 @@ from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.sequence_model import SequenceModel
 from rayrec.models.sharding import ShardedModel, local, whole
 from rayrec.models.tensor_batch import Features, TensorBatch
+from rayrec.platform.devices import HOST
 from rayrec.platform.shares import balanced_bounds
 
 Rows = Mapping[str, np.ndarray | Tensor]
@@ -337,7 +338,7 @@ class TorchProgram:
         for name, parameter in self._parameters.items():
             self._optimizer.state[parameter] = {
                 "step": torch.tensor(optimizer_state[f"{name}/step"]).to(
-                    self._device if self._settings.fused else "cpu"
+                    self._device if self._settings.fused else HOST.torch
                 ),
                 **{
                     key: self._as_held(optimizer_state[f"{name}/{key}"]).to(self._device)

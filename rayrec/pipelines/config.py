@@ -29,7 +29,7 @@ from rayrec.models.config import (
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
-from rayrec.platform.devices import device_named
+from rayrec.platform.devices import HOST, device_named
 from rayrec.platform.remote_files import absolute
 from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.operations.config import OperationConfig
@@ -281,7 +281,7 @@ class RunConfig(Config):
     """Everything a run depends on."""
 
     seed: int = Field(0, ge=0, lt=2**31)
-    device: str = "cpu"
+    device: str = HOST.kind
     """`cpu`, `cuda` or `npu`: where dense compute runs."""
     data: DataConfig
     model: ModelConfig

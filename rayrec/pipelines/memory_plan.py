@@ -36,7 +36,7 @@ from rayrec.pipelines.assembly import Assembly
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.features import negatives_per_event_of, num_negatives_of
 from rayrec.platform.cluster import starts_cluster
-from rayrec.platform.devices import device_memory_bytes, device_named
+from rayrec.platform.devices import HOST, device_memory_bytes, device_named
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import check_on_disk
 from rayrec.platform.memory import human_size, machine_bytes
@@ -326,7 +326,7 @@ def dense_size(assembly: Assembly) -> DenseSize:
     model = assembly.config.model
     # Without memory for its weights: an item matrix may be what does not fit. The generative model reads
     # the items' codes while it is built, and has no part that grows with the catalogue but these.
-    device = "meta" if isinstance(model, NextItemConfig) else "cpu"
+    device = "meta" if isinstance(model, NextItemConfig) else HOST.kind
     with torch.device(device):
         network = build_model(model, assembly.catalogue, assembly.config.seed)
     parameters, buffers = list(network.parameters()), list(network.buffers())
