@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Precision = Literal["float32", "bfloat16"]
 Parallel = Literal["replicated", "fsdp2"]
+Weights = Literal["float32", "bfloat16_with_master"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,13 @@ class ComputeSettings:
     """Whether torch.compile makes one kernel of neighbouring pointwise operations."""
     parallel: Parallel = "replicated"
     """Whether every trainer holds all dense weights, or its shard of them."""
+
+    weights: Weights = "float32"
+    """`bfloat16_with_master`: see `rayrec.models.master_weights`."""
+
+    @property
+    def has_masters(self) -> bool:
+        return self.weights == "bfloat16_with_master"
 
     @property
     def is_sharded(self) -> bool:

@@ -16,6 +16,7 @@ from torch.nn.utils import get_total_norm
 from rayrec.models.compiled_parts import compile_parts, explained
 from rayrec.models.compute import PLAIN, ComputeSettings
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.master_weights import MasterWeights
 from rayrec.models.sequence_model import SequenceModel
 from rayrec.models.sharding import ShardedModel, local, whole
 from rayrec.models.tensor_batch import Features, TensorBatch
@@ -145,6 +146,7 @@ class TorchProgram:
         self._sharded: ShardedModel | None = None
         if compute.compile:
             compile_parts(model)
+        self._masters = MasterWeights(self.model) if compute.has_masters else None
         self._parameters, self._optimizer = self._parameters_and_optimizer()
 
     def shard(self) -> None:
@@ -159,12 +161,15 @@ class TorchProgram:
 
     def _parameters_and_optimizer(self) -> tuple[dict[str, Tensor], torch.optim.AdamW]:
         parameters: dict[str, Tensor] = dict(self.model.named_parameters())
+        if self._masters is not None:
+            parameters = self._masters.by_name
         settings = self._settings
         optimizer = torch.optim.AdamW(
             parameters.values(),
             lr=settings.learning_rate,
             weight_decay=settings.weight_decay,
             fused=settings.fused,
+            foreach=not settings.fused,
         )
         return parameters, optimizer
 
@@ -172,6 +177,8 @@ class TorchProgram:
         batch = TensorBatch.build(features, rows, self._seed, self._device, training=True)
         if self._sharded is not None:
             self._sharded.scatter()
+        if self._masters is not None:
+            self._masters.narrow()
         self.model.train()
         self._optimizer.zero_grad()
         loss_sum = torch.zeros((), device=self._device)
@@ -223,6 +230,8 @@ class TorchProgram:
         for group in self._optimizer.param_groups:
             group["lr"] = self._settings.learning_rate * self._settings.schedule.factor(self._step)
         self._optimizer.step()
+        if self._masters is not None:
+            self._masters.hand_down()
         self._step += 1
 
     def _norm_over_trainers(self, shards: list[Tensor]) -> float:
@@ -292,6 +301,8 @@ class TorchProgram:
             return RankedItems(np.full(shape, -1), np.full(shape, -np.inf, dtype=np.float32))
         batch = TensorBatch.build(features, rows, self._seed, self._device, training=False)
         self.model.eval()
+        if self._masters is not None:
+            self._masters.widen()
         excluded = None if excluded_BE is None else torch.tensor(excluded_BE, device=self._device)
         ranking = self.model.rank(batch, k, excluded)
         items_BK, scores_BK = ranking.items_BK.cpu().numpy(), ranking.scores_BK.cpu().numpy()
@@ -330,6 +341,8 @@ class TorchProgram:
                 )
             with torch.no_grad():
                 parameter.copy_(self._as_held(weights[name]))
+        if self._masters is not None:
+            self._masters.widen()
         if optimizer_state is None:
             return
         self._step = int(optimizer_state["step"])
