@@ -3,6 +3,7 @@
 from benchmarks import (
     attention,
     decode,
+    dense_optimizer,
     disk_stores,
     index,
     pipeline,
@@ -21,6 +22,7 @@ from benchmarks.harness import Bench
 BENCHES: dict[str, Bench] = {
     "attention": attention.bench,
     "decode": decode.bench,
+    "dense-optimizer": dense_optimizer.bench,
     "disk-stores": disk_stores.bench,
     "index": index.bench,
     "pipeline": pipeline.bench,

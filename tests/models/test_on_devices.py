@@ -91,8 +91,12 @@ def test_what_a_device_saved_the_host_goes_on_with_and_the_other_way_round(devic
 
 @pytest.mark.parametrize(
     "compute",
-    [ComputeSettings(precision="bfloat16"), ComputeSettings(micro_batches=3)],
-    ids=["bfloat16", "in pieces"],
+    [
+        ComputeSettings(precision="bfloat16"),
+        ComputeSettings(precision="bfloat16", weights="bfloat16_with_master"),
+        ComputeSettings(micro_batches=3),
+    ],
+    ids=["bfloat16", "masters", "in pieces"],
 )
 @pytest.mark.parametrize("name", ["sasrec", "light_decoder"])
 def test_recipes_train_there_too(name, compute, device):
