@@ -33,7 +33,7 @@ from rayrec.models.compute import PLAIN, ComputeSettings
 from rayrec.models.matrix_rate import matrix_rate
 from rayrec.models.program import Placement, ProgramSpec, RankedItems, RankingProgram, ScoringProgram
 from rayrec.models.utilisation import Utilisation
-from rayrec.platform.devices import get_device, ray_claim
+from rayrec.platform.devices import device_memory, get_device, ray_claim
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
 from rayrec.samples.batches import FeatureBatch
 from rayrec.samples.impressions.batches import ImpressionBatch
@@ -263,7 +263,14 @@ class Trainer:
             "lookup_max_staleness": stats.max_staleness,
             "cache_hit_rate": stats.num_cache_hits / max(num_asked, 1),
             "mfu": self._utilisation.since_last(times.busy_s + times.waiting_s + times.blocked_s),
+            **self._memory_figures(),
         }
+
+    def _memory_figures(self) -> dict[str, float]:
+        memory = device_memory(self._device.torch)
+        if memory is None:
+            return {}
+        return {f"device_memory_{name}_bytes": float(value) for name, value in memory._asdict().items()}
 
     def _times(self) -> StageTimes:
         """The lookups wait inside of what the clock takes for work."""

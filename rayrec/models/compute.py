@@ -8,11 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from rayrec.platform.devices import autocast
+
 if TYPE_CHECKING:
     import torch
 
 Precision = Literal["float32", "bfloat16"]
 Parallel = Literal["replicated", "fsdp2"]
+Weights = Literal["float32", "bfloat16_with_master"]
 
 
 @dataclass(frozen=True)
@@ -29,22 +32,28 @@ class ComputeSettings:
     parallel: Parallel = "replicated"
     """Whether every trainer holds all dense weights, or its shard of them."""
 
+    weights: Weights = "float32"
+    """`bfloat16_with_master`: see `rayrec.models.master_weights`."""
+
+    @property
+    def has_masters(self) -> bool:
+        return self.weights == "bfloat16_with_master"
+
     @property
     def is_sharded(self) -> bool:
         return self.parallel == "fsdp2"
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """Around forward and loss; not around backward, which takes the types of forward."""
-        import torch
-
-        return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
+        return autocast(device, enabled=self.precision != "float32")
 
     @property
     def matrix_dtype(self) -> torch.dtype:
         """Of the factors in products of matrices."""
         import torch
 
-        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+        dtype: torch.dtype = getattr(torch, self.precision)
+        return dtype
 
 
 PLAIN = ComputeSettings()

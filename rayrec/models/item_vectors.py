@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def interaction_vectors(
 def text_vectors(
     texts: Sequence[str | None],
     progress: Callable[[int, int], None] | None = None,
-    device: torch.device | str = "cpu",
+    device: torch.device | str = HOST.kind,
     batch_size: int = 64,
 ) -> FloatArray:
     """Sentence embeddings of the items' texts, from a model that ships in a Python package.

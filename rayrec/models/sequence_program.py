@@ -48,7 +48,7 @@ class SequenceProgram(TorchProgram):
             shape = (len(empty_B), k)
             return RankedItems(np.full(shape, -1), np.full(shape, -np.inf, dtype=np.float32))
         batch = self._batch(features, rows, training=False)
-        self.model.eval()
+        self._begin_inference()
         excluded = None if excluded_BE is None else torch.tensor(excluded_BE, device=self._device)
         ranking = self.model.rank(batch, k, excluded)
         items_BK, scores_BK = ranking.items_BK.cpu().numpy(), ranking.scores_BK.cpu().numpy()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.keyed_random import token_keys
+from rayrec.platform.device_copies import CopiesBesideCompute
 
 
 class _Lookup(Protocol):
@@ -90,28 +91,33 @@ class TensorBatch:
             rows: [M, D] by table; tensors on the device are taken as they are, without a copy.
         """
 
-        def tensor(values: np.ndarray) -> Tensor:
-            return torch.tensor(values, device=device)  # copies: arrays from other processes are read-only
-
-        def leaf(rows_MD: np.ndarray | Tensor) -> Tensor:
-            on_device = rows_MD.detach().to(device) if isinstance(rows_MD, Tensor) else tensor(rows_MD)
-            return on_device.requires_grad_(training)
-
-        layout = JaggedLayout.from_offsets(features.offsets_B1, device)
-        row_keys_N = tensor(features.row_keys_B).index_select(0, layout.row_N)
-        return TensorBatch(
-            layout=layout,
+        with CopiesBesideCompute(device) as copies:
+            tensor = copies.copied
+            row_keys_B = tensor(features.row_keys_B)
+            batch = TensorBatch(
+                layout=JaggedLayout.from_offsets(features.offsets_B1, device, tensor),
+                keys_N=row_keys_B,
+                items_N=tensor(features.items_N),
+                targets_N=None if features.targets_N is None else tensor(features.targets_N),
+                negatives_S=None if features.negatives_S is None else tensor(features.negatives_S),
+                inverse={name: tensor(lookup.inverse) for name, lookup in features.lookups.items()},
+                rows={
+                    name: rows_MD.detach() if isinstance(rows_MD, Tensor) else tensor(rows_MD)
+                    for name, rows_MD in rows.items()
+                },
+                negatives_NK=None if features.negatives_NK is None else tensor(features.negatives_NK),
+                times_N=None if features.times_N is None else tensor(features.times_N),
+                labels={name: tensor(codes_N) for name, codes_N in features.labels.items()},
+                target_labels={name: tensor(codes_N) for name, codes_N in features.target_labels.items()},
+                instruction={name: tensor(codes_B) for name, codes_B in features.instruction.items()},
+            )
+        # What is computed comes behind the copies.
+        layout = batch.layout
+        row_keys_N = row_keys_B.index_select(0, layout.row_N)
+        return replace(
+            batch,
             keys_N=token_keys(seed, features.step, row_keys_N, layout.place_N),
-            items_N=tensor(features.items_N),
-            targets_N=None if features.targets_N is None else tensor(features.targets_N),
-            negatives_S=None if features.negatives_S is None else tensor(features.negatives_S),
-            inverse={name: tensor(lookup.inverse) for name, lookup in features.lookups.items()},
-            rows={name: leaf(rows_MD) for name, rows_MD in rows.items()},
-            negatives_NK=None if features.negatives_NK is None else tensor(features.negatives_NK),
-            times_N=None if features.times_N is None else tensor(features.times_N),
-            labels={name: tensor(codes_N) for name, codes_N in features.labels.items()},
-            target_labels={name: tensor(codes_N) for name, codes_N in features.target_labels.items()},
-            instruction={name: tensor(codes_B) for name, codes_B in features.instruction.items()},
+            rows={name: rows_MD.to(device).requires_grad_(training) for name, rows_MD in batch.rows.items()},
         )
 
     @property

@@ -18,8 +18,10 @@ from rayrec.models.compiled_parts import compile_parts, explained
 from rayrec.models.compute import PLAIN, ComputeSettings
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.flops import ModelFlops
+from rayrec.models.master_weights import MasterWeights
 from rayrec.models.program import DenseGradients, DivergedError, Rows, SumOverTrainers
 from rayrec.models.sharding import ShardedModel, local, whole
+from rayrec.platform.devices import HOST
 from rayrec.platform.shares import balanced_bounds
 
 
@@ -85,6 +87,7 @@ class TorchProgram(ABC):
         self._sharded: ShardedModel | None = None
         if compute.compile:
             compile_parts(model)
+        self._masters = MasterWeights(model) if compute.has_masters else None
         self._parameters, self._optimizer = self._parameters_and_optimizer()
 
     @abstractmethod
@@ -104,12 +107,15 @@ class TorchProgram(ABC):
 
     def _parameters_and_optimizer(self) -> tuple[dict[str, Tensor], torch.optim.AdamW]:
         parameters: dict[str, Tensor] = dict(self._module.named_parameters())
+        if self._masters is not None:
+            parameters = self._masters.by_name
         settings = self._settings
         optimizer = torch.optim.AdamW(
             parameters.values(),
             lr=settings.learning_rate,
             weight_decay=settings.weight_decay,
             fused=settings.fused,
+            foreach=not settings.fused,
         )
         return parameters, optimizer
 
@@ -117,6 +123,8 @@ class TorchProgram(ABC):
         batch: TrainingBatch = self._batch(features, rows, training=True)
         if self._sharded is not None:
             self._sharded.scatter()
+        if self._masters is not None:
+            self._masters.narrow()
         self._module.train()
         self._optimizer.zero_grad()
         loss_sum = torch.zeros((), device=self._device)
@@ -172,6 +180,8 @@ class TorchProgram(ABC):
         for group in self._optimizer.param_groups:
             group["lr"] = self._settings.learning_rate * self._settings.schedule.factor(self._step)
         self._optimizer.step()
+        if self._masters is not None:
+            self._masters.hand_down()
         self._step += 1
 
     def _norm_over_trainers(self, shards: list[Tensor]) -> float:
@@ -233,6 +243,12 @@ class TorchProgram(ABC):
         """What this trainer holds of each."""
         return [local(_or_zeros(parameter)) for parameter in self._parameters.values()]
 
+    def _begin_inference(self) -> None:
+        """Before each time that the module is asked for anything but its loss."""
+        self._module.eval()
+        if self._masters is not None:
+            self._masters.widen()
+
     def begin_ranking(self) -> None:
         if self._sharded is not None:
             self._sharded.gather()
@@ -262,6 +278,8 @@ class TorchProgram(ABC):
                 )
             with torch.no_grad():
                 parameter.copy_(self._as_held(weights[name]))
+        if self._masters is not None:
+            self._masters.widen()
         if optimizer_state is None:
             return
         self._step = int(optimizer_state["step"])
@@ -270,7 +288,7 @@ class TorchProgram(ABC):
         for name, parameter in self._parameters.items():
             self._optimizer.state[parameter] = {
                 "step": torch.tensor(optimizer_state[f"{name}/step"]).to(
-                    self._device if self._settings.fused else "cpu"
+                    self._device if self._settings.fused else HOST.torch
                 ),
                 **{
                     key: self._as_held(optimizer_state[f"{name}/{key}"]).to(self._device)

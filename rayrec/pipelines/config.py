@@ -17,7 +17,7 @@ from rayrec.embeddings.config import (
     TableConfig,
 )
 from rayrec.embeddings.layout import WeightDtype
-from rayrec.models.compute import ComputeSettings, Parallel, Precision
+from rayrec.models.compute import ComputeSettings, Parallel, Precision, Weights
 from rayrec.models.config import (
     AnyModelConfig,
     DenseOptimizerConfig,
@@ -30,7 +30,7 @@ from rayrec.models.ctr.config import AnyCtrConfig, CtrConfig
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
-from rayrec.platform.devices import device_named
+from rayrec.platform.devices import HOST, device_named
 from rayrec.platform.impression_schema import FEATURE_TABLE
 from rayrec.platform.remote_files import absolute
 from rayrec.platform.schedule import RateSchedule
@@ -202,13 +202,33 @@ class TrainingConfig(Config):
     parallel: Parallel = "replicated"
     """What several trainers hold of the dense weights: all of them, or (`fsdp2`) a part each, with its
     gradients and its optimizer."""
+    weights: Weights = "float32"
+    """`bfloat16_with_master`: matrices are computed with in bfloat16, and a float32 copy of each is what the
+    optimizer changes and snapshots hold. Spares forward their rounding, and takes half as much memory again
+    for weights. Needs `precision: bfloat16`."""
     init_from: str | None = None
     """Folder of a run from whose best snapshot this one takes dense weights and embedding rows; optimizers,
     learning rates and the position in the data begin anew. None: everything does."""
 
     @property
     def compute(self) -> ComputeSettings:
-        return ComputeSettings(self.precision, self.micro_batches, self.compile, self.parallel)
+        return ComputeSettings(self.precision, self.micro_batches, self.compile, self.parallel, self.weights)
+
+    @model_validator(mode="after")
+    def _masters_are_of_whole_weights_in_16_bits(self) -> TrainingConfig:
+        if self.weights == "float32":
+            return self
+        if self.precision != "bfloat16":
+            raise ValueError(
+                f"training.weights is {self.weights!r} and training.precision {self.precision!r}: weights of "
+                "16 bits need products of 16 bits; set precision to 'bfloat16', or weights to 'float32'"
+            )
+        if self.parallel == "fsdp2":
+            raise ValueError(
+                f"training.weights is {self.weights!r} and training.parallel 'fsdp2', whose shards are "
+                "float32; set weights to 'float32', or parallel to 'replicated'"
+            )
+        return self
 
     @model_validator(mode="after")
     def _pieces_have_rows(self) -> TrainingConfig:
@@ -286,7 +306,7 @@ class RunConfig(Config):
     """Everything a run depends on."""
 
     seed: int = Field(0, ge=0, lt=2**31)
-    device: str = "cpu"
+    device: str = HOST.kind
     """`cpu`, `cuda` or `npu`: where dense compute runs."""
     data: DataConfig
     model: Annotated[AnyModelConfig | AnyCtrConfig, Field(discriminator="name")]

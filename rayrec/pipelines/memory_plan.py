@@ -74,6 +74,8 @@ class TrainerPlan:
     """There, too: rows and gradients of one batch, and what changing them takes."""
     is_sharded: bool = False
     """Whether each trainer holds a part of the dense weights, its gradients and its optimizer state."""
+    has_masters: bool = False
+    """Whether the model has its matrices in 16 bits besides."""
 
     @property
     def gradients_bytes(self) -> int:
@@ -89,7 +91,8 @@ class TrainerPlan:
     def weights_bytes(self) -> int:
         """Held; of shards with all that they may be gathered to, as while ranking."""
         gathered = self.dense.weights_bytes if self.is_sharded else 0
-        return self._held(self.dense.weights_bytes) + gathered
+        narrow = self.dense.weights_bytes // 2 if self.has_masters else 0
+        return self._held(self.dense.weights_bytes) + gathered + narrow
 
     def _held(self, num_bytes: int) -> int:
         return -(-num_bytes // self.num_trainers) if self.is_sharded else num_bytes
@@ -302,6 +305,7 @@ def plan_memory(assembly: Assembly) -> MemoryPlan:
             if on_device
             else 0,
             is_sharded=config.training.compute.is_sharded,
+            has_masters=config.training.compute.has_masters,
         ),
         server_limit=None if sparse.server_memory is None else int(sparse.server_memory),
         machine_limit=machine_bytes() if is_here else None,

@@ -1,4 +1,5 @@
-"""The only place that knows `cuda`, `npu` or `cpu`. Needs torch alone.
+"""The only place that knows `cuda`, `npu` or `cpu`, with `device_diagnosis`, which says why one is not there.
+Needs torch alone.
 
 Everything that differs between devices is a field of `Device`; moving a run
 to another device changes the one line of its config that names it.
@@ -10,11 +11,11 @@ them, would take more than a second and 150 MB for it.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rayrec.platform.device_diagnosis import CUDA_VISIBLE, NPU_VISIBLE, why_no_cuda, why_no_npu
 from rayrec.platform.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,14 +35,23 @@ class Device:
     """Backend of `torch.distributed` for tensors on this device."""
     ray_resource: str
     """Key under which Ray counts this device."""
+    visibility_variable: str | None
+    """Environment variable that says which of them a process may see; Ray sets it for its actors."""
     fused_optimizer: bool
-    """Whether torch's fused optimizers exist for this device."""
+    """Whether torch's fused optimizers exist for this device; else its optimizers go by lists of tensors."""
     has_own_memory: bool
     """Whether what it computes with has to be copied from the host's memory to its own."""
     attention_backends: tuple[str, ...]
     """Of `rayrec.models.attention`, those with kernels for it, the preferred first."""
     attention_without_backward: tuple[str, ...] = ()
     """Those of them that cannot be trained with."""
+    autocast_type: str = "bfloat16"
+    """Name of the 16-bit type of autocast. Of the two there are, all devices have this one, and gradients in
+    it need no scaling."""
+    profiler: str = "torch.profiler"
+    """Module with `profile` and `ProfilerActivity` that see this device's kernels."""
+    profiler_activity: str | None = None
+    """What it calls them, beside those of the host."""
 
     @property
     def torch(self) -> torch.device:
@@ -54,39 +64,13 @@ def _cpu_is_there() -> str | None:
     return None
 
 
-def _cuda_is_there() -> str | None:
-    import torch
-
-    if torch.cuda.is_available():
-        return None
-    if torch.version.cuda is None:
-        version = torch.__version__.partition("+")[0]
-        return (
-            "this torch was built without CUDA; from the index that pytorch.org names for CUDA, run "
-            f"pip install --force-reinstall torch=={version}"
-        )
-    return "torch sees no CUDA device; check the driver with nvidia-smi"
-
-
-def _npu_is_there() -> str | None:
-    import torch
-
-    # torch_npu is imported only here: without its driver it breaks `import torch` for everyone.
-    if not hasattr(torch, "npu"):
-        if importlib.util.find_spec("torch_npu") is None:
-            return "torch_npu is not installed; install the extra: pip install 'rayrec[npu]'"
-        importlib.import_module("torch_npu")
-    if torch.get_device_module("npu").is_available():
-        return None
-    return "torch_npu sees no NPU; check the Ascend driver with npu-smi info"
-
-
 _DEVICES: dict[str, tuple[Device, Callable[[], str | None]]] = {
     "cpu": (
         Device(
             "cpu",
             HOST_COLLECTIVE_BACKEND,
             "CPU",
+            visibility_variable=None,
             fused_optimizer=True,
             has_own_memory=False,
             attention_backends=("grouped", "sdpa", "flex", "reference"),
@@ -99,22 +83,27 @@ _DEVICES: dict[str, tuple[Device, Callable[[], str | None]]] = {
             "cuda",
             "nccl",
             "GPU",
+            visibility_variable=CUDA_VISIBLE,
             fused_optimizer=True,
             has_own_memory=True,
             attention_backends=("triton", "sdpa", "flex", "reference"),
+            profiler_activity="CUDA",
         ),
-        _cuda_is_there,
+        why_no_cuda,
     ),
     "npu": (
         Device(
             "npu",
             "hccl",
             "NPU",
+            visibility_variable=NPU_VISIBLE,
             fused_optimizer=False,
             has_own_memory=True,
             attention_backends=("ascend", "sdpa", "reference"),
+            profiler="torch_npu.profiler",
+            profiler_activity="NPU",
         ),
-        _npu_is_there,
+        why_no_npu,
     ),
 }
 KINDS = tuple(_DEVICES)
@@ -145,7 +134,7 @@ def device_of(device: torch.device) -> Device:
     """What is known of a tensor's device; of one that is unknown, that torch's own operations run on it."""
     if device.type in _DEVICES:
         return _DEVICES[device.type][0]
-    return Device(device.type, "", "", False, True, attention_backends=("sdpa", "reference"))
+    return Device(device.type, "", "", None, False, True, attention_backends=("sdpa", "reference"))
 
 
 def hardware_name(device: torch.device) -> str:
@@ -164,6 +153,46 @@ def synchronize(device: torch.device) -> None:
 
     if device_of(device).has_own_memory:
         torch.get_device_module(device).synchronize(device)
+
+
+def autocast(device: torch.device, enabled: bool) -> torch.autocast:
+    """Around what is to be computed in the device's 16-bit type."""
+    import torch
+
+    return torch.autocast(device.type, getattr(torch, device_of(device).autocast_type), enabled=enabled)
+
+
+def profile(device: torch.device) -> Any:
+    """A profiler of this process and of the device's kernels, as a context; see `torch.profiler.profile`."""
+    known = device_of(device)
+    module = importlib.import_module(known.profiler)
+    names = ["CPU"] if known.profiler_activity is None else ["CPU", known.profiler_activity]
+    return module.profile(activities=[getattr(module.ProfilerActivity, name) for name in names])
+
+
+class DeviceMemory(NamedTuple):
+    """Of one device, in bytes."""
+
+    allocated: int
+    """By the tensors of this process."""
+    peak: int
+    """Most of that so far."""
+    total: int
+    """That the device has."""
+
+
+def device_memory(device: torch.device) -> DeviceMemory | None:
+    """What this process takes of the device's memory; None where it has none of its own."""
+    import torch
+
+    if not device_of(device).has_own_memory:
+        return None
+    module = torch.get_device_module(device)
+    return DeviceMemory(
+        int(module.memory_allocated(device)),
+        int(module.max_memory_allocated(device)),
+        int(module.get_device_properties(device).total_memory),
+    )
 
 
 def ascend_fusion_attention() -> Callable[..., Any]:

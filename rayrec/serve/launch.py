@@ -26,6 +26,7 @@ from ray.serve.config import ProxyLocation
 
 from rayrec.pipelines.recommender import Recommender
 from rayrec.platform.cluster import check_accelerators, ray_cluster
+from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
 from rayrec.serve.application import DEPLOYMENT, QUIET, build_application, replica_resources
 from rayrec.serve.config import ServeConfig
@@ -108,7 +109,7 @@ def _why_not_running() -> str:
 def _check_run(run: Path, config: ServeConfig) -> None:
     """Load the model as a replica will, so that one that cannot be loaded is refused in its own words."""
     # On the CPU, which is always here; this machine may lack the device of the replicas.
-    Recommender.load(run, config.snapshot, device="cpu", data=config.data)
+    Recommender.load(run, config.snapshot, device=HOST.kind, data=config.data)
 
 
 def _check_port(host: str, port: int) -> None:

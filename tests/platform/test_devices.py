@@ -10,6 +10,9 @@ from rayrec.platform import devices
 from rayrec.platform.errors import InputError
 
 PACKAGE = Path(rayrec.__file__).parent
+DEVICE_LAYER = [PACKAGE / "platform" / name for name in ("devices.py", "device_diagnosis.py")]
+"""What the devices are, and why one of them is not there. Triton kernels, which are CUDA's by nature, are
+chosen by the list of backends that the layer keeps, and name no device either."""
 DEVICE_NAMES = re.compile(r"(?<![a-z])(cuda|npu|hccl|nccl|gloo)(?![a-z])")
 
 
@@ -78,6 +81,7 @@ def names_in_code(source: str) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
             found += DEVICE_NAMES.findall(node.value)
+            found += [node.value] if node.value == devices.HOST.kind else []
         elif isinstance(node, ast.Attribute):
             found += DEVICE_NAMES.findall(node.attr)
         elif isinstance(node, ast.alias):
@@ -88,11 +92,30 @@ def names_in_code(source: str) -> list[str]:
 def test_the_search_for_device_names_finds_them():
     assert names_in_code("'''cuda'''\nx.cuda()  # npu") == ["cuda"]
     assert names_in_code("import torch_npu\ny = 'cuda:0'") == ["npu", "cuda"]
+    assert names_in_code("x.to('cpu'); torch.cuda.synchronize()") == ["cpu", "cuda"]
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_only_the_device_module_knows_devices_by_name(path):
-    if path == PACKAGE / "platform" / "devices.py":
+    if path in DEVICE_LAYER:
         assert names_in_code(path.read_text())
     else:
         assert names_in_code(path.read_text()) == []
+
+
+def test_ray_shows_an_actor_its_accelerators_by_a_variable():
+    variables = {kind: devices.device_named(kind).visibility_variable for kind in devices.KINDS}
+
+    assert variables == {"cpu": None, "cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
+
+
+def test_the_host_has_a_profiler_an_autocast_and_no_memory_of_its_own():
+    host = devices.HOST.torch
+    x = torch.ones(4, 4)
+
+    with devices.profile(host) as profiled, devices.autocast(host, enabled=True):
+        product = x @ x
+
+    assert product.dtype == torch.bfloat16
+    assert "aten::mm" in {event.key for event in profiled.key_averages()}
+    assert devices.device_memory(host) is None

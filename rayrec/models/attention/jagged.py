@@ -36,7 +36,15 @@ class JaggedLayout:
     _derived: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     @staticmethod
-    def from_offsets(offsets_B1: np.ndarray, device: torch.device) -> JaggedLayout:
+    def from_offsets(
+        offsets_B1: np.ndarray, device: torch.device, copied: Callable[[np.ndarray], Tensor] | None = None
+    ) -> JaggedLayout:
+        """
+        Args:
+            copied: how an array gets to the device, where it goes beside other work; see
+                `rayrec.platform.device_copies`.
+        """
+        on_device = copied or (lambda values: torch.from_numpy(values).to(device))
         lengths_B = np.diff(offsets_B1)
         num_rows, longest = len(lengths_B), int(lengths_B.max(initial=0))
         row_N = np.repeat(np.arange(num_rows), lengths_B)
@@ -44,10 +52,10 @@ class JaggedLayout:
         return JaggedLayout(
             num_rows,
             longest,
-            torch.from_numpy(row_N).to(device),
-            torch.from_numpy(place_N).to(device),
-            torch.from_numpy(row_N * longest + place_N).to(device),
-            torch.from_numpy(np.maximum(offsets_B1[1:] - 1, 0)).to(device),
+            on_device(row_N),
+            on_device(place_N),
+            on_device(row_N * longest + place_N),
+            on_device(np.maximum(offsets_B1[1:] - 1, 0)),
             np.asarray(offsets_B1, dtype=np.int64),
         )
 

@@ -49,7 +49,7 @@ class CtrProgram(TorchProgram):
     @torch.inference_mode()
     def predict(self, features: Impressions, rows: Rows) -> np.ndarray:
         """[B, T] probabilities."""
-        self.model.eval()
+        self._begin_inference()
         predicted: np.ndarray = self.model.predict(self._batch(features, rows, training=False)).cpu().numpy()
         return predicted
 

@@ -111,8 +111,10 @@ class HistoryRetrieval(nn.Module):
             vectors_SD: of the negatives, likewise.
         """
         with torch.autocast(asked_R.device.type, enabled=False):
-            query_RD = self.query(asked_R.float()) / self.settings.q2i_temperature
-            target_R = (query_RD * self.key(vectors_RD.detach().float())).sum(1)
-            negative_RS = query_RD @ self.key(vectors_SD.detach().float()).T
+            # The weights may be held in bfloat16.
+            query_weight, key_weight = self.query.weight.float(), self.key.weight.float()
+            query_RD = functional.linear(asked_R.float(), query_weight) / self.settings.q2i_temperature
+            target_R = (query_RD * functional.linear(vectors_RD.detach().float(), key_weight)).sum(1)
+            negative_RS = query_RD @ functional.linear(vectors_SD.detach().float(), key_weight).T
         negative_RS = negative_RS.masked_fill(negatives_S[None, :] == targets_R[:, None], -torch.inf)
         return torch.cat([target_R[:, None], negative_RS], dim=1).logsumexp(1) - target_R

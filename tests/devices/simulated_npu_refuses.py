@@ -1,0 +1,78 @@
+"""What the simulated NPU refuses, and what it is to our code; run by `test_simulated_npu.py`."""
+
+import numpy as np
+import pytest
+import torch
+
+from rayrec.models.attention import ascend
+from rayrec.models.attention.call import AttentionCall, Softmax
+from rayrec.models.attention.choice import by_rule
+from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.models.attention.masks import Causal, Full, SlidingWindow
+from rayrec.models.attention.reference import BACKEND as REFERENCE
+from rayrec.platform.device_copies import CopiesBesideCompute
+from rayrec.platform.devices import get_device
+from tests.models.attention.calls import Case, make_call
+from tests.simulated_npu import NPU
+
+
+def test_the_device_layer_finds_it_unchanged():
+    assert torch.tensor([1.0], device=get_device("npu").torch).device.type == "npu"
+
+
+def test_an_operation_it_does_not_know_is_refused():
+    x = torch.ones(3, device="npu")
+
+    with pytest.raises(NotImplementedError, match=r"the simulated NPU has no operation aten\.erfinv"):
+        torch.erfinv(x)
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda there, here: there + here,
+        lambda there, here: here * there,
+        lambda there, here: here @ there,
+        lambda there, here: torch.cat([there, here]),
+        lambda there, here: there[here[0].long()],
+        lambda there, here: torch.nn.functional.embedding(here.long(), there),
+        lambda there, here: torch.where(there > 0, there, here),
+        lambda there, here: there.add_(here),
+    ],
+)
+def test_tensors_of_two_devices_do_not_mix(mix):
+    with pytest.raises(RuntimeError, match=r"same device|on npu|on cpu"):
+        mix(torch.ones(2, 2, device="npu"), torch.ones(2, 2))
+
+
+def test_single_numbers_of_the_host_come_along():
+    assert (torch.ones(2, device="npu") * torch.tensor(3.0)).tolist() == [3.0, 3.0]
+
+
+def test_copies_are_waited_for_and_their_memory_is_kept():
+    NPU.calls.clear()
+
+    with CopiesBesideCompute(torch.device("npu")) as copies:
+        there = copies.copied(np.arange(3))
+
+    assert NPU.calls == ["recorded on default", "default waits for copies"]
+    assert there.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("mask", [Causal, Full, lambda: SlidingWindow(2)], ids=["causal", "full", "window"])
+def test_the_kernel_of_npus_is_called_so_that_it_computes_what_the_reference_does(mask):
+    """By what torch_npu documents of its arguments."""
+    call = make_call(Case(mask, (3, 1, 4), None), value_width=5)
+    there = call.with_inputs([tensor.detach().float() for tensor in call.inputs])
+
+    expected = REFERENCE.attend(there)
+    torch.testing.assert_close(ascend.BACKEND.attend(there), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_attention_goes_by_the_kernel_of_npus():
+    layout = JaggedLayout.from_offsets(np.array([0, 3, 5]), torch.device("npu"))
+    x = torch.ones(5, 2, 4, device="npu")
+
+    call = AttentionCall(x, x, x, layout, layout, Softmax(), Causal(), None, 0.5)
+
+    assert by_rule(call).name == "ascend"

@@ -1,0 +1,32 @@
+"""Our code on a device that is neither CPU nor CUDA; see `tests/simulated_npu.py` for what that proves."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = (
+    "tests/devices/simulated_npu_refuses.py",
+    "tests/models/test_on_devices.py",
+    "tests/embeddings/test_device_cache.py",
+)
+
+
+WHICH = "npu and (50 or not bits_of_the_hosts)"
+"""Of the widths of rows that the host is compared with itself at, one: each operation is a call of Python."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_training_ranking_and_the_cache_of_rows_run_on_a_device_of_another_name():
+    """A process of its own: a device is registered for good, and other tests look which there are."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.simulated_npu", "-p", "no:cacheprovider"]
+
+    done = subprocess.run(
+        [*command, "-k", WHICH, *FILES], cwd=ROOT, capture_output=True, text=True, timeout=580
+    )
+
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert " skipped" not in done.stdout, done.stdout[-2000:]
