@@ -30,6 +30,7 @@ from rayrec.pipelines.instructions import check_labels, evaluation_instruction
 from rayrec.pipelines.ranking_metrics import LIST_LENGTH, summarise, target_places
 from rayrec.pipelines.tasks.task import Task
 from rayrec.pipelines.validation import answers
+from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Part
 from rayrec.samples.batches import Int64Array, SampleBatch
@@ -159,7 +160,7 @@ class NextItemTask(Task):
     def network(self) -> nn.Module:
         # An item matrix may be what does not fit into memory. The generative model reads the items' codes
         # while it is built, and has no part that grows with the catalogue but these.
-        with torch.device("meta" if isinstance(self.model, NextItemConfig) else "cpu"):
+        with torch.device("meta" if isinstance(self.model, NextItemConfig) else HOST.kind):
             return build_model(self.model, self.catalogue, self.config.seed)
 
     @property
