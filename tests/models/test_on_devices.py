@@ -15,7 +15,7 @@ from tests.models.networks import table_rows
 from tests.models.test_recipes import MODELS, SETTINGS, features_of, model_of
 
 ACCELERATORS = [kind for kind in KINDS if device_named(kind).has_own_memory]
-STEPS = 4
+STEPS = 3
 NAMES = tuple(name for name in MODELS if name != "causal_lm")
 
 
