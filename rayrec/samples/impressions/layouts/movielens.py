@@ -91,7 +91,8 @@ def query_columns(rule: HistoryRule) -> QueryColumns:
     )
     told = rule.events != "liked"
     return QueryColumns(
-        rule,
+        # Without the columns that are not told, what was liked no longer matters.
+        rule if told else rule.model_copy(update={"events": "all"}),
         user=("user",),
         item=("item",),
         history=("history",) if told else (),
