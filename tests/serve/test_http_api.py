@@ -60,7 +60,7 @@ def test_health_says_which_model_is_ready(client):
         (
             {"histroy": []},
             "histroy: unknown field; known are user_id, history, timestamps, row, instruction, k, "
-            "exclude_seen",
+            "exclude_seen, rank",
         ),
         (
             {"instruction": {"mood": "x"}},
