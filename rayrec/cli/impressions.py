@@ -64,6 +64,26 @@ def impressions_command(
     history_length: Annotated[
         int, typer.Option(help="MovieLens, Deskdrop: most items in a history, the newest.")
     ] = 50,
+    history_events: Annotated[
+        str, typer.Option(help="MovieLens: films of a history, `liked` or `all`; to rank for others: all.")
+    ] = "liked",
+    origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Table: COLUMN=user, item, history, user.NAME or item.NAME: what it is when the items of a "
+            "recommender are ranked; may be repeated."
+        ),
+    ] = None,
+    leave_out: Annotated[
+        list[str] | None, typer.Option(help="Feature of the layout to leave out; may be repeated.")
+    ] = None,
+    held_out_of: Annotated[
+        Path | None,
+        typer.Option(
+            help="MovieLens, Deskdrop: hold out what this data set of `rayrec prepare` holds out, so that "
+            "the model can rank for those that are trained on it."
+        ),
+    ] = None,
     split: Annotated[
         ImpressionSplitKind, typer.Option(help="What is held out; `auto` depends on the source.")
     ] = ImpressionSplitKind.auto,
@@ -98,6 +118,10 @@ def impressions_command(
             "time_unit": time_unit,
             "positive_rating": positive_rating,
             "history_length": history_length,
+            "history_events": history_events,
+            "origins": _origins_of(origin),
+            "leave_out": tuple(leave_out or ()),
+            "held_out_of": None if held_out_of is None else str(held_out_of),
             "split": split.value,
             "valid_fraction": valid_fraction,
             "test_fraction": test_fraction,
@@ -153,3 +177,20 @@ def spaces_of(flag: str, entries: list[str] | None) -> dict[str, str]:
             raise InputError(f"{flag} {entry}: the column {column} is named twice; keep one of them")
         spaces[column] = space or column
     return spaces
+
+
+def _origins_of(entries: list[str] | None) -> dict[str, str]:
+    """COLUMN=ORIGIN as column -> origin.
+
+    Raises:
+        InputError: an entry has another form, or a column is there twice.
+    """
+    origins: dict[str, str] = {}
+    for entry in entries or ():
+        column, equals, origin = entry.partition("=")
+        if not (column and equals and origin):
+            raise InputError(f"--origin {entry}: expected COLUMN=ORIGIN, as in price=item.price")
+        if column in origins:
+            raise InputError(f"--origin {entry}: the column {column} is named twice; keep one of them")
+        origins[column] = origin
+    return origins

@@ -18,6 +18,7 @@ from rayrec.platform.memory import human_size
 
 if TYPE_CHECKING:  # what a command needs is imported when it runs: --help stays quick
     from rayrec.embeddings.plan import ShardPlan
+    from rayrec.pipelines.ranking_config import RankingConfig
 
 
 class EvaluationSplit(StrEnum):
@@ -42,6 +43,64 @@ OverridesOption = Annotated[
     ),
 ]
 RunArgument = Annotated[Path, typer.Argument(help="Folder that `rayrec train` wrote.")]
+
+
+RankerOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of a run of a ranking model: it ranks the items that this run gives."),
+]
+CandidatesOption = Annotated[int, typer.Option(min=1, help="Items that a ranking model ranks.")]
+ObjectiveOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="LABEL=WEIGHT",
+        help="What a ranking model ranks by: weights of its labels; may be repeated [its only label].",
+    ),
+]
+CombineOption = Annotated[
+    str, typer.Option(help="How labels are put together: `sum`, or `product` of powers.")
+]
+GeneratorWeightOption = Annotated[
+    float, typer.Option(help="How much the score of this run is added to what a ranking model says.")
+]
+
+
+def _ranking_of(
+    ranker: Path | None, candidates: int, objective: list[str] | None, combine: str, generator_weight: float
+) -> RankingConfig | None:
+    """The ranking stage that options ask for.
+
+    Raises:
+        InputError: an option has no meaning.
+    """
+    from rayrec.pipelines.ranking_config import RankingConfig
+
+    if ranker is None:
+        if objective or combine != "sum" or generator_weight:
+            raise InputError(
+                "--objective, --combine and --generator-weight say how a ranking model ranks; name one with "
+                "--ranker"
+            )
+        return None
+    weights = {}
+    for entry in objective or ():
+        label, _, weight = entry.rpartition("=")
+        try:
+            weights[label] = float(weight)
+        except ValueError:
+            label = ""
+        if not label:
+            raise InputError(f"--objective {entry}: expected LABEL=WEIGHT, as in click=1")
+    return RankingConfig.parse(
+        {
+            "run": str(ranker.resolve()),
+            "candidates": candidates,
+            "objective": weights,
+            "combine": combine,
+            "generator_weight": generator_weight,
+        },
+        source="--ranker",
+    )
 
 
 @command(app, "train")
@@ -269,12 +328,18 @@ def evaluate_command(
     ] = EvaluationSplit.test,
     snapshot: WhichOption = "best",
     data: DataOption = None,
+    ranker: RankerOption = None,
+    candidates: CandidatesOption = 100,
+    objective: ObjectiveOption = None,
+    combine: CombineOption = "sum",
+    generator_weight: GeneratorWeightOption = 0.0,
 ) -> Answer:
     """Rank the whole catalogue for every user; popularity beside it. Of ranking models: score impressions."""
     from rayrec.pipelines.evaluate import evaluate
 
+    ranking = _ranking_of(ranker, candidates, objective, combine, generator_weight)
     with progress_bar("evaluate") as progress:
-        report = evaluate(run, split.value, snapshot, on_batch=progress, data=data)
+        report = evaluate(run, split.value, snapshot, on_batch=progress, data=data, ranking=ranking)
     table = Table(title=f"{report.count:,} {report.unit}, {split.value} split, step {report.snapshot_step:,}")
     metrics = list(next(iter(report.results.values())))
     for heading in ["", *metrics]:
@@ -300,13 +365,21 @@ def recommend_command(
     ] = None,
     snapshot: WhichOption = "best",
     data: DataOption = None,
+    ranker: RankerOption = None,
+    candidates: CandidatesOption = 100,
+    objective: ObjectiveOption = None,
+    combine: CombineOption = "sum",
+    generator_weight: GeneratorWeightOption = 0.0,
 ) -> Answer:
     """Recommend items to one user of the data set."""
     from dataclasses import asdict, replace
 
+    from rayrec.pipelines.ranking_stage import RankingStage
     from rayrec.pipelines.recommender import Recommender
 
+    ranking = _ranking_of(ranker, candidates, objective, combine, generator_weight)
     recommender = Recommender.load(run, snapshot, data=data)
+    stage = None if ranking is None else RankingStage.load(recommender, ranking)
     dataset = recommender.dataset
     query = recommender.query_of_user(user)
     if query is None:
@@ -314,15 +387,22 @@ def recommend_command(
     wanted = recommender.instruction_of(
         {"scenario": scenario, "behavior": behavior, "trigger_item": trigger_item}
     )
-    (recommendations,) = recommender.recommend([replace(query, instruction=wanted)], k)
+    (answer,) = (stage or recommender).answer([replace(query, instruction=wanted)], k)
+    recommendations = answer.items
     history_ids = query.history_ids
     watched = [
         dataset.items.label(int(item)) for item in dataset.item_positions(history_ids[-10:]) if item >= 0
     ]
     print_rows(f"User {user}: the latest of {len(history_ids)} events", [("", title) for title in watched])
-    table = Table("", "item", "title", "score", title="Recommended", title_justify="left")
+    labels = () if stage is None else stage.scorer.labels
+    ranked = ("objective", *labels) if labels else ()
+    table = Table("", "item", "title", "score", *ranked, title="Recommended", title_justify="left")
     for place, item in enumerate(recommendations, start=1):
-        table.add_row(str(place), item.item_key, escape(item.title or ""), f"{item.score:.3f}")
+        cells = [str(place), item.item_key, escape(item.title or ""), f"{item.score:.3f}"]
+        if item.ranking is not None:
+            figures = [item.ranking.score, *(item.ranking.probabilities[label] for label in labels)]
+            cells += [f"{figure:.3f}" for figure in figures]
+        table.add_row(*cells)
     out.print(table)
     return {"user": user, "items": [asdict(item) for item in recommendations]}
 
@@ -336,6 +416,11 @@ def serve_command(
     snapshot: WhichOption = "best",
     device: Annotated[str | None, typer.Option(help="Device to answer on [that of the run].")] = None,
     data: DataOption = None,
+    ranker: RankerOption = None,
+    candidates: CandidatesOption = 100,
+    objective: ObjectiveOption = None,
+    combine: CombineOption = "sum",
+    generator_weight: GeneratorWeightOption = 0.0,
 ) -> Answer:
     """Answer requests over HTTP until interrupted."""
     from rayrec.serve.config import ServeConfig
@@ -348,6 +433,7 @@ def serve_command(
         "snapshot": snapshot,
         "device": device,
         "data": None if data is None else str(data),
+        "ranking": _ranking_of(ranker, candidates, objective, combine, generator_weight),
     }
     config = ServeConfig.parse(values, source="rayrec serve")
     serve_run(run, config)

@@ -8,9 +8,12 @@ from rayrec.pipelines.evaluate_recommender import evaluate_recommender
 from rayrec.pipelines.evaluate_scorer import evaluate_scorer
 from rayrec.pipelines.evaluation_report import EvaluationReport, OnBatch
 from rayrec.pipelines.loading import load_run
+from rayrec.pipelines.ranking_config import RankingConfig
+from rayrec.pipelines.ranking_stage import RankingStage
 from rayrec.pipelines.recommender import Recommender
 from rayrec.pipelines.scorer import Scorer
 from rayrec.pipelines.tasks.impressions import ImpressionTask
+from rayrec.platform.errors import InputError
 from rayrec.platform.files import write_json
 from rayrec.samples.manifest import Split
 
@@ -22,21 +25,27 @@ def evaluate(
     batch_size: int = 512,
     on_batch: OnBatch | None = None,
     data: str | Path | None = None,
+    ranking: RankingConfig | None = None,
 ) -> EvaluationReport:
     """Rank the whole catalogue for every user of a split, or score every impression; also written to the
     run's folder.
 
     Args:
         data: where the run's data set lies now, if it was moved.
+        ranking: of recommenders, a ranking stage that is judged beside the model.
 
     Raises:
-        InputError: the run has no usable snapshot, or the split has no users or impressions.
+        InputError: the run has no usable snapshot, the split has no users or impressions, or the ranking
+            model cannot rank for the run, or may have learned what is to be predicted.
     """
     name, assembly, snapshot = load_run(run, which, data=data)
     if isinstance(assembly.task, ImpressionTask):
+        if ranking is not None:
+            raise InputError(f"{name} is a ranking model itself; a ranking stage goes with a recommender")
         report = evaluate_scorer(Scorer(name, assembly, snapshot), split, batch_size, on_batch)
     else:
         recommender = Recommender(name, assembly, snapshot)
-        report = evaluate_recommender(recommender, split, batch_size, on_batch)
+        stage = None if ranking is None else RankingStage.load(recommender, ranking)
+        report = evaluate_recommender(recommender, split, batch_size, on_batch, stage)
     write_json(Path(run) / f"evaluation-{split}.json", report.to_json())
     return report

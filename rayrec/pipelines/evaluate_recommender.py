@@ -9,35 +9,55 @@ import numpy as np
 from rayrec.models.program import RankedItems
 from rayrec.pipelines.evaluation_report import EvaluationReport, OnBatch
 from rayrec.pipelines.ranking_metrics import LIST_LENGTH, summarise, target_places
+from rayrec.pipelines.ranking_stage import RankingStage
 from rayrec.pipelines.recommender import Recommender
 from rayrec.pipelines.tasks.next_item import check_split
 from rayrec.samples.batches import SampleBatch
 from rayrec.samples.manifest import Split
 from rayrec.samples.reader import evaluation_batches
 
+HYBRID = "model + ranker"
+"""What the model gives, ranked again; see `RankingStage`."""
 MODEL, MODEL_UNMASKED = "model", "model, seen items kept"
 POPULARITY, POPULARITY_UNMASKED = "popularity", "popularity, seen items kept"
 
 
 def evaluate_recommender(
-    recommender: Recommender, split: Split, batch_size: int = 512, on_batch: OnBatch | None = None
+    recommender: Recommender,
+    split: Split,
+    batch_size: int = 512,
+    on_batch: OnBatch | None = None,
+    stage: RankingStage | None = None,
 ) -> EvaluationReport:
     """All items ranked for every user of a split.
 
+    Args:
+        stage: judged as well, beside the model that it takes candidates of. To it, users ask at the time of
+            the event that is to be predicted, and have the same histories as the model.
+
     Raises:
-        InputError: the split has no users.
+        InputError: the split has no users, or the ranking model may have learned what is to be predicted.
     """
     dataset = recommender.dataset
     check_split(dataset, split)
+    if stage is not None:
+        stage.check_evaluation()
+    times_U, done = dataset.target_times(split), 0
     popularity = Popularity(dataset.items.train_counts_I)
     rankers: dict[str, Callable[[SampleBatch], RankedItems]] = {
-        MODEL: lambda samples: recommender.rank(samples, LIST_LENGTH, exclude_seen=True),
+        MODEL: lambda samples: recommender.rank(samples, LIST_LENGTH, exclude_seen=True)
+    }
+    if stage is not None:
+        rankers[HYBRID] = lambda samples: stage.rank(
+            samples, LIST_LENGTH, exclude_seen=True, times_B=times_U[done : done + samples.num_rows]
+        )
+    rankers |= {
         MODEL_UNMASKED: lambda samples: recommender.rank(samples, LIST_LENGTH, exclude_seen=False),
         POPULARITY: lambda samples: popularity.rank(recommender.seen(samples)),
         POPULARITY_UNMASKED: lambda samples: popularity.rank(np.empty((samples.num_rows, 0), dtype=np.int64)),
     }
     places: dict[str, list[np.ndarray]] = {name: [] for name in rankers}
-    num_users, done = len(dataset.evaluation_rows(split)), 0
+    num_users = len(times_U)
     batches = evaluation_batches(
         dataset,
         split,
@@ -60,6 +80,7 @@ def evaluate_recommender(
         snapshot_step=recommender.committed_step + 1,
         count=num_users,
         results={name: summarise(np.concatenate(parts)) for name, parts in places.items()},
+        ranker=None if stage is None else stage.scorer.run,
     )
 
 

@@ -25,6 +25,8 @@ class EvaluationReport:
     results: dict[str, dict[str, Estimate]]
     """`model`, `model, seen items kept`, `popularity`, ... to metric to estimate."""
     unit: Literal["users", "impressions"] = "users"
+    ranker: str | None = None
+    """The run that ranks in `model + ranker`."""
 
     def to_json(self) -> dict[str, Any]:
         results = {
@@ -36,5 +38,6 @@ class EvaluationReport:
             "split": self.split,
             "snapshot_step": self.snapshot_step,
             f"num_{self.unit}": self.count,
+            **({} if self.ranker is None else {"ranker": self.ranker}),
             "results": results,
         }

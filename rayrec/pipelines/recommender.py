@@ -28,6 +28,16 @@ from rayrec.samples.row_features import RowFeatures
 
 
 @dataclass(frozen=True)
+class Ranking:
+    """What a ranking stage thinks of an item."""
+
+    score: float
+    """What items are ordered by."""
+    probabilities: dict[str, float]
+    """That the label is 1 if the item is shown, by label."""
+
+
+@dataclass(frozen=True)
 class Recommendation:
     """One recommended item."""
 
@@ -36,6 +46,8 @@ class Recommendation:
     title: str | None
     score: float
     """Generative models: the log-probability of the item; others: an inner product."""
+    ranking: Ranking | None = None
+    """Of a ranking stage, where there is one."""
 
 
 @dataclass(frozen=True)

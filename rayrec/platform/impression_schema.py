@@ -5,8 +5,8 @@ An impression is something that was shown to somebody, and what came of it: clic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 FEATURE_TABLE = "feature"
 """The embedding table that has the rows of all ids: no two spaces share an id."""
@@ -26,6 +26,15 @@ class ImpressionSchema:
     """Columns of lists of ids, oldest first where there is an order, to the name of their space."""
     group: str | None = None
     """The column by which rows are grouped for GAUC, usually the user; one of `ids`, or one of its own."""
+
+    def without(self, features: Collection[str]) -> ImpressionSchema:
+        """The same columns but these."""
+        return replace(
+            self,
+            numbers=tuple(name for name in self.numbers if name not in features),
+            ids={name: space for name, space in self.ids.items() if name not in features},
+            lists={name: space for name, space in self.lists.items() if name not in features},
+        )
 
     @property
     def features(self) -> tuple[str, ...]:

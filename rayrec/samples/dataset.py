@@ -223,6 +223,10 @@ class Dataset:
             },
         )
 
+    def target_times(self, split: Split) -> Int64Array:
+        """[B] UNIX seconds of the targets of `evaluation_rows`, in their order."""
+        return self._read(EVALUATION_FILES[split], ["timestamp"])["timestamp"].to_numpy()
+
     def position_by_key(self, key: str) -> int | None:
         """Catalogue position of the item the source calls `key`; None when unknown."""
         return _only_place(self._item_keys, key)

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.schema import LoggingConfig
 
+from rayrec.pipelines.ranking_stage import RankingStage
 from rayrec.pipelines.recommender import Recommender
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.platform.devices import ray_claim
@@ -33,7 +34,10 @@ class RecommendReplica:
         os.chdir(working_directory)
         torch.set_num_threads(config.threads)
         recommender = Recommender.load(run, config.snapshot, config.device, config.data)
-        self._service = RecommendationService(recommender, config.max_k)
+        stage = None
+        if config.ranking is not None:
+            stage = RankingStage.load(recommender, config.ranking, config.device)
+        self._service = RecommendationService(recommender, config.max_k, stage)
         self._service.warm_up()
         self._max_waiting = config.max_waiting
 

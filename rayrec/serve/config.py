@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
+from rayrec.pipelines.ranking_config import RankingConfig
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
 from rayrec.platform.devices import device_named
@@ -29,6 +30,8 @@ class ServeConfig(Config):
     """Device to compute on; None takes that of the run."""
     data: str | None = None
     """Where the run's data set lies now, if it was moved."""
+    ranking: RankingConfig | None = None
+    """A ranking stage behind the model."""
     cluster: ClusterConfig = ClusterConfig()
 
     @field_validator("device")

@@ -24,6 +24,7 @@ from typing import Any
 from ray import serve
 from ray.serve.config import ProxyLocation
 
+from rayrec.pipelines.ranking_stage import RankingStage
 from rayrec.pipelines.recommender import Recommender
 from rayrec.platform.cluster import check_accelerators, ray_cluster
 from rayrec.platform.devices import HOST
@@ -109,7 +110,9 @@ def _why_not_running() -> str:
 def _check_run(run: Path, config: ServeConfig) -> None:
     """Load the model as a replica will, so that one that cannot be loaded is refused in its own words."""
     # On the CPU, which is always here; this machine may lack the device of the replicas.
-    Recommender.load(run, config.snapshot, device=HOST.kind, data=config.data)
+    recommender = Recommender.load(run, config.snapshot, device=HOST.kind, data=config.data)
+    if config.ranking is not None:
+        RankingStage.load(recommender, config.ranking, device=HOST.kind)
 
 
 def _check_port(host: str, port: int) -> None:

@@ -67,6 +67,19 @@ class RecommendRequest(_Schema):
     """How many items; fewer come back where there are not as many."""
     exclude_seen: StrictBool = True
     """Whether items of the history are left out."""
+    rank: StrictBool | None = None
+    """Whether the ranking stage orders the items: if not said, it does where there is one. True is refused
+    where there is none; false gives what the model alone would."""
+
+
+class ItemRanking(_Schema):
+    """What the ranking stage thinks of an item."""
+
+    score: float
+    """The objective that items are ordered by: a weighted sum or product of the probabilities, and of the
+    model's own score where the service blends them."""
+    probabilities: dict[str, float]
+    """That the user would do this if the item were shown, by label of the ranking model."""
 
 
 class RecommendedItem(_Schema):
@@ -76,7 +89,11 @@ class RecommendedItem(_Schema):
     """The id as the source of the data writes it."""
     title: str | None
     score: float
-    """Source `model`: log-probability (generative) or inner product; source `popular`: training events."""
+    """Source `model`: log-probability (generative) or inner product, whether or not the ranking stage has
+    ordered the items; source `popular`: training events."""
+    ranking: ItemRanking | None = None
+    """Null where the ranking stage did not rank: there is none, the request turned it off, or the items are
+    popular ones."""
 
 
 class ModelInfo(_Schema):
@@ -86,6 +103,13 @@ class ModelInfo(_Schema):
     """Name of the run's folder."""
     step: int
     """Training steps in the weights."""
+
+
+class RankerInfo(ModelInfo):
+    """The model of the ranking stage."""
+
+    candidates: int
+    """Items of the recommender that it ranks, or as many as are asked for, if that is more."""
 
 
 class RecommendAnswer(_Schema):
@@ -101,6 +125,8 @@ class RecommendAnswer(_Schema):
     """Known events of the history, or of what a row was made, that the model did not read: older ones than it
     reads, or such as the run's operations leave out."""
     model: ModelInfo
+    ranker: RankerInfo | None = None
+    """What ordered the items; null where the ranking stage did not."""
 
 
 class ReadyAnswer(_Schema):

@@ -9,11 +9,20 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from rayrec.pipelines.ranking_stage import RankingStage
 from rayrec.pipelines.recommender import Query, Recommendation, Recommender
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Part
 from rayrec.samples.batches import Int64Array
-from rayrec.serve.schemas import Key, ModelInfo, RecommendAnswer, RecommendedItem, RecommendRequest
+from rayrec.serve.schemas import (
+    ItemRanking,
+    Key,
+    ModelInfo,
+    RankerInfo,
+    RecommendAnswer,
+    RecommendedItem,
+    RecommendRequest,
+)
 
 
 class RefusedRequestError(ValueError):
@@ -21,27 +30,39 @@ class RefusedRequestError(ValueError):
 
 
 class RecommendationService:
-    """Answers requests with one model. Not thread-safe."""
+    """Answers requests with one model, and a ranking stage behind it if there is one. Not thread-safe."""
 
-    def __init__(self, recommender: Recommender, max_k: int) -> None:
+    def __init__(self, recommender: Recommender, max_k: int, stage: RankingStage | None = None) -> None:
         self._recommender = recommender
+        self._stage = stage
         self._max_k = max_k
         # Of our own: keys are looked up all at once, a thousand take hardly longer than one.
         self._item_keys = pd.Index(recommender.dataset.items.keys.to_pandas())
         self.model = ModelInfo(run=recommender.run, step=recommender.committed_step + 1)
+        self.ranker: RankerInfo | None = None
+        if stage is not None:
+            self.ranker = RankerInfo(
+                run=stage.scorer.run,
+                step=stage.scorer.committed_step + 1,
+                candidates=stage.config.candidates,
+            )
 
     def recommend(self, request: RecommendRequest) -> RecommendAnswer:
         """The k best items for the request's history, or popular ones where there is nothing to read of it:
         it has no known item, or the run's operations leave none.
 
         Raises:
-            RefusedRequestError: more items are asked for than the service gives, the row is none that the run
+            RefusedRequestError: more items are asked for than the service gives, they are to be ranked and
+                there is no ranking stage, the row is none that the run
                 could have been trained on, the times do not belong to a history, or the instruction is one
                 that the model does not read or names what the data does not know.
             UnavailableError: an event store that the run's operations ask does not answer.
         """
         if request.k > self._max_k:
             raise RefusedRequestError(f"k: {request.k} items are more than the {self._max_k} of one answer")
+        if request.rank and self._stage is None:
+            raise RefusedRequestError("rank: this service has no ranking stage; leave it out")
+        stage = None if request.rank is False else self._stage
         k = min(request.k, len(self._item_keys))
         instruction = self._instruction_of(request)
         if request.row is not None:
@@ -53,9 +74,11 @@ class RecommendationService:
         num_unread = 0
         if len(query.history_ids) or "trigger_item" in instruction:
             query = replace(query, instruction=instruction)
-            (found,) = self._recommender.answer([query], k, request.exclude_seen)
+            (found,) = (stage or self._recommender).answer([query], k, request.exclude_seen)
             if found.num_read:
-                return self._answer(found.items, "model", ignored, found.num_unread)
+                return self._answer(
+                    found.items, "model", ignored, found.num_unread, None if stage is None else self.ranker
+                )
             num_unread = found.num_unread
         seen = query.history_ids if request.exclude_seen else None
         return self._answer(self._recommender.popular(k, seen), "popular", ignored, num_unread)
@@ -125,11 +148,23 @@ class RecommendationService:
         source: Literal["model", "popular"],
         ignored: list[Key],
         num_unread: int,
+        ranker: RankerInfo | None = None,
     ) -> RecommendAnswer:
-        items = [RecommendedItem(item_id=item.item_key, title=item.title, score=item.score) for item in found]
         return RecommendAnswer(
-            items=items, source=source, ignored_items=ignored, unread_events=num_unread, model=self.model
+            items=[_item(item) for item in found],
+            source=source,
+            ignored_items=ignored,
+            unread_events=num_unread,
+            model=self.model,
+            ranker=ranker,
         )
+
+
+def _item(item: Recommendation) -> RecommendedItem:
+    ranking = None
+    if item.ranking is not None:
+        ranking = ItemRanking(score=item.ranking.score, probabilities=item.ranking.probabilities)
+    return RecommendedItem(item_id=item.item_key, title=item.title, score=item.score, ranking=ranking)
 
 
 def _checked_times(timestamps: Sequence[int], num_items: int) -> Int64Array:

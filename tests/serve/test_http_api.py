@@ -28,11 +28,12 @@ def test_answer_is_what_the_page_promises(client):
     answer = client.post("/v1/recommend", json={"history": ["alien", "nosuch"], "k": 1})
     assert answer.status_code == 200
     assert answer.json() == {
-        "items": [{"item_id": "m0", "title": "Film 0", "score": -0.5}],
+        "items": [{"item_id": "m0", "title": "Film 0", "score": -0.5, "ranking": None}],
         "source": "model",
         "ignored_items": ["nosuch"],
         "unread_events": 0,
         "model": {"run": "films", "step": 100},
+        "ranker": None,
     }
 
 
@@ -59,7 +60,7 @@ def test_health_says_which_model_is_ready(client):
         (
             {"histroy": []},
             "histroy: unknown field; known are user_id, history, timestamps, row, instruction, k, "
-            "exclude_seen",
+            "exclude_seen, rank",
         ),
         (
             {"instruction": {"mood": "x"}},

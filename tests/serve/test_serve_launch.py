@@ -5,10 +5,13 @@ import urllib.request
 
 import pytest
 
+from rayrec.pipelines.ranking_config import RankingConfig
+from rayrec.pipelines.ranking_stage import RankingStage
 from rayrec.pipelines.recommender import Query, Recommender
 from rayrec.platform.errors import InputError
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.launch import serving
+from tests.ranking import prepared_clicks, ranker_run
 from tests.runs import make_run
 
 
@@ -58,6 +61,12 @@ def test_a_host_that_is_not_of_this_machine_is_refused(run, free_port):
         start(run, host="192.0.2.1", port=free_port)
 
 
+def test_a_ranking_model_that_cannot_rank_is_refused(run, tmp_path):
+    ranker = ranker_run(prepared_clicks(tmp_path / "clicks", origins={}), tmp_path / "ranker")
+    with pytest.raises(InputError, match="nothing says what its columns are"):
+        start(run, ranking=RankingConfig(run=str(ranker), objective={"click": 1}))
+
+
 def test_an_unknown_device_is_refused():
     with pytest.raises(InputError, match="there is no device 'abacus'"):
         ServeConfig.parse({"device": "abacus"})
@@ -102,3 +111,26 @@ def test_the_service_answers_like_the_model_and_leaves_nothing_behind(run, free_
     assert (refused, error) == (422, {"error": "k: input should be greater than or equal to 1"})
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", free_port)) != 0
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_service_with_a_ranking_stage_answers_like_the_stage(run, tmp_path, free_port):
+    origins = {"user": "user", "item": "item", "sex": "item.title", "history": "history"}
+    ranker = ranker_run(prepared_clicks(tmp_path / "clicks", origins=origins), tmp_path / "ranker")
+    ranking = RankingConfig(run=str(ranker), objective={"click": 1, "like": 0.5}, candidates=20)
+    recommender = Recommender.load(run)
+    stage = RankingStage.load(recommender, ranking)
+    (expected,) = stage.answer([recommender.query_of_user("u3")], 3)
+
+    with serving(run, ServeConfig(port=free_port, ranking=ranking)) as url:
+        status, answer = fetch(f"{url}/v1/recommend", {"user_id": "u3", "k": 3})
+        _, plain = fetch(f"{url}/v1/recommend", {"user_id": "u3", "k": 3, "rank": False})
+
+    assert status == 200
+    assert [item["item_id"] for item in answer["items"]] == [item.item_key for item in expected.items]
+    for item, own in zip(answer["items"], expected.items, strict=True):
+        assert item["score"] == pytest.approx(own.score)
+        assert item["ranking"]["score"] == pytest.approx(own.ranking.score)
+        assert item["ranking"]["probabilities"] == pytest.approx(own.ranking.probabilities)
+    assert plain["ranker"] is None

@@ -12,7 +12,15 @@ from rayrec.samples.config import Boundary, option
 LayoutName = Literal["criteo", "avazu", "table", "movielens", "deskdrop"]
 SplitRule = Literal["auto", "files", "order", "time", "random"]
 
-_ROLES = {"labels": "label", "numbers": "number", "ids": "id", "lists": "list", "group": "", "time": ""}
+_ROLES = {
+    "labels": "label",
+    "numbers": "number",
+    "ids": "id",
+    "lists": "list",
+    "group": "",
+    "time": "",
+    "origins": "origin",
+}
 """Settings that say what columns are for, and the options of the command where they are called otherwise."""
 
 
@@ -39,8 +47,21 @@ class ImpressionsConfig(Config):
     """Unit of numbers in the column of the time, counted from 1970."""
     positive_rating: float = 4.0
     """MovieLens: ratings from this one on are positive."""
+    history_events: Literal["liked", "all"] = "liked"
+    """MovieLens: films in the list `history`. Requests of a recommender do not say what was liked: where the
+    model is to rank its items, take `all`, which leaves `share_liked` out."""
     history_length: int = Field(50, ge=1)
-    """MovieLens, Deskdrop: most items in the list `history`, the newest."""
+    """MovieLens, Deskdrop: most items in the list `history`, the newest. Table: of the histories of those who
+    ask, where `origins` name one."""
+    origins: dict[str, str] = Field(default_factory=dict)
+    """Table: what a column is when a recommender's items are to be ranked: `user` and `item`, their keys;
+    `user.NAME` and `item.NAME`, columns of the tables of its data set; `history`, the keys of all items that
+    the user had, oldest first."""
+    leave_out: tuple[str, ...] = ()
+    """Features of the layout that are left out, such as those that nobody knows when items are ranked."""
+    held_out_of: str | None = None
+    """MovieLens, Deskdrop: a data set of `rayrec prepare`, made of the same source; what it holds out is held
+    out here, so that a model trained on these impressions can rank for those that were trained on it."""
     split: SplitRule = "auto"
     """`files`: the source has a file for each split; `order`: the last rows are held out; `time`: the latest
     ones; `random`: any rows, drawn by the seed. `auto`: by files where there are some, else by time where the
@@ -88,12 +109,28 @@ class ImpressionsConfig(Config):
                 f"the column {twice[0]!r} is named twice; a column is a label, a number, an id, a list or "
                 "the group, and only an id may be the group too"
             )
+        features = [*self.numbers, *self.ids, *self.lists]
+        for column, origin in self.origins.items():
+            if column not in features:
+                raise ValueError(f"origins names {column!r}; features are {', '.join(features)}")
+            kind, _, name = origin.partition(".")
+            if not (origin in ("user", "item", "history") or (kind in ("user", "item") and name)):
+                raise ValueError(
+                    f"origins.{column} is {origin!r}; expected user, item, history, user.NAME or item.NAME"
+                )
         if self.time in self.labels:
             raise ValueError(f"the column {self.time!r} is both label and time; name another as time")
         return self
 
     @model_validator(mode="after")
     def _split_is_possible(self) -> Self:
+        if self.held_out_of is not None and self.layout not in ("movielens", "deskdrop"):
+            raise ValueError(
+                f"{option('held_out_of')} belongs to the layouts movielens and deskdrop, whose rows are "
+                f"events of a log; {self.layout} has others"
+            )
+        if self.held_out_of is not None and self.split != "auto":
+            raise ValueError(f"{option('held_out_of')} says what is held out; leave {option('split')} out")
         starts = {"valid_start": self.valid_start, "test_start": self.test_start}
         dated = [name for name, value in starts.items() if value is not None]
         if dated and self.split != "time":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -83,12 +84,16 @@ def divide(source: ImpressionSource, config: ImpressionsConfig, progress: Progre
     """
     kind = config.split
     if source.is_divided:
-        own = "files" if source.boundaries is None else "time"
-        if kind not in ("auto", own):
+        own: Literal["files", "time", "data_set"] = "files" if source.boundaries is None else "time"
+        if source.held_out_of is not None:
+            own = "data_set"
+        elif kind not in ("auto", own):
             why = "has files for each split" if own == "files" else "is divided by time by its layout"
             raise InputError(f"{source.name} {why}; leave {option('split')} out, or set it to {own}")
         valid_start, test_start = source.boundaries or (None, None)
-        split = ImpressionSplit(kind=own, valid_start=valid_start, test_start=test_start)
+        split = ImpressionSplit(
+            kind=own, valid_start=valid_start, test_start=test_start, held_out_of=source.held_out_of
+        )
         return _division(split, source, config)
     if kind == "auto":
         kind = "order" if source.time is None else "time"

@@ -13,6 +13,7 @@ from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
 from rayrec.samples.dataset_folder import IMPRESSIONS, FileEntry, read_manifest, write_manifest
+from rayrec.samples.impressions.history_rule import HistoryRule
 from rayrec.samples.impressions.source import SplitName
 
 
@@ -42,9 +43,11 @@ class SchemaInfo(Config):
 class ImpressionSplit(Config):
     """How rows were divided; boundaries in UNIX seconds, for a split by time."""
 
-    kind: Literal["files", "order", "time", "random"]
+    kind: Literal["files", "order", "time", "random", "data_set"]
     valid_start: float | None = None
     test_start: float | None = None
+    held_out_of: str | None = None
+    """Fingerprint of the data set of histories that holds out the same events."""
 
 
 class ImpressionManifest(Config):
@@ -67,6 +70,10 @@ class ImpressionManifest(Config):
     """By space: distinct ids in the files, that of the rare ones included, null not."""
     num_rare: dict[str, int]
     """By space: distinct ids of training rows that were seen less often than `min_count`."""
+    history: HistoryRule | None = None
+    """What histories are made of; None where that is not known."""
+    origins: dict[str, str] = Field(default_factory=dict)
+    """Of the layout `table`: column to what it is when somebody asks, as in `ImpressionsConfig`."""
     extra: dict[str, float] = Field(default_factory=dict)
     """What else is known of the data, such as the best AUC there can be."""
     files: dict[str, FileEntry]

@@ -102,6 +102,8 @@ def write_impressions(
             positives=writer.per_label(writer.positives),
             num_ids=vocabulary.num_ids(),
             num_rare=num_rare,
+            history=source.history,
+            origins=config.origins,
             extra=dict(extra or {}),
             files=files,
             fingerprint=fingerprint_of(files, columns),

@@ -10,7 +10,13 @@ from typing import Any
 from rayrec.samples.impressions.manifest import ImpressionManifest
 from rayrec.samples.impressions.source import SPLITS
 
-_SPLITS = {"files": "one file each", "order": "by order", "time": "by time", "random": "random"}
+_SPLITS = {
+    "files": "one file each",
+    "order": "by order",
+    "time": "by time",
+    "random": "random",
+    "data_set": "what a data set of histories holds out",
+}
 _NAMES = {"train": "training", "valid": "validation", "test": "test"}
 
 

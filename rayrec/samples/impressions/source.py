@@ -9,6 +9,7 @@ from typing import Literal
 import pyarrow as pa
 
 from rayrec.platform.impression_schema import ImpressionSchema
+from rayrec.samples.impressions.history_rule import HistoryRule
 
 SplitName = Literal["train", "valid", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "valid", "test")
@@ -40,7 +41,11 @@ class ImpressionSource:
     time: str | None = None
     """The column that rows may be divided by."""
     boundaries: tuple[float, float] | None = None
-    """UNIX seconds from which rows validate and are tested, where the layout has divided them."""
+    """UNIX seconds from which rows validate and are tested, where the layout has divided them by time."""
+    held_out_of: str | None = None
+    """Fingerprint of the data set of histories whose held-out events the layout has held out."""
+    history: HistoryRule | None = None
+    """What histories are made of, where the layout made them, or was told."""
 
     @property
     def is_divided(self) -> bool:

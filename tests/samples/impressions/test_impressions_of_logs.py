@@ -7,11 +7,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.config import PrepareConfig
+from rayrec.samples.dataset import Dataset
 from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.dataset import ImpressionDataset
+from rayrec.samples.impressions.history_rule import HistoryRule
 from rayrec.samples.impressions.ids import id_of, null_id
-from rayrec.samples.impressions.layouts.histories import histories_before
+from rayrec.samples.impressions.layouts.histories import histories_before, histories_now
 from rayrec.samples.impressions.prepare import prepare_impressions
+from rayrec.samples.impressions.query_rows import QueryRows
+from rayrec.samples.prepare import prepare
 from tests.data import real_data
 
 
@@ -181,3 +186,132 @@ def test_the_real_logs(tmp_path):
     assert sum(articles.manifest.rows.values()) == 40_710
     assert articles.manifest.positives["like"]["train"] == 4745
     assert (articles.num_ids["user"], articles.num_ids["item"]) == (1895, 2987)
+
+
+def histories_of(source, out, **settings):
+    """A data set of histories of the same log, in which no article is described twice."""
+    copy = write(
+        out.parent / f"{out.name}-source",
+        **{
+            path.name.replace(".", "__"): [
+                line for line in path.read_text().splitlines() if line != "2,a,78,pt"
+            ]
+            for path in source.iterdir()
+        },
+    )
+    prepare(copy, out, PrepareConfig(**settings))
+    return str(out)
+
+
+def test_what_a_data_set_of_histories_holds_out_is_held_out(films, tmp_path):
+    # The last two events of "1" are held out; "2" has three events, two of them of one second.
+    histories = histories_of(films, tmp_path / "histories", allow=frozenset({"duplicates"}))
+    dataset = prepared("movielens", films, tmp_path / "data", held_out_of=histories)
+    assert dataset.manifest.rows == {"train": 4, "valid": 2, "test": 2}
+    assert dataset.manifest.split.kind == "data_set"
+    assert dataset.manifest.split.held_out_of == Dataset.open(histories).fingerprint
+    one, seven, five = id_of("user", "1"), id_of("item", "7"), id_of("item", "5")
+    of_one = {
+        split: [row["item"] for row in dataset.split_table(split).to_pylist() if row["user"] == one]
+        for split in ("valid", "test")
+    }
+    assert of_one == {"valid": [seven], "test": [five]}
+
+
+def test_labels_of_held_out_events_are_no_labels_of_training(articles, tmp_path):
+    histories = histories_of(articles, tmp_path / "histories")
+    dataset = prepared("deskdrop", articles, tmp_path / "data", held_out_of=histories)
+    rows = pq.read_table(dataset.root / dataset.train_files[0]).to_pylist()
+    # The comment of "q" on b is what is tested, and the second view of a validates; b was seen before.
+    (of_b,) = [row for row in rows if row["user"] == id_of("user", "q") and row["item"] == id_of("item", "b")]
+    assert of_b["comment"] == 0
+    # The bookmark of c is tested, the follow validates: the row is of the follow.
+    (of_c,) = dataset.split_table("valid").to_pylist()
+    assert (of_c["item"], of_c["follow"], of_c["bookmark"]) == (id_of("item", "c"), 1, 0)
+
+
+def test_a_split_by_date_is_followed_too(films, tmp_path):
+    histories = histories_of(
+        films,
+        tmp_path / "histories",
+        split="time",
+        valid_start=1000,
+        test_start=2000,
+        allow=frozenset({"duplicates"}),
+    )
+    dataset = prepared("movielens", films, tmp_path / "data", held_out_of=histories)
+    assert dataset.manifest.rows == {"train": 6, "valid": 1, "test": 1}
+
+
+def test_features_may_be_left_out(films, tmp_path):
+    left_out = ("share_liked", "user", "genres")
+    dataset = prepared("movielens", films, tmp_path / "data", leave_out=left_out)
+    assert not set(left_out) & set(dataset.schema.features)
+    assert dataset.schema.group == "user"
+    with pytest.raises(InputError, match=r"--leave-out\) names 'price'; the features of .* are num_rated"):
+        prepared("movielens", films, tmp_path / "other", leave_out=("price",))
+
+
+def test_histories_of_all_films_have_no_share_of_those_liked(films, tmp_path):
+    dataset = prepared("movielens", films, tmp_path / "data", history_events="all")
+    assert "share_liked" not in dataset.schema.numbers
+    last = max(all_rows(dataset).to_pylist(), key=lambda row: row["num_rated"])
+    assert last["history"] == [id_of("item", key) for key in "7897"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"held_out_of": "data", "split": "time"}, "says what is held out"),
+        ({"origins": {"price": "item.price"}}, r"origins \(--origin\) belongs to the layout table"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings, expected):
+    with pytest.raises(InputError, match=expected):
+        ImpressionsConfig.parse({"layout": "movielens", **settings})
+
+
+@pytest.mark.parametrize("events", ["all", "first"])
+@pytest.mark.parametrize("seed", range(3))
+def test_who_asks_now_has_the_history_of_one_more_event(seed, events):
+    random = np.random.default_rng(seed)
+    lengths_B = random.integers(0, 7, 5)
+    offsets_B1 = np.concatenate([[0], np.cumsum(lengths_B)])
+    items_N = random.integers(0, 5, offsets_B1[-1])
+    found = histories_now(HistoryRule(events=events, length=3), pa.array(items_N), offsets_B1)
+    for row in range(5):
+        own = items_N[offsets_B1[row] : offsets_B1[row + 1]].tolist()
+        kept = list(dict.fromkeys(own)) if events == "first" else own
+        assert found.of(np.array([row])).to_pylist() == [kept[-3:]]
+        assert (found.num_events_E[row], found.num_kept_E[row]) == (len(own), len(kept))
+
+
+def test_articles_are_ranked_by_the_hour_in_which_somebody_asks(articles, tmp_path):
+    histories = Dataset.open(histories_of(articles, tmp_path / "histories"))
+    dataset = prepared("deskdrop", articles, tmp_path / "data", leave_out=("country",))
+    made = QueryRows(dataset, histories, dataset.schema.features)
+    a, b = (histories.position_by_key(key) for key in "ab")
+    rows = made.rows(
+        users_B=np.array([-1]),
+        history_N=np.array([a, a, b]),
+        offsets_B1=np.array([0, 3]),
+        times_B=np.array([3600 * 5]),
+        queries_R=np.array([0]),
+        items_R=np.array([b]),
+    ).rows.to_pylist()
+    assert made.needs_times
+    assert rows == [
+        {
+            "num_opened": 2,
+            "user": None,
+            "item": id_of("item", "b"),
+            "hour_of_day": id_of("hour_of_day", "5"),
+            "weekday": id_of("weekday", "3"),  # the first of January 1970 was a Thursday
+            "author": id_of("author", "79"),
+            "language": id_of("language", "pt"),
+            "history": [id_of("item", "a"), id_of("item", "b")],
+        }
+    ]
+    whole = prepared("deskdrop", articles, tmp_path / "whole")
+    with pytest.raises(InputError, match=r"the column country, .* those who ask do not say"):
+        QueryRows(whole, histories, whole.schema.features)

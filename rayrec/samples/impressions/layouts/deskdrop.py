@@ -23,9 +23,18 @@ from rayrec.samples.batches import Int64Array
 from rayrec.samples.config import PrepareConfig
 from rayrec.samples.importers import load_source
 from rayrec.samples.impressions.config import ImpressionsConfig
-from rayrec.samples.impressions.layouts.histories import histories_before
-from rayrec.samples.impressions.layouts.logs import boundaries_of, checked_log, described, source_of_events
-from rayrec.samples.impressions.source import ImpressionSource
+from rayrec.samples.impressions.history_rule import HistoryRule
+from rayrec.samples.impressions.layouts.histories import Histories, histories_by_rule, is_first_of_item
+from rayrec.samples.impressions.layouts.logs import (
+    by_event,
+    checked_log,
+    column_of,
+    described,
+    source_of_events,
+    split_of_events,
+)
+from rayrec.samples.impressions.layouts.query_columns import Columns, QueryColumns
+from rayrec.samples.impressions.source import SPLITS, ImpressionSource
 
 LABELS = {"LIKE": "like", "BOOKMARK": "bookmark", "FOLLOW": "follow", "COMMENT CREATED": "comment"}
 """Kind of event -> label."""
@@ -33,7 +42,7 @@ LABELS = {"LIKE": "like", "BOOKMARK": "bookmark", "FOLLOW": "follow", "COMMENT C
 _OF_EVENTS = {"userCountry": "country", "userRegion": "region", "userAgent": "device"}
 _OF_ARTICLES = {"authorPersonId": "author", "lang": "language", "contentType": "content_type"}
 """Columns of the source that are ids, where it has them."""
-_NEVER = np.iinfo(np.int64).max
+_NEVER = len(SPLITS)
 
 
 def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
@@ -53,35 +62,22 @@ def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
     user_codes_E = pd.factorize(users.to_pandas(), sort=True)[0]
     item_codes_E, keys = pd.factorize(items.to_pandas(), sort=True)
     pairs_E = user_codes_E.astype(np.int64) * len(keys) + item_codes_E
-    # Of events of one time the first of the source.
-    by_pair_E = np.lexsort((times_E, pairs_E))
-    is_first = np.concatenate([[True], np.diff(pairs_E[by_pair_E]) != 0])
-    events_V = by_pair_E[is_first]
-    boundaries = boundaries_of(times_E[events_V], config)
-    labels = _labels(pairs_E, times_E, kinds_E, events_V, boundaries)
-    is_opened_E = np.zeros(len(times_E), dtype=bool)
-    is_opened_E[events_V] = True
-    histories = histories_before(user_codes_E, times_E, items, is_opened_E, config.history_length)
-    moments = pa.array(times_E).cast(pa.timestamp("us"))
-    ids = {"hour_of_day": pc.hour(moments), "weekday": pc.day_of_week(moments)}
-    ids |= {
-        name: log.table[column].combine_chunks()
-        for column, name in _OF_EVENTS.items()
-        if column in log.table.schema.names
-    }
-    if (articles := described(raw.items, "item_id", items)) is not None:
-        table, rows = articles
-        ids |= {
-            name: table[column].combine_chunks().take(rows)
-            for column, name in _OF_ARTICLES.items()
-            if column in table.schema.names
-        }
+    is_opened_E = is_first_of_item(user_codes_E, times_E, items)
+    events_V = np.flatnonzero(is_opened_E)[np.argsort(pairs_E[is_opened_E])]
+    split = split_of_events(users, items, times_E, events_V, config)
+    labels = _labels(pairs_E, kinds_E, events_V, split.codes_E)
+    rule = HistoryRule(events="first", length=config.history_length)
+    histories = histories_by_rule(rule, user_codes_E, times_E, items)
+    of_pasts = columns_of_pasts(histories)
+    ids = columns_of_times(pa.array(times_E).cast(pa.timestamp("us")))
+    ids |= _chosen(log.table, _OF_EVENTS)
+    ids |= by_event(columns_of_items, described(raw.items, "item_id", items))
 
     def take(events_R: Int64Array) -> dict[str, pa.Array]:
         rows = pa.array(events_R)
         return {
             **{label: pa.array(values_E[events_R]) for label, values_E in labels.items()},
-            "num_opened": pa.array(histories.num_kept_E[events_R]),
+            **{name: column.take(rows) for name, column in of_pasts.items()},
             "user": users.take(rows),
             "item": items.take(rows),
             **{name: column.take(rows) for name, column in ids.items()},
@@ -90,32 +86,64 @@ def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
 
     schema = ImpressionSchema(
         labels=tuple(LABELS.values()),
-        numbers=("num_opened",),
+        numbers=tuple(of_pasts),
         ids={name: name for name in ("user", "item", *ids)},
         lists={"history": "item"},
         group="user",
     )
-    return source_of_events(raw.name, schema, log, times_E, events_V, boundaries, take)
+    return source_of_events(raw.name, schema, log, times_E, events_V, split, rule, take)
+
+
+def query_columns(rule: HistoryRule) -> QueryColumns:
+    """What can be made of those who ask for articles: all, but for what a log says of each event."""
+    return QueryColumns(
+        rule,
+        user=("user",),
+        item=("item",),
+        history=("history",),
+        of_items=columns_of_items,
+        of_pasts=columns_of_pasts,
+        of_times=columns_of_times,
+        unknown=dict.fromkeys(
+            _OF_EVENTS.values(),
+            "is of the moment in which an article was opened, which those who ask do not say; prepare the "
+            "impressions without it (leave_out, --leave-out)",
+        ),
+    )
+
+
+def columns_of_pasts(histories: Histories) -> Columns:
+    """[E] of the user's past."""
+    return {"num_opened": pa.array(histories.num_kept_E)}
+
+
+def columns_of_times(times: pa.TimestampArray) -> Columns:
+    """When it was, in UTC; of days of the week, 0 is Monday."""
+    return {"hour_of_day": pc.hour(times), "weekday": pc.day_of_week(times)}
+
+
+def columns_of_items(articles: pa.Table) -> Columns:
+    """Author, language and type, as far as the source describes them."""
+    return _chosen(articles, _OF_ARTICLES)
+
+
+def _chosen(table: pa.Table, names: dict[str, str]) -> Columns:
+    columns = {ours: column_of(table, theirs) for theirs, ours in names.items()}
+    return {name: column for name, column in columns.items() if column is not None}
 
 
 def _labels(
-    pairs_E: Int64Array,
-    times_E: Int64Array,
-    kinds_E: np.ndarray,
-    events_V: Int64Array,
-    boundaries: tuple[float, float],
+    pairs_E: Int64Array, kinds_E: np.ndarray, events_V: Int64Array, split_codes_E: Int64Array
 ) -> dict[str, np.ndarray]:
     """[E] labels of the events that are impressions; what stands at others means nothing."""
-    ends = np.array([*(round(start * 1_000_000) for start in boundaries), _NEVER])
-    ends_V = ends[np.searchsorted(ends, times_E[events_V], side="right").clip(max=2)]
     pairs_V = pd.Index(pairs_E[events_V])  # in ascending order, each once
     labels = {}
     for kind, label in LABELS.items():
         of_kind_K = np.flatnonzero(kinds_E == kind)
         # None is before the impression, which is the first event of the pair.
         earliest_V = np.full(len(events_V), _NEVER)
-        np.minimum.at(earliest_V, pairs_V.get_indexer(pd.Index(pairs_E[of_kind_K])), times_E[of_kind_K])
-        values_E = np.zeros(len(times_E), dtype=np.int8)
-        values_E[events_V] = earliest_V < ends_V
+        np.minimum.at(earliest_V, pairs_V.get_indexer(pd.Index(pairs_E[of_kind_K])), split_codes_E[of_kind_K])
+        values_E = np.zeros(len(pairs_E), dtype=np.int8)
+        values_E[events_V] = earliest_V <= split_codes_E[events_V]
         labels[label] = values_E
     return labels

@@ -1,6 +1,9 @@
 """What a user did before an event: strictly before, so that events of one time say nothing of each other.
 
-Axes: E events, P those of them that histories are made of, R rows.
+Which events count is said by a `HistoryRule`, and applied here alone: to a log when impressions are made of
+it, and to the histories of those who ask, which are a log too, in which asking is the last event.
+
+Axes: E events, P those of them that histories are made of, R rows, B who asks, N events of their histories.
 """
 
 from __future__ import annotations
@@ -8,9 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from rayrec.samples.batches import Int64Array
+from rayrec.samples.impressions.history_rule import HistoryRule
 from rayrec.samples.jagged import list_rows
 
 
@@ -30,6 +35,65 @@ class Histories:
 
     def of(self, events_R: Int64Array) -> pa.ListArray:
         return list_rows(self.items, self.starts_E[events_R], self.lengths_E[events_R])
+
+
+def histories_by_rule(
+    rule: HistoryRule,
+    users_E: Int64Array,
+    times_E: Int64Array,
+    items: pa.Array,
+    liked_E: np.ndarray | None = None,
+) -> Histories:
+    """
+    Args:
+        users_E: codes of users.
+        items: [E] keys.
+        liked_E: for a rule that asks for it.
+    """
+    if rule.events == "liked":
+        assert liked_E is not None, "asked only where it is known"
+        kept_E = liked_E
+    elif rule.events == "first":
+        kept_E = is_first_of_item(users_E, times_E, items)
+    else:
+        kept_E = np.ones(len(users_E), dtype=bool)
+    return histories_before(users_E, times_E, items, kept_E, rule.length)
+
+
+def histories_now(rule: HistoryRule, items: pa.Array, offsets_B1: Int64Array) -> Histories:
+    """[B] what those who ask now did before, of histories that are ordered by time.
+
+    Args:
+        items: [N] whatever says which items they are.
+    """
+    lengths_B = np.diff(offsets_B1)
+    num_asking = len(lengths_B)
+    asking_B = np.arange(num_asking)
+    users_E = np.concatenate([np.repeat(asking_B, lengths_B), asking_B])
+    places_N = np.arange(len(items)) - np.repeat(offsets_B1[:-1], lengths_B)
+    histories = histories_by_rule(
+        rule,
+        users_E,
+        np.concatenate([places_N, lengths_B]),
+        pa.concat_arrays([items, pa.nulls(num_asking, items.type)]),
+    )
+    return Histories(
+        items=histories.items,
+        starts_E=histories.starts_E[len(items) :],
+        lengths_E=histories.lengths_E[len(items) :],
+        num_events_E=histories.num_events_E[len(items) :],
+        num_kept_E=histories.num_kept_E[len(items) :],
+    )
+
+
+def is_first_of_item(users_E: Int64Array, times_E: Int64Array, items: pa.Array) -> np.ndarray:
+    """[E] whether an event is the user's first one with its item; of events of one time the first given."""
+    codes_E, keys = pd.factorize(items.to_pandas())
+    pairs_E = users_E.astype(np.int64) * (len(keys) + 1) + codes_E  # without an item, the code is -1
+    by_pair_E = np.lexsort((times_E, pairs_E))
+    first_E = np.zeros(len(pairs_E), dtype=bool)
+    first_E[by_pair_E] = np.diff(pairs_E[by_pair_E], prepend=np.iinfo(np.int64).min) != 0
+    return first_E
 
 
 def histories_before(

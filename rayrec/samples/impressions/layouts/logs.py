@@ -5,7 +5,8 @@ Axes: E events, R rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -15,8 +16,11 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
 from rayrec.samples.batches import Int64Array
 from rayrec.samples.config import option
+from rayrec.samples.dataset import Dataset
 from rayrec.samples.importers.tables import RawTable
 from rayrec.samples.impressions.config import ImpressionsConfig
+from rayrec.samples.impressions.held_out import split_codes_like
+from rayrec.samples.impressions.history_rule import HistoryRule
 from rayrec.samples.impressions.source import SPLITS, ImpressionSource, rows_as_part
 from rayrec.samples.time_split import time_boundaries
 from rayrec.samples.validation import check_ids, parse_times
@@ -36,12 +40,41 @@ def checked_log(raw: RawTable, config: ImpressionsConfig) -> tuple[pa.Array, pa.
     return users, items, parse_times(raw, config.time_unit)
 
 
-def boundaries_of(times_R: Int64Array, config: ImpressionsConfig) -> tuple[float, float]:
-    """UNIX seconds from which impressions validate and are tested.
+@dataclass(frozen=True)
+class EventSplit:
+    """Which events train, validate and are tested."""
+
+    codes_E: Int64Array
+    """Places in `SPLITS`."""
+    boundaries: tuple[float, float] | None = None
+    """UNIX seconds, where time divides."""
+    held_out_of: str | None = None
+    """Fingerprint of the data set of histories that divides."""
+
+
+def split_of_events(
+    users: pa.Array, items: pa.Array, times_E: Int64Array, events_R: Int64Array, config: ImpressionsConfig
+) -> EventSplit:
+    """
+    Args:
+        users, items: [E] keys.
+        events_R: those that are impressions, of which fractions are.
 
     Raises:
-        InputError: another split than by time is asked for, or nothing would be left to train or test on.
+        InputError: another split than by time or by a data set is asked for, nothing would be left to train
+            or test on, or there is no such data set.
     """
+    if config.held_out_of is not None:
+        dataset = Dataset.open(config.held_out_of)
+        codes_E = split_codes_like(dataset, users, items, times_E)
+        return EventSplit(codes_E, held_out_of=dataset.fingerprint)
+    boundaries = _boundaries_of(times_E[events_R], config)
+    starts = np.rint(np.array(boundaries) * 1_000_000).astype(np.int64)
+    return EventSplit(np.searchsorted(starts, times_E, side="right"), boundaries)
+
+
+def _boundaries_of(times_R: Int64Array, config: ImpressionsConfig) -> tuple[float, float]:
+    """UNIX seconds from which impressions validate and are tested."""
     if config.split not in ("auto", "time"):
         raise InputError(
             f"the layout {config.layout} is divided by time, since histories and labels depend on it; leave "
@@ -61,21 +94,20 @@ def source_of_events(
     raw: RawTable,
     times_E: Int64Array,
     events_R: Int64Array,
-    boundaries: tuple[float, float],
+    split: EventSplit,
+    history: HistoryRule,
     take: Callable[[Int64Array], dict[str, pa.Array]],
 ) -> ImpressionSource:
-    """Rows by time, divided at the boundaries.
+    """Rows of each split by time.
 
     Args:
         events_R: which event is a row, in an order that says nothing within one time.
         take: events -> their columns.
     """
     ordered_R = events_R[np.argsort(times_E[events_R], kind="stable")]
-    starts = np.rint(np.array(boundaries) * 1_000_000).astype(np.int64)
-    cuts = [0, *np.searchsorted(times_E[ordered_R], starts).tolist(), len(ordered_R)]
     parts = []
-    for split, start, stop in zip(SPLITS, cuts[:-1], cuts[1:], strict=True):
-        own_R = ordered_R[start:stop]
+    for code, name_of_split in enumerate(SPLITS):
+        own_R = ordered_R[split.codes_E[ordered_R] == code]
 
         def take_some(first: int, last: int, own_R: Int64Array = own_R) -> dict[str, pa.Array]:
             return take(own_R[first:last])
@@ -83,8 +115,15 @@ def source_of_events(
         def where(row: int, own_R: Int64Array = own_R) -> str:
             return raw.where(int(own_R[row]))
 
-        parts.append(rows_as_part(take_some, len(own_R), where, split))
-    return ImpressionSource(name, schema, tuple(parts), boundaries=boundaries)
+        parts.append(rows_as_part(take_some, len(own_R), where, name_of_split))
+    return ImpressionSource(
+        name,
+        schema,
+        tuple(parts),
+        boundaries=split.boundaries,
+        held_out_of=split.held_out_of,
+        history=history,
+    )
 
 
 def described(raw: RawTable | None, key: str, keys: pa.Array) -> tuple[pa.Table, pa.Array] | None:
@@ -102,3 +141,22 @@ def described(raw: RawTable | None, key: str, keys: pa.Array) -> tuple[pa.Table,
     found = index[first].get_indexer(pd.Index(keys.to_pandas()))
     rows = np.where(found < 0, 0, places[np.maximum(found, 0)]) if len(places) else np.zeros(len(keys), int)
     return table, pa.array(rows, pa.int64(), mask=found < 0)
+
+
+def by_event(
+    columns_of: Callable[[pa.Table], Mapping[str, pa.Array]], found: tuple[pa.Table, pa.Array] | None
+) -> dict[str, pa.Array]:
+    """[E] columns that are made of what `described` found, for each of its keys."""
+    if found is None:
+        return {}
+    table, rows = found
+    return {name: column.take(rows) for name, column in columns_of(table).items()}
+
+
+def column_of(table: pa.Table, *names: str) -> pa.Array | None:
+    """The first of these columns that there is."""
+    name = next((name for name in names if name in table.schema.names), None)
+    if name is None:
+        return None
+    chunks = table[name].chunks
+    return pa.concat_arrays(chunks) if chunks else pa.array([], table[name].type)

@@ -3,7 +3,7 @@
 A row per rating, in any form that `rayrec prepare` reads (ml-100k, ml-1m, RecBole's files, ratings.csv).
 The label `liked` is 1 from a rating of `positive_rating` on. What is known of the user's past is of times
 strictly before the rating: the list `history` (the newest films liked), the numbers `num_rated` and
-`share_liked`.
+`share_liked`; with `history_events: all` the newest films rated, and no `share_liked`.
 Nothing is known of what others thought of the film: that would be a statistic over the whole log.
 """
 
@@ -23,8 +23,17 @@ from rayrec.samples.config import PrepareConfig
 from rayrec.samples.importers import load_source
 from rayrec.samples.importers.tables import RawTable
 from rayrec.samples.impressions.config import ImpressionsConfig
-from rayrec.samples.impressions.layouts.histories import histories_before
-from rayrec.samples.impressions.layouts.logs import boundaries_of, checked_log, described, source_of_events
+from rayrec.samples.impressions.history_rule import HistoryRule
+from rayrec.samples.impressions.layouts.histories import Histories, histories_by_rule
+from rayrec.samples.impressions.layouts.logs import (
+    by_event,
+    checked_log,
+    column_of,
+    described,
+    source_of_events,
+    split_of_events,
+)
+from rayrec.samples.impressions.layouts.query_columns import Columns, QueryColumns
 from rayrec.samples.impressions.source import ImpressionSource
 
 LABEL = "liked"
@@ -45,40 +54,62 @@ def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
     liked_E = _ratings(log) >= config.positive_rating
     user_codes_E = pd.factorize(users.to_pandas(), sort=True)[0]
     item_codes_E = pd.factorize(items.to_pandas(), sort=True)[0]
-    histories = histories_before(user_codes_E, times_E, items, liked_E, config.history_length)
-    of_users = _user_columns(described(raw.users, "user_id", users))
-    of_items = described(raw.items, "item_id", items)
-    genres = _column(of_items, "genres", "class")
-    years = _column(of_items, "release_year", "year")
-    year = None if years is None else _numbers(years)
+    rule = HistoryRule(events=config.history_events, length=config.history_length)
+    histories = histories_by_rule(rule, user_codes_E, times_E, items, liked_E)
+    of_pasts = columns_of_pasts(histories)
+    if rule.events != "liked":
+        del of_pasts["share_liked"]  # of all films kept, which is always 1
+    of_users = by_event(columns_of_users, described(raw.users, "user_id", users))
+    of_items = by_event(columns_of_items, described(raw.items, "item_id", items))
+    plain = {"user": users, "item": items, **of_pasts, **of_users, **of_items}
 
     def take(events_R: Int64Array) -> dict[str, pa.Array]:
         rows = pa.array(events_R)
-        num_rated_R, num_liked_R = histories.num_events_E[events_R], histories.num_kept_E[events_R]
-        columns = {
+        return {
             LABEL: pa.array(liked_E[events_R].astype(np.int8)),
-            "num_rated": pa.array(num_rated_R),
-            "share_liked": pa.array(num_liked_R / np.maximum(num_rated_R, 1), mask=num_rated_R == 0),
-            "user": users.take(rows),
-            "item": items.take(rows),
             "history": histories.of(events_R),
-        } | {name: column.take(rows) for name, column in of_users.items()}
-        if year is not None:
-            columns["release_year"] = year.take(rows)
-        if genres is not None:
-            columns["genres"] = _genre_lists(genres.take(rows))
-        return columns
+            **{name: column.take(rows) for name, column in plain.items()},
+        }
 
     schema = ImpressionSchema(
         labels=(LABEL,),
-        numbers=("num_rated", "share_liked", *(["release_year"] if year is not None else [])),
+        numbers=(*of_pasts, *(["release_year"] if "release_year" in of_items else [])),
         ids={name: name for name in ("user", "item", *of_users)},
-        lists={**({"genres": "genre"} if genres is not None else {}), "history": "item"},
+        lists={**({"genres": "genre"} if "genres" in of_items else {}), "history": "item"},
         group="user",
     )
-    boundaries = boundaries_of(times_E, config)
     events_R = np.lexsort((item_codes_E, user_codes_E))
-    return source_of_events(raw.name, schema, log, times_E, events_R, boundaries, take)
+    split = split_of_events(users, items, times_E, events_R, config)
+    return source_of_events(raw.name, schema, log, times_E, events_R, split, rule, take)
+
+
+def query_columns(rule: HistoryRule) -> QueryColumns:
+    """What can be made of those who ask for films: all, but for what hangs on which films they liked."""
+    not_told = (
+        "is made of the films that a user liked, which histories of a recommender do not say; prepare the "
+        "impressions with history_events (--history-events) all"
+    )
+    told = rule.events != "liked"
+    return QueryColumns(
+        # Without the columns that are not told, what was liked no longer matters.
+        rule if told else rule.model_copy(update={"events": "all"}),
+        user=("user",),
+        item=("item",),
+        history=("history",) if told else (),
+        of_users=columns_of_users,
+        of_items=columns_of_items,
+        of_pasts=lambda histories: {"num_rated": columns_of_pasts(histories)["num_rated"]},
+        unknown={} if told else dict.fromkeys(("history", "share_liked"), not_told),
+    )
+
+
+def columns_of_pasts(histories: Histories) -> Columns:
+    """[E] of the user's past; the rule of the histories is taken to keep the films liked."""
+    num_rated_E, num_liked_E = histories.num_events_E, histories.num_kept_E
+    return {
+        "num_rated": pa.array(num_rated_E),
+        "share_liked": pa.array(num_liked_E / np.maximum(num_rated_E, 1), mask=num_rated_E == 0),
+    }
 
 
 def _ratings(log: RawTable) -> np.ndarray:
@@ -102,32 +133,33 @@ def _ratings(log: RawTable) -> np.ndarray:
     return ratings_E
 
 
-def _column(found: tuple[pa.Table, pa.Array] | None, *names: str) -> pa.Array | None:
-    """[E] the first of these columns that there is; null for what is not described."""
-    if found is None:
-        return None
-    table, rows = found
-    name = next((name for name in names if name in table.schema.names), None)
-    return None if name is None else table[name].combine_chunks().take(rows)
-
-
 def _numbers(column: pa.Array) -> pa.DoubleArray:
     """Null for what is no number: MovieLens 100K has a film of the year "unkonwn"."""
     return pa.array(pd.to_numeric(column.to_pandas(), errors="coerce").to_numpy(np.float64), from_pandas=True)
 
 
-def _user_columns(found: tuple[pa.Table, pa.Array] | None) -> dict[str, pa.Array]:
-    """[E] gender, occupation, age group and region of the users, as far as the source describes them."""
-    columns = {name: _column(found, name) for name in ("gender", "occupation")}
-    if (ages := _column(found, "age")) is not None:
-        years_E = _numbers(ages).fill_null(np.nan).to_numpy(zero_copy_only=False)
+def columns_of_users(users: pa.Table) -> Columns:
+    """Gender, occupation, age group and region, as far as the source describes them."""
+    columns = {name: column_of(users, name) for name in ("gender", "occupation")}
+    if (ages := column_of(users, "age")) is not None:
+        years_U = _numbers(ages).fill_null(np.nan).to_numpy(zero_copy_only=False)
         lower_ends = np.concatenate([[1], _AGES])
-        groups_E = lower_ends[np.searchsorted(_AGES, np.nan_to_num(years_E), side="right")]
-        columns["age_group"] = pa.array(groups_E, mask=np.isnan(years_E))
-    if (zip_codes := _column(found, "zip_code")) is not None:
+        groups_U = lower_ends[np.searchsorted(_AGES, np.nan_to_num(years_U), side="right")]
+        columns["age_group"] = pa.array(groups_U, mask=np.isnan(years_U))
+    if (zip_codes := column_of(users, "zip_code")) is not None:
         # Three digits are a region of the United States; whole codes have one user each.
         columns["zip_prefix"] = pc.utf8_slice_codeunits(zip_codes.cast(pa.string()), 0, 3)
     return {name: column for name, column in columns.items() if column is not None}
+
+
+def columns_of_items(films: pa.Table) -> Columns:
+    """Year and genres, as far as the source describes them."""
+    columns: Columns = {}
+    if (years := column_of(films, "release_year", "year")) is not None:
+        columns["release_year"] = _numbers(years)
+    if (genres := column_of(films, "genres", "class")) is not None:
+        columns["genres"] = _genre_lists(genres)
+    return columns
 
 
 def _genre_lists(texts: pa.Array) -> pa.ListArray:

@@ -6,7 +6,7 @@ or a folder of files that are read in the order of their names and then divided.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +17,9 @@ from rayrec.platform.impression_schema import ImpressionSchema
 from rayrec.samples.importers.tables import SUFFIXES, files_of
 from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.delimited import DelimitedFile
+from rayrec.samples.impressions.history_rule import HistoryRule
+from rayrec.samples.impressions.layouts.logs import column_of
+from rayrec.samples.impressions.layouts.query_columns import Columns, QueryColumns
 from rayrec.samples.impressions.layouts.split_files import split_files
 from rayrec.samples.impressions.source import BATCH_ROWS, ImpressionSource, SourcePart, SplitName
 
@@ -30,7 +33,42 @@ def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
     needed = dict.fromkeys((*schema.labels, *schema.features))
     needed |= dict.fromkeys(name for name in (schema.group, config.time) if name is not None)
     parts = tuple(_part(file, split, tuple(needed)) for file, split in _files(source))
-    return ImpressionSource(source.resolve().name.split(".")[0], schema, parts, time=config.time)
+    return ImpressionSource(
+        source.resolve().name.split(".")[0],
+        schema,
+        parts,
+        time=config.time,
+        history=HistoryRule(events="all", length=config.history_length),
+    )
+
+
+def query_columns(rule: HistoryRule, origins: Mapping[str, str]) -> QueryColumns:
+    """What can be made of those who ask: columns whose origin was named at preparation."""
+
+    def whose(origin: str) -> tuple[str, ...]:
+        return tuple(column for column, own in origins.items() if own == origin)
+
+    def made_of(kind: str) -> Callable[[pa.Table], Columns]:
+        named = {
+            column: own.removeprefix(f"{kind}.")
+            for column, own in origins.items()
+            if own.startswith(f"{kind}.")
+        }
+
+        def columns_of(table: pa.Table) -> Columns:
+            found = {column: column_of(table, name) for column, name in named.items()}
+            return {column: values for column, values in found.items() if values is not None}
+
+        return columns_of
+
+    return QueryColumns(
+        rule,
+        user=whose("user"),
+        item=whose("item"),
+        history=whose("history"),
+        of_users=made_of("user"),
+        of_items=made_of("item"),
+    )
 
 
 def _files(source: Path) -> list[tuple[Path, SplitName | None]]:
