@@ -5,8 +5,8 @@ device that is asked for (`RAYREC_BENCH_DEVICE`, the host by default). A measure
 steps, gradients stay as they are. Bars, ratios of steps per second:
 
 * `adamw-fused`: fused against the loop over weights. This is what runs use where the device has it.
-* `adamw-foreach`: by lists of tensors against the loop. This is what they use elsewhere; nothing is claimed of
-  it on the host, where torch has no kernels for lists and every operation on one makes a new list.
+* `adamw-foreach`: by lists of tensors against the loop. This is what they use elsewhere; nothing is claimed
+  of it on the host, where torch has no kernels for lists and every operation on one makes a new list.
 * `clip-foreach`: clipping the norm of all gradients by lists of tensors against the loop, likewise.
 * `bfloat16-masters`: a whole step of a small network, forward and backward, under autocast with bfloat16
   weights and float32 masters, against float32 weights under autocast. Nothing is claimed of it: it costs
