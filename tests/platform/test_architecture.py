@@ -84,6 +84,8 @@ def test_models_import_with_torch_and_numpy_alone():
         "yaml",
         "safetensors",
         "transformers",
+        "keras",
+        "tensorflow",
     ]
     program = (
         "import importlib, sys\n"

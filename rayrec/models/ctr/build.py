@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -20,13 +20,21 @@ from rayrec.platform.impression_schema import ImpressionSchema
 if TYPE_CHECKING:  # the settings are pydantic models, which this room does not need to run
     from rayrec.models.ctr.config import (
         AnyCtrConfig,
-        CtrConfig,
         DcnV2Config,
         DeepFmConfig,
         DinConfig,
         DlrmConfig,
         MmoeConfig,
     )
+
+
+class WeighedLabels(Protocol):
+    """Settings of how often the loss of each label counts; those that are not named count once."""
+
+    @property
+    def label_weights(self) -> Mapping[str, float]: ...
+    @property
+    def positive_weights(self) -> Mapping[str, float]: ...
 
 
 def build_ctr_model(config: AnyCtrConfig, schema: ImpressionSchema, seed: int) -> CtrModel:
@@ -37,13 +45,20 @@ def build_ctr_model(config: AnyCtrConfig, schema: ImpressionSchema, seed: int) -
     Raises:
         InputError: settings name a column that there is not, or nothing could be learned.
     """
-    _check(config, schema)
+    loss = label_loss(config, schema)
+    if config.name == "din":
+        _check_attention(config, schema)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _MODELS[config.name](config, schema, _label_loss(config, schema))
+        return _MODELS[config.name](config, schema, loss)
 
 
-def _check(config: AnyCtrConfig, schema: ImpressionSchema) -> None:
+def label_loss(config: WeighedLabels, schema: ImpressionSchema) -> LabelLoss:
+    """The loss of the schema's labels, weighed as the settings say.
+
+    Raises:
+        InputError: settings name a label that there is not, or nothing could be learned.
+    """
     if not schema.labels or not schema.features:
         what = "column of labels" if not schema.labels else "column of numbers, ids or lists"
         raise InputError(f"a ranking model needs at least one {what}; name those of the data")
@@ -54,8 +69,10 @@ def _check(config: AnyCtrConfig, schema: ImpressionSchema) -> None:
         _check_names(f"model.{name}", weights, schema.labels, "column of labels")
     if not any(config.label_weights.get(label, 1.0) for label in schema.labels):
         raise InputError("model.label_weights is 0 for every label; leave out those that are to be learned")
-    if config.name == "din":
-        _check_attention(config, schema)
+    return LabelLoss(
+        [config.label_weights.get(label, 1.0) for label in schema.labels],
+        [config.positive_weights.get(label, 1.0) for label in schema.labels],
+    )
 
 
 def _check_attention(config: DinConfig, schema: ImpressionSchema) -> None:
@@ -75,13 +92,6 @@ def _check_names(setting: str, named: Iterable[str], known: Iterable[str], what:
     if missing:
         there_are = ", ".join(map(repr, known)) or "none"
         raise InputError(f"{setting} names {missing[0]!r}, which is no {what}; there are: {there_are}")
-
-
-def _label_loss(config: CtrConfig, schema: ImpressionSchema) -> LabelLoss:
-    return LabelLoss(
-        [config.label_weights.get(label, 1.0) for label in schema.labels],
-        [config.positive_weights.get(label, 1.0) for label in schema.labels],
-    )
 
 
 def _dlrm(config: DlrmConfig, schema: ImpressionSchema, label_loss: LabelLoss) -> Dlrm:

@@ -102,7 +102,7 @@ class ImpressionTensors:
         return ImpressionTensors(
             keys_B=token_keys(seed, features.step, row_keys_B, torch.zeros_like(row_keys_B)),
             numbers_BF=tensor(features.numbers_BF),
-            inverse_BC=inverse[: num_rows * features.num_id_columns].view(num_rows, -1),
+            inverse_BC=inverse[: num_rows * features.num_id_columns].view(num_rows, features.num_id_columns),
             lists=lists,
             labels_BT=tensor(features.labels_BT),
             rows={name: leaf(rows_MD) for name, rows_MD in rows.items()},

@@ -1,0 +1,107 @@
+"""From settings to a Keras model with its initial weights."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from rayrec.models.ctr.build import label_loss
+from rayrec.models.keras.model import KerasModel
+from rayrec.models.keras.runtime import load_keras, load_tensorflow
+from rayrec.models.keras.tensorflow_model import TensorFlowModel
+from rayrec.models.keras.torch_model import KerasTorchModel
+from rayrec.platform.errors import InputError
+from rayrec.platform.impression_schema import ImpressionSchema
+
+if TYPE_CHECKING:  # the settings are pydantic models, which this room does not need to run
+    from rayrec.models.keras.config import KerasModelConfig
+
+
+def build_keras_model(
+    config: KerasModelConfig,
+    schema: ImpressionSchema,
+    seed: int,
+    device: torch.device,
+    num_threads: int | None = None,
+) -> KerasModel:
+    """The model on the host; its initial weights depend on the seed and on what the builder does.
+
+    Args:
+        device: where it will run.
+        num_threads: of TensorFlow; None: as many as PyTorch has.
+
+    Raises:
+        InputError: TensorFlow or Keras is missing, there is no such builder, or what it gives is no model
+        that
+            fits the schema.
+    """
+    loss = label_loss(config, schema)
+    builder = _builder(config.builder, config.folder)
+    if config.backend == "torch":
+        keras = load_keras("torch")
+        with keras.device("cpu"):
+            keras_model = _built(keras, builder, config, schema, seed)
+        return KerasTorchModel(keras, keras_model, schema, config.dim, loss)
+    tensorflow = load_tensorflow(num_threads or torch.get_num_threads(), device)
+    keras = load_keras("tensorflow")
+    keras_model = _built(keras, builder, config, schema, seed)
+    return TensorFlowModel(tensorflow, keras, keras_model, schema, config.dim, loss)
+
+
+def _builder(name: str, folder: Path | None) -> Any:
+    module_name, _, function_name = name.partition(":")
+    if folder is not None and str(folder) not in sys.path:
+        # It stays: the module may import its neighbours later.
+        sys.path.insert(0, str(folder))
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise InputError(
+            f"model.builder: the module {module_name!r} cannot be imported ({error}); set model.folder to "
+            "the folder it is in, or install what it needs"
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise InputError(f"model.builder: the module {module_name!r} has no function {function_name!r}")
+    return function
+
+
+def _built(keras: Any, builder: Any, config: KerasModelConfig, schema: ImpressionSchema, seed: int) -> Any:
+    # Layers without a name are numbered by process; snapshots need the same names in each.
+    keras.utils.clear_session(free_memory=False)
+    with _own_random_state():
+        keras.utils.set_random_seed(seed % 2**32)
+        try:
+            keras_model = builder(schema, config.dim, **config.arguments)
+        except InputError:
+            raise
+        except (TypeError, ValueError) as error:  # Keras's own for what does not fit together
+            raise InputError(
+                f"model.builder: {config.builder} failed: {' '.join(str(error).split())}"
+            ) from error
+    if not isinstance(keras_model, keras.Model):
+        raise InputError(
+            f"model.builder: {config.builder} must return a keras.Model, and gave "
+            f"{type(keras_model).__name__}"
+        )
+    return keras_model
+
+
+@contextlib.contextmanager
+def _own_random_state() -> Iterator[None]:
+    """Keras seeds every generator of the process, and others draw from those."""
+    ours, numpys = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(ours)
+            np.random.set_state(numpys)

@@ -1,0 +1,92 @@
+"""A trained Keras model as a SavedModel, and such a model as a scorer.
+
+Its function `serve` takes what the model's inputs get, rows looked up already, and gives probabilities [B,
+T]; so TensorFlow's own server runs it as it is. Beside it lies what the inputs are (`rayrec_inputs.json`), by
+which a `SavedModelScorer` makes them of a batch and its rows.
+
+Axes: B impressions, T labels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rayrec.models.ctr.tensors import Impressions, ImpressionTensors
+from rayrec.models.keras.inputs import ModelInput, gather
+from rayrec.models.keras.runtime import load_keras, load_tensorflow
+from rayrec.models.keras.tensorflow_model import TensorFlowModel
+from rayrec.models.keras.tensors import to_tensorflow
+from rayrec.models.program import Rows
+from rayrec.platform.errors import InputError
+
+INPUTS_FILE = "rayrec_inputs.json"
+
+
+def export_saved_model(model: TensorFlowModel, folder: Path) -> None:
+    """
+    Args:
+        folder: made here.
+
+    Raises:
+        InputError: the model does not run on TensorFlow, or the folder is there already.
+    """
+    if not isinstance(model, TensorFlowModel):
+        raise InputError(
+            "a SavedModel is made of a Keras model on TensorFlow, and this one is not; train it with "
+            "model.backend 'tensorflow'"
+        )
+    if folder.exists():
+        raise InputError(
+            f"{folder}: a SavedModel is written to a new folder, and this one exists; name another"
+        )
+    keras = load_keras("tensorflow")
+    model.write_back()
+    archive = keras.export.ExportArchive()
+    archive.track(model.keras_model)
+    archive.add_endpoint("serve", model.probabilities, input_signature=[model.input_specs()])
+    archive.write_out(str(folder), verbose=False)
+    inputs = [dataclasses.asdict(one) for one in model.inputs]
+    (folder / INPUTS_FILE).write_text(json.dumps({"inputs": inputs}, indent=1))
+
+
+class SavedModelScorer:
+    """Scores with what `export_saved_model` wrote; on the CPU."""
+
+    def __init__(self, tensorflow: Any, loaded: Any, inputs: tuple[ModelInput, ...]) -> None:
+        self._tensorflow = tensorflow
+        self._loaded = loaded
+        self._inputs = inputs
+
+    @classmethod
+    def load(cls, folder: Path, num_threads: int | None = None) -> SavedModelScorer:
+        """
+        Args:
+            num_threads: of TensorFlow; None: as many as PyTorch has.
+
+        Raises:
+            InputError: TensorFlow is missing, or the folder is not one of ours.
+        """
+        if not (folder / INPUTS_FILE).is_file():
+            raise InputError(
+                f"{folder}: expected a SavedModel with {INPUTS_FILE} beside it, as an export writes"
+            )
+        tensorflow = load_tensorflow(num_threads or torch.get_num_threads(), torch.device("cpu"))
+        described = json.loads((folder / INPUTS_FILE).read_text())["inputs"]
+        inputs = tuple(ModelInput(**one) for one in described)
+        return cls(tensorflow, tensorflow.saved_model.load(str(folder)), inputs)
+
+    def predict(self, features: Impressions, rows: Rows) -> np.ndarray:
+        """[B, T] float32 probabilities."""
+        batch = ImpressionTensors.build(features, rows, 0, torch.device("cpu"), training=False)
+        given = {
+            one.name: to_tensorflow(self._tensorflow, tensor)
+            for one, tensor in zip(self._inputs, gather(self._inputs, batch), strict=True)
+        }
+        predicted: np.ndarray = self._loaded.serve(given).numpy()
+        return predicted

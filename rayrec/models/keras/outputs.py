@@ -1,0 +1,65 @@
+"""Which output of a Keras model is the logits of which label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rayrec.platform.errors import InputError
+
+HINT = "give one output [B, number of labels], or one [B, 1] for each label, named as it"
+
+
+def output_order(keras_model: Any, labels: Sequence[str]) -> tuple[int, ...]:
+    """Places of the outputs, flattened, whose columns one after the other are the logits of the labels.
+
+    One output has the columns of all labels, in their order. Of several, each is of the label that it is
+    called by: the key of a model that gives a dictionary, otherwise the name of the layer.
+
+    Raises:
+        InputError: they are not of the labels, or are no logits.
+    """
+    for name in keras_model.output_names:
+        _check_is_logits(keras_model, name)
+    for output in keras_model.outputs:
+        if output.dtype not in ("float32", "bfloat16", "float16"):
+            raise InputError(
+                f"the Keras model's output {output.name!r} is {output.dtype}, but logits are float32; give "
+                "its last layer dtype='float32'"
+            )
+    shapes = [tuple(output.shape) for output in keras_model.outputs]
+    if len(shapes) == 1:
+        if shapes[0] != (None, len(labels)):
+            raise InputError(
+                f"the Keras model's output has the shape {shapes[0]}, and there are {len(labels)} labels; "
+                f"{HINT}"
+            )
+        return (0,)
+    names = _names(keras_model)
+    if sorted(names) != sorted(labels):
+        raise InputError(
+            f"the Keras model's outputs are {', '.join(map(repr, names))}, and the labels "
+            f"{', '.join(map(repr, labels))}; {HINT}"
+        )
+    for name, shape in zip(names, shapes, strict=True):
+        if shape != (None, 1):
+            raise InputError(f"the Keras model's output {name!r} has the shape {shape}; {HINT}")
+    return tuple(names.index(label) for label in labels)
+
+
+def _names(keras_model: Any) -> list[str]:
+    structure = keras_model.output
+    if not isinstance(structure, Mapping):
+        return list(keras_model.output_names)
+    # Keras flattens a dictionary by its sorted keys.
+    return sorted(structure)
+
+
+def _check_is_logits(keras_model: Any, name: str) -> None:
+    layer = next((layer for layer in keras_model.layers if layer.name == name), None)
+    activation = getattr(getattr(layer, "activation", None), "__name__", "")
+    if activation in ("sigmoid", "softmax"):
+        raise InputError(
+            f"the Keras model's output {name!r} ends with {activation}, but its losses and probabilities are "
+            "made of logits; leave that activation out"
+        )

@@ -1,0 +1,70 @@
+"""A Keras model as a program: whatever trains and serves PyTorch's ranking models does so with these.
+
+Gradients are summed over trainers, judged, limited and applied as of any other `CtrModel`: by the same AdamW,
+on weights that TensorFlow reads where they lie. So there is one meaning of learning rate, weight decay,
+epsilon and clipping, one state of the optimizer in snapshots, and trainers of both frameworks take the same
+steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rayrec.models.compute import PLAIN, ComputeSettings
+from rayrec.models.ctr.program import CtrProgram
+from rayrec.models.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.keras.build import build_keras_model
+from rayrec.models.keras.model import KerasModel
+from rayrec.models.program import Placement
+from rayrec.platform.errors import InputError
+from rayrec.platform.impression_schema import ImpressionSchema
+
+if TYPE_CHECKING:  # the settings are pydantic models, which this room does not need to run
+    from rayrec.models.keras.config import KerasModelConfig
+
+
+class KerasProgram(CtrProgram):
+    """Training and scoring of a `KerasModel`. FLOPs are not counted."""
+
+    def __init__(self, model: KerasModel, settings: DenseOptimizerSettings, placement: Placement) -> None:
+        """
+        Raises:
+            InputError: the run asks for what only PyTorch's own models can do.
+        """
+        _check(placement.compute)
+        super().__init__(model, settings, placement)
+
+
+@dataclass(frozen=True)
+class KerasProgramSpec:
+    """A model of settings, for impressions of a schema."""
+
+    model: KerasModelConfig
+    schema: ImpressionSchema
+    optimizer: DenseOptimizerSettings
+
+    def build(self, placement: Placement) -> KerasProgram:
+        """
+        Raises:
+            InputError: as `build_keras_model`, or the run asks for what only PyTorch's own models can do.
+        """
+        _check(placement.compute)
+        model = build_keras_model(self.model, self.schema, placement.seed, placement.device)
+        return KerasProgram(model, self.optimizer, placement)
+
+
+def _check(compute: ComputeSettings) -> None:
+    if compute.precision != PLAIN.precision:
+        raise InputError(
+            f"training.precision is {compute.precision!r}, which is for PyTorch's own models; leave it out, "
+            "and set keras.mixed_precision in the builder"
+        )
+    if compute.compile:
+        raise InputError(
+            "training.compile is for PyTorch's own models; leave it out: TensorFlow compiles by itself"
+        )
+    if compute.is_sharded:
+        raise InputError(
+            f"training.parallel is {compute.parallel!r}, which is for PyTorch's own models; take 'replicated'"
+        )

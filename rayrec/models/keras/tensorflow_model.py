@@ -1,0 +1,150 @@
+"""A Keras model on TensorFlow, inside PyTorch's gradients.
+
+    rows, weights (PyTorch) ─DLPack─► tf.function, under a GradientTape ─DLPack─► logits ─► loss (PyTorch)
+    their gradients         ◄─DLPack─ the tape's gradient               ◄─DLPack─ d loss / d logits
+
+TensorFlow reads rows and weights where PyTorch has them: the function takes them as arguments, in the place
+of the Keras model's own variables. One function for training and one for scoring are traced, once each, for
+batches of any size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from rayrec.models.ctr.losses import LabelLoss
+from rayrec.models.keras.model import KerasModel, check_unchanged, ordered
+from rayrec.models.keras.tensors import to_tensorflow, to_torch
+from rayrec.platform.impression_schema import ImpressionSchema
+
+
+class TensorFlowModel(KerasModel):
+    """Runs on the CPU or a GPU, where its parameters are."""
+
+    def __init__(
+        self,
+        tensorflow: Any,
+        keras: Any,
+        keras_model: Any,
+        schema: ImpressionSchema,
+        dim: int,
+        label_loss: LabelLoss,
+    ) -> None:
+        """
+        Args:
+            tensorflow: the package, and `keras` on it.
+
+        Raises:
+            InputError: as `KerasModel`; or the model changes weights while it is trained.
+        """
+        super().__init__(keras_model, schema, dim, label_loss)
+        self._tensorflow = tensorflow
+        self._keras = keras
+        self.functions = {training: self._function(training) for training in (False, True)}
+        # Now, and not in the first step: whatever is wrong with the model shows before a run begins.
+        self.functions[True].get_concrete_function(*self._signature())
+
+    def _as_parameter(self, variable: Any) -> nn.Parameter:
+        return nn.Parameter(torch.tensor(variable.numpy()))
+
+    def _signature(self) -> tuple[Any, ...]:
+        spec = self._tensorflow.TensorSpec
+        return (
+            tuple(spec(variable.shape, "float32") for variable in self.trained_variables),
+            tuple(spec((2,), variable.dtype) for variable in self.seed_variables),
+            tuple(spec(one.shape, "float32") for one in self.keras_model.inputs),
+        )
+
+    def _function(self, training: bool) -> Any:
+        tensorflow, keras, keras_model, order = self._tensorflow, self._keras, self.keras_model, self.order
+        trained, seeds, fixed = self.trained_variables, self.seed_variables, keras_model.non_trainable_weights
+
+        def run(weights: Any, states: Any, inputs: Any) -> Any:
+            values = [*zip(trained, weights, strict=True), *zip(seeds, states, strict=True)]
+            with keras.StatelessScope(state_mapping=values) as scope:
+                structured = keras.tree.pack_sequence_as(keras_model.input, list(inputs))
+                outputs = keras.tree.flatten(keras_model(structured, training=training))
+            changed = [variable.path for variable in fixed if scope.get_current_value(variable) is not None]
+            check_unchanged(keras_model, changed)
+            logits_BT = ordered(outputs, order, lambda columns: tensorflow.concat(columns, axis=1))
+            return tensorflow.cast(logits_BT, "float32")
+
+        return tensorflow.function(run, input_signature=self._signature(), autograph=False)
+
+    def _call(self, inputs: list[Tensor], seeds: list[np.ndarray]) -> Tensor:
+        constant = self._tensorflow.constant
+        states = tuple(
+            constant(state, dtype=variable.dtype)
+            for state, variable in zip(seeds, self.seed_variables, strict=True)
+        )
+        weights = [self.get_parameter(variable.path) for variable in self.trained_variables]
+        function = self.functions[self.training]
+        logits_BT: Tensor = _Call.apply(self._tensorflow, function, states, len(weights), *weights, *inputs)
+        return logits_BT
+
+    def input_specs(self) -> dict[str, Any]:
+        """By name, what `probabilities` takes."""
+        declared = zip(self.inputs, self.keras_model.inputs, strict=True)
+        return {
+            one.name: self._tensorflow.TensorSpec(tensor.shape, "float32", name=one.name)
+            for one, tensor in declared
+        }
+
+    def probabilities(self, given: dict[str, Any]) -> Any:
+        """[B, T] of the Keras model's own weights, which are those of `write_back`; of tensors of
+        TensorFlow."""
+        tensorflow = self._tensorflow
+        structured = self._keras.tree.pack_sequence_as(
+            self.keras_model.input, [given[one.name] for one in self.inputs]
+        )
+        outputs = self._keras.tree.flatten(self.keras_model(structured, training=False))
+        logits_BT = ordered(outputs, self.order, lambda columns: tensorflow.concat(columns, axis=1))
+        return tensorflow.sigmoid(tensorflow.cast(logits_BT, "float32"))
+
+
+class _Call(torch.autograd.Function):
+    """TensorFlow's part of a step, as one operation of PyTorch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensorflow: Any, function: Any, states: Any, num_weights: int, *tensors: Tensor
+    ) -> Tensor:
+        # Held until the function has run, and by `ctx` until the gradients are there; see `to_tensorflow`.
+        given = tuple(to_tensorflow(tensorflow, tensor) for tensor in tensors)
+        arguments = (given[:num_weights], states, given[num_weights:])
+        if not any(ctx.needs_input_grad):
+            return to_torch(function(*arguments))
+        with tensorflow.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([one for one, wanted in zip(given, ctx.needs_input_grad[4:], strict=True) if wanted])
+            logits_BT = function(*arguments)
+        ctx.tensorflow, ctx.num_weights = tensorflow, num_weights
+        ctx.tape, ctx.given, ctx.logits_BT = tape, given, logits_BT
+        return to_torch(logits_BT)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BT: Tensor) -> tuple[Tensor | None, ...]:
+        tensorflow = ctx.tensorflow
+        wanted = ctx.needs_input_grad[4:]
+        watched = [one for one, is_wanted in zip(ctx.given, wanted, strict=True) if is_wanted]
+        grads = iter(
+            ctx.tape.gradient(ctx.logits_BT, watched, output_gradients=to_tensorflow(tensorflow, grad_BT))
+        )
+        results: list[Tensor | None] = [None] * 4
+        for place, is_wanted in enumerate(wanted):
+            grad = next(grads) if is_wanted else None
+            if grad is None:  # not wanted, or the logits do not depend on it
+                results.append(None)
+                continue
+            # Of a model that takes rows out of an input, the gradient is sparse.
+            grad = to_torch(tensorflow.convert_to_tensor(grad))
+            # PyTorch keeps gradients of weights and scales them where they are, and TensorFlow may have the
+            # same memory elsewhere: as another gradient, or as a constant of the function.
+            results.append(grad.clone() if place < ctx.num_weights else grad)
+        del ctx.tape, ctx.given, ctx.logits_BT
+        return tuple(results)

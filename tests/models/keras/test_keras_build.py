@@ -1,0 +1,171 @@
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rayrec.models.keras.build import build_keras_model
+from rayrec.models.keras.config import KerasModelConfig
+from rayrec.models.keras.runtime import load_keras, load_tensorflow
+from rayrec.platform.errors import InputError
+from tests.models.keras.impressions import CPU, DIM, SCHEMA
+from tests.models.keras.programs import config, needs_tensorflow
+
+
+def build(settings: KerasModelConfig):
+    return build_keras_model(settings, SCHEMA, 0, CPU)
+
+
+def of_builder(name: str, folder: Path | None = None) -> KerasModelConfig:
+    return KerasModelConfig(name="keras", builder=name, folder=folder, dim=DIM)
+
+
+def test_a_missing_tensorflow_is_named_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+
+    with pytest.raises(InputError, match=r"TensorFlow, which is not installed; .* 'rayrec\[tensorflow\]'"):
+        build(config("mlp"))
+
+
+def test_a_missing_keras_is_named_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "keras", None)
+
+    with pytest.raises(InputError, match=r"Keras, which is not installed; .* 'rayrec\[tensorflow\]'"):
+        load_keras("tensorflow")
+
+
+@pytest.mark.parametrize(
+    ("builder", "message"),
+    [
+        ("no_such_module:build", r"'no_such_module' cannot be imported \(No module.*set model.folder"),
+        ("tests.models.keras.networks:nothing", "has no function 'nothing'"),
+    ],
+)
+def test_a_builder_that_is_not_there_is_named(builder, message):
+    with pytest.raises(InputError, match=message):
+        build(of_builder(builder))
+
+
+def test_a_builder_has_the_form_of_module_and_function():
+    with pytest.raises(InputError, match=r"model\.builder must be 'module:function', got 'build'"):
+        KerasModelConfig.parse({"name": "keras", "builder": "build"})
+
+
+@needs_tensorflow
+def test_a_builder_may_lie_in_a_folder_of_its_own(tmp_path):
+    (tmp_path / "my_keras_builder.py").write_text("from tests.models.keras.networks import mlp as mine\n")
+
+    model = build(of_builder("my_keras_builder:mine", tmp_path))
+
+    assert model.row_dim == DIM
+    sys.path.remove(str(tmp_path))
+
+
+def not_a_model(schema, dim):
+    return 7
+
+
+def without_inputs(schema, dim):
+    import keras
+
+    return keras.Sequential([keras.layers.Dense(2)])
+
+
+def _ending(*layers):
+    """Builder of a network that ends with these layers, made by functions of `keras.layers`."""
+
+    def build(schema, dim):
+        import keras
+
+        from tests.models.keras.networks import inputs_of
+
+        inputs = inputs_of(schema, dim)
+        x = keras.layers.Concatenate()(inputs)
+        for make in layers:
+            x = make(keras.layers)(x)
+        return keras.Model(inputs, x)
+
+    return build
+
+
+normalised = _ending(lambda layers: layers.BatchNormalization(name="norm"), lambda layers: layers.Dense(2))
+regularised = _ending(lambda layers: layers.Dense(2, kernel_regularizer="l2"))
+probabilities = _ending(lambda layers: layers.Dense(2, activation="sigmoid", name="out"))
+too_many = _ending(lambda layers: layers.Dense(3))
+double = _ending(lambda layers: layers.Dense(2, dtype="float64", name="out"))
+double_output = _ending(
+    lambda layers: layers.Dense(2), lambda layers: layers.Activation("linear", dtype="float64", name="out")
+)
+
+
+def wrong_names(schema, dim):
+    import keras
+
+    from tests.models.keras.networks import inputs_of
+
+    inputs = inputs_of(schema, dim)
+    x = keras.layers.Concatenate()(inputs)
+    return keras.Model(inputs, [keras.layers.Dense(1, name=name)(x) for name in ("click", "like")])
+
+
+def failing(schema, dim):
+    import keras
+
+    return keras.Model([], keras.layers.Dense(-3)(keras.Input((2,), name="user")))
+
+
+@needs_tensorflow
+@pytest.mark.parametrize(
+    ("builder", "message"),
+    [
+        ("not_a_model", "must return a keras.Model, and gave int"),
+        ("without_inputs", "has no declared inputs"),
+        ("normalised", "changes 'norm/moving_mean' while it is trained, as BatchNormalization does"),
+        ("regularised", "adds losses of its own .* training.optimizer.weight_decay"),
+        ("probabilities", "output 'out' ends with sigmoid, .* leave that activation out"),
+        ("too_many", r"output has the shape \(None, 3\), and there are 2 labels; give one output"),
+        ("double", "weight 'out/kernel' is float64, but weights, like rows, are float32; leave out"),
+        ("double_output", "float64, but logits are float32; give its last layer dtype='float32'"),
+        ("wrong_names", "outputs are 'click', 'like', and the labels 'click', 'buy'"),
+        ("failing", "failing failed: "),
+    ],
+)
+def test_models_that_cannot_be_trained_here_are_refused_in_a_sentence(builder, message):
+    with pytest.raises(InputError, match=message) as raised:
+        build(of_builder(f"tests.models.keras.test_keras_build:{builder}"))
+
+    assert "\n" not in str(raised.value)
+
+
+@needs_tensorflow
+def test_a_frozen_layer_stays_as_it_was_built():
+    model = build(of_builder("tests.models.keras.test_keras_build:partly_frozen"))
+
+    assert [name for name, _ in model.named_parameters()] == ["out/kernel", "out/bias"]
+
+
+def partly_frozen(schema, dim):
+    frozen = _ending(
+        lambda layers: layers.Dense(3, name="given", trainable=False),
+        lambda layers: layers.Dense(2, name="out"),
+    )
+    return frozen(schema, dim)
+
+
+@needs_tensorflow
+def test_a_process_that_has_keras_on_another_backend_is_told():
+    load_tensorflow(1, CPU)
+    load_keras("tensorflow")
+
+    with pytest.raises(InputError, match=r"imported on 'tensorflow' .* set KERAS_BACKEND=torch before"):
+        build(config("mlp").model_copy(update={"backend": "torch"}))
+
+
+@needs_tensorflow
+def test_tensorflow_without_the_device_of_a_run_says_what_to_install():
+    tensorflow = load_tensorflow(1, CPU)
+    if tensorflow.config.list_physical_devices("GPU"):
+        pytest.skip("this TensorFlow has a GPU")
+
+    with pytest.raises(InputError, match=r"device is 'cuda', .* pip install 'tensorflow\[and-cuda\]'"):
+        load_tensorflow(1, torch.device("cuda"))
