@@ -24,8 +24,8 @@ class KerasTorchModel(KerasModel):
             keras: the package, on this backend.
 
         Raises:
-            InputError: as `KerasModel`. Whether the model changes weights while it is trained shows in its first
-                step.
+            InputError: as `KerasModel`. Whether the model changes weights while it is trained shows in its
+                first step.
         """
         super().__init__(keras_model, schema, dim, label_loss)
         self._keras = keras
