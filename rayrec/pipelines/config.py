@@ -26,8 +26,9 @@ from rayrec.models.config import (
     sparse_tables,
     with_absolute_paths,
 )
-from rayrec.models.ctr.config import AnyCtrConfig, CtrConfig
+from rayrec.models.ctr.config import AnyCtrConfig, ImpressionModelConfig
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.keras.config import KerasModelConfig
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
 from rayrec.platform.devices import HOST, device_named
@@ -309,7 +310,7 @@ class RunConfig(Config):
     device: str = HOST.kind
     """`cpu`, `cuda` or `npu`: where dense compute runs."""
     data: DataConfig
-    model: Annotated[AnyModelConfig | AnyCtrConfig, Field(discriminator="name")]
+    model: Annotated[AnyModelConfig | AnyCtrConfig | KerasModelConfig, Field(discriminator="name")]
     sparse: SparseConfig = SparseConfig()
     pipeline: PipelineConfig = PipelineConfig()
     training: TrainingConfig = TrainingConfig()
@@ -334,7 +335,7 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _attention_is_for_the_device(self) -> RunConfig:
-        if isinstance(self.model, CtrConfig):
+        if isinstance(self.model, ImpressionModelConfig):
             return self
         name, device = self.model.attention, device_named(self.device)
         able = [b for b in device.attention_backends if b not in device.attention_without_backward]
@@ -356,7 +357,7 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _impressions_want_nothing(self) -> RunConfig:
-        if isinstance(self.model, CtrConfig) and self.evaluation.instruction is not None:
+        if isinstance(self.model, ImpressionModelConfig) and self.evaluation.instruction is not None:
             raise ValueError(
                 f"evaluation.instruction is set, and {self.model.name!r} recommends nothing: leave it out"
             )
@@ -401,7 +402,9 @@ class RunConfig(Config):
         changed: dict[str, Any] = {
             "data": self.data.model_copy(update=paths),
         }
-        if not isinstance(self.model, CtrConfig):
+        if isinstance(self.model, KerasModelConfig) and self.model.folder is not None:
+            changed["model"] = self.model.model_copy(update={"folder": self.model.folder.resolve()})
+        elif not isinstance(self.model, ImpressionModelConfig):
             changed["model"] = with_absolute_paths(self.model)
         if (run := self.training.init_from) is not None:
             changed["training"] = self.training.model_copy(update={"init_from": absolute(run)})
@@ -411,7 +414,7 @@ class RunConfig(Config):
         """The same run for those who train nothing: they need not know how long it is or what counts how much
         in the loss, and may be on another device, where the attention that it trained with has no kernels."""
         schedule = self.training.schedule.model_copy(update={"decay": "none"})
-        model: dict[str, Any] = {} if isinstance(self.model, CtrConfig) else {"attention": "auto"}
+        model: dict[str, Any] = {} if isinstance(self.model, ImpressionModelConfig) else {"attention": "auto"}
         if isinstance(self.model, GeneratingConfig):
             model["behavior_weights"] = {}
         changed: dict[str, Any] = {
@@ -444,14 +447,18 @@ class RunConfig(Config):
 
     def tables(self, schedule: RateSchedule) -> tuple[TableConfig, ...]:
         """The embedding tables that the model reads."""
-        names = (FEATURE_TABLE,) if isinstance(self.model, CtrConfig) else sparse_tables(self.model)
+        names = (
+            (FEATURE_TABLE,) if isinstance(self.model, ImpressionModelConfig) else sparse_tables(self.model)
+        )
         return tuple(self._table(name, schedule) for name in names)
 
     def _table(self, name: str, schedule: RateSchedule) -> TableConfig:
         everyone, own = self.sparse, self.sparse.tables.get(name, TableSettings())
         return TableConfig(
             name=name,
-            dim=self.model.row_dim if isinstance(self.model, CtrConfig) else sparse_dim(self.model),
+            dim=self.model.row_dim
+            if isinstance(self.model, ImpressionModelConfig)
+            else sparse_dim(self.model),
             weight_dtype=own.weight_dtype or everyone.weight_dtype,
             optimizer=own.optimizer or everyone.optimizer,
             init_scale=everyone.init_scale,

@@ -19,7 +19,7 @@ from rayrec.models.config import (
     history_length,
     sparse_tables,
 )
-from rayrec.models.ctr.config import CtrConfig
+from rayrec.models.ctr.config import ImpressionModelConfig
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.impression_rows import impression_features_of, impression_rows
@@ -45,7 +45,7 @@ def features_of(config: RunConfig, columns: pa.Schema) -> RowFeatures | Impressi
     Nor are files of training rows looked at: one that vanishes is the readers' to report.
     """
     model = config.model
-    if isinstance(model, CtrConfig):
+    if isinstance(model, ImpressionModelConfig):
         return impression_features_of(config, model, columns)
     dataset = Dataset.open(config.data.path, checksums=False)
     sequences = sequence_features(config, model, dataset, registry_of(config, model, dataset))
@@ -97,7 +97,7 @@ def row_source(config: RunConfig) -> RowSource:
     Raises:
         InputError: there is no such data set.
     """
-    if isinstance(config.model, CtrConfig):
+    if isinstance(config.model, ImpressionModelConfig):
         return impression_rows(config, config.model)
     return HistoryRows(config, config.model, Dataset.open(config.data.path, checksums=False))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.types as pt
 
-from rayrec.models.ctr.config import CtrConfig
+from rayrec.models.ctr.config import ImpressionModelConfig
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.training_rows import compiled
 from rayrec.pipelines.wanted_columns import WantedColumn
@@ -49,7 +49,7 @@ class ImpressionRows:
         )
 
 
-def impression_rows(config: RunConfig, model: CtrConfig) -> ImpressionRows:
+def impression_rows(config: RunConfig, model: ImpressionModelConfig) -> ImpressionRows:
     """
     Raises:
         InputError: there is no such data set, or it lacks a column.
@@ -58,7 +58,7 @@ def impression_rows(config: RunConfig, model: CtrConfig) -> ImpressionRows:
     return ImpressionRows(config, dataset, schema_of(model, dataset))
 
 
-def schema_of(model: CtrConfig, dataset: ImpressionDataset) -> ImpressionSchema:
+def schema_of(model: ImpressionModelConfig, dataset: ImpressionDataset) -> ImpressionSchema:
     """The columns that a model reads: all that the data set has."""
     return dataset.schema
 
@@ -76,7 +76,9 @@ def impression_columns(schema: ImpressionSchema) -> Mapping[str, WantedColumn]:
     }
 
 
-def impression_features_of(config: RunConfig, model: CtrConfig, columns: pa.Schema) -> ImpressionFeatures:
+def impression_features_of(
+    config: RunConfig, model: ImpressionModelConfig, columns: pa.Schema
+) -> ImpressionFeatures:
     """For the process of a feature worker, whenever it starts."""
     schema = impression_rows(config, model).schema
     return impression_features(config, schema, compiled(config, impression_columns(schema), columns))

@@ -11,15 +11,11 @@ from rayrec.platform.config import Config
 Width = Annotated[int, Field(gt=0)]
 
 
-class CtrConfig(Config):
-    """What all ranking models have."""
+class ImpressionModelConfig(Config):
+    """What all models of impressions have, whoever wrote them."""
 
     dim: int = Field(16, gt=0)
     """Width of every id's embedding."""
-    hidden_dims: tuple[Width, ...] = Field((256, 128, 64), min_length=1)
-    """Widths of the layers of the MLP that follows what is particular to the model."""
-    dropout: float = Field(0.0, ge=0.0, lt=1.0)
-    """After each of these layers."""
     label_weights: dict[str, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
     """By column of labels, how often its loss counts; 1 for others, and 0 for one that is not learned."""
     positive_weights: dict[str, Annotated[float, Field(gt=0.0)]] = Field(default_factory=dict)
@@ -30,6 +26,15 @@ class CtrConfig(Config):
     def row_dim(self) -> int:
         """Width of the rows of the embedding table."""
         return self.dim
+
+
+class CtrConfig(ImpressionModelConfig):
+    """What those have that come with us."""
+
+    hidden_dims: tuple[Width, ...] = Field((256, 128, 64), min_length=1)
+    """Widths of the layers of the MLP that follows what is particular to the model."""
+    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    """After each of these layers."""
 
 
 class DlrmConfig(CtrConfig):

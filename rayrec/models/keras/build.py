@@ -18,6 +18,7 @@ from rayrec.models.keras.model import KerasModel
 from rayrec.models.keras.runtime import load_keras, load_tensorflow
 from rayrec.models.keras.tensorflow_model import TensorFlowModel
 from rayrec.models.keras.torch_model import KerasTorchModel
+from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
 
@@ -40,14 +41,13 @@ def build_keras_model(
 
     Raises:
         InputError: TensorFlow or Keras is missing, there is no such builder, or what it gives is no model
-        that
-            fits the schema.
+            that fits the schema.
     """
     loss = label_loss(config, schema)
     builder = _builder(config.builder, config.folder)
     if config.backend == "torch":
         keras = load_keras("torch")
-        with keras.device("cpu"):
+        with keras.device(HOST.kind):
             keras_model = _built(keras, builder, config, schema, seed)
         return KerasTorchModel(keras, keras_model, schema, config.dim, loss)
     tensorflow = load_tensorflow(num_threads or torch.get_num_threads(), device)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from rayrec.platform.config import Config
+from rayrec.models.ctr.config import ImpressionModelConfig
 
 
-class KerasModelConfig(Config):
+class KerasModelConfig(ImpressionModelConfig):
     """A function of yours makes the model; it is trained as those that come with us are."""
 
     name: Literal["keras"]
@@ -24,12 +24,6 @@ class KerasModelConfig(Config):
     """Where its module is, if Python does not find it by itself."""
     backend: Literal["tensorflow", "torch"] = "tensorflow"
     """What Keras computes with. One process has one."""
-    dim: int = Field(16, gt=0)
-    """Width of every id's embedding."""
-    label_weights: dict[str, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
-    """By column of labels, how often its loss counts; 1 for others, and 0 for one that is not learned."""
-    positive_weights: dict[str, Annotated[float, Field(gt=0.0)]] = Field(default_factory=dict)
-    """By column of labels, how often the loss of an impression with a 1 counts; 1 for others."""
 
     @field_validator("builder")
     @classmethod
@@ -38,8 +32,3 @@ class KerasModelConfig(Config):
         if not (module and colon and function):
             raise ValueError(f"model.builder must be 'module:function', got {value!r}")
         return value
-
-    @property
-    def row_dim(self) -> int:
-        """Width of the rows of the embedding table."""
-        return self.dim

@@ -23,6 +23,7 @@ from rayrec.models.keras.runtime import load_keras, load_tensorflow
 from rayrec.models.keras.tensorflow_model import TensorFlowModel
 from rayrec.models.keras.tensors import to_tensorflow
 from rayrec.models.program import Rows
+from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
 
 INPUTS_FILE = "rayrec_inputs.json"
@@ -76,14 +77,14 @@ class SavedModelScorer:
             raise InputError(
                 f"{folder}: expected a SavedModel with {INPUTS_FILE} beside it, as an export writes"
             )
-        tensorflow = load_tensorflow(num_threads or torch.get_num_threads(), torch.device("cpu"))
+        tensorflow = load_tensorflow(num_threads or torch.get_num_threads(), HOST.torch)
         described = json.loads((folder / INPUTS_FILE).read_text())["inputs"]
         inputs = tuple(ModelInput(**one) for one in described)
         return cls(tensorflow, tensorflow.saved_model.load(str(folder)), inputs)
 
     def predict(self, features: Impressions, rows: Rows) -> np.ndarray:
         """[B, T] float32 probabilities."""
-        batch = ImpressionTensors.build(features, rows, 0, torch.device("cpu"), training=False)
+        batch = ImpressionTensors.build(features, rows, 0, HOST.torch, training=False)
         given = {
             one.name: to_tensorflow(self._tensorflow, tensor)
             for one, tensor in zip(self._inputs, gather(self._inputs, batch), strict=True)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from rayrec.platform.devices import device_of
+from rayrec.platform.devices import HOST, device_of
 from rayrec.platform.errors import InputError
 from rayrec.platform.import_order import load_triton_apart
 
@@ -111,7 +111,7 @@ def _limit_devices(tensorflow: Any, device: torch.device) -> None:
     if not usable:
         raise InputError(
             f"device is {device.type!r}, and this TensorFlow has no device {kind.ray_resource!r}; install a "
-            "build that has, for GPUs pip install 'tensorflow[and-cuda]', or set device to 'cpu'"
+            f"build that has (rayrec doctor says which), or set device to {HOST.kind!r}"
         )
     for found in usable:
         config.experimental.set_memory_growth(found, True)

@@ -15,12 +15,16 @@ from rayrec.models.ctr.build import build_ctr_model
 from rayrec.models.ctr.config import AnyCtrConfig
 from rayrec.models.ctr.program import CtrProgramSpec
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.keras.build import build_keras_model
+from rayrec.models.keras.config import KerasModelConfig
+from rayrec.models.keras.program import KerasProgramSpec
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.estimate import Estimate
 from rayrec.pipelines.impression_rows import ImpressionRows, impression_features, schema_of
 from rayrec.pipelines.response_metrics import summarise
 from rayrec.pipelines.tasks.task import Task
 from rayrec.pipelines.validation import answers
+from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import FEATURE_TABLE, ImpressionSchema
 from rayrec.samples.batches import RowBatch
@@ -50,12 +54,14 @@ class ImpressionTask(Task):
     """A data set of impressions."""
 
     config: RunConfig
-    model: AnyCtrConfig
+    model: AnyCtrConfig | KerasModelConfig
     dataset: ImpressionDataset
     schema: ImpressionSchema
 
     @classmethod
-    def open(cls, config: RunConfig, model: AnyCtrConfig, checksums: bool = True) -> ImpressionTask:
+    def open(
+        cls, config: RunConfig, model: AnyCtrConfig | KerasModelConfig, checksums: bool = True
+    ) -> ImpressionTask:
         """
         Raises:
             InputError: the data set is missing or damaged, or lacks a column that the settings name.
@@ -79,7 +85,9 @@ class ImpressionTask(Task):
     def features(self, program: FeatureProgram) -> ImpressionFeatures:
         return impression_features(self.config, self.schema, program)
 
-    def program(self, optimizer: DenseOptimizerSettings) -> CtrProgramSpec:
+    def program(self, optimizer: DenseOptimizerSettings) -> CtrProgramSpec | KerasProgramSpec:
+        if isinstance(self.model, KerasModelConfig):
+            return KerasProgramSpec(self.model, self.schema, optimizer)
         return CtrProgramSpec(self.model, self.schema, optimizer)
 
     def ids_of(self, table: str) -> int:
@@ -97,6 +105,8 @@ class ImpressionTask(Task):
         return num_rows * columns
 
     def network(self) -> nn.Module:
+        if isinstance(self.model, KerasModelConfig):
+            return build_keras_model(self.model, self.schema, self.config.seed, HOST.torch)
         with torch.device("meta"):
             return build_ctr_model(self.model, self.schema, self.config.seed)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rayrec.models.ctr.config import CtrConfig
+from rayrec.models.ctr.config import ImpressionModelConfig
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.tasks.impressions import ImpressionTask
 from rayrec.pipelines.tasks.next_item import NextItemTask
@@ -14,6 +14,6 @@ def open_task(config: RunConfig, checksums: bool = True) -> Task:
     Raises:
         InputError: what the run reads is missing, damaged, or not what the model needs.
     """
-    if isinstance(config.model, CtrConfig):
+    if isinstance(config.model, ImpressionModelConfig):
         return ImpressionTask.open(config, config.model, checksums)
     return NextItemTask.open(config, config.model, checksums)
