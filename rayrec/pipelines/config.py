@@ -28,6 +28,7 @@ from rayrec.models.config import (
 )
 from rayrec.models.ctr.config import AnyCtrConfig, CtrConfig
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
+from rayrec.pipelines.placement_config import PlacementConfig
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
 from rayrec.platform.devices import device_named
@@ -297,6 +298,7 @@ class RunConfig(Config):
     snapshots: SnapshotConfig = SnapshotConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     cluster: ClusterConfig = ClusterConfig()
+    placement: PlacementConfig = PlacementConfig()
 
     @field_validator("device")
     @classmethod
