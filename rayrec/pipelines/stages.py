@@ -13,7 +13,6 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ObjectLostError, RayError
 
 from rayrec.actors.feature_worker import spawn_feature_workers
 from rayrec.actors.heartbeats import BEATS_PER_TIMEOUT, Heart, monitor_name, spawn_heartbeat_monitor
@@ -25,20 +24,19 @@ from rayrec.actors.spawning import ActorRole
 from rayrec.actors.trainer import TrainerSpec, connect_trainers, spawn_trainers
 from rayrec.embeddings.shard import StepTimeoutError
 from rayrec.pipelines.assembly import Assembly
+from rayrec.pipelines.deaths import death_behind
 from rayrec.pipelines.features import features_of
 from rayrec.pipelines.placement import actor_groups
 from rayrec.pipelines.reservation import Reservation, reserved
 from rayrec.pipelines.stage_stats import StageStats
 from rayrec.pipelines.watch import StageHungError, Watch
-from rayrec.platform.ray_errors import ActorDeathError, root_cause
+from rayrec.platform.ray_errors import root_cause
 from rayrec.samples.read_plan import Plan
 
 logger = logging.getLogger(__name__)
 
 START_PATIENCE_S = 60.0
 """Time to find room in, and to start in, after which is said what is missing."""
-DEATH_KNOWN_S = 2.0
-"""Time in which Ray notices that a process has died."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +166,7 @@ def _started_stages(run: str, assembly: Assembly, folder: Path | None, room: Res
         if isinstance(cause := root_cause(error), StepTimeoutError):
             # A trainer whose part does not come; servers may find that before the driver does.
             raise StageHungError(str(cause)) from error
-        death = _death_behind(error, started)
+        death = death_behind(error, [member.actor for member in started])
         if death is None:
             raise
         raise death from error
@@ -205,28 +203,6 @@ def _still_starting(members: Sequence[_Member], waited_s: float) -> str:
         f"after {waited_s:.0f} s, {len(members)} of the run's actors are still starting, on nodes that have "
         f"room for them: {names}; see their logs in the Ray dashboard"
     )
-
-
-def _death_behind(error: Exception, started: Sequence[_Member]) -> ActorDeathError | None:
-    """The death of an actor that the error tells of, or may be a consequence of."""
-    cause = root_cause(error)
-    if isinstance(cause, ActorDeathError):
-        return cause
-    if isinstance(cause, ObjectLostError):
-        return ActorDeathError("a batch was lost with the node that held it")
-    if not isinstance(cause, RayError | RuntimeError):
-        return None
-    # A trainer hears of another one's death from the collective, which names nobody. The dead answer
-    # at once, with an error; the others may be too busy to answer.
-    calls: list[Any] = [member.actor.stats.remote() for member in started]
-    answered, _ = ray.wait(calls, num_returns=len(calls), timeout=DEATH_KNOWN_S)
-    for call in answered:
-        try:
-            ray.get(call)
-        except Exception as found:
-            if isinstance(death := root_cause(found), ActorDeathError):
-                return death
-    return None
 
 
 def lookup_settings(assembly: Assembly) -> LookupSettings:
