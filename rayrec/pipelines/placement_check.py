@@ -95,7 +95,8 @@ def _rooms(nodes: Sequence[Node], group: ActorGroup, of_total: bool = False) -> 
 def _kinds(nodes: Sequence[Node]) -> str:
     """Which labels there are, on how many nodes."""
     kinds = Counter(in_words(_own_labels(node)) or "no label" for node in nodes)
-    shown = [f"{kind} ({count})" for kind, count in kinds.most_common(SHOWN_NODES)]
+    most = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{kind} ({count})" for kind, count in most[:SHOWN_NODES]]
     more = len(kinds) - len(shown)
     return f"its nodes have {', '.join(shown)}" + (f", and {more} other kinds" if more > 0 else "")
 
