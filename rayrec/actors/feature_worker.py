@@ -10,7 +10,7 @@ from ray.actor import ActorHandle
 
 from rayrec.actors.heartbeats import Heart
 from rayrec.actors.read_ahead import ReadAhead
-from rayrec.actors.spawning import ActorRole, spawn_stateless
+from rayrec.actors.spawning import ActorRole, Where, anywhere, spawn_stateless
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
 from rayrec.samples.batches import FeatureBatch, Interval, RowBatch, SampleBatch
 from rayrec.samples.impressions.batches import ImpressionBatch
@@ -93,18 +93,18 @@ def spawn_feature_workers(
     read_ahead: ReadAhead | None = None,
     heart: Heart | None = None,
     restarts: int = 0,
+    where: Where = anywhere,
 ) -> list[ActorHandle]:
     """
     Args:
         make_features: called in every worker's process. Objects of Ray's as arguments would not be there any
             more for one that starts anew.
     """
-    options = {"num_cpus": num_cpus}
     return [
         spawn_stateless(
             FeatureWorker,
             ActorRole(run, "feature_worker", member, heart),
-            options,
+            {"num_cpus": num_cpus, **where(member)},
             restarts,
             make_features,
             read_ahead,

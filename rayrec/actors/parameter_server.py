@@ -14,7 +14,7 @@ import ray
 from ray.actor import ActorHandle
 
 from rayrec.actors.heartbeats import Heart
-from rayrec.actors.spawning import ActorRole, spawn
+from rayrec.actors.spawning import ActorRole, Where, anywhere, spawn
 from rayrec.actors.transport import ServerPlace
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.contributions import KeptRecords, SparseUpdate, UpdateTag
@@ -236,6 +236,7 @@ def spawn_parameter_servers(
     memory_limit: int | None = None,
     num_threads: int = 1,
     heart: Heart | None = None,
+    where: Where = anywhere,
 ) -> list[ActorHandle]:
     # Of every trainer, two reads (or heads of steps) and a question for evictions may wait for a step, whose
     # update needs a thread to arrive on; a snapshot is written beside them, and may be released.
@@ -244,7 +245,7 @@ def spawn_parameter_servers(
         spawn(
             ParameterServer,
             ActorRole(run, "parameter_server", shard, heart),
-            options,
+            {**options, **where(shard)},
             ServerSpec(
                 tables,
                 num_servers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ray.actor import ActorHandle
 
 from rayrec.actors.heartbeats import Heart
-from rayrec.actors.spawning import ActorRole, spawn_stateless
+from rayrec.actors.spawning import ActorRole, Where, anywhere, spawn_stateless
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
 from rayrec.samples.batches import RowBatch
 from rayrec.samples.decoding import ReadSpec
@@ -53,11 +53,15 @@ def spawn_sample_readers(
     num_cpus: float,
     heart: Heart | None = None,
     restarts: int = 0,
+    where: Where = anywhere,
 ) -> list[ActorHandle]:
-    options = {"num_cpus": num_cpus}
     return [
         spawn_stateless(
-            SampleReaderActor, ActorRole(run, "sample_reader", member, heart), options, restarts, spec
+            SampleReaderActor,
+            ActorRole(run, "sample_reader", member, heart),
+            {"num_cpus": num_cpus, **where(member)},
+            restarts,
+            spec,
         )
         for member in range(num_readers)
     ]

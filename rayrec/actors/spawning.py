@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,14 @@ import ray
 from ray.actor import ActorHandle
 
 from rayrec.actors.heartbeats import Heart, Pulse
+
+Where = Callable[[int], Mapping[str, Any]]
+"""Ray's options that say on which node a member of a stage goes, and what it takes there."""
+
+
+def anywhere(member: int) -> Mapping[str, Any]:
+    """Ray chooses."""
+    return {}
 
 
 @dataclass(frozen=True)

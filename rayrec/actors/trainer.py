@@ -23,7 +23,7 @@ from ray.actor import ActorHandle
 from rayrec.actors.collective import TrainerGroup
 from rayrec.actors.heartbeats import Heart
 from rayrec.actors.lookup_modes import LookupSettings, caches_on, make_lookups
-from rayrec.actors.spawning import ActorRole, spawn
+from rayrec.actors.spawning import ActorRole, Where, anywhere, spawn
 from rayrec.actors.transport import TransportChoice, connect
 from rayrec.embeddings.client import ShardClient
 from rayrec.embeddings.config import TableConfig
@@ -285,11 +285,18 @@ def spawn_trainers(
     servers: Sequence[ActorHandle],
     num_cpus: float,
     heart: Heart | None = None,
+    where: Where = anywhere,
 ) -> list[ActorHandle]:
     options = {"num_cpus": num_cpus, **ray_claim(spec.device)}
     shared = ray.put(spec)  # the catalogue's arrays travel once
     return [
-        spawn(Trainer, ActorRole(run, "trainer", rank, heart), options, shared, list(servers))
+        spawn(
+            Trainer,
+            ActorRole(run, "trainer", rank, heart),
+            {**options, **where(rank)},
+            shared,
+            list(servers),
+        )
         for rank in range(spec.num_trainers)
     ]
 

@@ -29,6 +29,7 @@ from rayrec.models.config import (
 from rayrec.models.ctr.config import AnyCtrConfig, ImpressionModelConfig
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.keras.config import KerasModelConfig
+from rayrec.pipelines.placement_config import PlacementConfig
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
 from rayrec.platform.devices import HOST, device_named
@@ -318,6 +319,7 @@ class RunConfig(Config):
     snapshots: SnapshotConfig = SnapshotConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     cluster: ClusterConfig = ClusterConfig()
+    placement: PlacementConfig = PlacementConfig()
 
     @field_validator("device")
     @classmethod

@@ -35,6 +35,7 @@ from rayrec.platform.files import write_atomically, write_json
 
 FREE_TO_CHANGE = (
     "cluster.",
+    "placement.",
     "pipeline.",
     "snapshots.",
     "recovery.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,6 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ObjectLostError, RayError
 
 from rayrec.actors.feature_worker import spawn_feature_workers
 from rayrec.actors.heartbeats import BEATS_PER_TIMEOUT, Heart, monitor_name, spawn_heartbeat_monitor
@@ -25,19 +24,19 @@ from rayrec.actors.spawning import ActorRole
 from rayrec.actors.trainer import TrainerSpec, connect_trainers, spawn_trainers
 from rayrec.embeddings.shard import StepTimeoutError
 from rayrec.pipelines.assembly import Assembly
+from rayrec.pipelines.deaths import death_behind
 from rayrec.pipelines.features import features_of
+from rayrec.pipelines.placement import actor_groups
+from rayrec.pipelines.reservation import Reservation, reserved
 from rayrec.pipelines.stage_stats import StageStats
 from rayrec.pipelines.watch import StageHungError, Watch
-from rayrec.platform.devices import ray_claim
-from rayrec.platform.ray_errors import ActorDeathError, root_cause
+from rayrec.platform.ray_errors import root_cause
 from rayrec.samples.read_plan import Plan
 
 logger = logging.getLogger(__name__)
 
 START_PATIENCE_S = 60.0
-"""Time to start in, after which is said what is missing."""
-DEATH_KNOWN_S = 2.0
-"""Time in which Ray notices that a process has died."""
+"""Time to find room in, and to start in, after which is said what is missing."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,6 @@ class _Member:
 
     actor: ActorHandle
     name: str
-    asks_for: dict[str, float]
-    """Count by Ray's name of the resource."""
 
 
 @contextmanager
@@ -83,17 +80,20 @@ def running_stages(run: str, assembly: Assembly, folder: Path | None = None) -> 
     Raises:
         ActorDeathError: an actor's process died; names the actor. Other errors pass as they are.
     """
+    with reserved(actor_groups(assembly.config), START_PATIENCE_S) as room:
+        room.log()
+        with _started_stages(run, assembly, folder, room) as stages:
+            yield stages
+
+
+@contextmanager
+def _started_stages(run: str, assembly: Assembly, folder: Path | None, room: Reservation) -> Iterator[Stages]:
     pipeline, sparse, recovery = assembly.config.pipeline, assembly.config.sparse, assembly.config.recovery
-    accelerator = ray_claim(assembly.config.device)
     started: list[_Member] = []
 
-    def keep(
-        stage: str, actors: list[ActorHandle], num_cpus: float, further: Mapping[str, Any] | None = None
-    ) -> list[ActorHandle]:
-        asks_for = _resources(num_cpus, further or {})
+    def keep(stage: str, actors: list[ActorHandle]) -> list[ActorHandle]:
         started.extend(
-            _Member(actor, ActorRole(run, stage, member).actor_name, asks_for)
-            for member, actor in enumerate(actors)
+            _Member(actor, ActorRole(run, stage, member).actor_name) for member, actor in enumerate(actors)
         )
         return actors
 
@@ -114,15 +114,20 @@ def running_stages(run: str, assembly: Assembly, folder: Path | None = None) -> 
                 sparse.server_memory,
                 sparse.server_threads,
                 heart,
+                room.of("parameter_server"),
             ),
-            num_cpus,
         )
         readers = keep(
             "sample_reader",
             spawn_sample_readers(
-                run, assembly.plan.spec, pipeline.num_readers, num_cpus, heart, recovery.stage_restarts
+                run,
+                assembly.plan.spec,
+                pipeline.num_readers,
+                num_cpus,
+                heart,
+                recovery.stage_restarts,
+                room.of("sample_reader"),
             ),
-            num_cpus,
         )
         workers = keep(
             "feature_worker",
@@ -134,14 +139,19 @@ def running_stages(run: str, assembly: Assembly, folder: Path | None = None) -> 
                 ReadAhead(assembly.tables, servers) if any(t.disk for t in assembly.tables) else None,
                 heart,
                 recovery.stage_restarts,
+                room.of("feature_worker"),
             ),
-            num_cpus,
         )
         trainers = keep(
             "trainer",
-            spawn_trainers(run, trainer_spec(assembly, folder), servers, pipeline.cpus_per_trainer, heart),
-            pipeline.cpus_per_trainer,
-            accelerator,
+            spawn_trainers(
+                run,
+                trainer_spec(assembly, folder),
+                servers,
+                pipeline.cpus_per_trainer,
+                heart,
+                room.of("trainer"),
+            ),
         )
         stateless = frozenset(member.name for member in started if member.actor in [*readers, *workers])
         watch = Watch(monitor, stateless, recovery.hang_timeout_s)
@@ -156,7 +166,7 @@ def running_stages(run: str, assembly: Assembly, folder: Path | None = None) -> 
         if isinstance(cause := root_cause(error), StepTimeoutError):
             # A trainer whose part does not come; servers may find that before the driver does.
             raise StageHungError(str(cause)) from error
-        death = _death_behind(error, started)
+        death = death_behind(error, [member.actor for member in started])
         if death is None:
             raise
         raise death from error
@@ -168,8 +178,7 @@ def running_stages(run: str, assembly: Assembly, folder: Path | None = None) -> 
 def _wait_until_up(started: Sequence[_Member], patience_s: float, watch: Watch, look_every_s: float) -> None:
     """Return when every constructor has run; raises the first error of one, or that of one that hangs.
 
-    Ray waits without a word for room on the cluster. That makes sense while another job may end, or
-    nodes may join; so it is said, at growing intervals, and waited for.
+    Their room is there, so it is a matter of time; what takes long is said, at growing intervals.
     """
     waiting: dict[Any, _Member] = {member.actor.stats.remote(): member for member in started}
     began = said = looked = time.monotonic()
@@ -184,52 +193,16 @@ def _wait_until_up(started: Sequence[_Member], patience_s: float, watch: Watch, 
             watch.look_after_silent()
             looked = now
         if not ready and now >= said + patience_s:
-            logger.warning("%s", _still_waiting(list(waiting.values()), now - began))
+            logger.warning("%s", _still_starting(list(waiting.values()), now - began))
             said, patience_s = now, 2 * patience_s
 
 
-def _still_waiting(members: Sequence[_Member], waited_s: float) -> str:
-    free, total = ray.available_resources(), ray.cluster_resources()
-    asked = sorted({name for member in members for name in member.asks_for})
-    have = ", ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}" for name in asked)
-    names = ", ".join(f"{member.name} ({_in_words(member.asks_for)})" for member in members)
+def _still_starting(members: Sequence[_Member], waited_s: float) -> str:
+    names = ", ".join(member.name for member in members)
     return (
-        f"after {waited_s:.0f} s, {len(members)} of the run's actors have not started: {names}; of the Ray "
-        f"cluster, {have} are free; waiting until other jobs end or nodes join, see `ray status`"
+        f"after {waited_s:.0f} s, {len(members)} of the run's actors are still starting, on nodes that have "
+        f"room for them: {names}; see their logs in the Ray dashboard"
     )
-
-
-def _in_words(resources: Mapping[str, float]) -> str:
-    return "asks for " + ", ".join(f"{count:g} {name}" for name, count in resources.items())
-
-
-def _resources(num_cpus: float, claim: Mapping[str, Any]) -> dict[str, float]:
-    resources = {"CPU": num_cpus, **claim.get("resources", {})}
-    if "num_gpus" in claim:
-        resources["GPU"] = claim["num_gpus"]
-    return resources
-
-
-def _death_behind(error: Exception, started: Sequence[_Member]) -> ActorDeathError | None:
-    """The death of an actor that the error tells of, or may be a consequence of."""
-    cause = root_cause(error)
-    if isinstance(cause, ActorDeathError):
-        return cause
-    if isinstance(cause, ObjectLostError):
-        return ActorDeathError("a batch was lost with the node that held it")
-    if not isinstance(cause, RayError | RuntimeError):
-        return None
-    # A trainer hears of another one's death from the collective, which names nobody. The dead answer
-    # at once, with an error; the others may be too busy to answer.
-    calls: list[Any] = [member.actor.stats.remote() for member in started]
-    answered, _ = ray.wait(calls, num_returns=len(calls), timeout=DEATH_KNOWN_S)
-    for call in answered:
-        try:
-            ray.get(call)
-        except Exception as found:
-            if isinstance(death := root_cause(found), ActorDeathError):
-                return death
-    return None
 
 
 def lookup_settings(assembly: Assembly) -> LookupSettings:

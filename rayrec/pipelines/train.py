@@ -17,7 +17,10 @@ from rayrec.pipelines.assembly import Assembly, assemble, check_continues
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.initial_weights import initial_snapshot
 from rayrec.pipelines.memory_plan import plan_memory
+from rayrec.pipelines.placement import actor_groups
+from rayrec.pipelines.placement_check import check_possible
 from rayrec.pipelines.progress import Progress, TrainingResult, is_over
+from rayrec.pipelines.reservation import cluster_nodes
 from rayrec.pipelines.rollbacks import Rollbacks
 from rayrec.pipelines.run_copy import RunCopy
 from rayrec.pipelines.run_folder import RunFolder
@@ -149,6 +152,7 @@ def _train_in(
                 "trainers",
                 "set another device, lower pipeline.num_trainers, or join a larger cluster",
             )
+            check_possible(actor_groups(config), cluster_nodes())
             result = _train_until_over(folder, assembly, snapshot, on_step)
     except (KeyboardInterrupt, SystemExit) as stop:  # Ray's drivers exit on SIGTERM, which job managers send
         folder.update(state="stopped", error="terminated" if isinstance(stop, SystemExit) else "interrupted")

@@ -107,6 +107,10 @@ _DEVICES: dict[str, tuple[Device, Callable[[], str | None]]] = {
     ),
 }
 KINDS = tuple(_DEVICES)
+ACCELERATOR_RESOURCES = frozenset(
+    device.ray_resource for device, _ in _DEVICES.values() if device.has_own_memory
+)
+"""Keys under which Ray counts accelerators."""
 HOST = next(device for device, _ in _DEVICES.values() if not device.has_own_memory)
 """The processor of the host, whose memory is everybody's."""
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import ray
+from ray.util.placement_group import placement_group_table
 
+from rayrec.pipelines import reservation
 from rayrec.pipelines import stages as stages_module
 from rayrec.pipelines.assembly import Assembly, assemble
 from rayrec.pipelines.config import RunConfig
@@ -113,7 +115,9 @@ def test_every_stages_seconds_add_up_to_those_of_training(ray_cluster, assembly_
     assert (found["lookup_early_rows"] > 0) == (mode == "exact_prefetch")
 
 
-def test_actors_that_find_no_room_are_named_until_there_is_some(ray_cluster, assembly_of, monkeypatch):
+def test_a_run_without_room_for_all_its_actors_starts_none_and_says_what_is_missing(
+    ray_cluster, assembly_of, monkeypatch
+):
     @ray.remote
     class OtherJob:
         def is_up(self) -> None:
@@ -125,17 +129,33 @@ def test_actors_that_find_no_room_are_named_until_there_is_some(ray_cluster, ass
 
     def warning(template: str, message: str) -> None:
         said.append(message)
-        if message.count("asks for") == 1:  # those that found room have started
-            ray.kill(other)
+        running = {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
+        assert not any(name.startswith("room/") for name in running)
+        ray.kill(other)
 
-    monkeypatch.setattr(stages_module, "START_PATIENCE_S", 2.0)
-    monkeypatch.setattr(stages_module.logger, "warning", warning)
+    monkeypatch.setattr(stages_module, "START_PATIENCE_S", 0.5)
+    monkeypatch.setattr(reservation.logger, "warning", warning)
 
     with running_stages("room", assembly_of()) as stages:
         assert len(stages.actors) == 4
 
-    assert "1 of the run's actors have not started: room/trainer-0 (asks for 1 CPU)" in said[-1]
-    assert "of 8 CPU are free" in said[-1]
+    assert "the run has not started: 1 of 1 trainer find no room (each asks for 1 CPU)" in said[0]
+    assert "has 0.8 of 8 CPU free" in said[0]
+
+
+def test_room_is_held_by_a_placement_group_and_given_back_when_an_attempt_fails(ray_cluster, assembly_of):
+    def states() -> list[str]:
+        return [group["state"] for group in placement_group_table().values() if group["state"] != "REMOVED"]
+
+    def fail() -> None:
+        with running_stages("back", assembly_of()):
+            assert states() == ["CREATED"]
+            raise KeyError("something else")
+
+    with pytest.raises(KeyError):
+        fail()
+
+    assert states() == []
 
 
 def test_a_stateless_stage_that_hangs_when_nobody_needs_it_any_more_holds_up_nobody(ray_cluster, assembly_of):
@@ -171,7 +191,7 @@ def test_an_actor_that_hangs_while_it_starts_is_found(ray_cluster):
             pass
 
     actor: Any = NeverUp.remote()
-    member = stages_module._Member(actor, "run/trainer-0", {"CPU": 1000})
+    member = stages_module._Member(actor, "run/trainer-0")
     with pytest.raises(StageHungError, match="run/trainer-0 hangs"):
         stages_module._wait_until_up([member], 60.0, Watch(), 0.1)  # type: ignore[arg-type]
     ray.kill(actor)

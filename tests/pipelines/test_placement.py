@@ -1,0 +1,188 @@
+"""Which node an actor goes to, and what is said where there is none; all of it without a cluster."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.placement import ActorGroup, Node, NoRoomError, actor_groups, assign, selects
+from rayrec.pipelines.placement_check import check_possible, still_waiting
+from rayrec.platform.errors import InputError
+
+
+def node(name: str, role: str | None = None, free: dict[str, float] | None = None, **total: float) -> Node:
+    total = {"CPU": 4.0} | total
+    labels = {"ray.io/node-id": name} | ({} if role is None else {"role": role})
+    return Node(name, "10.0.0.1", labels, total, total | (free or {}))
+
+
+def group(
+    count: int, strategy: Any = "SPREAD", stage: str = "parameter_server", **settings: Any
+) -> ActorGroup:
+    values: dict[str, Any] = {"resources": {"CPU": 1.0}, "labels": {}} | settings
+    return ActorGroup(stage, f"placement.{stage}", count, values["resources"], values["labels"], strategy)
+
+
+def places(groups: list[ActorGroup], nodes: list[Node], of_total: bool = False) -> dict[str, list[str]]:
+    return {stage: [n.id for n in found] for stage, found in assign(groups, nodes, of_total).items()}
+
+
+THREE = [node("a"), node("b", CPU=8), node("c")]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "count", "expected"),
+    [
+        ("SPREAD", 2, ["b", "a"]),
+        ("SPREAD", 5, ["b", "a", "c", "b", "a"]),
+        ("PACK", 3, ["a", "a", "a"]),
+        ("PACK", 6, ["b"] * 6),
+        ("PACK", 9, ["b"] * 8 + ["a"]),
+        ("STRICT_PACK", 8, ["b"] * 8),
+        ("STRICT_SPREAD", 3, ["b", "a", "c"]),
+    ],
+)
+def test_a_group_is_laid_out_as_its_strategy_says(strategy, count, expected):
+    assert places([group(count, strategy)], THREE) == {"parameter_server": expected}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "count", "num_missing"), [("STRICT_PACK", 9, 9), ("STRICT_SPREAD", 4, 1), ("SPREAD", 17, 1)]
+)
+def test_what_does_not_fit_is_counted(strategy, count, num_missing):
+    with pytest.raises(NoRoomError) as raised:
+        assign([group(count, strategy)], THREE)
+
+    assert raised.value.num_missing == num_missing
+
+
+def test_those_who_can_choose_leave_room_for_those_who_cannot():
+    """Whatever the order in which they are named."""
+    nodes = [node("small", CPU=1), node("labelled", "trainer", CPU=2)]
+    anywhere, there = group(1), group(2, "PACK", "trainer", labels={"role": "trainer"})
+
+    for groups in ([anywhere, there], [there, anywhere]):
+        assert places(groups, nodes) == {"parameter_server": ["small"], "trainer": ["labelled"] * 2}
+
+
+def test_nodes_with_accelerators_are_for_those_who_use_them():
+    nodes = [node("gpu", GPU=2, CPU=64), node("npu", NPU=2, CPU=64), node("cpu", CPU=4)]
+    trainers = group(2, "PACK", "trainer", resources={"CPU": 1.0, "NPU": 1})
+
+    assert places([group(3), trainers], nodes) == {"parameter_server": ["cpu"] * 3, "trainer": ["npu"] * 2}
+    assert set(places([group(6)], nodes)["parameter_server"]) == {"cpu", "gpu", "npu"}
+
+
+def test_what_other_jobs_hold_is_not_free():
+    nodes = [node("a", free={"CPU": 0.5}), node("b")]
+
+    assert places([group(2)], nodes) == {"parameter_server": ["b", "b"]}
+    assert places([group(2)], nodes, of_total=True) == {"parameter_server": ["a", "b"]}
+
+
+def test_shares_add_up_to_a_whole():
+    tenths = group(10, "STRICT_PACK", resources={"CPU": 0.1})
+
+    assert places([tenths], [node("a", CPU=1)]) == {"parameter_server": ["a"] * 10}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen"),
+    [
+        ("a", ["a"]),
+        ("!a", ["b", "c", None]),
+        ("in(a,b)", ["a", "b"]),
+        ("!in(a,b)", ["c", None]),
+        ("in", []),
+    ],
+)
+def test_labels_are_selected_as_ray_does_it(wanted, chosen):
+    assert [value for value in ["a", "b", "c", None] if selects(wanted, value)] == chosen
+
+
+@pytest.mark.parametrize(
+    ("bad", "sentence"),
+    [
+        (
+            group(2, labels={"role": "servr"}),
+            "placement.parameter_server.labels: no node of the Ray cluster has role=servr; "
+            "its nodes have no label (2), role=trainer (1)",
+        ),
+        (
+            group(2, labels={"role": "trainer", "zone": "!x"}, resources={"ssd": 1}),
+            "placement.parameter_server: each parameter server asks for 1 ssd, and no node with role=trainer "
+            "and zone=!x of the Ray cluster has any; they have CPU, GPU",
+        ),
+        (
+            group(1, resources={"CPU": 9}),
+            "placement.parameter_server: a parameter server fits on no node of the Ray cluster (each asks "
+            "for 9 CPU); of such nodes, 10.0.0.1 (a) has 4 CPU, 10.0.0.1 (b) has 8 CPU, 10.0.0.1 (c) has "
+            "4 CPU; ask for less, or join a cluster with larger nodes",
+        ),
+        (
+            group(4, "STRICT_SPREAD"),
+            "placement.parameter_server: 1 of 4 parameter servers find no room (each asks for 1 CPU, placed "
+            "STRICT_SPREAD), even if no other job were there",
+        ),
+    ],
+)
+def test_what_can_never_start_is_refused_with_what_there_is(bad, sentence):
+    nodes = [node("a"), node("b", CPU=8), node("c", "trainer", GPU=1)]
+
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}"):
+        check_possible([bad], nodes)
+    check_possible([group(16)], nodes)
+
+
+def test_who_waits_says_for_what():
+    nodes = [node("a", "server", {"CPU": 0.5}), node("b", "trainer"), node("c", "server", {"CPU": 1})]
+    servers = group(2, labels={"role": "server"})
+    with pytest.raises(NoRoomError) as raised:
+        assign([servers], nodes)
+
+    assert still_waiting(raised.value, nodes, 61.3) == (
+        "after 61 s, the run has not started: 1 of 2 parameter servers find no room (each asks for 1 CPU on "
+        "a node with role=server); of such nodes, 10.0.0.1 (a) has 0.5 of 4 CPU, 10.0.0.1 (c) has 1 of 4 CPU "
+        "free; waiting until other jobs end or nodes join, see `ray status`"
+    )
+    assert "its nodes have role=trainer (1)" in still_waiting(raised.value, nodes[1:2], 1.0)
+
+
+SMALLEST = {"data": {"path": "data"}, "model": {"name": "sasrec"}}
+
+
+def test_a_run_asks_for_what_its_settings_say():
+    placement = {
+        "servers": {"labels": {"role": "server"}, "resources": {"ssd": 0.5}},
+        "trainers": {"strategy": "STRICT_SPREAD", "resources": {"rack": 1}},
+        "readers": {"labels": {"role": "in(server,reader)"}},
+    }
+    pipeline = {"num_trainers": 2, "num_readers": 3, "cpus_per_actor": 0}
+    config = RunConfig.parse(SMALLEST | {"placement": placement, "pipeline": pipeline, "device": "npu"})
+
+    servers, readers, workers, trainers = actor_groups(config)
+
+    assert (servers.count, servers.resources, servers.strategy) == (2, {"ssd": 0.5}, "SPREAD")
+    assert (readers.count, readers.resources, readers.labels) == (3, {}, {"role": "in(server,reader)"})
+    assert not readers.has_state
+    assert not workers.has_state
+    assert trainers.resources == {"CPU": 1.0, "NPU": 1, "rack": 1}
+    assert (trainers.strategy, trainers.has_state) == ("STRICT_SPREAD", True)
+
+
+@pytest.mark.parametrize(
+    ("placement", "sentence"),
+    [
+        ({"servers": {"labels": {"role": "a b"}}}, "'role' has 'a b'"),
+        ({"servers": {"resources": {"CPU": 2}}}, "pipeline.cpus_per_actor"),
+        ({"trainers": {"resources": {"GPU": 2}}}, "device 'cuda'"),
+        ({"trainers": {"resources": {"ssd": 1.5}}}, "'ssd' has 1.5"),
+        ({"readers": {"strategy": "PACK"}}, "strategy"),
+    ],
+)
+def test_settings_that_ray_would_refuse_are_refused_before(placement, sentence):
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        RunConfig.parse(SMALLEST | {"placement": placement})
