@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 
 import hypothesis
@@ -18,6 +19,9 @@ hypothesis.settings.load_profile("repeatable")
 
 # Tensors here are tiny: on a busy machine, threads that wait for each other cost more than they add.
 torch.set_num_threads(1)
+
+# Ray's workers run at niceness 15: beside tests of another process they would hardly run at all.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
