@@ -24,7 +24,8 @@ BLOCKS = ("blocks", "layers")
 FURTHER_METHODS = "sharded_methods"
 """Class attribute of a block: methods besides `forward` that compute with its weights."""
 SHARDED_METHODS = ("loss", "rank", "predict")
-"""Methods of a model that compute with weights: they are gathered around these as around `forward`."""
+"""Methods of a model, as far as it has them, that compute with weights: these are gathered around them as around
+`forward`."""
 
 
 class ShardedModel:
@@ -59,7 +60,8 @@ class ShardedModel:
             # gloo has no other reduction than the sum; a factor of 1 is none.
             unit.set_force_sum_reduction_for_comms(True)
         for name in SHARDED_METHODS:
-            register_fsdp_forward_method(model, name)
+            if hasattr(model, name):
+                register_fsdp_forward_method(model, name)
         self._is_gathered = False
 
     def gather(self) -> None:

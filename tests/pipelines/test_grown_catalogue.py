@@ -81,7 +81,7 @@ def test_a_model_serves_items_that_came_after_it_was_trained(policy, model, sett
     # A history of new items is as good as any.
     ids = dataset.items.ids_I[np.isin(dataset.items.keys.to_pylist(), sorted(fresh))]
     assert len(after.recommend([Query(ids)], k=5)[0]) == 5
-    assert evaluate(run, data=dataset.root).num_users > 0
+    assert evaluate(run, data=dataset.root).count > 0
 
 
 def test_an_extension_of_other_semantic_ids_is_refused(tmp_path):

@@ -357,7 +357,7 @@ def test_an_operation_may_read_times_that_the_model_does_not(tmp_path: Path):
     assert stored.times is not None
     (answer,) = timed.answer([stored], k=3)
     assert answer.num_read == (stored.times >= 1003).sum() < len(stored.history_ids)
-    assert evaluate_recommender(timed, "test").num_users
+    assert evaluate_recommender(timed, "test").count
 
 
 def test_histories_without_what_an_operation_reads_are_ranked_as_they_are(tmp_path: Path):

@@ -152,7 +152,7 @@ def test_data_that_was_moved_is_pointed_at(tmp_path):
     with pytest.raises(InputError, match="no such data set"):
         Recommender.load(run)
     assert Recommender.load(run, data=tmp_path / "moved").popular(k=3) == expected
-    assert evaluate(run, data=tmp_path / "moved").num_users > 0
+    assert evaluate(run, data=tmp_path / "moved").count > 0
 
     other = small_dataset(tmp_path / "other", num_items=29).root
     (tmp_path / "moved" / "semantic_ids").rename(other / "semantic_ids")
@@ -263,7 +263,7 @@ def test_a_row_gets_the_features_in_serving_that_it_gets_in_training(tmp_path):
         assert query.user_id == users_B[number] == row["user_id"]
         assert len(expected) == min(4 + row["user_id"], 6)
     assert len(recommender.recommend([query], k=3)[0]) == 3
-    assert evaluate(run).num_users > 0
+    assert evaluate(run).count > 0
 
 
 def test_fields_of_a_row_that_do_not_fit_are_named(tmp_path):
