@@ -24,7 +24,7 @@ BLOCKS = ("blocks", "layers")
 FURTHER_METHODS = "sharded_methods"
 """Class attribute of a block: methods besides `forward` that compute with its weights."""
 SHARDED_METHODS = ("loss", "rank", "predict")
-"""Methods of a model, as far as it has them, that compute with weights: these are gathered around them as around
+"""Methods of a model, as far as it has them, that compute with weights: gathered around these as around
 `forward`."""
 
 
