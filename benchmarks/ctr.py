@@ -22,14 +22,11 @@ step. A peer that is not installed is left out, and said.
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
 import os
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +35,8 @@ import torch
 from benchmarks.ctr_data import NUM_COLUMNS, NUM_NUMBERS, CtrData, all_rows, make
 from benchmarks.ctr_peers import CROSS_LAYERS, PEERS, PeerSettings
 from benchmarks.harness import Bar, BenchOptions, interleaved
-from benchmarks.sparse import MEMORY
-from benchmarks.spine import SETTLE_S, PipelineWindows
+from benchmarks.peer_process import MEMORY, SETTLE_S, PeerProcess, steps_per_second
+from benchmarks.spine import PipelineWindows
 from rayrec.pipelines.assembly import Assembly, assemble
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.stages import Stages, running_stages
@@ -114,10 +111,10 @@ def _candidates(bar: str) -> list[tuple[str, str]]:
 def _best_of(candidates: Sequence[tuple[str, str]], data: CtrData, num_steps: int) -> tuple[str, str]:
     rates: dict[tuple[str, str], float] = {}
     for name, memory in candidates:
-        peer = PeerWindows(name, memory, data, num_steps)
+        peer = _peer(name, memory, data)
         try:
-            peer.rate()  # thrown away
-            rates[name, memory] = peer.rate()
+            peer.rate(num_steps)  # thrown away
+            rates[name, memory] = peer.rate(num_steps)
         finally:
             peer.stop()
         log.print(f"{name}, {memory}: {rates[name, memory] * BATCH:,.0f} samples/s", highlight=False)
@@ -127,60 +124,31 @@ def _best_of(candidates: Sequence[tuple[str, str]], data: CtrData, num_steps: in
 def _bar(
     bar: str, ours: PipelineWindows, name: str, memory: str, data: CtrData, options: BenchOptions
 ) -> Bar:
-    peer = PeerWindows(name, memory, data, options.steps)
+    peer = _peer(name, memory, data)
 
     def show(a: float, b: float) -> None:
         rates = f"{a * BATCH:,.0f} samples/s, {name} {b * BATCH:,.0f}"
         log.print(f"ctr-{bar}: {rates}, ratio {a / b:.3f}", highlight=False)
 
+    def theirs() -> float:
+        return peer.rate(options.steps)
+
     try:
-        interleaved(ours.rate, peer.rate, repeats=1)  # thrown away
-        ratios = interleaved(ours.rate, peer.rate, options.pairs, show)
+        interleaved(ours.rate, theirs, repeats=1)  # thrown away
+        ratios = interleaved(ours.rate, theirs, options.pairs, show)
     finally:
         peer.stop()
     return Bar.of(f"ctr-{bar}", ratios, f"{name}, memory {memory}, {THREADS} threads", TARGETS[bar])
 
 
-class PeerWindows:
-    """Windows of a peer's loop, in a process that is idle between them."""
-
-    def __init__(self, name: str, memory: str, data: CtrData, num_steps: int) -> None:
-        context = multiprocessing.get_context("spawn")  # settings of memory are read when a process starts
-        self._connection, theirs = context.Pipe()
-        args = (theirs, name, asdict(peer_settings(data)))
-        self._process = context.Process(target=_serve_windows, args=args, daemon=True)
-        before = dict(os.environ)
-        os.environ.update(MEMORY[memory])
-        try:
-            self._process.start()
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-        theirs.close()  # so that the peer's end is the only one, and its death an EOFError here
-        self._num_steps = num_steps
-
-    def rate(self) -> float:
-        """Steps per second over the next window."""
-        time.sleep(SETTLE_S)
-        self._connection.send(self._num_steps)
-        seconds: float = self._connection.recv()
-        return self._num_steps / seconds
-
-    def stop(self) -> None:
-        self._process.terminate()
-        self._process.join()
+def _peer(name: str, memory: str, data: CtrData) -> PeerProcess:
+    args = (name, asdict(peer_settings(data)))
+    return PeerProcess(_windows, args, MEMORY[memory], SETTLE_S)
 
 
-def _serve_windows(connection: Connection, name: str, settings: dict[str, Any]) -> None:
-    """The peer's process: trains as many steps as it is told, answers with the seconds they took."""
+def _windows(name: str, settings: dict[str, Any]) -> Callable[[int], float]:
     torch.set_num_threads(THREADS)
-    losses = PEERS[name](PeerSettings(**settings))
-    while True:
-        num_steps = connection.recv()
-        started = time.perf_counter()
-        for _ in range(num_steps):
-            next(losses)
-        connection.send(time.perf_counter() - started)
+    return steps_per_second(PEERS[name](PeerSettings(**settings)))
 
 
 def peer_settings(data: CtrData) -> PeerSettings:

@@ -30,14 +30,12 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import math
-import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,6 +45,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
+from benchmarks.peer_process import MEMORY, PeerProcess
 from rayrec.embeddings.batch_rows import batch_memory, group_ids
 from rayrec.embeddings.compiled import LANES, copy_lanes, prefetch_words
 from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
@@ -71,17 +70,6 @@ LR, EPS = 0.05, 1e-8
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
-
-MEMORY: dict[str, dict[str, str]] = {
-    "as installed": {},
-    "memory kept": {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**31)},
-    "memory kept, huge pages": {
-        "MALLOC_MMAP_THRESHOLD_": str(2**30),
-        "MALLOC_TRIM_THRESHOLD_": str(2**31),
-        "THP_MEM_ALLOC_ENABLE": "1",
-    },
-}
-"""What the environment says of memory; the C library and torch read it when a process starts."""
 
 
 def bench(options: BenchOptions) -> list[Bar]:
@@ -274,54 +262,15 @@ def settings(peer: str, memories: Sequence[str]) -> list[Setting]:
     ]
 
 
-class PeerProcess:
-    """A peer in a process of its own, idle between its windows."""
-
-    def __init__(self, setting: Setting, num_rows: int, num_steps: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve_windows, args=(theirs, setting, num_rows, num_steps), daemon=True
-        )
-        with _environment(MEMORY[setting.memory]):
-            self._process.start()
-        theirs.close()  # so that the peer's end is the only one, and its death an EOFError here
-
-    def rate(self, num_steps: int | None = None) -> float:
-        self._connection.send(num_steps)
-        rate: float = self._connection.recv()
-        return rate
-
-    def stop(self) -> None:
-        self._process.terminate()
-        self._process.join()
-
-
-def _serve_windows(connection: Connection, setting: Setting, num_rows: int, num_steps: int) -> None:
+def _windows(setting: Setting, num_rows: int, num_steps: int) -> Callable[[int | None], float]:
     torch.set_num_threads(setting.threads)
     table = FbgemmTable(num_rows, setting.pooling) if setting.peer == "fbgemm" else TorchTable(num_rows)
-    windows = Windows(table, Batches(num_rows, BATCH), num_steps)
-    while True:
-        connection.send(windows.rate(connection.recv()))
-
-
-@contextmanager
-def _environment(changes: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    return Windows(table, Batches(num_rows, BATCH), num_steps).rate
 
 
 @contextmanager
 def running(setting: Setting, num_rows: int, num_steps: int) -> Iterator[PeerProcess]:
-    peer = PeerProcess(setting, num_rows, num_steps)
+    peer = PeerProcess(_windows, (setting, num_rows, num_steps), MEMORY[setting.memory])
     try:
         peer.rate(2)  # start-up and the first touch of what it reuses
         yield peer

@@ -18,13 +18,11 @@ decodes and shuffles its windows while training. Validation and snapshots are in
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +34,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
+from benchmarks.peer_process import SETTLE_S, PeerProcess, steps_per_second
 from examples import one_file_trainer
 from rayrec.models.linear_cross_entropy import linear_cross_entropy
 from rayrec.models.tokenizers.fit import fit_registry
@@ -54,8 +53,6 @@ from rayrec.samples.prepare import prepare
 TARGET = 0.60
 NUM_USERS, NUM_ITEMS, MEAN_LENGTH = 22_363, 12_101, 8.88
 """Of Amazon Beauty (5-core), which the synthetic data set resembles."""
-SETTLE_S = 0.3
-"""OpenMP's threads spin for 0.2 s after their last work; the other side starts later."""
 
 
 def bench(options: BenchOptions) -> list[Bar]:
@@ -96,43 +93,13 @@ class PipelineWindows:
         return self._num_steps / (time.perf_counter() - started)
 
 
-class PeerWindows:
-    """Windows of the one-file trainer, in a process that is idle between them."""
-
-    def __init__(self, config: RunConfig, num_steps: int, our_softmax: bool) -> None:
-        context = multiprocessing.get_context("spawn")  # a forked process would share our thread pools
-        self._connection, theirs = context.Pipe()
-        values = config.model_dump(mode="json")
-        self._process = context.Process(
-            target=_serve_windows, args=(theirs, values, our_softmax), daemon=True
-        )
-        self._process.start()
-        theirs.close()  # so that the peer's end is the only one, and its death an EOFError here
-        self._num_steps = num_steps
-
-    def rate(self) -> float:
-        time.sleep(SETTLE_S)
-        self._connection.send(self._num_steps)
-        seconds: float = self._connection.recv()
-        return self._num_steps / seconds
-
-    def stop(self) -> None:
-        self._process.terminate()
-        self._process.join()
-
-
-def _serve_windows(connection: Connection, config: dict[str, Any], our_softmax: bool) -> None:
-    """The peer's process: trains as many steps as it is told, answers with the seconds they took."""
+def _one_file(config: dict[str, Any], our_softmax: bool) -> Callable[[int], float]:
+    """In the peer's process: the one-file trainer."""
     torch.set_num_threads(config["pipeline"]["trainer_threads"])
     if our_softmax:
         one_file_trainer.SasRec = SasRecWithOurSoftmax  # type: ignore[misc]  # where the file looks it up
     _, losses, _ = one_file_trainer.start(config)
-    while True:
-        num_steps = connection.recv()
-        started = time.perf_counter()
-        for _ in range(num_steps):
-            next(losses)
-        connection.send(time.perf_counter() - started)
+    return steps_per_second(losses)
 
 
 class SasRecWithOurSoftmax(one_file_trainer.SasRec):
@@ -146,14 +113,18 @@ class SasRecWithOurSoftmax(one_file_trainer.SasRec):
 def _bar(
     name: str, ours: PipelineWindows, config: RunConfig, options: BenchOptions, our_softmax: bool = False
 ) -> Bar:
-    peer = PeerWindows(config, options.steps, our_softmax)
+    args = (config.model_dump(mode="json"), our_softmax)
+    peer = PeerProcess(_one_file, args, settle_s=SETTLE_S)
 
     def show(a: float, b: float) -> None:
         log.print(f"{name}: {a:.2f} steps/s, one file {b:.2f}, ratio {a / b:.3f}", highlight=False)
 
+    def theirs() -> float:
+        return peer.rate(options.steps)
+
     try:
-        interleaved(ours.rate, peer.rate, repeats=1)  # thrown away
-        ratios = interleaved(ours.rate, peer.rate, options.pairs, show)
+        interleaved(ours.rate, theirs, repeats=1)  # thrown away
+        ratios = interleaved(ours.rate, theirs, options.pairs, show)
     finally:
         peer.stop()
     threads = config.pipeline.trainer_threads

@@ -164,8 +164,9 @@ def test_a_stage_that_hangs_is_found(alone, data, tmp_path):
 
     train(config, run, on_step=at({5: stop("sample_reader-0"), 9: stop("parameter_server-0")}))
 
-    (recovery,) = recoveries(run)  # a reader comes back alone
-    assert "run/parameter_server-0 hangs: it has given no sign of life" in recovery["reason"]
+    # A reader comes back alone. On a busy machine, a process that is only slow may be found too.
+    reasons = [recovery["reason"] for recovery in recoveries(run)]
+    assert any("run/parameter_server-0 hangs: it has given no sign of life" in reason for reason in reasons)
     assert differences(run, alone[0], EPOCHS) == []
 
 

@@ -9,6 +9,7 @@ Axes as in `rayrec.models.keras.inputs`, T labels.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,16 +59,17 @@ class KerasModel(CtrModel):
         """In the order of the parameters."""
         return self._trained
 
+    @abstractmethod
     def _as_parameter(self, variable: Any) -> nn.Parameter:
-        raise NotImplementedError
+        """The weight that stands for one of Keras's."""
 
+    @abstractmethod
     def _call(self, inputs: list[Tensor], seeds: list[np.ndarray]) -> Tensor:
         """[B, T] logits.
 
         Args:
             seeds: [2] what each of the model's random generators begins with.
         """
-        raise NotImplementedError
 
     def logits(self, batch: ImpressionTensors) -> Tensor:
         return self._call(gather(self.inputs, batch), self._seeds(batch))
