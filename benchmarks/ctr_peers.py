@@ -6,7 +6,7 @@ Adam; rows of tables by row-wise Adagrad where the peer has it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,7 +171,12 @@ def rechub_dcn(settings: PeerSettings) -> Iterator[float]:
     loader, _, _ = DataGenerator(columns, labels_N).generate_dataloader(
         x_val=columns, y_val=labels_N, x_test=columns, y_test=labels_N, batch_size=settings.batch_size
     )
-    model = rechub_model(settings)
+    model = rechub_model(
+        [f"N{at + 1}" for at in range(settings.num_numbers)],
+        {f"C{at + 1}": settings.ids_per_column for at in range(settings.num_columns)},
+        settings.dim,
+        settings.hidden_dims,
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
     criterion = nn.BCELoss()
     while True:
@@ -183,19 +188,25 @@ def rechub_dcn(settings: PeerSettings) -> Iterator[float]:
             yield loss.item()
 
 
-def rechub_model(settings: PeerSettings) -> nn.Module:
+def rechub_model(
+    numbers: Sequence[str], num_ids: Mapping[str, int], dim: int, hidden_dims: Sequence[int]
+) -> nn.Module:
+    """
+    Args:
+        numbers: names of the columns of numbers.
+        num_ids: by column of ids, which are counted from 0.
+    """
     from torch_rechub.basic.features import DenseFeature, SparseFeature
     from torch_rechub.models.ranking import DCNv2
 
-    features = [DenseFeature(f"N{at + 1}") for at in range(settings.num_numbers)]
-    features += [
-        SparseFeature(f"C{at + 1}", vocab_size=settings.ids_per_column, embed_dim=settings.dim)
-        for at in range(settings.num_columns)
+    features = [
+        *(DenseFeature(column) for column in numbers),
+        *(SparseFeature(column, vocab_size=size, embed_dim=dim) for column, size in num_ids.items()),
     ]
     model: nn.Module = DCNv2(
         features,
         n_cross_layers=CROSS_LAYERS,
-        mlp_params={"dims": list(settings.hidden_dims), "dropout": 0.0},
+        mlp_params={"dims": list(hidden_dims), "dropout": 0.0},
         model_structure="parallel",
         use_low_rank_mixture=False,
     )

@@ -24,6 +24,7 @@ torch.set_num_threads(1)
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests run in two processes (`make test`), one has all that use Ray, since they share a cluster.
 

@@ -191,7 +191,7 @@ class Trainer:
         them."""
         # When it was measured before, other actors were starting.
         self._utilisation.measured(self._matrix_rate())
-        self._program.begin_ranking()
+        self._program.begin_inference()
         if not isinstance(self._program, RankingProgram) or self._program.table_of_catalogue is None:
             return
         table, ids_I = self._program.table_of_catalogue, self._spec.catalogue_ids_I

@@ -82,7 +82,7 @@ class DenseProgram(Protocol):
     def join(self) -> None:
         """The trainers have met: weights that they shall hold in parts are split now."""
 
-    def begin_ranking(self) -> None:
+    def begin_inference(self) -> None:
         """Before `rank` or `predict`, by all trainers at once: they need not do that equally often. Ends with
         `backward`."""
 

@@ -249,7 +249,7 @@ class TorchProgram(ABC):
         if self._masters is not None:
             self._masters.widen()
 
-    def begin_ranking(self) -> None:
+    def begin_inference(self) -> None:
         if self._sharded is not None:
             self._sharded.gather()
 

@@ -57,15 +57,6 @@ def test_our_side_trains_as_a_table_that_is_given_the_summed_gradients(monkeypat
     assert (ours._table.lookup(every) == plain.lookup(every)).all()
 
 
-def test_the_environment_of_a_peer_is_put_back(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("RAYREC_TEST_KEPT", "before")
-    with sparse._environment({"RAYREC_TEST_KEPT": "inside", "RAYREC_TEST_NEW": "inside"}):
-        assert sparse.os.environ["RAYREC_TEST_NEW"] == "inside"
-
-    assert sparse.os.environ["RAYREC_TEST_KEPT"] == "before"
-    assert "RAYREC_TEST_NEW" not in sparse.os.environ
-
-
 def test_a_large_table_without_memory_for_it_is_not_measured(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sparse, "_available_bytes", lambda: 1_000)
 

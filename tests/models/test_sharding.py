@@ -146,8 +146,8 @@ def _trainers_need_not_rank_equally_often(rank: int) -> None:
     features = features_of(name)[0]
     for trained in (copies, shards):
         train(trained, name, rank, range(1))
-        trained.begin_ranking()
-        trained.begin_ranking()
+        trained.begin_inference()
+        trained.begin_inference()
     for _ in range(2 * rank):
         ranked = shards.rank(features, table_rows(features), 3, None)
         expected = copies.rank(features, table_rows(features), 3, None)
