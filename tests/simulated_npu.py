@@ -300,7 +300,9 @@ _LIBRARIES: list[torch.library.Library] = []
 
 
 def register() -> None:
-    """Once in a process."""
+    """Once in a process; again, it does nothing."""
+    if _LIBRARIES:
+        return
     _setup_privateuseone_for_python_backend(NAME, NPU)
     kernels = torch.library.Library("aten", "IMPL")
     kernels.impl("empty.memory_format", _empty, "PrivateUse1")

@@ -1,9 +1,11 @@
 """Our code on a device that is neither CPU nor CUDA; see `tests/simulated_npu.py` for what that proves."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -30,3 +32,19 @@ def test_training_ranking_and_the_cache_of_rows_run_on_a_device_of_another_name(
 
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert " skipped" not in done.stdout, done.stdout[-2000:]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_one_line_of_a_config_moves_a_run_to_another_device(tmp_path):
+    command = [sys.executable, "-m", "tests.devices.one_config", str(tmp_path)]
+
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=380)
+
+    assert done.returncode == 0, done.stderr[-8000:]
+    report = json.loads((tmp_path / "report.json").read_text())
+    here, there = (np.array(report["losses"][device]) for device in ("cpu", "npu"))
+    assert len(here) > 5
+    np.testing.assert_allclose(there, here, rtol=1e-4)
+    assert report["recall"]["npu"] == pytest.approx(report["recall"]["cpu"], abs=0.03)

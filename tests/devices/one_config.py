@@ -1,0 +1,68 @@
+"""One run on the CPU and on the simulated NPU, through Ray's actors: its config differs by one line.
+
+A program of its own, since a device is registered for good, in every process of the cluster:
+
+    python -m tests.devices.one_config FOLDER     what came of it is in FOLDER/report.json
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.evaluate import evaluate
+from rayrec.pipelines.train import train
+from tests import simulated_npu
+from tests.data import small_dataset
+
+DEVICES = ("cpu", simulated_npu.NAME)
+
+
+def settings(data: Path, device: str) -> RunConfig:
+    values: dict[str, Any] = {
+        "device": device,
+        "data": {"path": str(data)},
+        "model": {
+            "name": "sasrec",
+            "item_matrix": "sparse",
+            "num_negatives": 8,
+            "user_embedding": True,
+            "backbone": {"dim": 8, "num_layers": 1, "num_heads": 2, "feedforward_dim": 16, "max_length": 8},
+        },
+        "sparse": {"num_servers": 1, "optimizer": {"kind": "adam", "lr": 0.03}},
+        "pipeline": {"trainer_threads": 1, "cpus_per_actor": 0.1, "cpus_per_trainer": 0.1},
+        "training": {"batch_size": 8, "epochs": 2},
+    }
+    return RunConfig.parse(values)
+
+
+def main(folder: Path) -> None:
+    data = small_dataset(folder / "source").root
+    ray.init(
+        address="local",
+        num_cpus=4,
+        resources={"NPU": 1},
+        object_store_memory=80 * 2**20,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        runtime_env={"worker_process_setup_hook": "tests.simulated_npu.register"},
+    )
+    losses: dict[str, list[float]] = {device: [] for device in DEVICES}
+    recall: dict[str, float] = {}
+    for device, of_device in losses.items():
+        run = folder / "runs" / device
+        train(settings(data, device), run, on_step=lambda done, total, loss: of_device.append(loss))  # noqa: B023
+        recall[device] = evaluate(run).results["model"]["recall@10"].value
+    ray.shutdown()
+    (folder / "report.json").write_text(json.dumps({"losses": losses, "recall": recall}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
