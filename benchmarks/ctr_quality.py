@@ -73,14 +73,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     given = parser.parse_args(arguments)
     config = RunConfig.load(given.config, tuple(given.overrides))
+    _show(compare(config), given.steps, _best_possible(config))
+
+
+def compare(config: RunConfig) -> dict[str, Trained]:
+    """What came of each model whose framework or library is installed.
+
+    Raises:
+        InputError: the recipe is not one of DLRM without dropout, whose draws no two frameworks share.
+    """
     if config.model.name != "dlrm" or config.model.dropout:
-        raise InputError(f"{given.config}: expected a recipe of DLRM with model.dropout 0")
+        raise InputError("expected a recipe of DLRM with model.dropout 0")
     trained: dict[str, Trained] = {}
     with tempfile.TemporaryDirectory(prefix="ctr-quality-") as folder:
         for name, measured in _models(config, Path(folder)).items():
             log.print(name)
             trained[name] = measured()
-    _show(trained, given.steps, _best_possible(config))
+    return trained
 
 
 def _models(config: RunConfig, folder: Path) -> dict[str, Callable[[], Trained]]:

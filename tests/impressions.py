@@ -48,11 +48,19 @@ def impression_dataset(folder: Path, num_rows: int = NUM_ROWS) -> ImpressionData
     return ImpressionDataset.open(folder / "data")
 
 
+DLRM: dict[str, Any] = {"name": "dlrm", "dim": 4, "hidden_dims": [8], "bottom_dims": [4]}
+
+
 def ctr_config(dataset: ImpressionDataset, model: dict[str, Any] | None = None, **settings: Any) -> RunConfig:
-    """A run that trains a small model in a second."""
+    """A run that trains a small model in a second.
+
+    Args:
+        model: more settings of a DLRM, or those of a model that it names.
+    """
+    model = model or {}
     values: dict[str, Any] = {
         "data": {"path": str(dataset.root)},
-        "model": {"name": "dlrm", "dim": 4, "hidden_dims": [8], "bottom_dims": [4], **(model or {})},
+        "model": model if "name" in model else DLRM | model,
         "pipeline": {"trainer_threads": 1},
         "sparse": {"optimizer": {"kind": "rowwise_adagrad", "lr": 0.1}, "init_scale": 0.3},
         "training": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -57,8 +58,8 @@ def recommender_run(dataset: Dataset, folder: Path) -> Path:
     return trained(config, folder)
 
 
-def ranker_run(dataset: ImpressionDataset, folder: Path) -> Path:
-    return trained(ctr_config(dataset, training={"batch_size": 4}), folder)
+def ranker_run(dataset: ImpressionDataset, folder: Path, model: dict[str, Any] | None = None) -> Path:
+    return trained(ctr_config(dataset, model, training={"batch_size": 4}), folder)
 
 
 def prepared_clicks(folder: Path, **settings: object) -> ImpressionDataset:
