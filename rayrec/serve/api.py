@@ -1,6 +1,6 @@
-"""The HTTP side of the service: routes, error answers, and the thread on which the model computes.
+"""The HTTP side of the service: routes and error answers.
 
-    event loop: parse, check ─► at most `max_waiting` in hand ─► one thread: service.recommend
+    event loop: parse, check ─► batcher, at most `max_waiting` in hand ─► its thread: service.recommend_all
                 health answers                └ else 503
 
 It knows nothing of Ray, so that it can be tested, or embedded, without.
@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from rayrec import __version__
 from rayrec.platform.errors import UnavailableError
+from rayrec.serve.batching import Batcher, DeadlineError, TooManyWaitingError
 from rayrec.serve.request_guard import RequestGuard, error_response
 from rayrec.serve.schemas import (
     ErrorAnswer,
@@ -42,43 +42,14 @@ _ERRORS: dict[int, str] = {
 }
 
 
-class ModelThread:
-    """Runs the service, which is not thread-safe and would hold up the event loop, on one thread."""
-
-    def __init__(self, service: RecommendationService, max_waiting: int) -> None:
-        self._service = service
-        self._max_waiting = max_waiting
-        self._num_waiting = 0
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
-
-    async def recommend(self, request: RecommendRequest) -> RecommendAnswer:
-        """Answer in turn.
-
-        Raises:
-            HTTPException: as many requests are waiting as may.
-        """
-        if self._num_waiting >= self._max_waiting:
-            raise HTTPException(
-                503,
-                f"{self._num_waiting} requests are waiting already; try again in a second",
-                headers={"Retry-After": "1"},
-            )
-        self._num_waiting += 1
-        # Counted until it is computed or dropped, not until its caller has gone.
-        future = self._executor.submit(self._service.recommend, request)
-        loop = asyncio.get_running_loop()
-        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._done))
-        return await asyncio.wrap_future(future)
-
-    def _done(self) -> None:
-        self._num_waiting -= 1
-
-
-def build_api(service: RecommendationService, max_waiting: int) -> FastAPI:
+def build_api(
+    service: RecommendationService, batcher: Batcher[RecommendRequest, RecommendAnswer], timeout_s: float
+) -> FastAPI:
     """The application that answers for one service.
 
     Args:
-        max_waiting: requests in hand at most, the one being computed included.
+        batcher: computes what requests ask of the service.
+        timeout_s: a request that would not be answered by then is refused.
     """
     api = FastAPI(title="RayRec", version=__version__, summary="Recommendations from a trained model.")
     api.add_middleware(RequestGuard, max_body_bytes=MAX_BODY_BYTES)
@@ -86,7 +57,8 @@ def build_api(service: RecommendationService, max_waiting: int) -> FastAPI:
     api.add_exception_handler(RequestValidationError, _invalid_request)
     api.add_exception_handler(RefusedRequestError, _refused_request)
     api.add_exception_handler(UnavailableError, _unavailable)
-    model_thread = ModelThread(service, max_waiting)
+    api.add_exception_handler(TooManyWaitingError, _busy)
+    api.add_exception_handler(DeadlineError, _busy)
 
     @api.post(
         "/v1/recommend",
@@ -94,7 +66,7 @@ def build_api(service: RecommendationService, max_waiting: int) -> FastAPI:
     )
     async def recommend(request: RecommendRequest) -> RecommendAnswer:
         """The items that the model expects next."""
-        return await model_thread.recommend(request)
+        return await asyncio.wrap_future(batcher.submit(request, service.group_of(request), timeout_s))
 
     @api.get("/health/ready")
     async def ready() -> ReadyAnswer:
@@ -115,6 +87,10 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     if error.status_code in (404, 405):
         text = f"there is no {request.method} {request.url.path}; /docs lists what there is"
     return error_response(error.status_code, text, headers=dict(error.headers or {}))
+
+
+async def _busy(request: Request, error: Exception) -> JSONResponse:
+    return error_response(503, f"{error}; try again in a second", headers={"Retry-After": "1"})
 
 
 async def _invalid_request(request: Request, error: Exception) -> JSONResponse:

@@ -16,6 +16,7 @@ from rayrec.pipelines.recommender import Recommender
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.platform.devices import ray_claim
 from rayrec.serve.api import build_api
+from rayrec.serve.batching import Batcher
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.service import RecommendationService
 
@@ -39,11 +40,13 @@ class RecommendReplica:
             stage = RankingStage.load(recommender, config.ranking, config.device)
         self._service = RecommendationService(recommender, config.max_k, stage)
         self._service.warm_up()
-        self._max_waiting = config.max_waiting
+        costs = self._service.measured_costs(config.max_batch, config.timeout_s / 2)
+        self._batcher = Batcher(self._service.recommend_all, costs, config.max_waiting)
+        self._timeout_s = config.timeout_s
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""
-        return build_api(self._service, self._max_waiting)
+        return build_api(self._service, self._batcher, self._timeout_s)
 
 
 def replica_resources(run: Path, config: ServeConfig) -> dict[str, Any]:

@@ -23,7 +23,11 @@ class ServeConfig(Config):
     max_k: int = Field(1000, ge=1)
     """Most items a request may ask for."""
     max_waiting: int = Field(64, ge=1)
-    """Requests a replica holds, the one it computes included; it refuses more with status 503."""
+    """Requests a replica holds, those it computes included; it refuses more with status 503."""
+    max_batch: int = Field(32, ge=1)
+    """Most requests that a replica computes together; how many pay is measured when it starts."""
+    timeout_s: float = Field(10.0, gt=0)
+    """A request that a replica could not answer in this time is refused with status 503, not computed."""
     snapshot: str = "best"
     """Of the run: `best`, `last`, `previous`, or the name of one."""
     device: str | None = None

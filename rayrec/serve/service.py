@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from rayrec.pipelines.recommender import Query, Recommendation, Recommender
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Part
 from rayrec.samples.batches import Int64Array
+from rayrec.serve.batching import BatchCosts
 from rayrec.serve.schemas import (
     ItemRanking,
     Key,
@@ -27,6 +29,16 @@ from rayrec.serve.schemas import (
 
 class RefusedRequestError(ValueError):
     """A well-formed request that this service does not answer; the message is for the caller."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request that was understood."""
+
+    query: Query
+    ignored: list[Key]
+    has_something: bool
+    """Whether the model has anything to go by."""
 
 
 class RecommendationService:
@@ -53,42 +65,100 @@ class RecommendationService:
 
         Raises:
             RefusedRequestError: more items are asked for than the service gives, they are to be ranked and
-                there is no ranking stage, the row is none that the run
-                could have been trained on, the times do not belong to a history, or the instruction is one
-                that the model does not read or names what the data does not know.
+                there is no ranking stage, the row is none that the run could have been trained on, the times
+                do not belong to a history, or the instruction is one that the model does not read or names
+                what the data does not know.
             UnavailableError: an event store that the run's operations ask does not answer.
         """
-        if request.k > self._max_k:
-            raise RefusedRequestError(f"k: {request.k} items are more than the {self._max_k} of one answer")
-        if request.rank and self._stage is None:
-            raise RefusedRequestError("rank: this service has no ranking stage; leave it out")
-        stage = None if request.rank is False else self._stage
-        k = min(request.k, len(self._item_keys))
-        instruction = self._instruction_of(request)
-        if request.row is not None:
-            query, ignored = self._of_row(request)
-        elif request.history is not None:
-            query, ignored = self._of_history(request, request.history)
-        else:
-            query, ignored = self._of_user(request), []
-        num_unread = 0
-        if len(query.history_ids) or "trigger_item" in instruction:
-            query = replace(query, instruction=instruction)
-            (found,) = (stage or self._recommender).answer([query], k, request.exclude_seen)
-            if found.num_read:
-                return self._answer(
-                    found.items, "model", ignored, found.num_unread, None if stage is None else self.ranker
-                )
-            num_unread = found.num_unread
-        seen = query.history_ids if request.exclude_seen else None
-        return self._answer(self._recommender.popular(k, seen), "popular", ignored, num_unread)
+        (answer,) = self.recommend_all([request])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    @staticmethod
+    def group_of(request: RecommendRequest) -> Hashable:
+        """Requests of one group may be computed together."""
+        return request.k, request.exclude_seen, request.rank is not False
+
+    def recommend_all(self, requests: Sequence[RecommendRequest]) -> list[RecommendAnswer | Exception]:
+        """Answers of requests of one group; what `recommend` would raise stands where an answer would.
+
+        Raises:
+            Exception: the model fails, for all of them.
+        """
+        asked = [self._understood(request) for request in requests]
+        k = min(requests[0].k, len(self._item_keys))
+        exclude_seen = requests[0].exclude_seen
+        stage = None if requests[0].rank is False else self._stage
+        to_model = [each.query for each in asked if isinstance(each, _Asked) and each.has_something]
+        found = iter((stage or self._recommender).answer(to_model, k, exclude_seen) if to_model else ())
+        answers: list[RecommendAnswer | Exception] = []
+        for each in asked:
+            if isinstance(each, Exception):
+                answers.append(each)
+                continue
+            num_unread = 0
+            if each.has_something:
+                answer = next(found)
+                if answer.num_read:
+                    ranker = None if stage is None else self.ranker
+                    answers.append(
+                        self._answer(answer.items, "model", each.ignored, answer.num_unread, ranker)
+                    )
+                    continue
+                num_unread = answer.num_unread
+            seen = each.query.history_ids if exclude_seen else None
+            popular = self._recommender.popular(k, seen)
+            answers.append(self._answer(popular, "popular", each.ignored, num_unread))
+        return answers
 
     def warm_up(self) -> None:
         """Take every path once, so that the first request does not wait for tables and compilers."""
-        dataset = self._recommender.dataset
-        self.recommend(RecommendRequest(user_id=dataset.users["user_key"][0].as_py()))
-        self.recommend(RecommendRequest(history=[dataset.items.keys[0].as_py()]))
+        self.recommend(self._a_users_request())
+        self.recommend(RecommendRequest(history=[self._recommender.dataset.items.keys[0].as_py()]))
         self.recommend(RecommendRequest())
+
+    def measured_costs(self, max_batch: int, most_s: float = float("inf"), repeats: int = 2) -> BatchCosts:
+        """What batches of a user's requests take, at sizes 1, 2, 4, ... and `max_batch`.
+
+        Args:
+            most_s: no larger batches than the first that takes longer.
+        """
+        costs: dict[int, float] = {}
+        for size in sorted({min(2**power, max_batch) for power in range(max_batch.bit_length() + 1)}):
+            costs[size] = min(self._seconds_for(size) for _ in range(repeats))
+            if costs[size] > most_s:
+                break
+        return BatchCosts(costs)
+
+    def _seconds_for(self, size: int) -> float:
+        began = time.perf_counter()
+        self.recommend_all([self._a_users_request()] * size)
+        return time.perf_counter() - began
+
+    def _a_users_request(self) -> RecommendRequest:
+        return RecommendRequest(user_id=self._recommender.dataset.users["user_key"][0].as_py())
+
+    def _understood(self, request: RecommendRequest) -> _Asked | Exception:
+        """What is asked of the model, or why it is not."""
+        try:
+            if request.k > self._max_k:
+                raise RefusedRequestError(
+                    f"k: {request.k} items are more than the {self._max_k} of one answer"
+                )
+            if request.rank and self._stage is None:
+                raise RefusedRequestError("rank: this service has no ranking stage; leave it out")
+            instruction = self._instruction_of(request)
+            if request.row is not None:
+                query, ignored = self._of_row(request)
+            elif request.history is not None:
+                query, ignored = self._of_history(request, request.history)
+            else:
+                query, ignored = self._of_user(request), []
+        except Exception as error:  # of this request alone, whatever it is
+            return error
+        has_something = len(query.history_ids) > 0 or "trigger_item" in instruction
+        return _Asked(replace(query, instruction=instruction), ignored, has_something)
 
     def _instruction_of(self, request: RecommendRequest) -> dict[Part, int]:
         wanted = request.instruction

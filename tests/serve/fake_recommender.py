@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from fastapi import FastAPI
 
 from rayrec.pipelines.recommender import Answer, Query, Recommendation
 from rayrec.platform.errors import InputError, UnavailableError
+from rayrec.serve.api import build_api
+from rayrec.serve.batching import BatchCosts, Batcher
 
 ITEM_IDS = {"alien": 11, "7": 12, "brazil": 13}
 USER_IDS = {"ann": 0, "42": 1}
@@ -52,16 +55,18 @@ class FakeRecommender:
         """Operations leave nothing of histories with the item 7."""
 
     def answer(self, queries: Sequence[Query], k: int, exclude_seen: bool = True) -> list[Answer]:
-        (query,) = queries
+        return [self._answer(query, k, exclude_seen) for query in queries]
+
+    def _answer(self, query: Query, k: int, exclude_seen: bool) -> Answer:
         self.asked.append((query.history_ids.tolist(), query.user_id, k, exclude_seen))
         self.instructions.append(dict(query.instruction))
         self.times.append(None if query.times is None else query.times.tolist())
         num_events = len(query.history_ids) + ("trigger_item" in query.instruction)
         num_read = min(num_events, self.max_length)
         if 12 in query.history_ids.tolist() and self.leaves_nothing:
-            return [Answer([], 0, len(query.history_ids))]
+            return Answer([], 0, len(query.history_ids))
         items = [Recommendation(f"m{place}", f"Film {place}", -0.5 - place) for place in range(k)]
-        return [Answer(items, num_read, num_events - num_read)]
+        return Answer(items, num_read, num_events - num_read)
 
     def instruction_of(self, names: Mapping[str, str | None]) -> dict[str, int]:
         """Behaviours are LIKE (0) and VIEW (1); a trigger has the place of its item."""
@@ -91,3 +96,9 @@ class FakeRecommender:
     def popular(self, k: int, exclude_ids: np.ndarray | None = None) -> list[Recommendation]:
         self.left_out = exclude_ids
         return [Recommendation(f"p{place}", None, 9.0 - place) for place in range(k)]
+
+
+def api_of(service: Any, max_waiting: int = 4, timeout_s: float = 10.0, max_batch: int = 1) -> FastAPI:
+    """The application, with a thread that computes."""
+    costs = BatchCosts({1: 1e-6, max_batch: 1e-6})
+    return build_api(service, Batcher(service.recommend_all, costs, max_waiting), timeout_s)

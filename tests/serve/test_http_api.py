@@ -5,15 +5,14 @@ import threading
 
 import httpx
 import pytest
-from fastapi import HTTPException
 from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.serve.api import MAX_BODY_BYTES, ModelThread, build_api
-from rayrec.serve.schemas import MAX_HISTORY, ModelInfo, RecommendAnswer, RecommendRequest
+from rayrec.serve.api import MAX_BODY_BYTES
+from rayrec.serve.schemas import MAX_HISTORY
 from rayrec.serve.service import RecommendationService
-from tests.serve.fake_recommender import FakeRecommender
+from tests.serve.fake_recommender import FakeRecommender, api_of
 
 JSON = {"Content-Type": "application/json"}
 
@@ -21,7 +20,7 @@ JSON = {"Content-Type": "application/json"}
 @pytest.fixture(scope="module")
 def client():
     service = RecommendationService(FakeRecommender(), max_k=50)
-    return TestClient(build_api(service, max_waiting=4))
+    return TestClient(api_of(service))
 
 
 def test_answer_is_what_the_page_promises(client):
@@ -155,13 +154,11 @@ def test_whatever_json_comes_the_answer_is_items_or_a_sentence(client, body):
 
 
 def test_a_failure_is_logged_under_the_id_that_is_answered(caplog):
-    class Broken:
-        model = ModelInfo(run="films", step=1)
-
-        def recommend(self, request):
+    class Broken(RecommendationService):
+        def recommend_all(self, requests):
             raise ZeroDivisionError("division of secrets")
 
-    client = TestClient(build_api(Broken(), max_waiting=1))
+    client = TestClient(api_of(Broken(FakeRecommender(), max_k=50)))
     with caplog.at_level(logging.ERROR):
         answer = client.post("/v1/recommend", json={})
 
@@ -173,63 +170,111 @@ def test_a_failure_is_logged_under_the_id_that_is_answered(caplog):
     assert record.exc_info[0] is ZeroDivisionError
 
 
-class SlowService:
-    """Computes one request at a time, each for as long as it is not released."""
-
-    model = ModelInfo(run="films", step=1)
+class SlowService(RecommendationService):
+    """Computes one batch at a time, each for as long as it is not released."""
 
     def __init__(self):
+        super().__init__(FakeRecommender(), max_k=50)
         self.begun, self.release = threading.Semaphore(0), threading.Semaphore(0)
+        self.batches = []
 
-    def recommend(self, request):
+    def recommend_all(self, requests):
+        self.batches.append(len(requests))
         self.begun.release()
         self.release.acquire()
-        return RecommendAnswer(items=[], source="model", ignored_items=[], unread_events=0, model=self.model)
+        return super().recommend_all(requests)
 
     async def computing(self):
         await asyncio.to_thread(self.begun.acquire)
 
 
-def test_health_answers_and_more_requests_are_refused_while_the_model_computes():
-    service = SlowService()
+def in_a_busy_service(service, scenario, **settings):
+    """What `scenario(client, first request)` gives, which begins when that request is being computed."""
 
-    async def scenario():
-        transport = httpx.ASGITransport(build_api(service, max_waiting=2))
+    async def run():
+        transport = httpx.ASGITransport(api_of(service, **settings))
         async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
             first = asyncio.create_task(client.post("/v1/recommend", json={}))
             await service.computing()
-            others = [asyncio.create_task(client.post("/v1/recommend", json={})) for _ in range(2)]
-            (refused,), (waiting,) = await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
-            live = await client.get("/health/live")
-            service.release.release(2)
-            return await first, await waiting, live, await refused
+            return await scenario(client, first)
 
-    first, waiting, live, refused = asyncio.run(asyncio.wait_for(scenario(), timeout=20))
+    return asyncio.run(asyncio.wait_for(run(), timeout=20))
+
+
+def test_health_answers_and_more_requests_are_refused_while_the_model_computes():
+    service = SlowService()
+
+    async def scenario(client, first):
+        others = [asyncio.create_task(client.post("/v1/recommend", json={})) for _ in range(2)]
+        (refused,), (waiting,) = await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+        live = await client.get("/health/live")
+        service.release.release(2)
+        return await first, await waiting, live, await refused
+
+    first, waiting, live, refused = in_a_busy_service(service, scenario, max_waiting=2)
     assert (first.status_code, waiting.status_code, live.status_code) == (200, 200, 200)
     assert refused.status_code == 503
     assert refused.headers["retry-after"] == "1"
     assert refused.json() == {"error": "2 requests are waiting already; try again in a second"}
 
 
+def test_requests_that_wait_are_computed_together_and_each_gets_its_own_answer():
+    service = SlowService()
+    bodies = [{"user_id": "ann"}, {"k": 999}, {"history": ["brazil"]}, {"user_id": "ann", "k": 1}]
+
+    async def scenario(client, first):
+        answers = [asyncio.create_task(client.post("/v1/recommend", json=body)) for body in bodies]
+        await asyncio.sleep(0.1)
+        service.release.release(9)
+        return await asyncio.gather(first, *answers)
+
+    _, ann, refused, brazil, one = in_a_busy_service(service, scenario, max_waiting=9, max_batch=8)
+
+    alone = TestClient(api_of(RecommendationService(FakeRecommender(), max_k=50)))
+    assert ann.json() == alone.post("/v1/recommend", json=bodies[0]).json()
+    assert brazil.json() == alone.post("/v1/recommend", json=bodies[2]).json()
+    assert len(one.json()["items"]) == 1
+    assert (refused.status_code, refused.json()["error"]) == (
+        422,
+        "k: 999 items are more than the 50 of one answer",
+    )
+    assert sorted(service.batches) == [1, 1, 1, 2]
+
+
+def test_a_request_that_would_be_answered_too_late_is_refused():
+    service = SlowService()
+
+    async def scenario(client, first):
+        late = asyncio.create_task(client.post("/v1/recommend", json={}))
+        await asyncio.sleep(0.2)
+        service.release.release(2)
+        return await late
+
+    late = in_a_busy_service(service, scenario, timeout_s=0.1)
+
+    assert late.status_code == 503
+    assert late.headers["retry-after"] == "1"
+    assert late.json()["error"].startswith("the time in which the answer was wanted is over")
+
+
 def test_a_caller_that_leaves_keeps_its_place_until_the_model_is_done():
     service = SlowService()
 
-    async def scenario():
-        thread = ModelThread(service, max_waiting=1)
-        gone = asyncio.create_task(thread.recommend(RecommendRequest()))
-        await service.computing()
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
-        with pytest.raises(HTTPException):
-            await thread.recommend(RecommendRequest())
-        service.release.release(2)
+    async def scenario(client, first):
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        refused = await client.post("/v1/recommend", json={})
+        service.release.release(9)
         while True:  # the place is free soon after the model is done
-            try:
-                return await thread.recommend(RecommendRequest())
-            except HTTPException:
-                await asyncio.sleep(0)
+            answer = await client.post("/v1/recommend", json={})
+            if answer.status_code == 200:
+                return refused, answer
+            await asyncio.sleep(0)
 
-    assert asyncio.run(asyncio.wait_for(scenario(), timeout=20)).source == "model"
+    refused, answer = in_a_busy_service(service, scenario, max_waiting=1)
+
+    assert refused.status_code == 503
+    assert answer.json()["source"] == "popular"
 
 
 def test_page_describes_fields_and_errors(client):

@@ -9,10 +9,9 @@ from fastapi.testclient import TestClient
 
 from rayrec.pipelines.recommender import Answer, Ranking, Recommendation
 from rayrec.platform.errors import UnavailableError
-from rayrec.serve.api import build_api
 from rayrec.serve.schemas import RecommendRequest
 from rayrec.serve.service import RecommendationService, RefusedRequestError
-from tests.serve.fake_recommender import FakeRecommender
+from tests.serve.fake_recommender import FakeRecommender, api_of
 
 
 class FakeStage:
@@ -82,7 +81,7 @@ def test_popular_items_are_not_ranked(service):
 
 
 def test_what_goes_wrong_with_one_request_is_its_own(service, stage):
-    with TestClient(build_api(service, max_waiting=4)) as client:
+    with TestClient(api_of(service)) as client:
         stage.fails = True
         failed = client.post("/v1/recommend", json={"user_id": "ann"})
         without = client.post("/v1/recommend", json={"user_id": "ann", "rank": False})

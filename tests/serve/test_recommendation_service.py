@@ -177,3 +177,12 @@ def test_an_instruction_that_names_what_nobody_knows_is_refused(service, recomme
     with pytest.raises(RefusedRequestError, match="no event has 'HATE'; those that occur: LIKE, VIEW"):
         ask(service, user_id="ann", instruction={"behavior": "HATE"})
     assert recommender.asked == []
+
+
+def test_costs_are_measured_by_doubling_up_to_the_largest_batch_or_one_that_takes_too_long():
+    service = RecommendationService(FakeRecommender(), max_k=50)
+
+    costs, short = service.measured_costs(5), service.measured_costs(5, most_s=0.0)
+
+    assert (costs.max_size, short.max_size) == (5, 1)
+    assert costs.of(1) > 0

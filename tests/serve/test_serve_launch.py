@@ -11,6 +11,7 @@ from rayrec.pipelines.recommender import Query, Recommender
 from rayrec.platform.errors import InputError
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.launch import serving
+from tests.models.keras.programs import needs_tensorflow
 from tests.ranking import prepared_clicks, ranker_run
 from tests.runs import make_run
 
@@ -113,11 +114,16 @@ def test_the_service_answers_like_the_model_and_leaves_nothing_behind(run, free_
         assert probe.connect_ex(("127.0.0.1", free_port)) != 0
 
 
+KERAS = {"name": "keras", "builder": "tests.models.keras.networks:mlp", "dim": 4}
+
+
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_service_with_a_ranking_stage_answers_like_the_stage(run, tmp_path, free_port):
+@pytest.mark.parametrize("model", [None, pytest.param(KERAS, marks=needs_tensorflow, id="keras")])
+def test_a_service_with_a_ranking_stage_answers_like_the_stage(run, tmp_path, free_port, model):
+    """The stage's model may be of the other framework than the recommender."""
     origins = {"user": "user", "item": "item", "sex": "item.title", "history": "history"}
-    ranker = ranker_run(prepared_clicks(tmp_path / "clicks", origins=origins), tmp_path / "ranker")
+    ranker = ranker_run(prepared_clicks(tmp_path / "clicks", origins=origins), tmp_path / "ranker", model)
     ranking = RankingConfig(run=str(ranker), objective={"click": 1, "like": 0.5}, candidates=20)
     recommender = Recommender.load(run)
     stage = RankingStage.load(recommender, ranking)

@@ -1,0 +1,208 @@
+"""Requests that wait while the device computes go to it together, as soon as it is free.
+
+    submit ─► waiting, earliest deadline first ─► one thread: compute(as many as pay) ─► futures
+       └ too many: refused                           └ past its deadline: refused, not computed
+
+No timer holds a request back: one that finds the device idle is computed alone, at once, and batches grow
+with the load by themselves. It knows nothing of models, HTTP or Ray.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from bisect import insort
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+
+logger = logging.getLogger(__name__)
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+
+
+class TooManyWaitingError(RuntimeError):
+    """As many requests are in hand as may."""
+
+
+class DeadlineError(RuntimeError):
+    """The time in which the answer was wanted is over, or would be before it is computed."""
+
+
+class BatchCosts:
+    """Seconds that a batch takes by its size: measured at some sizes, then as batches are seen to take."""
+
+    _WEIGHT_OF_NEW = 0.1
+
+    def __init__(self, seconds_by_size: dict[int, float]) -> None:
+        """
+        Args:
+            seconds_by_size: at least of size 1; the largest is the most that a batch may have.
+        """
+        if 1 not in seconds_by_size:
+            raise ValueError("the cost of a single request is not among those measured")
+        self._sizes = np.array(sorted(seconds_by_size))
+        self._seconds = np.array([seconds_by_size[size] for size in self._sizes.tolist()])
+
+    @property
+    def max_size(self) -> int:
+        return int(self._sizes[-1])
+
+    def of(self, size: int) -> float:
+        """Between sizes that were measured, on a straight line."""
+        return float(np.interp(size, self._sizes, self._seconds))
+
+    def observe(self, size: int, seconds: float) -> None:
+        """Move the costs of the measured sizes beside `size` towards what a batch has just taken."""
+        right = int(np.searchsorted(self._sizes, size))
+        places = [right] if self._sizes[right] == size else [right - 1, right]
+        apart = seconds - self.of(size)
+        for place in places:
+            changed = self._seconds[place] + self._WEIGHT_OF_NEW * apart
+            self._seconds[place] = max(changed, 0.1 * self._seconds[place])  # no cost is ever 0 or below
+
+    def best_size(self, most: int, budget_s: float) -> int:
+        """The size of most requests per second that is done within the budget; 1 where none is.
+
+        Args:
+            most: requests that wait.
+        """
+        sizes = np.arange(1, min(most, self.max_size) + 1)
+        seconds = np.interp(sizes, self._sizes, self._seconds)
+        in_time = seconds <= budget_s
+        if not in_time.any():
+            return 1
+        # Of equally good sizes the larger one, which leaves fewer waiting.
+        rates = np.where(in_time, sizes / seconds, 0.0)
+        return int(sizes[len(rates) - 1 - int(np.argmax(rates[::-1]))])
+
+
+@dataclass(order=True)
+class _Waiting(Generic[Request, Answer]):
+    deadline: float
+    number: int
+    request: Request = field(compare=False)
+    group: Hashable = field(compare=False)
+    future: Future[Answer] = field(compare=False)
+
+
+class Batcher(Generic[Request, Answer]):
+    """Computes answers on a thread of its own."""
+
+    def __init__(
+        self,
+        compute: Callable[[Sequence[Request]], Sequence[Answer | Exception]],
+        costs: BatchCosts,
+        max_waiting: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            compute: answers of requests of one group; an exception in the place of an answer is that
+                request's alone. One that it raises is that of all.
+            max_waiting: requests in hand at most, those being computed included.
+        """
+        self.costs = costs
+        self._compute = compute
+        self._max_waiting = max_waiting
+        self._clock = clock
+        self._waiting: list[_Waiting[Request, Answer]] = []
+        self._num_computing = 0
+        self._num_submitted = 0
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self, request: Request, group: Hashable = None, timeout_s: float = float("inf")
+    ) -> Future[Answer]:
+        """
+        Args:
+            group: requests of different groups are not computed together.
+            timeout_s: time in which the answer is of use.
+
+        Returns:
+            The answer, its own exception, or a `DeadlineError`. One that is cancelled before its turn is not
+            computed.
+
+        Raises:
+            TooManyWaitingError: nothing was done.
+        """
+        future: Future[Answer] = Future()
+        with self._changed:
+            if self._is_closed:
+                raise RuntimeError("the batcher is closed")
+            in_hand = len(self._waiting) + self._num_computing
+            if in_hand >= self._max_waiting:
+                raise TooManyWaitingError(f"{in_hand} requests are waiting already")
+            self._num_submitted += 1
+            deadline = self._clock() + timeout_s
+            insort(self._waiting, _Waiting(deadline, self._num_submitted, request, group, future))
+            self._changed.notify()
+        return future
+
+    def close(self) -> None:
+        """Answer what waits, and end the thread."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if not self._waiting:
+                    return
+                late, batch = self._next_batch()
+                self._num_computing = len(late) + len(batch)
+            for each in late:
+                each.future.set_exception(DeadlineError("the time in which the answer was wanted is over"))
+            if batch:
+                self._answer(batch)
+            with self._changed:
+                self._num_computing = 0
+
+    def _next_batch(self) -> tuple[list[_Waiting[Request, Answer]], list[_Waiting[Request, Answer]]]:
+        """Takes from those that wait: such as are too late, and what is computed next."""
+        now = self._clock()
+        least_s = self.costs.of(1)
+        late: list[_Waiting[Request, Answer]] = []
+        there: list[_Waiting[Request, Answer]] = []
+        for each in self._waiting:
+            if each.deadline < now + least_s:
+                if each.future.set_running_or_notify_cancel():
+                    late.append(each)
+            else:
+                there.append(each)
+        if not there:
+            self._waiting = []
+            return late, []
+        first = there[0]
+        same = [each for each in there if each.group == first.group]
+        size = self.costs.best_size(len(same), first.deadline - now)
+        taken = same[:size]
+        numbers = {each.number for each in taken}
+        self._waiting = [each for each in there if each.number not in numbers]
+        return late, [each for each in taken if each.future.set_running_or_notify_cancel()]
+
+    def _answer(self, batch: list[_Waiting[Request, Answer]]) -> None:
+        began = self._clock()
+        try:
+            answers = self._compute([each.request for each in batch])
+        except Exception as error:
+            for each in batch:
+                each.future.set_exception(error)
+            return
+        self.costs.observe(len(batch), self._clock() - began)
+        for each, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, Exception):
+                each.future.set_exception(answer)
+            else:
+                each.future.set_result(answer)

@@ -1,0 +1,202 @@
+"""Which requests are computed together, in which order, and what each of them gets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+
+import pytest
+
+from rayrec.serve.batching import BatchCosts, Batcher, DeadlineError, TooManyWaitingError
+
+CHEAPER_TOGETHER = {1: 1.0, 2: 1.2, 4: 1.6, 8: 2.4}
+
+
+class Device:
+    """Computes when it is let; notes what came together."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[object]] = []
+        self.now = 0.0
+        self._free = threading.Semaphore(0)
+        self._entered = threading.Semaphore(0)
+
+    def compute(self, requests: Sequence[object]) -> list[object]:
+        self.batches.append(list(requests))
+        self._entered.release()
+        assert self._free.acquire(timeout=10)
+        return [ValueError(str(each)) if each == "bad" else f"answer to {each}" for each in requests]
+
+    def wait_until_busy(self) -> None:
+        assert self._entered.acquire(timeout=10)
+
+    def free(self, times: int = 1) -> None:
+        self._free.release(times)
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device()
+
+
+@pytest.fixture
+def start(device: Device) -> Iterator[Callable[..., Batcher]]:
+    """A batcher whose device is busy with the request "first"."""
+    started: list[Batcher] = []
+
+    def begin(costs: dict[int, float] = CHEAPER_TOGETHER, max_waiting: int = 100) -> Batcher:
+        batcher = Batcher(device.compute, BatchCosts(costs), max_waiting, clock=lambda: device.now)
+        started.append(batcher)
+        batcher.submit("first")
+        device.wait_until_busy()
+        return batcher
+
+    yield begin
+    device.free(100)
+    for batcher in started:
+        batcher.close()
+
+
+def results(futures: Sequence[Future]) -> list[object]:
+    return [future.result(timeout=10) for future in futures]
+
+
+def test_what_waits_while_the_device_computes_goes_together(device, start):
+    batcher = start()
+    waiting = [batcher.submit(name) for name in "abc"]
+    device.free(2)
+
+    assert results(waiting) == ["answer to a", "answer to b", "answer to c"]
+    assert device.batches == [["first"], ["a", "b", "c"]]
+
+
+def test_a_batch_has_at_most_the_largest_size_that_was_measured(device, start):
+    batcher = start({1: 1.0, 2: 1.1})
+    waiting = [batcher.submit(name) for name in "abc"]
+    device.free(3)
+
+    results(waiting)
+    assert device.batches == [["first"], ["a", "b"], ["c"]]
+
+
+def test_the_earliest_deadline_comes_first(device, start):
+    batcher = start({1: 1.0})
+    waiting = [batcher.submit(name, timeout_s=timeout) for name, timeout in (("a", 30), ("b", 10), ("c", 20))]
+    device.free(4)
+
+    results(waiting)
+    assert device.batches == [["first"], ["b"], ["c"], ["a"]]
+
+
+def test_no_more_go_together_than_the_first_deadline_allows(device, start):
+    batcher = start({1: 1.0, 8: 4.5})
+    waiting = [
+        batcher.submit(name, timeout_s=timeout) for name, timeout in (("a", 1.7), ("b", 50), ("c", 50))
+    ]
+    device.free(3)
+
+    results(waiting)
+    assert device.batches[1] == ["a", "b"]
+
+
+def test_groups_are_not_mixed(device, start):
+    batcher = start()
+    waiting = [batcher.submit(name, group=group) for name, group in (("a", 1), ("b", 2), ("c", 1))]
+    device.free(3)
+
+    results(waiting)
+    assert device.batches == [["first"], ["a", "c"], ["b"]]
+
+
+def test_what_is_too_late_is_refused_and_not_computed(device, start):
+    batcher = start()
+    late, in_time = batcher.submit("late", timeout_s=5), batcher.submit("in time", timeout_s=50)
+    device.now = 4.5  # it would take 1
+    device.free(2)
+
+    assert results([in_time]) == ["answer to in time"]
+    with pytest.raises(DeadlineError):
+        late.result(timeout=10)
+    assert device.batches == [["first"], ["in time"]]
+
+
+def test_an_error_is_that_of_one_request(device, start):
+    batcher = start()
+    waiting = [batcher.submit(name) for name in ("a", "bad", "c")]
+    device.free(2)
+
+    assert results([waiting[0], waiting[2]]) == ["answer to a", "answer to c"]
+    with pytest.raises(ValueError, match="bad"):
+        waiting[1].result(timeout=10)
+
+
+def test_an_error_of_the_computation_is_that_of_all_and_the_next_are_computed():
+    def compute(requests: Sequence[str]) -> list[str]:
+        if "broken" in requests:
+            raise RuntimeError("no device")
+        return list(requests)
+
+    batcher = Batcher(compute, BatchCosts({1: 1e-6}), max_waiting=10)
+
+    with pytest.raises(RuntimeError, match="no device"):
+        batcher.submit("broken").result(timeout=10)
+    assert batcher.submit("whole").result(timeout=10) == "whole"
+    batcher.close()
+
+
+def test_more_than_may_wait_are_refused(device, start):
+    batcher = start(max_waiting=3)
+    waiting = [batcher.submit(name) for name in "ab"]
+
+    with pytest.raises(TooManyWaitingError, match="3 requests"):
+        batcher.submit("c")
+    device.free(2)
+    results(waiting)
+    device.free()
+    assert results([batcher.submit("d")]) == ["answer to d"]
+
+
+def test_one_that_is_cancelled_is_not_computed(device, start):
+    batcher = start()
+    gone, there = batcher.submit("gone"), batcher.submit("there")
+    assert gone.cancel()
+    device.free(2)
+
+    results([there])
+    assert device.batches == [["first"], ["there"]]
+
+
+def test_closing_answers_what_waits(device, start):
+    batcher = start()
+    waiting = batcher.submit("a")
+    device.free(2)
+
+    batcher.close()
+
+    assert waiting.done()
+    with pytest.raises(RuntimeError, match="closed"):
+        batcher.submit("b")
+
+
+def test_the_size_of_most_requests_per_second_is_best():
+    assert BatchCosts(CHEAPER_TOGETHER).best_size(100, float("inf")) == 8
+    assert BatchCosts(CHEAPER_TOGETHER).best_size(100, 1.5) == 3
+    assert BatchCosts(CHEAPER_TOGETHER).best_size(100, 0.1) == 1
+    assert BatchCosts({1: 1.0, 2: 1.5, 4: 10.0}).best_size(4, float("inf")) == 2
+
+
+def test_costs_follow_what_batches_take():
+    costs = BatchCosts(CHEAPER_TOGETHER)
+
+    for _ in range(200):
+        costs.observe(3, 5.0)
+
+    assert costs.of(3) == pytest.approx(5.0, rel=0.01)
+    assert costs.of(1) == 1.0
+    assert costs.best_size(100, float("inf")) == 8
+
+
+def test_a_single_request_has_to_be_measured():
+    with pytest.raises(ValueError, match="single request"):
+        BatchCosts({2: 1.0})
