@@ -154,7 +154,7 @@ def _started_stages(run: str, assembly: Assembly, folder: Path | None, room: Res
             ),
         )
         stateless = frozenset(member.name for member in started if member.actor in [*readers, *workers])
-        watch = Watch(monitor, stateless, recovery.hang_timeout_s)
+        watch = Watch(monitor, stateless, recovery.hang_timeout_s, [*servers, *trainers])
         _wait_until_up(started, START_PATIENCE_S, watch, max(START_PATIENCE_S, recovery.hang_timeout_s))
         if len(trainers) > 1:
             watch.get(connect_trainers(trainers))

@@ -2,17 +2,22 @@
 
 A reader or feature worker that hangs is killed: Ray starts it anew and repeats its calls. Of a server or
 trainer the state is lost with it, so the run has to go back to its last snapshot: `StageHungError`.
+
+One of those that dies is heard of also by who waits for somebody else. That may be a worker that was lost
+with the same node, and cannot come back before the attempt has ended and given its places up.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 
 from rayrec.actors.heartbeats import BEATS_PER_TIMEOUT, Account, kill_process
 
@@ -24,6 +29,10 @@ MISSED_BEATS = 2
 """After which a process may well be silent, and is waited for before others are blamed."""
 
 
+ASK_EVERY_S = 5.0
+"""While nothing comes, servers and trainers are asked whether they are there."""
+
+
 class StageHungError(RuntimeError):
     """A process with state is alive and does nothing; one sentence that names the actor."""
 
@@ -31,13 +40,25 @@ class StageHungError(RuntimeError):
 class Watch:
     """Waits for objects of Ray's; looks after the actors when none comes for a long time."""
 
-    def __init__(self, monitor: ActorHandle, stateless: frozenset[str], hang_timeout_s: float) -> None:
+    def __init__(
+        self,
+        monitor: ActorHandle,
+        stateless: frozenset[str],
+        hang_timeout_s: float,
+        stateful: Sequence[ActorHandle] = (),
+        ask_every_s: float = ASK_EVERY_S,
+    ) -> None:
         """
         Args:
             stateless: names of the actors that may be killed, since they come back by themselves.
             hang_timeout_s: time without any object after which something hangs.
+            stateful: those whose death ends the attempt, whoever is waited for.
         """
         self._monitor = monitor
+        self._stateful = list(stateful)
+        self._ask_every_s = ask_every_s
+        self._asked: dict[int, Any] = {}
+        """By place among `stateful`: a call that is not answered yet."""
         self._stateless = stateless
         self._hang_timeout_s = hang_timeout_s
 
@@ -50,14 +71,38 @@ class Watch:
 
         Raises:
             StageHungError: a server or trainer hangs.
+            RayError: a server or trainer died.
         """
         looked = False
         while True:
-            ready, _ = ray.wait(list(refs), num_returns=1, timeout=self._hang_timeout_s)
-            if ready:
-                return list(ready)
+            if ready := self._ready_in_time(refs):
+                return ready
             self._look_after(looked, may_take_long)
             looked = True
+
+    def _ready_in_time(self, refs: Sequence[Any]) -> list[Any]:
+        """Nothing, if none of the objects comes before something counts as hanging."""
+        ends = time.monotonic() + self._hang_timeout_s
+        while (left_s := ends - time.monotonic()) > 0:
+            ready, _ = ray.wait(list(refs), num_returns=1, timeout=min(left_s, self._ask_every_s))
+            if ready:
+                return list(ready)
+            self._ask_stateful()
+        return []
+
+    def _ask_stateful(self) -> None:
+        """Raises what the dead answer with; the others answer when they are done with what they are at."""
+        for place, actor in enumerate(self._stateful):
+            if place not in self._asked:
+                self._asked[place] = actor.stats.remote()
+        if not self._asked:
+            return
+        ready, _ = ray.wait(list(self._asked.values()), num_returns=len(self._asked), timeout=0)
+        for place, ref in list(self._asked.items()):
+            if ref in ready:
+                del self._asked[place]
+                with contextlib.suppress(ActorUnavailableError):  # of one that is dead, Ray knows it soon
+                    ray.get(ref)
 
     def get(self, refs: Sequence[Any], may_take_long: bool = False) -> list[Any]:
         """The objects' values; the first error among them ends the wait for the others."""

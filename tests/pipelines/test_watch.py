@@ -206,3 +206,41 @@ def test_a_monitor_that_has_died_itself_ends_no_run_and_lets_none_wait_for_ever(
 
 def test_a_process_of_a_node_that_is_gone_need_not_be_killed(ray_cluster):
     kill_process(ProcessId(ray.NodeID.from_random().hex(), 1, "0"), timeout_s=10.0)
+
+
+@ray.remote(num_cpus=0)
+class Server:
+    def stats(self) -> int:
+        return 1
+
+    def die(self) -> None:
+        os._exit(1)
+
+
+def test_the_death_of_one_with_state_is_heard_of_by_who_waits_for_somebody_else(ray_cluster):
+    """As of a worker that was lost with the same node, and has no place to come back to."""
+    pending = nothing()
+    alive, dies = Server.remote(), Server.remote()
+    watch = Watch(Monitor({}), frozenset(), NEVER_S, [alive, dies], ask_every_s=0.1)  # type: ignore[arg-type]
+    ray.get([alive.stats.remote(), dies.stats.remote()])
+    dies.die.remote()
+
+    with pytest.raises(ray.exceptions.ActorDiedError):
+        watch.wait([pending])
+    ray.cancel(pending, force=True)
+    ray.kill(alive)
+
+
+def test_those_with_state_are_asked_while_nothing_comes_and_answers_are_taken(ray_cluster):
+    @ray.remote(num_cpus=0)
+    def late() -> str:
+        import time
+
+        time.sleep(1.0)
+        return "there"
+
+    server = Server.remote()
+    watch = Watch(Monitor({}), frozenset(), NEVER_S, [server], ask_every_s=0.05)  # type: ignore[arg-type]
+
+    assert watch.get([late.remote()]) == ["there"]
+    ray.kill(server)
