@@ -36,8 +36,9 @@ redis: ## Install Debian's redis-server for the tests, where that is allowed.
 	     DEBIAN_FRONTEND=noninteractive $$as_root apt-get install -y -qq redis-server; } >/dev/null 2>&1; } \
 	|| echo "redis-server is missing and cannot be installed here: the tests that need it are skipped"
 
+# A file's tests stay together, since they share what its fixtures made.
 test: env redis ## Run the tests.
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 chaos: env ## Kill 50 processes of training runs, and compare with runs left alone.
 	$(BIN)/python -m benchmarks.chaos --kills 50

@@ -24,17 +24,6 @@ torch.set_num_threads(1)
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run in two processes (`make test`), one has all that use Ray, since they share a cluster.
-
-    Of the others, a file's tests stay together, since they share what its fixtures made.
-    """
-    for item in items:
-        group = "ray" if item.get_closest_marker("ray") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _tables_on_disk_lie_in_temporary_folders() -> Iterator[None]:
     """Also where the system keeps those in memory."""
@@ -50,7 +39,8 @@ def _same_draws_in_any_order_of_tests() -> None:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    """One small Ray cluster for all tests that need one: starting it takes longer than most of them."""
+    """One small Ray cluster for all tests of a process that need one: starting it takes longer than most of
+    them."""
     import ray
 
     ray.init(
