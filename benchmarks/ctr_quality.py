@@ -87,8 +87,8 @@ def compare(config: RunConfig) -> dict[str, Trained]:
     trained: dict[str, Trained] = {}
     with tempfile.TemporaryDirectory(prefix="ctr-quality-") as folder:
         for name, measured in _models(config, Path(folder)).items():
-            log.print(name)
             trained[name] = measured()
+            log.print(f"{name}: AUC {trained[name].figures['auc'].value:.4f}", highlight=False)
     return trained
 
 
@@ -249,7 +249,7 @@ class RechubLoop:
     @staticmethod
     def _ids_BC(batch: ImpressionBatch) -> Int64Array:
         lookup = batch.lookups[FEATURE_TABLE]
-        ids = lookup.ids_M[lookup.inverse_N]
+        ids = lookup.ids_M[lookup.inverse]
         return ids.reshape(batch.num_rows, batch.num_id_columns)
 
     def _inputs(self, batch: ImpressionBatch) -> dict[str, torch.Tensor]:
