@@ -64,7 +64,8 @@ def ones(*values: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shared_blocks() -> int:
-    """How many blocks of shared memory this process has mapped and can still reach."""
+    """How many blocks of shared memory this process has mapped and can still reach: fewer than before, where
+    those of an earlier test have gone meanwhile."""
     gc.collect()
     return Path("/proc/self/maps").read_text().count("/memfd:rayrec")
 
@@ -447,7 +448,7 @@ def test_a_server_that_is_killed_is_missed_at_once_and_leaves_nothing(start_proc
     assert endpoint.address not in Path("/proc/net/unix").read_text()
     transport.close()
     del transport, waiting, rows_MD
-    assert shared_blocks() == before
+    assert shared_blocks() <= before
 
 
 def test_the_server_frees_the_blocks_of_a_client_that_is_killed(served, start_process):
@@ -462,7 +463,7 @@ def test_the_server_frees_the_blocks_of_a_client_that_is_killed(served, start_pr
     process.kill()
     shard.apply(UpdateTag(0, 0, 0), {})  # what the client waited for; nobody wants it any more
 
-    eventually(lambda: shared_blocks() == before)
+    eventually(lambda: shared_blocks() <= before)
 
 
 def test_another_users_process_is_not_listened_to(served, monkeypatch):
