@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from rayrec.pipelines.train import train
 from tests import simulated_npu
 from tests.data import small_dataset
 
+ROOT = Path(__file__).parents[2]
 DEVICES = ("cpu", simulated_npu.NAME)
 
 
@@ -44,6 +46,8 @@ def settings(data: Path, device: str) -> RunConfig:
 
 def main(folder: Path) -> None:
     data = small_dataset(folder / "source").root
+    # Processes of the cluster import the device before they know the driver's path.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     ray.init(
         address="local",
         num_cpus=4,
