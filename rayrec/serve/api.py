@@ -38,7 +38,8 @@ _ERRORS: dict[int, str] = {
     413: "The body is too large.",
     422: "The request is not one the service answers.",
     500: "Something failed; the log says what, under the id of the answer.",
-    503: "More requests are waiting than the service holds, or an event store does not answer; try again.",
+    503: "More requests wait than the service holds, the answer would come too late, or an event store does "
+    "not answer; try again.",
 }
 
 

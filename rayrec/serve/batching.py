@@ -173,14 +173,12 @@ class Batcher(Generic[Request, Answer]):
         """Takes from those that wait: such as are too late, and what is computed next."""
         now = self._clock()
         least_s = self.costs.of(1)
-        late: list[_Waiting[Request, Answer]] = []
-        there: list[_Waiting[Request, Answer]] = []
-        for each in self._waiting:
-            if each.deadline < now + least_s:
-                if each.future.set_running_or_notify_cancel():
-                    late.append(each)
-            else:
-                there.append(each)
+        there = [each for each in self._waiting if each.deadline >= now + least_s]
+        late = [each for each in self._waiting if each.deadline < now + least_s]
+        if not there and late[-1].deadline > now:
+            # Computed all the same: costs that are too high by now would otherwise never be seen to fall.
+            there.append(late.pop())
+        late = [each for each in late if each.future.set_running_or_notify_cancel()]
         if not there:
             self._waiting = []
             return late, []
@@ -196,12 +194,13 @@ class Batcher(Generic[Request, Answer]):
         began = self._clock()
         try:
             answers = self._compute([each.request for each in batch])
+            answered = list(zip(batch, answers, strict=True))
         except Exception as error:
             for each in batch:
                 each.future.set_exception(error)
             return
         self.costs.observe(len(batch), self._clock() - began)
-        for each, answer in zip(batch, answers, strict=True):
+        for each, answer in answered:
             if isinstance(answer, Exception):
                 each.future.set_exception(answer)
             else:

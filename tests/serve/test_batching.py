@@ -121,6 +121,34 @@ def test_what_is_too_late_is_refused_and_not_computed(device, start):
     assert device.batches == [["first"], ["in time"]]
 
 
+def test_costs_that_have_grown_too_high_are_found_out():
+    """After a stall nobody would be in time by the costs; one is tried, and they fall again."""
+    now = 0.0
+    stalls = [100.0]
+
+    def compute(requests: Sequence[str]) -> list[str]:
+        nonlocal now
+        now += stalls.pop() if stalls else 0.01
+        return list(requests)
+
+    batcher = Batcher(compute, BatchCosts({1: 0.01}), max_waiting=10, clock=lambda: now)
+    assert batcher.submit("stalls", timeout_s=5).result(timeout=10) == "stalls"
+    assert batcher.costs.of(1) > 5
+
+    assert [batcher.submit("next", timeout_s=5).result(timeout=10) for _ in range(30)] == ["next"] * 30
+    assert batcher.costs.of(1) < 1
+    batcher.close()
+
+
+def test_too_few_answers_are_an_error_and_the_next_are_computed():
+    batcher = Batcher(lambda requests: [] if "few" in requests else requests, BatchCosts({1: 1e-6}), 10)
+
+    with pytest.raises(ValueError, match="zip"):
+        batcher.submit("few").result(timeout=10)
+    assert batcher.submit("whole").result(timeout=10) == "whole"
+    batcher.close()
+
+
 def test_an_error_is_that_of_one_request(device, start):
     batcher = start()
     waiting = [batcher.submit(name) for name in ("a", "bad", "c")]
