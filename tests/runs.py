@@ -35,6 +35,14 @@ NUM_USERS, NUM_ITEMS = 40, 30
 """Users "u0", ..., "u39"; items "i0", ..., "i29" with the titles "Title of i0", ..."""
 
 BACKBONE = {"dim": 8, "num_layers": 1, "num_heads": 2, "feedforward_dim": 16, "max_length": 8, "dropout": 0.1}
+SPARSE_SASREC: dict[str, Any] = {
+    "name": "sasrec",
+    "item_matrix": "sparse",
+    "num_negatives": 8,
+    "user_embedding": True,
+    "backbone": {"dim": 8, "num_layers": 1, "num_heads": 2, "feedforward_dim": 16, "max_length": 8},
+}
+"""Small, with rows of items and users on the servers."""
 MODELS: dict[str, dict[str, Any]] = {
     "sasrec": {"name": "sasrec", "backbone": BACKBONE},
     "hstu": {"name": "hstu", "backbone": {k: v for k, v in BACKBONE.items() if k != "feedforward_dim"}},

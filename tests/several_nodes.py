@@ -26,6 +26,7 @@ from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.train import train
 from rayrec.platform.errors import InputError
 from tests.data import small_dataset
+from tests.runs import SPARSE_SASREC
 
 NUM_STEPS = 60
 SERVER_LOST_AT, TRAINER_LOST_AT = 25, 45
@@ -93,13 +94,7 @@ def settings(data: Path, **changes: Any) -> RunConfig:
     on_servers, on_trainers = {"labels": {"role": "server"}}, {"labels": {"role": "trainer"}}
     values: dict[str, Any] = {
         "data": {"path": str(data)},
-        "model": {
-            "name": "sasrec",
-            "item_matrix": "sparse",
-            "num_negatives": 8,
-            "user_embedding": True,
-            "backbone": {"dim": 8, "num_layers": 1, "num_heads": 2, "feedforward_dim": 16, "max_length": 8},
-        },
+        "model": SPARSE_SASREC,
         "sparse": {"num_servers": 2, "optimizer": {"kind": "adam", "lr": 0.03}},
         "pipeline": {
             "num_trainers": 2,

@@ -114,12 +114,12 @@ class RecommendationService:
 
     def warm_up(self) -> None:
         """Take every path once, so that the first request does not wait for tables and compilers."""
-        self.recommend(self._a_users_request())
+        self.recommend(self._users_request(0))
         self.recommend(RecommendRequest(history=[self._recommender.dataset.items.keys[0].as_py()]))
         self.recommend(RecommendRequest())
 
     def measured_costs(self, max_batch: int, most_s: float = float("inf"), repeats: int = 2) -> BatchCosts:
-        """What batches of a user's requests take, at sizes 1, 2, 4, ... and `max_batch`.
+        """What batches of users' requests take, at sizes 1, 2, 4, ... and `max_batch`.
 
         Args:
             most_s: no larger batches than the first that takes longer.
@@ -132,12 +132,14 @@ class RecommendationService:
         return BatchCosts(costs)
 
     def _seconds_for(self, size: int) -> float:
+        requests = [self._users_request(place) for place in range(size)]
         began = time.perf_counter()
-        self.recommend_all([self._a_users_request()] * size)
+        self.recommend_all(requests)
         return time.perf_counter() - began
 
-    def _a_users_request(self) -> RecommendRequest:
-        return RecommendRequest(user_id=self._recommender.dataset.users["user_key"][0].as_py())
+    def _users_request(self, place: int) -> RecommendRequest:
+        keys = self._recommender.dataset.users["user_key"]
+        return RecommendRequest(user_id=keys[place % len(keys)].as_py())
 
     def _understood(self, request: RecommendRequest) -> _Asked | Exception:
         """What is asked of the model, or why it is not."""

@@ -21,6 +21,7 @@ from rayrec.pipelines.evaluate import evaluate
 from rayrec.pipelines.train import train
 from tests import simulated_npu
 from tests.data import small_dataset
+from tests.runs import SPARSE_SASREC
 
 ROOT = Path(__file__).parents[2]
 DEVICES = ("cpu", simulated_npu.NAME)
@@ -30,13 +31,7 @@ def settings(data: Path, device: str) -> RunConfig:
     values: dict[str, Any] = {
         "device": device,
         "data": {"path": str(data)},
-        "model": {
-            "name": "sasrec",
-            "item_matrix": "sparse",
-            "num_negatives": 8,
-            "user_embedding": True,
-            "backbone": {"dim": 8, "num_layers": 1, "num_heads": 2, "feedforward_dim": 16, "max_length": 8},
-        },
+        "model": SPARSE_SASREC,
         "sparse": {"num_servers": 1, "optimizer": {"kind": "adam", "lr": 0.03}},
         "pipeline": {"trainer_threads": 1, "cpus_per_actor": 0.1, "cpus_per_trainer": 0.1},
         "training": {"batch_size": 8, "epochs": 2},

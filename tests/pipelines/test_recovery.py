@@ -29,6 +29,7 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.ray_errors import ActorDeathError
 from rayrec.samples.config import PrepareConfig
 from rayrec.samples.prepare import prepare
+from tests.runs import SPARSE_SASREC
 
 pytestmark = pytest.mark.ray
 
@@ -56,13 +57,7 @@ def settings(data: Path, **changes: Any) -> RunConfig:
     """`changes` by dotted key with `__` for dots."""
     values: dict[str, Any] = {
         "data": {"path": str(data), "window_rows": 40},
-        "model": {
-            "name": "sasrec",
-            "item_matrix": "sparse",
-            "num_negatives": 8,
-            "user_embedding": True,
-            "backbone": {"dim": 8, "num_layers": 1, "num_heads": 2, "feedforward_dim": 16, "max_length": 8},
-        },
+        "model": SPARSE_SASREC,
         "sparse": {"num_servers": 2, "optimizer": {"kind": "adam", "lr": 0.03}},
         "pipeline": {"trainer_threads": 1, "cpus_per_actor": 0.1, "cpus_per_trainer": 0.1},
         "training": {"batch_size": 8, "epochs": EPOCHS},
