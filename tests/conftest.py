@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 
 import hypothesis
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from rayrec.platform import files
+from tests.forked_workers import forked_workers
 from tests.redis_server import RedisServer
 
 # The same examples every time, and no deadline: a busy machine is no failure.
@@ -43,15 +45,18 @@ def ray_cluster() -> Iterator[None]:
     them."""
     import ray
 
-    ray.init(
-        num_cpus=8,
-        object_store_memory=200_000_000,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.WARNING,
-    )
-    yield
-    ray.shutdown()
+    with forked_workers() as interpreter:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "executable", interpreter)
+            ray.init(
+                num_cpus=8,
+                object_store_memory=200_000_000,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+            )
+        yield
+        ray.shutdown()
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import ray
 from ray.cluster_utils import Cluster
@@ -26,6 +27,7 @@ from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.train import train
 from rayrec.platform.errors import InputError
 from tests.data import small_dataset
+from tests.forked_workers import forked_workers
 from tests.runs import SPARSE_SASREC
 
 NUM_STEPS = 60
@@ -136,7 +138,7 @@ def run(folder: Path, config: RunConfig, breaks: dict[int, Callable[[Story], str
 
     def on_step(done: int, total: int, loss: float) -> None:
         if len(story.places) <= RunFolder.open(folder).state.get("rollbacks", 0):
-            story.places.append(places_of(folder.name) if config.pipeline.num_trainers == 2 else {})
+            story.places.append(places_of(folder.name))
         story.losses[done] = loss
         if done in to_do:
             while RunFolder.open(folder).state["last"] is None:
@@ -182,7 +184,6 @@ def tell(folder: Path, nodes: Nodes) -> dict[str, Any]:
             refusal(runs / "large", settings(data, pipeline=large)),
         ]
         stories = {
-            "one trainer": run(runs / "one", settings(data, pipeline={"num_trainers": 1})),
             "replicated": run(runs / "replicated", config),
             "fsdp2": run(runs / "fsdp2", settings(data, training={"parallel": "fsdp2"})),
             "nodes lost": run(
@@ -206,14 +207,15 @@ def tell(folder: Path, nodes: Nodes) -> dict[str, Any]:
 
 def main(folder: Path) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    nodes = Nodes()
-    try:
-        for role in ("server", "server", "trainer", "trainer"):
-            nodes.add(role)
-        report = tell(folder, nodes)
-        (folder / "report.json").write_text(json.dumps(report))
-    finally:
-        nodes.shutdown()
+    with forked_workers() as interpreter, mock.patch.object(sys, "executable", interpreter):
+        nodes = Nodes()
+        try:
+            for role in ("server", "server", "trainer", "trainer"):
+                nodes.add(role)
+            report = tell(folder, nodes)
+            (folder / "report.json").write_text(json.dumps(report))
+        finally:
+            nodes.shutdown()
 
 
 if __name__ == "__main__":

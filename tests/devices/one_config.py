@@ -13,6 +13,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import ray
 
@@ -21,6 +22,7 @@ from rayrec.pipelines.evaluate import evaluate
 from rayrec.pipelines.train import train
 from tests import simulated_npu
 from tests.data import small_dataset
+from tests.forked_workers import forked_workers
 from tests.runs import SPARSE_SASREC
 
 ROOT = Path(__file__).parents[2]
@@ -43,24 +45,30 @@ def main(folder: Path) -> None:
     data = small_dataset(folder / "source").root
     # Processes of the cluster import the device before they know the driver's path.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ray.init(
-        address="local",
-        num_cpus=4,
-        resources={"NPU": 1},
-        object_store_memory=80 * 2**20,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        runtime_env={"worker_process_setup_hook": "tests.simulated_npu.register"},
-    )
+    with forked_workers() as interpreter, mock.patch.object(sys, "executable", interpreter):
+        ray.init(
+            address="local",
+            num_cpus=4,
+            resources={"NPU": 1},
+            object_store_memory=80 * 2**20,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            runtime_env={"worker_process_setup_hook": "tests.simulated_npu.register"},
+        )
+        report = tell(folder, data)
+        ray.shutdown()
+    (folder / "report.json").write_text(json.dumps(report))
+
+
+def tell(folder: Path, data: Path) -> dict[str, Any]:
     losses: dict[str, list[float]] = {device: [] for device in DEVICES}
     recall: dict[str, float] = {}
     for device, of_device in losses.items():
         run = folder / "runs" / device
         train(settings(data, device), run, on_step=lambda done, total, loss: of_device.append(loss))  # noqa: B023
         recall[device] = evaluate(run).results["model"]["recall@10"].value
-    ray.shutdown()
-    (folder / "report.json").write_text(json.dumps({"losses": losses, "recall": recall}))
+    return {"losses": losses, "recall": recall}
 
 
 if __name__ == "__main__":

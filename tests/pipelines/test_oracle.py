@@ -24,7 +24,10 @@ from rayrec.pipelines.train import train
 from rayrec.samples.dataset import Dataset
 from tests.data import small_dataset
 
-BATCH_SIZE, EPOCHS = 24, 20
+BATCH_SIZE = 24
+STEPS_PER_EPOCH = 10  # of 230 users
+EPOCHS, EPOCHS_OF_PAIRS = 20, 6
+"""Against the one loop; of a run that is held against another."""
 BACKBONE = {
     "dim": 16,
     "num_layers": 2,
@@ -111,9 +114,15 @@ def run_pipeline(
     """Trains through the actors; the same settings are trained once."""
     done: dict[str, Trained] = {}
 
-    def run(settings: dict[str, Any], again: bool = False, cache_rows: int = 0, **pipeline: Any) -> Trained:
+    def run(
+        settings: dict[str, Any],
+        epochs: int = EPOCHS_OF_PAIRS,
+        again: bool = False,
+        cache_rows: int = 0,
+        **pipeline: Any,
+    ) -> Trained:
         sparse = settings.get("sparse", {}) | {"cache_rows": cache_rows}
-        config = run_config(dataset, settings | {"sparse": sparse}, **pipeline)
+        config = run_config(dataset, settings | {"sparse": sparse}, epochs, **pipeline)
         if again or config.to_yaml() not in done:
             folder = tmp_path_factory.mktemp("runs") / "run"
             result = train(config, folder)
@@ -123,15 +132,15 @@ def run_pipeline(
     return run
 
 
-def run_config(dataset: Dataset, settings: dict[str, Any], **pipeline: Any) -> RunConfig:
+def run_config(dataset: Dataset, settings: dict[str, Any], epochs: int, **pipeline: Any) -> RunConfig:
     return RunConfig.parse(
         settings
         | {
             # Several windows of several row groups each.
             "data": {"path": str(dataset.root), "window_rows": 50},
-            "training": settings["training"] | {"batch_size": BATCH_SIZE, "epochs": EPOCHS},
+            "training": settings["training"] | {"batch_size": BATCH_SIZE, "epochs": epochs},
             "pipeline": {"trainer_threads": 1, "mode": "sync"} | pipeline,
-            "evaluation": {"every_epochs": EPOCHS, "max_users": 8},
+            "evaluation": {"every_epochs": epochs, "max_users": 8},
         }
     )
 
@@ -231,10 +240,10 @@ def common(values: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 def test_sync_reaches_the_weights_of_the_one_file_trainer(
     settings: dict[str, Any], dataset: Dataset, run_pipeline: RunPipeline, one_thread: None
 ):
-    trained = run_pipeline(settings)
-    assert trained.steps >= 200
+    trained = run_pipeline(settings, EPOCHS)
+    assert trained.steps == EPOCHS * STEPS_PER_EPOCH
 
-    assert_close(trained, oracle(run_config(dataset, settings), trained.steps))
+    assert_close(trained, oracle(run_config(dataset, settings, EPOCHS), trained.steps))
 
 
 @pytest.mark.ray

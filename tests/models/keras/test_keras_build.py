@@ -167,5 +167,5 @@ def test_tensorflow_without_the_device_of_a_run_says_what_to_install():
     if tensorflow.config.list_physical_devices("GPU"):
         pytest.skip("this TensorFlow has a GPU")
 
-    with pytest.raises(InputError, match=r"device is 'cuda', .* rayrec doctor says which"):
+    with pytest.raises(InputError, match=r"device is 'cuda', .*rayrec doctor says which"):
         load_tensorflow(1, torch.device("cuda"))

@@ -1,0 +1,117 @@
+"""Workers of the tests' Ray clusters are forks of one process, which has imported what actors import.
+
+Most of what a small run takes is imports, once per actor. Ray's own is not among what is shared: while it is
+loaded it reads settings from the environment, and each worker has its own.
+
+Workers as users start them are in `tests/examples/test_ray_job.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+IMPORTED = (
+    "pyarrow.dataset",
+    "torch._dynamo",  # by every optimizer of torch
+    "rayrec.embeddings.shard",
+    "rayrec.embeddings.shared_memory",
+    "rayrec.models.program",
+    "rayrec.samples.impressions.features",
+    "rayrec.samples.reader",
+    "rayrec.samples.row_features",
+)
+"""Without Ray, by all of them."""
+STARTS_S = 120.0
+"""Longest that the imports may take."""
+MESSAGE_BYTES = 1 << 20
+STANDARD_STREAMS = (0, 1, 2)
+
+# What Ray takes for its interpreter. It hands a worker's start to the template, and is there as long as it.
+INTERPRETER = """
+    #!{python} -SEs
+    import json, os, socket, sys
+    if not (len(sys.argv) > 1 and sys.argv[1].endswith("default_worker.py")):
+        os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+    template = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    template.connect({address!r})
+    start = dict(arguments=sys.argv[1:], folder=os.getcwd(), environment=dict(os.environ))
+    socket.send_fds(template, [json.dumps(start).encode()], [0, 1, 2])
+    template.recv(1)
+"""
+
+
+@contextmanager
+def forked_workers() -> Iterator[str]:
+    """To be open as long as a cluster; gives what has to be `sys.executable` while that is started."""
+    # Names of sockets are short.
+    with tempfile.TemporaryDirectory(prefix="workers-", dir="/tmp") as folder:
+        address, interpreter = Path(folder) / "template", Path(folder) / "python"
+        interpreter.write_text(
+            textwrap.dedent(INTERPRETER).strip().format(python=sys.executable, address=str(address))
+        )
+        interpreter.chmod(0o755)
+        command = [sys.executable, "-m", "tests.forked_workers", str(address)]
+        root = Path(__file__).parents[1]
+        # It ends with its input, also if nobody is left to end it.
+        template = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            assert template.stdout is not None
+            if not select.select([template.stdout], [], [], STARTS_S)[0] or not template.stdout.read(1):
+                raise RuntimeError("the template of Ray's workers did not start")
+            yield str(interpreter)
+        finally:
+            template.communicate()
+
+
+def serve(address: str) -> None:
+    """Fork for every worker that is to start; returns in the fork, which then is one."""
+    for module in IMPORTED:
+        importlib.import_module(module)
+    assert "ray" not in sys.modules, "its settings would be those of this process"
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks what became of a worker
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        listener.listen(64)
+        os.write(1, b"\n")
+        while True:
+            ready, _, _ = select.select([listener, 0], [], [])
+            if 0 in ready:
+                os._exit(0)
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                break
+            connection.close()
+    _become_worker(connection)
+
+
+def _become_worker(connection: socket.socket) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setpgid(0, 0)  # Ray kills a worker with its group
+    message, streams, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, len(STANDARD_STREAMS))
+    for stream, number in zip(streams, STANDARD_STREAMS, strict=True):
+        os.dup2(stream, number)
+        os.close(stream)
+    start = json.loads(message)
+    os.chdir(start["folder"])
+    os.environ.clear()
+    os.environ.update(start["environment"])
+    sys.argv = start["arguments"]
+    sys.path[0] = str(Path(sys.argv[0]).parent)
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
