@@ -138,7 +138,7 @@ def run(folder: Path, config: RunConfig, breaks: dict[int, Callable[[Story], str
 
     def on_step(done: int, total: int, loss: float) -> None:
         if len(story.places) <= RunFolder.open(folder).state.get("rollbacks", 0):
-            story.places.append(places_of(folder.name))
+            story.places.append(places_of(folder.name) if config.pipeline.num_trainers == 2 else {})
         story.losses[done] = loss
         if done in to_do:
             while RunFolder.open(folder).state["last"] is None:
@@ -184,6 +184,7 @@ def tell(folder: Path, nodes: Nodes) -> dict[str, Any]:
             refusal(runs / "large", settings(data, pipeline=large)),
         ]
         stories = {
+            "one trainer": run(runs / "one", settings(data, pipeline={"num_trainers": 1})),
             "replicated": run(runs / "replicated", config),
             "fsdp2": run(runs / "fsdp2", settings(data, training={"parallel": "fsdp2"})),
             "nodes lost": run(

@@ -73,8 +73,9 @@ def test_actors_are_on_nodes_with_the_labels_that_were_asked_for(report):
     assert places["trainer-0"] != places["trainer-1"]
 
 
-def test_trainers_that_hold_a_part_of_the_weights_each_have_the_losses_of_those_that_hold_all(report):
-    np.testing.assert_allclose(losses(report, "fsdp2"), losses(report, "replicated"), rtol=0, atol=1e-3)
+@pytest.mark.parametrize("story", ["replicated", "fsdp2"])
+def test_two_trainers_have_the_losses_of_one(report, story):
+    np.testing.assert_allclose(losses(report, story), losses(report, "one trainer"), rtol=0, atol=1e-3)
 
 
 def test_a_run_that_loses_nodes_goes_back_and_ends_as_if_it_had_not(report):
