@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from ray.actor import ActorHandle
@@ -12,9 +12,10 @@ from rayrec.actors.heartbeats import Heart
 from rayrec.actors.read_ahead import ReadAhead
 from rayrec.actors.spawning import ActorRole, Where, anywhere, spawn_stateless
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
-from rayrec.samples.batches import FeatureBatch, Interval, RowBatch, SampleBatch
+from rayrec.samples.batches import FeatureBatch, RowBatch, SampleBatch
 from rayrec.samples.impressions.batches import ImpressionBatch
 from rayrec.samples.impressions.features import ImpressionFeatures
+from rayrec.samples.intervals import Intervals
 from rayrec.samples.row_features import RowFeatures
 
 
@@ -22,9 +23,9 @@ from rayrec.samples.row_features import RowFeatures
 class BatchSummary:
     """What the driver has to know of a batch; the batch itself goes to the trainers."""
 
-    rows: tuple[Interval, ...]
+    rows: Intervals
     """Where its rows were read."""
-    unreadable: tuple[Interval, ...] = ()
+    unreadable: Intervals = field(default_factory=Intervals)
     """Rows that should have been in it and cannot be read."""
 
 

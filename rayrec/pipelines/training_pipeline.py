@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -39,7 +39,7 @@ from rayrec.actors.trainer import StepReport
 from rayrec.pipelines.stages import Stages
 from rayrec.platform.errors import InputError
 from rayrec.platform.ray_errors import ActorDeathError, root_cause
-from rayrec.samples.batches import Interval
+from rayrec.samples.intervals import Intervals
 from rayrec.samples.read_plan import readings
 
 
@@ -73,9 +73,9 @@ class StepResult:
     num_targets: int
     counts: dict[str, int]
     """Dropped work, by reason."""
-    rows: tuple[Interval, ...] = ()
+    rows: Intervals = field(default_factory=Intervals)
     """Where the rows of the batch were read."""
-    unreadable: tuple[Interval, ...] = ()
+    unreadable: Intervals = field(default_factory=Intervals)
     """Rows that should have been in it and cannot be read."""
     cut: Cut | None = None
     """If one was asked for after this step."""
@@ -238,7 +238,7 @@ class TrainingPipeline:
         loss = sum(report.loss_sum for report in reports) / max(num_targets, 1)
         summary = batch.summary
         if summary.unreadable:
-            counts["unreadable_rows"] = sum(part.stop - part.start for part in summary.unreadable)
+            counts["unreadable_rows"] = summary.unreadable.num_rows
         return StepResult(
             reports[0].step, loss, num_targets, counts, summary.rows, summary.unreadable, training.cut
         )

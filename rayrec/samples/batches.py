@@ -9,9 +9,8 @@ number itself carries no information.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,16 +20,9 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Label, Part
 from rayrec.samples.event_labels import LABEL_COLUMNS
 from rayrec.samples.event_times import TIMES, seconds
+from rayrec.samples.intervals import Intervals
 
 Int64Array = NDArray[np.int64]
-
-
-class Interval(NamedTuple):
-    """Rows `start` to `stop` (exclusive) of one file, as numbered in that file."""
-
-    file: str
-    start: int
-    stop: int
 
 
 @dataclass(frozen=True)
@@ -41,9 +33,9 @@ class RowBatch:
     """Identity of each row; random draws for a row are keyed by it."""
     rows: pa.RecordBatch
     """[B] the columns asked for. Buffers of its own: it travels between processes."""
-    cursor: tuple[Interval, ...] = ()
-    """Where the rows were read: the fewest intervals, sorted."""
-    unreadable: tuple[Interval, ...] = ()
+    cursor: Intervals = field(default_factory=Intervals)
+    """Where the rows were read."""
+    unreadable: Intervals = field(default_factory=Intervals)
     """Rows that were planned, cannot be decoded, and are left out because the settings allow it."""
 
     @property
@@ -58,20 +50,9 @@ class RowBatch:
         return RowBatch(
             np.concatenate([part.row_keys_B for part in parts]),
             pa.concat_batches([part.rows for part in parts]),
-            joined(interval for part in parts for interval in part.cursor),
-            joined(interval for part in parts for interval in part.unreadable),
+            Intervals.joined(part.cursor for part in parts),
+            Intervals.joined(part.unreadable for part in parts),
         )
-
-
-def joined(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
-    """Intervals that share no row as the fewest ones, sorted."""
-    found: list[Interval] = []
-    for interval in sorted(intervals):
-        if found and found[-1].file == interval.file and found[-1].stop == interval.start:
-            found[-1] = found[-1]._replace(stop=interval.stop)
-        else:
-            found.append(interval)
-    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ Axes: K intervals of one epoch and file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from rayrec.platform.errors import InputError
-from rayrec.samples.batches import Int64Array, Interval
+from rayrec.samples.intervals import Int64Array, Interval, Intervals
 
 FORMAT = 1
 SCHEMA = pa.schema(
@@ -100,7 +100,8 @@ class Cursor:
         """
         changed: dict[tuple[int, str, bool], _Rows] = {}
         for is_unreadable, intervals in ((False, read), (True, unreadable)):
-            for file, (starts_K, stops_K) in _by_file(intervals):
+            named = intervals if isinstance(intervals, Intervals) else Intervals.of(intervals)
+            for file, starts_K, stops_K in named.by_file():
                 for kind in (False, True):
                     key = (epoch, file, kind)
                     shared = changed.get(key, self._of(key)).first_shared(starts_K, stops_K)
@@ -216,18 +217,6 @@ class Cursor:
 
     def _of(self, key: tuple[int, str, bool]) -> _Rows:
         return self._rows.get(key, _Rows())
-
-
-def _by_file(intervals: Iterable[Interval]) -> Iterator[tuple[str, tuple[Int64Array, Int64Array]]]:
-    """Starts and stops of every file, sorted."""
-    of_file: dict[str, list[tuple[int, int]]] = {}
-    for file, start, stop in intervals:
-        if not 0 <= start < stop:
-            raise ValueError(f"{file}: rows {start} to {stop} are no interval")
-        of_file.setdefault(file, []).append((start, stop))
-    for file, found in of_file.items():
-        starts_K, stops_K = np.array(sorted(found), dtype=np.int64).T
-        yield file, (starts_K, stops_K)
 
 
 def _consumed_twice(epoch: int, file: str, row: int) -> ValueError:

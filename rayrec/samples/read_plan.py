@@ -30,10 +30,10 @@ from pyarrow import compute as pc
 from pyarrow import dataset as ds
 
 from rayrec.platform.errors import InputError
-from rayrec.samples.batches import Int64Array, Interval
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.decoding import CorruptGroupError, GroupDecoder, ReadSpec, RowGroup
 from rayrec.samples.filters import Filters, as_filters, filter_expression
+from rayrec.samples.intervals import Int64Array, Interval
 from rayrec.samples.permutation import Int32Array, permutation
 from rayrec.samples.sources import OnCorrupt, ParquetSource, SourceFile, columns_of
 

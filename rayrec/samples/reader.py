@@ -19,9 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.platform.event_labels import Label
-from rayrec.samples.batches import Int64Array, Interval, RowBatch, SampleBatch, joined
+from rayrec.samples.batches import Int64Array, RowBatch, SampleBatch
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.decoding import CorruptGroupError, DecodedGroup, GroupDecoder, ReadSpec, RowGroup
+from rayrec.samples.intervals import Intervals
 from rayrec.samples.jagged import take_rows
 from rayrec.samples.keys import row_keys
 from rayrec.samples.manifest import EVALUATION_FILES, Split
@@ -101,24 +102,24 @@ class ShuffledWindow:
         before_R1 = self._readable_before_R1
         return (start, stop) if before_R1 is None else (int(before_R1[start]), int(before_R1[stop]))
 
-    def _places(self, low: int, high: int) -> tuple[Interval, ...]:
+    def _places(self, low: int, high: int) -> Intervals:
         names, group_R, row_R = self._in_file_order
         chosen_B = np.sort(self._read_R[low:high])
-        return _intervals(names, group_R[chosen_B], row_R[chosen_B])
+        return Intervals.of_rows(names, group_R[chosen_B], row_R[chosen_B])
 
-    def _lost(self, start: int, stop: int) -> tuple[Interval, ...]:
+    def _lost(self, start: int, stop: int) -> Intervals:
         if not self._unreadable:
-            return ()
+            return Intervals()
         rows = dict(self._unreadable)
         planned_B = np.sort(self._order_R[start:stop])
         first = 0
-        found: list[Interval] = []
+        found: list[Intervals] = []
         for group in self._window.groups:
             if group in rows:
                 mine = planned_B[(planned_B >= first) & (planned_B < first + group.num_rows)] - first
-                found += _intervals((group.name,), np.zeros_like(mine), rows[group][mine])
+                found.append(Intervals.of_rows((group.name,), np.zeros_like(mine), rows[group][mine]))
             first += group.num_rows
-        return joined(found)
+        return Intervals.joined(found)
 
     @cached_property
     def _in_file_order(self) -> tuple[tuple[str, ...], Int64Array, Int64Array]:
@@ -278,18 +279,3 @@ def evaluation_batches(
                 for label, codes_N in rows.labels.items()
             },
         )
-
-
-def _intervals(names: tuple[str, ...], file_B: Int64Array, row_B: Int64Array) -> tuple[Interval, ...]:
-    """Sorted rows as the fewest intervals; file_B are places in `names`, of which several may be one file."""
-    if not len(row_B):
-        return ()
-    breaks = np.flatnonzero((np.diff(file_B) != 0) | (np.diff(row_B) != 1)) + 1
-    starts = np.concatenate([[0], breaks])
-    last = np.concatenate([breaks, [len(row_B)]]) - 1
-    return joined(
-        Interval(names[file], start, stop + 1)
-        for file, start, stop in zip(
-            file_B[starts].tolist(), row_B[starts].tolist(), row_B[last].tolist(), strict=True
-        )
-    )

@@ -8,8 +8,8 @@ import pytest
 from rayrec.embeddings.saved_files import SavedFile, checksum_file
 from rayrec.pipelines.snapshots import RunState, Snapshot, base_of, read_snapshot, write_snapshot
 from rayrec.platform.errors import InputError
-from rayrec.samples.batches import Interval
 from rayrec.samples.cursor import Cursor
+from rayrec.samples.intervals import Interval
 from rayrec.samples.read_plan import ReadPosition
 
 WEIGHTS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}

@@ -21,8 +21,8 @@ from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshot_requests import request_snapshot
 from rayrec.pipelines.train import train
 from rayrec.platform.errors import InputError
-from rayrec.samples.batches import Interval
 from rayrec.samples.config import PrepareConfig
+from rayrec.samples.intervals import Interval
 from rayrec.samples.prepare import prepare
 from rayrec.samples.stores import EventBatch, StoreManifest, StoreUnavailableError, open_store
 from tests.data import write_source

@@ -17,7 +17,7 @@ from rayrec.pipelines.training_pipeline import BatchError, TrainingPipeline
 from rayrec.pipelines.watch import Watch
 from rayrec.platform.errors import InputError
 from rayrec.platform.ray_errors import root_cause
-from rayrec.samples.batches import Interval
+from rayrec.samples.intervals import Interval, Intervals
 from rayrec.samples.read_plan import BatchPlan, Reading, ReadPart, Window
 
 pytestmark = pytest.mark.ray
@@ -89,7 +89,7 @@ class Calls:
 
     def _compute(self, num_returns: int, step: int, *parts: int) -> Any:
         assert parts == (step,)
-        summary = BatchSummary((Interval("file", step, step + 1),))
+        summary = BatchSummary(Intervals.of([Interval("file", step, step + 1)]))
         shares = [(step, rank) for rank in range(num_returns - 1)]
         return [self.summaries.get(step) or ray.put(summary), *shares]
 
@@ -274,4 +274,7 @@ def test_servers_hear_of_a_cut_before_the_step_is_trained_and_trainers_give_thei
 def test_a_step_says_which_rows_it_has_consumed(ray_cluster):
     results = TrainingPipeline(Calls().stages(), queue_depth=3).run(4, 6)
 
-    assert [result.rows for result in results] == [(Interval("file", 4, 5),), (Interval("file", 5, 6),)]
+    assert [list(result.rows) for result in results] == [
+        [Interval("file", 4, 5)],
+        [Interval("file", 5, 6)],
+    ]

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
-from rayrec.samples.batches import Interval
 from rayrec.samples.cursor import SCHEMA, Cursor, FileProgress
+from rayrec.samples.intervals import Interval
 from rayrec.samples.read_plan import Batching, ReadPlan, ReadSettings
 from rayrec.samples.reader import SampleReader
 from tests.data import write_log

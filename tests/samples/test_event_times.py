@@ -8,10 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.platform.errors import InputError
-from rayrec.samples.batches import Interval, RowBatch, SampleBatch
+from rayrec.samples.batches import RowBatch, SampleBatch
 from rayrec.samples.config import PrepareConfig
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.event_times import HISTORY_TIMES, TIMES, as_type, seconds
+from rayrec.samples.intervals import Interval, Intervals
 from rayrec.samples.prepare import prepare
 from rayrec.samples.reader import evaluation_batches
 from tests.data import without_history_times, write_source
@@ -32,7 +33,9 @@ def rows(times: pa.Array, items=((1, 2), (), (3,))) -> RowBatch:
         "item_ids": pa.array([list(row) for row in items], pa.list_(pa.int64())),
         TIMES: times,
     }
-    return RowBatch(np.arange(len(items)), pa.record_batch(columns), (Interval("a.parquet", 7, 10),))
+    return RowBatch(
+        np.arange(len(items)), pa.record_batch(columns), Intervals.of([Interval("a.parquet", 7, 10)])
+    )
 
 
 @pytest.mark.parametrize(

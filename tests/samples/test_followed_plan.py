@@ -6,9 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.platform.errors import InputError
-from rayrec.samples.batches import Interval, RowBatch
+from rayrec.samples.batches import RowBatch
 from rayrec.samples.cursor import Cursor
 from rayrec.samples.followed_plan import FollowedPlan
+from rayrec.samples.intervals import Interval
 from rayrec.samples.read_plan import Batching, ReadSettings, readings
 from rayrec.samples.reader import SampleReader
 from tests.data import write_log
@@ -75,7 +76,7 @@ def test_a_reader_goes_on_with_files_that_came_after_it_was_made(tmp_path):
     reader.read_batch(plan.batch(0))
     write_log(tmp_path, {"b.parquet": 4})
     plan.refresh()
-    assert reader.read_batch(plan.batch(2)).cursor == (Interval("b.parquet", 0, 4),)
+    assert reader.read_batch(plan.batch(2)).cursor == [Interval("b.parquet", 0, 4)]
 
 
 def test_neighbouring_segments_of_one_window_belong_to_different_readers(tmp_path):

@@ -6,7 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.platform.errors import InputError
-from rayrec.samples.batches import Interval, RowBatch
+from rayrec.samples.batches import RowBatch
+from rayrec.samples.intervals import Interval
 from rayrec.samples.read_plan import Batching, ReadPlan, ReadSettings
 from rayrec.samples.reader import SampleReader
 from rayrec.samples.sources import ParquetSource
@@ -131,8 +132,8 @@ def test_rows_of_a_damaged_row_group_are_left_out_and_listed_if_that_is_allowed(
     damage(tmp_path / "a.parquet")
     plan = plan_of(tmp_path, on_corrupt="skip")
     batch = read_all(plan)
-    assert batch.cursor == (Interval("a.parquet", 4, 12), Interval("b.parquet", 0, 8))
-    assert batch.unreadable == (Interval("a.parquet", 0, 4),)
+    assert batch.cursor == [Interval("a.parquet", 4, 12), Interval("b.parquet", 0, 8)]
+    assert batch.unreadable == [Interval("a.parquet", 0, 4)]
     left = rows[4:]
     assert sorted(batch.rows["user_id"].to_pylist()) == sorted(left.user_id)
     whole = read_all(plan_of_undamaged(tmp_path / "whole"))
@@ -168,7 +169,7 @@ def test_row_groups_that_cannot_be_counted_are_left_out_if_that_is_allowed(tmp_p
         ReadPlan.over(tmp_path, settings)
     plan = ReadPlan.over(tmp_path, settings, on_corrupt="skip")
     assert plan.groups.unreadable == (Interval("a.parquet", 0, 4),)
-    assert read_all(plan).cursor == (Interval("a.parquet", 4, 12),)
+    assert read_all(plan).cursor == [Interval("a.parquet", 4, 12)]
 
 
 @pytest.mark.parametrize("on_corrupt", ["stop", "skip"])

@@ -10,9 +10,10 @@ import pytest
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import FEATURE_TABLE, ImpressionSchema
-from rayrec.samples.batches import Interval, RowBatch
+from rayrec.samples.batches import RowBatch
 from rayrec.samples.impressions.features import ImpressionFeatures
 from rayrec.samples.impressions.ids import null_id
+from rayrec.samples.intervals import Interval, Intervals
 from rayrec.samples.operations.program import FeatureProgram
 
 SCHEMA = ImpressionSchema(("click", "like"), ("price",), {"user": "user", "item": "item"}, {"seen": "item"})
@@ -42,7 +43,7 @@ def rows(**columns: list) -> RowBatch:
         "seen": [[21, 20], None, [22]],
     } | columns
     batch = pa.RecordBatch.from_pydict(values, COLUMNS)
-    cursor = (Interval("train/part-0.parquet", 5, 5 + len(batch)),)
+    cursor = Intervals.of([Interval("train/part-0.parquet", 5, 5 + len(batch))])
     return RowBatch(np.arange(len(batch)), batch, cursor)
 
 
