@@ -14,15 +14,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Label, Part
 from rayrec.samples.event_labels import LABEL_COLUMNS
 from rayrec.samples.event_times import TIMES, seconds
-from rayrec.samples.intervals import Intervals
-
-Int64Array = NDArray[np.int64]
+from rayrec.samples.intervals import Int64Array, Intervals
 
 
 @dataclass(frozen=True)

@@ -100,8 +100,7 @@ class Cursor:
         """
         changed: dict[tuple[int, str, bool], _Rows] = {}
         for is_unreadable, intervals in ((False, read), (True, unreadable)):
-            named = intervals if isinstance(intervals, Intervals) else Intervals.of(intervals)
-            for file, starts_K, stops_K in named.by_file():
+            for file, starts_K, stops_K in Intervals.of(intervals).by_file():
                 for kind in (False, True):
                     key = (epoch, file, kind)
                     shared = changed.get(key, self._of(key)).first_shared(starts_K, stops_K)

@@ -1,7 +1,7 @@
 """Rows of files as intervals.
 
 Every batch brings along where its rows were read, and shuffled rows are as many intervals. So they are
-arrays: as objects, they took every process that a batch goes through 5 ms for each thousand rows.
+arrays: as objects, they took the processes that a batch goes through longer than its rows did.
 
 Axes: K intervals, B rows.
 """
@@ -47,8 +47,8 @@ class Intervals(Sequence[Interval]):
         sorted_names = sorted(set(names))
         places = {name: place for place, name in enumerate(sorted_names)}
         file_K = np.array([places[name] for name in names], dtype=np.int64)[file_K]
-        if not ((starts_K >= 0) & (starts_K < stops_K)).all():
-            wrong = int(np.argmin((starts_K >= 0) & (starts_K < stops_K)))
+        if not (right_K := (starts_K >= 0) & (starts_K < stops_K)).all():
+            wrong = int(np.argmin(right_K))
             name = sorted_names[file_K[wrong]]
             raise ValueError(f"{name}: rows {starts_K[wrong]} to {stops_K[wrong]} are no interval")
         order_K = np.lexsort((starts_K, file_K))
@@ -67,6 +67,8 @@ class Intervals(Sequence[Interval]):
         Raises:
             ValueError: no row is in one of them.
         """
+        if isinstance(intervals, cls):
+            return intervals
         intervals = list(intervals)
         return cls(
             [one.file for one in intervals],

@@ -31,7 +31,7 @@ def test_rows_in_any_order_and_any_parts_are_the_fewest_intervals(rows, num_part
     assert found.num_rows == len(rows)
     assert list(found) == sorted(found)
     assert not any((file, stop) == after[:2] for (file, _, stop), after in pairwise(found))
-    assert found == Intervals.of(found) == pickle.loads(pickle.dumps(found))
+    assert found == Intervals.of(list(found)) == pickle.loads(pickle.dumps(found))
     by_file = [
         Interval(file, *pair) for file, low, high in found.by_file() for pair in zip(low, high, strict=True)
     ]
