@@ -8,7 +8,8 @@ on both sides before the first step. Bars:
   fbgemm with the optimizer inside of backward, or its plain bags with sparse gradients, memory as the C
   library hands it out, or kept, or kept in huge pages. Ours starts from 64-bit ids in Parquet that is
   shuffled; the peer from numbers of rows in Parquet read in order, so it shuffles and hashes nothing.
-* `ctr-keras`: against the same network of Keras layers on TensorFlow, an `Embedding` for each column.
+* `ctr-keras`: against the same network of Keras layers on TensorFlow, an `Embedding` for each column, as they
+  are when installed; `ctr-keras-tuned`: with the setting of memory that is best for them.
 * `ctr-rechub`: against DCN-v2 of torch-rechub with its data loader and trainer's step, both with tables of
   52,000 rows, since it changes every row of its tables in every step.
 
@@ -24,9 +25,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,26 @@ BATCH, DIM = 4096, 16
 BOTTOM, TOP = (512, 256, 64), (512, 256)
 RATE, ROW_RATE = 1e-3, 0.02
 THREADS = min(2, os.cpu_count() or 1)
-TARGETS = {"torchrec": 1.0, "keras": 3.0, "rechub": 1.0}
-MODULES = {"torchrec": "torchrec", "keras": "tensorflow", "rechub": "torch_rechub"}
-"""By bar, what has to be installed."""
+
+
+@dataclass(frozen=True)
+class Against:
+    """What a bar compares ours with: the fastest of some peers, each with each setting of memory."""
+
+    module: str
+    """Which has to be installed."""
+    peers: tuple[str, ...]
+    memory: tuple[str, ...]
+    target: float
+
+
+EVERY_MEMORY = tuple(MEMORY)
+LARGE_TABLES = {
+    "torchrec": Against("torchrec", ("torchrec, fused", "torchrec, plain"), EVERY_MEMORY, 1.0),
+    "keras": Against("tensorflow", ("keras",), ("as installed",), 3.0),
+    "keras-tuned": Against("tensorflow", ("keras",), EVERY_MEMORY, 1.0),
+}
+SMALL_TABLES = {"rechub": Against("torch_rechub", ("torch-rechub",), EVERY_MEMORY, 1.0)}
 
 DLRM = {"name": "dlrm", "dim": DIM, "bottom_dims": BOTTOM, "hidden_dims": TOP}
 DCN = {
@@ -67,48 +85,41 @@ DCN = {
 
 
 def bench(options: BenchOptions) -> list[Bar]:
-    there = [bar for bar, module in MODULES.items() if importlib.util.find_spec(module) is not None]
-    for bar in MODULES.keys() - set(there):
-        log.print(f"ctr-{bar}: {MODULES[bar]} is not installed; the bar is left out")
+    large, small = _installed(LARGE_TABLES), _installed(SMALL_TABLES)
+    num_rows = options.rows or ROWS
     bars: list[Bar] = []
     with tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder:
-        if {"torchrec", "keras"} & set(there):
-            bars += _bars(Path(folder) / "large", options.rows or ROWS, DLRM, options, there)
-        if "rechub" in there:
-            bars += _bars(
-                Path(folder) / "small", min(options.rows or ROWS, FEW_ROWS), DCN, options, ["rechub"]
-            )
+        if large:
+            bars += _bars(Path(folder) / "large", num_rows, DLRM, options, large)
+        if small:
+            bars += _bars(Path(folder) / "small", min(num_rows, FEW_ROWS), DCN, options, small)
     return bars
 
 
+def _installed(bars: dict[str, Against]) -> dict[str, Against]:
+    """The bars whose peers are there; of the others it is said."""
+    there = {name: bar for name, bar in bars.items() if importlib.util.find_spec(bar.module) is not None}
+    for name in bars.keys() - there.keys():
+        log.print(f"ctr-{name}: {bars[name].module} is not installed; the bar is left out")
+    return there
+
+
 def _bars(
-    folder: Path, num_rows: int, model: dict[str, Any], options: BenchOptions, wanted: Sequence[str]
+    folder: Path, num_rows: int, model: dict[str, Any], options: BenchOptions, wanted: dict[str, Against]
 ) -> list[Bar]:
     log.print(f"ctr: drawing {SAMPLES:,} impressions with {num_rows:,} ids")
     data = make(folder, SAMPLES, num_rows // NUM_COLUMNS)
     assembly = assemble(_config(data, model))
-    bars = []
     with _running(assembly, data, folder) as stages:
         ours = PipelineWindows(stages, assembly.config, options.steps)
-        for bar in wanted:
-            if bar == "rechub" and model is DLRM:
-                continue
-            name, memory = _best_of(_candidates(bar), data, options.steps)
-            bars.append(_bar(bar, ours, name, memory, data, options))
-    return bars
+        return [_bar(name, against, ours, data, options) for name, against in wanted.items()]
 
 
-def _candidates(bar: str) -> list[tuple[str, str]]:
-    """(Peer, memory) of which the fastest is taken."""
-    names = {
-        "torchrec": ["torchrec, fused", "torchrec, plain"],
-        "keras": ["keras"],
-        "rechub": ["torch-rechub"],
-    }
-    return [(name, memory) for name in names[bar] for memory in MEMORY]
-
-
-def _best_of(candidates: Sequence[tuple[str, str]], data: CtrData, num_steps: int) -> tuple[str, str]:
+def _best_of(against: Against, data: CtrData, num_steps: int) -> tuple[str, str]:
+    """(Peer, memory) of the highest rate."""
+    candidates = [(name, memory) for name in against.peers for memory in against.memory]
+    if len(candidates) == 1:
+        return candidates[0]
     rates: dict[tuple[str, str], float] = {}
     for name, memory in candidates:
         peer = _peer(name, memory, data)
@@ -121,9 +132,8 @@ def _best_of(candidates: Sequence[tuple[str, str]], data: CtrData, num_steps: in
     return max(rates, key=rates.__getitem__)
 
 
-def _bar(
-    bar: str, ours: PipelineWindows, name: str, memory: str, data: CtrData, options: BenchOptions
-) -> Bar:
+def _bar(bar: str, against: Against, ours: PipelineWindows, data: CtrData, options: BenchOptions) -> Bar:
+    name, memory = _best_of(against, data, options.steps)
     peer = _peer(name, memory, data)
 
     def show(a: float, b: float) -> None:
@@ -138,7 +148,7 @@ def _bar(
         ratios = interleaved(ours.rate, theirs, options.pairs, show)
     finally:
         peer.stop()
-    return Bar.of(f"ctr-{bar}", ratios, f"{name}, memory {memory}, {THREADS} threads", TARGETS[bar])
+    return Bar.of(f"ctr-{bar}", ratios, f"{name}, memory {memory}, {THREADS} threads", against.target)
 
 
 def _peer(name: str, memory: str, data: CtrData) -> PeerProcess:
