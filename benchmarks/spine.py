@@ -19,44 +19,34 @@ decodes and shuffles its windows while training. Validation and snapshots are in
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.data_sets import beauty_sized
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from benchmarks.peer_process import SETTLE_S, PeerProcess, steps_per_second
 from examples import one_file_trainer
 from rayrec.models.linear_cross_entropy import linear_cross_entropy
-from rayrec.models.tokenizers.fit import fit_registry
 from rayrec.pipelines.assembly import Assembly, assemble
 from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.features import SEMANTIC_IDS_FOLDER
 from rayrec.pipelines.stages import Stages, running_stages
 from rayrec.pipelines.training_pipeline import TrainingPipeline
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.cluster import ray_cluster
 from rayrec.platform.console import log
-from rayrec.samples.config import PrepareConfig
-from rayrec.samples.dataset import Dataset
-from rayrec.samples.prepare import prepare
 
 TARGET = 0.60
-NUM_USERS, NUM_ITEMS, MEAN_LENGTH = 22_363, 12_101, 8.88
-"""Of Amazon Beauty (5-core), which the synthetic data set resembles."""
 
 
 def bench(options: BenchOptions) -> list[Bar]:
-    with _data_set(options.data) as data:
+    with beauty_sized(options.data) as data:
         # Both before anything runs: what is missing shows at once.
         sasrec, generative = (
             assemble(_config(name, data, *more))
@@ -152,35 +142,3 @@ def _config(name: str, data: Path, *more: str) -> RunConfig:
             *more,
         ],
     )
-
-
-@contextmanager
-def _data_set(given: Path | None) -> Iterator[Path]:
-    if given is not None:
-        yield given
-        return
-    with tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder:
-        log.print("spine: making a data set of Beauty's size; RAYREC_BENCH_DATA names one to use instead")
-        yield _synthetic(Path(folder))
-
-
-def _synthetic(folder: Path) -> Path:
-    """Users with 5 events or more, items by a Zipf law; semantic IDs of random vectors."""
-    random = np.random.default_rng(0)
-    lengths_U = 4 + random.geometric(1 / (MEAN_LENGTH - 4), size=NUM_USERS)
-    users_N = np.repeat(np.arange(NUM_USERS), lengths_U)
-    popularity_I = 1.0 / np.arange(10, NUM_ITEMS + 10)
-    items_N = random.choice(NUM_ITEMS, size=len(users_N), p=popularity_I / popularity_I.sum())
-    # Nobody has an item twice: the first of each (user, item) stays.
-    _, first_M = np.unique(users_N * NUM_ITEMS + items_N, return_index=True)
-    first_M.sort()
-    columns = {"user_id": users_N[first_M], "item_id": items_N[first_M], "timestamp": first_M}
-    (folder / "source").mkdir()
-    pq.write_table(pa.table(columns), folder / "source" / "interactions.parquet")
-    data = folder / "data"
-    prepare(folder / "source", data, PrepareConfig(allow=frozenset({"short-users", "cold-items"})))
-    dataset = Dataset.open(data)
-    vectors_ID = random.normal(size=(len(dataset.items), 16)).astype(np.float32)
-    registry, _ = fit_registry(vectors_ID, dataset.items.ids_I, dataset.fingerprint, num_iterations=5)
-    registry.save(data / SEMANTIC_IDS_FOLDER)
-    return data
