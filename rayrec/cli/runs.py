@@ -413,6 +413,9 @@ def serve_command(
     port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the HTTP service.")] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     replicas: Annotated[int, typer.Option(min=1, help="Copies of the model that answer.")] = 1,
+    single_process: Annotated[
+        bool, typer.Option("--single-process", help="Answer in this process, without Ray.")
+    ] = False,
     snapshot: WhichOption = "best",
     device: Annotated[str | None, typer.Option(help="Device to answer on [that of the run].")] = None,
     data: DataOption = None,
@@ -430,6 +433,7 @@ def serve_command(
         "host": host,
         "port": port,
         "num_replicas": replicas,
+        "single_process": single_process,
         "snapshot": snapshot,
         "device": device,
         "data": None if data is None else str(data),

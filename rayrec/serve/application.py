@@ -6,19 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.schema import LoggingConfig
 
-from rayrec.pipelines.ranking_stage import RankingStage
-from rayrec.pipelines.recommender import Recommender
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.platform.devices import ray_claim
-from rayrec.serve.api import build_api
-from rayrec.serve.batching import Batcher
 from rayrec.serve.config import ServeConfig
-from rayrec.serve.service import RecommendationService
+from rayrec.serve.loading import load_api
 
 DEPLOYMENT = "recommend"
 QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
@@ -28,25 +23,16 @@ _SPARE_REQUESTS = 32
 
 
 class RecommendReplica:
-    """A thin shell: loads a run and hands it to `RecommendationService`."""
+    """A thin shell around `load_api`."""
 
     def __init__(self, run: str, config: ServeConfig, working_directory: str) -> None:
         # The run's config may name its data relative to where the command was started.
         os.chdir(working_directory)
-        torch.set_num_threads(config.threads)
-        recommender = Recommender.load(run, config.snapshot, config.device, config.data)
-        stage = None
-        if config.ranking is not None:
-            stage = RankingStage.load(recommender, config.ranking, config.device)
-        self._service = RecommendationService(recommender, config.max_k, stage)
-        self._service.warm_up()
-        costs = self._service.measured_costs(config.max_batch, config.timeout_s / 2)
-        self._batcher = Batcher(self._service.recommend_all, costs, config.max_waiting)
-        self._timeout_s = config.timeout_s
+        self._api = load_api(run, config)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""
-        return build_api(self._service, self._batcher, self._timeout_s)
+        return self._api
 
 
 def replica_resources(run: Path, config: ServeConfig) -> dict[str, Any]:

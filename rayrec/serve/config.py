@@ -18,6 +18,8 @@ class ServeConfig(Config):
     port: int = Field(8000, ge=1, le=65_535)
     num_replicas: int = Field(1, ge=1)
     """Processes that answer, each with the whole model."""
+    single_process: bool = False
+    """Answer in the process that starts the service, without Ray."""
     threads: int = Field(1, ge=1)
     """Threads of each replica's model, and the CPUs Ray reserves for it; more help large models only."""
     max_k: int = Field(1000, ge=1)

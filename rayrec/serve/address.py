@@ -1,0 +1,64 @@
+"""Where a service listens: whether it can, its URL, and when it answers there."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+import time
+import urllib.request
+
+from rayrec.platform.errors import InputError
+
+READY_TIMEOUT_S = 60.0
+"""Between a model being loaded and answers at its address; usually a fraction of a second."""
+
+
+def check_port(host: str, port: int) -> None:
+    """
+    Raises:
+        InputError: something listens there already, or this machine has no such address.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # As servers do: connections of an earlier service may still be closing.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise InputError(f"port {port} on {host} is in use; choose another with --port") from error
+        raise InputError(
+            f"cannot listen on port {port} of {host}: {error.strerror}; choose others with --host and --port"
+        ) from error
+
+
+def url_of(host: str, port: int) -> str:
+    """Where this machine reaches the service."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:  # a name
+        return f"http://{host}:{port}"
+    if address.is_unspecified:
+        address = ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
+    return f"http://[{address}]:{port}" if address.version == 6 else f"http://{address}:{port}"
+
+
+def wait_until_ready(url: str) -> None:
+    """
+    Raises:
+        RuntimeError: it does not answer within `READY_TIMEOUT_S`.
+    """
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    # Never through a proxy of the environment: the service is on this machine.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    while True:
+        try:
+            with opener.open(f"{url}/health/ready", timeout=READY_TIMEOUT_S):
+                return
+        except OSError as error:  # other statuses than 200 among them
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"the service at {url} is not ready after {READY_TIMEOUT_S:g} s: {error}"
+                ) from error
+        time.sleep(0.05)

@@ -1,0 +1,46 @@
+"""From a run and settings to the application that answers for it, whatever process holds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from fastapi import FastAPI
+
+from rayrec.pipelines.ranking_stage import RankingStage
+from rayrec.pipelines.recommender import Recommender
+from rayrec.serve.api import build_api
+from rayrec.serve.batching import Batcher
+from rayrec.serve.config import ServeConfig
+from rayrec.serve.service import RecommendationService
+
+
+def load_api(run: str | Path, config: ServeConfig) -> FastAPI:
+    """The application, warmed up; the time that batches take has been measured, which takes a moment.
+
+    Sets the number of threads that PyTorch has in this process.
+
+    Raises:
+        InputError: the run, or that of the ranking stage, cannot be loaded.
+    """
+    torch.set_num_threads(config.threads)
+    service = load_service(run, config, config.device)
+    service.warm_up()
+    costs = service.measured_costs(config.max_batch, config.timeout_s / 2)
+    batcher = Batcher(service.recommend_all, costs, config.max_waiting)
+    return build_api(service, batcher, config.timeout_s)
+
+
+def load_service(run: str | Path, config: ServeConfig, device: str | None) -> RecommendationService:
+    """
+    Args:
+        device: to compute on; None takes that of the run.
+
+    Raises:
+        InputError: the run, or that of the ranking stage, cannot be loaded.
+    """
+    recommender = Recommender.load(run, config.snapshot, device, config.data)
+    stage = None
+    if config.ranking is not None:
+        stage = RankingStage.load(recommender, config.ranking, device)
+    return RecommendationService(recommender, config.max_k, stage)

@@ -1,0 +1,99 @@
+"""The service as replicas of Ray Serve, which share the load and are started again when they die.
+
+check run, port ─► ray_cluster ─► Ray Serve: proxy, replicas ─► ready ─► URL
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+from ray import serve
+from ray.serve.config import ProxyLocation
+
+from rayrec.platform.cluster import check_accelerators, ray_cluster
+from rayrec.platform.devices import HOST
+from rayrec.platform.errors import InputError
+from rayrec.serve.address import READY_TIMEOUT_S, check_port, url_of, wait_until_ready
+from rayrec.serve.application import DEPLOYMENT, QUIET, build_application, replica_resources
+from rayrec.serve.config import ServeConfig
+from rayrec.serve.loading import load_service
+
+APPLICATION = "rayrec"
+
+
+@contextmanager
+def serving_on_ray(run: str | Path, config: ServeConfig) -> Iterator[str]:
+    """The service runs inside the block; the value is its base URL, such as `http://127.0.0.1:8000`.
+
+    Raises:
+        InputError: the run cannot be loaded, the port is taken, or the cluster has no room or runs
+            Ray Serve already; nothing was started.
+        RuntimeError: a replica could not be started.
+    """
+    run = Path(run)
+    _check_run(run, config)
+    check_port(config.host, config.port)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it reports every step of its own
+    # Read by the processes of a cluster that starts here. Ray gives its workers a low priority: on a busy
+    # machine a proxy may need longer than the default of 5 s, and would be started again and again.
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", f"{READY_TIMEOUT_S:g}")
+    with ray_cluster(config.cluster, config.num_replicas * config.threads):
+        _refuse_second_serve()
+        check_accelerators(
+            replica_resources(run, config),
+            config.num_replicas,
+            "replicas",
+            "choose another device with --device, or fewer --replicas",
+        )
+        try:
+            yield _start(run, config)
+        finally:
+            # Serve's controller ends before it answers the call that ends it, as it should, and Ray
+            # reports that as a failed task on this process's standard output.
+            with redirect_stdout(io.StringIO()):
+                serve.shutdown()
+
+
+def _start(run: Path, config: ServeConfig) -> str:
+    serve.start(
+        proxy_location=ProxyLocation.HeadOnly,
+        http_options={"host": config.host, "port": config.port},
+        logging_config=QUIET,
+    )
+    try:
+        serve.run(build_application(run, config), name=APPLICATION, route_prefix="/")
+    except RuntimeError as error:
+        raise RuntimeError(_why_not_running()) from error
+    url = url_of(config.host, config.port)
+    wait_until_ready(url)  # the proxy hears of an application a moment after its replicas are up
+    return url
+
+
+def _why_not_running() -> str:
+    """The reason that `serve.run` leaves out of its error: the last line of a replica's traceback."""
+    found = serve.status().applications.get(APPLICATION)
+    deployed = None if found is None else found.deployments.get(DEPLOYMENT)
+    lines = deployed.message.strip().splitlines() if deployed is not None else []
+    return f"the service could not be started: {lines[-1].strip() if lines else 'Ray Serve gives no reason'}"
+
+
+def _check_run(run: Path, config: ServeConfig) -> None:
+    """Load the model as a replica will, so that one that cannot be loaded is refused in its own words."""
+    # On the CPU, which is always here; this machine may lack the device of the replicas.
+    load_service(run, config, HOST.kind)
+
+
+def _refuse_second_serve() -> None:
+    """Its address cannot be changed while it runs, and stopping ours would stop it."""
+    status = serve.status()
+    if status.proxies or status.applications:
+        names = ", ".join(status.applications) or "none"
+        raise InputError(
+            f"the Ray cluster runs Ray Serve already (applications: {names}); "
+            "stop it with 'serve shutdown', or use another cluster"
+        )

@@ -1,0 +1,56 @@
+"""The service in this process, without Ray: for small installations, and for the least time per request.
+
+One process answers, with one model; nothing starts it again when it dies.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from rayrec.platform.errors import InputError
+from rayrec.serve.address import check_port, url_of, wait_until_ready
+from rayrec.serve.config import ServeConfig
+from rayrec.serve.loading import load_api
+
+STOP_TIMEOUT_S = 5
+"""In which requests in hand are answered when the service stops."""
+
+
+@contextmanager
+def serving_here(run: str | Path, config: ServeConfig) -> Iterator[str]:
+    """The service runs inside the block; the value is its base URL, such as `http://127.0.0.1:8000`.
+
+    Raises:
+        InputError: the run cannot be loaded, the port is taken, or several replicas are asked for.
+        RuntimeError: the service does not answer.
+    """
+    if config.num_replicas > 1:
+        raise InputError(
+            f"{config.num_replicas} replicas are several processes; leave out --single-process, or --replicas"
+        )
+    check_port(config.host, config.port)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            load_api(run, config),
+            host=config.host,
+            port=config.port,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=STOP_TIMEOUT_S,
+        )
+    )
+    # Of a thread: signals are the caller's, on the main one.
+    thread = threading.Thread(target=server.run, name="http", daemon=True)
+    thread.start()
+    try:
+        url = url_of(config.host, config.port)
+        wait_until_ready(url)
+        yield url
+    finally:
+        server.should_exit = True
+        thread.join()
