@@ -30,7 +30,7 @@ class PeerProcess:
 
     def __init__(
         self,
-        make_windows: Callable[..., Callable[[Any], float]],
+        make_windows: Callable[..., Callable[[Any], Any]],
         args: tuple[Any, ...],
         environment: Mapping[str, str] | None = None,
         settle_s: float = 0.0,
@@ -51,10 +51,14 @@ class PeerProcess:
 
     def rate(self, num_steps: int | None = None) -> float:
         """Over the next window."""
-        time.sleep(self._settle_s)
-        self._connection.send(num_steps)
-        rate: float = self._connection.recv()
+        rate: float = self.measure(num_steps)
         return rate
+
+    def measure(self, window: Any) -> Any:
+        """What the process's function gives for the next window, where that is more than a rate."""
+        time.sleep(self._settle_s)
+        self._connection.send(window)
+        return self._connection.recv()
 
     def stop(self) -> None:
         self._process.terminate()
@@ -74,7 +78,7 @@ def steps_per_second(losses: Iterator[Any]) -> Callable[[int], float]:
 
 
 def _serve(
-    connection: Connection, make_windows: Callable[..., Callable[[Any], float]], args: tuple[Any, ...]
+    connection: Connection, make_windows: Callable[..., Callable[[Any], Any]], args: tuple[Any, ...]
 ) -> None:
     measure = make_windows(*args)
     while True:

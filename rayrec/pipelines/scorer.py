@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
 from rayrec.samples.batches import RowBatch
 from rayrec.samples.impressions.features import ImpressionFeatures
+from rayrec.samples.impressions.keyed_columns import KeyedColumns
 
 
 class Scorer:
@@ -32,6 +33,7 @@ class Scorer:
         self.run = run
         self.committed_step = snapshot.committed_step
         self.task, self.features = task, features
+        self._keyed = KeyedColumns(task.dataset)
         program = task.program(assembly.dense_optimizer()).build(
             Placement(get_device(config.device).torch, config.seed)
         )
@@ -71,16 +73,29 @@ class Scorer:
         found = self._client.read({name: lookup.ids_M for name, lookup in batch.lookups.items()})
         return self._program.predict(batch, found)
 
-    def score_rows(self, rows: Sequence[dict[str, Any]]) -> np.ndarray:
-        """The same of rows by field name; fields that are missing are null.
+    def score_rows(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        """The same of rows by field name, with keys as the source of the impressions writes them; a field
+        that is left out is null. Of a run that trains on raw rows (`data.samples`), fields are as in those.
 
         Raises:
-            InputError: a field is of the wrong type.
+            InputError: a field is unknown or of the wrong type.
         """
         schema = self.features.scored_columns
+        for place, row in enumerate(rows):
+            if unknown := set(row) - set(schema.names):
+                raise InputError(
+                    f"row {place}: there is no field {min(unknown, key=str)!r}; known are "
+                    f"{', '.join(schema.names)}"
+                )
+        columns = [self._column(field, [row.get(field.name) for row in rows]) for field in schema]
+        return self.score(RowBatch(np.arange(len(rows)), pa.record_batch(columns, schema=schema)))
+
+    def _column(self, field: pa.Field, values: list[Any]) -> pa.Array:
+        is_keyed = self.task.config.data.samples is None and field.name in self._keyed.names
         try:
-            table = pa.Table.from_pylist(list(rows), schema)
-        except (pa.ArrowException, TypeError) as error:
-            raise InputError(f"a row to be scored does not fit {', '.join(schema.names)}: {error}") from error
-        (batch,) = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema)]
-        return self.score(RowBatch(np.arange(len(rows)), batch))
+            if is_keyed:
+                found = self._keyed.column(field.name, pa.array(values), lambda row: f"row {row}")
+                return found.cast(field.type)
+            return pa.array(values, field.type)
+        except (pa.ArrowException, TypeError, OverflowError) as error:
+            raise InputError(f"{field.name}: the values of the rows do not fit: {error}") from error

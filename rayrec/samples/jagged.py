@@ -35,13 +35,28 @@ def take_rows(
 
 
 def list_values(column: pa.ChunkedArray) -> tuple[Int64Array, Int64Array]:
-    """An Arrow column of integer lists as (values_N, offsets_R1)."""
+    """An Arrow column of integer lists, without nulls in them, as (values_N, offsets_R1)."""
     chunks = column.chunks
+    if any(chunk.flatten().null_count for chunk in chunks):
+        # NumPy would make floats of all values, which round large ids.
+        raise ValueError("a list has a null in it")
     lengths_R = np.concatenate(
         [chunk.value_lengths().to_numpy(zero_copy_only=False) for chunk in chunks] or [[]]
     )
     values_N = np.concatenate([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks] or [[]])
     return values_N.astype(np.int64, copy=False), offsets_from_lengths(lengths_R.astype(np.int64))
+
+
+def without_nulls(lists: pa.ListArray) -> pa.ListArray:
+    """The same lists, in each of which nulls are left out; a list that is null is empty."""
+    values = lists.flatten()
+    if not lists.null_count and not values.null_count:
+        return lists
+    lengths_R = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    rows_N = np.repeat(np.arange(len(lengths_R)), lengths_R)
+    kept_N = values.is_valid().to_numpy(zero_copy_only=False)
+    offsets_R1 = offsets_from_lengths(np.bincount(rows_N[kept_N], minlength=len(lengths_R)))
+    return pa.ListArray.from_arrays(pa.array(offsets_R1, pa.int32()), values.drop_null())
 
 
 def list_rows(values: pa.Array, starts_R: Int64Array, lengths_R: Int64Array) -> pa.ListArray:

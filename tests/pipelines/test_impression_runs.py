@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from rayrec.models.program import Placement
@@ -15,12 +18,14 @@ from rayrec.pipelines.evaluate import evaluate
 from rayrec.pipelines.memory_plan import plan_memory
 from rayrec.pipelines.recommender import Recommender
 from rayrec.pipelines.scorer import Scorer
+from rayrec.pipelines.tasks.impressions import LabelledRows, Scored
 from rayrec.pipelines.train import train
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
+from rayrec.samples.batches import RowBatch
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.reader import SampleReader
-from tests.impressions import ctr_config, impression_dataset
+from tests.impressions import NUM_ROWS, ctr_config, impression_dataset
 from tests.runs import make_run, trained
 
 
@@ -76,15 +81,23 @@ def test_a_trained_model_knows_who_clicks_what(run: Path):
     }
 
 
-def test_rows_by_name_are_scored_as_those_of_the_data_set(run: Path, dataset: ImpressionDataset):
+def test_rows_as_the_source_has_them_are_scored_as_those_of_the_data_set(
+    run: Path, dataset: ImpressionDataset
+):
     scorer = Scorer.load(run)
     columns = scorer.features.scored_columns.names
-    rows = dataset.split_table("test", columns).to_pylist()
+    prepared = dataset.split_table("test", columns)
+    prepared = prepared.filter(pc.is_valid(prepared["price"])).combine_chunks()
+    places = (prepared["price"].to_numpy() * NUM_ROWS).round().astype(int)  # which is what prices say
+    source = pq.read_table(dataset.root.parent / "source.parquet", columns=columns)
+    rows = source.take(places).to_pylist()
 
     scores_BT = scorer.score_rows(rows)
 
     assert scorer.labels == ("click", "like")
-    assert scores_BT.shape == (len(rows), 2)
+    (batch,) = prepared.to_batches()
+    np.testing.assert_array_equal(scores_BT, scorer.score(RowBatch(np.arange(len(rows)), batch)))
+    assert len(np.unique(scores_BT)) > len(rows), "rows are told apart"
     again_BT = np.concatenate([scorer.score_rows([row]) for row in rows])
     np.testing.assert_allclose(again_BT, scores_BT, atol=1e-6)
     without = [{name: value for name, value in row.items() if name != "history"} for row in rows]
@@ -92,9 +105,44 @@ def test_rows_by_name_are_scored_as_those_of_the_data_set(run: Path, dataset: Im
     np.testing.assert_array_equal(scorer.score_rows(without), scorer.score_rows(empty))
 
 
-def test_a_row_that_does_not_fit_is_refused(run: Path):
-    with pytest.raises(InputError, match="a row to be scored does not fit price, user, item, history"):
-        Scorer.load(run).score_rows([{"user": "somebody"}])
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"usr": 5}, "row 0: there is no field 'usr'; known are price, user, item, history"),
+        ({"user": 1.5}, "column user has the type double; expected texts, integers or booleans"),
+        ({"user": 2**64}, "user: the values of the rows do not fit"),
+        ({"user": [1]}, "column user has the type list"),
+        ({"price": "dear"}, "row 0: price is 'dear'; expected a number or nothing"),
+        ({"price": 1e60}, r"row 0: price is 1e\+60; expected a finite number"),
+        ({"history": 5}, "column history has the type int64; expected lists"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_refused(run: Path, row: dict[str, Any], message: str):
+    with pytest.raises(InputError, match=message):
+        Scorer.load(run).score_rows([row])
+
+
+def test_a_key_is_the_same_as_a_number_and_as_a_text(run: Path):
+    scorer = Scorer.load(run)
+
+    texts = scorer.score_rows([{"user": "3", "item": "4", "history": ["1", "2"]}])
+
+    np.testing.assert_array_equal(scorer.score_rows([{"user": 3, "item": 4, "history": [1, 2]}]), texts)
+    assert (scorer.score_rows([{"user": 3, "item": 5, "history": [1, 2]}]) != texts).any()
+
+
+def test_impressions_of_nobody_known_are_in_no_order(dataset: ImpressionDataset):
+    """Together they would be one user, whose impressions outweigh all others."""
+    scored = Scored(("click",))
+    labels_BT = np.array([[1], [0], [1], [0]], np.float32)
+    groups = pa.chunked_array([pa.array([7, 7, None, None])])
+    scored.add(LabelledRows(0, RowBatch(np.arange(4), pa.record_batch({})), labels_BT, groups), SCORES_BT)
+
+    assert scored.figures()["gauc"].value == 1.0
+
+
+SCORES_BT = np.array([[0.9], [0.1], [0.2], [0.8]], np.float32)
+"""Right of the user 7, wrong of nobody."""
 
 
 def test_each_kind_of_run_is_refused_where_the_other_is_meant(run: Path, tmp_path: Path):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import torch
 from ray.actor import ActorHandle
 from torch import nn
@@ -27,7 +28,7 @@ from rayrec.pipelines.validation import answers
 from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import FEATURE_TABLE, ImpressionSchema
-from rayrec.samples.batches import RowBatch
+from rayrec.samples.batches import Int64Array, RowBatch
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.features import ImpressionFeatures
 from rayrec.samples.keys import row_keys
@@ -45,8 +46,8 @@ class LabelledRows(NamedTuple):
     rows: RowBatch
     labels_BT: np.ndarray
     """0, 1, or NaN where it is not known."""
-    groups_B: np.ndarray | None
-    """Whose they are, where the data says it."""
+    groups: pa.ChunkedArray | None
+    """Whose they are, where the data says it; null of nobody known."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def labelled_rows(
             step,
             RowBatch(row_keys(np.full(len(part), file_number), places_B), rows),
             np.stack(labels, axis=1),
-            None if schema.group is None else part[schema.group].fill_null(-1).to_numpy(),
+            None if schema.group is None else part[schema.group],
         )
 
 
@@ -191,12 +192,21 @@ class Scored:
         """The figures of each label by name."""
         predicted_UT = np.concatenate(self._predicted)
         labels_UT = np.concatenate([rows.labels_BT for rows in self._rows])
-        groups = [rows.groups_B for rows in self._rows if rows.groups_B is not None]
-        groups_U = np.concatenate(groups) if groups else None
+        groups = [chunk for rows in self._rows if rows.groups is not None for chunk in rows.groups.chunks]
+        groups_U = _group_numbers(pa.chunked_array(groups)) if groups else None
         return {
             label: summarise(labels_UT[:, place], predicted_UT[:, place], groups_U)
             for place, label in enumerate(self._labels)
         }
+
+
+def _group_numbers(groups: pa.ChunkedArray) -> Int64Array:
+    """[U] of each impression; one of nobody known is a group of its own, with nothing to put in order."""
+    codes = groups.combine_chunks().dictionary_encode().indices
+    numbers_U: Int64Array = codes.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False).copy()
+    nobody_U = numbers_U < 0
+    numbers_U[nobody_U] = len(numbers_U) + np.flatnonzero(nobody_U)
+    return numbers_U
 
 
 def _named(figure: str, label: str, labels: tuple[str, ...]) -> str:

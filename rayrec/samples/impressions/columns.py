@@ -14,6 +14,7 @@ import pyarrow.types as pt
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.impressions.ids import key_texts
+from rayrec.samples.jagged import offsets_from_lengths, without_nulls
 from rayrec.samples.operations.columns import is_list, is_text
 
 Where = Callable[[int], str]
@@ -21,17 +22,18 @@ Where = Callable[[int], str]
 
 
 def label_column(column: pa.Array, name: str, where: Where) -> pa.Int8Array:
-    """0, 1, or null where it is not known.
+    """0, 1, or null where it is not known; NaN says that, too.
 
     Raises:
         InputError: another value.
     """
     numbers = _as_numbers(column, name, where, "0, 1 or nothing")
-    values_R = numbers.fill_null(0).to_numpy(zero_copy_only=False)
-    wrong_R = (values_R != 0) & (values_R != 1)
+    values_R = numbers.to_numpy(zero_copy_only=False)  # null is NaN
+    unknown_R = np.isnan(values_R)
+    wrong_R = (values_R != 0) & (values_R != 1) & ~unknown_R
     if wrong_R.any():
         raise _refusal(column, name, int(np.argmax(wrong_R)), where, "0, 1 or nothing")
-    return numbers.cast(pa.int8())
+    return pa.array(np.where(unknown_R, 0, values_R).astype(np.int8), mask=unknown_R)
 
 
 def number_column(column: pa.Array, name: str, where: Where) -> pa.FloatArray:
@@ -80,17 +82,11 @@ def key_lists(column: pa.Array, name: str, where: Where, separator: str) -> pa.L
             f"{where(0)}: column {name} has the type {column.type}; expected lists, or texts with elements "
             f"separated by {separator!r}"
         )
-    column = column.cast(pa.list_(column.type.value_type))
-    lengths_R = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    column = without_nulls(column.cast(pa.list_(column.type.value_type)))
+    # Empty texts are missing, too, which only shows once the elements are keys.
     keys = key_column(column.flatten(), name, where)
-    if keys.null_count:
-        rows_N = np.repeat(np.arange(len(lengths_R)), lengths_R)
-        kept_N = keys.is_valid().to_numpy(zero_copy_only=False)
-        lengths_R = np.bincount(rows_N[kept_N], minlength=len(lengths_R))
-        keys = keys.drop_null()
-    offsets = np.zeros(len(lengths_R) + 1, dtype=np.int32)
-    np.cumsum(lengths_R, out=offsets[1:])
-    return pa.ListArray.from_arrays(pa.array(offsets), keys)
+    offsets_R1 = offsets_from_lengths(column.value_lengths().to_numpy(zero_copy_only=False))
+    return without_nulls(pa.ListArray.from_arrays(pa.array(offsets_R1, pa.int32()), keys))
 
 
 def _as_numbers(column: pa.Array, name: str, where: Where, expected: str) -> pa.DoubleArray:

@@ -16,7 +16,7 @@ from rayrec.platform.impression_schema import FEATURE_TABLE, ImpressionSchema
 from rayrec.samples.batches import Int64Array, RowBatch, TableLookup
 from rayrec.samples.impressions.batches import ImpressionBatch
 from rayrec.samples.impressions.ids import null_id
-from rayrec.samples.jagged import list_values
+from rayrec.samples.jagged import list_values, without_nulls
 from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.operations.program import FeatureProgram
 
@@ -114,7 +114,8 @@ class ImpressionFeatures:
     def _numbers(self, made: pa.RecordBatch, rows: RowBatch) -> NDArray[np.float32]:
         numbers_BF = np.zeros((rows.num_rows, len(self.schema.numbers)), dtype=np.float32)
         for place, column in enumerate(self.schema.numbers):
-            values = pc.fill_null(made[column].cast(pa.float32()), 0.0)
+            # Not safe: large whole numbers are rounded.
+            values = pc.fill_null(made[column].cast(pa.float32(), safe=False), 0.0)
             numbers_BF[:, place] = values.to_numpy(zero_copy_only=False)
         if not np.isfinite(numbers_BF).all():
             row, place = np.argwhere(~np.isfinite(numbers_BF))[0]
@@ -136,7 +137,7 @@ class ImpressionFeatures:
     def _labels(self, made: pa.RecordBatch, rows: RowBatch) -> NDArray[np.float32]:
         labels_BT = np.empty((rows.num_rows, len(self.schema.labels)), dtype=np.float32)
         for place, column in enumerate(self.schema.labels):
-            values = made[column].cast(pa.float32())
+            values = made[column].cast(pa.float32(), safe=False)
             labels_BT[:, place] = values.to_numpy(zero_copy_only=False)  # null is NaN
         if not (wrong := ~((labels_BT == 0) | (labels_BT == 1) | np.isnan(labels_BT))).any():
             return labels_BT
@@ -148,7 +149,7 @@ class ImpressionFeatures:
 
 
 def _column(made: pa.RecordBatch, column: str) -> pa.ChunkedArray:
-    return pa.chunked_array([pc.fill_null(made[column], [])])
+    return pa.chunked_array([without_nulls(pc.fill_null(made[column], []))])
 
 
 def _elements(rows: slice, offsets_B1: Int64Array) -> slice:

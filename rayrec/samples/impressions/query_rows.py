@@ -12,21 +12,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rayrec.platform.errors import InputError
-from rayrec.platform.impression_schema import ImpressionSchema
 from rayrec.samples.batches import Int64Array, RowBatch
 from rayrec.samples.dataset import Dataset
-from rayrec.samples.impressions.columns import key_column, key_lists, number_column
 from rayrec.samples.impressions.dataset import ImpressionDataset
-from rayrec.samples.impressions.ids import ids_of, rare_id
+from rayrec.samples.impressions.ids import ids_of
+from rayrec.samples.impressions.keyed_columns import KeyedColumns, distinct_ids
 from rayrec.samples.impressions.layouts import query_columns_of
 from rayrec.samples.impressions.layouts.histories import histories_now
 from rayrec.samples.jagged import list_rows
-
-_SEPARATOR = "|"
-"""Between the elements of a list that the tables of a data set have as a text."""
 
 
 class QueryRows:
@@ -50,23 +45,25 @@ class QueryRows:
                 "origins (--origin COLUMN=ORIGIN)"
             )
         self._made, self._wanted = made, tuple(wanted)
-        self._to_ids = _ToIds(schema, _trained_ids(impressions))
+        self._keyed = KeyedColumns(impressions)
         users, items = dataset.users, dataset.item_table
         user_keys, item_keys = _whole(users["user_key"]), _whole(items["item_key"])
         of_users = dict.fromkeys(made.user, user_keys) | made.of_users(users)
         of_items = dict.fromkeys(made.item, item_keys) | made.of_items(items)
         nobody = pa.array([*range(len(users)), None], pa.int64())
         self._of_users = {
-            name: self._to_ids.column(name, column).take(nobody)
+            name: self._keyed.column(name, column, _of_data_set).take(nobody)
             for name, column in of_users.items()
             if name in wanted
         }
         """[U + 1] the last for those who are no user of the data set."""
         self._of_items = {
-            name: self._to_ids.column(name, column) for name, column in of_items.items() if name in wanted
+            name: self._keyed.column(name, column, _of_data_set)
+            for name, column in of_items.items()
+            if name in wanted
         }
         self._history_ids = {
-            name: self._to_ids.ids(schema.lists[name], item_keys) for name in made.history if name in wanted
+            name: self._keyed.ids(schema.lists[name], item_keys) for name in made.history if name in wanted
         }
         """[I] ids of the items in a column of lists."""
         empty = histories_now(made.rule, pa.array([], pa.int64()), np.zeros(1, dtype=np.int64))
@@ -117,7 +114,7 @@ class QueryRows:
         of_times = self._made.of_times(pa.array(times_B * 1_000_000).cast(pa.timestamp("us")))
         for name in (*self._of_pasts, *self._of_times):
             made = (of_pasts | of_times)[name]
-            columns[name] = self._to_ids.column(name, made).take(queries)
+            columns[name] = self._keyed.column(name, made, _of_data_set).take(queries)
         rows = pa.record_batch({name: columns[name] for name in self._wanted})
         return RowBatch(np.arange(len(items_R)), rows)
 
@@ -148,72 +145,19 @@ class QueryRows:
         if column is None:
             return
         space = impressions.schema.ids[column]
-        if not np.isin(ids_of(space, item_keys).to_numpy(), _ids_in(impressions, [column])).any():
+        if not np.isin(ids_of(space, item_keys).to_numpy(), distinct_ids(impressions, [column])).any():
             raise InputError(
                 f"{impressions.root}: its training rows have no item of {dataset.root}; prepare both of one "
                 "source"
             )
 
 
-class _ToIds:
-    """Keys to what files of impressions have in their place."""
-
-    def __init__(self, schema: ImpressionSchema, trained: Mapping[str, Int64Array]) -> None:
-        """
-        Args:
-            trained: by space, ids that are no rare ones; without a space all are.
-        """
-        self._schema, self._trained = schema, trained
-
-    def column(self, name: str, values: pa.Array) -> pa.Array:
-        """A column as a layout makes it, checked and hashed as `rayrec impressions` does it."""
-        schema = self._schema
-
-        def where(row: int) -> str:
-            return f"row {row} of the recommender's data set"
-
-        if name in schema.numbers:
-            return number_column(values, name, where)
-        if name in schema.ids:
-            return self.ids(schema.ids[name], key_column(values, name, where))
-        lists = key_lists(values, name, where, _SEPARATOR)
-        return pa.ListArray.from_arrays(lists.offsets, self.ids(schema.lists[name], lists.values))
-
-    def ids(self, space: str, keys: pa.Array) -> pa.Int64Array:
-        ids = ids_of(space, keys)
-        if space not in self._trained:
-            return ids
-        missing_R = ids.is_null().to_numpy(zero_copy_only=False)
-        ids_R = ids.fill_null(0).to_numpy()
-        frequent_R = np.isin(ids_R, self._trained[space])
-        return pa.array(np.where(frequent_R, ids_R, rare_id(space)), mask=missing_R)
-
-
-def _trained_ids(impressions: ImpressionDataset) -> dict[str, Int64Array]:
-    """By space, the ids of training rows, where others were replaced by that of the rare ones."""
-    if impressions.manifest.min_count == 1:
-        return {}
-    schema = impressions.schema
-    spaces: dict[str, list[str]] = {}
-    for column, space in [*schema.ids.items(), *schema.lists.items()]:
-        spaces.setdefault(space, []).append(column)
-    return {space: _ids_in(impressions, columns) for space, columns in spaces.items()}
-
-
-def _ids_in(impressions: ImpressionDataset, columns: Sequence[str]) -> Int64Array:
-    """Distinct ids of these columns of training rows."""
-    found = [np.zeros(0, dtype=np.int64)]
-    for name in impressions.train_files:
-        table = pq.read_table(impressions.root / name, columns=list(columns))
-        for column in columns:
-            values = _whole(table[column])
-            flat = values.flatten() if pa.types.is_list(values.type) else values
-            found.append(flat.drop_null().unique().to_numpy())
-    return np.unique(np.concatenate(found))
-
-
 def _whole(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _of_data_set(row: int) -> str:
+    return f"row {row} of the recommender's data set"
 
 
 def _names(columns: Sequence[str]) -> str:

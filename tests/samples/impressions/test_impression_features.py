@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -110,3 +111,35 @@ def test_a_label_that_is_neither_0_nor_1_is_refused_with_its_place():
 def test_a_number_that_is_not_finite_is_refused_by_column(value):
     with pytest.raises(InputError, match=r"column 'price' is (nan|inf) in one of the rows"):
         features().training(0, rows(price=[1.0, value, 2.0]))
+
+
+def integers(column: str, values: list[int]) -> tuple[ImpressionFeatures, RowBatch]:
+    """Features of rows, of which a column has other types than a prepared data set's."""
+    given = rows()
+    place = given.rows.schema.get_field_index(column)
+    batch = given.rows.set_column(place, column, pa.array(values, pa.int64()))
+    return ImpressionFeatures(SCHEMA, FeatureProgram.compile((), batch.schema)), replace(given, rows=batch)
+
+
+@pytest.mark.parametrize("value", [1_700_000_001, 2**60 + 1])
+def test_whole_numbers_that_float32_has_not_are_rounded(value):
+    of_integers, given = integers("price", [value, 0, 1])
+
+    (batch,) = of_integers.training(0, given)
+
+    assert batch.numbers_BF[0, 0] == np.float32(value)
+
+
+def test_a_label_far_from_0_and_1_is_refused():
+    of_integers, given = integers("like", [0, 2**40 + 1, 0])
+
+    with pytest.raises(InputError, match=r"label 'like' is 1\.09951e\+12"):
+        of_integers.training(0, given)
+
+
+def test_what_is_missing_in_a_list_is_left_out_and_other_ids_stay_as_they_are():
+    large = 2**62 + 1
+    (batch,) = features().training(0, rows(seen=[[large, None], None, [None, large + 1, large]]))
+
+    assert batch.list_offsets_B1["seen"].tolist() == [0, 1, 1, 3]
+    assert ids_of(batch)[-3:].tolist() == [large, large + 1, large]

@@ -1,0 +1,238 @@
+"""Serving over HTTP: requests that are merged while the model is busy, against other ways to serve it.
+
+The model is the generative one of `configs/beauty-lazy.yaml` with 20 beams, trained for a moment; every
+request names another user and asks for 10 items; 32 connections with one request each at a time, and the load
+generator on the same machine. All services lie behind one proxy of Ray Serve with its default settings, with
+one replica each; while one is measured, the others are idle. Bars, ratios in one run:
+
+* `serve-batch`: requests per second, against the same service that computes one request at a time.
+* `serve-batch-p99`: the 99th percentile of one at a time over ours, of the same windows.
+* `serve-serve-batch`: requests per second, against the model behind `@serve.batch`, with the best of
+  several batch sizes and times to wait.
+* `serve-overhead`: 2 ms over what an answer over HTTP takes longer than a call of the model's service in a
+  process that does nothing else, medians at one connection, where the service is one process without Ray.
+
+`RAYREC_BENCH_STEPS` is the number of requests in a window, over 16; at one connection, over 4.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from ray import serve
+from ray.serve.config import ProxyLocation
+
+from benchmarks import serve_peers
+from benchmarks.data_sets import beauty_sized
+from benchmarks.harness import Bar, BenchOptions, interleaved
+from benchmarks.http_load import Window, windows
+from benchmarks.peer_process import SETTLE_S, PeerProcess
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.train import train
+from rayrec.platform.checkout import CHECKOUT
+from rayrec.platform.cluster import ClusterConfig, ray_cluster
+from rayrec.platform.console import log
+from rayrec.samples.dataset import Dataset
+from rayrec.serve.address import url_of, wait_until_ready
+from rayrec.serve.application import QUIET, build_application
+from rayrec.serve.config import ServeConfig
+from rayrec.serve.loading import load_service
+from rayrec.serve.schemas import RecommendRequest
+from rayrec.serve.single_process import serving_here
+
+BEAMS, K, CONNECTIONS, THREADS = 20, 10, 32, 1
+REQUESTS_PER_STEP, CALLS_PER_STEP = 16, 4
+"""In a window under load, and at one connection."""
+OVERHEAD_S = 2e-3
+SETTINGS = tuple((size, wait_s) for size in (8, 16, 32) for wait_s in (0.0, 0.005, 0.02))
+"""Of `@serve.batch`: batch sizes, and seconds that a batch waits to become full."""
+OURS, SINGLE, SERVE_BATCH = "ours", "one at a time", "@serve.batch"
+ROUTES = {OURS: "/ours", SINGLE: "/single", SERVE_BATCH: "/serve-batch"}
+
+
+def bench(options: BenchOptions) -> list[Bar]:
+    with (
+        beauty_sized(options.data) as data,
+        tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder,
+    ):
+        run = _trained(data, Path(folder) / "run")
+        bodies = _bodies(data)
+        load: PeerProcess = PeerProcess(windows, (bodies,), settle_s=SETTLE_S)
+        try:
+            with _services(run) as urls:
+                bars = _throughput(urls, load, options)
+            return [*bars, _overhead(run, bodies, load, options)]
+        finally:
+            load.stop()
+
+
+def _trained(data: Path, run: Path) -> Path:
+    config = RunConfig.load(
+        CHECKOUT / "configs" / "beauty-lazy.yaml",
+        [
+            f"data.path={data}",
+            f"model.beam_width={BEAMS}",
+            "training.epochs=1",
+            "evaluation.max_users=500",
+            "cluster.dashboard=false",
+        ],
+    )
+    log.print("serve: training a model")
+    train(config, run)
+    return run
+
+
+def _bodies(data: Path) -> list[dict[str, object]]:
+    """A request for each user, in an order drawn at random."""
+    keys = Dataset.open(data).users["user_key"].to_pylist()
+    np.random.default_rng(0).shuffle(keys)
+    return [{"user_id": key, "k": K} for key in keys]
+
+
+@contextmanager
+def _services(run: Path) -> Iterator[dict[str, str]]:
+    """URLs to ask, by service."""
+    port = free_port()
+    config = ServeConfig(threads=THREADS, max_waiting=4 * CONNECTIONS, timeout_s=60)
+    applications = {
+        OURS: build_application(run, config),
+        SINGLE: build_application(run, config.model_copy(update={"max_batch": 1})),
+        SERVE_BATCH: serve_peers.application(run, config),
+    }
+    # Each replica reserves a processor, though only one of them is busy at a time.
+    with ray_cluster(ClusterConfig(dashboard=False), 1 + THREADS * len(applications)):
+        serve.start(
+            proxy_location=ProxyLocation.HeadOnly,
+            http_options={"host": "127.0.0.1", "port": port},
+            logging_config=QUIET,
+        )
+        try:
+            for name, application in applications.items():
+                serve.run(application, name=name, route_prefix=ROUTES[name])
+            url = url_of("127.0.0.1", port)
+            wait_until_ready(url + ROUTES[OURS])
+            yield {name: url + route for name, route in ROUTES.items()}
+        finally:
+            serve.shutdown()
+
+
+def _throughput(urls: dict[str, str], load: PeerProcess, options: BenchOptions) -> list[Bar]:
+    num_requests = options.steps * REQUESTS_PER_STEP
+
+    def window(name: str) -> Window:
+        return load.measure((f"{urls[name]}/v1/recommend", CONNECTIONS, num_requests))
+
+    for name in ROUTES:
+        window(name)  # thrown away
+    pairs = [(window(OURS), window(SINGLE)) for _ in range(options.pairs)]
+    for ours, single in pairs:
+        _show(ours, SINGLE, single)
+    best = _best_settings(urls[SERVE_BATCH], lambda: window(SERVE_BATCH).rate)
+    _set(urls[SERVE_BATCH], *best)
+
+    def both(ours: float, theirs: float) -> None:
+        log.print(f"serve: ours {ours:.0f}/s, {SERVE_BATCH} {theirs:.0f}/s, ratio {ours / theirs:.2f}")
+
+    ratios = interleaved(lambda: window(OURS).rate, lambda: window(SERVE_BATCH).rate, options.pairs, both)
+    at_best = f"{SERVE_BATCH}, at most {best[0]} in a batch, {best[1] * 1e3:g} ms to wait"
+    p99s = [single.percentile(99) / ours.percentile(99) for ours, single in pairs]
+    return [
+        Bar.of("serve-batch", [ours.rate / single.rate for ours, single in pairs], SINGLE, 2.0),
+        Bar.of("serve-batch-p99", p99s, SINGLE, 1.0),
+        Bar.of("serve-serve-batch", ratios, at_best, 1.3),
+    ]
+
+
+def _show(ours: Window, name: str, theirs: Window) -> None:
+    def said(window: Window) -> str:
+        return (
+            f"{window.rate:.0f}/s, p50 {window.percentile(50) * 1e3:.0f} ms, "
+            f"p99 {window.percentile(99) * 1e3:.0f} ms"
+        )
+
+    log.print(f"serve: ours {said(ours)}; {name} {said(theirs)}", highlight=False)
+
+
+def _best_settings(url: str, rate: Callable[[], float]) -> tuple[int, float]:
+    rates: dict[tuple[int, float], float] = {}
+    for settings in SETTINGS:
+        _set(url, *settings)
+        rates[settings] = rate()
+        size, wait_s = settings
+        log.print(f"{SERVE_BATCH}, {size} and {wait_s * 1e3:g} ms: {rates[settings]:.0f}/s", highlight=False)
+    return max(rates, key=rates.__getitem__)
+
+
+def _set(url: str, max_batch_size: int, wait_s: float) -> None:
+    body = json.dumps({"max_batch_size": max_batch_size, "wait_s": wait_s}).encode()
+    request = urllib.request.Request(f"{url}/settings", body, {"Content-Type": "application/json"})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
+    with opener.open(request, timeout=60):
+        pass
+
+
+def _overhead(run: Path, bodies: list[dict[str, object]], load: PeerProcess, options: BenchOptions) -> Bar:
+    """The same requests over HTTP and without."""
+    config = ServeConfig(threads=THREADS, port=free_port(), single_process=True)
+    service = PeerProcess(_served, (str(run), config))
+    called = PeerProcess(_calls, (str(run), config, bodies), settle_s=SETTLE_S)
+    num_requests = options.steps * CALLS_PER_STEP
+    ratios = []
+    try:
+        asked = (f"{service.measure(None)}/v1/recommend", 1, num_requests)
+        load.measure(asked)  # thrown away
+        called.measure(num_requests)
+        for _ in range(options.pairs):
+            over_http_s = load.measure(asked).percentile(50)
+            call_s = called.measure(num_requests)
+            ratios.append(OVERHEAD_S / max(over_http_s - call_s, 1e-6))
+            log.print(
+                f"serve: {over_http_s * 1e3:.2f} ms over HTTP, {call_s * 1e3:.2f} ms by a call",
+                highlight=False,
+            )
+    finally:
+        service.stop()
+        called.stop()
+    return Bar.of("serve-overhead", ratios, "2 ms more than a call", 1.0)
+
+
+def _served(run: str, config: ServeConfig) -> Callable[[None], str]:
+    """In a process: the service, until the process ends; its URL."""
+    service = serving_here(run, config)
+    url = service.__enter__()
+    return lambda _: url if service else ""  # which would end with the last reference to it
+
+
+def _calls(run: str, config: ServeConfig, bodies: list[dict[str, object]]) -> Callable[[int], float]:
+    """In a process: median seconds of calls."""
+    torch.set_num_threads(config.threads)
+    service = load_service(run, config, config.device)
+    service.warm_up()
+    requests = iter([RecommendRequest.model_validate(body) for body in bodies] * 100)
+
+    def measure(num_calls: int) -> float:
+        seconds = []
+        for _ in range(num_calls):
+            request = next(requests)
+            began = time.perf_counter()
+            service.recommend(request)
+            seconds.append(time.perf_counter() - began)
+        return float(np.median(seconds))
+
+    return measure
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
