@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -115,6 +116,9 @@ def _bars(
         return [_bar(name, against, ours, data, options) for name, against in wanted.items()]
 
 
+WINDOWS_TO_CHOOSE_BY = 3
+
+
 def _best_of(against: Against, data: CtrData, num_steps: int) -> tuple[str, str]:
     """(Peer, memory) of the highest rate."""
     candidates = [(name, memory) for name in against.peers for memory in against.memory]
@@ -125,7 +129,7 @@ def _best_of(against: Against, data: CtrData, num_steps: int) -> tuple[str, str]
         peer = _peer(name, memory, data)
         try:
             peer.rate(num_steps)  # thrown away
-            rates[name, memory] = peer.rate(num_steps)
+            rates[name, memory] = statistics.median(peer.rate(num_steps) for _ in range(WINDOWS_TO_CHOOSE_BY))
         finally:
             peer.stop()
         log.print(f"{name}, {memory}: {rates[name, memory] * BATCH:,.0f} samples/s", highlight=False)

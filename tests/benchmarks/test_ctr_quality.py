@@ -31,6 +31,8 @@ def test_what_is_installed_is_compared_and_learns(ray_cluster, tmp_path):
         assert found.figures["auc"].value > 0.6
     if KERAS in trained:
         np.testing.assert_allclose(trained[KERAS].losses, trained[TORCH].losses, rtol=0, atol=1e-4)
+        apart = trained[KERAS].figures["auc"].value - trained[TORCH].figures["auc"].value
+        assert abs(apart) < 0.002
     assert (OURS in trained) == (RECHUB in trained)
 
 
