@@ -42,11 +42,11 @@ class RecommendReplica:
         self._service.warm_up()
         costs = self._service.measured_costs(config.max_batch, config.timeout_s / 2)
         self._batcher = Batcher(self._service.recommend_all, costs, config.max_waiting)
-        self._timeout_s = config.timeout_s
+        self._timeout_s, self._access = config.timeout_s, config.access
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""
-        return build_api(self._service, self._batcher, self._timeout_s)
+        return build_api(self._service, self._batcher, self._timeout_s, self._access)
 
 
 def replica_resources(run: Path, config: ServeConfig) -> dict[str, Any]:
