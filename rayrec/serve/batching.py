@@ -122,7 +122,8 @@ class Batcher(Generic[Request, Answer]):
     @property
     def in_hand(self) -> int:
         """Requests that wait or are being computed."""
-        return len(self._waiting) + self._num_computing
+        with self._changed:  # between the two, a batch that is just being taken would be in neither
+            return len(self._waiting) + self._num_computing
 
     def wait_s(self) -> float:
         """Seconds, by what batches take, until all that is in hand would be answered if it were one group."""

@@ -351,6 +351,16 @@ def test_a_kept_answer_needs_no_place_at_the_model(start):
     assert run(scenario()).degraded == ["cached_answer"]
 
 
+def test_a_kept_answer_is_not_given_while_there_is_little_to_do(start):
+    model = start(degrade=degrade(step("cached_answer", 0.9)))
+
+    async def scenario() -> list[list[str]]:
+        return [(await model.ask(user_id="ann", k=1)).degraded for _ in range(2)]
+
+    assert run(scenario()) == [[], []]
+    assert len(model.recommender.asked) == 2
+
+
 def test_a_kept_answer_says_what_was_lowered_when_it_was_computed(start):
     model = start(degrade=degrade(step("fewer_beams", ALWAYS, to=3), step("cached_answer", ALWAYS)))
 
