@@ -424,8 +424,13 @@ def serve_command(
     objective: ObjectiveOption = None,
     combine: CombineOption = "sum",
     generator_weight: GeneratorWeightOption = 0.0,
+    access: Annotated[
+        Path | None,
+        typer.Option(help="YAML file: who is admitted, and what is lowered under load [everybody, nothing]."),
+    ] = None,
 ) -> Answer:
     """Answer requests over HTTP until interrupted."""
+    from rayrec.serve.access.config import OPEN, AccessConfig
     from rayrec.serve.config import ServeConfig
     from rayrec.serve.launch import serve_run
 
@@ -438,6 +443,7 @@ def serve_command(
         "device": device,
         "data": None if data is None else str(data),
         "ranking": _ranking_of(ranker, candidates, objective, combine, generator_weight),
+        "access": OPEN if access is None else AccessConfig.load(access),
     }
     config = ServeConfig.parse(values, source="rayrec serve")
     serve_run(run, config)

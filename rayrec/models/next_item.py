@@ -38,7 +38,9 @@ class NextItemModel(SequenceModel):
         context_ND = self._over_temperature(contexts(self.backbone, self.embed_history(batch), batch))
         return self.item_loss(context_ND, self, batch)
 
-    def rank(self, batch: TensorBatch, k: int, excluded_BE: Tensor | None) -> Ranking:
+    def rank(
+        self, batch: TensorBatch, k: int, excluded_BE: Tensor | None, max_beams: int | None = None
+    ) -> Ranking:
         context_BD = self._over_temperature(last_contexts(self.backbone, self.embed_history(batch), batch))
         return rank_by_scores(context_BD @ self.catalogue().T, k, excluded_BE)
 

@@ -31,12 +31,19 @@ class SequenceModel(nn.Module, ABC):
         """Scalar: the loss summed over the batch's targets."""
 
     @abstractmethod
-    def rank(self, batch: TensorBatch, k: int, excluded_BE: Tensor | None) -> Ranking:
+    def rank(
+        self, batch: TensorBatch, k: int, excluded_BE: Tensor | None, max_beams: int | None = None
+    ) -> Ranking:
         """The k best next items of each row.
 
         Args:
             excluded_BE: [B, E] catalogue positions never to return, padded with -1.
+            max_beams: beams at most, as far as k allows; of no effect on a model without.
         """
+
+    def num_beams(self, k: int, max_beams: int | None = None) -> int:
+        """Beams of such a `rank`; 0 of a model that scores every item."""
+        return 0
 
     def set_catalogue(self, rows_ID: Tensor) -> None:
         """Take the rows of every item; only models with a `table_of_catalogue` need them."""

@@ -42,7 +42,15 @@ class SequenceProgram(TorchProgram):
         return TensorBatch.build(features, rows, self._seed, self._device, training)
 
     @torch.inference_mode()
-    def rank(self, features: Features, rows: Rows, k: int, excluded_BE: np.ndarray | None) -> RankedItems:
+    def rank(
+        self,
+        features: Features,
+        rows: Rows,
+        k: int,
+        excluded_BE: np.ndarray | None,
+        max_beams: int | None = None,
+    ) -> RankedItems:
+        """As `RankingProgram.rank`, with at most so many beams as far as k allows."""
         empty_B = np.diff(features.offsets_B1) == 0
         if empty_B.all():
             shape = (len(empty_B), k)
@@ -50,7 +58,7 @@ class SequenceProgram(TorchProgram):
         batch = self._batch(features, rows, training=False)
         self._begin_inference()
         excluded = None if excluded_BE is None else torch.tensor(excluded_BE, device=self._device)
-        ranking = self.model.rank(batch, k, excluded)
+        ranking = self.model.rank(batch, k, excluded, max_beams)
         items_BK, scores_BK = ranking.items_BK.cpu().numpy(), ranking.scores_BK.cpu().numpy()
         items_BK[empty_B], scores_BK[empty_B] = -1, -np.inf
         return RankedItems(items_BK, scores_BK)

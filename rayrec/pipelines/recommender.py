@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,20 @@ class Query:
     """What is wanted, as `Recommender.instruction_of` has it."""
     is_prepared: bool = False
     """The operations of the run made this history; they do not run on it again."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is computed of an answer; None is as much as the run's config says."""
+
+    max_beams: int | None = None
+    """Beams of a generative model, as far as the items asked for allow; and the candidates of a ranking
+    stage behind it, for a beam search finds no more items than it has beams."""
+    max_events: int | None = None
+    """Newest events of a history that the recommender reads. It still leaves out items of older ones."""
+
+
+WHOLE = Effort()
 
 
 @dataclass(frozen=True)
@@ -162,9 +176,11 @@ class Recommender:
         features = self._features.ranking(samples)
         return self._rank(features, k, self.seen(samples) if exclude_seen else None)
 
-    def _rank(self, features: FeatureBatch, k: int, seen_BE: Int64Array | None) -> RankedItems:
+    def _rank(
+        self, features: FeatureBatch, k: int, seen_BE: Int64Array | None, max_beams: int | None = None
+    ) -> RankedItems:
         rows = self._client.read({name: lookup.ids_M for name, lookup in features.lookups.items()})
-        return self._program.rank(features, rows, k, seen_BE)
+        return self._program.rank(features, rows, k, seen_BE, max_beams)
 
     def seen(self, samples: SampleBatch) -> Int64Array:
         """[B, E] catalogue positions of each history's items, padded with -1."""
@@ -176,17 +192,26 @@ class Recommender:
         """The k best items for each query, best first; an empty list where its history has no known item."""
         return [answer.items for answer in self.answer(queries, k, exclude_seen)]
 
-    def answer(self, queries: Sequence[Query], k: int, exclude_seen: bool = True) -> list[Answer]:
+    def num_beams(self, k: int, effort: Effort = WHOLE) -> int:
+        """Beams that such a question is answered with; 0 of a model that scores every item."""
+        return self._program.model.num_beams(k, effort.max_beams)
+
+    def answer(
+        self, queries: Sequence[Query], k: int, exclude_seen: bool = True, effort: Effort = WHOLE
+    ) -> list[Answer]:
         """The same, and how much of each history was read."""
         answers: dict[int, Answer] = {}
         for is_prepared in (False, True):
             places = [place for place, query in enumerate(queries) if query.is_prepared == is_prepared]
             if not places:
                 continue
-            samples = self._as_samples([queries[place] for place in places])
+            some = [queries[place] for place in places]
+            samples = self._as_samples(some)
+            seen_BE = self.seen(samples)  # of whole histories, however much of them is read
+            if (most := effort.max_events) is not None:
+                samples = self._as_samples([_newest(query, most) for query in some])
             features = self._features.ranking(samples, is_prepared)
-            seen_BE = self.seen(samples)
-            ranked = self._rank(features, k, seen_BE if exclude_seen else None)
+            ranked = self._rank(features, k, seen_BE if exclude_seen else None, effort.max_beams)
             answers |= zip(places, self._answers(features, seen_BE, ranked), strict=True)
         return [answers[place] for place in range(len(queries))]
 
@@ -223,11 +248,14 @@ class Recommender:
 
     def popular(self, k: int, exclude_ids: Int64Array | None = None) -> list[Recommendation]:
         """The items with most training events; what is left when nothing is known of a user."""
-        counts_I = self.dataset.items.train_counts_I
-        order_I = np.argsort(-counts_I, kind="stable")
+        counts_I, order_I = self.dataset.items.train_counts_I, self._by_popularity_I
         if exclude_ids is not None:
             order_I = order_I[~np.isin(self.dataset.items.ids_I[order_I], exclude_ids)]
         return [self._describe(item, float(counts_I[item])) for item in order_I[:k].tolist()]
+
+    @cached_property
+    def _by_popularity_I(self) -> Int64Array:
+        return np.argsort(-self.dataset.items.train_counts_I, kind="stable")
 
     def _as_samples(self, queries: Sequence[Query]) -> SampleBatch:
         histories = [np.asarray(query.history_ids, dtype=np.int64) for query in queries]
@@ -271,6 +299,19 @@ class Recommender:
     def _describe(self, item: int, score: float) -> Recommendation:
         items = self.dataset.items
         return Recommendation(items.keys[item].as_py(), items.titles[item].as_py(), score)
+
+
+def _newest(query: Query, num_events: int) -> Query:
+    """The query with no other events than its newest."""
+    first = max(len(query.history_ids) - num_events, 0)
+    if not first:
+        return query
+    return replace(
+        query,
+        history_ids=query.history_ids[first:],
+        times=None if query.times is None else query.times[first:],
+        labels={label: codes[first:] for label, codes in query.labels.items()},
+    )
 
 
 def _labels_of(label: Label, queries: Sequence[Query]) -> Int64Array:

@@ -1,14 +1,14 @@
 """The HTTP side of the service: routes and error answers.
 
-    event loop: parse, check ─► batcher, at most `max_waiting` in hand ─► its thread: service.recommend_all
-                health answers                └ else 503
+    event loop: parse, check ─► access ─► batcher, at most `max_waiting` in hand ─► its thread:
+                health answers    │                      └ else 503                  service.recommend_all
+                                  └ its limits: 429 for one caller, 503 for all
 
 It knows nothing of Ray, so that it can be tested, or embedded, without.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +19,10 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from rayrec import __version__
 from rayrec.platform.errors import UnavailableError
+from rayrec.serve.access.access import Access
+from rayrec.serve.access.config import OPEN, AccessConfig
+from rayrec.serve.access.deadlines import HeaderError
+from rayrec.serve.access.limits import CallerLimitError, RefusedError
 from rayrec.serve.batching import Batcher, DeadlineError, TooManyWaitingError
 from rayrec.serve.request_guard import RequestGuard, error_response
 from rayrec.serve.schemas import (
@@ -37,21 +41,27 @@ _ERRORS: dict[int, str] = {
     400: "The body is not JSON.",
     413: "The body is too large.",
     422: "The request is not one the service answers.",
+    429: "This caller asks for more than it may; the header Retry-After says when to try again.",
     500: "Something failed; the log says what, under the id of the answer.",
-    503: "More requests wait than the service holds, the answer would come too late, or an event store does "
-    "not answer; try again.",
+    503: "More requests come or wait than the service takes, the answer would come too late, or an event "
+    "store does not answer; try again.",
 }
 
 
 def build_api(
-    service: RecommendationService, batcher: Batcher[RecommendRequest, RecommendAnswer], timeout_s: float
+    service: RecommendationService,
+    batcher: Batcher[RecommendRequest, RecommendAnswer],
+    timeout_s: float,
+    access_config: AccessConfig = OPEN,
 ) -> FastAPI:
     """The application that answers for one service.
 
     Args:
         batcher: computes what requests ask of the service.
         timeout_s: a request that would not be answered by then is refused.
+        access_config: who is admitted, and what is lowered under load.
     """
+    access = Access(access_config, service, batcher, timeout_s)
     api = FastAPI(title="RayRec", version=__version__, summary="Recommendations from a trained model.")
     api.add_middleware(RequestGuard, max_body_bytes=MAX_BODY_BYTES)
     api.add_exception_handler(StarletteHTTPException, _http_error)
@@ -60,14 +70,17 @@ def build_api(
     api.add_exception_handler(UnavailableError, _unavailable)
     api.add_exception_handler(TooManyWaitingError, _busy)
     api.add_exception_handler(DeadlineError, _busy)
+    api.add_exception_handler(RefusedError, _not_admitted)
+    api.add_exception_handler(HeaderError, _refused_request)
 
     @api.post(
         "/v1/recommend",
         responses={status: {"model": ErrorAnswer, "description": text} for status, text in _ERRORS.items()},
     )
-    async def recommend(request: RecommendRequest) -> RecommendAnswer:
-        """The items that the model expects next."""
-        return await asyncio.wrap_future(batcher.submit(request, service.group_of(request), timeout_s))
+    async def recommend(request: RecommendRequest, http: Request) -> RecommendAnswer:
+        """The items that the model expects next. With a header `X-Request-Timeout-Ms`, an answer that would
+        come later than in so many milliseconds is not computed."""
+        return await access.answer(request, http.headers, http.client.host if http.client else None)
 
     @api.get("/health/ready")
     async def ready() -> ReadyAnswer:
@@ -92,6 +105,12 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _busy(request: Request, error: Exception) -> JSONResponse:
     return error_response(503, f"{error}; try again in a second", headers={"Retry-After": "1"})
+
+
+async def _not_admitted(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RefusedError)
+    status = 429 if isinstance(error, CallerLimitError) else 503
+    return error_response(status, str(error), headers={"Retry-After": str(error.retry_after_s)})
 
 
 async def _invalid_request(request: Request, error: Exception) -> JSONResponse:

@@ -109,7 +109,7 @@ class Batcher(Generic[Request, Answer]):
         """
         self.costs = costs
         self._compute = compute
-        self._max_waiting = max_waiting
+        self.max_waiting = max_waiting
         self._clock = clock
         self._waiting: list[_Waiting[Request, Answer]] = []
         self._num_computing = 0
@@ -118,6 +118,18 @@ class Batcher(Generic[Request, Answer]):
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
+
+    @property
+    def in_hand(self) -> int:
+        """Requests that wait or are being computed."""
+        with self._changed:  # between the two, a batch that is just being taken would be in neither
+            return len(self._waiting) + self._num_computing
+
+    def wait_s(self) -> float:
+        """Seconds, by what batches take, until all that is in hand would be answered if it were one group."""
+        in_hand = self.in_hand
+        size = self.costs.best_size(in_hand, float("inf")) if in_hand else 1
+        return in_hand / size * self.costs.of(size)
 
     def submit(
         self, request: Request, group: Hashable = None, timeout_s: float = float("inf")
@@ -138,8 +150,8 @@ class Batcher(Generic[Request, Answer]):
         with self._changed:
             if self._is_closed:
                 raise RuntimeError("the batcher is closed")
-            in_hand = len(self._waiting) + self._num_computing
-            if in_hand >= self._max_waiting:
+            in_hand = self.in_hand
+            if in_hand >= self.max_waiting:
                 raise TooManyWaitingError(f"{in_hand} requests are waiting already")
             self._num_submitted += 1
             deadline = self._clock() + timeout_s

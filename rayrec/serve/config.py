@@ -8,6 +8,7 @@ from rayrec.pipelines.ranking_config import RankingConfig
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
 from rayrec.platform.devices import device_named
+from rayrec.serve.access.config import AccessConfig
 
 
 class ServeConfig(Config):
@@ -38,6 +39,8 @@ class ServeConfig(Config):
     """Where the run's data set lies now, if it was moved."""
     ranking: RankingConfig | None = None
     """A ranking stage behind the model."""
+    access: AccessConfig = AccessConfig()
+    """Who is admitted, and what is lowered under load before anybody is refused."""
     cluster: ClusterConfig = ClusterConfig()
 
     @field_validator("device")

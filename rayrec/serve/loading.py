@@ -28,7 +28,7 @@ def load_api(run: str | Path, config: ServeConfig) -> FastAPI:
     service.warm_up()
     costs = service.measured_costs(config.max_batch, config.timeout_s / 2)
     batcher = Batcher(service.recommend_all, costs, config.max_waiting)
-    return build_api(service, batcher, config.timeout_s)
+    return build_api(service, batcher, config.timeout_s, config.access)
 
 
 def load_service(run: str | Path, config: ServeConfig, device: str | None) -> RecommendationService:

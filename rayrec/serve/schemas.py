@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
+from rayrec.serve.access.config import StepName
+
 MAX_HISTORY = 10_000
 """Most items of a request's history: far above what a model reads, far below what would hold up others."""
 
@@ -118,7 +120,7 @@ class RecommendAnswer(_Schema):
     items: list[RecommendedItem]
     source: Literal["model", "popular"]
     """`popular` where nothing is known of the user: no history, no item of it in the catalogue, or none that
-    the run's operations leave."""
+    the run's operations leave; or where the service has too much to do to ask the model."""
     ignored_items: list[Key]
     """Items of the request's history that are not in the catalogue, each once; of a row, their ids."""
     unread_events: int
@@ -127,6 +129,9 @@ class RecommendAnswer(_Schema):
     model: ModelInfo
     ranker: RankerInfo | None = None
     """What ordered the items; null where the ranking stage did not."""
+    degraded: list[StepName] = []
+    """What was lowered of this answer because the service had much to do: fewer beams, a part of the history
+    read, no ranking, an answer given a short while ago, popular items. Empty for an answer in full."""
 
 
 class ReadyAnswer(_Schema):

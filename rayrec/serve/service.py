@@ -15,6 +15,8 @@ from rayrec.pipelines.recommender import Query, Recommendation, Recommender
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Part
 from rayrec.samples.batches import Int64Array
+from rayrec.serve.access.config import StepName
+from rayrec.serve.access.degrade import NOT_LOWERED, Lowered
 from rayrec.serve.batching import BatchCosts
 from rayrec.serve.schemas import (
     ItemRanking,
@@ -29,6 +31,17 @@ from rayrec.serve.schemas import (
 
 class RefusedRequestError(ValueError):
     """A well-formed request that this service does not answer; the message is for the caller."""
+
+
+class LoweredRequest(RecommendRequest):
+    """A request of which less is computed than it asks for."""
+
+    lowered: Lowered
+
+    @classmethod
+    def of(cls, request: RecommendRequest, lowered: Lowered) -> LoweredRequest:
+        # It was checked already, and is shared as it is: a history may have thousands of items.
+        return cls.model_construct(**dict(request), lowered=lowered)
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,7 @@ class RecommendationService:
     @staticmethod
     def group_of(request: RecommendRequest) -> Hashable:
         """Requests of one group may be computed together."""
-        return request.k, request.exclude_seen, request.rank is not False
+        return request.k, request.exclude_seen, request.rank is not False, _lowered(request)
 
     def recommend_all(self, requests: Sequence[RecommendRequest]) -> list[RecommendAnswer | Exception]:
         """Answers of requests of one group; what `recommend` would raise stands where an answer would.
@@ -89,27 +102,42 @@ class RecommendationService:
         asked = [self._understood(request) for request in requests]
         k = min(requests[0].k, len(self._item_keys))
         exclude_seen = requests[0].exclude_seen
-        stage = None if requests[0].rank is False else self._stage
+        lowered = _lowered(requests[0])
+        wanted = None if requests[0].rank is False else self._stage
+        stage = wanted if lowered.ranks else None
+        source = stage or self._recommender
         to_model = [each.query for each in asked if isinstance(each, _Asked) and each.has_something]
-        found = iter((stage or self._recommender).answer(to_model, k, exclude_seen) if to_model else ())
+        if not lowered.asks_model:
+            to_model = []
+        found = iter(source.answer(to_model, k, exclude_seen, lowered.effort) if to_model else ())
+        of_all: list[StepName] = []
+        if lowered.effort.max_beams is not None and source.num_beams(k, lowered.effort) < source.num_beams(k):
+            of_all.append("fewer_beams")
+        if wanted is not None and stage is None:
+            of_all.append("no_ranking")
         answers: list[RecommendAnswer | Exception] = []
         for each in asked:
             if isinstance(each, Exception):
                 answers.append(each)
                 continue
-            num_unread = 0
-            if each.has_something:
+            num_unread, degraded = 0, list[StepName]()
+            if each.has_something and not lowered.asks_model:
+                num_unread, degraded = len(each.query.history_ids), ["popular_items"]
+            elif each.has_something:
                 answer = next(found)
+                most = lowered.effort.max_events
+                is_cut = most is not None and len(each.query.history_ids) > most
+                degraded = [*of_all, "shorter_history"] if is_cut else of_all
                 if answer.num_read:
                     ranker = None if stage is None else self.ranker
                     answers.append(
-                        self._answer(answer.items, "model", each.ignored, answer.num_unread, ranker)
+                        self._answer(answer.items, "model", each.ignored, answer.num_unread, ranker, degraded)
                     )
                     continue
                 num_unread = answer.num_unread
             seen = each.query.history_ids if exclude_seen else None
             popular = self._recommender.popular(k, seen)
-            answers.append(self._answer(popular, "popular", each.ignored, num_unread))
+            answers.append(self._answer(popular, "popular", each.ignored, num_unread, degraded=degraded))
         return answers
 
     def warm_up(self) -> None:
@@ -221,6 +249,7 @@ class RecommendationService:
         ignored: list[Key],
         num_unread: int,
         ranker: RankerInfo | None = None,
+        degraded: Sequence[StepName] = (),
     ) -> RecommendAnswer:
         return RecommendAnswer(
             items=[_item(item) for item in found],
@@ -229,7 +258,12 @@ class RecommendationService:
             unread_events=num_unread,
             model=self.model,
             ranker=ranker,
+            degraded=list(degraded),
         )
+
+
+def _lowered(request: RecommendRequest) -> Lowered:
+    return request.lowered if isinstance(request, LoweredRequest) else NOT_LOWERED
 
 
 def _item(item: Recommendation) -> RecommendedItem:

@@ -203,6 +203,14 @@ def test_a_port_in_use_is_refused(run):
         assert f"port {port} on 127.0.0.1 is in use" in refused("serve", run, "--port", port)
 
 
+def test_wrong_settings_of_access_are_refused(run, tmp_path):
+    settings = tmp_path / "access.yaml"
+    settings.write_text("callers: {rates: 3}")
+    assert "there is no setting 'callers.rates'; did you mean 'rate'?" in refused(
+        "serve", run, "--access", settings
+    )
+
+
 def test_benchmarks_are_listed_and_a_wrong_name_suggests_one():
     assert "spine" in answer("bench")["benches"]
     assert "did you mean 'spine'?" in refused("bench", "spin")

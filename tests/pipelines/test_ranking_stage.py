@@ -15,7 +15,7 @@ from rayrec.pipelines.evaluate import evaluate
 from rayrec.pipelines.ranking_config import RankingConfig
 from rayrec.pipelines.ranking_objective import Objective
 from rayrec.pipelines.ranking_stage import RankingStage
-from rayrec.pipelines.recommender import Query, Recommender
+from rayrec.pipelines.recommender import WHOLE, Answer, Effort, Query, Recommender
 from rayrec.pipelines.scorer import Scorer
 from rayrec.platform.errors import InputError
 from rayrec.samples.batches import RowBatch
@@ -117,6 +117,38 @@ def test_ranking_permutes_what_the_recommender_gives(stage, recommender, asked, 
         }
         assert [item.item_key for item in same.items] == [item.item_key for item in pool.items[:k]]
         assert (own.num_read, own.num_unread) == (pool.num_read, pool.num_unread)
+
+
+class WithBeams:
+    """A recommender whose candidates a beam search would find."""
+
+    def __init__(self, recommender: Recommender) -> None:
+        self._recommender = recommender
+        self.asked_for: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._recommender, name)
+
+    def num_beams(self, k: int, effort: Effort = WHOLE) -> int:
+        return max(k, 100 if effort.max_beams is None else effort.max_beams)
+
+    def answer(self, queries: list[Query], k: int, exclude_seen: bool, effort: Effort) -> list[Answer]:
+        self.asked_for.append(k)
+        return self._recommender.answer(queries, k, exclude_seen, effort)
+
+
+def test_with_fewer_beams_there_are_fewer_candidates_but_as_many_as_asked_for(recommender, stage):
+    beamed = WithBeams(recommender)
+    of_beams = RankingStage(beamed, stage.scorer, stage.config)  # type: ignore[arg-type]
+    queries, few = [query_of(recommender, "u3")], Effort(max_beams=5)
+
+    for k, effort in ((2, Effort()), (2, few), (9, few), (2, Effort(max_beams=50))):
+        of_beams.answer(queries, k, effort=effort)
+
+    assert beamed.asked_for == [12, 5, 9, 12]
+    assert (of_beams.num_beams(2), of_beams.num_beams(2, few), stage.num_beams(2, few)) == (100, 5, 0)
+    # A model that scores every item has its candidates for nothing.
+    assert stage.answer(queries, 2, effort=few) == stage.answer(queries, 2)
 
 
 def test_what_is_asked_for_now_is_described_as_the_rows_of_training_were(folder, recommender, stage):

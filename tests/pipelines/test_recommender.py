@@ -8,7 +8,7 @@ import pytest
 from rayrec.pipelines.assembly import assemble
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.evaluate import evaluate
-from rayrec.pipelines.recommender import Query, Recommender
+from rayrec.pipelines.recommender import Effort, Query, Recommender
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.platform.errors import InputError
 from rayrec.samples.reader import SampleReader
@@ -64,6 +64,21 @@ def test_asking_for_everything_gives_every_item_not_seen(recommender):
     num_items = len(recommender.dataset.items)
     assert len(answers) == num_items - len(set(ids.tolist()))
     assert len(unmasked) == num_items
+
+
+def test_a_shorter_history_is_read_and_its_older_items_are_left_out_all_the_same(recommender):
+    ids = history(recommender, "u3")
+    newest = Query(ids[-2:], times=None)
+
+    (lowered,) = recommender.answer([Query(ids)], NUM_ITEMS, effort=Effort(max_events=2))
+    (of_newest,) = recommender.answer([newest], NUM_ITEMS)
+    (whole,) = recommender.answer([Query(ids)], NUM_ITEMS)
+
+    seen = {recommender.dataset.items.keys[i].as_py() for i in recommender.dataset.item_positions(ids)}
+    expected = [item for item in of_newest.items if item.item_key not in seen]
+    assert [item.item_key for item in lowered.items] == [item.item_key for item in expected]
+    assert [item.score for item in lowered.items] == pytest.approx([item.score for item in expected])
+    assert (lowered.num_read, lowered.num_unread) == (2, whole.num_read + whole.num_unread - 2)
 
 
 def test_an_answer_does_not_depend_on_the_others_in_the_batch(recommender):

@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 from fastapi import FastAPI
 
-from rayrec.pipelines.recommender import Answer, Query, Recommendation
+from rayrec.pipelines.recommender import WHOLE, Answer, Effort, Query, Recommendation
 from rayrec.platform.errors import InputError, UnavailableError
+from rayrec.serve.access.config import OPEN, AccessConfig
 from rayrec.serve.api import build_api
 from rayrec.serve.batching import BatchCosts, Batcher
 
@@ -51,10 +52,19 @@ class FakeRecommender:
         """Of every question."""
         self.times: list[list[int] | None] = []
         """Of the histories of every question."""
+        self.efforts: list[Effort] = []
+        """Of every batch."""
         self.leaves_nothing = False
         """Operations leave nothing of histories with the item 7."""
 
-    def answer(self, queries: Sequence[Query], k: int, exclude_seen: bool = True) -> list[Answer]:
+    def num_beams(self, k: int, effort: Effort = WHOLE) -> int:
+        """Ten, or as many as items are asked for."""
+        return max(10 if effort.max_beams is None else min(10, effort.max_beams), k)
+
+    def answer(
+        self, queries: Sequence[Query], k: int, exclude_seen: bool = True, effort: Effort = WHOLE
+    ) -> list[Answer]:
+        self.efforts.append(effort)
         return [self._answer(query, k, exclude_seen) for query in queries]
 
     def _answer(self, query: Query, k: int, exclude_seen: bool) -> Answer:
@@ -98,7 +108,13 @@ class FakeRecommender:
         return [Recommendation(f"p{place}", None, 9.0 - place) for place in range(k)]
 
 
-def api_of(service: Any, max_waiting: int = 4, timeout_s: float = 10.0, max_batch: int = 1) -> FastAPI:
+def api_of(
+    service: Any,
+    max_waiting: int = 4,
+    timeout_s: float = 10.0,
+    max_batch: int = 1,
+    access: AccessConfig = OPEN,
+) -> FastAPI:
     """The application, with a thread that computes."""
     costs = BatchCosts({1: 1e-6, max_batch: 1e-6})
-    return build_api(service, Batcher(service.recommend_all, costs, max_waiting), timeout_s)
+    return build_api(service, Batcher(service.recommend_all, costs, max_waiting), timeout_s, access)

@@ -185,6 +185,19 @@ def test_more_than_may_wait_are_refused(device, start):
     assert results([batcher.submit("d")]) == ["answer to d"]
 
 
+def test_a_wait_is_estimated_by_what_is_in_hand_and_what_batches_take(device, start):
+    batcher = start()
+    assert (batcher.in_hand, batcher.wait_s()) == (1, 1.0)
+    waiting = [batcher.submit(name) for name in "abcdefghijklmno"]
+
+    assert batcher.in_hand == 16
+    assert batcher.wait_s() == pytest.approx(2 * 2.4)  # two batches of eight
+    device.free(100)
+    results(waiting)
+    batcher.close()
+    assert (batcher.in_hand, batcher.wait_s()) == (0, 0.0)
+
+
 def test_one_that_is_cancelled_is_not_computed(device, start):
     batcher = start()
     gone, there = batcher.submit("gone"), batcher.submit("there")

@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayrec.serve.access.config import AccessConfig
 from rayrec.serve.api import MAX_BODY_BYTES
 from rayrec.serve.schemas import MAX_HISTORY
 from rayrec.serve.service import RecommendationService
@@ -33,6 +34,7 @@ def test_answer_is_what_the_page_promises(client):
         "unread_events": 0,
         "model": {"run": "films", "step": 100},
         "ranker": None,
+        "degraded": [],
     }
 
 
@@ -277,10 +279,74 @@ def test_a_caller_that_leaves_keeps_its_place_until_the_model_is_done():
     assert answer.json()["source"] == "popular"
 
 
+def client_with(**access):
+    service = RecommendationService(FakeRecommender(), max_k=50)
+    return TestClient(api_of(service, access=AccessConfig.parse(access)))
+
+
+def test_a_caller_that_asks_too_much_gets_429_and_when_to_come_again():
+    client = client_with(callers={"rate": 0.01, "burst": 1})
+    ann, bob = {"X-Caller-Key": "ann"}, {"x-caller-key": "bob"}
+    first, second, other = (client.post("/v1/recommend", json={}, headers=who) for who in (ann, ann, bob))
+
+    assert (first.status_code, second.status_code, other.status_code) == (200, 429, 200)
+    assert 90 <= int(second.headers["retry-after"]) <= 100
+    assert second.json()["error"].startswith(
+        "of this caller, more than 0.01 requests a second have come; try again in "
+    )
+
+
+def test_a_service_that_is_asked_too_much_gives_503_and_when_to_come_again():
+    client = client_with(service={"rate": 0.01, "burst": 1})
+    first, second = client.post("/v1/recommend", json={}), client.post("/v1/recommend", json={})
+
+    assert (first.status_code, second.status_code) == (200, 503)
+    assert 90 <= int(second.headers["retry-after"]) <= 100
+    assert second.json()["error"].startswith("of all callers, more than 0.01 requests a second have come")
+    assert client.get("/health/live").status_code == 200
+
+
+def test_a_degraded_answer_says_so():
+    step = {"do": "shorter_history", "to": 1, "enter": 0.2, "leave": 0.1}
+    client = client_with(degrade={"steps": [step]})
+
+    cut = client.post("/v1/recommend", json={"history": ["alien", "brazil"]})
+    whole = client.post("/v1/recommend", json={"history": ["alien"]})
+
+    assert cut.json()["degraded"] == ["shorter_history"]
+    assert whole.json()["degraded"] == []
+
+
+@pytest.mark.parametrize("said", ["soon", "-1", "0", "1.5"])
+def test_a_timeout_that_is_none_is_refused(client, said):
+    answer = client.post("/v1/recommend", json={}, headers={"X-Request-Timeout-Ms": said})
+    assert answer.status_code == 422
+    assert answer.json() == {
+        "error": f"X-Request-Timeout-Ms: expected a whole number of milliseconds above 0, got '{said}'"
+    }
+
+
+def test_a_request_may_say_that_it_does_not_wait_so_long():
+    service = SlowService()
+
+    async def scenario(client, first):
+        soon = {"X-Request-Timeout-Ms": "50"}
+        late = asyncio.create_task(client.post("/v1/recommend", json={}, headers=soon))
+        patient = asyncio.create_task(client.post("/v1/recommend", json={}))
+        await asyncio.sleep(0.2)
+        service.release.release(3)
+        return await late, await patient
+
+    late, patient = in_a_busy_service(service, scenario)
+
+    assert (late.status_code, patient.status_code) == (503, 200)
+    assert late.json()["error"].startswith("the time in which the answer was wanted is over")
+
+
 def test_page_describes_fields_and_errors(client):
     page = client.get("/openapi.json").json()
     schemas = page["components"]["schemas"]
     described = page["paths"]["/v1/recommend"]["post"]["responses"]
     assert "oldest first" in schemas["RecommendRequest"]["properties"]["history"]["description"]
-    assert set(described) == {"200", "400", "413", "422", "500", "503"}
+    assert set(described) == {"200", "400", "413", "422", "429", "500", "503"}
     assert described["422"]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorAnswer")

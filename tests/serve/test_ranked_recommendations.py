@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 from fastapi.testclient import TestClient
 
-from rayrec.pipelines.recommender import Answer, Ranking, Recommendation
+from rayrec.pipelines.recommender import WHOLE, Answer, Ranking, Recommendation
 from rayrec.platform.errors import UnavailableError
+from rayrec.serve.access.degrade import Lowered
 from rayrec.serve.schemas import RecommendRequest
-from rayrec.serve.service import RecommendationService, RefusedRequestError
+from rayrec.serve.service import LoweredRequest, RecommendationService, RefusedRequestError
 from tests.serve.fake_recommender import FakeRecommender, api_of
 
 
@@ -24,10 +25,13 @@ class FakeStage:
         self._recommender = recommender
         self.fails = False
 
-    def answer(self, queries, k, exclude_seen=True):
+    def num_beams(self, k, effort=WHOLE):
+        return self._recommender.num_beams(max(k, 5), effort)
+
+    def answer(self, queries, k, exclude_seen=True, effort=WHOLE):
         if self.fails:
             raise UnavailableError("redis://items", 2, "refused")
-        (found,) = self._recommender.answer(queries, max(k, 5), exclude_seen)
+        (found,) = self._recommender.answer(queries, max(k, 5), exclude_seen, effort)
         ranked = [
             Recommendation(item.item_key, item.title, item.score, Ranking(place / 10, {"click": place / 10}))
             for place, item in enumerate(found.items)
@@ -94,3 +98,15 @@ def test_what_goes_wrong_with_one_request_is_its_own(service, stage):
     assert again.json()["ranker"]["run"] == "clicks"
     assert wrong.status_code == 422
     assert "rank" in wrong.json()["error"]
+
+
+def test_a_busy_service_leaves_ranking_out_and_says_so(service):
+    no_ranking = Lowered(ranks=False)
+    asked = [RecommendRequest(user_id="ann", k=2, rank=rank) for rank in (None, True, False)]
+
+    answers = [service.recommend_all([LoweredRequest.of(each, no_ranking)])[0] for each in asked]
+
+    assert [answer.degraded for answer in answers] == [["no_ranking"], ["no_ranking"], []]
+    for answer in answers:
+        assert [item.item_id for item in answer.items] == ["m0", "m1"]
+        assert answer.ranker is None

@@ -1,7 +1,12 @@
+from dataclasses import replace
+
+import pandas as pd
 import pytest
 
+from rayrec.pipelines.recommender import Effort
+from rayrec.serve.access.degrade import NOT_LOWERED
 from rayrec.serve.schemas import RecommendRequest
-from rayrec.serve.service import RecommendationService, RefusedRequestError
+from rayrec.serve.service import LoweredRequest, RecommendationService, RefusedRequestError
 from tests.serve.fake_recommender import FakeRecommender
 
 
@@ -186,3 +191,57 @@ def test_costs_are_measured_by_doubling_up_to_the_largest_batch_or_one_that_take
 
     assert (costs.max_size, short.max_size) == (5, 1)
     assert costs.of(1) > 0
+
+
+def lowered(**how):
+    return replace(NOT_LOWERED, **how)
+
+
+def ask_for_less(service, how, **fields):
+    (answer,) = service.recommend_all([LoweredRequest.of(RecommendRequest(**fields), how)])
+    return answer
+
+
+def test_what_is_lowered_reaches_the_model_and_is_said(service, recommender):
+    effort = Effort(max_beams=3, max_events=1)
+
+    answer = ask_for_less(service, lowered(effort=effort), user_id="ann", k=2)
+
+    assert recommender.efforts == [effort]
+    assert answer.degraded == ["fewer_beams", "shorter_history"]
+    assert answer.source == "model"
+
+
+@pytest.mark.parametrize(
+    ("effort", "k"),
+    [(Effort(max_beams=10), 1), (Effort(max_beams=3), 10), (Effort(max_events=2), 1)],
+    ids=["as many beams", "as many beams as items", "no more events"],
+)
+def test_an_answer_that_lost_nothing_says_so(service, effort, k):
+    service._item_keys = pd.Index([str(place) for place in range(20)])
+    assert ask_for_less(service, lowered(effort=effort), user_id="ann", k=k).degraded == []
+
+
+def test_without_the_model_a_user_gets_popular_items_that_are_new(service, recommender):
+    answer = ask_for_less(service, lowered(asks_model=False), user_id="ann", k=1)
+
+    assert recommender.asked == []
+    assert (answer.source, answer.degraded, answer.unread_events) == ("popular", ["popular_items"], 2)
+    assert recommender.left_out.tolist() == [11, 12]
+
+
+def test_whoever_would_get_popular_items_anyway_loses_nothing(service):
+    assert ask_for_less(service, lowered(asks_model=False), user_id="zoe").degraded == []
+
+
+def test_a_lowered_request_is_refused_like_any_other(service):
+    (refused,) = service.recommend_all([LoweredRequest.of(RecommendRequest(k=51), lowered(asks_model=False))])
+    assert isinstance(refused, RefusedRequestError)
+
+
+def test_requests_that_are_lowered_differently_are_not_computed_together():
+    request = RecommendRequest(user_id="ann")
+    how = [lowered(), lowered(effort=Effort(max_beams=3)), lowered(ranks=False)]
+    groups = {RecommendationService.group_of(LoweredRequest.of(request, each)) for each in how}
+    assert len(groups) == 3
+    assert RecommendationService.group_of(request) in groups

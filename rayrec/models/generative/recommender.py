@@ -98,9 +98,11 @@ class GenerativeRecommender(SequenceModel):
 
         return step
 
-    def rank(self, batch: TensorBatch, k: int, excluded_BE: Tensor | None) -> Ranking:
+    def rank(
+        self, batch: TensorBatch, k: int, excluded_BE: Tensor | None, max_beams: int | None = None
+    ) -> Ranking:
         context = self.backbone.encode_context(batch)
-        width = max(self.beam_width, k)
+        width = self.num_beams(k, max_beams)
         # A row is decoded alike whatever the rows beside it: all have one width, and rows do not mix.
         size = max(1, MAX_LOGITS // (width * max(self._trie.num_codes)))
         found = [
@@ -109,6 +111,10 @@ class GenerativeRecommender(SequenceModel):
         ]
         items_BW = torch.cat([part.items_BW for part in found])
         return Ranking(items_BW[:, :k], torch.cat([part.log_probs_BW for part in found])[:, :k])
+
+    def num_beams(self, k: int, max_beams: int | None = None) -> int:
+        wanted = self.beam_width if max_beams is None else min(self.beam_width, max_beams)
+        return max(wanted, k)
 
     def _search(self, context: Context, width: int, excluded_BE: Tensor | None) -> BeamResult:
         leaf_filter = None if excluded_BE is None else LeafFilter.excluding(self.trie, excluded_BE)

@@ -116,6 +116,20 @@ def test_a_beam_as_wide_as_the_catalogue_ranks_exhaustively():
         )
 
 
+def test_a_call_may_have_fewer_beams_but_as_many_as_items_asked_for():
+    model, narrow = recommender(), recommender(beam_width=1)
+    batch = tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, CODES_IL))
+
+    assert [model.num_beams(k, most) for k, most in ((1, None), (1, 2), (3, 2), (1, 99))] == [
+        NUM_ITEMS,
+        2,
+        3,
+        NUM_ITEMS,
+    ]
+    for k in (1, 3):
+        assert model.rank(batch, k, None, max_beams=1).items_BK.equal(narrow.rank(batch, k, None).items_BK)
+
+
 @pytest.mark.parametrize("beam_width", [1, 2, NUM_ITEMS])
 def test_only_real_items_come_out_each_once(beam_width):
     model = recommender(beam_width)

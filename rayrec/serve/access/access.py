@@ -1,0 +1,157 @@
+"""What stands between the HTTP side and the batcher.
+
+    headers ─► deadline, caller ─► admitted? ─► load ─► steps in force ─► batcher ─► answer
+                                     └ 429, 503            └ an answer of before     └ kept for others
+
+Everything but the batcher runs on the event loop; only the counts of what is in hand, from which its thread takes,
+have a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+from rayrec.serve.access.answer_cache import AnswerCache, key_of
+from rayrec.serve.access.config import AccessConfig, StepName
+from rayrec.serve.access.deadlines import HeaderError, timeout_of
+from rayrec.serve.access.degrade import NOT_LOWERED, Ladder, Lowered
+from rayrec.serve.access.limits import Admissions, Clock
+from rayrec.serve.batching import Batcher
+from rayrec.serve.schemas import RecommendAnswer, RecommendRequest
+from rayrec.serve.service import LoweredRequest, RecommendationService
+
+MAX_CALLER_KEY = 256
+"""Characters: each caller's is kept."""
+
+
+@dataclass(frozen=True)
+class AccessStatus:
+    """For metrics."""
+
+    in_hand: int
+    """Requests that were admitted and have no answer yet."""
+    callers: int
+    """Of which something is remembered."""
+    refused_callers: int
+    """Requests so far that were too many of their caller."""
+    refused: int
+    """Requests so far that were too many of all."""
+    load: float
+    """When the last request came; 0 without steps."""
+    steps: tuple[StepName, ...]
+    """In force."""
+    cached: int
+    """Answers that are kept."""
+    cache_hits: int
+    """Requests so far that were answered by one."""
+
+
+class Access:
+    """Answers requests, or refuses them."""
+
+    def __init__(
+        self,
+        config: AccessConfig,
+        service: RecommendationService,
+        batcher: Batcher[RecommendRequest, RecommendAnswer],
+        timeout_s: float,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            batcher: computes what requests ask of the service.
+            timeout_s: a request that would not be answered by then is refused; its own bound may be lower.
+        """
+        self._config, self._service, self._batcher, self._timeout_s = config, service, batcher, timeout_s
+        self._admissions = Admissions(config.service, config.callers, clock)
+        self._ladder = Ladder(config.degrade.steps)
+        self._cache: AnswerCache[RecommendAnswer] | None = None
+        if any(step.do == "cached_answer" for step in config.degrade.steps):
+            self._cache = AnswerCache(config.degrade.cache, clock)
+        self._last_load = 0.0
+
+    async def answer(
+        self, request: RecommendRequest, headers: Mapping[str, str], address: str | None
+    ) -> RecommendAnswer:
+        """
+        Args:
+            headers: of HTTP; names in any case.
+            address: where the connection is from.
+
+        Raises:
+            HeaderError: a header that cannot be used.
+            CallerLimitError: too many of this caller.
+            ServiceLimitError: too many of all callers.
+            TooManyWaitingError, DeadlineError, RefusedRequestError, UnavailableError: as batcher and service.
+        """
+        timeout_s = timeout_of(headers, self._timeout_s)
+        leave = self._admissions.admit(self._caller(headers, address))
+        try:
+            lowered = self._lowered()
+            key = None if self._cache is None else key_of(request, self._service.model, self._service.ranker)
+            if lowered.takes_cached and (kept := self._kept(key)) is not None:
+                leave()
+                return kept
+            if lowered != NOT_LOWERED:
+                request = LoweredRequest.of(request, lowered)
+            future = self._batcher.submit(request, self._service.group_of(request), timeout_s)
+        except BaseException:
+            leave()
+            raise
+        # A caller who goes away does not stop the model: the place is free when the batcher is done with it.
+        future.add_done_callback(lambda _: leave())
+        answer = await asyncio.wrap_future(future)
+        if self._cache is not None and key is not None and "popular_items" not in answer.degraded:
+            self._cache.put(key, answer)
+        return answer
+
+    @property
+    def status(self) -> AccessStatus:
+        admissions, cache = self._admissions, self._cache
+        return AccessStatus(
+            in_hand=admissions.service.concurrency.in_hand,
+            callers=0 if admissions.callers is None else len(admissions.callers),
+            refused_callers=admissions.num_refused_callers,
+            refused=admissions.num_refused,
+            load=self._last_load,
+            steps=tuple(self._ladder.names),
+            cached=0 if cache is None else len(cache),
+            cache_hits=0 if cache is None else cache.num_hits,
+        )
+
+    def _caller(self, headers: Mapping[str, str], address: str | None) -> Hashable:
+        """A key and an address are never the same caller."""
+        name = self._config.callers.header
+        key = headers.get(name)
+        if key is None:
+            return "address", address
+        if len(key) > MAX_CALLER_KEY:
+            raise HeaderError(f"{name}: expected at most {MAX_CALLER_KEY} characters, got {len(key)}")
+        return "key", key
+
+    def _lowered(self) -> Lowered:
+        if not self._config.degrade.steps:
+            return NOT_LOWERED
+        self._last_load = self._load()
+        return self._ladder.update(self._last_load)
+
+    def _load(self) -> float:
+        """With the request that has just been admitted."""
+        if self._config.degrade.by == "wait":
+            return self._batcher.wait_s() / self._timeout_s
+        load = (self._batcher.in_hand + 1) / self._batcher.max_waiting
+        concurrency = self._admissions.service.concurrency
+        if concurrency.most is not None:
+            load = max(load, concurrency.in_hand / concurrency.most)
+        return load
+
+    def _kept(self, key: bytes | None) -> RecommendAnswer | None:
+        assert self._cache is not None
+        assert key is not None
+        answer = self._cache.get(key)
+        if answer is None:
+            return None
+        return answer.model_copy(update={"degraded": [*answer.degraded, "cached_answer"]})

@@ -1,0 +1,156 @@
+"""Settings of what stands between a request and the model: limits, routing, shadows, degrading."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from rayrec.platform.config import Config
+
+StepName = Literal["fewer_beams", "shorter_history", "no_ranking", "cached_answer", "popular_items"]
+
+
+class LimitConfig(Config):
+    """What is admitted; by default everything."""
+
+    rate: float | None = Field(None, gt=0)
+    """Requests per second over time; None is any number."""
+    burst: int | None = Field(None, ge=1)
+    """Requests that may come at once after a pause; None is those of one second, at least 1."""
+    concurrency: int | None = Field(None, ge=1)
+    """Requests in hand at most; None is any number."""
+
+    @model_validator(mode="after")
+    def _burst_has_a_rate(self) -> Self:
+        if self.burst is not None and self.rate is None:
+            raise ValueError(f"burst is {self.burst} without a rate, at which it would fill again; give both")
+        return self
+
+    @property
+    def admits_everything(self) -> bool:
+        return self.rate is None and self.concurrency is None
+
+
+class CallersConfig(LimitConfig):
+    """What each caller is admitted for."""
+
+    header: str = Field("X-Caller-Key", min_length=1)
+    """Names the caller; one who sends none goes by the address of the connection. Who can reach the service
+    can send any key, so a limit holds against friends, or behind a gateway that sets the header."""
+    most_kept: int = Field(10_000, ge=1)
+    """Callers remembered; beyond these, the one who has been away longest is forgotten and begins anew."""
+
+
+class StepConfig(Config):
+    """One thing that is done to compute less."""
+
+    do: StepName
+    to: int | None = Field(None, ge=1)
+    """Beams of `fewer_beams`, newest events of `shorter_history`; the others have none."""
+    enter: float = Field(gt=0)
+    """The load from which on the step is in force."""
+    leave: float = Field(ge=0)
+    """The load below which it no longer is; lower than `enter`, so that it does not come and go."""
+
+    @model_validator(mode="after")
+    def _step_is_complete(self) -> Self:
+        has_number = self.do in ("fewer_beams", "shorter_history")
+        if has_number and self.to is None:
+            raise ValueError(f"degrade.steps: {self.do!r} needs a number, as in to: 20")
+        if not has_number and self.to is not None:
+            raise ValueError(f"degrade.steps: {self.do!r} takes no number, got to: {self.to}; leave it out")
+        if self.leave >= self.enter:
+            raise ValueError(
+                f"degrade.steps: {self.do!r} is entered at {self.enter} and left below {self.leave}; leave "
+                "it at a lower load, or it would come and go with every request"
+            )
+        return self
+
+
+class CacheConfig(Config):
+    """Answers kept for the step `cached_answer`."""
+
+    max_entries: int = Field(10_000, ge=1)
+    max_age_s: float = Field(60.0, gt=0)
+    """Older ones are not given."""
+
+
+class DegradeConfig(Config):
+    """What is lowered, at which load; by default nothing."""
+
+    by: Literal["capacity", "wait"] = "capacity"
+    """What load is: `capacity`, the requests in hand as a share of those a replica holds; `wait`, the time
+    that a request would wait by what batches take, as a share of `timeout_s`."""
+    steps: list[StepConfig] = Field(default_factory=list)
+    """In the order in which they are entered; those before stay in force."""
+    cache: CacheConfig = CacheConfig()
+
+    @model_validator(mode="after")
+    def _steps_ascend(self) -> Self:
+        for before, after in pairwise(self.steps):
+            if after.enter < before.enter or after.leave < before.leave:
+                raise ValueError(
+                    f"degrade.steps: {after.do!r} is entered at {after.enter} and left below {after.leave}, "
+                    f"but stands behind {before.do!r} with {before.enter} and {before.leave}; order steps by "
+                    "load"
+                )
+        if self.by == "capacity":
+            for step in self.steps:
+                if step.enter > 1:
+                    raise ValueError(
+                        f"degrade.steps: {step.do!r} is entered at {step.enter} of the capacity, which never "
+                        "is; give at most 1"
+                    )
+        return self
+
+
+class AccessConfig(Config):
+    """Who is admitted, and what is lowered before anybody is refused. Each replica counts by itself."""
+
+    service: LimitConfig = LimitConfig()
+    """Of all callers together; more are refused with status 503."""
+    callers: CallersConfig = CallersConfig()
+    """Of each caller; more are refused with status 429."""
+    degrade: DegradeConfig = DegradeConfig()
+
+
+OPEN = AccessConfig()
+"""Everybody is admitted, and nothing is lowered."""
+
+
+class RoutingConfig(Config):
+    """Which of several targets (applications, versions) answers."""
+
+    experiment: str = Field(min_length=1)
+    """Salt of the users' hashes: two experiments divide users independently, one divides them alike wherever
+    it runs."""
+    weights: dict[str, Annotated[float, Field(ge=0)]]
+    """By name of a target; shares are weights over their sum. A weight of 0 gets nobody."""
+    by: Literal["user", "random"] = "user"
+    """Whether a user stays with a target, or every request is drawn anew."""
+    seed: int = 0
+    """Of what is drawn."""
+
+    @field_validator("weights")
+    @classmethod
+    def _somebody_answers(cls, value: dict[str, float]) -> dict[str, float]:
+        if not sum(value.values()) > 0:
+            raise ValueError(
+                f"routing.weights: none of {value} is above 0, so nobody would answer; raise one"
+            )
+        return value
+
+
+class ShadowConfig(Config):
+    """A target that is asked beside the one that answers."""
+
+    share: float = Field(ge=0, le=1)
+    """Of the requests, drawn at random."""
+    max_in_flight: int = Field(8, ge=1)
+    """Requests at the shadow at once; those beyond are dropped."""
+    timeout_s: float = Field(10.0, gt=0)
+    """A request that the shadow has not answered by then has failed, and leaves its place."""
+    seed: int = 0
+    """Of what is drawn."""

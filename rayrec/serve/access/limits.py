@@ -1,0 +1,217 @@
+"""How many requests are admitted: by rate, by how many are in hand, for each caller and for all.
+
+    request ─► its caller's Limit ─► the service's Limit ─► Admission, left when the answer is there
+                     └ CallerLimitError      └ ServiceLimitError       each with the seconds to wait
+
+Whatever refuses has taken nothing: a request that the service has no room for costs its caller no token. One
+thread admits; any thread may leave.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+from rayrec.serve.access.config import CallersConfig, LimitConfig
+
+Clock = Callable[[], float]
+"""Seconds that never go back."""
+
+
+class RefusedError(RuntimeError):
+    """More is asked for than is admitted; nothing was done."""
+
+    def __init__(self, why: str, wait_s: float) -> None:
+        """
+        Args:
+            wait_s: when it may be worth to try again.
+        """
+        super().__init__(why, wait_s)
+        self.why, self.wait_s = why, wait_s
+
+    @property
+    def retry_after_s(self) -> int:
+        """Whole seconds, which is what the header takes."""
+        return max(1, math.ceil(self.wait_s))
+
+    def __str__(self) -> str:
+        unit = "second" if self.retry_after_s == 1 else "seconds"
+        return f"{self.why}; try again in {self.retry_after_s} {unit}"
+
+
+class CallerLimitError(RefusedError):
+    """This caller asks for too much."""
+
+
+class ServiceLimitError(RefusedError):
+    """All callers together do."""
+
+
+class TokenBucket:
+    """Admits `burst` requests at once and `rate` per second over time.
+
+    Within any time t, it gives at most burst + rate * t tokens.
+    """
+
+    _WHOLE = 1.0 - 1e-9
+    """Of a token: the rest is rounding, for whoever comes back after exactly the seconds that were said."""
+
+    def __init__(self, rate: float, burst: int, clock: Clock) -> None:
+        """
+        Args:
+            rate: tokens per second.
+            burst: tokens that it holds, and begins with.
+        """
+        self.rate, self.burst = rate, burst
+        self._clock = clock
+        self._tokens = float(burst)
+        self._filled_at = clock()
+
+    def wait_s(self) -> float:
+        """Seconds until there is a token; 0 if there is one."""
+        now = self._clock()
+        self._tokens = min(self.burst, self._tokens + self.rate * max(now - self._filled_at, 0.0))
+        self._filled_at = max(now, self._filled_at)
+        return 0.0 if self._tokens >= self._WHOLE else (1.0 - self._tokens) / self.rate
+
+    def take(self) -> bool:
+        """Take a token, if there is one."""
+        if self.wait_s() > 0.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+
+class ConcurrencyLimit:
+    """At most so many in hand; counts them, also where there is no limit."""
+
+    _WEIGHT_OF_NEW = 0.1
+
+    def __init__(self, most: int | None, clock: Clock) -> None:
+        self.most = most
+        self._clock = clock
+        self._in_hand = 0
+        self._held_s: float | None = None
+        """How long requests were in hand, the newer the more it counts."""
+        self._lock = threading.Lock()
+
+    @property
+    def in_hand(self) -> int:
+        return self._in_hand
+
+    def wait_s(self) -> float:
+        """Seconds until a place is likely to be free; 0 if there is one."""
+        if self.most is None or self._in_hand < self.most:
+            return 0.0
+        # Those in hand leave one after the other. Before any has, a second is as good as any.
+        return 1.0 if self._held_s is None else max(self._held_s / self.most, 1e-3)
+
+    def enter(self) -> Callable[[], None]:
+        """Take a place, which has to be free; what is returned gives it back, once."""
+        began = self._clock()
+        with self._lock:
+            self._in_hand += 1
+        is_left = False
+
+        def leave() -> None:
+            nonlocal is_left
+            with self._lock:
+                if is_left:
+                    return
+                is_left = True
+                self._in_hand -= 1
+                held_s = self._clock() - began
+                before_s = held_s if self._held_s is None else self._held_s
+                self._held_s = before_s + self._WEIGHT_OF_NEW * (held_s - before_s)
+
+        return leave
+
+
+class Limit:
+    """Rate and concurrency of whoever it stands for."""
+
+    def __init__(self, config: LimitConfig, clock: Clock) -> None:
+        self.concurrency = ConcurrencyLimit(config.concurrency, clock)
+        self.bucket: TokenBucket | None = None
+        if config.rate is not None:
+            burst = config.burst or max(1, math.ceil(config.rate))
+            self.bucket = TokenBucket(config.rate, burst, clock)
+
+    def refusal(self) -> tuple[str, float] | None:
+        """Why nothing is admitted now, and the seconds to wait; None if something is. Takes nothing."""
+        if wait_s := self.concurrency.wait_s():
+            return f"{self.concurrency.in_hand} requests are in hand already", wait_s
+        if self.bucket is not None and (wait_s := self.bucket.wait_s()):
+            return f"more than {self.bucket.rate:g} requests a second have come", wait_s
+        return None
+
+    def enter(self) -> Callable[[], None]:
+        """Admit one, after `refusal` said None; what is returned gives back its place."""
+        if self.bucket is not None:
+            taken = self.bucket.take()
+            assert taken, "nothing else takes tokens"
+        return self.concurrency.enter()
+
+
+class Callers:
+    """A limit for each caller, of as many as are kept."""
+
+    def __init__(self, config: CallersConfig, clock: Clock) -> None:
+        self._config, self._clock = config, clock
+        self._limits: OrderedDict[Hashable, Limit] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._limits)
+
+    def of(self, caller: Hashable) -> Limit:
+        """The limit of this caller, who is then the one that was here last."""
+        limit = self._limits.get(caller)
+        if limit is None:
+            self._forget()
+            limit = self._limits[caller] = Limit(self._config, self._clock)
+        self._limits.move_to_end(caller)
+        return limit
+
+    def _forget(self) -> None:
+        """Make room for one. Who has requests in hand stays: forgotten, they could have as many again."""
+        while len(self._limits) >= self._config.most_kept:
+            idle = next((key for key, limit in self._limits.items() if not limit.concurrency.in_hand), None)
+            if idle is None:
+                return
+            del self._limits[idle]
+
+
+class Admissions:
+    """Admits requests, or says why not."""
+
+    def __init__(self, service: LimitConfig, callers: CallersConfig, clock: Clock) -> None:
+        self.service = Limit(service, clock)
+        self.callers = None if callers.admits_everything else Callers(callers, clock)
+        self.num_refused_callers = 0
+        """Requests that were too many of their caller."""
+        self.num_refused = 0
+        """Requests that were too many of all."""
+
+    def admit(self, caller: Hashable) -> Callable[[], None]:
+        """Take the request in hand; what is returned has to be called when it no longer is.
+
+        Raises:
+            CallerLimitError: too many of this caller.
+            ServiceLimitError: too many of all callers.
+        """
+        own = None if self.callers is None else self.callers.of(caller)
+        if own is not None and (refusal := own.refusal()):
+            self.num_refused_callers += 1
+            raise CallerLimitError(f"of this caller, {refusal[0]}", refusal[1])
+        if refusal := self.service.refusal():
+            self.num_refused += 1
+            raise ServiceLimitError(f"of all callers, {refusal[0]}", refusal[1])
+        leaves = [limit.enter() for limit in (own, self.service) if limit is not None]
+
+        def leave() -> None:
+            for each in leaves:
+                each()
+
+        return leave

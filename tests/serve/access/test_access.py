@@ -1,0 +1,380 @@
+"""What happens to a request before the model: refused, lowered, answered from before, or just computed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from rayrec.pipelines.recommender import WHOLE, Effort
+from rayrec.serve.access.access import Access
+from rayrec.serve.access.config import AccessConfig
+from rayrec.serve.access.deadlines import HEADER, HeaderError
+from rayrec.serve.access.limits import CallerLimitError, ServiceLimitError
+from rayrec.serve.batching import BatchCosts, Batcher, DeadlineError, TooManyWaitingError
+from rayrec.serve.schemas import RecommendAnswer, RecommendRequest
+from rayrec.serve.service import RecommendationService, RefusedRequestError
+from tests.serve.access.clocks import Clock
+from tests.serve.fake_recommender import FakeRecommender
+
+ANN = {"X-Caller-Key": "ann"}
+MAX_WAITING = 4
+
+
+class Model:
+    """A service whose model computes when it is let, and what a test asks of it."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.recommender = FakeRecommender()
+        self.service = RecommendationService(self.recommender, max_k=50)
+        self.clock = Clock()
+        self._may_compute = threading.Event()
+        self._may_compute.set()
+        self._entered = threading.Semaphore(0)
+        costs = BatchCosts({1: 1.0})
+        self.batcher = Batcher(self._compute, costs, MAX_WAITING, clock=self.clock)
+        self.access = Access(
+            AccessConfig.parse(config), self.service, self.batcher, timeout_s=10.0, clock=self.clock
+        )
+
+    def _compute(self, requests: Sequence[RecommendRequest]) -> Sequence[RecommendAnswer | Exception]:
+        self._entered.release()
+        assert self._may_compute.wait(timeout=10)
+        return self.service.recommend_all(requests)
+
+    async def ask(self, headers: dict[str, str] | None = None, **fields: Any) -> RecommendAnswer:
+        return await self.access.answer(RecommendRequest(**fields), headers or {}, "10.0.0.1")
+
+    async def occupy(self, num_requests: int) -> list[asyncio.Task[RecommendAnswer]]:
+        """So many requests in hand, the first of which is being computed, until `free`."""
+        self._may_compute.clear()
+        tasks = []
+        for _ in range(num_requests):
+            tasks.append(asyncio.create_task(self.ask(history=["brazil"], k=1)))
+            await asyncio.sleep(0)
+        if tasks:
+            assert await asyncio.to_thread(self._entered.acquire, timeout=10)
+        return tasks
+
+    def free(self) -> None:
+        self._may_compute.set()
+
+    async def idle(self) -> None:
+        """Its thread is done with what it has answered a moment after the answers are there."""
+        while self.batcher.in_hand:
+            await asyncio.sleep(0)
+
+    def close(self) -> None:
+        self.free()
+        self.batcher.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Model]]:
+    started: list[Model] = []
+
+    def begin(**config: Any) -> Model:
+        started.append(Model(config))
+        return started[-1]
+
+    yield begin
+    for model in started:
+        model.close()
+
+
+def run(scenario: Awaitable[Any]) -> Any:
+    async def bounded() -> Any:
+        return await asyncio.wait_for(scenario, timeout=20)
+
+    return asyncio.run(bounded())
+
+
+def step(do: str, enter: float, to: int | None = None) -> dict[str, Any]:
+    return {"do": do, "to": to, "enter": enter, "leave": enter - 0.1}
+
+
+def degrade(*steps: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"steps": list(steps), **more}
+
+
+ALWAYS = 0.2
+"""A single request is a quarter of the capacity."""
+
+
+def test_without_settings_requests_are_computed_in_full_and_refused_by_the_batcher_alone(start):
+    model = start()
+
+    async def scenario() -> list[Any]:
+        tasks = await model.occupy(MAX_WAITING)
+        with pytest.raises(TooManyWaitingError):
+            await model.ask()
+        model.free()
+        return await asyncio.gather(*tasks)
+
+    answers = run(scenario())
+
+    assert all(answer.degraded == [] for answer in answers)
+    assert set(model.recommender.efforts) == {WHOLE}
+    assert model.access.status.in_hand == 0
+
+
+def test_a_caller_is_known_by_key_and_without_one_by_address(start):
+    model = start(callers={"rate": 0.001, "burst": 1})
+
+    async def scenario() -> None:
+        await model.ask(ANN)
+        await model.ask({"X-Caller-Key": "bob"})
+        await model.ask()
+        await model.ask({"X-Caller-Key": "10.0.0.1"})  # the text of an address is another caller
+        for headers in (ANN, {}):
+            with pytest.raises(CallerLimitError, match="try again in 1000 seconds"):
+                await model.ask(headers)
+        await model.access.answer(RecommendRequest(), {}, "10.0.0.2")
+
+    run(scenario())
+    assert (model.access.status.callers, model.access.status.refused_callers) == (5, 2)
+
+
+def test_the_header_of_the_key_can_be_another(start):
+    model = start(callers={"rate": 0.001, "burst": 1, "header": "X-Api-Key"})
+
+    async def scenario() -> None:
+        await model.ask({"X-Api-Key": "ann"})
+        await model.ask({"X-Api-Key": "bob"} | ANN)
+        with pytest.raises(CallerLimitError):
+            await model.ask({"X-Api-Key": "ann"})
+
+    run(scenario())
+
+
+def test_a_key_that_is_too_long_to_keep_is_refused(start):
+    model = start(callers={"rate": 1})
+    run(model.ask({"X-Caller-Key": "a" * 256}))
+    with pytest.raises(HeaderError, match="X-Caller-Key: expected at most 256 characters, got 257"):
+        run(model.ask({"X-Caller-Key": "a" * 257}))
+    assert model.access.status.callers == 1
+
+
+def test_a_full_service_refuses_and_takes_again_what_comes_when_one_is_done(start):
+    model = start(service={"concurrency": 2})
+
+    async def scenario() -> None:
+        tasks = await model.occupy(2)
+        with pytest.raises(ServiceLimitError):
+            await model.ask()
+        assert model.access.status.in_hand == 2
+        model.free()
+        await asyncio.gather(*tasks)
+        await model.ask()
+
+    run(scenario())
+    assert (model.access.status.in_hand, model.access.status.refused) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [({"k": 51}, RefusedRequestError), ({"history": ["alien"], "rank": True}, RefusedRequestError)],
+)
+def test_a_place_is_given_back_whatever_becomes_of_the_request(start, fields, error):
+    model = start(service={"concurrency": 1})
+
+    async def scenario() -> None:
+        for _ in range(3):
+            with pytest.raises(error):
+                await model.ask(**fields)
+
+    run(scenario())
+    assert model.access.status.in_hand == 0
+
+
+def test_what_the_batcher_refuses_gives_its_place_back(start):
+    model = start(service={"concurrency": 9})
+
+    async def scenario() -> int:
+        tasks = await model.occupy(MAX_WAITING)
+        with pytest.raises(TooManyWaitingError):
+            await model.ask()
+        in_hand = model.access.status.in_hand
+        model.free()
+        await asyncio.gather(*tasks)
+        return in_hand
+
+    assert run(scenario()) == MAX_WAITING
+
+
+def test_a_caller_who_leaves_holds_its_place_until_the_model_is_done(start):
+    model = start(service={"concurrency": 1})
+
+    async def scenario() -> None:
+        (task,) = await model.occupy(1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        with pytest.raises(ServiceLimitError):
+            await model.ask()
+        model.free()
+        await model.idle()
+        await model.ask()
+
+    run(scenario())
+
+
+def test_a_request_may_bring_an_earlier_deadline_than_the_service_has(start):
+    model = start()
+
+    async def scenario() -> tuple[list[Any], RecommendAnswer]:
+        (first,) = await model.occupy(1)
+        wanted = [{HEADER: "3000"}, {HEADER: "60000"}, {}]
+        tasks = [asyncio.create_task(model.ask(headers, user_id="ann")) for headers in wanted]
+        await asyncio.sleep(0)
+        model.clock.now += 5  # each would take 1
+        model.free()
+        return await asyncio.gather(*tasks, return_exceptions=True), await first
+
+    (soon, late, whenever), _ = run(scenario())
+
+    assert isinstance(soon, DeadlineError)
+    assert (late.source, whenever.source) == ("model", "model")
+
+
+def test_a_request_cannot_wait_longer_than_the_service_lets_it(start):
+    model = start()
+
+    async def scenario() -> Any:
+        await model.occupy(1)
+        task = asyncio.create_task(model.ask({HEADER: "60000"}, user_id="ann"))
+        await asyncio.sleep(0)
+        model.clock.now += 11
+        model.free()
+        return await asyncio.gather(task, return_exceptions=True)
+
+    assert isinstance(run(scenario())[0], DeadlineError)
+
+
+def test_steps_come_with_the_requests_in_hand_and_go_with_them(start):
+    model = start(degrade=degrade(step("fewer_beams", 0.7, to=3), step("shorter_history", 0.9, to=1)))
+
+    async def scenario() -> list[RecommendAnswer]:
+        tasks = await model.occupy(2)  # a quarter, two quarters
+        for _ in range(2):  # three quarters; all
+            tasks.append(asyncio.create_task(model.ask(user_id="ann", k=1)))
+            await asyncio.sleep(0)
+        assert model.access.status.steps == ("fewer_beams", "shorter_history")
+        assert model.access.status.load == 1.0
+        model.free()
+        answers = await asyncio.gather(*tasks)
+        await model.idle()
+        return [*answers, await model.ask(user_id="ann", k=1)]
+
+    answers = run(scenario())
+
+    assert [answer.degraded for answer in answers] == [
+        [],
+        [],
+        ["fewer_beams"],
+        ["fewer_beams", "shorter_history"],
+        [],
+    ]
+    assert model.access.status.steps == ()
+    assert Effort(3, None) in model.recommender.efforts
+    assert Effort(3, 1) in model.recommender.efforts
+
+
+def test_load_may_be_the_wait_by_what_batches_take(start):
+    model = start(degrade=degrade(step("fewer_beams", 0.15, to=3), by="wait"))
+
+    async def scenario() -> list[float]:
+        loads = []
+        tasks = []
+        for num in range(3):
+            tasks += await model.occupy(1) if not num else [asyncio.create_task(model.ask(k=1))]
+            await asyncio.sleep(0)
+            loads.append(model.access.status.load)
+        model.free()
+        await asyncio.gather(*tasks)
+        return loads
+
+    assert run(scenario()) == [0.0, 0.1, 0.2]  # each takes 1 of 10 seconds
+    assert model.access.status.steps == ("fewer_beams",)
+
+
+def test_the_services_own_limit_is_capacity_too(start):
+    model = start(service={"concurrency": 2}, degrade=degrade(step("popular_items", 0.9)))
+
+    async def scenario() -> list[RecommendAnswer]:
+        tasks = await model.occupy(1)
+        tasks.append(asyncio.create_task(model.ask(user_id="ann", k=1)))
+        await asyncio.sleep(0)
+        model.free()
+        return await asyncio.gather(*tasks)
+
+    first, second = run(scenario())
+    assert (first.source, second.source, second.degraded) == ("model", "popular", ["popular_items"])
+
+
+def test_a_kept_answer_is_given_without_the_model_until_it_is_too_old(start):
+    model = start(degrade=degrade(step("cached_answer", ALWAYS), cache={"max_age_s": 60}))
+
+    async def scenario() -> list[RecommendAnswer]:
+        first = await model.ask(user_id="ann", k=1)
+        again = await model.ask(user_id="ann", k=1)
+        other = await model.ask(user_id="ann", k=2)
+        model.clock.now += 61
+        return [first, again, other, await model.ask(user_id="ann", k=1)]
+
+    first, again, other, later = run(scenario())
+
+    assert [a.degraded for a in (first, again, other, later)] == [[], ["cached_answer"], [], []]
+    assert again.items == first.items
+    assert len(other.items) == 2
+    assert len(model.recommender.asked) == 3
+    assert (model.access.status.cache_hits, model.access.status.cached) == (1, 2)
+    assert model.access.status.in_hand == 0
+
+
+def test_a_kept_answer_needs_no_place_at_the_model(start):
+    model = start(degrade=degrade(step("cached_answer", 0.9)))
+
+    async def scenario() -> RecommendAnswer:
+        await model.ask(user_id="ann", k=1)
+        await model.idle()
+        tasks = await model.occupy(MAX_WAITING)
+        with pytest.raises(TooManyWaitingError):
+            await model.ask(user_id="ann", k=2)
+        kept = await model.ask(user_id="ann", k=1)
+        model.free()
+        await asyncio.gather(*tasks)
+        return kept
+
+    assert run(scenario()).degraded == ["cached_answer"]
+
+
+def test_a_kept_answer_is_not_given_while_there_is_little_to_do(start):
+    model = start(degrade=degrade(step("cached_answer", 0.9)))
+
+    async def scenario() -> list[list[str]]:
+        return [(await model.ask(user_id="ann", k=1)).degraded for _ in range(2)]
+
+    assert run(scenario()) == [[], []]
+    assert len(model.recommender.asked) == 2
+
+
+def test_a_kept_answer_says_what_was_lowered_when_it_was_computed(start):
+    model = start(degrade=degrade(step("fewer_beams", ALWAYS, to=3), step("cached_answer", ALWAYS)))
+
+    async def scenario() -> list[list[str]]:
+        return [(await model.ask(user_id="ann", k=1)).degraded for _ in range(3)]
+
+    assert run(scenario()) == [["fewer_beams"]] + 2 * [["fewer_beams", "cached_answer"]]
+
+
+def test_popular_items_of_a_busy_moment_are_not_kept(start):
+    model = start(degrade=degrade(step("cached_answer", ALWAYS), step("popular_items", ALWAYS)))
+
+    async def scenario() -> list[list[str]]:
+        return [(await model.ask(user_id="ann", k=1)).degraded for _ in range(2)]
+
+    assert run(scenario()) == [["popular_items"]] * 2
+    assert model.access.status.cached == 0
