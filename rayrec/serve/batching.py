@@ -108,8 +108,8 @@ class Batcher(Generic[Request, Answer]):
             max_waiting: requests in hand at most, those being computed included.
         """
         self.costs = costs
+        self.max_waiting = max_waiting
         self._compute = compute
-        self._max_waiting = max_waiting
         self._clock = clock
         self._waiting: list[_Waiting[Request, Answer]] = []
         self._num_computing = 0
@@ -139,7 +139,7 @@ class Batcher(Generic[Request, Answer]):
             if self._is_closed:
                 raise RuntimeError("the batcher is closed")
             in_hand = len(self._waiting) + self._num_computing
-            if in_hand >= self._max_waiting:
+            if in_hand >= self.max_waiting:
                 raise TooManyWaitingError(f"{in_hand} requests are waiting already")
             self._num_submitted += 1
             deadline = self._clock() + timeout_s

@@ -6,6 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
+MODEL_NAME = "recommend"
+"""What the model is called by protocols that name models; there is one in a service."""
+
 MAX_HISTORY = 10_000
 """Most items of a request's history: far above what a model reads, far below what would hold up others."""
 

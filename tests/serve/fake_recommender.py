@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import uvicorn
 from fastapi import FastAPI
 
 from rayrec.pipelines.recommender import Answer, Query, Recommendation
@@ -36,15 +40,23 @@ class FakeDataset:
 
 
 class FakeRecommender:
-    """Recommends "m0", "m1", ... by the model, "p0", "p1", ... by popularity; remembers what it was asked."""
+    """Recommends "m0", "m1", ... by the model, "p0", "p1", ... by popularity; remembers what it was asked.
+
+    With semantic IDs it recommends the films of the catalogue in their order.
+    """
 
     run = "films"
     committed_step = 99
     max_length = 3
     """Events that it reads, the newest."""
 
-    def __init__(self) -> None:
+    def __init__(self, codes: Sequence[Sequence[int]] | None = None) -> None:
+        """
+        Args:
+            codes: of the three films; None: a model without semantic IDs.
+        """
         self.dataset = FakeDataset()
+        self.semantic_ids = None if codes is None else SimpleNamespace(codes_IL=np.array(codes))
         self.asked: list[tuple[list[int], int | None, int, bool]] = []
         """History ids, user id, k and exclude_seen of every question to the model."""
         self.instructions: list[dict[str, int]] = []
@@ -65,7 +77,11 @@ class FakeRecommender:
         num_read = min(num_events, self.max_length)
         if 12 in query.history_ids.tolist() and self.leaves_nothing:
             return Answer([], 0, len(query.history_ids))
-        items = [Recommendation(f"m{place}", f"Film {place}", -0.5 - place) for place in range(k)]
+        names = [f"m{place}" for place in range(k)]
+        if self.semantic_ids is not None:
+            seen = set(query.history_ids.tolist()) if exclude_seen else set()
+            names = [name for name, item_id in ITEM_IDS.items() if item_id not in seen][:k]
+        items = [Recommendation(name, f"Film {place}", -0.5 - place) for place, name in enumerate(names)]
         return Answer(items, num_read, num_events - num_read)
 
     def instruction_of(self, names: Mapping[str, str | None]) -> dict[str, int]:
@@ -96,6 +112,22 @@ class FakeRecommender:
     def popular(self, k: int, exclude_ids: np.ndarray | None = None) -> list[Recommendation]:
         self.left_out = exclude_ids
         return [Recommendation(f"p{place}", None, 9.0 - place) for place in range(k)]
+
+
+@contextmanager
+def listening(api: FastAPI) -> Iterator[str]:
+    """Host and port where the application answers, over HTTP as clients speak it."""
+    server = uvicorn.Server(uvicorn.Config(api, host="127.0.0.1", port=0, log_level="warning", lifespan="off"))
+    with socket.socket() as there:
+        there.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [there]}, daemon=True)
+        there.listen()  # from now on connections wait until the server takes them
+        thread.start()
+        try:
+            yield "127.0.0.1:{}".format(there.getsockname()[1])
+        finally:
+            server.should_exit = True
+            thread.join(timeout=20)
 
 
 def api_of(service: Any, max_waiting: int = 4, timeout_s: float = 10.0, max_batch: int = 1) -> FastAPI:
