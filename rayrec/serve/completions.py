@@ -140,6 +140,9 @@ def read_request(body: Mapping[str, Any]) -> CompletionRequest:
         RequestError: a parameter is unknown, wrong, or asks for what cannot be done; names it.
     """
     fields = dict(body)
+    known = [*CompletionRequest.model_fields, *_ONLY]
+    if unknown := next((name for name in fields if name not in known), None):
+        raise RequestError(f"{unknown}: unknown field; known are {', '.join(known)}", param=unknown)
     for name, (harmless, reason) in _ONLY.items():
         value = fields.pop(name, None)
         if value is None or any(value == each and _same_kind(value, each) for each in harmless):
@@ -156,7 +159,6 @@ def read_request(body: Mapping[str, Any]) -> CompletionRequest:
                 "prompt: expected a text, or an array of texts; numbers of tokens are not known here",
                 param=name,
             ) from error
-        known = [*CompletionRequest.model_fields, *_ONLY]
         raise RequestError(explain([problem], known), param=name) from error
 
 

@@ -60,6 +60,7 @@ def error_response(
     """
     # JSON can write half of a surrogate pair, and a sentence may quote it.
     error = error.encode(errors="backslashreplace").decode()
+    param = None if param is None else param.encode(errors="backslashreplace").decode()
     is_openai = _is_below(path, _OPENAI_PATHS)
     if status == 422 and (is_openai or _is_below(path, _OPEN_INFERENCE_PATHS)):
         status = 400  # the one status for bad requests of both protocols

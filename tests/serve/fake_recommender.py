@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pyarrow as pa
 import uvicorn
@@ -18,6 +19,7 @@ from rayrec.pipelines.recommender import Answer, Query, Recommendation
 from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.serve.api import build_api
 from rayrec.serve.batching import BatchCosts, Batcher
+from rayrec.serve.service import RecommendationService
 
 ITEM_IDS = {"alien": 11, "7": 12, "brazil": 13}
 USER_IDS = {"ann": 0, "42": 1}
@@ -117,14 +119,14 @@ class FakeRecommender:
 @contextmanager
 def listening(api: FastAPI) -> Iterator[str]:
     """Host and port where the application answers, over HTTP as clients speak it."""
-    server = uvicorn.Server(uvicorn.Config(api, host="127.0.0.1", port=0, log_level="warning", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(api, log_level="warning", lifespan="off"))
     with socket.socket() as there:
         there.bind(("127.0.0.1", 0))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [there]}, daemon=True)
         there.listen()  # from now on connections wait until the server takes them
         thread.start()
         try:
-            yield "127.0.0.1:{}".format(there.getsockname()[1])
+            yield f"127.0.0.1:{there.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join(timeout=20)
@@ -134,3 +136,45 @@ def api_of(service: Any, max_waiting: int = 4, timeout_s: float = 10.0, max_batc
     """The application, with a thread that computes."""
     costs = BatchCosts({1: 1e-6, max_batch: 1e-6})
     return build_api(service, Batcher(service.recommend_all, costs, max_waiting), timeout_s)
+
+
+class HeldService(RecommendationService):
+    """Computes nothing before it is let."""
+
+    def __init__(self, recommender=None):
+        super().__init__(recommender or FakeRecommender(), max_k=50)
+        self.begun, self.let = threading.Event(), threading.Event()
+        self.asked = threading.Semaphore(0)
+        self.batches = []
+
+    def group_of(self, request):
+        self.asked.release()
+        return super().group_of(request)
+
+    def wait_until_asked(self, address, times):
+        for _ in range(times):
+            assert self.asked.acquire(timeout=20)
+        # The event loop answers this when it is done with them.
+        assert httpx.get(f"http://{address}/v2/health/live", trust_env=False).json() == {"live": True}
+
+    @staticmethod
+    @contextmanager
+    def asking(address, path, body):
+        """A request that is under way inside the block; its answer is in the list afterwards."""
+        answers = []
+
+        def ask():
+            answers.append(httpx.post(f"http://{address}{path}", json=body, timeout=20, trust_env=False))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        try:
+            yield answers
+        finally:
+            thread.join(timeout=20)
+
+    def recommend_all(self, requests):
+        self.batches.append(len(requests))
+        self.begun.set()
+        assert self.let.wait(timeout=20)
+        return super().recommend_all(requests)
