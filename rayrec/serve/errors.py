@@ -1,7 +1,7 @@
 """Errors as they leave the service: one sentence, in the form of the protocol that was spoken.
 
     path                          form                                              a bad request is
-    /v1/completions, /v1/models   {"error": {"message", "type", "param", "code"}}   400
+    /v1/completions, models, chat {"error": {"message", "type", "param", "code"}}   400
     /v2                           {"error": sentence}                               400
     all others                    {"error": sentence}                               422; 400 if it is no JSON
 
@@ -22,7 +22,6 @@ from fastapi.responses import JSONResponse
 from rayrec.serve.schemas import ErrorAnswer
 
 _OPENAI_PATHS = ("/v1/completions", "/v1/models", "/v1/chat")
-_OPEN_INFERENCE_PATHS = ("/v2",)
 
 
 class RequestError(ValueError):
@@ -61,10 +60,7 @@ def error_response(
     # JSON can write half of a surrogate pair, and a sentence may quote it.
     error = error.encode(errors="backslashreplace").decode()
     param = None if param is None else param.encode(errors="backslashreplace").decode()
-    is_openai = _is_below(path, _OPENAI_PATHS)
-    if status == 422 and (is_openai or _is_below(path, _OPEN_INFERENCE_PATHS)):
-        status = 400  # the one status for bad requests of both protocols
-    if is_openai:
+    if any(path == root or path.startswith(f"{root}/") for root in _OPENAI_PATHS):
         said = error if error_id is None else f"{error} under {error_id}"
         kind = "server_error" if status >= 500 else "invalid_request_error"
         content = {"error": {"message": said, "type": kind, "param": param, "code": code}}
@@ -90,10 +86,6 @@ def explain(problems: Sequence[Any], known_fields: Iterable[str]) -> str:
         return f"{_dotted(location[:-1])}: expected a string or an integer"
     message = first["msg"].removeprefix("Value error, ")
     return f"{_dotted(location)}: {message[0].lower()}{message[1:]}"
-
-
-def _is_below(path: str, roots: tuple[str, ...]) -> bool:
-    return any(path == root or path.startswith(f"{root}/") for root in roots)
 
 
 def _dotted(location: Sequence[str | int]) -> str:

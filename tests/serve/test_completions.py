@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.models.tokenizers.code_tokens import CodeTexts
+from rayrec.pipelines.recommender import Recommender
 from rayrec.serve.request_body import MAX_BODY_BYTES
 from rayrec.serve.service import RecommendationService
+from tests.runs import make_run
 from tests.serve.fake_recommender import FakeRecommender, HeldService, api_of, listening
 from tests.serve.test_ranked_recommendations import FakeStage
 
@@ -319,3 +321,23 @@ def test_whatever_comes_the_answer_is_choices_or_a_sentence(fields):
     else:
         assert answer.status_code == 400
         assert isinstance(answer.json()["error"]["message"], str)
+
+
+@pytest.mark.parametrize("policy", ["extra_digit", "share"])
+def test_completions_of_a_trained_model_are_its_items_with_their_probabilities(tmp_path, policy):
+    recommender = Recommender.load(make_run(tmp_path, "generative", collision_policy=policy))
+    history = [recommender.dataset.items.keys[0].as_py()] * 2
+    service = RecommendationService(recommender, max_k=50)
+    client = TestClient(api_of(service))
+
+    asked = {"model": "recommend", "n": 5, "logprobs": 0}
+    by_id = client.post("/v1/completions", json={**asked, "prompt": " ".join(history)}).json()
+    tokens = "".join(map(service.item_texts.text_of, history))
+    by_tokens = client.post("/v1/completions", json={**asked, "prompt": tokens}).json()
+    plain = client.post("/v1/recommend", json={"history": history, "k": 5}).json()
+
+    assert by_id["choices"] == by_tokens["choices"]
+    assert [choice["item_id"] for choice in by_id["choices"]] == [item["item_id"] for item in plain["items"]]
+    for choice, item in zip(by_id["choices"], plain["items"], strict=True):
+        assert choice["logprobs"]["token_logprobs"] == [item["score"]]
+        assert service.item_texts.keys_in(choice["text"]) == [item["item_id"]]

@@ -20,7 +20,7 @@ from rayrec.serve.tensor_codec import (
     write_answer,
 )
 
-TEXTS = st.binary(max_size=6)
+TEXTS = st.binary(max_size=6) | st.sampled_from([b" a\n", b"\0", b"\x01\0\0\0"])
 SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 
 
