@@ -168,7 +168,9 @@ def train_command(
             (
                 "mfu, of dense compute alone",
                 f"{stages['mfu']:.2%}, {stages['dense_mfu']:.2%} of "
-                f"{stages['matrix_flops_per_s'] / 1e9:,.0f} GFLOP/s",
+                f"{stages['matrix_flops_per_s'] / 1e9:,.0f} GFLOP/s"
+                if stages["model_flops"]
+                else "not counted",
             ),
             (
                 "rows asked for early, late",

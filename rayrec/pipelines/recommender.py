@@ -13,6 +13,7 @@ import numpy as np
 from rayrec.models.build import build_model
 from rayrec.models.program import RankedItems
 from rayrec.models.sequence_program import SequenceProgram
+from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.assembly import Assembly
 from rayrec.pipelines.instructions import instruction_of
 from rayrec.pipelines.loading import load_run, local_tables
@@ -144,6 +145,11 @@ class Recommender:
     @property
     def dataset(self) -> Dataset:
         return self._task.dataset
+
+    @property
+    def semantic_ids(self) -> SemanticIdRegistry | None:
+        """Codes of the items in catalogue order, as the model has them; None for models that know none."""
+        return self._task.registry
 
     @property
     def needs_times(self) -> bool:

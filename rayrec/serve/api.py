@@ -1,16 +1,16 @@
 """The HTTP side of the service: routes and error answers.
 
     event loop: parse, check ─► access ─► batcher, at most `max_waiting` in hand ─► its thread:
-                health answers    │                      └ else 503                  service.recommend_all
-                                  └ its limits: 429 for one caller, 503 for all
+      /v1/recommend: here         │                      └ else 503                  service.recommend_all
+      /v2: `open_inference`       └ its limits: 429 for one caller, 503 for all
+      /v1/completions: `completions`
+      health answers
 
-It knows nothing of Ray, so that it can be tested, or embedded, without.
+Requests of all protocols meet in the batcher, so that they are computed together. It knows nothing of Ray, so
+that it can be tested, or embedded, without.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,12 +19,16 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from rayrec import __version__
 from rayrec.platform.errors import UnavailableError
-from rayrec.serve.access.access import Access
+from rayrec.serve.access.access import Access, origin_of
 from rayrec.serve.access.config import OPEN, AccessConfig
 from rayrec.serve.access.deadlines import HeaderError
 from rayrec.serve.access.limits import CallerLimitError, RefusedError
 from rayrec.serve.batching import Batcher, DeadlineError, TooManyWaitingError
-from rayrec.serve.request_guard import RequestGuard, error_response
+from rayrec.serve.completions import completions_router
+from rayrec.serve.errors import RequestError, error_response, explain
+from rayrec.serve.open_inference import open_inference_router
+from rayrec.serve.request_body import MAX_BODY_BYTES
+from rayrec.serve.request_guard import RequestGuard
 from rayrec.serve.schemas import (
     ErrorAnswer,
     Instruction,
@@ -34,8 +38,6 @@ from rayrec.serve.schemas import (
     RecommendRequest,
 )
 from rayrec.serve.service import RecommendationService, RefusedRequestError
-
-MAX_BODY_BYTES = 1024 * 1024
 
 _ERRORS: dict[int, str] = {
     400: "The body is not JSON.",
@@ -67,6 +69,7 @@ def build_api(
     api.add_exception_handler(StarletteHTTPException, _http_error)
     api.add_exception_handler(RequestValidationError, _invalid_request)
     api.add_exception_handler(RefusedRequestError, _refused_request)
+    api.add_exception_handler(RequestError, _bad_request)
     api.add_exception_handler(UnavailableError, _unavailable)
     api.add_exception_handler(TooManyWaitingError, _busy)
     api.add_exception_handler(DeadlineError, _busy)
@@ -80,7 +83,7 @@ def build_api(
     async def recommend(request: RecommendRequest, http: Request) -> RecommendAnswer:
         """The items that the model expects next. With a header `X-Request-Timeout-Ms`, an answer that would
         come later than in so many milliseconds is not computed."""
-        return await access.answer(request, http.headers, http.client.host if http.client else None)
+        return await access.begin(request, origin_of(http))
 
     @api.get("/health/ready")
     async def ready() -> ReadyAnswer:
@@ -92,6 +95,8 @@ def build_api(
         """Answers while the process runs."""
         return LiveAnswer()
 
+    api.include_router(open_inference_router(service, access))
+    api.include_router(completions_router(service, access))
     return api
 
 
@@ -100,49 +105,42 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     text = error.detail
     if error.status_code in (404, 405):
         text = f"there is no {request.method} {request.url.path}; /docs lists what there is"
-    return error_response(error.status_code, text, headers=dict(error.headers or {}))
+    return error_response(request.url.path, error.status_code, text, headers=dict(error.headers or {}))
 
 
 async def _busy(request: Request, error: Exception) -> JSONResponse:
-    return error_response(503, f"{error}; try again in a second", headers={"Retry-After": "1"})
+    return error_response(
+        request.url.path, 503, f"{error}; try again in a second", headers={"Retry-After": "1"}
+    )
 
 
 async def _not_admitted(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RefusedError)
     status = 429 if isinstance(error, CallerLimitError) else 503
-    return error_response(status, str(error), headers={"Retry-After": str(error.retry_after_s)})
+    headers = {"Retry-After": str(error.retry_after_s)}
+    return error_response(request.url.path, status, str(error), headers=headers)
 
 
 async def _invalid_request(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     problems = error.errors()
     if any(problem["type"] == "json_invalid" for problem in problems):
-        return error_response(400, "the body is not valid JSON")
-    return error_response(422, _explain(problems))
+        return error_response(request.url.path, 400, "the body is not valid JSON")
+    for problem in problems:
+        problem["loc"] = problem["loc"][1:]  # without the leading "body"
+    fields = RecommendRequest.model_fields if len(problems[0]["loc"]) == 1 else Instruction.model_fields
+    return error_response(request.url.path, 422, explain(problems, fields))
 
 
 async def _refused_request(request: Request, error: Exception) -> JSONResponse:
-    return error_response(422, str(error))
+    return error_response(request.url.path, 422, str(error))
+
+
+async def _bad_request(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestError)
+    path = request.url.path
+    return error_response(path, error.status, str(error), param=error.param, code=error.code)
 
 
 async def _unavailable(request: Request, error: Exception) -> JSONResponse:
-    return error_response(503, f"a service that the row needs does not answer: {error}")
-
-
-def _explain(problems: Sequence[dict[str, Any]]) -> str:
-    """One sentence on the first problem; where a value may be of two types, on both."""
-    first = problems[0]
-    location = first["loc"][1:]  # without the leading "body"
-    if not location:
-        return "expected a JSON object, sent with the header 'Content-Type: application/json'"
-    if first["type"] == "extra_forbidden":
-        fields = RecommendRequest.model_fields if len(location) == 1 else Instruction.model_fields
-        return f"{_dotted(location)}: unknown field; known are {', '.join(fields)}"
-    if location[-1] in ("str", "int"):  # the members of a key's union
-        return f"{_dotted(location[:-1])}: expected a string or an integer"
-    message = first["msg"].removeprefix("Value error, ")
-    return f"{_dotted(location)}: {message[0].lower()}{message[1:]}"
-
-
-def _dotted(location: Sequence[str | int]) -> str:
-    return ".".join(map(str, location))
+    return error_response(request.url.path, 503, f"a service that the row needs does not answer: {error}")

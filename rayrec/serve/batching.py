@@ -108,8 +108,8 @@ class Batcher(Generic[Request, Answer]):
             max_waiting: requests in hand at most, those being computed included.
         """
         self.costs = costs
-        self._compute = compute
         self.max_waiting = max_waiting
+        self._compute = compute
         self._clock = clock
         self._waiting: list[_Waiting[Request, Answer]] = []
         self._num_computing = 0

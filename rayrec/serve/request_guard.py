@@ -6,10 +6,9 @@ import logging
 import uuid
 
 from fastapi import HTTPException
-from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rayrec.serve.schemas import ErrorAnswer
+from rayrec.serve.errors import error_response
 
 logger = logging.getLogger(__name__)
 
@@ -53,13 +52,6 @@ class RequestGuard:
             logger.exception("%s %s failed, error %s", scope["method"], scope["path"], error_id)
             if answering:  # too late for another answer: the server has to cut this one off
                 raise
-            answer = error_response(500, "something failed in the service; its log says what", error_id)
+            sentence = "something failed in the service; its log says what"
+            answer = error_response(scope["path"], 500, sentence, error_id)
             await answer(scope, receive, send)
-
-
-def error_response(
-    status: int, error: str, error_id: str | None = None, headers: dict[str, str] | None = None
-) -> JSONResponse:
-    """The one form in which errors leave the service."""
-    answer = ErrorAnswer(error=error, error_id=error_id)
-    return JSONResponse(answer.model_dump(exclude_none=True), status, headers)

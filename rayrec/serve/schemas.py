@@ -8,6 +8,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, S
 
 from rayrec.serve.access.config import StepName
 
+MODEL_NAME = "recommend"
+"""What the model is called by protocols that name models; there is one in a service."""
+
 MAX_HISTORY = 10_000
 """Most items of a request's history: far above what a model reads, far below what would hold up others."""
 

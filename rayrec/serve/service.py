@@ -18,6 +18,7 @@ from rayrec.samples.batches import Int64Array
 from rayrec.serve.access.config import StepName
 from rayrec.serve.access.degrade import NOT_LOWERED, Lowered
 from rayrec.serve.batching import BatchCosts
+from rayrec.serve.item_texts import ItemTexts
 from rayrec.serve.schemas import (
     ItemRanking,
     Key,
@@ -60,9 +61,12 @@ class RecommendationService:
     def __init__(self, recommender: Recommender, max_k: int, stage: RankingStage | None = None) -> None:
         self._recommender = recommender
         self._stage = stage
-        self._max_k = max_k
+        self.max_k = max_k
         # Of our own: keys are looked up all at once, a thousand take hardly longer than one.
         self._item_keys = pd.Index(recommender.dataset.items.keys.to_pandas())
+        registry = recommender.semantic_ids
+        self.item_texts = None if registry is None else ItemTexts(self._item_keys, registry.codes_IL)
+        """Items as the tokens of their semantic IDs; None for a model that knows none."""
         self.model = ModelInfo(run=recommender.run, step=recommender.committed_step + 1)
         self.ranker: RankerInfo | None = None
         if stage is not None:
@@ -172,9 +176,9 @@ class RecommendationService:
     def _understood(self, request: RecommendRequest) -> _Asked | Exception:
         """What is asked of the model, or why it is not."""
         try:
-            if request.k > self._max_k:
+            if request.k > self.max_k:
                 raise RefusedRequestError(
-                    f"k: {request.k} items are more than the {self._max_k} of one answer"
+                    f"k: {request.k} items are more than the {self.max_k} of one answer"
                 )
             if request.rank and self._stage is None:
                 raise RefusedRequestError("rank: this service has no ranking stage; leave it out")

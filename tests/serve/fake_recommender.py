@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pyarrow as pa
+import uvicorn
 from fastapi import FastAPI
 
 from rayrec.pipelines.recommender import WHOLE, Answer, Effort, Query, Recommendation
@@ -15,6 +20,7 @@ from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.serve.access.config import OPEN, AccessConfig
 from rayrec.serve.api import build_api
 from rayrec.serve.batching import BatchCosts, Batcher
+from rayrec.serve.service import RecommendationService
 
 ITEM_IDS = {"alien": 11, "7": 12, "brazil": 13}
 USER_IDS = {"ann": 0, "42": 1}
@@ -37,15 +43,23 @@ class FakeDataset:
 
 
 class FakeRecommender:
-    """Recommends "m0", "m1", ... by the model, "p0", "p1", ... by popularity; remembers what it was asked."""
+    """Recommends "m0", "m1", ... by the model, "p0", "p1", ... by popularity; remembers what it was asked.
+
+    With semantic IDs it recommends the films of the catalogue in their order.
+    """
 
     run = "films"
     committed_step = 99
     max_length = 3
     """Events that it reads, the newest."""
 
-    def __init__(self) -> None:
+    def __init__(self, codes: Sequence[Sequence[int]] | None = None) -> None:
+        """
+        Args:
+            codes: of the three films; None: a model without semantic IDs.
+        """
         self.dataset = FakeDataset()
+        self.semantic_ids = None if codes is None else SimpleNamespace(codes_IL=np.array(codes))
         self.asked: list[tuple[list[int], int | None, int, bool]] = []
         """History ids, user id, k and exclude_seen of every question to the model."""
         self.instructions: list[dict[str, int]] = []
@@ -75,7 +89,11 @@ class FakeRecommender:
         num_read = min(num_events, self.max_length)
         if 12 in query.history_ids.tolist() and self.leaves_nothing:
             return Answer([], 0, len(query.history_ids))
-        items = [Recommendation(f"m{place}", f"Film {place}", -0.5 - place) for place in range(k)]
+        names = [f"m{place}" for place in range(k)]
+        if self.semantic_ids is not None:
+            seen = set(query.history_ids.tolist()) if exclude_seen else set()
+            names = [name for name, item_id in ITEM_IDS.items() if item_id not in seen][:k]
+        items = [Recommendation(name, f"Film {place}", -0.5 - place) for place, name in enumerate(names)]
         return Answer(items, num_read, num_events - num_read)
 
     def instruction_of(self, names: Mapping[str, str | None]) -> dict[str, int]:
@@ -108,6 +126,22 @@ class FakeRecommender:
         return [Recommendation(f"p{place}", None, 9.0 - place) for place in range(k)]
 
 
+@contextmanager
+def listening(api: FastAPI) -> Iterator[str]:
+    """Host and port where the application answers, over HTTP as clients speak it."""
+    server = uvicorn.Server(uvicorn.Config(api, log_level="warning", lifespan="off"))
+    with socket.socket() as there:
+        there.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [there]}, daemon=True)
+        there.listen()  # from now on connections wait until the server takes them
+        thread.start()
+        try:
+            yield f"127.0.0.1:{there.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(timeout=20)
+
+
 def api_of(
     service: Any,
     max_waiting: int = 4,
@@ -118,3 +152,45 @@ def api_of(
     """The application, with a thread that computes."""
     costs = BatchCosts({1: 1e-6, max_batch: 1e-6})
     return build_api(service, Batcher(service.recommend_all, costs, max_waiting), timeout_s, access)
+
+
+class HeldService(RecommendationService):
+    """Computes nothing before it is let."""
+
+    def __init__(self, recommender=None):
+        super().__init__(recommender or FakeRecommender(), max_k=50)
+        self.begun, self.let = threading.Event(), threading.Event()
+        self.asked = threading.Semaphore(0)
+        self.batches = []
+
+    def group_of(self, request):
+        self.asked.release()
+        return super().group_of(request)
+
+    def wait_until_asked(self, address, times):
+        for _ in range(times):
+            assert self.asked.acquire(timeout=20)
+        # The event loop answers this when it is done with them.
+        assert httpx.get(f"http://{address}/v2/health/live", trust_env=False).json() == {"live": True}
+
+    @staticmethod
+    @contextmanager
+    def asking(address, path, body):
+        """A request that is under way inside the block; its answer is in the list afterwards."""
+        answers = []
+
+        def ask():
+            answers.append(httpx.post(f"http://{address}{path}", json=body, timeout=20, trust_env=False))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        try:
+            yield answers
+        finally:
+            thread.join(timeout=20)
+
+    def recommend_all(self, requests):
+        self.batches.append(len(requests))
+        self.begun.set()
+        assert self.let.wait(timeout=20)
+        return super().recommend_all(requests)

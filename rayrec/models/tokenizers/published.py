@@ -14,7 +14,6 @@ Axes: I items, L code levels.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rayrec.models.tokenizers.code_tokens import read_token
 from rayrec.models.tokenizers.code_tuples import IntArray, tuple_groups
 from rayrec.models.tokenizers.collisions import Evidence, policy_named
 from rayrec.models.tokenizers.registry import SemanticIdRegistry, smallest_code_dtype
 from rayrec.models.tokenizers.report import collision_counts
 from rayrec.platform.errors import InputError
-
-_TOKEN = re.compile(r"<([a-z])_(\d+)>")
 
 
 def published_registry(
@@ -169,8 +167,6 @@ def _codes(file: Path, key: str, values: Any) -> list[int]:
 def _code(level: int, value: Any) -> int | None:
     """The number of a code of this level; None for anything else."""
     if isinstance(value, str):
-        match = _TOKEN.fullmatch(value)
-        # The letter is the level's: a tuple in another order would be other codes.
-        return int(match[2]) if match and ord(match[1]) - ord("a") == level else None
+        return read_token(level, value)
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return value if is_number and value >= 0 else None

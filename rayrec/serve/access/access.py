@@ -3,8 +3,8 @@
     headers ─► deadline, caller ─► admitted? ─► load ─► steps in force ─► batcher ─► answer
                                      └ 429, 503            └ an answer of before     └ kept for others
 
-Everything but the batcher runs on the event loop; only the counts of what is in hand, from which its thread takes,
-have a lock.
+Everything but the batcher runs on the event loop; only the counts of what is in hand, from which its thread
+takes, have a lock.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import asyncio
 import time
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
+
+from fastapi import Request
 
 from rayrec.serve.access.answer_cache import AnswerCache, key_of
 from rayrec.serve.access.config import AccessConfig, StepName
@@ -25,6 +28,20 @@ from rayrec.serve.service import LoweredRequest, RecommendationService
 
 MAX_CALLER_KEY = 256
 """Characters: each caller's is kept."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a request is from."""
+
+    headers: Mapping[str, str]
+    """Of HTTP; names in any case."""
+    address: str | None
+    """Where the connection is from."""
+
+
+def origin_of(http: Request) -> Origin:
+    return Origin(http.headers, http.client.host if http.client else None)
 
 
 @dataclass(frozen=True)
@@ -73,28 +90,29 @@ class Access:
             self._cache = AnswerCache(config.degrade.cache, clock)
         self._last_load = 0.0
 
-    async def answer(
-        self, request: RecommendRequest, headers: Mapping[str, str], address: str | None
-    ) -> RecommendAnswer:
-        """
-        Args:
-            headers: of HTTP; names in any case.
-            address: where the connection is from.
+    def begin(self, request: RecommendRequest, origin: Origin) -> asyncio.Future[RecommendAnswer]:
+        """Admits a request, and hands it to the batcher before it returns; call it on the event loop.
+
+        Returns:
+            The answer; or RefusedRequestError, UnavailableError, DeadlineError, as of service and batcher.
+            One that is cancelled before its turn is not computed.
 
         Raises:
             HeaderError: a header that cannot be used.
             CallerLimitError: too many of this caller.
             ServiceLimitError: too many of all callers.
-            TooManyWaitingError, DeadlineError, RefusedRequestError, UnavailableError: as batcher and service.
+            TooManyWaitingError: the batcher has too many in hand.
         """
-        timeout_s = timeout_of(headers, self._timeout_s)
-        leave = self._admissions.admit(self._caller(headers, address))
+        timeout_s = timeout_of(origin.headers, self._timeout_s)
+        leave = self._admissions.admit(self._caller(origin))
         try:
             lowered = self._lowered()
             key = None if self._cache is None else key_of(request, self._service.model, self._service.ranker)
             if lowered.takes_cached and (kept := self._kept(key)) is not None:
                 leave()
-                return kept
+                answered = asyncio.get_running_loop().create_future()
+                answered.set_result(kept)
+                return answered
             if lowered != NOT_LOWERED:
                 request = LoweredRequest.of(request, lowered)
             future = self._batcher.submit(request, self._service.group_of(request), timeout_s)
@@ -103,10 +121,23 @@ class Access:
             raise
         # A caller who goes away does not stop the model: the place is free when the batcher is done with it.
         future.add_done_callback(lambda _: leave())
-        answer = await asyncio.wrap_future(future)
-        if self._cache is not None and key is not None and "popular_items" not in answer.degraded:
+        answered = asyncio.wrap_future(future)
+        if key is not None:
+            answered.add_done_callback(partial(self._keep, key))
+        return answered
+
+    def _keep(self, key: bytes, answered: asyncio.Future[RecommendAnswer]) -> None:
+        assert self._cache is not None
+        if answered.cancelled() or answered.exception() is not None:
+            return
+        answer = answered.result()
+        if "popular_items" not in answer.degraded:
             self._cache.put(key, answer)
-        return answer
+
+    @property
+    def most_at_once(self) -> int:
+        """Requests of one message that may have a place, if nobody else is there."""
+        return self._batcher.max_waiting
 
     @property
     def status(self) -> AccessStatus:
@@ -122,12 +153,12 @@ class Access:
             cache_hits=0 if cache is None else cache.num_hits,
         )
 
-    def _caller(self, headers: Mapping[str, str], address: str | None) -> Hashable:
+    def _caller(self, origin: Origin) -> Hashable:
         """A key and an address are never the same caller."""
         name = self._config.callers.header
-        key = headers.get(name)
+        key = origin.headers.get(name)
         if key is None:
-            return "address", address
+            return "address", origin.address
         if len(key) > MAX_CALLER_KEY:
             raise HeaderError(f"{name}: expected at most {MAX_CALLER_KEY} characters, got {len(key)}")
         return "key", key

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rayrec.pipelines.recommender import WHOLE, Effort
-from rayrec.serve.access.access import Access
+from rayrec.serve.access.access import Access, Origin
 from rayrec.serve.access.config import AccessConfig
 from rayrec.serve.access.deadlines import HEADER, HeaderError
 from rayrec.serve.access.limits import CallerLimitError, ServiceLimitError
@@ -46,7 +46,7 @@ class Model:
         return self.service.recommend_all(requests)
 
     async def ask(self, headers: dict[str, str] | None = None, **fields: Any) -> RecommendAnswer:
-        return await self.access.answer(RecommendRequest(**fields), headers or {}, "10.0.0.1")
+        return await self.access.begin(RecommendRequest(**fields), Origin(headers or {}, "10.0.0.1"))
 
     async def occupy(self, num_requests: int) -> list[asyncio.Task[RecommendAnswer]]:
         """So many requests in hand, the first of which is being computed, until `free`."""
@@ -132,7 +132,7 @@ def test_a_caller_is_known_by_key_and_without_one_by_address(start):
         for headers in (ANN, {}):
             with pytest.raises(CallerLimitError, match="try again in 1000 seconds"):
                 await model.ask(headers)
-        await model.access.answer(RecommendRequest(), {}, "10.0.0.2")
+        await model.access.begin(RecommendRequest(), Origin({}, "10.0.0.2"))
 
     run(scenario())
     assert (model.access.status.callers, model.access.status.refused_callers) == (5, 2)

@@ -1,0 +1,272 @@
+"""The Open Inference Protocol (KServe's V2, Triton's HTTP) beside `/v1/recommend`: lists as tensors.
+
+    message ─► `tensor_codec` ─► inputs ─► a `RecommendRequest` per row ─► the batcher ─► outputs ─► message
+
+    history         BYTES         [B, T]         item ids, oldest first; "" fills rows up, on the right
+    history_length  INT32, INT64  [B]            items of each row, instead of filling up with ""
+    user_id         BYTES         [B] or [B, 1]  "" is nobody
+    timestamps      INT64         [B, T]         UNIX seconds, as filled up as the history
+
+    item_id         BYTES         [B, K]         best first, then ""
+    score           FP32          [B, K]         as in `/v1/recommend`, then the lowest finite number
+    num_items       INT32         [B]            items found
+    source          BYTES         [B]            "model" or "popular", as in `/v1/recommend`
+
+Either `history` or `user_id` is needed; all other inputs may be left out, and mean what they mean in
+`/v1/recommend`: a history takes the place of the stored one, even where it is empty. Parameters of a request
+are `k`, `exclude_seen` and `rank` from there; K is `k`, however few items there are.
+
+Places without an item have the lowest finite score, not an infinite one or NaN, since JSON can write neither.
+
+Axes: B rows (users) of a request, T events of the longest history, K items asked for.
+
+Sources: github.com/kserve/open-inference-protocol, specification/protocol/inference_rest.md; the extension
+`binary_tensor_data` of Triton. Its other extensions (model configuration, repository, statistics, shared
+memory) are neither named in the server's metadata nor there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from rayrec import __version__
+from rayrec.serve.access.access import Access, origin_of
+from rayrec.serve.errors import RequestError, explain
+from rayrec.serve.request_body import unpacked_body
+from rayrec.serve.rows import answers_of_all
+from rayrec.serve.schemas import MODEL_NAME, RecommendAnswer, RecommendRequest
+from rayrec.serve.service import RecommendationService
+from rayrec.serve.tensor_codec import (
+    DTYPES,
+    HEADER_LENGTH,
+    InferenceCall,
+    NamedTensor,
+    read_call,
+    write_answer,
+)
+
+INPUTS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "history": (("BYTES",), (-1, -1)),
+    "history_length": (("INT32", "INT64"), (-1,)),
+    "user_id": (("BYTES",), (-1,)),
+    "timestamps": (("INT64",), (-1, -1)),
+}
+"""Datatypes, the first of which the metadata name, and shape; -1 is any size."""
+OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "item_id": ("BYTES", (-1, -1)),
+    "score": ("FP32", (-1, -1)),
+    "num_items": ("INT32", (-1,)),
+    "source": ("BYTES", (-1,)),
+}
+PARAMETERS = ("k", "exclude_seen", "rank")
+
+NO_SCORE = float(np.finfo(np.float32).min)
+"""Score of a place without an item."""
+
+
+def open_inference_router(service: RecommendationService, access: Access) -> APIRouter:
+    """Routes below `/v2`; errors are `{"error": sentence}`, with 400 for everything wrong in a request."""
+    router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
+    own_version = str(service.model.step)
+
+    def check_model(name: str, asked_version: str | None = None) -> None:
+        if name != MODEL_NAME:
+            raise RequestError(f"there is no model {name!r}; the one here is {MODEL_NAME!r}", 404)
+        if asked_version not in (None, own_version):
+            raise RequestError(
+                f"there is no version {asked_version!r} of {name!r}; the one here is {own_version!r}", 404
+            )
+
+    @router.get("")
+    async def server() -> dict[str, Any]:
+        """The server's name and extensions."""
+        return {"name": "rayrec", "version": __version__, "extensions": ["binary_tensor_data"]}
+
+    @router.get("/health/live")
+    async def live() -> dict[str, bool]:
+        """Answers while the process runs."""
+        return {"live": True}
+
+    @router.get("/health/ready")
+    async def ready() -> dict[str, bool]:
+        """Answers once the model is loaded."""
+        return {"ready": True}
+
+    @router.get("/models/{name}")
+    @router.get("/models/{name}/versions/{version}")
+    async def model(name: str, version: str | None = None) -> dict[str, Any]:
+        """Names, datatypes and shapes of inputs and outputs."""
+        check_model(name, version)
+        return model_metadata(own_version)
+
+    @router.get("/models/{name}/ready")
+    @router.get("/models/{name}/versions/{version}/ready")
+    async def model_ready(name: str, version: str | None = None) -> dict[str, Any]:
+        """Answers once the model is loaded."""
+        check_model(name, version)
+        return {"name": name, "ready": True}
+
+    @router.post("/models/{name}/infer")
+    @router.post("/models/{name}/versions/{version}/infer")
+    async def infer(name: str, request: Request, version: str | None = None) -> Response:
+        """Recommends to all rows; either all are answered or none."""
+        check_model(name, version)
+        body = await unpacked_body(request)
+        call = read_call(body, request.headers.get(HEADER_LENGTH))
+        is_binary = _wanted_outputs(call)
+        requests = rows_of(call, access.most_at_once)
+        answers = await answers_of_all(access, requests, origin_of(request), _of_row)
+        found = outputs_of(answers, requests[0].k)
+        wanted = [found[output] for output in is_binary]
+        head: dict[str, Any] = {"model_name": MODEL_NAME, "model_version": own_version}
+        if call.call_id is not None:
+            head["id"] = call.call_id
+        content, length = write_answer(head, wanted, is_binary)
+        if length is None:
+            return Response(content, media_type="application/json")
+        headers = {HEADER_LENGTH: str(length)}
+        return Response(content, headers=headers, media_type="application/octet-stream")
+
+    return router
+
+
+def model_metadata(version: str) -> dict[str, Any]:
+    """What the protocol calls the metadata of a model."""
+    return {
+        "name": MODEL_NAME,
+        "versions": [version],
+        "platform": "rayrec",
+        "inputs": [
+            {"name": name, "datatype": datatypes[0], "shape": list(shape)}
+            for name, (datatypes, shape) in INPUTS.items()
+        ],
+        "outputs": [
+            {"name": name, "datatype": datatype, "shape": list(shape)}
+            for name, (datatype, shape) in OUTPUTS.items()
+        ],
+    }
+
+
+def rows_of(call: InferenceCall, max_rows: int) -> list[RecommendRequest]:
+    """A request for each row of the inputs.
+
+    Raises:
+        RequestError: an input or parameter is unknown or of another type or shape, or a row is no request;
+            names it.
+    """
+    inputs = _checked_inputs(call.inputs)
+    first = inputs.get("history", inputs.get("user_id"))
+    if first is None:
+        raise RequestError("inputs: neither history nor user_id is there; give one, or both")
+    num_rows = first.shape[0]
+    if not 1 <= num_rows <= max_rows:
+        raise RequestError(f"{num_rows} rows in one request; send from 1 to {max_rows}")
+    for name, values in inputs.items():
+        if values.shape[0] != num_rows:
+            raise RequestError(f"{name}: has {values.shape[0]} rows, where others have {num_rows}")
+    for name in call.parameters:
+        if name not in PARAMETERS:
+            raise RequestError(f"parameters: {name!r} is not known; known are {', '.join(PARAMETERS)}")
+    return [_row(row, inputs, call.parameters) for row in range(num_rows)]
+
+
+def outputs_of(answers: Sequence[RecommendAnswer], k: int) -> dict[str, NamedTensor]:
+    """All outputs by name, of answers with up to k items."""
+    shape = (len(answers), k)
+    item_ids_BK: NDArray[Any] = np.full(shape, b"", dtype=object)
+    scores_BK = np.full(shape, NO_SCORE, dtype=np.float32)
+    for row, answer in enumerate(answers):
+        for place, item in enumerate(answer.items):
+            item_ids_BK[row, place], scores_BK[row, place] = item.item_id.encode(), item.score
+    arrays = {
+        "item_id": item_ids_BK,
+        "score": scores_BK,
+        "num_items": np.array([len(answer.items) for answer in answers], dtype=np.int32),
+        "source": np.array([answer.source.encode() for answer in answers], dtype=DTYPES["BYTES"]),
+    }
+    return {name: NamedTensor(name, OUTPUTS[name][0], values) for name, values in arrays.items()}
+
+
+def _of_row(row: int, sentence: str, status: int = 400) -> RequestError:
+    return RequestError(f"row {row}: {sentence}", status)
+
+
+def _wanted_outputs(call: InferenceCall) -> dict[str, bool]:
+    """Whether each wanted output is binary, in the order of the answer."""
+    if call.is_binary is None:
+        return dict.fromkeys(OUTPUTS, call.binary_by_default)
+    for name in call.is_binary:
+        if name not in OUTPUTS:
+            raise RequestError(f"outputs: there is no {name!r}; known are {', '.join(OUTPUTS)}")
+    return call.is_binary
+
+
+def _checked_inputs(inputs: Mapping[str, NamedTensor]) -> dict[str, NDArray[Any]]:
+    """Values by name, of the datatypes and numbers of dimensions that they have to have."""
+    checked = {}
+    for name, tensor in inputs.items():
+        if name not in INPUTS:
+            raise RequestError(f"inputs: there is no {name!r}; known are {', '.join(INPUTS)}")
+        datatypes, shape = INPUTS[name]
+        if tensor.datatype not in datatypes:
+            raise RequestError(f"{name}: is {tensor.datatype}; expected {' or '.join(datatypes)}")
+        values = tensor.values
+        if name == "user_id" and values.ndim == 2 and values.shape[1] == 1:
+            values = values[:, 0]
+        if values.ndim != len(shape):
+            raise RequestError(
+                f"{name}: has the shape {list(values.shape)}; expected {len(shape)} dimension"
+                f"{'s' * (len(shape) > 1)}, the first of rows"
+            )
+        checked[name] = values
+    if "history" in checked:
+        if "timestamps" in checked and checked["timestamps"].shape != checked["history"].shape:
+            shapes = [list(checked[name].shape) for name in ("timestamps", "history")]
+            raise RequestError(f"timestamps: have the shape {shapes[0]}, and the history {shapes[1]}")
+    else:
+        for name in ("history_length", "timestamps"):
+            if name in checked:
+                raise RequestError(f"{name}: is there without a history; give it, or leave this out")
+    return checked
+
+
+def _row(row: int, inputs: Mapping[str, NDArray[Any]], parameters: Mapping[str, Any]) -> RecommendRequest:
+    try:
+        fields: dict[str, Any] = dict(parameters)
+        if "history" in inputs:
+            history_T = inputs["history"][row]
+            length = _length(history_T, inputs["history_length"][row] if "history_length" in inputs else None)
+            fields["history"] = [item.decode() for item in history_T[:length]]
+            if "timestamps" in inputs:
+                fields["timestamps"] = inputs["timestamps"][row, :length].tolist()
+        if "user_id" in inputs and inputs["user_id"][row]:
+            fields["user_id"] = inputs["user_id"][row].decode()
+        return RecommendRequest(**fields)
+    except UnicodeDecodeError as error:
+        raise _of_row(row, "an id is not UTF-8; ids are texts") from error
+    except RequestError as error:
+        raise _of_row(row, str(error)) from error
+    except ValidationError as error:
+        raise _of_row(row, explain(error.errors(), RecommendRequest.model_fields)) from error
+
+
+def _length(history_T: NDArray[Any], given: Any) -> int:
+    """Items of a row."""
+    is_item_T = np.array([len(item) > 0 for item in history_T], dtype=bool)
+    if given is None:
+        places = np.flatnonzero(is_item_T)
+        length = int(places[-1]) + 1 if len(places) else 0
+    else:
+        length = int(given)
+        if not 0 <= length <= len(history_T):
+            raise RequestError(f"history_length is {length}; expected from 0 to {len(history_T)}")
+    if not is_item_T[:length].all():
+        place = int(np.argmin(is_item_T[:length]))
+        raise RequestError(f'history.{place} is "" and items follow; fill rows up on the right')
+    return length

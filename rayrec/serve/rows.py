@@ -1,0 +1,58 @@
+"""Several requests that come and are answered as one: rows of tensors, prompts of a list."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from rayrec.platform.errors import UnavailableError
+from rayrec.serve.access.access import Access, Origin
+from rayrec.serve.errors import RequestError
+from rayrec.serve.schemas import RecommendAnswer, RecommendRequest
+from rayrec.serve.service import RefusedRequestError
+
+
+async def answers_of_all(
+    access: Access,
+    requests: Sequence[RecommendRequest],
+    origin: Origin,
+    error_of: Callable[[int, str, int], RequestError],
+) -> list[RecommendAnswer]:
+    """Answers of all requests, or the error of the first that has one. For limits, each of them counts.
+
+    Args:
+        error_of: `error_of(place, sentence, status)`: says which request the sentence is about.
+
+    Raises:
+        RequestError: a request is refused, or what it needs does not answer.
+        HeaderError, CallerLimitError, ServiceLimitError, TooManyWaitingError: not all of them are admitted;
+            none is computed that had not begun.
+        DeadlineError: one would be answered too late.
+    """
+    found = await asyncio.gather(*await _begun(access, requests, origin), return_exceptions=True)
+    answers: list[RecommendAnswer] = []
+    for place, answer in enumerate(found):
+        if isinstance(answer, RefusedRequestError):
+            raise error_of(place, str(answer), 400) from answer
+        if isinstance(answer, UnavailableError):
+            sentence = f"a service that it needs does not answer: {answer}"
+            raise error_of(place, sentence, 503) from answer
+        if isinstance(answer, BaseException):
+            raise answer
+        answers.append(answer)
+    return answers
+
+
+async def _begun(
+    access: Access, requests: Sequence[RecommendRequest], origin: Origin
+) -> list[asyncio.Future[RecommendAnswer]]:
+    begun: list[asyncio.Future[RecommendAnswer]] = []
+    try:
+        for request in requests:
+            begun.append(access.begin(request, origin))
+    except Exception:
+        for answered in begun:
+            answered.cancel()
+        await asyncio.sleep(0)  # of which the batcher hears in the loop's next turn
+        raise
+    return begun
