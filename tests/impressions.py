@@ -17,7 +17,9 @@ from rayrec.samples.impressions.prepare import prepare_impressions
 NUM_ROWS, NUM_USERS, NUM_ITEMS = 600, 12, 20
 
 
-def impression_dataset(folder: Path, num_rows: int = NUM_ROWS) -> ImpressionDataset:
+def impression_dataset(
+    folder: Path, num_rows: int = NUM_ROWS, group: str | None = "user"
+) -> ImpressionDataset:
     """Even items are clicked on, one in twenty times the other way, and of these every third is liked."""
     random = np.random.default_rng(0)
     users_R, items_R = random.integers(NUM_USERS, size=num_rows), random.integers(NUM_ITEMS, size=num_rows)
@@ -40,7 +42,7 @@ def impression_dataset(folder: Path, num_rows: int = NUM_ROWS) -> ImpressionData
         numbers=("price",),
         ids={"user": "user", "item": "item"},
         lists={"history": "item"},
-        group="user",
+        group=group,
         rows_per_group=32,
         rows_per_file=128,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 from rayrec.pipelines.assembly import Assembly
@@ -29,7 +30,8 @@ class Progress:
     def judged(self, value: float, step: int) -> Progress:
         """After a validation; of equal values the first is the best."""
         since = replace(self, loss_sum=0.0, num_targets=0)
-        if self.best_value is None or value > self.best_value:
+        # What is no number is no best value, and does not stay one.
+        if self.best_value is None or value > self.best_value or math.isnan(self.best_value):
             return replace(since, best_value=value, best_step=step, stale=0)
         return replace(since, stale=self.stale + 1)
 

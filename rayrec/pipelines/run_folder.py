@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import socket
@@ -297,7 +298,16 @@ class RunFolder:
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
         with open(self.path / name, "a") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(_without_nan(record), allow_nan=False) + "\n")
+
+
+def _without_nan(value: Any) -> Any:
+    """With null for what is no finite number, which JSON cannot write."""
+    if isinstance(value, dict):
+        return {name: _without_nan(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _refuse_other_content(path: Path) -> None:

@@ -66,7 +66,7 @@ def train(
     """
     config = config.with_absolute_paths()
     assembly = assemble(config)
-    assembly.task.check_split("valid")
+    assembly.task.check_validation()
     unread = sorted(set(config.sparse.tables) - {table.name for table in assembly.tables})
     if unread:
         logger.warning("the model does not read %s, which sparse.tables has settings of", ", ".join(unread))

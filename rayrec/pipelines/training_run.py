@@ -72,6 +72,7 @@ class TrainingRun:
         )
         self._metrics = RayFigures({"run": folder.name})
         self._metric = assembly.task.metric
+        self._shown_metrics = tuple(dict.fromkeys([*assembly.task.shown_metrics, self._metric]))
         self._arrivals = Arrivals(
             assembly.rows,
             self._config.data,
@@ -266,12 +267,12 @@ class TrainingRun:
         )
         self._metrics.publish({"valid_" + _metric_name(name): value for name, value in figures.items()})
         logger.info(
-            "epoch %g: loss %.4f, valid %s, %.0f s of training, mfu %.2g %%",
+            "epoch %g: loss %.4f, valid %s, %.0f s of training, mfu %s",
             epoch,
             loss,
-            ", ".join(f"{name} {figures[name]:.4f}" for name in self._assembly.task.shown_metrics),
+            ", ".join(f"{name} {figures[name]:.4f}" for name in self._shown_metrics),
             self._progress.training_s,
-            100.0 * mfu,
+            f"{100.0 * mfu:.2g} %" if mfu else "not counted",
         )
 
     def _mfu_since_record(self, stages: dict[str, float]) -> float:

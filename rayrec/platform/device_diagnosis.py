@@ -170,6 +170,11 @@ def why_torch_npu_does_not_fit(torch_version: str, machine: Surroundings = HERE)
     """None where one for this torch is installed; nothing is imported."""
     installed = machine.version("torch-npu")
     if installed is None:
+        if ascend_stack(machine).driver is None:
+            return (
+                "there is no Ascend driver (npu-smi is not found); install the driver, CANN, and then "
+                "'rayrec[npu]', which breaks torch on a machine without them"
+            )
         return "torch_npu is not installed; install the extra: pip install 'rayrec[npu]'"
     wanted = ".".join(torch_version.partition("+")[0].split(".")[:2])
     if ".".join(installed.split(".")[:2]) != wanted:

@@ -211,3 +211,17 @@ def test_a_run_goes_on_from_its_snapshot_to_the_same_numbers(ray_cluster, datase
 
     assert [*begun, *rest] == whole
     assert result.best_value == best
+
+
+def test_a_metric_that_validation_cannot_have_is_refused_before_anything_starts(
+    tmp_path: Path, dataset: ImpressionDataset
+):
+    gauc = {"response_metric": "gauc"}
+    ungrouped = impression_dataset(tmp_path / "ungrouped", group=None)
+    with pytest.raises(InputError, match="nothing says whose impressions"):
+        train(ctr_config(ungrouped, evaluation=gauc), tmp_path / "run")
+    with pytest.raises(InputError, match="in 1 validation rows no group has both values of click"):
+        train(ctr_config(dataset, evaluation=gauc | {"max_users": 1}), tmp_path / "run")
+    with pytest.raises(InputError, match=r"there are not both values of click.* hold out more rows"):
+        train(ctr_config(dataset, evaluation={"max_users": 1}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -100,7 +100,15 @@ DRIVER = {diagnosis.ASCEND_DRIVER: "Version=25.0.rc1\n"}
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (machine(), "torch_npu is not installed; install the extra: pip install 'rayrec[npu]'"),
+        (
+            machine(),
+            "there is no Ascend driver (npu-smi is not found); install the driver, CANN, and then "
+            "'rayrec[npu]', which breaks torch on a machine without them",
+        ),
+        (
+            machine({}, {}, DRIVER),
+            "torch_npu is not installed; install the extra: pip install 'rayrec[npu]'",
+        ),
         (
             machine({"torch-npu": "2.9.0"}),
             "torch_npu 2.9.0 is for another torch than 2.13.0+cpu; run pip install 'torch-npu==2.13.*'",
@@ -131,7 +139,15 @@ DRIVER = {diagnosis.ASCEND_DRIVER: "Version=25.0.rc1\n"}
             "torch_npu name",
         ),
     ],
-    ids=["not installed", "another torch", "no driver", "no toolkit", "another toolkit", "import hangs"],
+    ids=[
+        "nothing",
+        "not installed",
+        "another torch",
+        "no driver",
+        "no toolkit",
+        "another toolkit",
+        "import hangs",
+    ],
 )
 def test_why_there_is_no_npu(found, expected):
     assert why_no_npu(found, NO_NPU) == expected

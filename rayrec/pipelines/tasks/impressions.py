@@ -83,6 +83,28 @@ class ImpressionTask(Task):
                 "with another split"
             )
 
+    def check_validation(self) -> None:
+        super().check_validation()
+        evaluation, label, group = self.config.evaluation, self.schema.labels[0], self.schema.group
+        if evaluation.response_metric == "gauc" and group is None:
+            raise InputError(
+                f"evaluation.response_metric is 'gauc', and nothing says whose impressions those of "
+                f"{self.dataset.root} are; prepare them with --group, or set it to auc"
+            )
+        groups = [] if group is None else [group]
+        table = self.dataset.split_table("valid", [label, *groups]).slice(0, evaluation.max_users)
+        labels_U = table[label].to_numpy().astype(np.float32)
+        groups_U = None if group is None else _group_numbers(table[group])
+        found = summarise(labels_U, np.full(len(table), 0.5), groups_U, num_resamples=1)
+        if np.isnan(found[evaluation.response_metric].value):
+            of_whom, way_out = "no group has", "set evaluation.response_metric to auc"
+            if evaluation.response_metric == "auc":
+                of_whom, way_out = "there are not", "hold out more rows"
+            raise InputError(
+                f"{self.dataset.root}: in {len(table):,} validation rows {of_whom} both values of {label}, "
+                f"so there is no {evaluation.response_metric} to choose a snapshot by; {way_out}"
+            )
+
     def features(self, program: FeatureProgram) -> ImpressionFeatures:
         return impression_features(self.config, self.schema, program)
 

@@ -60,6 +60,13 @@ class Task(ABC):
         """Names of the codes that weights stand for; None where there are none."""
         return None
 
+    def check_validation(self) -> None:
+        """
+        Raises:
+            InputError: validation could not say which snapshot is the best.
+        """
+        self.check_split("valid")
+
     @abstractmethod
     def check_split(self, split: Split) -> None:
         """Refuse to evaluate on nobody.

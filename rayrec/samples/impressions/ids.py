@@ -2,8 +2,9 @@
 
     id = combine64(hash of the space's name, hash of the key as the source writes it)
 
-which is what the operation `hash` computes with the space as its salt. Two spaces share no id, and the same
-key has the same id wherever it is hashed: at preparation, in training, in serving.
+which the operation `hash` computes of texts, too, with the space as its salt; integers, which have the id
+of their text here, it hashes as numbers. Two spaces share no id, and the same key has the same id wherever it
+is hashed: at preparation, in training, in serving.
 """
 
 from __future__ import annotations

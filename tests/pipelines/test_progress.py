@@ -1,0 +1,31 @@
+"""Which validation is the best one."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from rayrec.pipelines.progress import Progress
+from rayrec.pipelines.run_folder import RunFolder
+
+
+def test_what_is_no_number_does_not_stay_the_best():
+    progress = Progress().judged(math.nan, 10).judged(0.6, 20).judged(0.5, 30).judged(math.nan, 40)
+
+    assert (progress.best_value, progress.best_step, progress.stale) == (0.6, 20, 2)
+
+
+def test_of_equal_values_the_first_is_the_best():
+    progress = Progress().judged(0.5, 10).judged(0.5, 20)
+
+    assert (progress.best_step, progress.stale) == (10, 1)
+
+
+def test_records_are_json_whatever_the_figures_are(tmp_path):
+    folder = object.__new__(RunFolder)
+    object.__setattr__(folder, "path", tmp_path)
+
+    folder.log({"step": 1, "valid": {"gauc": math.nan, "auc": 0.5}, "more": [math.inf, 2.0]})
+
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"step": 1, "valid": {"gauc": None, "auc": 0.5}, "more": [None, 2.0]}
