@@ -19,10 +19,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
-from rayrec.samples.dataset_folder import IMPRESSIONS, TRAIN_FOLDER, FileEntry
+from rayrec.samples.dataset_folder import IMPRESSIONS, TRAIN_FOLDER, FileEntry, train_files
 from rayrec.samples.impressions.columns import key_column, key_lists, label_column, number_column
 from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.division import Division, Progress, SplitCodes, divide
@@ -110,6 +112,7 @@ def write_impressions(
         )
         manifest.write(folder)
     _warn_of_constant_labels(manifest)
+    _warn_of_lists_apart(out, manifest, source.schema, config.list_separator)
     return ImpressionsReport(out, manifest)
 
 
@@ -256,6 +259,32 @@ class _Writer:
 
     def per_label(self, counts: Counter[tuple[str, SplitName]]) -> dict[str, dict[SplitName, int]]:
         return {label: {split: counts[label, split] for split in SPLITS} for label in self._labels}
+
+
+def _warn_of_lists_apart(
+    root: Path, manifest: ImpressionManifest, schema: ImpressionSchema, separator: str
+) -> None:
+    """Lists of ids that the column of their space never has: split in the wrong places, or written otherwise.
+
+    Judged by the first rows that are trained on.
+    """
+    first = pq.ParquetFile(root / train_files(manifest.files)[0])
+    singles = {space: column for column, space in schema.ids.items()}
+    for column, space in schema.lists.items():
+        if (single := singles.get(space)) is None:
+            continue
+        rows = first.read_row_group(0, columns=[column, single])
+        listed = rows[column].combine_chunks().flatten()
+        if len(listed) and not pc.any(pc.is_in(listed, rows[single].drop_null())).as_py():
+            _log.warning(
+                "%s: none of the ids in lists of %s is one of the column %s in the first %s rows; are their "
+                "elements separated by %r (--list-separator), and written as there?",
+                manifest.name,
+                column,
+                single,
+                f"{len(rows):,}",
+                separator,
+            )
 
 
 def _warn_of_constant_labels(manifest: ImpressionManifest) -> None:

@@ -210,6 +210,16 @@ def test_a_label_that_never_changes_is_warned_of(tmp_path, caplog):
     assert "the label click is 0 in all training rows" in caplog.text
 
 
+@pytest.mark.parametrize(("separator", "is_warned"), [("|", False), (" ", True)])
+def test_lists_split_in_the_wrong_places_are_warned_of(tmp_path, caplog, separator, is_warned):
+    texts = [separator.join(["i1", "i2", f"i{n % 9}"]) for n in range(NUM_ROWS)]
+
+    with caplog.at_level(logging.WARNING):
+        prepared(tmp_path, columns() | {"history": texts})
+
+    assert ("none of the ids in lists of history is one of the column item" in caplog.text) == is_warned
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
