@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from rayrec import __version__
@@ -26,6 +27,7 @@ from rayrec.serve.access.limits import CallerLimitError, RefusedError
 from rayrec.serve.batching import Batcher, DeadlineError, TooManyWaitingError
 from rayrec.serve.completions import completions_router
 from rayrec.serve.errors import RequestError, error_response, explain
+from rayrec.serve.metrics import Meter, PrometheusMeter, RequestMeter, serving_figures
 from rayrec.serve.open_inference import open_inference_router
 from rayrec.serve.request_body import MAX_BODY_BYTES
 from rayrec.serve.request_guard import RequestGuard
@@ -55,6 +57,7 @@ def build_api(
     batcher: Batcher[RecommendRequest, RecommendAnswer],
     timeout_s: float,
     access_config: AccessConfig = OPEN,
+    meter: Meter | None = None,
 ) -> FastAPI:
     """The application that answers for one service.
 
@@ -62,10 +65,14 @@ def build_api(
         batcher: computes what requests ask of the service.
         timeout_s: a request that would not be answered by then is refused.
         access_config: who is admitted, and what is lowered under load.
+        meter: measures requests; a `PrometheusMeter` is shown at /metrics.
     """
     access = Access(access_config, service, batcher, timeout_s)
     api = FastAPI(title="RayRec", version=__version__, summary="Recommendations from a trained model.")
     api.add_middleware(RequestGuard, max_body_bytes=MAX_BODY_BYTES)
+    if meter is not None:
+        meter.watch(lambda: serving_figures(access.status, service.model.step))
+        api.add_middleware(RequestMeter, meter=meter)
     api.add_exception_handler(StarletteHTTPException, _http_error)
     api.add_exception_handler(RequestValidationError, _invalid_request)
     api.add_exception_handler(RefusedRequestError, _refused_request)
@@ -94,6 +101,14 @@ def build_api(
     async def live() -> LiveAnswer:
         """Answers while the process runs."""
         return LiveAnswer()
+
+    if isinstance(meter, PrometheusMeter):
+        page = meter.page
+
+        @api.get("/metrics", response_class=PlainTextResponse)
+        def metrics() -> PlainTextResponse:
+            """Figures for Prometheus."""
+            return PlainTextResponse(page(), media_type=CONTENT_TYPE_LATEST)
 
     api.include_router(open_inference_router(service, access))
     api.include_router(completions_router(service, access))

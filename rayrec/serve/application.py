@@ -14,6 +14,7 @@ from rayrec.pipelines.run_folder import RunFolder
 from rayrec.platform.devices import ray_claim
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.loading import load_api
+from rayrec.serve.metrics import RayMeter
 
 DEPLOYMENT = "recommend"
 QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
@@ -28,7 +29,7 @@ class RecommendReplica:
     def __init__(self, run: str, config: ServeConfig, working_directory: str) -> None:
         # The run's config may name its data relative to where the command was started.
         os.chdir(working_directory)
-        self._api = load_api(run, config)
+        self._api = load_api(run, config, RayMeter(Path(run).name))
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""

@@ -100,9 +100,11 @@ class Batcher(Generic[Request, Answer]):
         costs: BatchCosts,
         max_waiting: int,
         clock: Callable[[], float] = time.monotonic,
+        on_batch: Callable[[int, float], None] = lambda num_requests, seconds: None,
     ) -> None:
         """
         Args:
+            on_batch: called after each batch that was computed, on its thread, with its size and seconds.
             compute: answers of requests of one group; an exception in the place of an answer is that
                 request's alone. One that it raises is that of all.
             max_waiting: requests in hand at most, those being computed included.
@@ -111,6 +113,7 @@ class Batcher(Generic[Request, Answer]):
         self.max_waiting = max_waiting
         self._compute = compute
         self._clock = clock
+        self._on_batch = on_batch
         self._waiting: list[_Waiting[Request, Answer]] = []
         self._num_computing = 0
         self._num_submitted = 0
@@ -211,7 +214,9 @@ class Batcher(Generic[Request, Answer]):
             for each in batch:
                 each.future.set_exception(error)
             return
-        self.costs.observe(len(batch), self._clock() - began)
+        seconds = self._clock() - began
+        self.costs.observe(len(batch), seconds)
+        self._on_batch(len(batch), seconds)
         for each, answer in answered:
             if isinstance(answer, Exception):
                 each.future.set_exception(answer)

@@ -12,10 +12,11 @@ from rayrec.pipelines.recommender import Recommender
 from rayrec.serve.api import build_api
 from rayrec.serve.batching import Batcher
 from rayrec.serve.config import ServeConfig
+from rayrec.serve.metrics import Meter
 from rayrec.serve.service import RecommendationService
 
 
-def load_api(run: str | Path, config: ServeConfig) -> FastAPI:
+def load_api(run: str | Path, config: ServeConfig, meter: Meter) -> FastAPI:
     """The application, warmed up; the time that batches take has been measured, which takes a moment.
 
     Sets the number of threads that PyTorch has in this process.
@@ -27,8 +28,8 @@ def load_api(run: str | Path, config: ServeConfig) -> FastAPI:
     service = load_service(run, config, config.device)
     service.warm_up()
     costs = service.measured_costs(config.max_batch, config.timeout_s / 2)
-    batcher = Batcher(service.recommend_all, costs, config.max_waiting)
-    return build_api(service, batcher, config.timeout_s, config.access)
+    batcher = Batcher(service.recommend_all, costs, config.max_waiting, on_batch=meter.batch)
+    return build_api(service, batcher, config.timeout_s, config.access, meter)
 
 
 def load_service(run: str | Path, config: ServeConfig, device: str | None) -> RecommendationService:

@@ -16,6 +16,7 @@ from rayrec.platform.errors import InputError
 from rayrec.serve.address import check_port, url_of, wait_until_ready
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.loading import load_api
+from rayrec.serve.metrics import PrometheusMeter
 
 STOP_TIMEOUT_S = 5
 """In which requests in hand are answered when the service stops."""
@@ -36,7 +37,7 @@ def serving_here(run: str | Path, config: ServeConfig) -> Iterator[str]:
     check_port(config.host, config.port)
     server = uvicorn.Server(
         uvicorn.Config(
-            load_api(run, config),
+            load_api(run, config, PrometheusMeter()),
             host=config.host,
             port=config.port,
             log_level="warning",

@@ -1,0 +1,172 @@
+"""What a service does, in figures for Prometheus.
+
+    name                          labels          what
+    rayrec_requests_total         route, status   requests that were answered, errors included
+    rayrec_request_seconds        route           s, from the first byte to the last
+    rayrec_batch_requests                         requests that were computed together
+    rayrec_batch_seconds                          s of computing them
+    rayrec_serving_in_hand                        requests that were admitted and have no answer yet
+    rayrec_serving_load                           of the last request, 1 is full; 0 without steps under load
+    rayrec_serving_degrade_steps                  in force
+    rayrec_serving_callers                        of which something is remembered
+    rayrec_serving_refused                        requests so far that were too many
+    rayrec_serving_answers_kept                   for the step that gives them again
+    rayrec_serving_model_step                     training steps in the weights
+
+One process shows them at /metrics. Of replicas of Ray Serve, a proxy would ask any one: theirs go to Ray's
+own metrics, which say whose they are, with names that begin with `ray_`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rayrec.platform.metrics import RayFigures
+from rayrec.serve.access.access import AccessStatus
+
+REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+BATCH_REQUESTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+"""Upper bounds of what is counted together."""
+
+Figures = Callable[[], Mapping[str, float]]
+
+
+class Meter(Protocol):
+    """Takes down what happens; safe to call from several threads."""
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        """A request was answered.
+
+        Args:
+            route: as the application has it, so that there are few of them.
+        """
+
+    def batch(self, num_requests: int, seconds: float) -> None:
+        """Requests were computed together."""
+
+    def watch(self, figures: Figures) -> None:
+        """From now on, show these as well, by name without `rayrec_`."""
+
+
+class PrometheusMeter:
+    """In a registry of its own: services in one process do not mix."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        own = self._registry
+        self._requests = Counter("rayrec_requests", "Requests answered", ("route", "status"), registry=own)
+        self._request_s = Histogram(
+            "rayrec_request_seconds", "Time to answer", ("route",), buckets=REQUEST_SECONDS, registry=own
+        )
+        self._batch_requests = Histogram(
+            "rayrec_batch_requests", "Requests computed together", buckets=BATCH_REQUESTS, registry=own
+        )
+        self._batch_s = Histogram(
+            "rayrec_batch_seconds", "Time to compute a batch", buckets=REQUEST_SECONDS, registry=own
+        )
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        self._requests.labels(route, str(status)).inc()
+        self._request_s.labels(route).observe(seconds)
+
+    def batch(self, num_requests: int, seconds: float) -> None:
+        self._batch_requests.observe(num_requests)
+        self._batch_s.observe(seconds)
+
+    def watch(self, figures: Figures) -> None:
+        self._registry.register(_Gauges(figures))
+
+    def page(self) -> bytes:
+        """In Prometheus's text format."""
+        return generate_latest(self._registry)
+
+
+class _Gauges(Collector):
+    """Figures that are read when they are asked for."""
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        for name, value in self._figures().items():
+            yield GaugeMetricFamily(f"rayrec_{name}", name.replace("_", " "), value=value)
+
+
+class RayMeter:
+    """Through Ray's metrics agent, where the dashboard finds them."""
+
+    def __init__(self, run: str) -> None:
+        from ray.util import metrics
+
+        self._tags = {"run": run}
+        self._requests = metrics.Counter("rayrec_requests", "Requests answered", ("run", "route", "status"))
+        self._request_s = metrics.Histogram(
+            "rayrec_request_seconds", "Time to answer", list(REQUEST_SECONDS), ("run", "route")
+        )
+        self._batch_requests = metrics.Histogram(
+            "rayrec_batch_requests", "Requests computed together", list(BATCH_REQUESTS), ("run",)
+        )
+        self._batch_s = metrics.Histogram(
+            "rayrec_batch_seconds", "Time to compute a batch", list(REQUEST_SECONDS), ("run",)
+        )
+        self._gauges = RayFigures(self._tags)
+        self._watched: list[Figures] = []
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        self._requests.inc(1, self._tags | {"route": route, "status": str(status)})
+        self._request_s.observe(seconds, self._tags | {"route": route})
+
+    def batch(self, num_requests: int, seconds: float) -> None:
+        self._batch_requests.observe(num_requests, self._tags)
+        self._batch_s.observe(seconds, self._tags)
+        for figures in self._watched:
+            self._gauges.publish(figures())
+
+    def watch(self, figures: Figures) -> None:
+        self._watched.append(figures)
+
+
+def serving_figures(status: AccessStatus, model_step: int) -> dict[str, float]:
+    """What a meter watches."""
+    return {
+        "serving_in_hand": status.in_hand,
+        "serving_load": status.load,
+        "serving_degrade_steps": len(status.steps),
+        "serving_callers": status.callers,
+        "serving_refused": status.refused + status.refused_callers,
+        "serving_answers_kept": status.cached,
+        "serving_model_step": model_step,
+    }
+
+
+class RequestMeter:
+    """ASGI middleware that measures every request; outside of everything that answers."""
+
+    def __init__(self, app: ASGIApp, meter: Meter) -> None:
+        self._app, self._meter = app, meter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 500
+
+        async def send_noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noted)
+        finally:
+            # The router leaves its route there; paths that nobody serves would be labels without end.
+            route = getattr(scope.get("route"), "path", "none")
+            self._meter.request(route, status, time.perf_counter() - began)
