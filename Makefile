@@ -28,16 +28,19 @@ $(INSTALLED): setup.cfg pyproject.toml
 demo: env ## Train, evaluate and serve a recommender on MovieLens 100K.
 	$(BIN)/python examples/demo.py
 
-# The tests of event stores talk to a real server; without one they are skipped.
-redis: ## Install Debian's redis-server for the tests, where that is allowed.
-	@command -v redis-server >/dev/null \
+# Tests talk to a real server of event stores, and look at the page of the service in a browser; without them, these
+# tests are skipped.
+packages: ## Install Debian's redis-server and chromium for the tests, where that is allowed.
+	@for package in redis-server chromium; do \
+	command -v $$package >/dev/null \
 	|| { command -v apt-get >/dev/null && { test "$$(id -u)" = 0 || sudo -n true 2>/dev/null; } \
 	&& { test "$$(id -u)" = 0 || as_root=sudo; $$as_root apt-get update -qq; \
-	     DEBIAN_FRONTEND=noninteractive $$as_root apt-get install -y -qq redis-server; } >/dev/null 2>&1; } \
-	|| echo "redis-server is missing and cannot be installed here: the tests that need it are skipped"
+	     DEBIAN_FRONTEND=noninteractive $$as_root apt-get install -y -qq --no-install-recommends $$package; } \
+	     >/dev/null 2>&1; } \
+	|| echo "$$package is missing and cannot be installed here: the tests that need it are skipped"; done
 
 # A file's tests stay together, since they share what its fixtures made.
-test: env redis ## Run the tests.
+test: env packages ## Run the tests.
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 chaos: env ## Kill 50 processes of training runs, and compare with runs left alone.
@@ -59,4 +62,4 @@ clean: ## Remove the environment, caches and everything the demo made.
 	rm -rf $(VENV) .cache runs/demo data/movielens-100k .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help env demo redis test chaos quality lint format clean
+.PHONY: help env demo packages test chaos quality lint format clean

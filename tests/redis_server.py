@@ -24,7 +24,7 @@ class RedisServer:
         """
         if shutil.which(SERVER) is None:
             pytest.skip(
-                f"{SERVER} is not installed; `make redis` or `apt-get install redis-server` brings it"
+                f"{SERVER} is not installed; `make packages` or `apt-get install redis-server` brings it"
             )
         self._folder = folder
         self._options = options

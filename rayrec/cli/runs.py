@@ -418,6 +418,10 @@ def serve_command(
     single_process: Annotated[
         bool, typer.Option("--single-process", help="Answer in this process, without Ray.")
     ] = False,
+    page: Annotated[
+        bool | None,
+        typer.Option(help="Show users' histories at / [only where no other machine reaches the service]."),
+    ] = None,
     snapshot: WhichOption = "best",
     device: Annotated[str | None, typer.Option(help="Device to answer on [that of the run].")] = None,
     data: DataOption = None,
@@ -441,6 +445,7 @@ def serve_command(
         "port": port,
         "num_replicas": replicas,
         "single_process": single_process,
+        "page": page,
         "snapshot": snapshot,
         "device": device,
         "data": None if data is None else str(data),

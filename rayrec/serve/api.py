@@ -12,10 +12,11 @@ that it can be tested, or embedded, without.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse
-from prometheus_client import CONTENT_TYPE_LATEST
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from rayrec import __version__
@@ -27,8 +28,10 @@ from rayrec.serve.access.limits import CallerLimitError, RefusedError
 from rayrec.serve.batching import Batcher, DeadlineError, TooManyWaitingError
 from rayrec.serve.completions import completions_router
 from rayrec.serve.errors import RequestError, error_response, explain
-from rayrec.serve.metrics import Meter, PrometheusMeter, RequestMeter, serving_figures
+from rayrec.serve.metrics import Meter, PrometheusMeter, RequestMeter, metrics_router, serving_figures
 from rayrec.serve.open_inference import open_inference_router
+from rayrec.serve.page.recent import RecentActivity
+from rayrec.serve.page.routes import page_router
 from rayrec.serve.request_body import MAX_BODY_BYTES
 from rayrec.serve.request_guard import RequestGuard
 from rayrec.serve.schemas import (
@@ -41,6 +44,13 @@ from rayrec.serve.schemas import (
 )
 from rayrec.serve.service import RecommendationService, RefusedRequestError
 
+ANSWERING_ROUTES = (
+    "/v1/recommend",
+    "/v1/completions",
+    "/v2/models/{name}/infer",
+    "/v2/models/{name}/versions/{version}/infer",
+)
+"""That compute something."""
 _ERRORS: dict[int, str] = {
     400: "The body is not JSON.",
     413: "The body is too large.",
@@ -57,7 +67,7 @@ def build_api(
     batcher: Batcher[RecommendRequest, RecommendAnswer],
     timeout_s: float,
     access_config: AccessConfig = OPEN,
-    meter: Meter | None = None,
+    meters: Sequence[Meter] = (),
 ) -> FastAPI:
     """The application that answers for one service.
 
@@ -65,14 +75,12 @@ def build_api(
         batcher: computes what requests ask of the service.
         timeout_s: a request that would not be answered by then is refused.
         access_config: who is admitted, and what is lowered under load.
-        meter: measures requests; a `PrometheusMeter` is shown at /metrics.
+        meters: measure requests; a `PrometheusMeter` is shown at /metrics, a `RecentActivity` on a page.
     """
     access = Access(access_config, service, batcher, timeout_s)
     api = FastAPI(title="RayRec", version=__version__, summary="Recommendations from a trained model.")
     api.add_middleware(RequestGuard, max_body_bytes=MAX_BODY_BYTES)
-    if meter is not None:
-        meter.watch(lambda: serving_figures(access.status, service.model.step))
-        api.add_middleware(RequestMeter, meter=meter)
+    api.add_middleware(RequestMeter, meters=meters)
     api.add_exception_handler(StarletteHTTPException, _http_error)
     api.add_exception_handler(RequestValidationError, _invalid_request)
     api.add_exception_handler(RefusedRequestError, _refused_request)
@@ -102,14 +110,12 @@ def build_api(
         """Answers while the process runs."""
         return LiveAnswer()
 
-    if isinstance(meter, PrometheusMeter):
-        page = meter.page
-
-        @api.get("/metrics", response_class=PlainTextResponse)
-        def metrics() -> PlainTextResponse:
-            """Figures for Prometheus."""
-            return PlainTextResponse(page(), media_type=CONTENT_TYPE_LATEST)
-
+    for meter in meters:
+        meter.watch(lambda: serving_figures(access.status, service.model.step))
+        if isinstance(meter, PrometheusMeter):
+            api.include_router(metrics_router(meter))
+        elif isinstance(meter, RecentActivity):
+            api.include_router(page_router(service, access, meter))
     api.include_router(open_inference_router(service, access))
     api.include_router(completions_router(service, access))
     return api

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 from pydantic import Field, field_validator
 
 from rayrec.pipelines.ranking_config import RankingConfig
@@ -39,9 +41,21 @@ class ServeConfig(Config):
     """Where the run's data set lies now, if it was moved."""
     ranking: RankingConfig | None = None
     """A ranking stage behind the model."""
+    page: bool | None = None
+    """Whether users' histories and the state of the service can be looked at, at `/`; None: only where no
+    other machine reaches it."""
     access: AccessConfig = AccessConfig()
     """Who is admitted, and what is lowered under load before anybody is refused."""
     cluster: ClusterConfig = ClusterConfig()
+
+    @property
+    def shows_page(self) -> bool:
+        if self.page is not None:
+            return self.page
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:  # a name
+            return self.host == "localhost"
 
     @field_validator("device")
     @classmethod

@@ -9,10 +9,11 @@ from fastapi import FastAPI
 
 from rayrec.pipelines.ranking_stage import RankingStage
 from rayrec.pipelines.recommender import Recommender
-from rayrec.serve.api import build_api
+from rayrec.serve.api import ANSWERING_ROUTES, build_api
 from rayrec.serve.batching import Batcher
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.metrics import Meter
+from rayrec.serve.page.recent import RecentActivity
 from rayrec.serve.service import RecommendationService
 
 
@@ -21,6 +22,9 @@ def load_api(run: str | Path, config: ServeConfig, meter: Meter) -> FastAPI:
 
     Sets the number of threads that PyTorch has in this process.
 
+    Args:
+        meter: for whoever operates the service.
+
     Raises:
         InputError: the run, or that of the ranking stage, cannot be loaded.
     """
@@ -28,8 +32,14 @@ def load_api(run: str | Path, config: ServeConfig, meter: Meter) -> FastAPI:
     service = load_service(run, config, config.device)
     service.warm_up()
     costs = service.measured_costs(config.max_batch, config.timeout_s / 2)
-    batcher = Batcher(service.recommend_all, costs, config.max_waiting, on_batch=meter.batch)
-    return build_api(service, batcher, config.timeout_s, config.access, meter)
+    meters = [meter, RecentActivity(ANSWERING_ROUTES)] if config.shows_page else [meter]
+
+    def on_batch(num_requests: int, seconds: float) -> None:
+        for each in meters:
+            each.batch(num_requests, seconds)
+
+    batcher = Batcher(service.recommend_all, costs, config.max_waiting, on_batch=on_batch)
+    return build_api(service, batcher, config.timeout_s, config.access, meters)
 
 
 def load_service(run: str | Path, config: ServeConfig, device: str | None) -> RecommendationService:

@@ -20,10 +20,12 @@ own metrics, which say whose they are, with names that begin with `ray_`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -146,11 +148,22 @@ def serving_figures(status: AccessStatus, model_step: int) -> dict[str, float]:
     }
 
 
+def metrics_router(meter: PrometheusMeter) -> APIRouter:
+    router = APIRouter(tags=["Metrics"])
+
+    @router.get("/metrics", response_class=PlainTextResponse)
+    def metrics() -> PlainTextResponse:
+        """Figures for Prometheus."""
+        return PlainTextResponse(meter.page(), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
 class RequestMeter:
     """ASGI middleware that measures every request; outside of everything that answers."""
 
-    def __init__(self, app: ASGIApp, meter: Meter) -> None:
-        self._app, self._meter = app, meter
+    def __init__(self, app: ASGIApp, meters: Sequence[Meter]) -> None:
+        self._app, self._meters = app, meters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -169,4 +182,6 @@ class RequestMeter:
         finally:
             # The router leaves its route there; paths that nobody serves would be labels without end.
             route = getattr(scope.get("route"), "path", "none")
-            self._meter.request(route, status, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            for meter in self._meters:
+                meter.request(route, status, seconds)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -143,6 +146,30 @@ class RecommendationService:
             popular = self._recommender.popular(k, seen)
             answers.append(self._answer(popular, "popular", each.ignored, num_unread, degraded=degraded))
         return answers
+
+    def users_like(self, text: str, limit: int) -> list[str]:
+        """The first users of the run's data whose key begins with a text, in order."""
+        keys = self._user_keys
+        first = bisect_left(keys, text)
+        stop = bisect_left(keys, text + chr(sys.maxunicode), lo=first)
+        return keys[first : min(stop, first + limit)]
+
+    def stored_history(self, user_key: str, limit: int) -> tuple[int, list[tuple[str, str | None]]] | None:
+        """How many events are stored of a user, and (item's key, title) of the newest, newest first; None for
+        an unknown user."""
+        dataset = self._recommender.dataset
+        history_ids = dataset.history_of(user_key)
+        if history_ids is None:
+            return None
+        places = dataset.item_positions(history_ids[::-1][:limit])
+        titles = dataset.items.titles
+        return len(history_ids), [
+            (self._item_keys[place], titles[place].as_py()) for place in places.tolist() if place >= 0
+        ]
+
+    @cached_property
+    def _user_keys(self) -> list[str]:
+        return sorted(self._recommender.dataset.users["user_key"].to_pylist())
 
     def warm_up(self) -> None:
         """Take every path once, so that the first request does not wait for tables and compilers."""

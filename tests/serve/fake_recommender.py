@@ -30,12 +30,17 @@ TIMES = {"ann": [100, 200], "42": [300]}
 
 class FakeDataset:
     items = SimpleNamespace(
-        keys=pa.chunked_array([list(ITEM_IDS)]), ids_I=np.array(list(ITEM_IDS.values()), dtype=np.int64)
+        keys=pa.chunked_array([list(ITEM_IDS)]),
+        titles=pa.chunked_array([["Alien", None, "Brazil"]]),
+        ids_I=np.array(list(ITEM_IDS.values()), dtype=np.int64),
     )
     users = pa.table({"user_key": list(USER_IDS), "user_id": list(USER_IDS.values())})
 
     def user_by_key(self, key: str) -> int | None:
         return USER_IDS.get(key)
+
+    def history_of(self, key: str) -> np.ndarray | None:
+        return np.array(HISTORIES[key], dtype=np.int64) if key in HISTORIES else None
 
     def item_positions(self, item_ids: np.ndarray) -> np.ndarray:
         known = list(ITEM_IDS.values())

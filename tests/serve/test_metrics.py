@@ -17,7 +17,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 def client_of(service: RecommendationService) -> TestClient:
     meter = PrometheusMeter()
     batcher = Batcher(service.recommend_all, BatchCosts({1: 1e-6}), 4, on_batch=meter.batch)
-    return TestClient(build_api(service, batcher, 10.0, meter=meter), raise_server_exceptions=False)
+    return TestClient(build_api(service, batcher, 10.0, meters=[meter]), raise_server_exceptions=False)
 
 
 def samples_of(client: TestClient) -> Samples:

@@ -1,0 +1,119 @@
+"""A page to look at: whose history leads to which recommendations, and how the service fares.
+
+    GET /            the page: one file, nothing is built and nothing loaded from elsewhere
+    GET /v1/status   what answers, and how it did in the last seconds; of several replicas, one of them
+    GET /v1/users    users of the run's data, to choose from
+    GET /v1/history  the stored history of a user, with titles
+
+It shows to anybody who reaches the service what users did, so it is there only where nobody outside of this
+machine does, unless it is asked for.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from fastapi.responses import HTMLResponse
+from pydantic import BaseModel, ConfigDict
+
+from rayrec.serve.access.access import Access
+from rayrec.serve.access.config import StepName
+from rayrec.serve.errors import RequestError
+from rayrec.serve.page.recent import RecentActivity, RecentFigures
+from rayrec.serve.schemas import ModelInfo, RankerInfo
+from rayrec.serve.service import RecommendationService
+
+MAX_USERS, MAX_EVENTS = 100, 200
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'",
+    "Cache-Control": "no-cache",
+}
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class StatusAnswer(_Answer):
+    """What answers here."""
+
+    model: ModelInfo
+    ranker: RankerInfo | None
+    scores_are_log_probabilities: bool
+    recent: RecentFigures
+    in_hand: int
+    """Requests that have no answer yet."""
+    load: float
+    """1 is full; 0 without steps under load."""
+    degraded: list[StepName]
+    """Steps in force."""
+
+
+class UsersAnswer(_Answer):
+    """Users to choose from, in the order of their ids."""
+
+    users: list[str]
+
+
+class Event(_Answer):
+    """Of a history."""
+
+    item_id: str
+    title: str | None
+
+
+class HistoryAnswer(_Answer):
+    """What is stored of a user."""
+
+    user_id: str
+    num_events: int
+    events: list[Event]
+    """The newest, newest first."""
+
+
+def page_router(service: RecommendationService, access: Access, recent: RecentActivity) -> APIRouter:
+    router = APIRouter(tags=["Page"])
+    html = files("rayrec.serve.page").joinpath("page.html").read_text(encoding="utf-8")
+
+    @router.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def page() -> HTMLResponse:
+        return HTMLResponse(html, headers=_HEADERS)
+
+    @router.get("/v1/status")
+    async def status() -> StatusAnswer:
+        """What answers here, and how it did in the last seconds."""
+        now = access.status
+        return StatusAnswer(
+            model=service.model,
+            ranker=service.ranker,
+            scores_are_log_probabilities=service.item_texts is not None,
+            recent=recent.figures(),
+            in_hand=now.in_hand,
+            load=now.load,
+            degraded=list(now.steps),
+        )
+
+    @router.get("/v1/users")
+    async def users(
+        like: Annotated[str, Query(max_length=256)] = "",
+        limit: Annotated[int, Query(ge=1, le=MAX_USERS)] = 20,
+    ) -> UsersAnswer:
+        """Users whose id begins with a text."""
+        return UsersAnswer(users=service.users_like(like, limit))
+
+    @router.get("/v1/history")
+    async def history(
+        user_id: Annotated[str, Query(max_length=1024)],
+        limit: Annotated[int, Query(ge=1, le=MAX_EVENTS)] = 50,
+    ) -> HistoryAnswer:
+        """The stored history of a user."""
+        found = service.stored_history(user_id, limit)
+        if found is None:
+            raise RequestError(f"user_id: no user of the run's data is {user_id!r}", 404)
+        num_events, newest = found
+        events = [Event(item_id=item_id, title=title) for item_id, title in newest]
+        return HistoryAnswer(user_id=user_id, num_events=num_events, events=events)
+
+    return router
