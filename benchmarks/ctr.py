@@ -8,8 +8,7 @@ on both sides before the first step. Bars:
   fbgemm with the optimizer inside of backward, or its plain bags with sparse gradients, memory as the C
   library hands it out, or kept, or kept in huge pages. Ours starts from 64-bit ids in Parquet that is
   shuffled; the peer from numbers of rows in Parquet read in order, so it shuffles and hashes nothing.
-* `ctr-keras`: against the same network of Keras layers on TensorFlow, an `Embedding` for each column, as they
-  are when installed; `ctr-keras-tuned`: with the setting of memory that is best for them.
+* `ctr-keras`: against the same network of Keras layers on TensorFlow, an `Embedding` for each column.
 * `ctr-rechub`: against DCN-v2 of torch-rechub with its data loader and trainer's step, both with tables of
   52,000 rows, since it changes every row of its tables in every step.
 
@@ -63,17 +62,14 @@ class Against:
     module: str
     """Which has to be installed."""
     peers: tuple[str, ...]
-    memory: tuple[str, ...]
     target: float
 
 
-EVERY_MEMORY = tuple(MEMORY)
 LARGE_TABLES = {
-    "torchrec": Against("torchrec", ("torchrec, fused", "torchrec, plain"), EVERY_MEMORY, 1.0),
-    "keras": Against("tensorflow", ("keras",), ("as installed",), 3.0),
-    "keras-tuned": Against("tensorflow", ("keras",), EVERY_MEMORY, 1.0),
+    "torchrec": Against("torchrec", ("torchrec, fused", "torchrec, plain"), 1.0),
+    "keras": Against("tensorflow", ("keras",), 3.0),
 }
-SMALL_TABLES = {"rechub": Against("torch_rechub", ("torch-rechub",), EVERY_MEMORY, 1.0)}
+SMALL_TABLES = {"rechub": Against("torch_rechub", ("torch-rechub",), 1.0)}
 
 DLRM = {"name": "dlrm", "dim": DIM, "bottom_dims": BOTTOM, "hidden_dims": TOP}
 DCN = {
@@ -121,9 +117,7 @@ WINDOWS_TO_CHOOSE_BY = 3
 
 def _best_of(against: Against, data: CtrData, num_steps: int) -> tuple[str, str]:
     """(Peer, memory) of the highest rate."""
-    candidates = [(name, memory) for name in against.peers for memory in against.memory]
-    if len(candidates) == 1:
-        return candidates[0]
+    candidates = [(name, memory) for name in against.peers for memory in MEMORY]
     rates: dict[tuple[str, str], float] = {}
     for name, memory in candidates:
         peer = _peer(name, memory, data)
