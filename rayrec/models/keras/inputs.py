@@ -66,8 +66,7 @@ def match_inputs(
 
     Raises:
         InputError: an input is of no column, or of another shape or type than what it would get, or a column
-        of
-            the schema goes nowhere.
+            of the schema goes nowhere.
     """
     matched = tuple(_match(one, schema, dim) for one in declared)
     by_name = {one.name: one for one in matched}
@@ -76,8 +75,9 @@ def match_inputs(
             _check_mask(one, by_name.get(one.column))
     if unread := [column for column in schema.features if not _is_read(column, schema, matched)]:
         raise InputError(
-            f"the Keras model has no input for {_named(unread)}; add keras.Input(..., name={unread[0]!r}) or "
-            "leave what it does not need out of the columns that the run names"
+            f"the Keras model has no input for {_named(unread)}; add keras.Input(..., name={unread[0]!r}), "
+            "or prepare the impressions without what it does not need (rayrec impressions: do not name the "
+            "column, or --leave-out it)"
         )
     return matched
 
@@ -105,6 +105,11 @@ def _match(declared: DeclaredInput, schema: ImpressionSchema, dim: int) -> Model
         raise InputError(
             f"the Keras model has an input {name!r}, which is no column of the run; there are "
             f"{_named(schema.features) or 'none'}, and {ALL_IDS!r} and {ALL_NUMBERS!r} for all of a kind"
+        )
+    if found.kind in ("id", "ids", "pooled", "padded") and "int" in declared.dtype:
+        raise InputError(
+            f"the Keras model's input {name!r} is {declared.dtype}, but rows are looked up already: declare "
+            f"keras.Input({expected[0][1:]}, name={name!r}), and leave out its Embedding layer"
         )
     if not any(_fits(declared.shape, shape) for shape in expected):
         raise InputError(
