@@ -38,20 +38,23 @@ TOTAL_MEMORY = 64 * 2**30
 aten = torch.ops.aten
 KNOWN = set(
     """
-    __rshift__ _foreach_add _foreach_add_ _foreach_addcdiv_ _foreach_addcmul_ _foreach_copy_
-    _foreach_div_ _foreach_lerp_ _foreach_mul_ _foreach_sqrt _local_scalar_dense _log_softmax
-    _log_softmax_backward_data _safe_softmax _softmax _softmax_backward_data _to_copy _unsafe_view abs
-    add add_ addcdiv_ addcmul_ addmm addmm_ alias all amax any bitwise_and bitwise_not bitwise_or
-    bitwise_or_ bitwise_xor bmm bucketize cat clamp clamp_min clone constant_pad_nd copy_ cumsum
-    detach detach_ div div_ embedding embedding_dense_backward empty_like eq equal exp exp_ expand
-    fill_ floor_divide gather ge gelu gelu_backward gt index index_add index_copy index_copy_
-    index_put index_put_ index_select le lerp_ lift_fresh linalg_vector_norm log log_sigmoid_backward
-    log_sigmoid_forward logsumexp lt masked_fill masked_fill_ mean minimum mm mul mul_ nan_to_num
-    native_layer_norm native_layer_norm_backward ne neg new_full new_zeros nll_loss_backward
-    nll_loss_forward nonzero ones_like permute reciprocal remainder repeat_interleave scatter scatter_
-    scatter_add scatter_add_ searchsorted select select_backward sigmoid silu slice slice_backward
-    sort split split_with_sizes sqrt squeeze stack sub sub_ sum t topk transpose triu unbind unsqueeze
-    view where zero_ zeros_like
+    __rshift__ _embedding_bag _embedding_bag_backward _embedding_bag_forward_only
+    _embedding_bag_per_sample_weights_backward _foreach_add _foreach_add_ _foreach_addcdiv_
+    _foreach_addcmul_ _foreach_copy_ _foreach_div_ _foreach_lerp_ _foreach_mul_ _foreach_sqrt
+    _local_scalar_dense _log_softmax _log_softmax_backward_data _prelu_kernel _prelu_kernel_backward
+    _safe_softmax _softmax _softmax_backward_data _to_copy _unsafe_view abs add add_ addcdiv_ addcmul
+    addcmul_ addmm addmm_ alias all amax any binary_cross_entropy_with_logits bitwise_and bitwise_not
+    bitwise_or bitwise_or_ bitwise_xor bmm bucketize cat clamp clamp_min clone constant_pad_nd copy_
+    cumsum detach detach_ diagonal div div_ embedding embedding_dense_backward empty_like eq equal exp
+    exp_ expand fill_ floor_divide gather ge gelu gelu_backward gt index index_add index_copy
+    index_copy_ index_put index_put_ index_select isnan le lerp lerp_ lift_fresh linalg_vector_norm log
+    log_sigmoid_backward log_sigmoid_forward logical_not logsumexp lt masked_fill masked_fill_ mean
+    minimum mm mul mul_ nan_to_num native_layer_norm native_layer_norm_backward ne neg new_empty_strided
+    new_full new_zeros nll_loss_backward nll_loss_forward nonzero ones_like permute pow reciprocal relu
+    relu_ remainder repeat_interleave scatter scatter_ scatter_add scatter_add_ searchsorted select
+    select_backward sigmoid sigmoid_backward silu slice slice_backward sort split split_with_sizes sqrt
+    squeeze stack sub sub_ sum t threshold_backward topk transpose triu unbind unsqueeze view where
+    zero_ zeros_like
     """.split()  # noqa: SIM905
 )
 """Names of the operations of aten that a step of training, ranking or the cache of rows asks a device for."""

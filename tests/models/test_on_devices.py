@@ -9,8 +9,19 @@ import pytest
 import torch
 
 from rayrec.models.compute import PLAIN, ComputeSettings
+from rayrec.models.ctr.config import (
+    AnyCtrConfig,
+    DcnV2Config,
+    DeepFmConfig,
+    DinConfig,
+    DlrmConfig,
+    MmoeConfig,
+)
+from rayrec.models.ctr.program import CtrProgramSpec
+from rayrec.models.program import Placement
 from rayrec.models.sequence_program import SequenceProgram
 from rayrec.platform.devices import HOST, KINDS, device_memory, device_named, hardware_name, why_missing
+from tests.models.keras import impressions
 from tests.models.networks import table_rows
 from tests.models.test_recipes import MODELS, SETTINGS, features_of, model_of
 
@@ -117,6 +128,48 @@ def test_rows_on_the_device_have_their_gradients_there(device):
     for table, grads_MD in row_grads.items():
         assert grads_MD.device.type == device.type
         np.testing.assert_allclose(grads_MD.cpu().numpy(), expected[table], rtol=1e-4, atol=1e-6)
+
+
+RANKING: dict[str, AnyCtrConfig] = {
+    "dlrm": DlrmConfig(name="dlrm", dim=impressions.DIM, bottom_dims=(8,), hidden_dims=(16, 8)),
+    "deepfm": DeepFmConfig(name="deepfm", dim=impressions.DIM - 1, hidden_dims=(8,)),
+    "dcn_v2": DcnV2Config(
+        name="dcn_v2", dim=impressions.DIM, hidden_dims=(8,), rank=2, structure="parallel", dropout=0.1
+    ),
+    "din": DinConfig(name="din", dim=impressions.DIM, attention={"history": "item"}, hidden_dims=(8,)),
+    "din with prelu": DinConfig(
+        name="din", dim=impressions.DIM, attention={"history": "item"}, hidden_dims=(8,), activation="prelu"
+    ),
+    "mmoe": MmoeConfig(name="mmoe", dim=impressions.DIM, hidden_dims=(8, 4), dropout=0.1),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "compute"),
+    [
+        *((name, PLAIN) for name in RANKING),
+        ("dlrm", ComputeSettings(precision="bfloat16")),
+        ("din with prelu", ComputeSettings(precision="bfloat16")),
+        ("mmoe", ComputeSettings(micro_batches=3)),
+    ],
+)
+def test_ranking_models_train_and_score_as_on_the_host(name, compute, device):
+    losses, scores = [], []
+    for where in (device, HOST.torch):
+        settings = dataclasses.replace(impressions.SETTINGS, fused=device_named(where.type).fused_optimizer)
+        trained = CtrProgramSpec(RANKING[name], impressions.SCHEMA, settings).build(
+            Placement(where, seed=5, compute=compute)
+        )
+        losses.append([])
+        for step in range(STEPS):
+            features = impressions.batch(step=step)
+            losses[-1].append(trained.backward(features, impressions.table_rows(features)).loss_sum)
+            trained.update()
+        scores.append(trained.predict(features, impressions.table_rows(features)))
+
+    is_short = compute.precision == "bfloat16"
+    np.testing.assert_allclose(losses[0], losses[1], rtol=2e-2 if is_short else 1e-4)
+    np.testing.assert_allclose(scores[0], scores[1], atol=2e-2 if is_short else 1e-4)
 
 
 def test_a_device_says_what_it_is_and_what_is_taken_of_it(device):

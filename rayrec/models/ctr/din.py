@@ -35,7 +35,15 @@ from rayrec.platform.impression_schema import ImpressionSchema
 
 Activation = Literal["dice", "prelu"]
 
-_ACTIVATIONS: dict[Activation, MakeActivation] = {"dice": Dice, "prelu": nn.PReLU}
+
+class PRelu(nn.PReLU):
+    """Under autocast, too: whether that shortens the weight is for a device to say, and types have to agree."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.prelu(x, self.weight.to(x.dtype))
+
+
+_ACTIVATIONS: dict[Activation, MakeActivation] = {"dice": Dice, "prelu": PRelu}
 
 
 class Din(CtrModel):
