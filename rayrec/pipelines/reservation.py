@@ -143,16 +143,24 @@ def reserved(groups: Sequence[ActorGroup], patience_s: float) -> Iterator[Reserv
     pause_s, most_s = LOOK_AGAIN_S
     while True:
         nodes = cluster_nodes()
+        missing: NoRoomError | None = None
         try:
             found = _reserve(groups, assign(groups, nodes))
         except NoRoomError as error:
-            now = time.monotonic()
-            if now >= said + patience_s:
-                logger.warning("%s", still_waiting(error, nodes, now - began))
-                said, patience_s = now, 2 * patience_s
-            found = None
+            found, missing = None, error
         if found is not None:
             break
+        now = time.monotonic()
+        if now >= said + patience_s:
+            waited_s = now - began
+            logger.warning(
+                "%s",
+                f"after {waited_s:.0f} s, the run has not started: there is room for all its actors, and Ray "
+                "does not give it, perhaps since another job asks, too; waiting until it does, see `ray status`"
+                if missing is None
+                else still_waiting(missing, nodes, waited_s),
+            )
+            said, patience_s = now, 2 * patience_s
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, most_s)
     reservation, held = found

@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import ray
+import torch
 
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.evaluate import evaluate
@@ -26,7 +27,7 @@ from tests.forked_workers import forked_workers
 from tests.runs import SPARSE_SASREC
 
 ROOT = Path(__file__).parents[2]
-DEVICES = ("cpu", simulated_npu.NAME)
+DEVICES = ("cpu", simulated_npu.NAME, *(["cuda"] if torch.cuda.is_available() else []))
 
 
 def settings(data: Path, device: str) -> RunConfig:
@@ -49,6 +50,7 @@ def main(folder: Path) -> None:
         ray.init(
             address="local",
             num_cpus=4,
+            num_gpus=torch.cuda.device_count(),
             resources={"NPU": 1},
             object_store_memory=80 * 2**20,
             include_dashboard=False,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
 import pytest
 
+from rayrec.pipelines import reservation
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.placement import ActorGroup, Node, NoRoomError, actor_groups, assign, selects
 from rayrec.pipelines.placement_check import check_possible, still_waiting
+from rayrec.pipelines.reservation import Reservation
 from rayrec.platform.errors import InputError
 
 
@@ -149,6 +152,21 @@ def test_who_waits_says_for_what():
         "free; waiting until other jobs end or nodes join, see `ray status`"
     )
     assert "its nodes have role=trainer (1)" in still_waiting(raised.value, nodes[1:2], 1.0)
+
+
+def test_room_that_ray_does_not_give_is_said_too(monkeypatch, caplog):
+    """Each attempt takes 10 s there, and nobody would know what the run waits for."""
+    given = Reservation([], {}, None, {})
+    attempts = iter([None, None, None, (given, None)])
+    monkeypatch.setattr(reservation, "cluster_nodes", list)
+    monkeypatch.setattr(reservation, "assign", lambda groups, nodes: {})
+    monkeypatch.setattr(reservation, "_reserve", lambda groups, placed: next(attempts))
+    monkeypatch.setattr(reservation, "LOOK_AGAIN_S", (0.0, 0.0))
+
+    with caplog.at_level(logging.WARNING), reservation.reserved([], patience_s=0.0) as found:
+        assert found is given
+
+    assert "there is room for all its actors, and Ray does not give it" in caplog.text
 
 
 SMALLEST = {"data": {"path": "data"}, "model": {"name": "sasrec"}}

@@ -37,7 +37,7 @@ Activation = Literal["dice", "prelu"]
 
 
 class PRelu(nn.PReLU):
-    """Under autocast, too: whether that shortens the weight is for a device to say, and types have to agree."""
+    """Under autocast, too: whether that shortens the weight is for a device to say, and types must agree."""
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.prelu(x, self.weight.to(x.dtype))
