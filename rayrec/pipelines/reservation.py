@@ -156,7 +156,7 @@ def reserved(groups: Sequence[ActorGroup], patience_s: float) -> Iterator[Reserv
             logger.warning(
                 "%s",
                 f"after {waited_s:.0f} s, the run has not started: there is room for all its actors, and Ray "
-                "does not give it, perhaps since another job asks, too; waiting until it does, see `ray status`"
+                "does not give it, perhaps since others ask, too; waiting until it does, see `ray status`"
                 if missing is None
                 else still_waiting(missing, nodes, waited_s),
             )
