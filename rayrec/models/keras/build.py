@@ -92,6 +92,9 @@ def _built(keras: Any, builder: Any, config: KerasModelConfig, schema: Impressio
             f"model.builder: {config.builder} must return a keras.Model, and gave "
             f"{type(keras_model).__name__}"
         )
+    if isinstance(keras_model, keras.Sequential) and getattr(keras_model, "inputs", None):
+        # The same layers, as a model that says how its inputs and outputs are nested.
+        keras_model = keras.Model(keras_model.inputs, keras_model.outputs)
     return keras_model
 
 

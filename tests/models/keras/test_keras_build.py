@@ -8,6 +8,7 @@ from rayrec.models.keras.build import build_keras_model
 from rayrec.models.keras.config import KerasModelConfig
 from rayrec.models.keras.runtime import load_keras, load_tensorflow
 from rayrec.platform.errors import InputError
+from rayrec.platform.impression_schema import ImpressionSchema
 from tests.models.keras.impressions import CPU, DIM, SCHEMA
 from tests.models.keras.programs import config, needs_tensorflow
 
@@ -92,10 +93,115 @@ normalised = _ending(lambda layers: layers.BatchNormalization(name="norm"), lamb
 regularised = _ending(lambda layers: layers.Dense(2, kernel_regularizer="l2"))
 probabilities = _ending(lambda layers: layers.Dense(2, activation="sigmoid", name="out"))
 too_many = _ending(lambda layers: layers.Dense(3))
+scaled = _ending(
+    lambda layers: layers.Dense(4, activation="sigmoid"),
+    lambda layers: layers.Rescaling(8.0, offset=-4.0),
+    lambda layers: layers.Dense(2),
+)
 double = _ending(lambda layers: layers.Dense(2, dtype="float64", name="out"))
 double_output = _ending(
     lambda layers: layers.Dense(2), lambda layers: layers.Activation("linear", dtype="float64", name="out")
 )
+
+
+def _two(layers):
+    return layers.Dense(2)
+
+
+def _sure(layers):
+    return layers.Dense(2, activation="sigmoid", name="sure")
+
+
+def _nested(*layers):
+    """A model in a model."""
+
+    def make(keras_layers):
+        import keras
+
+        return keras.Sequential([layer(keras_layers) for layer in layers])
+
+    return make
+
+
+def _operation(operation):
+    """One of `keras.ops` or of `keras.activations`."""
+
+    def make(layers):
+        import keras
+
+        return lambda x: operation(keras, x)
+
+    return make
+
+
+ENDINGS = {
+    "an operation": (_two, _operation(lambda keras, x: keras.ops.sigmoid(x))),
+    "an activation as a function": (_two, _operation(lambda keras, x: keras.activations.sigmoid(x))),
+    "hard_sigmoid": (_two, _operation(lambda keras, x: keras.ops.hard_sigmoid(x))),
+    "log_softmax": (_two, _operation(lambda keras, x: keras.ops.log_softmax(x))),
+    "a layer of Softmax": (_two, lambda layers: layers.Softmax()),
+    "a layer of Activation": (_two, lambda layers: layers.Activation("log_sigmoid")),
+    "a layer as activation": (lambda layers: layers.Dense(2, activation=layers.Softmax()),),
+    "a nested model": (_nested(_two, _sure),),
+    "a nested model that only reshapes": (_sure, _nested(lambda layers: layers.Reshape((2,)))),
+    "Reshape behind it": (_sure, lambda layers: layers.Reshape((2,))),
+    "its type behind it": (_sure, lambda layers: layers.Activation("linear", dtype="float32")),
+    "an operation of shape behind it": (
+        lambda layers: layers.Dense(4, activation="sigmoid"),
+        _operation(lambda keras, x: keras.ops.reshape(x, (-1, 2, 2))[:, 0]),
+    ),
+    "heads that are joined": (
+        lambda layers: lambda x: layers.Concatenate()([layers.Dense(1)(x), layers.Dense(1, "sigmoid")(x)]),
+    ),
+    "a product of probabilities": (lambda layers: lambda x: layers.Multiply()([_sure(layers)(x)] * 2),),
+    "a mean of probabilities": (lambda layers: lambda x: layers.Average()([_sure(layers)(x)] * 2),),
+}
+
+
+def ending(schema, dim, name):
+    return _ending(*ENDINGS[name])(schema, dim)
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("name", ENDINGS)
+def test_outputs_that_are_probabilities_are_refused_however_they_are_made(name):
+    settings = of_builder("tests.models.keras.test_keras_build:ending")
+
+    with pytest.raises(InputError, match=r"output '\w+' ends with \w+, .* made of logits; leave .* out$"):
+        build(settings.model_copy(update={"arguments": {"name": name}}))
+
+
+def gated(schema, dim):
+    import keras
+
+    from tests.models.keras.networks import inputs_of
+
+    inputs = inputs_of(schema, dim)
+    x = keras.layers.Concatenate()(inputs)
+    return keras.Model(inputs, keras.layers.Dense(2)(x) * keras.layers.Dense(2, "sigmoid")(x))
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("builder", ["scaled", "gated"])
+def test_a_sigmoid_that_logits_are_made_of_is_none_of_our_business(builder):
+    assert build(of_builder(f"tests.models.keras.test_keras_build:{builder}")).order == (0,)
+
+
+
+
+@needs_tensorflow
+def test_a_model_may_be_a_sequence_of_layers():
+    one_column = ImpressionSchema(labels=("click",), ids={"item": "item"})
+
+    model = build_keras_model(of_builder("tests.models.keras.test_keras_build:sequence"), one_column, 0, CPU)
+
+    assert [one.name for one in model.inputs] == ["item"]
+
+
+def sequence(schema, dim):
+    import keras
+
+    return keras.Sequential([keras.Input((dim,), name="item"), keras.layers.Dense(1)])
 
 
 def wrong_names(schema, dim):
