@@ -101,6 +101,12 @@ def _check_model(keras_model: Any) -> None:
             "the Keras model adds losses of its own (a regularizer?), and each trainer would add them once "
             "more; leave them out and set training.optimizer.weight_decay"
         )
+    for layer in keras_model._flatten_layers(include_self=False):  # those of layers and models inside, too
+        if layer.compute_dtype == "float16":
+            raise InputError(
+                f"the Keras model's layer {layer.name!r} computes in float16, whose gradients vanish where "
+                "nobody scales the loss, and nobody does; take 'mixed_bfloat16'"
+            )
     for variable in keras_model.trainable_variables:
         if variable.dtype != "float32":
             raise InputError(

@@ -27,7 +27,7 @@ def output_order(keras_model: Any, labels: Sequence[str]) -> tuple[int, ...]:
                 f"the Keras model's output {name!r} ends with {ending}, but its losses and probabilities are "
                 "made of logits; leave that activation out"
             )
-        if output.dtype not in ("float32", "bfloat16", "float16"):
+        if output.dtype not in ("float32", "bfloat16"):
             raise InputError(
                 f"the Keras model's output {name!r} is {output.dtype}, but logits are float32; give "
                 "its last layer dtype='float32'"

@@ -187,6 +187,9 @@ def test_a_sigmoid_that_logits_are_made_of_is_none_of_our_business(builder):
     assert build(of_builder(f"tests.models.keras.test_keras_build:{builder}")).order == (0,)
 
 
+half = _ending(lambda layers: layers.Dense(4, dtype="mixed_float16", name="half"), _two)
+half_nested = _ending(_nested(lambda layers: layers.Dense(4, dtype="mixed_float16", name="half"), _two))
+half_cast = _ending(_two, _operation(lambda keras, x: keras.ops.cast(x, "float16")))
 
 
 @needs_tensorflow
@@ -232,6 +235,9 @@ def failing(schema, dim):
         ("too_many", r"output has the shape \(None, 3\), and there are 2 labels; give one output"),
         ("double", "weight 'out/kernel' is float64, but weights, like rows, are float32; leave out"),
         ("double_output", "float64, but logits are float32; give its last layer dtype='float32'"),
+        ("half", "layer 'half' computes in float16, .* gradients .* take 'mixed_bfloat16'"),
+        ("half_nested", "layer 'half' computes in float16"),
+        ("half_cast", r"output '\w+' is float16, but logits are float32"),
         ("wrong_names", "outputs are 'click', 'like', and the labels 'click', 'buy'"),
         ("failing", "failing failed: "),
     ],
