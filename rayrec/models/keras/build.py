@@ -47,12 +47,13 @@ def build_keras_model(
     builder = _builder(config.builder, config.folder)
     if config.backend == "torch":
         keras = load_keras("torch")
-        with keras.device(HOST.kind):
+        with keras.device(HOST.kind), _own_random_state():
             keras_model = _built(keras, builder, config, schema, seed)
-        return KerasTorchModel(keras, keras_model, schema, config.dim, loss)
+            return KerasTorchModel(keras, keras_model, schema, config.dim, loss)
     tensorflow = load_tensorflow(num_threads or torch.get_num_threads(), device)
     keras = load_keras("tensorflow")
-    keras_model = _built(keras, builder, config, schema, seed)
+    with _own_random_state():
+        keras_model = _built(keras, builder, config, schema, seed)
     return TensorFlowModel(tensorflow, keras, keras_model, schema, config.dim, loss)
 
 
@@ -77,16 +78,15 @@ def _builder(name: str, folder: Path | None) -> Any:
 def _built(keras: Any, builder: Any, config: KerasModelConfig, schema: ImpressionSchema, seed: int) -> Any:
     # Layers without a name are numbered by process; snapshots need the same names in each.
     keras.utils.clear_session(free_memory=False)
-    with _own_random_state():
-        keras.utils.set_random_seed(seed % 2**32)
-        try:
-            keras_model = builder(schema, config.dim, **config.arguments)
-        except InputError:
-            raise
-        except (TypeError, ValueError) as error:  # Keras's own for what does not fit together
-            raise InputError(
-                f"model.builder: {config.builder} failed: {' '.join(str(error).split())}"
-            ) from error
+    keras.utils.set_random_seed(seed % 2**32)
+    try:
+        keras_model = builder(schema, config.dim, **config.arguments)
+    except InputError:
+        raise
+    except (TypeError, ValueError) as error:  # Keras's own for what does not fit together
+        raise InputError(
+            f"model.builder: {config.builder} failed: {' '.join(str(error).split())}"
+        ) from error
     if not isinstance(keras_model, keras.Model):
         raise InputError(
             f"model.builder: {config.builder} must return a keras.Model, and gave "

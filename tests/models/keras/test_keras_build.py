@@ -187,6 +187,19 @@ def test_a_sigmoid_that_logits_are_made_of_is_none_of_our_business(builder):
     assert build(of_builder(f"tests.models.keras.test_keras_build:{builder}")).order == (0,)
 
 
+def assigning(schema, dim):
+    """Keeps a weight that is trained within bounds by itself."""
+    import keras
+
+    class Bounded(keras.layers.Dense):
+        def call(self, inputs):
+            self.bias.assign(keras.ops.clip(self.bias, -1.0, 1.0))
+            return super().call(inputs)
+
+    return _ending(lambda layers: Bounded(2, name="bounded"))(schema, dim)
+
+
+bounded = _ending(lambda layers: layers.Dense(2, kernel_constraint="non_neg", name="bounded"))
 half = _ending(lambda layers: layers.Dense(4, dtype="mixed_float16", name="half"), _two)
 half_nested = _ending(_nested(lambda layers: layers.Dense(4, dtype="mixed_float16", name="half"), _two))
 half_cast = _ending(_two, _operation(lambda keras, x: keras.ops.cast(x, "float16")))
@@ -230,6 +243,8 @@ def failing(schema, dim):
         ("not_a_model", "must return a keras.Model, and gave int"),
         ("without_inputs", "has no declared inputs"),
         ("normalised", "changes 'norm/moving_mean' while it is trained, as BatchNormalization does"),
+        ("assigning", "changes 'bounded/bias' by other ways than its gradient"),
+        ("bounded", "weight 'bounded/kernel' has a constraint, which only Keras's own optimizers apply"),
         ("regularised", "adds losses of its own .* training.optimizer.weight_decay"),
         ("probabilities", "output 'out' ends with sigmoid, .* leave that activation out"),
         ("too_many", r"output has the shape \(None, 3\), and there are 2 labels; give one output"),
