@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import random
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from rayrec.models.ctr.build import label_loss
+from rayrec.models.keras.builder import Builder
 from rayrec.models.keras.model import KerasModel
 from rayrec.models.keras.runtime import load_keras, load_tensorflow
 from rayrec.models.keras.tensorflow_model import TensorFlowModel
@@ -44,49 +42,24 @@ def build_keras_model(
             that fits the schema.
     """
     loss = label_loss(config, schema)
-    builder = _builder(config.builder, config.folder)
+    builder = Builder(config.builder, config.folder)
     if config.backend == "torch":
         keras = load_keras("torch")
-        with keras.device(HOST.kind), _own_random_state():
+        with builder.running(), keras.device(HOST.kind), _own_random_state():
             keras_model = _built(keras, builder, config, schema, seed)
             return KerasTorchModel(keras, keras_model, schema, config.dim, loss)
     tensorflow = load_tensorflow(num_threads or torch.get_num_threads(), device)
     keras = load_keras("tensorflow")
-    with _own_random_state():
+    with builder.running(), _own_random_state():
         keras_model = _built(keras, builder, config, schema, seed)
-    return TensorFlowModel(tensorflow, keras, keras_model, schema, config.dim, loss)
+        return TensorFlowModel(tensorflow, keras, keras_model, schema, config.dim, loss)
 
 
-def _builder(name: str, folder: Path | None) -> Any:
-    module_name, _, function_name = name.partition(":")
-    if folder is not None and str(folder) not in sys.path:
-        # It stays: the module may import its neighbours later.
-        sys.path.insert(0, str(folder))
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise InputError(
-            f"model.builder: the module {module_name!r} cannot be imported ({error}); set model.folder to "
-            "the folder it is in, or install what it needs"
-        ) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise InputError(f"model.builder: the module {module_name!r} has no function {function_name!r}")
-    return function
-
-
-def _built(keras: Any, builder: Any, config: KerasModelConfig, schema: ImpressionSchema, seed: int) -> Any:
+def _built(keras: Any, builder: Builder, config: KerasModelConfig, schema: ImpressionSchema, seed: int) -> Any:
     # Layers without a name are numbered by process; snapshots need the same names in each.
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(seed % 2**32)
-    try:
-        keras_model = builder(schema, config.dim, **config.arguments)
-    except InputError:
-        raise
-    except (TypeError, ValueError) as error:  # Keras's own for what does not fit together
-        raise InputError(
-            f"model.builder: {config.builder} failed: {' '.join(str(error).split())}"
-        ) from error
+    keras_model = builder(schema, config.dim, config.arguments)
     if not isinstance(keras_model, keras.Model):
         raise InputError(
             f"model.builder: {config.builder} must return a keras.Model, and gave "
