@@ -21,6 +21,7 @@ from rayrec.platform.errors import InputError
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.reader import SampleReader
 from tests.impressions import ctr_config, impression_dataset
+from tests.models.keras.programs import needs_tensorflow
 from tests.runs import make_run, trained
 
 
@@ -109,6 +110,23 @@ def test_what_is_set_has_to_fit_the_columns(dataset: ImpressionDataset):
         assemble(ctr_config(dataset, {"label_weights": {"nobody": 2.0}}))
     with pytest.raises(InputError, match=r"'dlrm'.* recommends nothing"):
         ctr_config(dataset, evaluation={"instruction": {"behavior": "click"}})
+
+
+def test_a_keras_model_on_an_accelerator_is_refused_before_anything_is_built(
+    dataset: ImpressionDataset, run: Path
+):
+    model = {"name": "keras", "builder": "nowhere:build"}
+
+    with pytest.raises(InputError, match="device is 'cuda', and Keras models have been run on the CPU alone"):
+        assemble(ctr_config(dataset, model, device="cuda"))
+
+
+@needs_tensorflow
+def test_recipes_that_keras_models_do_not_know_are_refused_before_a_run_begins(dataset: ImpressionDataset):
+    model = {"name": "keras", "builder": "tests.models.keras.networks:mlp", "dim": 4}
+
+    with pytest.raises(InputError, match=r"training.precision is 'bfloat16', which is for PyTorch's own"):
+        assemble(ctr_config(dataset, model, training={"precision": "bfloat16"}))
 
 
 def test_a_data_set_of_histories_is_refused_by_name(tmp_path: Path):

@@ -13,10 +13,10 @@ import torch
 from rayrec.models.ctr.build import label_loss
 from rayrec.models.keras.builder import Builder
 from rayrec.models.keras.model import KerasModel
-from rayrec.models.keras.runtime import load_keras, load_tensorflow
+from rayrec.models.keras.runtime import check_device, load_keras, load_tensorflow
 from rayrec.models.keras.tensorflow_model import TensorFlowModel
 from rayrec.models.keras.torch_model import KerasTorchModel
-from rayrec.platform.devices import HOST
+from rayrec.platform.devices import HOST, Device
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
 
@@ -28,7 +28,7 @@ def build_keras_model(
     config: KerasModelConfig,
     schema: ImpressionSchema,
     seed: int,
-    device: torch.device,
+    device: Device,
     num_threads: int | None = None,
 ) -> KerasModel:
     """The model on the host; its initial weights depend on the seed and on what the builder does.
@@ -38,9 +38,10 @@ def build_keras_model(
         num_threads: of TensorFlow; None: as many as PyTorch has.
 
     Raises:
-        InputError: TensorFlow or Keras is missing, there is no such builder, or what it gives is no model
-            that fits the schema.
+        InputError: TensorFlow or Keras is missing or does not fit, no Keras model runs on the device, there
+            is no such builder, or what it gives is no model that fits the schema.
     """
+    check_device(device)
     loss = label_loss(config, schema)
     builder = Builder(config.builder, config.folder)
     if config.backend == "torch":
@@ -48,7 +49,7 @@ def build_keras_model(
         with builder.running(), keras.device(HOST.kind), _own_random_state():
             keras_model = _built(keras, builder, config, schema, seed)
             return KerasTorchModel(keras, keras_model, schema, config.dim, loss)
-    tensorflow = load_tensorflow(num_threads or torch.get_num_threads(), device)
+    tensorflow = load_tensorflow(num_threads or torch.get_num_threads())
     keras = load_keras("tensorflow")
     with builder.running(), _own_random_state():
         keras_model = _built(keras, builder, config, schema, seed)

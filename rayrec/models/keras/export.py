@@ -77,7 +77,7 @@ class SavedModelScorer:
             raise InputError(
                 f"{folder}: expected a SavedModel with {INPUTS_FILE} beside it, as an export writes"
             )
-        tensorflow = load_tensorflow(num_threads or torch.get_num_threads(), HOST.torch)
+        tensorflow = load_tensorflow(num_threads or torch.get_num_threads())
         described = json.loads((folder / INPUTS_FILE).read_text())["inputs"]
         inputs = tuple(ModelInput(**one) for one in described)
         return cls(tensorflow, tensorflow.saved_model.load(str(folder)), inputs)

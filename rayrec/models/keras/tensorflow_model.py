@@ -24,7 +24,7 @@ from rayrec.platform.impression_schema import ImpressionSchema
 
 
 class TensorFlowModel(KerasModel):
-    """Runs on the CPU or a GPU, where its parameters are."""
+    """Runs on the CPU, where its parameters are."""
 
     def __init__(
         self,

@@ -110,6 +110,18 @@ def here(schema, dim):
     return here
 
 
+@pytest.mark.parametrize(
+    ("builder", "message"),
+    [
+        ("no_such_module:build", r"'no_such_module' cannot be imported \(No module.*set model.folder"),
+        ("tests.models.keras.networks:nothing", "has no function 'nothing'"),
+    ],
+)
+def test_a_builder_that_is_not_there_is_named(builder, message):
+    with pytest.raises(InputError, match=message):
+        made(builder)
+
+
 def test_a_module_that_the_folder_has_not_is_none_that_is_found_elsewhere(tmp_path):
     with pytest.raises(InputError, match=rf"no module 'tests' in {tmp_path}; set model\.folder"):
         made("tests.models.keras.networks:mlp", tmp_path)
