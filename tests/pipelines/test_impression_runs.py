@@ -25,6 +25,9 @@ from tests.models.keras.programs import needs_tensorflow
 from tests.runs import make_run, trained
 
 
+KERAS: dict[str, Any] = {"name": "keras", "builder": "tests.models.keras.networks:mlp", "dim": 4}
+
+
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> ImpressionDataset:
     return impression_dataset(tmp_path_factory.mktemp("impressions"))
@@ -122,11 +125,20 @@ def test_a_keras_model_on_an_accelerator_is_refused_before_anything_is_built(
 
 
 @needs_tensorflow
-def test_recipes_that_keras_models_do_not_know_are_refused_before_a_run_begins(dataset: ImpressionDataset):
-    model = {"name": "keras", "builder": "tests.models.keras.networks:mlp", "dim": 4}
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({"precision": "bfloat16"}, r"training\.precision is 'bfloat16', which is for PyTorch's own"),
+        ({"micro_batches": 2}, r"training\.micro_batches is 2, and the Keras model draws"),
+    ],
+)
+def test_recipes_that_keras_models_do_not_know_are_refused_before_a_run_begins(
+    dataset: ImpressionDataset, training: dict[str, Any], message: str
+):
+    model = KERAS | {"arguments": {"dropout": 0.2}}
 
-    with pytest.raises(InputError, match=r"training.precision is 'bfloat16', which is for PyTorch's own"):
-        assemble(ctr_config(dataset, model, training={"precision": "bfloat16"}))
+    with pytest.raises(InputError, match=message):
+        assemble(ctr_config(dataset, model, training=training))
 
 
 def test_a_data_set_of_histories_is_refused_by_name(tmp_path: Path):

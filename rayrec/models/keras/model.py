@@ -77,7 +77,8 @@ class KerasModel(CtrModel):
 
     def _seeds(self, batch: ImpressionTensors) -> list[np.ndarray]:
         """Random numbers hang on the seed of the run, the step and the first impression, which is what its
-        key says: nothing of them has to be in a snapshot, and each trainer's are its own."""
+        key says: nothing of them has to be in a snapshot, and each trainer's are its own. Keras draws for all
+        impressions at once, so other shares, as of another number of trainers, have other draws."""
         if not self.seed_variables or not self.training or not len(batch.keys_B):
             return self._no_seeds()
         key = int(batch.keys_B[0]) % 2**64

@@ -106,9 +106,10 @@ class ImpressionTask(Task):
 
     def network(self) -> nn.Module:
         if isinstance(self.model, KerasModelConfig):
-            check_compute(self.config.training.compute)
             device = device_named(self.config.device)
-            return build_keras_model(self.model, self.schema, self.config.seed, device)
+            model = build_keras_model(self.model, self.schema, self.config.seed, device)
+            check_compute(self.config.training.compute, model)
+            return model
         with torch.device("meta"):
             return build_ctr_model(self.model, self.schema, self.config.seed)
 
