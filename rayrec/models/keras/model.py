@@ -48,6 +48,7 @@ class KerasModel(CtrModel):
         self.__dict__["keras_model"] = keras_model
         declared = [DeclaredInput(one.name, tuple(one.shape), one.dtype) for one in keras_model.inputs]
         self.inputs = match_inputs(declared, schema, dim)
+        self.labels = schema.labels
         self.order = output_order(keras_model, schema.labels)
         self.seed_variables = _seeds(keras_model)
         self._trained = list(keras_model.trainable_variables)
@@ -102,8 +103,8 @@ class KerasModel(CtrModel):
                 continue
             if any(variable is trained for trained in self._trained):
                 raise InputError(
-                    f"the Keras model changes {variable.path!r} by other ways than its gradient, which nobody "
-                    "would see: the optimizer has a copy of its own; leave the assignment out"
+                    f"the Keras model changes {variable.path!r} by other ways than its gradient, which "
+                    "nobody would see: the optimizer has a copy of its own; leave the assignment out"
                 )
             raise InputError(
                 f"the Keras model changes {variable.path!r} while it is trained, as BatchNormalization does: "
@@ -147,8 +148,8 @@ def _check_model(keras_model: Any) -> None:
             )
         if variable.constraint is not None:
             raise InputError(
-                f"the Keras model's weight {variable.path!r} has a constraint, which only Keras's own optimizers "
-                "apply; leave it out"
+                f"the Keras model's weight {variable.path!r} has a constraint, which only Keras's own "
+                "optimizers apply; leave it out"
             )
     paths = [variable.path for variable in keras_model.trainable_variables]
     if twice := sorted({path for path in paths if paths.count(path) > 1}):
