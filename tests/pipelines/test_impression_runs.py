@@ -24,7 +24,6 @@ from tests.impressions import ctr_config, impression_dataset
 from tests.models.keras.programs import needs_tensorflow
 from tests.runs import make_run, trained
 
-
 KERAS: dict[str, Any] = {"name": "keras", "builder": "tests.models.keras.networks:mlp", "dim": 4}
 
 

@@ -56,7 +56,9 @@ def build_keras_model(
         return TensorFlowModel(tensorflow, keras, keras_model, schema, config.dim, loss)
 
 
-def _built(keras: Any, builder: Builder, config: KerasModelConfig, schema: ImpressionSchema, seed: int) -> Any:
+def _built(
+    keras: Any, builder: Builder, config: KerasModelConfig, schema: ImpressionSchema, seed: int
+) -> Any:
     # Layers without a name are numbered by process; snapshots need the same names in each.
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(seed % 2**32)

@@ -36,8 +36,8 @@ class Builder:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Around whatever runs code of the builder: its neighbours can be imported, and its errors are said in
-        one sentence that names it.
+        """Around whatever runs code of the builder: its neighbours can be imported, and its errors are said
+        in one sentence that names it.
 
         Raises:
             InputError: the code inside raised anything.
@@ -85,7 +85,8 @@ class Builder:
             ) from error
         except Exception as error:
             raise InputError(
-                f"model.builder: the module {module_name!r} cannot be imported ({in_one_line(error)}); mend it"
+                f"model.builder: the module {module_name!r} cannot be imported ({in_one_line(error)}); "
+                "mend it"
             ) from error
         function = getattr(module, function_name, None)
         if not callable(function):
@@ -129,8 +130,8 @@ class BuilderFolder:
         spec = PathFinder.find_spec(first, [str(self._path)])
         if spec is None:
             raise InputError(
-                f"model.builder: there is no module {first!r} in {self._path}; set model.folder to the folder "
-                "it is in, or leave it out if the module is installed"
+                f"model.builder: there is no module {first!r} in {self._path}; set model.folder to the "
+                "folder it is in, or leave it out if the module is installed"
             )
         loaded = sys.modules.get(first)
         if first in sys.stdlib_module_names or (loaded is not None and not _is_of(loaded, spec)):

@@ -26,13 +26,37 @@ ENDINGS = {
 """What gives probabilities or their logarithms: by the name of the function, and of Keras's class for it."""
 
 MOVES_VALUES = frozenset(
-    "activation cast clip concatenate copy dropout expanddims flatten getitem hstack identity moveaxis permute "
-    "ravel reshape split squeeze stack stopgradient swapaxes take transpose unstack vstack".split()
+    [
+        "activation",
+        "cast",
+        "clip",
+        "concatenate",
+        "copy",
+        "dropout",
+        "expanddims",
+        "flatten",
+        "getitem",
+        "hstack",
+        "identity",
+        "moveaxis",
+        "permute",
+        "ravel",
+        "reshape",
+        "split",
+        "squeeze",
+        "stack",
+        "stopgradient",
+        "swapaxes",
+        "take",
+        "transpose",
+        "unstack",
+        "vstack",
+    ]
 )
 """Classes of Keras, in lower case, after which values are some of those before: probabilities, if one of the
 tensors that are given is. An `Activation` gets here only if it is none of `ENDINGS`."""
 
-MIXES_PROBABILITIES = frozenset("average maximum mean minimum multiply".split())
+MIXES_PROBABILITIES = frozenset(["average", "maximum", "mean", "minimum", "multiply"])
 """After which they are probabilities if all tensors that are given are: as in models that multiply the chance
 of a click with the chance of a purchase after it. One factor alone may be a gate."""
 

@@ -62,8 +62,8 @@ def check_compute(compute: ComputeSettings, model: KerasModel) -> None:
     if compute.micro_batches > 1 and model.seed_variables:
         raise InputError(
             f"training.micro_batches is {compute.micro_batches}, and the Keras model draws random numbers "
-            "(Dropout?) for a piece as a whole, not row by row, so that other pieces would make another run; set "
-            "micro_batches to 1, or leave out what draws"
+            "(Dropout?) for a piece as a whole, not row by row, so that other pieces would make another run; "
+            "set micro_batches to 1, or leave out what draws"
         )
     if compute.precision != PLAIN.precision:
         raise InputError(

@@ -34,8 +34,8 @@ def check_device(device: Device) -> None:
     # whether what Keras does not train, which is no parameter of PyTorch's, comes along.
     if device.has_own_memory:
         raise InputError(
-            f"device is {device.kind!r}, and Keras models have been run on the CPU alone so far; set device to "
-            f"{HOST.kind!r}, or take a ranking model of PyTorch"
+            f"device is {device.kind!r}, and Keras models have been run on the CPU alone so far; set device "
+            f"to {HOST.kind!r}, or take a ranking model of PyTorch"
         )
 
 

@@ -172,6 +172,8 @@ def assigning(schema, dim):
 
 
 bounded = _ending(lambda layers: layers.Dense(2, kernel_constraint="non_neg", name="bounded"))
+
+
 def untraceable(schema, dim):
     import keras
 

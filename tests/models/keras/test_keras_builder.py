@@ -1,4 +1,4 @@
-"""Where builders are found and how their mistakes are said; neither Keras nor TensorFlow is needed to know."""
+"""Where builders are found and how their mistakes are said; neither Keras nor TensorFlow is needed."""
 
 from __future__ import annotations
 
@@ -167,12 +167,14 @@ def test_an_argument_that_nobody_takes_is_named(tmp_path):
     folder = folder_of(tmp_path, my_exact="def build(schema, dim, width=2): return width")
 
     assert made("my_exact:build", folder, width=3) == 3
-    with pytest.raises(InputError, match=r"\(widht\): got an unexpected keyword argument 'widht'; change one"):
+    with pytest.raises(
+        InputError, match=r"\(widht\): got an unexpected keyword argument 'widht'; change one"
+    ):
         made("my_exact:build", folder, widht=3)
 
 
 def test_a_refusal_of_the_builder_itself_stays_as_it_is(tmp_path):
     source = "from rayrec.platform.errors import InputError\ndef build(*_): raise InputError('no lists here')"
 
-    with pytest.raises(InputError, match="^no lists here$"):
+    with pytest.raises(InputError, match=r"^no lists here$"):
         made("my_refusal:build", folder_of(tmp_path, my_refusal=source))

@@ -25,7 +25,10 @@ def test_what_is_missing_is_named_with_what_to_install(monkeypatch, package, nam
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("raise ImportError('numpy.core.multiarray failed\\nto import')", "ImportError: numpy.core.multi.* to"),
+        (
+            "raise ImportError('numpy.core.multiarray failed\\nto import')",
+            "ImportError: numpy.core.multi.* to",
+        ),
         ("raise TypeError('Descriptors cannot be created directly')", "TypeError: Descriptors cannot be"),
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
     ],
