@@ -1,4 +1,4 @@
-"""`plan`, `train`, `snapshot`, `runs`, `evaluate`, `recommend` and `serve`: what is done with a run."""
+"""`plan`, `train`, `snapshot`, `runs`, `evaluate`, `export`, `recommend`, `serve`: what is done with runs."""
 
 from __future__ import annotations
 
@@ -351,6 +351,29 @@ def evaluate_command(
         table.add_row(name, *cells)
     out.print(table)
     return report.to_json()
+
+
+@command(app, "export")
+def export_command(
+    run: RunArgument,
+    folder: Annotated[Path, typer.Argument(help="New folder for the SavedModel.")],
+    snapshot: WhichOption = "best",
+    data: DataOption = None,
+) -> Answer:
+    """Write a ranking model of Keras on TensorFlow as a SavedModel."""
+    from rayrec.pipelines.scorer import export_run
+
+    scorer = export_run(run, folder, snapshot, data)
+    print_rows(
+        f"Exported: {folder}",
+        [("after step", f"{scorer.committed_step:,}"), ("labels, in their order", ", ".join(scorer.labels))],
+    )
+    return {
+        "run": str(run),
+        "folder": str(folder),
+        "snapshot_step": scorer.committed_step,
+        "labels": list(scorer.labels),
+    }
 
 
 @command(app, "recommend")

@@ -9,14 +9,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from rayrec.models.keras.config import KerasModelConfig
+from rayrec.models.keras.export import check_is_new, export_saved_model
+from rayrec.models.keras.program import KerasProgram
+from rayrec.models.keras.tensorflow_model import TensorFlowModel
 from rayrec.models.program import Placement, ScoringProgram
 from rayrec.pipelines.assembly import Assembly
+from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.loading import load_run, local_tables
+from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import Snapshot
 from rayrec.pipelines.tasks.impressions import ImpressionTask
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
 from rayrec.samples.batches import RowBatch
+from rayrec.samples.impressions.batches import ImpressionBatch
 from rayrec.samples.impressions.features import ImpressionFeatures
 from rayrec.samples.impressions.keyed_columns import KeyedColumns
 
@@ -69,9 +76,13 @@ class Scorer:
 
     def score(self, rows: RowBatch) -> np.ndarray:
         """[B, T] probabilities of rows as training rows are before `data.features`, labels aside."""
+        return self._program.predict(*self.network_inputs(rows))
+
+    def network_inputs(self, rows: RowBatch) -> tuple[ImpressionBatch, dict[str, np.ndarray]]:
+        """What the network reads of such rows: their features, and by table the rows of their ids; a
+        `SavedModelScorer` takes the same."""
         batch = self.features.scoring(0, rows)
-        found = self._client.read({name: lookup.ids_M for name, lookup in batch.lookups.items()})
-        return self._program.predict(batch, found)
+        return batch, self._client.read({name: lookup.ids_M for name, lookup in batch.lookups.items()})
 
     def score_rows(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """The same of rows by field name, with keys as the source of the impressions writes them; a field
@@ -99,3 +110,46 @@ class Scorer:
             return pa.array(values, field.type)
         except (pa.ArrowException, TypeError, OverflowError) as error:
             raise InputError(f"{field.name}: the values of the rows do not fit: {error}") from error
+
+    def export(self, folder: Path) -> None:
+        """Write the network, not the rows of the tables, as a SavedModel; see `rayrec.models.keras.export`.
+
+        Args:
+            folder: made here.
+
+        Raises:
+            InputError: the model is not of Keras on TensorFlow, or the folder is there already.
+        """
+        _check_can_be_exported(self.run, self.task.config)
+        assert isinstance(self._program, KerasProgram)
+        assert isinstance(self._program.model, TensorFlowModel)
+        export_saved_model(self._program.model, folder)
+
+
+def export_run(run: str | Path, folder: Path, which: str = "best", data: str | Path | None = None) -> Scorer:
+    """A run's scorer, exported.
+
+    Args:
+        folder: made here.
+        which, data: as of `Scorer.load`.
+
+    Raises:
+        InputError: as `Scorer.load` and `Scorer.export`; what cannot be exported is not loaded first.
+    """
+    opened = RunFolder.open(Path(run))
+    _check_can_be_exported(opened.name, opened.config)
+    check_is_new(folder)
+    scorer = Scorer.load(run, which, data=data)
+    scorer.export(folder)
+    return scorer
+
+
+def _check_can_be_exported(run: str, config: RunConfig) -> None:
+    model = config.model
+    if isinstance(model, KerasModelConfig) and model.backend == "tensorflow":
+        return
+    backend = f" on {model.backend!r}" if isinstance(model, KerasModelConfig) else ""
+    raise InputError(
+        f"{run}: {model.name!r}{backend} cannot be exported; a SavedModel is made of a ranking model of "
+        "Keras on TensorFlow (model.name 'keras', model.backend 'tensorflow')"
+    )

@@ -39,6 +39,13 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _requirements() -> Sequence[str]:
+    try:
+        return importlib.metadata.requires("rayrec") or ()
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout that nobody has installed
+        return ()
+
+
 def _output(command: Sequence[str]) -> str | None:
     """Of a program, both streams together; None if there is no such program, it fails or does not end."""
     try:
@@ -68,6 +75,8 @@ class Surroundings:
     text: Callable[[str], str | None] = _text
     """Of a file; None where there is none."""
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    requirements: Callable[[], Sequence[str]] = _requirements
+    """Ours, with those of extras, as the installed package says them."""
 
 
 HERE = Surroundings()

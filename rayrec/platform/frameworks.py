@@ -6,7 +6,9 @@ asked, and a broken driver may take the process with it.
 
 from __future__ import annotations
 
+import re
 import sys
+import textwrap
 from dataclasses import dataclass
 
 from rayrec.platform.device_diagnosis import HERE, Surroundings
@@ -21,7 +23,17 @@ class Framework:
     brings: str
     """What it is for here."""
     question: str
-    """Python that prints `answer:` and the devices that it sees."""
+    """Python that prints `answer:` and what is to be told of it."""
+    told: str = "sees"
+    """Said before the answer."""
+    oldest: int = 0
+    """Major version that it has at least."""
+    beside: tuple[str, ...] = ()
+    """Packages that it has to fit."""
+
+    @property
+    def extra(self) -> str:
+        return self.requirement.partition("[")[2].rstrip("]")
 
 
 FRAMEWORKS = {
@@ -36,10 +48,24 @@ FRAMEWORKS = {
     "TensorFlow": Framework(
         ("tensorflow-cpu", "tensorflow"),
         "rayrec[tensorflow]",
-        "TensorFlow programs",
+        "ranking models of Keras",
         "import tensorflow\n"
         "seen = tensorflow.config.list_physical_devices()\n"
         "print('answer:', ', '.join(device.name.removeprefix('/physical_device:') for device in seen))\n",
+        beside=("numpy", "protobuf"),
+    ),
+    "Keras": Framework(
+        ("keras",),
+        "rayrec[tensorflow]",
+        "ranking models of Keras",
+        "import importlib.util, os\n"
+        "backend = 'torch' if importlib.util.find_spec('tensorflow') is None else 'tensorflow'\n"
+        "os.environ.setdefault('KERAS_BACKEND', backend)\n"
+        "import keras\n"
+        "print('answer:', keras.backend.backend())\n",
+        told="on",
+        oldest=3,
+        beside=("tensorflow-cpu", "tensorflow", "numpy", "protobuf"),
     ),
 }
 
@@ -47,16 +73,56 @@ FRAMEWORKS = {
 def examine_framework(name: str, machine: Surroundings = HERE) -> tuple[bool, str]:
     """Whether it is there, and one sentence: version and devices, or how to get it."""
     framework = FRAMEWORKS[name]
-    found = [(package, version) for package in framework.packages if (version := machine.version(package))]
+    found = _found(framework.packages, machine)
     if not found:
         return False, f"not installed; for {framework.brings}: pip install '{framework.requirement}'"
     package, version = found[0]
-    shown = machine.output([sys.executable, "-c", framework.question])
-    if shown is None or "answer:" not in shown:
-        last = (shown or "").strip().splitlines()[-1:]
-        said = f" ({last[0]})" if last else ""
-        return False, (
-            f"{package} {version} is installed and cannot be imported{said}; "
-            f"run pip install --force-reinstall '{framework.requirement}'"
-        )
-    return True, f"{package} {version}, sees {shown.rpartition('answer:')[2].strip() or 'no device'}"
+    if (reason := why_too_old(name, version, machine)) is not None:
+        return False, reason
+    # What an import says, it says in this process: from one that fails, nothing would be heard.
+    program = (
+        f"try:\n{textwrap.indent(framework.question, '    ')}"
+        "except BaseException as error:\n"
+        "    print('failed:', f'{type(error).__name__}:', *str(error).split())\n"
+    )
+    shown = machine.output([sys.executable, "-c", program]) or ""
+    if "answer:" not in shown:
+        return False, why_it_fails(name, shown.rpartition("failed:")[2].strip(), machine)
+    answer = shown.rpartition("answer:")[2].strip()
+    return True, f"{package} {version}, {framework.told} {answer or 'no device'}"
+
+
+def why_too_old(name: str, version: str, machine: Surroundings = HERE) -> str | None:
+    """None where a version is new enough."""
+    framework = FRAMEWORKS[name]
+    if int(version.partition(".")[0]) >= framework.oldest:
+        return None
+    return (
+        f"{framework.packages[0]} {version} is too old, models are of {name} {framework.oldest}; "
+        f"{_how_to_get(framework, machine)}"
+    )
+
+
+def why_it_fails(name: str, message: str, machine: Surroundings = HERE) -> str:
+    """Of one that is installed and cannot be imported: which versions there are and which fit.
+
+    Args:
+        message: of the import, if there is any.
+    """
+    framework = FRAMEWORKS[name]
+    installed = ", ".join(" ".join(found) for found in _found(framework.packages, machine)) or name
+    beside = ", ".join(" ".join(found) for found in _found(framework.beside, machine))
+    what = f"{installed}, beside {beside}," if beside else installed
+    said = f" ({message})" if message else ""
+    return f"{what} cannot be imported{said}; {_how_to_get(framework, machine)}"
+
+
+def _how_to_get(framework: Framework, machine: Surroundings) -> str:
+    of_extra = re.compile(rf"([^;\s]+)\s*;.*\bextra == [\"']{framework.extra}[\"']")
+    pins = sorted(match[1] for line in machine.requirements() if (match := of_extra.match(line)))
+    fitting = f"{framework.requirement} takes {', '.join(pins)}: " if pins else ""
+    return f"{fitting}run pip install --force-reinstall '{framework.requirement}'"
+
+
+def _found(packages: tuple[str, ...], machine: Surroundings) -> list[tuple[str, str]]:
+    return [(package, version) for package in packages if (version := machine.version(package))]

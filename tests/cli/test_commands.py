@@ -46,7 +46,9 @@ def answer(*arguments):
     return json.loads(stdout.splitlines()[-1])
 
 
-COMMANDS = ("prepare", "tokenize", "plan", "train", "evaluate", "recommend", "serve", "bench", "doctor")
+COMMANDS = (
+    *("prepare", "tokenize", "plan", "train", "evaluate", "export", "recommend", "serve", "bench", "doctor"),
+)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -26,7 +26,10 @@ from rayrec.samples.batches import RowBatch
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.reader import SampleReader
 from tests.impressions import NUM_ROWS, ctr_config, impression_dataset
+from tests.models.keras.programs import needs_tensorflow
 from tests.runs import make_run, trained
+
+KERAS: dict[str, Any] = {"name": "keras", "builder": "tests.models.keras.networks:mlp", "dim": 4}
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +160,32 @@ def test_what_is_set_has_to_fit_the_columns(dataset: ImpressionDataset):
         assemble(ctr_config(dataset, {"label_weights": {"nobody": 2.0}}))
     with pytest.raises(InputError, match=r"'dlrm'.* recommends nothing"):
         ctr_config(dataset, evaluation={"instruction": {"behavior": "click"}})
+
+
+def test_a_keras_model_on_an_accelerator_is_refused_before_anything_is_built(
+    dataset: ImpressionDataset, run: Path
+):
+    model = {"name": "keras", "builder": "nowhere:build"}
+
+    with pytest.raises(InputError, match="device is 'cuda', and Keras models have been run on the CPU alone"):
+        assemble(ctr_config(dataset, model, device="cuda"))
+
+
+@needs_tensorflow
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({"precision": "bfloat16"}, r"training\.precision is 'bfloat16', which is for PyTorch's own"),
+        ({"micro_batches": 2}, r"training\.micro_batches is 2, and the Keras model draws"),
+    ],
+)
+def test_recipes_that_keras_models_do_not_know_are_refused_before_a_run_begins(
+    dataset: ImpressionDataset, training: dict[str, Any], message: str
+):
+    model = KERAS | {"arguments": {"dropout": 0.2}}
+
+    with pytest.raises(InputError, match=message):
+        assemble(ctr_config(dataset, model, training=training))
 
 
 def test_a_data_set_of_histories_is_refused_by_name(tmp_path: Path):

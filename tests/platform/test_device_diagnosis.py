@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from types import SimpleNamespace
 
@@ -174,27 +175,81 @@ def test_what_is_found_of_a_device_is_told():
     }
 
 
+PINS = (
+    "numpy==2.4.6",
+    'torch==2.13.0; extra == "cpu"',
+    'keras==3.15.1; extra == "tensorflow"',
+    'tensorflow-cpu==2.21.0; extra == "tensorflow"',
+)
+REINSTALL = (
+    "rayrec[tensorflow] takes keras==3.15.1, tensorflow-cpu==2.21.0: "
+    "run pip install --force-reinstall 'rayrec[tensorflow]'"
+)
+
+
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("name", "found", "expected"),
     [
-        (machine(), (False, "not installed; for TensorFlow programs: pip install 'rayrec[tensorflow]'")),
         (
+            "TensorFlow",
+            machine(),
+            (False, "not installed; for ranking models of Keras: pip install 'rayrec[tensorflow]'"),
+        ),
+        (
+            "TensorFlow",
             machine({"tensorflow": "2.21.0"}, {"tensorflow": "a warning\nanswer: CPU:0, GPU:0\n"}),
             (True, "tensorflow 2.21.0, sees CPU:0, GPU:0"),
         ),
         (
+            "TensorFlow",
             machine({"tensorflow-cpu": "2.21.0"}, {"tensorflow": ""}),
+            (False, f"tensorflow-cpu 2.21.0 cannot be imported; {REINSTALL}"),
+        ),
+        (
+            "TensorFlow",
+            machine(
+                {"tensorflow-cpu": "2.19.0", "numpy": "2.4.6", "protobuf": "7.36.2"},
+                {"tensorflow": "a warning\nfailed: TypeError: Descriptors cannot be created\n"},
+            ),
             (
                 False,
-                "tensorflow-cpu 2.21.0 is installed and cannot be imported; "
-                "run pip install --force-reinstall 'rayrec[tensorflow]'",
+                "tensorflow-cpu 2.19.0, beside numpy 2.4.6, protobuf 7.36.2, cannot be imported "
+                f"(TypeError: Descriptors cannot be created); {REINSTALL}",
             ),
         ),
+        ("Keras", machine({"keras": "3.15.1"}, {"keras": "answer: torch"}), (True, "keras 3.15.1, on torch")),
+        (
+            "Keras",
+            machine({"keras": "2.15.0"}, {"keras": "answer: torch"}),
+            (False, f"keras 2.15.0 is too old, models are of Keras 3; {REINSTALL}"),
+        ),
     ],
-    ids=["not installed", "there", "broken"],
+    ids=["not installed", "there", "broken", "does not fit", "Keras", "old Keras"],
 )
-def test_a_framework_is_told_with_the_devices_that_it_sees(found, expected):
-    assert examine_framework("TensorFlow", found) == expected
+def test_a_framework_is_told_with_the_devices_that_it_sees(name, found, expected):
+    found = dataclasses.replace(found, requirements=lambda: PINS)
+
+    assert examine_framework(name, found) == expected
+
+
+def test_pins_are_left_out_where_nobody_has_installed_us():
+    found = dataclasses.replace(machine({"keras": "2.15.0"}), requirements=lambda: ())
+
+    assert examine_framework("Keras", found) == (
+        False,
+        "keras 2.15.0 is too old, models are of Keras 3; run pip install --force-reinstall "
+        "'rayrec[tensorflow]'",
+    )
+
+
+def test_a_program_that_asks_a_framework_says_why_it_could_not(tmp_path, monkeypatch):
+    (tmp_path / "keras.py").write_text("raise TypeError('two\\nlines')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    here = dataclasses.replace(diagnosis.HERE, version={"keras": "3.15.1"}.get, requirements=lambda: ())
+
+    assert examine_framework("Keras", here)[1].startswith(
+        "keras 3.15.1 cannot be imported (TypeError: two lines); run pip install"
+    )
 
 
 def test_torch_here_sees_the_host():

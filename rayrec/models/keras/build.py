@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import random
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from rayrec.models.ctr.build import label_loss
+from rayrec.models.keras.builder import Builder
 from rayrec.models.keras.model import KerasModel
-from rayrec.models.keras.runtime import load_keras, load_tensorflow
+from rayrec.models.keras.runtime import check_device, load_keras, load_tensorflow
 from rayrec.models.keras.tensorflow_model import TensorFlowModel
 from rayrec.models.keras.torch_model import KerasTorchModel
-from rayrec.platform.devices import HOST
+from rayrec.platform.devices import HOST, Device
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
 
@@ -30,7 +28,7 @@ def build_keras_model(
     config: KerasModelConfig,
     schema: ImpressionSchema,
     seed: int,
-    device: torch.device,
+    device: Device,
     num_threads: int | None = None,
 ) -> KerasModel:
     """The model on the host; its initial weights depend on the seed and on what the builder does.
@@ -40,58 +38,39 @@ def build_keras_model(
         num_threads: of TensorFlow; None: as many as PyTorch has.
 
     Raises:
-        InputError: TensorFlow or Keras is missing, there is no such builder, or what it gives is no model
-            that fits the schema.
+        InputError: TensorFlow or Keras is missing or does not fit, no Keras model runs on the device, there
+            is no such builder, or what it gives is no model that fits the schema.
     """
+    check_device(device)
     loss = label_loss(config, schema)
-    builder = _builder(config.builder, config.folder)
+    builder = Builder(config.builder, config.folder)
     if config.backend == "torch":
         keras = load_keras("torch")
-        with keras.device(HOST.kind):
+        with builder.running(), keras.device(HOST.kind), _own_random_state():
             keras_model = _built(keras, builder, config, schema, seed)
-        return KerasTorchModel(keras, keras_model, schema, config.dim, loss)
-    tensorflow = load_tensorflow(num_threads or torch.get_num_threads(), device)
+            return KerasTorchModel(keras, keras_model, schema, config.dim, loss)
+    tensorflow = load_tensorflow(num_threads or torch.get_num_threads())
     keras = load_keras("tensorflow")
-    keras_model = _built(keras, builder, config, schema, seed)
-    return TensorFlowModel(tensorflow, keras, keras_model, schema, config.dim, loss)
+    with builder.running(), _own_random_state():
+        keras_model = _built(keras, builder, config, schema, seed)
+        return TensorFlowModel(tensorflow, keras, keras_model, schema, config.dim, loss)
 
 
-def _builder(name: str, folder: Path | None) -> Any:
-    module_name, _, function_name = name.partition(":")
-    if folder is not None and str(folder) not in sys.path:
-        # It stays: the module may import its neighbours later.
-        sys.path.insert(0, str(folder))
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise InputError(
-            f"model.builder: the module {module_name!r} cannot be imported ({error}); set model.folder to "
-            "the folder it is in, or install what it needs"
-        ) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise InputError(f"model.builder: the module {module_name!r} has no function {function_name!r}")
-    return function
-
-
-def _built(keras: Any, builder: Any, config: KerasModelConfig, schema: ImpressionSchema, seed: int) -> Any:
+def _built(
+    keras: Any, builder: Builder, config: KerasModelConfig, schema: ImpressionSchema, seed: int
+) -> Any:
     # Layers without a name are numbered by process; snapshots need the same names in each.
     keras.utils.clear_session(free_memory=False)
-    with _own_random_state():
-        keras.utils.set_random_seed(seed % 2**32)
-        try:
-            keras_model = builder(schema, config.dim, **config.arguments)
-        except InputError:
-            raise
-        except (TypeError, ValueError) as error:  # Keras's own for what does not fit together
-            raise InputError(
-                f"model.builder: {config.builder} failed: {' '.join(str(error).split())}"
-            ) from error
+    keras.utils.set_random_seed(seed % 2**32)
+    keras_model = builder(schema, config.dim, config.arguments)
     if not isinstance(keras_model, keras.Model):
         raise InputError(
             f"model.builder: {config.builder} must return a keras.Model, and gave "
             f"{type(keras_model).__name__}"
         )
+    if isinstance(keras_model, keras.Sequential) and getattr(keras_model, "inputs", None):
+        # The same layers, as a model that says how its inputs and outputs are nested.
+        keras_model = keras.Model(keras_model.inputs, keras_model.outputs)
     return keras_model
 
 

@@ -48,9 +48,11 @@ class KerasModel(CtrModel):
         self.__dict__["keras_model"] = keras_model
         declared = [DeclaredInput(one.name, tuple(one.shape), one.dtype) for one in keras_model.inputs]
         self.inputs = match_inputs(declared, schema, dim)
+        self.labels = schema.labels
         self.order = output_order(keras_model, schema.labels)
         self.seed_variables = _seeds(keras_model)
         self._trained = list(keras_model.trainable_variables)
+        self._weights = list(keras_model.weights)
         for variable in self._trained:
             self.register_parameter(variable.path, self._as_parameter(variable))
 
@@ -76,12 +78,42 @@ class KerasModel(CtrModel):
 
     def _seeds(self, batch: ImpressionTensors) -> list[np.ndarray]:
         """Random numbers hang on the seed of the run, the step and the first impression, which is what its
-        key says: nothing of them has to be in a snapshot, and each trainer's are its own."""
+        key says: nothing of them has to be in a snapshot, and each trainer's are its own. Keras draws for all
+        impressions at once, so other shares, as of another number of trainers, have other draws."""
         if not self.seed_variables or not self.training or not len(batch.keys_B):
-            return [np.zeros(2, dtype=np.int64) for _ in self.seed_variables]
+            return self._no_seeds()
         key = int(batch.keys_B[0]) % 2**64
         draws = np.random.SeedSequence(key).generate_state(2 * len(self.seed_variables))
         return list((draws >> 1).astype(np.int64).reshape(-1, 2))
+
+    def _values_in(self, scope: Any) -> list[Any]:
+        """Of the weights, in a `keras.StatelessScope`; None of those that nobody has set there."""
+        return [scope.get_current_value(variable) for variable in self._weights]
+
+    def _check_unchanged(self, scope: Any, before: Sequence[Any]) -> None:
+        """
+        Args:
+            before: `_values_in` the scope, before the model was called.
+
+        Raises:
+            InputError: the call wrote to weights.
+        """
+        for variable, value in zip(self._weights, before, strict=True):
+            if scope.get_current_value(variable) is value:
+                continue
+            if any(variable is trained for trained in self._trained):
+                raise InputError(
+                    f"the Keras model changes {variable.path!r} by other ways than its gradient, which "
+                    "nobody would see: the optimizer has a copy of its own; leave the assignment out"
+                )
+            raise InputError(
+                f"the Keras model changes {variable.path!r} while it is trained, as BatchNormalization does: "
+                "an impression's logits would hang on those it shares a batch with, and trainers would drift "
+                "apart; take LayerNormalization, say"
+            )
+
+    def _no_seeds(self) -> list[np.ndarray]:
+        return [np.zeros(2, dtype=np.int64) for _ in self.seed_variables]
 
     def write_back(self) -> None:
         """Give the Keras model the weights as they are now: they are trained beside it."""
@@ -101,12 +133,23 @@ def _check_model(keras_model: Any) -> None:
             "the Keras model adds losses of its own (a regularizer?), and each trainer would add them once "
             "more; leave them out and set training.optimizer.weight_decay"
         )
+    for layer in keras_model._flatten_layers(include_self=False):  # those of layers and models inside, too
+        if layer.compute_dtype == "float16":
+            raise InputError(
+                f"the Keras model's layer {layer.name!r} computes in float16, whose gradients vanish where "
+                "nobody scales the loss, and nobody does; take 'mixed_bfloat16'"
+            )
     for variable in keras_model.trainable_variables:
         if variable.dtype != "float32":
             raise InputError(
                 f"the Keras model's weight {variable.path!r} is {variable.dtype}, but weights, like rows, "
                 "are float32; leave out keras.config.set_floatx and give no layer another dtype (a policy "
                 "such as 'mixed_bfloat16' is fine)"
+            )
+        if variable.constraint is not None:
+            raise InputError(
+                f"the Keras model's weight {variable.path!r} has a constraint, which only Keras's own "
+                "optimizers apply; leave it out"
             )
     paths = [variable.path for variable in keras_model.trainable_variables]
     if twice := sorted({path for path in paths if paths.count(path) > 1}):
@@ -122,19 +165,6 @@ def _seeds(keras_model: Any) -> list[Any]:
     """States of its random generators: variables, but none of its weights."""
     weights = {id(variable) for variable in keras_model.weights}
     return [variable for variable in keras_model.non_trainable_variables if id(variable) not in weights]
-
-
-def check_unchanged(keras_model: Any, changed: Sequence[str]) -> None:
-    """
-    Raises:
-        InputError: a step writes to weights by other ways than gradients.
-    """
-    if changed:
-        raise InputError(
-            f"the Keras model changes {changed[0]!r} while it is trained, as BatchNormalization does: an "
-            "impression's logits would hang on those it shares a batch with, and trainers would drift apart; "
-            "take LayerNormalization, say"
-        )
 
 
 def ordered(outputs: Sequence[Any], order: Sequence[int], concatenate: Any) -> Any:

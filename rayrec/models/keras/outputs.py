@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rayrec.models.keras.probabilities import ending_of
 from rayrec.platform.errors import InputError
 
 HINT = "give one output [B, number of labels], or one [B, 1] for each label, named as it"
@@ -19,12 +20,16 @@ def output_order(keras_model: Any, labels: Sequence[str]) -> tuple[int, ...]:
     Raises:
         InputError: they are not of the labels, or are no logits.
     """
-    for name in keras_model.output_names:
-        _check_is_logits(keras_model, name)
-    for output in keras_model.outputs:
-        if output.dtype not in ("float32", "bfloat16", "float16"):
+    names = _names(keras_model)
+    for name, output in zip(names, keras_model.outputs, strict=True):
+        if (ending := ending_of(output)) is not None:
             raise InputError(
-                f"the Keras model's output {output.name!r} is {output.dtype}, but logits are float32; give "
+                f"the Keras model's output {name!r} ends with {ending}, but its losses and probabilities are "
+                "made of logits; leave that activation out"
+            )
+        if output.dtype not in ("float32", "bfloat16"):
+            raise InputError(
+                f"the Keras model's output {name!r} is {output.dtype}, but logits are float32; give "
                 "its last layer dtype='float32'"
             )
     shapes = [tuple(output.shape) for output in keras_model.outputs]
@@ -35,7 +40,6 @@ def output_order(keras_model: Any, labels: Sequence[str]) -> tuple[int, ...]:
                 f"{HINT}"
             )
         return (0,)
-    names = _names(keras_model)
     if sorted(names) != sorted(labels):
         raise InputError(
             f"the Keras model's outputs are {', '.join(map(repr, names))}, and the labels "
@@ -50,16 +54,6 @@ def output_order(keras_model: Any, labels: Sequence[str]) -> tuple[int, ...]:
 def _names(keras_model: Any) -> list[str]:
     structure = keras_model.output
     if not isinstance(structure, Mapping):
-        return list(keras_model.output_names)
+        return [output._keras_history.operation.name for output in keras_model.outputs]
     # Keras flattens a dictionary by its sorted keys.
     return sorted(structure)
-
-
-def _check_is_logits(keras_model: Any, name: str) -> None:
-    layer = next((layer for layer in keras_model.layers if layer.name == name), None)
-    activation = getattr(getattr(layer, "activation", None), "__name__", "")
-    if activation in ("sigmoid", "softmax"):
-        raise InputError(
-            f"the Keras model's output {name!r} ends with {activation}, but its losses and probabilities are "
-            "made of logits; leave that activation out"
-        )

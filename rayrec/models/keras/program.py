@@ -17,6 +17,7 @@ from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.keras.build import build_keras_model
 from rayrec.models.keras.model import KerasModel
 from rayrec.models.program import Placement
+from rayrec.platform.devices import device_of
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
 
@@ -32,7 +33,7 @@ class KerasProgram(CtrProgram):
         Raises:
             InputError: the run asks for what only PyTorch's own models can do.
         """
-        _check(placement.compute)
+        check_compute(placement.compute, model)
         super().__init__(model, settings, placement)
 
 
@@ -49,12 +50,21 @@ class KerasProgramSpec:
         Raises:
             InputError: as `build_keras_model`, or the run asks for what only PyTorch's own models can do.
         """
-        _check(placement.compute)
-        model = build_keras_model(self.model, self.schema, placement.seed, placement.device)
+        model = build_keras_model(self.model, self.schema, placement.seed, device_of(placement.device))
         return KerasProgram(model, self.optimizer, placement)
 
 
-def _check(compute: ComputeSettings) -> None:
+def check_compute(compute: ComputeSettings, model: KerasModel) -> None:
+    """
+    Raises:
+        InputError: what only PyTorch's own models can do, or this one cannot.
+    """
+    if compute.micro_batches > 1 and model.seed_variables:
+        raise InputError(
+            f"training.micro_batches is {compute.micro_batches}, and the Keras model draws random numbers "
+            "(Dropout?) for a piece as a whole, not row by row, so that other pieces would make another run; "
+            "set micro_batches to 1, or leave out what draws"
+        )
     if compute.precision != PLAIN.precision:
         raise InputError(
             f"training.precision is {compute.precision!r}, which is for PyTorch's own models; leave it out, "

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rayrec.models.ctr.losses import LabelLoss
-from rayrec.models.keras.model import KerasModel, check_unchanged, ordered
+from rayrec.models.keras.model import KerasModel, ordered
 from rayrec.models.keras.tensors import to_tensorflow, to_torch
 from rayrec.platform.impression_schema import ImpressionSchema
 
 
 class TensorFlowModel(KerasModel):
-    """Runs on the CPU or a GPU, where its parameters are."""
+    """Runs on the CPU, where its parameters are."""
 
     def __init__(
         self,
@@ -40,14 +40,15 @@ class TensorFlowModel(KerasModel):
             tensorflow: the package, and `keras` on it.
 
         Raises:
-            InputError: as `KerasModel`; or the model changes weights while it is trained.
+            InputError: as `KerasModel`; or the model changes weights when it is called.
         """
         super().__init__(keras_model, schema, dim, label_loss)
         self._tensorflow = tensorflow
         self._keras = keras
         self.functions = {training: self._function(training) for training in (False, True)}
         # Now, and not in the first step: whatever is wrong with the model shows before a run begins.
-        self.functions[True].get_concrete_function(*self._signature())
+        for function in self.functions.values():
+            function.get_concrete_function(*self._signature())
 
     def _as_parameter(self, variable: Any) -> nn.Parameter:
         return nn.Parameter(torch.tensor(variable.numpy()))
@@ -62,15 +63,15 @@ class TensorFlowModel(KerasModel):
 
     def _function(self, training: bool) -> Any:
         tensorflow, keras, keras_model, order = self._tensorflow, self._keras, self.keras_model, self.order
-        trained, seeds, fixed = self.trained_variables, self.seed_variables, keras_model.non_trainable_weights
+        trained, seeds = self.trained_variables, self.seed_variables
 
         def run(weights: Any, states: Any, inputs: Any) -> Any:
             values = [*zip(trained, weights, strict=True), *zip(seeds, states, strict=True)]
             with keras.StatelessScope(state_mapping=values) as scope:
+                before = self._values_in(scope)
                 structured = keras.tree.pack_sequence_as(keras_model.input, list(inputs))
                 outputs = keras.tree.flatten(keras_model(structured, training=training))
-            changed = [variable.path for variable in fixed if scope.get_current_value(variable) is not None]
-            check_unchanged(keras_model, changed)
+            self._check_unchanged(scope, before)
             logits_BT = ordered(outputs, order, lambda columns: tensorflow.concat(columns, axis=1))
             return tensorflow.cast(logits_BT, "float32")
 

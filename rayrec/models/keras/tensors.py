@@ -3,6 +3,9 @@
 TensorFlow's kernels take it for granted that a tensor begins at a multiple of 64 bytes, and end the process
 where one does not. PyTorch allocates at such places; NumPy does not, nor does a tensor begin there that is a
 part of another one. Those are copied.
+
+Of tensors in the host's memory, which are there when the call returns: nothing waits for an accelerator's
+streams here.
 """
 
 from __future__ import annotations

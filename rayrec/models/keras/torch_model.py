@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rayrec.models.ctr.losses import LabelLoss
-from rayrec.models.keras.model import KerasModel, check_unchanged, ordered
+from rayrec.models.keras.model import KerasModel, ordered
 from rayrec.platform.impression_schema import ImpressionSchema
 
 
@@ -24,12 +24,15 @@ class KerasTorchModel(KerasModel):
             keras: the package, on this backend.
 
         Raises:
-            InputError: as `KerasModel`. Whether the model changes weights while it is trained shows in its
-                first step.
+            InputError: as `KerasModel`; or the model changes weights when it is called.
         """
         super().__init__(keras_model, schema, dim, label_loss)
         self._keras = keras
-        self._fixed = list(keras_model.non_trainable_weights)
+        # Now, and not in the first step: whatever is wrong with the model shows before a run begins.
+        sizes = [[2, *(size or 1 for size in one.shape[1:])] for one in keras_model.inputs]
+        for training in (False, True):
+            with torch.no_grad():
+                self.train(training)._call([torch.zeros(size) for size in sizes], self._no_seeds())
 
     def _as_parameter(self, variable: Any) -> nn.Parameter:
         parameter: nn.Parameter = variable.value
@@ -44,8 +47,8 @@ class KerasTorchModel(KerasModel):
         structured = self._keras.tree.pack_sequence_as(self.keras_model.input, inputs)
         # Keras would move everything to a GPU as soon as there is one.
         with self._keras.device(str(device)), self._keras.StatelessScope(state_mapping=states) as scope:
+            before = self._values_in(scope)
             outputs = self._keras.tree.flatten(self.keras_model(structured, training=self.training))
-        changed = [variable.path for variable in self._fixed if scope.get_current_value(variable) is not None]
-        check_unchanged(self.keras_model, changed)
+        self._check_unchanged(scope, before)
         logits_BT: Tensor = ordered(outputs, self.order, lambda columns: torch.cat(columns, dim=1))
         return logits_BT.float()

@@ -18,14 +18,14 @@ from rayrec.models.ctr.program import CtrProgramSpec
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.keras.build import build_keras_model
 from rayrec.models.keras.config import KerasModelConfig
-from rayrec.models.keras.program import KerasProgramSpec
+from rayrec.models.keras.program import KerasProgramSpec, check_compute
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.estimate import Estimate
 from rayrec.pipelines.impression_rows import ImpressionRows, impression_features, schema_of
 from rayrec.pipelines.response_metrics import summarise
 from rayrec.pipelines.tasks.task import Task
 from rayrec.pipelines.validation import answers
-from rayrec.platform.devices import HOST
+from rayrec.platform.devices import device_named
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import FEATURE_TABLE, ImpressionSchema
 from rayrec.samples.batches import Int64Array, RowBatch
@@ -129,7 +129,10 @@ class ImpressionTask(Task):
 
     def network(self) -> nn.Module:
         if isinstance(self.model, KerasModelConfig):
-            return build_keras_model(self.model, self.schema, self.config.seed, HOST.torch)
+            device = device_named(self.config.device)
+            model = build_keras_model(self.model, self.schema, self.config.seed, device)
+            check_compute(self.config.training.compute, model)
+            return model
         with torch.device("meta"):
             return build_ctr_model(self.model, self.schema, self.config.seed)
 

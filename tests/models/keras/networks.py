@@ -55,3 +55,12 @@ def heads(schema: ImpressionSchema, dim: int) -> Any:
     x = keras.layers.Concatenate()([numbers, keras.layers.Flatten()(ids), tags, read])
     outputs = [keras.layers.Dense(1, name=label)(x) for label in reversed(schema.labels)]
     return keras.Model([mask, history, tags, numbers, ids], outputs)
+
+
+def heads_of_columns(schema: ImpressionSchema, dim: int) -> Any:
+    """An output for each label, in another order, by name; of any columns, one input each."""
+    import keras
+
+    inputs = inputs_of(schema, dim)
+    x = keras.layers.Concatenate()(inputs)
+    return keras.Model(inputs, [keras.layers.Dense(1, name=label)(x) for label in reversed(schema.labels)])

@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from rayrec.models.keras.program import KerasProgramSpec
+from rayrec.platform.errors import InputError
 from tests.models.keras.impressions import PLACEMENT, SCHEMA, SETTINGS
 from tests.models.keras.programs import config, needs_tensorflow, program, train
 
@@ -17,8 +19,10 @@ STEPS = range(50)
 pytestmark = needs_tensorflow
 
 
-def run(code: str, *arguments: str) -> None:
-    subprocess.run([sys.executable, "-c", code, *arguments], check=True, cwd=CHECKOUT)
+def run(code: str, *arguments: str) -> str:
+    """What it prints."""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, check=True, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True).stdout
 
 
 def curve_on_torch(weights: Path, losses: Path) -> None:
@@ -43,6 +47,27 @@ def test_a_model_learns_the_same_on_both_backends(tmp_path):
     )
 
     np.testing.assert_allclose(np.load(tmp_path / "losses.npy"), ours, rtol=0, atol=1e-4)
+
+
+def refusal_on_torch(builder: str) -> None:
+    """In a process of its own: prints why the builder's model is refused."""
+    settings = config("mlp").model_copy(
+        update={"builder": f"tests.models.keras.test_keras_build:{builder}", "backend": "torch"}
+    )
+    with pytest.raises(InputError) as raised:
+        KerasProgramSpec(settings, SCHEMA, SETTINGS).build(PLACEMENT)
+    print(raised.value)
+
+
+def test_what_changes_weights_is_refused_on_torch_before_a_run_begins():
+    shown = run(
+        "from tests.models.keras.test_keras_backends import refusal_on_torch\n"
+        "refusal_on_torch('normalised'), refusal_on_torch('assigning')"
+    )
+
+    normalised, assigning = shown.splitlines()
+    assert "changes 'norm/moving_mean' while it is trained" in normalised
+    assert "changes 'bounded/bias' by other ways than its gradient" in assigning
 
 
 def test_tensorflow_may_be_imported_first():

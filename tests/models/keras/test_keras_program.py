@@ -232,6 +232,14 @@ def test_micro_batches_add_up_to_the_whole_batch():
     )
 
 
+def test_micro_batches_of_a_model_that_draws_are_refused():
+    """Each piece would begin anew with what its first row says: other draws than those of the whole."""
+    placement = dataclasses.replace(PLACEMENT, compute=ComputeSettings(micro_batches=3))
+
+    with pytest.raises(InputError, match=r"training.micro_batches is 3, and the Keras model draws .*Dropout"):
+        KerasProgramSpec(config("mlp", dropout=0.3), SCHEMA, SETTINGS).build(placement)
+
+
 def test_a_loss_that_is_not_finite_stops_the_step():
     tested, features = program(), batch(step=7)
     rows_MD = table_rows(features)[FEATURE_TABLE]

@@ -2,14 +2,13 @@ import torch
 
 from rayrec.models.keras.runtime import load_tensorflow
 from rayrec.models.keras.tensors import to_tensorflow, to_torch
-from tests.models.keras.impressions import CPU
 from tests.models.keras.programs import needs_tensorflow
 
 pytestmark = needs_tensorflow
 
 
 def test_tensors_of_both_frameworks_lie_in_the_same_memory():
-    tensorflow = load_tensorflow(1, CPU)
+    tensorflow = load_tensorflow(1)
     ours = torch.arange(32.0)
 
     theirs = to_tensorflow(tensorflow, ours)
@@ -21,7 +20,7 @@ def test_tensors_of_both_frameworks_lie_in_the_same_memory():
 
 def test_what_begins_where_tensorflow_cannot_read_is_copied():
     """It would end the process."""
-    tensorflow = load_tensorflow(1, CPU)
+    tensorflow = load_tensorflow(1)
     whole = torch.arange(40.0)
 
     for part in (whole[1:], whole[8:], whole.view(8, 5).T, whole.view(8, 5)[:, :1], whole[:0]):
@@ -31,7 +30,7 @@ def test_what_begins_where_tensorflow_cannot_read_is_copied():
 
 
 def test_tensorflow_does_not_write_into_what_it_is_lent():
-    tensorflow = load_tensorflow(1, CPU)
+    tensorflow = load_tensorflow(1)
     ours = torch.arange(1024.0)
     before = ours.clone()
 
