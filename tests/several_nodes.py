@@ -117,13 +117,17 @@ def settings(data: Path, **changes: Any) -> RunConfig:
     return RunConfig.parse({name: values.get(name, {}) | changes.get(name, {}) for name in values | changes})
 
 
-def places_of(run: str) -> dict[str, str]:
-    """Waits for the first beat of every actor."""
+def places_of(run: str, num_actors: int = NUM_ACTORS) -> dict[str, str]:
+    """Waits for the first beat of every actor.
+
+    Returns:
+        Ray's id of the node of each actor.
+    """
     monitor = ray.get_actor(monitor_name(run))
     while True:
         accounts: dict[str, Account] = ray.get(monitor.accounts.remote())
         places = {name.partition("/")[2]: account.beat.process.node for name, account in accounts.items()}
-        if len(places) >= NUM_ACTORS:
+        if len(places) >= num_actors:
             return places
         time.sleep(0.1)
 

@@ -44,6 +44,10 @@ def test_one_line_of_a_config_moves_a_run_to_another_device(tmp_path):
 
     assert done.returncode == 0, done.stderr[-8000:]
     report = json.loads((tmp_path / "report.json").read_text())
+    # Servers, readers and feature workers stay off the node whose accelerators the trainer needs.
+    there = report["on the accelerated node"]
+    assert "parameter_server-0" not in there.pop("cpu")
+    assert set(map(tuple, there.values())) == {("trainer-0",)}
     here = np.array(report["losses"].pop("cpu"))
     assert len(here) > 5
     # And CUDA where there is a GPU.
