@@ -65,7 +65,7 @@ class Npu:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        """What was asked of streams, in order."""
+        """What was asked of streams, and which of them copied from the host, in order."""
         self._stream = _Stream(self, "default")
 
     def is_available(self) -> bool:
@@ -239,6 +239,8 @@ def _held(value: Any) -> Any:
 
 def _copied(target: torch.Tensor, source: torch.Tensor, *_: Any) -> torch.Tensor:
     """From any device to any other."""
+    if isinstance(target, NpuTensor) and not isinstance(source, NpuTensor):
+        NPU.calls.append(f"copied on {NPU.current_stream().name}")
     _held(target).copy_(_held(source))
     return target
 
