@@ -1,5 +1,8 @@
 """What the simulated NPU refuses, and what it is to our code; run by `test_simulated_npu.py`."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -19,7 +22,7 @@ from tests.models.attention.calls import Case, make_call
 from tests.models.keras import impressions
 from tests.models.networks import table_rows
 from tests.models.test_on_devices import RANKING
-from tests.models.test_recipes import features_of, model_of
+from tests.models.test_recipes import features_of
 from tests.simulated_npu import NPU
 
 
@@ -32,6 +35,19 @@ def test_an_operation_it_does_not_know_is_refused():
 
     with pytest.raises(NotImplementedError, match=r"the simulated NPU has no operation aten\.erfinv"):
         torch.erfinv(x)
+
+
+def test_one_that_backward_asks_for_is_named_although_autograd_loses_the_error():
+    """It may even abort the process: so one of its own."""
+    program = (
+        "import torch, tests.simulated_npu as npu; npu.KNOWN.discard('threshold_backward'); "
+        "torch.ones(3, device='npu', requires_grad=True).relu().sum().backward()"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert done.returncode != 0
+    assert "the simulated NPU has no operation aten.threshold_backward" in done.stderr
 
 
 @pytest.mark.parametrize(
