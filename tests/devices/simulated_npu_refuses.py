@@ -19,9 +19,9 @@ from rayrec.models.tensor_batch import TensorBatch
 from rayrec.platform.device_copies import CopiesBesideCompute
 from rayrec.platform.devices import get_device
 from tests.models.attention.calls import Case, make_call
+from tests.models.ctr.programs import RANKING
 from tests.models.keras import impressions
 from tests.models.networks import table_rows
-from tests.models.test_on_devices import RANKING
 from tests.models.test_recipes import features_of
 from tests.simulated_npu import NPU
 
