@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
@@ -57,7 +58,13 @@ KNOWN = set(
     zero_ zeros_like
     """.split()  # noqa: SIM905
 )
-"""Names of the operations of aten that a step of training, ranking or the cache of rows asks a device for."""
+"""Names of the operations of aten that a step of training, ranking or the cache of rows asks a device for.
+
+torch_npu lists kernels for the sums and means of bags and for the gradients of their weights
+(op_plugin/config/op_plugin_functions.yaml); whether for the gradients of their rows, too
+(`_embedding_bag_backward`), is open.
+What it has no kernel for, it computes on the host, with a warning.
+"""
 
 
 class Npu:
@@ -65,7 +72,7 @@ class Npu:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        """What was asked of streams, in order."""
+        """What was asked of streams, and which of them copied from the host, in order."""
         self._stream = _Stream(self, "default")
 
     def is_available(self) -> bool:
@@ -185,9 +192,11 @@ class NpuTensor(torch.Tensor):
         if _COMPOSITES[func]:  # in inference mode they come undivided
             return func.decompose(*args, **kwargs)
         if func.namespace != "aten" or name not in KNOWN:
-            raise NotImplementedError(
-                f"the simulated NPU has no operation {func}; see tests/simulated_npu.py"
-            )
+            refused = f"the simulated NPU has no operation {func}; see tests/simulated_npu.py"
+            if threading.current_thread() is not threading.main_thread():
+                # Autograd's thread loses what is raised in it, and may end the process without a word.
+                print(refused, file=sys.stderr, flush=True)
+            raise NotImplementedError(refused)
         if func is aten.copy_.default:
             return _copied(*args)
         if name == "_to_copy":
@@ -239,6 +248,8 @@ def _held(value: Any) -> Any:
 
 def _copied(target: torch.Tensor, source: torch.Tensor, *_: Any) -> torch.Tensor:
     """From any device to any other."""
+    if isinstance(target, NpuTensor) and not isinstance(source, NpuTensor):
+        NPU.calls.append(f"copied on {NPU.current_stream().name}")
     _held(target).copy_(_held(source))
     return target
 

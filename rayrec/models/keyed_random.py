@@ -20,8 +20,8 @@ CHANCES = 1 << 20
 
 def token_keys(seed: int, step: int, row_keys_N: Tensor, place_N: Tensor) -> Tensor:
     """[N] key of every token from the run's seed, the step, its row and its place there."""
-    # Built on the host: two scalar hashes.
-    root = mix64(mix64(torch.tensor(seed)) ^ step).to(row_keys_N.device)
+    # A number of the host: two scalar hashes, and a copy to the device would be waited for.
+    root = int(mix64(mix64(torch.tensor(seed)) ^ step))
     return mix64(mix64(row_keys_N ^ root) ^ place_N)
 
 

@@ -95,7 +95,7 @@ class TensorBatch:
             tensor = copies.copied
             row_keys_B = tensor(features.row_keys_B)
             batch = TensorBatch(
-                layout=JaggedLayout.from_offsets(features.offsets_B1, device, tensor),
+                layout=JaggedLayout.from_offsets(features.offsets_B1, device, copies.moved),
                 keys_N=row_keys_B,
                 items_N=tensor(features.items_N),
                 targets_N=None if features.targets_N is None else tensor(features.targets_N),

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.placement_config import NodeChoice, Strategy
-from rayrec.platform.devices import ACCELERATOR_RESOURCES, ray_claim
+from rayrec.platform.devices import ACCELERATOR_RESOURCES, HOST, claimed_resources, ray_claim
 
 NODE_ID_LABEL = "ray.io/node-id"
 """Ray gives it to every node."""
@@ -94,8 +93,11 @@ def selects(wanted: str, value: str | None) -> bool:
 def actor_groups(config: RunConfig) -> tuple[ActorGroup, ...]:
     """What a run's settings ask of a cluster, in the order in which actors are started."""
     pipeline, placement = config.pipeline, config.placement
-    actor = {"CPU": pipeline.cpus_per_actor}
-    trainer = {"CPU": pipeline.cpus_per_trainer, **_claimed(ray_claim(config.device))}
+    actor = {HOST.ray_resource: pipeline.cpus_per_actor}
+    trainer = {
+        HOST.ray_resource: pipeline.cpus_per_trainer,
+        **claimed_resources(ray_claim(config.device)),
+    }
 
     def group(
         stage: str,
@@ -123,13 +125,6 @@ def actor_groups(config: RunConfig) -> tuple[ActorGroup, ...]:
         group("feature_worker", "feature_workers", workers, actor, placement.feature_workers),
         group("trainer", "trainers", pipeline.num_trainers, trainer, trainers, trainers.strategy),
     )
-
-
-def _claimed(claim: Mapping[str, Any]) -> dict[str, float]:
-    claimed: dict[str, float] = dict(claim.get("resources", {}))
-    if "num_gpus" in claim:
-        claimed["GPU"] = claim["num_gpus"]
-    return claimed
 
 
 def assign(

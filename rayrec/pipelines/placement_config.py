@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from rayrec.platform.config import Config
-from rayrec.platform.devices import KINDS, device_named
+from rayrec.platform.devices import HOST, KINDS, device_named
 
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 """In Ray's words: on few nodes, on many nodes; strictly: on one, or each on another."""
@@ -17,7 +17,7 @@ _NAME = r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?"
 SELECTOR = re.compile(rf"!?({_NAME}|in\({_NAME}(,{_NAME})*\))")
 """What Ray selects nodes with by the value of one label: `a`, `!a`, `in(a,b)` or `!in(a,b)`."""
 COUNTED_OTHERWISE = {
-    "CPU": "pipeline.cpus_per_actor and pipeline.cpus_per_trainer say how many each takes",
+    HOST.ray_resource: "pipeline.cpus_per_actor and pipeline.cpus_per_trainer say how many each takes",
     **{
         device.ray_resource: f"trainers take one each with device {device.kind!r}"
         for device in map(device_named, KINDS)

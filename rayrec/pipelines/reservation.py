@@ -31,6 +31,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from rayrec.actors.spawning import Where
 from rayrec.pipelines.placement import NODE_ID_LABEL, ActorGroup, Node, NoRoomError, assign
 from rayrec.pipelines.placement_check import still_waiting
+from rayrec.platform.devices import ray_options
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +39,6 @@ LOOK_AGAIN_S = (0.1, 1.0)
 """First and longest time between two looks for room."""
 GRANTED_S = 10.0
 """Time in which Ray reserves room that is there."""
-NOT_IN_RESOURCES = ("CPU", "GPU")
-"""Which have options of their own."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +75,7 @@ class Reservation:
 
     def _options(self, stage: str, member: int) -> dict[str, Any]:
         group = self._groups[stage]
-        options: dict[str, Any] = {
-            "num_cpus": group.resources.get("CPU", 0),
-            "resources": {
-                name: count for name, count in group.resources.items() if name not in NOT_IN_RESOURCES
-            },
-        }
-        if "GPU" in group.resources:
-            options["num_gpus"] = group.resources["GPU"]
+        options = ray_options(group.resources)
         if (bundle := self._bundle_of.get((stage, member))) is not None:
             assert self._held is not None, "there are bundles"
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._held, bundle)

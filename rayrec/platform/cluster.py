@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from rayrec.platform.config import Config
+from rayrec.platform.devices import HOST, claimed_resources
 from rayrec.platform.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -90,10 +91,7 @@ def check_accelerators(claim: Mapping[str, Any], num_actors: int, actors: str, r
     """
     import ray
 
-    needed = dict(claim.get("resources", {}))
-    if "num_gpus" in claim:
-        needed["GPU"] = claim["num_gpus"]
-    for name, each in needed.items():
+    for name, each in claimed_resources(claim).items():
         available = ray.cluster_resources().get(name, 0.0)
         if available < each * num_actors:
             raise InputError(
@@ -110,7 +108,7 @@ def _check_capacity(cpus_needed: float) -> None:
     """Looks at the total: CPUs that another job holds now are waited for."""
     import ray
 
-    available = ray.cluster_resources().get("CPU", 0.0)
+    available = ray.cluster_resources().get(HOST.ray_resource, 0.0)
     if available < cpus_needed:
         raise InputError(
             f"the run's actors need {cpus_needed:g} CPUs and the Ray cluster has {available:g}; "

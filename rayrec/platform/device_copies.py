@@ -48,6 +48,10 @@ class CopiesBesideCompute:
             copy.record_stream(self._computing)
         return copy
 
+    def moved(self, values: np.ndarray) -> Tensor:
+        """As `copied`, of an array that was made here for this alone: on the host it stays where it is."""
+        return torch.from_numpy(values) if self._module is None else self.copied(values)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -11,7 +11,7 @@ them, would take more than a second and 150 MB for it.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -229,7 +229,27 @@ def device_memory_bytes(kind: str) -> int | None:
 
 def ray_claim(kind: str) -> dict[str, Any]:
     """Options with which an actor claims one accelerator; the driver may lack the device itself."""
-    resource = device_named(kind).ray_resource
-    if resource == "CPU":  # counted by the actor's own num_cpus
+    device = device_named(kind)
+    if not device.has_own_memory:  # counted by the actor's own num_cpus
         return {}
-    return {"num_gpus": 1} if resource == "GPU" else {"resources": {resource: 1}}
+    name = _RAY_OPTIONS.get(device.ray_resource)
+    return {"resources": {device.ray_resource: 1}} if name is None else {name: 1}
+
+
+_RAY_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus"}
+"""By Ray's key of a resource, the option of an actor that asks for it; others are asked for by their key."""
+
+
+def ray_options(resources: Mapping[str, float]) -> dict[str, Any]:
+    """Options with which an actor asks for resources, of which each is given by Ray's key."""
+    options = {_RAY_OPTIONS[key]: count for key, count in resources.items() if key in _RAY_OPTIONS}
+    others = {key: count for key, count in resources.items() if key not in _RAY_OPTIONS}
+    # An actor that does not say how many processors it takes is placed where one is free.
+    return {"num_cpus": 0, **options, "resources": others}
+
+
+def claimed_resources(options: Mapping[str, Any]) -> dict[str, float]:
+    """By Ray's key, what an actor of such options asks for beside processors."""
+    claimed = {key: options[name] for key, name in _RAY_OPTIONS.items() if name in options}
+    claimed.pop(HOST.ray_resource, None)
+    return {**options.get("resources", {}), **claimed}

@@ -9,18 +9,9 @@ import pytest
 import torch
 
 from rayrec.models.compute import PLAIN, ComputeSettings
-from rayrec.models.ctr.config import (
-    AnyCtrConfig,
-    DcnV2Config,
-    DeepFmConfig,
-    DinConfig,
-    DlrmConfig,
-    MmoeConfig,
-)
-from rayrec.models.ctr.program import CtrProgramSpec
-from rayrec.models.program import Placement
 from rayrec.models.sequence_program import SequenceProgram
 from rayrec.platform.devices import HOST, KINDS, device_memory, device_named, hardware_name, why_missing
+from tests.models.ctr.programs import RANKING, ranking_program
 from tests.models.keras import impressions
 from tests.models.networks import table_rows
 from tests.models.test_recipes import MODELS, SETTINGS, features_of, model_of
@@ -130,20 +121,6 @@ def test_rows_on_the_device_have_their_gradients_there(device):
         np.testing.assert_allclose(grads_MD.cpu().numpy(), expected[table], rtol=1e-4, atol=1e-6)
 
 
-RANKING: dict[str, AnyCtrConfig] = {
-    "dlrm": DlrmConfig(name="dlrm", dim=impressions.DIM, bottom_dims=(8,), hidden_dims=(16, 8)),
-    "deepfm": DeepFmConfig(name="deepfm", dim=impressions.DIM - 1, hidden_dims=(8,)),
-    "dcn_v2": DcnV2Config(
-        name="dcn_v2", dim=impressions.DIM, hidden_dims=(8,), rank=2, structure="parallel", dropout=0.1
-    ),
-    "din": DinConfig(name="din", dim=impressions.DIM, attention={"history": "item"}, hidden_dims=(8,)),
-    "din with prelu": DinConfig(
-        name="din", dim=impressions.DIM, attention={"history": "item"}, hidden_dims=(8,), activation="prelu"
-    ),
-    "mmoe": MmoeConfig(name="mmoe", dim=impressions.DIM, hidden_dims=(8, 4), dropout=0.1),
-}
-
-
 @pytest.mark.parametrize(
     ("name", "compute"),
     [
@@ -156,10 +133,7 @@ RANKING: dict[str, AnyCtrConfig] = {
 def test_ranking_models_train_and_score_as_on_the_host(name, compute, device):
     losses, scores = [], []
     for where in (device, HOST.torch):
-        settings = dataclasses.replace(impressions.SETTINGS, fused=device_named(where.type).fused_optimizer)
-        trained = CtrProgramSpec(RANKING[name], impressions.SCHEMA, settings).build(
-            Placement(where, seed=5, compute=compute)
-        )
+        trained = ranking_program(name, where, compute)
         losses.append([])
         for step in range(STEPS):
             features = impressions.batch(step=step)

@@ -23,6 +23,8 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.features import SequenceFeatures
 from tests.data import sample_batch
+from tests.models.ctr.programs import RANKING, ranking_program
+from tests.models.keras import impressions
 from tests.models.networks import CPU, DIM, table_rows, tensor_batch
 
 NUM_ITEMS, LEVELS = 9, (3, 3)
@@ -257,6 +259,33 @@ def test_compiled_parts_train_as_the_others_do_and_rank_without(name):
     num_graphs = len(graphs)
     (features,) = features_of(name)
     compiled.rank(features, table_rows(features), 3, None)
+    assert len(graphs) == num_graphs
+
+
+@pytest.mark.parametrize("name", RANKING)
+def test_compiled_ranking_models_train_as_the_others_do_and_score_without(name):
+    """As above, with traced graphs."""
+    graphs = []
+
+    def run_as_traced(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled, plain = ranking_program(name), ranking_program(name)
+    assert compile_parts(compiled.model, run_as_traced) > 0
+
+    for step in range(3):
+        features = impressions.batch(12 + step, step)  # the number of rows is left open
+        rows = impressions.table_rows(features)
+        ours, expected = compiled.backward(features, rows), plain.backward(features, rows)
+        assert ours.loss_sum == pytest.approx(expected.loss_sum, rel=1e-5)
+        for trained in (compiled, plain):
+            trained.update()
+
+    num_graphs = len(graphs)
+    assert num_graphs
+    np.testing.assert_allclose(compiled.predict(features, rows), plain.predict(features, rows), rtol=1e-5)
     assert len(graphs) == num_graphs
 
 

@@ -18,6 +18,8 @@ from rayrec.models.program import DivergedError
 from rayrec.models.sequence_program import SequenceProgram
 from rayrec.models.sharding import ShardedModel
 from rayrec.platform.schedule import RateSchedule
+from tests.models.ctr.programs import RANKING, ranking_program
+from tests.models.keras import impressions
 from tests.models.networks import CPU, table_rows
 from tests.models.test_recipes import ROWS, features_of, model_of
 
@@ -83,6 +85,8 @@ def close(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
 def _all_that_two_trainers_promise(rank: int, folder: Path) -> None:
     for name in NAMES:
         _shards_train_as_copies_do(rank, name)
+    for name in RANKING:
+        _shards_of_ranking_models_train_as_copies_do(rank, name)
     _either_loads_what_the_other_saved(rank)
     _an_empty_share_takes_part(rank)
     _in_pieces_and_in_bfloat16(rank)
@@ -101,6 +105,27 @@ def _shards_train_as_copies_do(rank: int, name: str) -> None:
     np.testing.assert_allclose(losses, train(copies, name, rank, range(5)), rtol=1e-4)
     close(shards.weights(), copies.weights())
     close(shards.optimizer_state(), copies.optimizer_state())
+
+
+def _shards_of_ranking_models_train_as_copies_do(rank: int, name: str) -> None:
+    copies, shards = (
+        ranking_program(name, CPU, compute, torch.distributed.all_reduce) for compute in (PLAIN, SPLIT)
+    )
+    shards.join()
+    num_rows = 17  # not as many for one trainer as for the other
+    mine = slice(0, 6) if rank == 0 else slice(6, num_rows)
+    for step in range(3):
+        features = impressions.batch(num_rows, step, rows=mine)
+        rows = impressions.table_rows(features)
+        ours, expected = shards.backward(features, rows), copies.backward(features, rows)
+        assert ours.loss_sum == pytest.approx(expected.loss_sum, rel=1e-4)
+        for table, grads_MD in ours.row_grads.items():
+            np.testing.assert_allclose(grads_MD, expected.row_grads[table], rtol=1e-3, atol=1e-6)
+        for trained in (shards, copies):
+            trained.update()
+    close(shards.weights(), copies.weights())
+    shards.begin_inference()
+    np.testing.assert_allclose(shards.predict(features, rows), copies.predict(features, rows), rtol=1e-4)
 
 
 def _either_loads_what_the_other_saved(rank: int) -> None:

@@ -13,7 +13,9 @@ PACKAGE = Path(rayrec.__file__).parent
 DEVICE_LAYER = [PACKAGE / "platform" / name for name in ("devices.py", "device_diagnosis.py")]
 """What the devices are, and why one of them is not there. Triton kernels, which are CUDA's by nature, are
 chosen by the list of backends that the layer keeps, and name no device either."""
-DEVICE_NAMES = re.compile(r"(?<![a-z])(cuda|npu|hccl|nccl|gloo)(?![a-z])")
+NAMES = ("cuda", "npu", "hccl", "nccl", "gloo", "num_gpus", *devices.ACCELERATOR_RESOURCES)
+DEVICE_NAMES = re.compile(rf"(?<![a-zA-Z])({'|'.join(NAMES)})(?![a-zA-Z])")
+"""Of a device, its collective, and what Ray calls it."""
 
 
 def test_the_cpu_is_always_there():
@@ -73,6 +75,18 @@ def test_actors_claim_what_ray_counts():
     assert devices.ray_claim("npu") == {"resources": {"NPU": 1}}
 
 
+def test_actors_ask_for_resources_by_the_options_that_ray_has_for_them():
+    asked = {"CPU": 0.5, "GPU": 1, "rack": 2}
+
+    options = devices.ray_options(asked)
+
+    assert options == {"num_cpus": 0.5, "num_gpus": 1, "resources": {"rack": 2}}
+    assert devices.claimed_resources(options) == {"GPU": 1, "rack": 2}
+    assert devices.ray_options({"NPU": 1}) == {"num_cpus": 0, "resources": {"NPU": 1}}
+    claims = [devices.claimed_resources(devices.ray_claim(kind)) for kind in ("cpu", "cuda", "npu")]
+    assert claims == [{}, {"GPU": 1}, {"NPU": 1}]
+
+
 def names_in_code(source: str) -> list[str]:
     """Device names in identifiers and strings; docstrings and comments may speak of devices."""
     tree = ast.parse(source)
@@ -86,12 +100,19 @@ def names_in_code(source: str) -> list[str]:
             found += DEVICE_NAMES.findall(node.attr)
         elif isinstance(node, ast.alias):
             found += DEVICE_NAMES.findall(node.name)
+        elif isinstance(node, ast.keyword) and node.arg is not None:
+            found += DEVICE_NAMES.findall(node.arg)
     return found
 
 
 def test_the_search_for_device_names_finds_them():
     assert names_in_code("'''cuda'''\nx.cuda()  # npu") == ["cuda"]
     assert names_in_code("import torch_npu\ny = 'cuda:0'") == ["npu", "cuda"]
+    assert names_in_code("ask(num_gpus=1, of={'GPU': 1, 'NPU:0': 1, 'GPUS': 1})") == [
+        "num_gpus",
+        "GPU",
+        "NPU",
+    ]
     assert names_in_code("x.to('cpu'); torch.cuda.synchronize()") == ["cpu", "cuda"]
 
 

@@ -7,7 +7,8 @@ all impressions, one after the other), M distinct ids, T tasks, D width of a row
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch.nn import functional
 
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.keyed_random import token_keys
+from rayrec.platform.device_copies import CopiesBesideCompute
 from rayrec.platform.impression_schema import FEATURE_TABLE
 
 
@@ -84,28 +86,36 @@ class ImpressionTensors:
             rows: [M, D] by table; tensors on the device are taken as they are, without a copy.
         """
 
-        def tensor(values: np.ndarray) -> Tensor:
-            return torch.tensor(values, device=device)  # copies: arrays from other processes are read-only
-
-        def leaf(rows_MD: np.ndarray | Tensor) -> Tensor:
-            on_device = rows_MD.detach().to(device) if isinstance(rows_MD, Tensor) else tensor(rows_MD)
-            return on_device.requires_grad_(training)
-
-        inverse = tensor(features.lookups[FEATURE_TABLE].inverse)
-        num_rows, start = len(features.row_keys_B), len(features.row_keys_B) * features.num_id_columns
-        lists: dict[str, IdLists] = {}
-        for column, offsets_B1 in features.list_offsets_B1.items():
-            stop = start + int(offsets_B1[-1])
-            lists[column] = IdLists(inverse[start:stop], JaggedLayout.from_offsets(offsets_B1, device))
-            start = stop
-        row_keys_B = tensor(features.row_keys_B)
-        return ImpressionTensors(
+        with CopiesBesideCompute(device) as copies:
+            tensor = copies.copied
+            inverse = tensor(features.lookups[FEATURE_TABLE].inverse)
+            row_keys_B = tensor(features.row_keys_B)
+            num_rows = len(features.row_keys_B)
+            start = num_rows * features.num_id_columns
+            inverse_BC = inverse[:start].view(num_rows, features.num_id_columns)
+            lists: dict[str, IdLists] = {}
+            for column, offsets_B1 in features.list_offsets_B1.items():
+                stop = start + int(offsets_B1[-1])
+                layout = JaggedLayout.from_offsets(offsets_B1, device, copies.moved)
+                layout.derived("offsets", partial(tensor, layout.offsets_B1))  # which pooling asks for
+                lists[column] = IdLists(inverse[start:stop], layout)
+                start = stop
+            batch = ImpressionTensors(
+                keys_B=row_keys_B,
+                numbers_BF=tensor(features.numbers_BF),
+                inverse_BC=inverse_BC,
+                lists=lists,
+                labels_BT=tensor(features.labels_BT),
+                rows={
+                    name: rows_MD.detach() if isinstance(rows_MD, Tensor) else tensor(rows_MD)
+                    for name, rows_MD in rows.items()
+                },
+            )
+        # What is computed comes behind the copies.
+        return replace(
+            batch,
             keys_B=token_keys(seed, features.step, row_keys_B, torch.zeros_like(row_keys_B)),
-            numbers_BF=tensor(features.numbers_BF),
-            inverse_BC=inverse[: num_rows * features.num_id_columns].view(num_rows, features.num_id_columns),
-            lists=lists,
-            labels_BT=tensor(features.labels_BT),
-            rows={name: leaf(rows_MD) for name, rows_MD in rows.items()},
+            rows={name: rows_MD.to(device).requires_grad_(training) for name, rows_MD in batch.rows.items()},
         )
 
     @property
