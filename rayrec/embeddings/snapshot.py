@@ -242,6 +242,28 @@ def load_tables(
     return loaded
 
 
+def load_changes(
+    paths: Sequence[Path], tables: Sequence[TableConfig], since: int
+) -> dict[str, Iterator[TableRows]] | None:
+    """What the files of one increment say of all buckets; None if some of them have all rows instead.
+
+    Args:
+        paths: every file of the increment.
+        since: the step that it has the changes since.
+
+    Raises:
+        InputError: as `load_tables`; or the increment is one since another step.
+    """
+    configs = {config.name: config for config in tables}
+    files = [_described(path, configs, weights_only=False) for path in paths]
+    if any(file.since is None for file in files):
+        return None
+    everything = ShardMap(1).buckets(0)
+    return {
+        name: _TableChain(config, [files], since).parts(everything) for name, config in configs.items()
+    }
+
+
 def _untrained(parts: Iterable[TableRows], config: TableConfig) -> Iterator[TableRows]:
     """The same weights, with nothing else that training has left."""
     optimizer = make_optimizer(config.optimizer, config.schedule)
@@ -288,11 +310,20 @@ class _TableChain:
         InputError: they do not, or files are missing.
     """
 
-    def __init__(self, config: TableConfig, snapshots: Sequence[Sequence[_TableFile]]) -> None:
+    def __init__(
+        self,
+        config: TableConfig,
+        snapshots: Sequence[Sequence[_TableFile]],
+        since: int | None = None,
+    ) -> None:
+        """
+        Args:
+            since: step of the snapshot before the first one; None if that has all rows.
+        """
         self._config = config
         self._nothing = _no_rows(config)
         self._snapshots = [[file for file in files if file.table == config.name] for files in snapshots]
-        last_step: int | None = None
+        last_step = since
         for files in self._snapshots:
             self._check_whole(files)
             for file in files:

@@ -276,6 +276,10 @@ class EmbeddingTable:
         """Raise the ValueError that `apply` would raise; changes nothing."""
         self._ops.check_gradients(ids_M, grads_MD)
 
+    def has_rows(self, ids_M: Int64Array) -> NDArray[np.bool_]:
+        """[M] whether each id has a row; nothing is read from disk for it."""
+        return self._rows.present(kernel_input(ids_M, np.int64))
+
     def num_missing(self, ids_M: Int64Array) -> int:
         """How many of these distinct ids have no row."""
         return int(np.count_nonzero(~self._rows.present(ids_M)))

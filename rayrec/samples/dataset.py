@@ -97,7 +97,7 @@ class Dataset:
         """
         root = Path(path)
         manifest = Manifest.read(root)
-        check_files(root, manifest.files, checksums)
+        check_files(root, manifest.held_files, checksums)
         return cls(root, manifest)
 
     @property
@@ -110,7 +110,16 @@ class Dataset:
 
     @property
     def train_files(self) -> tuple[str, ...]:
-        """Names below `root`, sorted; a file's number is its place here."""
+        """Names below `root`, sorted; a file's number is its place here.
+
+        Raises:
+            InputError: this is a copy without training rows.
+        """
+        if self.manifest.held is not None:
+            raise InputError(
+                f"{self.root}: this copy of the data set has only what recommending needs; train and evaluate "
+                "with the one it was made of"
+            )
         return train_files(self.manifest.files)
 
     @cached_property
@@ -187,6 +196,8 @@ class Dataset:
         """The first file that lacks its column, and that column."""
         names = {HISTORY_FILE: in_histories} | dict.fromkeys(EVALUATION_FILES.values(), in_evaluation)
         for name, column in names.items():
+            if name not in self.manifest.held_files:
+                continue
             path = self.root / name
             try:
                 found = pq.read_schema(path).names

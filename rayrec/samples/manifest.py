@@ -62,6 +62,13 @@ class Manifest(Config):
     files: dict[str, FileEntry]
     fingerprint: str
     """Two data sets with the same fingerprint hold the same rows in the same order."""
+    held: tuple[str, ...] | None = None
+    """Files that are in the folder, where it is a copy of a part; None: all."""
+
+    @property
+    def held_files(self) -> dict[str, FileEntry]:
+        """Those of the files that are in the folder."""
+        return self.files if self.held is None else {name: self.files[name] for name in self.held}
 
     @property
     def labels(self) -> dict[Label, tuple[str, ...]]:

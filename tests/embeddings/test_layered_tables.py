@@ -1,0 +1,123 @@
+"""Versions of tables that share layers are what a full snapshot of their step would be."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.embeddings import layered_tables
+from rayrec.embeddings.config import AdamConfig, EvictionConfig, TableConfig
+from rayrec.embeddings.layered_tables import LayeredTable, LayeredTables, reading_config, reading_rows
+from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.snapshot import write_table
+from rayrec.embeddings.table import EmbeddingTable, TableRows
+from rayrec.platform.errors import InputError
+
+IDS = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, size=60)
+
+
+def table_config(**changed) -> TableConfig:
+    return TableConfig(name="items", dim=3, seed=5, optimizer=AdamConfig(), **changed)
+
+
+class Training:
+    """A table that trains, with rows that come and go, and says what has changed between its cuts."""
+
+    def __init__(self, config: TableConfig) -> None:
+        self.table = EmbeddingTable(config)
+        self._random = np.random.default_rng(1)
+        self.step = -1
+        self._last_cut: int | None = None
+
+    def go_on(self, ids_M: np.ndarray) -> None:
+        self.step += 1
+        grads_MD = self._random.standard_normal((len(ids_M), 3)).astype(np.float32)
+        self.table.apply(ids_M, grads_MD, self.step)
+
+    def cut(self, everything: bool = False) -> list[TableRows]:
+        since = None if everything else self._last_cut
+        cut = self.table.begin_cut(self.step, wait=lambda is_room: None)
+        parts = list(self.table.cut_parts(cut, nullcontext, since))
+        self.table.end_cut()
+        self._last_cut = self.step
+        return parts
+
+
+def same_rows(layered: LayeredTable, table: EmbeddingTable) -> bool:
+    expected = table.export()
+    ids_M, weights_MD = layered.export()
+    return (
+        ids_M.tobytes() == expected.ids_M.tobytes()
+        and weights_MD.tobytes() == expected.weights_MD.tobytes()
+        and layered.lookup(IDS).tobytes() == table.lookup(IDS).tobytes()
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    steps=st.lists(st.lists(st.integers(0, 59), min_size=1, max_size=20, unique=True), min_size=2, max_size=25),
+    most_changes=st.integers(1, 4),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    is_cut=st.data(),
+)
+def test_base_and_changes_are_the_full_export_with_rows_given_up_and_come_back(
+    steps, most_changes, dtype, is_cut
+):
+    config = table_config(
+        eviction=EvictionConfig(max_age_steps=2, every_steps=2), weight_dtype=dtype
+    )
+    training = Training(config)
+    training.go_on(IDS[steps[0]])
+    layered = LayeredTable.of(reading_config(config), reading_rows(training.cut(everything=True)))
+    versions = [(layered, training.table.lookup(IDS))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layered_tables, "_MOST_CHANGES", most_changes)
+        for places in steps[1:]:
+            training.go_on(IDS[places])
+            if is_cut.draw(st.booleans()):
+                layered = layered.changed_by(reading_rows(training.cut()))
+                assert same_rows(layered, training.table)
+                assert layered.num_layers <= 1 + most_changes
+                versions.append((layered, training.table.lookup(IDS)))
+    for version, rows_MD in versions:  # what came later has changed nothing of them
+        assert version.lookup(IDS).tobytes() == rows_MD.tobytes()
+
+
+def test_rows_take_no_memory_for_what_only_training_needs():
+    config = table_config()
+    training = Training(config)
+    training.go_on(IDS)
+    held = LayeredTable.of(reading_config(config), reading_rows(training.cut(everything=True)))
+    assert held._base.export().state_MS.shape == (len(IDS), 0)
+    assert held._base.num_bytes < training.table.num_bytes
+
+
+def written(folder: Path, config: TableConfig, parts: list[TableRows], step: int) -> list[Path]:
+    folder.mkdir()
+    saved = write_table(folder, reading_config(config), ShardMap(1), 0, step, reading_rows(parts))
+    return [folder / file.name for file in saved]
+
+
+def test_increments_on_other_rows_are_refused_and_full_ones_take_their_place(tmp_path):
+    config = table_config()
+    tables = [reading_config(config)]
+    training = Training(config)
+    training.go_on(IDS[:20])
+    held = LayeredTables.load(tables, written(tmp_path / "0", config, training.cut(everything=True), 0), 0)
+    training.go_on(IDS[:10])
+    first = written(tmp_path / "1", config, training.cut(), 1)
+    training.go_on(IDS[5:15])
+    second = written(tmp_path / "2", config, training.cut(), 2)
+    with pytest.raises(InputError, match="since step 1"):
+        held.changed_by(tables, second, 2)
+    changed = held.changed_by(tables, first, 1).changed_by(tables, second, 2)
+    assert same_rows(changed["items"], training.table)
+    assert changed["items"].num_layers == 3
+    full = written(tmp_path / "full", config, training.cut(everything=True), 2)
+    instead = held.changed_by(tables, full, 2)
+    assert instead["items"].num_layers == 1
+    assert same_rows(instead["items"], training.table)
+    assert instead.read({"items": IDS})["items"].tobytes() == training.table.lookup(IDS).tobytes()
