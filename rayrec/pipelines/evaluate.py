@@ -7,7 +7,7 @@ from pathlib import Path
 from rayrec.pipelines.evaluate_recommender import evaluate_recommender
 from rayrec.pipelines.evaluate_scorer import evaluate_scorer
 from rayrec.pipelines.evaluation_report import EvaluationReport, OnBatch
-from rayrec.pipelines.loading import load_run
+from rayrec.pipelines.loading import TrainedModel
 from rayrec.pipelines.ranking_config import RankingConfig
 from rayrec.pipelines.ranking_stage import RankingStage
 from rayrec.pipelines.recommender import Recommender
@@ -38,13 +38,15 @@ def evaluate(
         InputError: the run has no usable snapshot, the split has no users or impressions, or the ranking
             model cannot rank for the run, or may have learned what is to be predicted.
     """
-    name, assembly, snapshot = load_run(run, which, data=data)
-    if isinstance(assembly.task, ImpressionTask):
+    model = TrainedModel.load(run, which, data=data)
+    if isinstance(model.assembly.task, ImpressionTask):
         if ranking is not None:
-            raise InputError(f"{name} is a ranking model itself; a ranking stage goes with a recommender")
-        report = evaluate_scorer(Scorer(name, assembly, snapshot), split, batch_size, on_batch)
+            raise InputError(
+                f"{model.run} is a ranking model itself; a ranking stage goes with a recommender"
+            )
+        report = evaluate_scorer(Scorer(model), split, batch_size, on_batch)
     else:
-        recommender = Recommender(name, assembly, snapshot)
+        recommender = Recommender(model)
         stage = None if ranking is None else RankingStage.load(recommender, ranking)
         report = evaluate_recommender(recommender, split, batch_size, on_batch, stage)
     write_json(Path(run) / f"evaluation-{split}.json", report.to_json())

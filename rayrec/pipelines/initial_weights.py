@@ -64,7 +64,7 @@ def initial_snapshot(assembly: Assembly) -> Snapshot | None:
         )
     snapshot = read_snapshot(folder.chosen_snapshot("best" if folder.state["best"] is not None else "last"))
     task = assembly.task
-    task.check_snapshot(snapshot)
+    task.check_state(snapshot.state, str(snapshot.path))
     if (task.semantic_ids_version, task.fingerprint) != (
         snapshot.state.semantic_ids_version,
         snapshot.state.dataset_fingerprint,

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+
+import numpy as np
 
 from rayrec.embeddings.client import LocalTransport, ShardClient
 from rayrec.embeddings.routing import ShardMap
@@ -10,33 +15,69 @@ from rayrec.embeddings.shard import EmbeddingShard
 from rayrec.embeddings.snapshot import load_tables
 from rayrec.pipelines.assembly import Assembly, assemble
 from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import Snapshot, read_snapshot
+from rayrec.pipelines.snapshots import RunState, Snapshot, read_snapshot
+from rayrec.samples.batches import Int64Array
 
 
-def load_run(
-    run: str | Path, which: str = "best", device: str | None = None, data: str | Path | None = None
-) -> tuple[str, Assembly, Snapshot]:
-    """(Name, inputs, snapshot) of a run, checked against each other.
+class RowReader(Protocol):
+    """Tables that are read."""
 
-    Args:
-        which: snapshot, `best` or `last`.
-        device: overrides the device that the run was trained on.
-        data: where the run's data set lies now, if it was moved.
+    def read(self, ids: Mapping[str, Int64Array]) -> dict[str, np.ndarray]:
+        """[M, D] rows of distinct ids by table."""
+        ...
 
-    Raises:
-        InputError: no such run, an incomplete or changed snapshot, or one of other data.
-    """
-    folder = RunFolder.open(Path(run))
-    config = folder.config
-    if device is not None:
-        config = config.model_copy(update={"device": device})
-    if data is not None:
-        config = config.with_data(data)
-    snapshot = read_snapshot(folder.chosen_snapshot(which))
-    # Neither columns nor rates are asked of the training rows: they may be gone.
-    assembly = assemble(config.for_inference(), checksums=False, columns=folder.columns)
-    assembly.task.check_snapshot(snapshot)
-    return folder.name, assembly, snapshot
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """Inputs, weights and rows of one moment of a run, which belong together."""
+
+    run: str
+    """Its name."""
+    assembly: Assembly
+    state: RunState
+    """Of the run, at that moment."""
+    weights: Mapping[str, np.ndarray]
+    tables: RowReader
+    version: int | None = None
+    """Number of a published version; None of a run's snapshot."""
+
+    @classmethod
+    def load(
+        cls,
+        run: str | Path,
+        which: str = "best",
+        device: str | None = None,
+        data: str | Path | None = None,
+    ) -> TrainedModel:
+        """A run's snapshot, checked against the run's inputs.
+
+        Args:
+            which: snapshot, as `RunFolder.chosen_snapshot` knows it.
+            device: overrides the device that the run was trained on.
+            data: where the run's data set lies now, if it was moved.
+
+        Raises:
+            InputError: no such run, an incomplete or changed snapshot, or one of other data.
+        """
+        folder = RunFolder.open(Path(run))
+        config = folder.config
+        if device is not None:
+            config = config.model_copy(update={"device": device})
+        if data is not None:
+            config = config.with_data(data)
+        snapshot = read_snapshot(folder.chosen_snapshot(which))
+        # Neither columns nor rates are asked of the training rows: they may be gone.
+        assembly = assemble(config.for_inference(), checksums=False, columns=folder.columns)
+        return cls.of(folder.name, assembly, snapshot)
+
+    @classmethod
+    def of(cls, run: str, assembly: Assembly, snapshot: Snapshot) -> TrainedModel:
+        """
+        Raises:
+            InputError: the snapshot is one of other data.
+        """
+        assembly.task.check_state(snapshot.state, str(snapshot.path))
+        return cls(run, assembly, snapshot.state, snapshot.weights, local_tables(assembly, snapshot))
 
 
 def local_tables(assembly: Assembly, snapshot: Snapshot) -> ShardClient:

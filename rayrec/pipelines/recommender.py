@@ -14,10 +14,8 @@ from rayrec.models.build import build_model
 from rayrec.models.program import RankedItems
 from rayrec.models.sequence_program import SequenceProgram
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
-from rayrec.pipelines.assembly import Assembly
 from rayrec.pipelines.instructions import instruction_of
-from rayrec.pipelines.loading import load_run, local_tables
-from rayrec.pipelines.snapshots import Snapshot
+from rayrec.pipelines.loading import TrainedModel
 from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
@@ -100,28 +98,32 @@ class Answer:
 class Recommender:
     """Ranks the catalogue for histories. Not thread-safe."""
 
-    def __init__(self, run: str, assembly: Assembly, snapshot: Snapshot) -> None:
-        config = assembly.config
+    def __init__(self, model: TrainedModel) -> None:
+        """
+        Raises:
+            InputError: the model ranks what is shown.
+        """
+        assembly = model.assembly
+        config, task = assembly.config, assembly.task
         device = get_device(config.device)
-        self.run = run
-        self.committed_step = snapshot.committed_step
-        task = assembly.task
+        self.run, self.version = model.run, model.version
+        self.committed_step = model.state.committed_step
         if not isinstance(task, NextItemTask):
-            raise InputError(f"{run}: {config.model.name!r} scores what is shown, and names no items")
+            raise InputError(f"{model.run}: {config.model.name!r} scores what is shown, and names no items")
         features = assembly.features
         assert isinstance(features, RowFeatures), "those of the task"
         self._task, self._features = task, features
         self._program = SequenceProgram(
-            build_model(task.model, task.catalogue_known_to(snapshot), config.seed),
+            build_model(task.model, task.catalogue_known_to(model.state), config.seed),
             assembly.dense_optimizer(),
             device.torch,
             config.seed,
         )
-        self._program.load(snapshot.weights, optimizer_state=None)
-        self._client = local_tables(assembly, snapshot)
+        self._program.load(dict(model.weights), optimizer_state=None)
+        self._tables = model.tables
         if (table := self._program.table_of_catalogue) is not None:
             item_ids_I = task.dataset.items.ids_I
-            self._program.set_catalogue(self._client.read({table: item_ids_I})[table])
+            self._program.set_catalogue(self._tables.read({table: item_ids_I})[table])
 
     @classmethod
     def load(
@@ -140,7 +142,7 @@ class Recommender:
         Raises:
             InputError: no such run, an incomplete or changed snapshot, or one of other data.
         """
-        return cls(*load_run(run, which, device, data))
+        return cls(TrainedModel.load(run, which, device, data))
 
     @property
     def dataset(self) -> Dataset:
@@ -185,7 +187,7 @@ class Recommender:
     def _rank(
         self, features: FeatureBatch, k: int, seen_BE: Int64Array | None, max_beams: int | None = None
     ) -> RankedItems:
-        rows = self._client.read({name: lookup.ids_M for name, lookup in features.lookups.items()})
+        rows = self._tables.read({name: lookup.ids_M for name, lookup in features.lookups.items()})
         return self._program.rank(features, rows, k, seen_BE, max_beams)
 
     def seen(self, samples: SampleBatch) -> Int64Array:

@@ -14,11 +14,9 @@ from rayrec.models.keras.export import check_is_new, export_saved_model
 from rayrec.models.keras.program import KerasProgram
 from rayrec.models.keras.tensorflow_model import TensorFlowModel
 from rayrec.models.program import Placement, ScoringProgram
-from rayrec.pipelines.assembly import Assembly
 from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.loading import load_run, local_tables
+from rayrec.pipelines.loading import TrainedModel
 from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import Snapshot
 from rayrec.pipelines.tasks.impressions import ImpressionTask
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
@@ -31,14 +29,21 @@ from rayrec.samples.impressions.keyed_columns import KeyedColumns
 class Scorer:
     """Says how likely each label of an impression is 1. Not thread-safe."""
 
-    def __init__(self, run: str, assembly: Assembly, snapshot: Snapshot) -> None:
+    def __init__(self, model: TrainedModel) -> None:
+        """
+        Raises:
+            InputError: the model recommends.
+        """
+        assembly = model.assembly
         task, config = assembly.task, assembly.config
         if not isinstance(task, ImpressionTask):
-            raise InputError(f"{run}: {config.model.name!r} recommends items, and scores no impressions")
+            raise InputError(
+                f"{model.run}: {config.model.name!r} recommends items, and scores no impressions"
+            )
         features = assembly.features
         assert isinstance(features, ImpressionFeatures), "those of the task"
-        self.run = run
-        self.committed_step = snapshot.committed_step
+        self.run = model.run
+        self.committed_step = model.state.committed_step
         self.task, self.features = task, features
         self._keyed = KeyedColumns(task.dataset)
         program = task.program(assembly.dense_optimizer()).build(
@@ -46,8 +51,8 @@ class Scorer:
         )
         assert isinstance(program, ScoringProgram)
         self._program = program
-        self._program.load(snapshot.weights, optimizer_state=None)
-        self._client = local_tables(assembly, snapshot)
+        self._program.load(dict(model.weights), optimizer_state=None)
+        self._tables = model.tables
 
     @classmethod
     def load(
@@ -67,7 +72,7 @@ class Scorer:
             InputError: no such run, one of a recommender, an incomplete or changed snapshot, or one of other
                 data.
         """
-        return cls(*load_run(run, which, device, data))
+        return cls(TrainedModel.load(run, which, device, data))
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -82,7 +87,7 @@ class Scorer:
         """What the network reads of such rows: their features, and by table the rows of their ids; a
         `SavedModelScorer` takes the same."""
         batch = self.features.scoring(0, rows)
-        return batch, self._client.read({name: lookup.ids_M for name, lookup in batch.lookups.items()})
+        return batch, self._tables.read({name: lookup.ids_M for name, lookup in batch.lookups.items()})
 
     def score_rows(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """The same of rows by field name, with keys as the source of the impressions writes them; a field

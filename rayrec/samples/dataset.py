@@ -117,8 +117,8 @@ class Dataset:
         """
         if self.manifest.held is not None:
             raise InputError(
-                f"{self.root}: this copy of the data set has only what recommending needs; train and evaluate "
-                "with the one it was made of"
+                f"{self.root}: this copy of the data set has only what recommending needs; train and "
+                "evaluate with the one it was made of"
             )
         return train_files(self.manifest.files)
 

@@ -58,7 +58,9 @@ def same_rows(layered: LayeredTable, table: EmbeddingTable) -> bool:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    steps=st.lists(st.lists(st.integers(0, 59), min_size=1, max_size=20, unique=True), min_size=2, max_size=25),
+    steps=st.lists(
+        st.lists(st.integers(0, 59), min_size=1, max_size=20, unique=True), min_size=2, max_size=25
+    ),
     most_changes=st.integers(1, 4),
     dtype=st.sampled_from(["float32", "bfloat16"]),
     is_cut=st.data(),
@@ -66,9 +68,7 @@ def same_rows(layered: LayeredTable, table: EmbeddingTable) -> bool:
 def test_base_and_changes_are_the_full_export_with_rows_given_up_and_come_back(
     steps, most_changes, dtype, is_cut
 ):
-    config = table_config(
-        eviction=EvictionConfig(max_age_steps=2, every_steps=2), weight_dtype=dtype
-    )
+    config = table_config(eviction=EvictionConfig(max_age_steps=2, every_steps=2), weight_dtype=dtype)
     training = Training(config)
     training.go_on(IDS[steps[0]])
     layered = LayeredTable.of(reading_config(config), reading_rows(training.cut(everything=True)))

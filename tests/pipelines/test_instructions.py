@@ -20,6 +20,7 @@ from rayrec.pipelines.config import EvaluationConfig, RunConfig, WantedConfig
 from rayrec.pipelines.evaluate_recommender import evaluate_recommender
 from rayrec.pipelines.features import features_of
 from rayrec.pipelines.instructions import check_labels
+from rayrec.pipelines.loading import TrainedModel
 from rayrec.pipelines.recommender import Query, Recommender
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import read_snapshot
@@ -225,7 +226,9 @@ def test_evaluation_ranks_for_a_fixed_instruction(run: Path, recommender: Recomm
     evaluation = EvaluationConfig(instruction=WantedConfig(behavior="SHARE", scenario="search"))
     changed = folder.config.model_copy(update={"evaluation": evaluation})
     assembly = assemble(changed.for_inference(), columns=folder.columns)
-    instructed = Recommender("changed", assembly, read_snapshot(folder.chosen_snapshot("best")))
+    instructed = Recommender(
+        TrainedModel.of("changed", assembly, read_snapshot(folder.chosen_snapshot("best")))
+    )
 
     assert instructed.evaluation_instruction == recommender.instruction_of(
         {"behavior": "SHARE", "scenario": "search"}

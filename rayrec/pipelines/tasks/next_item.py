@@ -42,7 +42,7 @@ from rayrec.samples.reader import evaluation_batches
 from rayrec.samples.row_features import RowFeatures
 
 if TYPE_CHECKING:
-    from rayrec.pipelines.snapshots import Snapshot
+    from rayrec.pipelines.snapshots import RunState
     from rayrec.pipelines.stages import Stages
 
 
@@ -99,16 +99,16 @@ class NextItemTask(Task):
     def check_split(self, split: Split) -> None:
         check_split(self.dataset, split)
 
-    def check_snapshot(self, snapshot: Snapshot) -> None:
+    def check_state(self, state: RunState, where: str) -> None:
         """Semantic IDs that extend the snapshot's are those of a catalogue that has grown, with its data set:
         what was learned holds for both.
         """
-        state, registry, path = snapshot.state, self.registry, self.config.data.path
+        registry, path = self.registry, self.config.data.path
         for label, names in (state.labels or {}).items():
             ours = (self.labels or {}).get(label, names)
             if ours != names:
                 raise InputError(
-                    f"{snapshot.path}: was trained on events whose {label} is one of {', '.join(names)}, and "
+                    f"{where}: was trained on events whose {label} is one of {', '.join(names)}, and "
                     f"in {path} it is one of {', '.join(ours)}: what was learned of them does not fit; train "
                     "anew"
                 )
@@ -116,9 +116,9 @@ class NextItemTask(Task):
             state.semantic_ids_version or "", state.dataset_fingerprint
         ):
             return
-        super().check_snapshot(snapshot)
+        super().check_state(state, where)
         if registry is not None:
-            registry.check_matches(state.semantic_ids_version or "none", str(snapshot.path))
+            registry.check_matches(state.semantic_ids_version or "none", where)
 
     def features(self, program: FeatureProgram) -> RowFeatures:
         return row_features(self.config, self.model, self.dataset, self.sequences, program)
@@ -208,11 +208,11 @@ class NextItemTask(Task):
         """What users are ranked for in validation and evaluation."""
         return evaluation_instruction(self.config, self.model, self.dataset)
 
-    def catalogue_known_to(self, snapshot: Snapshot) -> Catalogue:
-        """The catalogue, and which of its items the snapshot was trained on."""
+    def catalogue_known_to(self, state: RunState) -> Catalogue:
+        """The catalogue, and which of its items a run was trained on."""
         if self.registry is None:
             return self.catalogue
-        known_I = self.registry.known_to(snapshot.state.semantic_ids_version or "")
+        known_I = self.registry.known_to(state.semantic_ids_version or "")
         return self.catalogue if known_I.all() else replace(self.catalogue, known_I=known_I)
 
 

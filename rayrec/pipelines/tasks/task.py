@@ -24,7 +24,7 @@ from rayrec.samples.manifest import Split
 from rayrec.samples.operations.program import FeatureProgram
 
 if TYPE_CHECKING:
-    from rayrec.pipelines.snapshots import Snapshot
+    from rayrec.pipelines.snapshots import RunState
     from rayrec.pipelines.stages import Stages
 
 
@@ -75,14 +75,18 @@ class Task(ABC):
             InputError: the split has no rows.
         """
 
-    def check_snapshot(self, snapshot: Snapshot) -> None:
+    def check_state(self, state: RunState, where: str) -> None:
         """
+        Args:
+            state: of a run, at a snapshot or version of it.
+            where: that is, for messages.
+
         Raises:
             InputError: it is one of another data set; names it and what differs.
         """
-        if snapshot.state.dataset_fingerprint != self.fingerprint:
+        if state.dataset_fingerprint != self.fingerprint:
             raise InputError(
-                f"{snapshot.path}: was trained on another data set than {self.config.data.path} holds now; "
+                f"{where}: was trained on another data set than {self.config.data.path} holds now; "
                 "prepare the same data again, or train anew"
             )
 
