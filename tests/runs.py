@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,6 +60,7 @@ def make_run(
     data_of: Callable[[Dataset], dict[str, Any]] = lambda dataset: {},
     collision_policy: str = "extra_digit",
     labelled: bool = False,
+    snapshots_after: Sequence[int] = (),
     **model_settings: object,
 ) -> Path:
     """`folder`/run: a run with one snapshot, trained on `folder`/data.
@@ -69,6 +70,7 @@ def make_run(
         data_of: more settings of the data, such as `features`, for the data set that was made.
         collision_policy: of the semantic IDs.
         labelled: whether events have a behaviour and a scenario.
+        snapshots_after: steps after which there are snapshots, too: a full one, then increments.
         model_settings: more settings of the model, such as `item_matrix="sparse"`.
     """
     dataset = _dataset(folder, integer_users, labelled)
@@ -82,15 +84,15 @@ def make_run(
             "training": {"batch_size": 16, "epochs": 1},
         }
     )
-    return trained(config, folder / "run")
+    return trained(config, folder / "run", snapshots_after)
 
 
-def trained(config: RunConfig, path: Path) -> Path:
+def trained(config: RunConfig, path: Path, snapshots_after: Sequence[int] = ()) -> Path:
     """The folder of a run of one epoch, without Ray."""
     run = RunFolder.create(path, config)
     assembly = assemble(config)
     run.keep_columns(assembly.rows.columns)
-    _train_one_epoch(run, assembly)
+    _train_one_epoch(run, assembly, snapshots_after)
     run.update(state="finished")
     return run.path
 
@@ -136,44 +138,65 @@ def _semantic_ids(dataset: Dataset, collision_policy: str) -> None:
     registry.save(dataset.root / SEMANTIC_IDS_FOLDER)
 
 
-def _train_one_epoch(run: RunFolder, assembly: Assembly) -> None:
+def _train_one_epoch(run: RunFolder, assembly: Assembly, snapshots_after: Sequence[int]) -> None:
     config, plan = assembly.config, assembly.plan
     shard = EmbeddingShard(assembly.tables, shard=0, num_sources=1)
     lookups = SyncLookups(TrainerLink(assembly.tables, ShardMap(1), LocalTransport([shard])))
     spec = assembly.task.program(assembly.dense_optimizer())
     program = spec.build(Placement(get_device(config.device).torch, config.seed))
     reader, cursor = SampleReader(plan.spec), Cursor(assembly.rows.fingerprint)
+    base: Path | None = None
+    last_step = plan.steps_per_epoch - 1
+    shard.begin(committed_step=-1, incarnation=0)
     for step in range(plan.steps_per_epoch):
         rows = reader.read_batch(plan.batch(step))
         cursor.commit(0, rows.cursor)
         (features,) = assembly.features.training(step, rows)
         gradients = program.backward(features, lookups.rows(step, features.lookups))
+        is_kept = step in (*snapshots_after, last_step)
+        if is_kept:
+            shard.freeze(step)
         lookups.update(step, features.lookups, gradients.row_grads)
         program.update()
+        if is_kept:
+            base = _write_snapshot(run, assembly, program, shard, cursor, step, base)
+
+
+def _write_snapshot(
+    run: RunFolder,
+    assembly: Assembly,
+    program: Any,
+    shard: EmbeddingShard,
+    cursor: Cursor,
+    step: int,
+    base: Path | None,
+) -> Path:
+    since = None if base is None else int(base.name.removeprefix("step-")) - 1
 
     def save_sparse(folder: str) -> list[SavedFile]:
         written = [
-            write_table(
-                Path(folder), table, ShardMap(1), 0, plan.steps_per_epoch - 1, [shard.export(table.name)]
-            )
+            write_table(Path(folder), table, ShardMap(1), 0, step, shard.export_cut(table.name, step, since))
             for table in assembly.tables
         ]
         return [file for files in written for file in files]
 
-    path = run.snapshot_path(plan.steps_per_epoch)
+    path = run.snapshot_path(step + 1)
     write_snapshot(
         path,
         RunState(
-            committed_step=plan.steps_per_epoch - 1,
+            committed_step=step,
             incarnation=0,
             dataset_fingerprint=assembly.task.fingerprint,
             semantic_ids_version=assembly.task.semantic_ids_version,
-            read_position=plan.position(plan.steps_per_epoch),
+            read_position=assembly.plan.position(step + 1),
             labels=assembly.task.labels,
         ),
         weights=program.weights(),
         optimizer_state=program.optimizer_state(),
         cursor=cursor.to_table(),
         save_sparse=save_sparse,
+        base=None if base is None else base.name,
     )
+    shard.release(step)
     run.update(last=path.name, best=path.name)
+    return path

@@ -24,6 +24,7 @@ from rayrec.embeddings.index import MISSING, IdMap
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.snapshot import load_changes, load_tables
 from rayrec.embeddings.table import EmbeddingTable, TableRows
+from rayrec.platform.errors import InputError
 
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
@@ -190,7 +191,7 @@ class LayeredTables:
         assert self.step is not None
         changes = load_changes(paths, tables, self.step)
         if changes is None:
-            return LayeredTables.load(tables, paths, step)
+            raise InputError(f"{paths[0].parent}: has all rows, expected what has changed since {self.step}")
         return LayeredTables(
             {name: table.changed_by(changes[name]) for name, table in self._tables.items()}, step
         )

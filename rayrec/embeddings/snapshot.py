@@ -259,7 +259,10 @@ def load_changes(
     if any(file.since is None for file in files):
         return None
     everything = ShardMap(1).buckets(0)
-    return {name: _TableChain(config, [files], since).parts(everything) for name, config in configs.items()}
+    return {
+        name: (replace(part, since=since) for part in _TableChain(config, [files], since).parts(everything))
+        for name, config in configs.items()
+    }
 
 
 def _untrained(parts: Iterable[TableRows], config: TableConfig) -> Iterator[TableRows]:

@@ -198,13 +198,7 @@ class RunFolder:
         Raises:
             InputError: the file is not as it was written.
         """
-        path = self.path / COLUMNS_FILE
-        if not path.exists():
-            return None
-        try:
-            return pa.ipc.read_schema(pa.py_buffer(path.read_bytes()))
-        except (OSError, pa.ArrowException) as error:
-            raise InputError(f"{path}: not the columns of a run's rows; the file was changed") from error
+        return read_columns(self.path / COLUMNS_FILE)
 
     def keep_columns(self, schema: pa.Schema) -> None:
         """For whoever uses the model when the training rows are gone."""
@@ -299,6 +293,20 @@ class RunFolder:
     def _append(self, name: str, record: dict[str, Any]) -> None:
         with open(self.path / name, "a") as file:
             file.write(json.dumps(_without_nan(record), allow_nan=False) + "\n")
+
+
+def read_columns(path: Path) -> pa.Schema | None:
+    """Columns as `RunFolder.keep_columns` wrote them; None where there is no such file.
+
+    Raises:
+        InputError: the file is not as it was written.
+    """
+    if not path.exists():
+        return None
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(path.read_bytes()))
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path}: not the columns of a run's rows; the file was changed") from error
 
 
 def _without_nan(value: Any) -> Any:

@@ -58,13 +58,27 @@ class RunState:
 
 
 @dataclass(frozen=True)
+class SnapshotRows:
+    """Rows of one snapshot: all, or those that have changed since the one that it builds on."""
+
+    files: tuple[Path, ...]
+    step: int
+    fingerprint: str
+    """Hash of what is in the snapshot, whatever it says of its run."""
+
+
+@dataclass(frozen=True)
 class Snapshot:
-    """A snapshot whose checksums have been verified, with those that it builds on."""
+    """A snapshot, with those that it builds on."""
 
     path: Path
     state: RunState
-    sparse_chain: tuple[tuple[Path, ...], ...]
-    """Files of a full snapshot, then those of the increments on it; the last ones are this snapshot's."""
+    chain: tuple[SnapshotRows, ...]
+    """Of a full snapshot, then of the increments on it; the last ones are this snapshot's."""
+
+    @property
+    def sparse_chain(self) -> tuple[tuple[Path, ...], ...]:
+        return tuple(rows.files for rows in self.chain)
 
     @property
     def committed_step(self) -> int:
@@ -137,22 +151,33 @@ def restate_snapshot(path: Path, state: RunState) -> None:
     write_json(path / MANIFEST, manifest | {"checksum": checksum_of(manifest)})
 
 
-def read_snapshot(path: Path) -> Snapshot:
+def read_snapshot(path: Path, checksums: bool = True) -> Snapshot:
     """Open a snapshot and verify it, with all that it builds on.
+
+    Args:
+        checksums: of every file; without, for who has just written it, only the manifests are verified.
 
     Raises:
         InputError: a file is missing or was changed; names it.
     """
-    own = _verified_manifest(path)
+    only = None if checksums else ()
+    own = _verified_manifest(path, only)
     chain = [(path, own)]
     while (base := chain[0][1]["base"]) is not None:
         if base in [folder.name for folder, _ in chain]:
             raise InputError(f"{path.parent / base / MANIFEST}: builds on itself; the snapshot is damaged")
-        chain.insert(0, (path.parent / base, _verified_manifest(path.parent / base)))
+        chain.insert(0, (path.parent / base, _verified_manifest(path.parent / base, only)))
     return Snapshot(
         path,
         _state_in(own),
-        tuple(tuple(folder / name for name in manifest["sparse_files"]) for folder, manifest in chain),
+        tuple(
+            SnapshotRows(
+                tuple(folder / name for name in manifest["sparse_files"]),
+                manifest["committed_step"],
+                checksum_of(manifest["checksums"]),
+            )
+            for folder, manifest in chain
+        ),
     )
 
 
@@ -212,5 +237,5 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 def checksum_of(manifest: dict[str, Any]) -> str:
-    """Of a manifest without its own."""
+    """Of a manifest without its own, or of a part of one."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

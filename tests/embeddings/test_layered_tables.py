@@ -101,7 +101,7 @@ def written(folder: Path, config: TableConfig, parts: list[TableRows], step: int
     return [folder / file.name for file in saved]
 
 
-def test_increments_on_other_rows_are_refused_and_full_ones_take_their_place(tmp_path):
+def test_increments_on_other_rows_and_full_ones_are_refused_as_changes(tmp_path):
     config = table_config()
     tables = [reading_config(config)]
     training = Training(config)
@@ -117,7 +117,8 @@ def test_increments_on_other_rows_are_refused_and_full_ones_take_their_place(tmp
     assert same_rows(changed["items"], training.table)
     assert changed["items"].num_layers == 3
     full = written(tmp_path / "full", config, training.cut(everything=True), 2)
-    instead = held.changed_by(tables, full, 2)
-    assert instead["items"].num_layers == 1
+    with pytest.raises(InputError, match="has all rows"):
+        held.changed_by(tables, full, 2)
+    instead = LayeredTables.load(tables, full, 2)
     assert same_rows(instead["items"], training.table)
     assert instead.read({"items": IDS})["items"].tobytes() == training.table.lookup(IDS).tobytes()

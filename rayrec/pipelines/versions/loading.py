@@ -1,0 +1,95 @@
+"""A published version -> a model, with as much as possible of the one that is held already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import safetensors.numpy
+
+from rayrec.embeddings.layered_tables import LayeredTables, reading_config
+from rayrec.pipelines.assembly import Assembly, assemble
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.loading import TrainedModel
+from rayrec.pipelines.run_folder import COLUMNS_FILE, read_columns
+from rayrec.pipelines.snapshots import WEIGHTS
+from rayrec.pipelines.versions.manifest import ModelVersion
+from rayrec.pipelines.versions.publisher import SETTINGS
+from rayrec.pipelines.versions.store import VersionStore
+
+
+@dataclass(frozen=True)
+class LoadedVersion:
+    """A version in memory."""
+
+    manifest: ModelVersion
+    model: TrainedModel
+    tables: LayeredTables
+
+
+def load_version(
+    store: VersionStore,
+    manifest: ModelVersion,
+    device: str | None = None,
+    held: LoadedVersion | None = None,
+) -> LoadedVersion:
+    """
+    Args:
+        device: overrides the device that the run was trained on.
+        held: a version that shares what it can with the new one. It stays as it is.
+
+    Raises:
+        InputError: a file of the version is missing or damaged, or what it holds does not fit together.
+        OSError: the store does not answer.
+    """
+    where = f"{store.url}: version {manifest.number}"
+    assembly = _assembly(store, manifest, device, held)
+    assembly.task.check_state(manifest.run_state, where)
+    tables = _tables(store, manifest, assembly, held)
+    weights = safetensors.numpy.load_file(store.fetch(manifest.weights) / WEIGHTS)
+    model = TrainedModel(manifest.run, assembly, manifest.run_state, weights, tables, manifest.number)
+    return LoadedVersion(manifest, model, tables)
+
+
+def _assembly(
+    store: VersionStore, manifest: ModelVersion, device: str | None, held: LoadedVersion | None
+) -> Assembly:
+    """Settings, catalogue and semantic IDs."""
+    if held is not None:
+        same = ("definition", "catalogue", "semantic_ids")
+        if all(getattr(held.manifest, name) == getattr(manifest, name) for name in same):
+            return held.model.assembly
+    definition = store.fetch(manifest.definition)
+    config = RunConfig.load(definition / SETTINGS)
+    changed = {"path": str(store.fetch(manifest.catalogue))}
+    if manifest.semantic_ids is not None:
+        changed["semantic_ids"] = str(store.fetch(manifest.semantic_ids))
+    config = config.model_copy(update={"data": config.data.model_copy(update=changed)})
+    if device is not None:
+        config = config.model_copy(update={"device": device})
+    return assemble(config.for_inference(), checksums=False, columns=read_columns(definition / COLUMNS_FILE))
+
+
+def _tables(
+    store: VersionStore, manifest: ModelVersion, assembly: Assembly, held: LoadedVersion | None
+) -> LayeredTables:
+    num_servers = assembly.config.sparse.num_servers
+    # One process has the rows of all servers, so where rows are on disk it needs the memory of all of them.
+    configs = [
+        reading_config(table).model_copy(update={"disk": table.disk and table.disk.times(num_servers)})
+        for table in assembly.tables
+    ]
+    segments = manifest.segments
+    if not segments:
+        return LayeredTables({}, None)
+    tables, num_done = None, 0
+    if held is not None and held.manifest.segments == segments[: len(held.manifest.segments)]:
+        tables, num_done = held.tables, len(held.manifest.segments)
+    for segment in segments[num_done:]:
+        folder = store.fetch(segment.bundle)
+        paths = [folder / file.name for file in segment.bundle.files]
+        if tables is None or segment.since is None:
+            tables = LayeredTables.load(configs, paths, segment.step)
+        else:
+            tables = tables.changed_by(configs, paths, segment.step)
+    assert tables is not None
+    return tables

@@ -1,0 +1,131 @@
+"""What a published version of a model is: one manifest, which names all files that belong together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from typing import Any
+
+from rayrec.pipelines.snapshots import RunState
+from rayrec.platform.config import Config
+from rayrec.platform.errors import InputError
+from rayrec.samples.read_plan import ReadPosition
+
+FORMAT_VERSION = 1
+
+
+class BundleFile(Config):
+    """One file of a bundle."""
+
+    name: str
+    bytes: int
+    checksum: str
+    """As `checksum_file` computes it."""
+
+
+class Bundle(Config):
+    """Files that were published together and never change; versions that have the same ones share it."""
+
+    name: str
+    """Of its folder."""
+    files: tuple[BundleFile, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+class Segment(Config):
+    """Rows of the tables: all of them, or those that have changed since the segment before."""
+
+    bundle: Bundle
+    step: int
+    """After which the run had these rows."""
+    since: int | None
+    """Step of the segment that it builds on; None of one with all rows."""
+    snapshot: str
+    """Fingerprint of the run's snapshot that it was made of."""
+
+
+class ModelVersion(Config):
+    """A version of a model: its weights, rows, catalogue and semantic IDs, which move together."""
+
+    format: int = FORMAT_VERSION
+    number: int
+    """Of the versions of a store, counted from 1."""
+    published_at: float
+    """UNIX seconds."""
+    run: str
+    """Name of the run."""
+    device: str
+    """That it was trained on."""
+    state: dict[str, Any]
+    """Of the run at that moment; `run_state` reads it."""
+    definition: Bundle
+    """The run's settings and the columns of its training rows."""
+    weights: Bundle
+    """Dense weights."""
+    weights_step: int
+    """After which the run had these weights: that of the rows, or an earlier one."""
+    weights_at: float
+    """When they were published first, in UNIX seconds."""
+    segments: tuple[Segment, ...]
+    """All rows first, then the changes; none of a model without tables."""
+    catalogue: Bundle
+    """What recommending needs of the data set."""
+    semantic_ids: Bundle | None = None
+
+    @property
+    def step(self) -> int:
+        """Last step of the run whose update is in it."""
+        return int(self.state["committed_step"])
+
+    @property
+    def bundles(self) -> list[Bundle]:
+        """Everything that it is made of."""
+        some = [self.definition, self.weights, self.catalogue]
+        if self.semantic_ids is not None:
+            some.append(self.semantic_ids)
+        return [*some, *(segment.bundle for segment in self.segments)]
+
+    @property
+    def run_state(self) -> RunState:
+        values = dict(self.state)
+        return RunState(read_position=ReadPosition(**values.pop("read_position")), **values)
+
+    def to_bytes(self) -> bytes:
+        values = self.model_dump(mode="json")
+        return (json.dumps(values | {"checksum": _checksum_of(values)}, indent=2) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes, where: str) -> ModelVersion:
+        """
+        Args:
+            where: it was read, for messages.
+
+        Raises:
+            InputError: it is damaged, or of another format.
+        """
+        try:
+            values = json.loads(content)
+            checksum = values.pop("checksum")
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise InputError(f"{where}: not the manifest of a version; the file was changed") from error
+        if values.get("format") != FORMAT_VERSION:
+            raise InputError(
+                f"{where}: format {values.get('format')}, this version of RayRec reads {FORMAT_VERSION}"
+            )
+        if checksum != _checksum_of(values):
+            raise InputError(f"{where}: its checksum differs: the file was changed")
+        return cls.parse(values, source=where)
+
+
+def state_values(state: RunState) -> dict[str, Any]:
+    """As `ModelVersion.state` has it."""
+    values: dict[str, Any] = json.loads(json.dumps(asdict(state)))
+    return values
+
+
+def _checksum_of(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

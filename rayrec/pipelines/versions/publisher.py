@@ -1,0 +1,173 @@
+"""From snapshots of a run to versions of its model: what serving reads of them, and nothing else.
+
+snapshot ─► rows (all, or what has changed since the version before) ─┐
+            dense weights, as often as is wanted ─────────────────────┼─► bundles ─► manifest ─► pointer
+run ──────► settings, columns, catalogue, semantic IDs ───────────────┘
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rayrec.embeddings.layered_tables import reading_config, reading_rows
+from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.snapshot import load_changes, load_tables, write_table
+from rayrec.embeddings.table import EmbeddingTable, TableRows
+from rayrec.pipelines.assembly import assemble
+from rayrec.pipelines.features import registry_folder
+from rayrec.pipelines.run_folder import COLUMNS_FILE, RunFolder
+from rayrec.pipelines.snapshots import WEIGHTS, Snapshot, SnapshotRows
+from rayrec.pipelines.tasks.next_item import NextItemTask
+from rayrec.pipelines.versions.manifest import Bundle, ModelVersion, Segment, state_values
+from rayrec.pipelines.versions.store import VersionStore
+from rayrec.platform.errors import InputError
+from rayrec.samples.dataset import Dataset
+from rayrec.samples.manifest import HISTORY_FILE, ITEMS_FILE, USERS_FILE
+
+SETTINGS = "config.yaml"
+_HELD = (ITEMS_FILE, USERS_FILE, HISTORY_FILE)
+
+
+class Publisher:
+    """Publishes one run's model to one store. Not thread-safe."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        store: VersionStore,
+        dense_every_s: float = 0.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """
+        Args:
+            dense_every_s: versions that come sooner after new dense weights have these, and new rows.
+
+        Raises:
+            InputError: the run's model is none that recommends, or its data set is not there.
+        """
+        self._run, self._store, self._dense_every_s, self._clock = run, store, dense_every_s, clock
+        config = run.config
+        assembly = assemble(config.for_inference(), checksums=False, columns=run.columns)
+        if not isinstance(assembly.task, NextItemTask):
+            raise InputError(
+                f"{run.path}: {config.model.name!r} ranks what is shown to it; versions are of recommenders"
+            )
+        self._config, self._task = config, assembly.task
+        self._tables = assembly.tables
+        self._of_run: tuple[Bundle, Bundle, Bundle | None] | None = None
+
+    def publish(self, snapshot: Snapshot) -> ModelVersion:
+        """Publish a snapshot of the run; it serves from now on, unless an older version is held.
+
+        Raises:
+            InputError: somebody else publishes to the store.
+            OSError: the place does not answer; what was published before is whole.
+        """
+        before = self._store.newest()
+        definition, catalogue, semantic_ids = self._bundles_of_run()
+        now = self._clock()
+        version = ModelVersion(
+            number=1 if before is None else before.number + 1,
+            published_at=now,
+            run=self._run.name,
+            device=self._config.device,
+            state=state_values(snapshot.state),
+            definition=definition,
+            **self._weights(snapshot, before, now),
+            segments=self._segments(snapshot, before),
+            catalogue=catalogue,
+            semantic_ids=semantic_ids,
+        )
+        self._store.add(version)
+        return version
+
+    def _weights(self, snapshot: Snapshot, before: ModelVersion | None, now: float) -> dict[str, Any]:
+        """Fields of the version that say which dense weights it has."""
+        is_same_run = before is not None and self._goes_on(snapshot, before)
+        if before is not None and is_same_run and now - before.weights_at < self._dense_every_s:
+            return {name: getattr(before, name) for name in ("weights", "weights_step", "weights_at")}
+        return {
+            "weights": self._store.put("weights", [snapshot.path / WEIGHTS]),
+            "weights_step": snapshot.committed_step,
+            "weights_at": now,
+        }
+
+    def _goes_on(self, snapshot: Snapshot, before: ModelVersion) -> bool:
+        """Whether the run was at that version before it came to this snapshot."""
+        return before.run == self._run.name and before.weights_step <= snapshot.committed_step
+
+    def _segments(self, snapshot: Snapshot, before: ModelVersion | None) -> tuple[Segment, ...]:
+        """One for each snapshot of the chain; those that the version before has are not written again."""
+        if not self._tables:
+            return ()
+        segments: list[Segment] = []
+        num_done = 0
+        fingerprints = [rows.fingerprint for rows in snapshot.chain]
+        for place, segment in enumerate(() if before is None else before.segments):
+            if segment.snapshot in fingerprints:
+                assert before is not None
+                segments = list(before.segments[: place + 1])
+                num_done = fingerprints.index(segment.snapshot) + 1
+        for number in range(num_done, len(snapshot.chain)):
+            rows = snapshot.chain[number]
+            changes = None
+            if segments:
+                changes = load_changes(rows.files, self._tables, segments[-1].step)
+            if changes is not None:
+                segments.append(self._segment(rows, changes, segments[-1].step))
+            else:
+                chain = snapshot.sparse_chain[: number + 1]
+                segments = [self._segment(rows, self._everything(chain), None)]
+        return tuple(segments)
+
+    def _everything(self, chain: Sequence[Sequence[Path]]) -> Mapping[str, Iterable[TableRows]]:
+        """All rows, none of them as a change."""
+        loaded = load_tables(chain, self._tables, ShardMap(1), shard=0)
+        if len(chain) == 1:
+            return loaded
+        # A shard wrote all of its rows into an increment: what holds of the others is put together here.
+        merged = {table.name: EmbeddingTable(reading_config(table)) for table in self._tables}
+        for name, table in merged.items():
+            table.load(reading_rows(loaded[name]))
+        return {name: table.export_parts() for name, table in merged.items()}
+
+    def _segment(
+        self, source: SnapshotRows, rows: Mapping[str, Iterable[TableRows]], since: int | None
+    ) -> Segment:
+        with tempfile.TemporaryDirectory(prefix="rayrec-publish-") as folder:
+            paths = []
+            for table in self._tables:
+                parts, config = reading_rows(rows[table.name]), reading_config(table)
+                written = write_table(Path(folder), config, ShardMap(1), 0, source.step, parts)
+                paths += [Path(folder) / file.name for file in written]
+            bundle = self._store.put("rows", paths)
+        return Segment(bundle=bundle, step=source.step, since=since, snapshot=source.fingerprint)
+
+    def _bundles_of_run(self) -> tuple[Bundle, Bundle, Bundle | None]:
+        """What is the same for all versions of the run."""
+        if self._of_run is None:
+            registry = None
+            if self._task.registry is not None:
+                folder = registry_folder(self._config)
+                files = sorted(path for path in folder.iterdir() if path.is_file())
+                registry = self._store.put("ids", files)
+            self._of_run = self._definition(), self._catalogue(self._task.dataset), registry
+        return self._of_run
+
+    def _definition(self) -> Bundle:
+        names = [SETTINGS, *([COLUMNS_FILE] if (self._run.path / COLUMNS_FILE).exists() else [])]
+        return self._store.put("run", [self._run.path / name for name in names])
+
+    def _catalogue(self, dataset: Dataset) -> Bundle:
+        with tempfile.TemporaryDirectory(prefix="rayrec-publish-") as folder:
+            copy = Path(folder)
+            held = [name for name in _HELD if name in dataset.manifest.files]
+            for name in held:
+                shutil.copyfile(dataset.root / name, copy / name)
+            dataset.manifest.model_copy(update={"held": tuple(held)}).write(copy)
+            return self._store.put("catalogue", sorted(copy.iterdir()))

@@ -1,0 +1,259 @@
+"""A folder, or a place in an object store, with the versions of one model that were published.
+
+    STORE/current.json                 which version serves, and whether it stays although newer ones come
+    STORE/versions/000017.json         a version's manifest
+    STORE/bundles/NAME/...             files, each bundle written once
+
+A manifest appears when everything that it names is there, and the pointer moves after that; each is one file
+that is replaced as a whole. So whoever follows the pointer always finds a whole version. One process at a
+time publishes to a store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyarrow import fs
+
+from rayrec.embeddings.saved_files import checksum_file
+from rayrec.pipelines.versions.manifest import Bundle, BundleFile, ModelVersion
+from rayrec.platform.config import Config
+from rayrec.platform.errors import InputError
+from rayrec.platform.files import write_atomically
+from rayrec.platform.remote_files import remote_folder
+
+CURRENT, VERSIONS, BUNDLES = "current.json", "versions", "bundles"
+
+
+class Pointer(Config):
+    """Which version serves."""
+
+    version: int
+    moved_at: float
+    """UNIX seconds."""
+    is_held: bool = False
+    """Versions that come later do not serve: somebody went back to this one."""
+
+
+class VersionStore:
+    """The versions of one model."""
+
+    def __init__(self, url: str | Path, cache: str | Path | None = None) -> None:
+        """
+        Args:
+            url: a folder of this machine, or a URL as `remote_folder` knows them.
+            cache: folder of this machine that bundles from elsewhere are kept in; None: one of the user's
+                temporary files.
+
+        Raises:
+            InputError: the URL is none that can be used.
+        """
+        self._there = remote_folder(url)
+        self.url = self._there.url
+        self._here = fs.LocalFileSystem()
+        self._is_local = isinstance(self._there.filesystem, fs.LocalFileSystem)
+        self._cache = Path(cache) if cache is not None else _default_cache()
+
+    @staticmethod
+    def is_there(url: str | Path) -> bool:
+        """Whether anything was published there."""
+        try:
+            return VersionStore(url)._exists(CURRENT)
+        except (InputError, OSError):
+            return False
+
+    def current(self) -> Pointer | None:
+        """The version that serves; None where nothing was published yet.
+
+        Raises:
+            InputError: the pointer is damaged.
+            OSError: the place does not answer.
+        """
+        content = self._read(CURRENT)
+        if content is None:
+            return None
+        try:
+            return Pointer.parse(json.loads(content), source=self._there.shown(CURRENT))
+        except ValueError as error:
+            raise InputError(f"{self._there.shown(CURRENT)}: not a pointer to a version: {error}") from error
+
+    def serving(self) -> ModelVersion:
+        """The version that serves.
+
+        Raises:
+            InputError: nothing was published here, or it is damaged.
+        """
+        pointer = self.current()
+        if pointer is None:
+            raise InputError(f"{self.url}: nothing was published here; `rayrec publish RUN STORE` does it")
+        return self.version(pointer.version)
+
+    def point_to(self, number: int, is_held: bool) -> None:
+        """Let a version serve.
+
+        Raises:
+            InputError: there is no such version.
+        """
+        self.version(number)
+        pointer = Pointer(version=number, moved_at=time.time(), is_held=is_held)
+        self._write(CURRENT, (json.dumps(pointer.model_dump(mode="json")) + "\n").encode())
+
+    def numbers(self) -> list[int]:
+        """Of all versions that are there, oldest first."""
+        selector = fs.FileSelector(self._there.path_of(VERSIONS), allow_not_found=True)
+        names = [info.base_name for info in self._there.filesystem.get_file_info(selector)]
+        return sorted(int(name.removesuffix(".json")) for name in names if _is_manifest(name))
+
+    def version(self, number: int) -> ModelVersion:
+        """
+        Raises:
+            InputError: there is none of this number, or it is damaged.
+        """
+        name = _manifest_name(number)
+        content = self._read(name)
+        if content is None:
+            numbers = self.numbers()
+            held = f"{numbers[0]} to {numbers[-1]}" if numbers else "none"
+            raise InputError(f"{self.url}: has no version {number}; it has {held}")
+        return ModelVersion.from_bytes(content, self._there.shown(name))
+
+    def newest(self) -> ModelVersion | None:
+        numbers = self.numbers()
+        return self.version(numbers[-1]) if numbers else None
+
+    def add(self, version: ModelVersion) -> None:
+        """Let a version appear whose bundles are there, and serve unless an older one is held.
+
+        Raises:
+            InputError: there is one of this number: somebody else publishes to the store.
+        """
+        name = _manifest_name(version.number)
+        if self._exists(name):
+            raise InputError(
+                f"{self.url}: version {version.number} was published by somebody else; "
+                "let one run publish to a store"
+            )
+        self._write(name, version.to_bytes())
+        pointer = self.current()
+        if pointer is None or not pointer.is_held:
+            self.point_to(version.number, is_held=False)
+
+    def put(self, kind: str, files: Sequence[Path]) -> Bundle:
+        """Publish files as a bundle, named by its kind and content; one that is there is not sent again."""
+        described = tuple(
+            BundleFile(name=path.name, bytes=path.stat().st_size, checksum=checksum_file(path))
+            for path in files
+        )
+        content = json.dumps([[file.name, file.checksum] for file in described])
+        bundle = Bundle(name=f"{kind}-{hashlib.sha256(content.encode()).hexdigest()[:16]}", files=described)
+        there = self._there
+        for path, file in zip(files, bundle.files, strict=True):
+            target = there.path_of(f"{BUNDLES}/{bundle.name}/{file.name}")
+            if there.filesystem.get_file_info([target])[0].size == file.bytes:
+                continue
+            there.filesystem.create_dir(target.rpartition("/")[0], recursive=True)
+            if self._is_local:
+                unfinished = f"{target}.unfinished"
+                shutil.copyfile(path, unfinished)
+                os.replace(unfinished, target)
+            else:  # object stores show a file when all of it has arrived
+                fs.copy_files(str(path), target, self._here, there.filesystem)
+        return bundle
+
+    def fetch(self, bundle: Bundle) -> Path:
+        """A folder of this machine with the files of a bundle, whose checksums were verified.
+
+        Raises:
+            InputError: a file is missing, or not as it was published; names it.
+            OSError: the place does not answer.
+        """
+        if self._is_local:
+            folder = Path(self._there.path_of(f"{BUNDLES}/{bundle.name}"))
+            _check(folder, bundle)
+            return folder
+        folder = self._cache / bundle.name
+        if not folder.is_dir():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self._cache, prefix=f".{bundle.name}-") as unfinished:
+                for file in bundle.files:
+                    self._fetch(f"{BUNDLES}/{bundle.name}/{file.name}", Path(unfinished) / file.name)
+                _check(Path(unfinished), bundle)
+                try:
+                    os.rename(unfinished, folder)
+                except OSError:  # another replica was first; what it has is checked below
+                    if not folder.is_dir():
+                        raise
+                else:
+                    os.mkdir(unfinished)  # which is deleted now
+        _check(folder, bundle)
+        return folder
+
+    def keep_newest(self, num_versions: int) -> None:
+        """Delete older versions and what only they need, but not the one that serves and the one before."""
+        numbers, pointer = self.numbers(), self.current()
+        kept = set(numbers[-num_versions:])
+        if pointer is not None:
+            kept |= {pointer.version, *[number for number in numbers if number < pointer.version][-1:]}
+        gone = [number for number in numbers if number not in kept]
+        if not gone:
+            return
+        needed = {bundle.name for number in kept for bundle in self.version(number).bundles}
+        held = {bundle.name for number in gone for bundle in self.version(number).bundles}
+        filesystem = self._there.filesystem
+        for number in gone:  # first, so that no manifest names what is not there
+            filesystem.delete_file(self._there.path_of(_manifest_name(number)))
+        for name in held - needed:
+            filesystem.delete_dir(self._there.path_of(f"{BUNDLES}/{name}"))
+
+    def _exists(self, name: str) -> bool:
+        (info,) = self._there.filesystem.get_file_info([self._there.path_of(name)])
+        return bool(info.type == fs.FileType.File)
+
+    def _read(self, name: str) -> bytes | None:
+        if not self._exists(name):
+            return None
+        with self._there.filesystem.open_input_stream(self._there.path_of(name)) as file:
+            return bytes(file.read())
+
+    def _write(self, name: str, content: bytes) -> None:
+        target = self._there.path_of(name)
+        self._there.filesystem.create_dir(target.rpartition("/")[0], recursive=True)
+        if self._is_local:
+            write_atomically(Path(target), content)
+            return
+        with self._there.filesystem.open_output_stream(target) as file:
+            file.write(content)
+
+    def _fetch(self, name: str, target: Path) -> None:
+        try:
+            fs.copy_files(self._there.path_of(name), str(target), self._there.filesystem, self._here)
+        except FileNotFoundError as error:
+            raise InputError(f"{self._there.shown(name)}: missing from the published version") from error
+
+
+def _check(folder: Path, bundle: Bundle) -> None:
+    for file in bundle.files:
+        path = folder / file.name
+        if not path.is_file():
+            raise InputError(f"{path}: missing from the published version")
+        if path.stat().st_size != file.bytes or checksum_file(path) != file.checksum:
+            raise InputError(f"{path}: not as it was published: its checksum differs")
+
+
+def _manifest_name(number: int) -> str:
+    return f"{VERSIONS}/{number:06d}.json"
+
+
+def _is_manifest(name: str) -> bool:
+    return name.endswith(".json") and name.removesuffix(".json").isdigit()
+
+
+def _default_cache() -> Path:
+    return Path(tempfile.gettempdir()) / f"rayrec-versions-{os.getuid()}"

@@ -1,0 +1,175 @@
+"""What is published of a run recommends as the run's snapshots do, version by version."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rayrec.pipelines.loading import TrainedModel
+from rayrec.pipelines.recommender import Query, Recommender
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.snapshots import read_snapshot
+from rayrec.pipelines.versions.loading import LoadedVersion, load_version
+from rayrec.pipelines.versions.manifest import ModelVersion
+from rayrec.pipelines.versions.publisher import Publisher
+from rayrec.pipelines.versions.store import VersionStore
+from rayrec.platform.errors import InputError
+from tests.runs import make_run
+
+MODELS = {
+    "rows": ("sasrec", {"item_matrix": "sparse", "user_embedding": True}),
+    "dense": ("sasrec", {}),
+    "generative": ("generative", {"user_embedding": True}),
+    "prefix": ("prefix", {}),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def run(request, tmp_path_factory) -> RunFolder:
+    model, settings = MODELS[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    return RunFolder.open(make_run(folder, model, snapshots_after=(0, 1), **settings))
+
+
+@pytest.fixture(scope="module")
+def run_with_rows(tmp_path_factory) -> RunFolder:
+    model, settings = MODELS["rows"]
+    folder = tmp_path_factory.mktemp("run")
+    return RunFolder.open(make_run(folder, model, snapshots_after=(0, 1), **settings))
+
+
+def publish(run: RunFolder, store: VersionStore, names: list[str], **settings) -> list[ModelVersion]:
+    publisher = Publisher(run, store, **settings)
+    return [publisher.publish(read_snapshot(run.snapshots / name)) for name in names]
+
+
+def recommendations(model: TrainedModel) -> list[list[tuple[str, float]]]:
+    recommender = Recommender(model)
+    queries = [recommender.query_of_user(f"u{user}") or Query(np.zeros(0, np.int64)) for user in range(8)]
+    return [[(item.item_key, item.score) for item in items] for items in recommender.recommend(queries, k=6)]
+
+
+@pytest.mark.parametrize("place", ["folder", "memory"])
+def test_each_version_recommends_as_its_snapshot_does(run, tmp_path, place):
+    url = str(tmp_path / "store") if place == "folder" else f"memory://{tmp_path.name}-{run.path.parent.name}"
+    store = VersionStore(url, cache=tmp_path / "cache")
+    names = run.snapshot_names()
+    assert len(names) == 3
+    held: LoadedVersion | None = None
+    versions: list[LoadedVersion] = []
+    for number, name in enumerate(names, start=1):
+        (published,) = publish(run, store, [name])
+        assert published.number == number
+        assert store.serving() == published
+        held = load_version(store, published, held=held)
+        versions.append(held)
+    for name, version in zip(names, versions, strict=True):
+        expected = recommendations(TrainedModel.load(run.path, name))
+        assert recommendations(version.model) == expected
+        assert recommendations(load_version(store, version.manifest).model) == expected
+    behind = load_version(store, versions[2].manifest, held=versions[0])
+    assert recommendations(behind.model) == recommendations(versions[2].model)
+
+
+def test_only_rows_that_have_changed_are_sent(run_with_rows, tmp_path):
+    store = VersionStore(tmp_path)
+    first, second, third = publish(run_with_rows, store, run_with_rows.snapshot_names())
+    assert [segment.since for segment in third.segments] == [None, 0, 1]
+    assert third.segments[:2] == second.segments
+    assert second.segments[:1] == first.segments
+    held = load_version(store, first)
+    for file in (tmp_path / "bundles" / first.segments[0].bundle.name).iterdir():
+        file.unlink()
+    assert load_version(store, third, held=held).tables.num_rows  # the base was not read again
+    with pytest.raises(InputError, match="missing from the published version"):
+        load_version(store, third)
+
+
+def test_a_publisher_that_missed_snapshots_publishes_what_changed_since(run_with_rows, tmp_path):
+    names = run_with_rows.snapshot_names()
+    first, third = publish(run_with_rows, VersionStore(tmp_path), [names[0], names[2]])
+    assert first.segments == third.segments[:1]
+    assert [segment.since for segment in third.segments] == [None, 0, 1]
+
+
+def test_dense_weights_may_come_less_often_than_rows(run_with_rows, tmp_path):
+    now = 1000.0
+    names = run_with_rows.snapshot_names()
+    publisher = Publisher(run_with_rows, VersionStore(tmp_path), dense_every_s=100, clock=lambda: now)
+    first = publisher.publish(read_snapshot(run_with_rows.snapshots / names[0]))
+    now = 1060.0
+    second = publisher.publish(read_snapshot(run_with_rows.snapshots / names[1]))
+    assert (second.weights, second.weights_step, second.step) == (first.weights, 0, 1)
+    now = 1110.0
+    third = publisher.publish(read_snapshot(run_with_rows.snapshots / names[2]))
+    assert third.weights != first.weights
+    assert (third.weights_step, third.weights_at) == (third.step, 1110.0)
+
+
+def test_what_was_gone_back_to_stays_until_somebody_lets_go(run_with_rows, tmp_path):
+    store = VersionStore(tmp_path)
+    names = run_with_rows.snapshot_names()
+    publish(run_with_rows, store, names[:2])
+    store.point_to(1, is_held=True)
+    (third,) = publish(run_with_rows, store, names[2:])
+    assert store.serving().number == 1
+    store.point_to(third.number, is_held=False)
+    (fourth,) = publish(run_with_rows, store, names[2:])
+    assert store.serving() == fourth
+    with pytest.raises(InputError, match="has no version 9; it has 1 to 4"):
+        store.point_to(9, is_held=True)
+    assert store.serving() == fourth
+
+
+def test_old_versions_go_with_what_only_they_need(run_with_rows, tmp_path):
+    store = VersionStore(tmp_path)
+    names = run_with_rows.snapshot_names()
+    first, _, third = publish(run_with_rows, store, names)
+    store.keep_newest(1)
+    assert store.numbers() == [2, 3]  # the one before the serving one can be gone back to
+    bundles = {path.name for path in (tmp_path / "bundles").iterdir()}
+    assert first.weights.name not in bundles
+    assert {bundle.name for bundle in third.bundles} <= bundles
+    load_version(store, third)
+
+
+def test_damaged_and_half_versions_are_refused_by_name(run_with_rows, tmp_path):
+    store = VersionStore(tmp_path)
+    with pytest.raises(InputError, match="nothing was published here"):
+        store.serving()
+    (version,) = publish(run_with_rows, store, run_with_rows.snapshot_names()[:1])
+    rows = tmp_path / "bundles" / version.segments[0].bundle.name / "item-00000.parquet"
+    content = rows.read_bytes()
+    rows.write_bytes(content[:-1] + b"?")
+    with pytest.raises(InputError, match=r"item-00000.parquet: not as it was published"):
+        load_version(store, version)
+    rows.write_bytes(content)
+    manifest = tmp_path / "versions" / "000001.json"
+    values = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(values | {"run": "another"}))
+    with pytest.raises(InputError, match=r"000001.json: its checksum differs"):
+        store.serving()
+    manifest.write_text("{")
+    with pytest.raises(InputError, match="not the manifest of a version"):
+        store.serving()
+    (tmp_path / "current.json").write_text("[]")
+    with pytest.raises(InputError, match=r"current\.json"):
+        store.current()
+
+
+def test_a_second_publisher_of_a_store_is_refused(run_with_rows, tmp_path):
+    store = VersionStore(tmp_path)
+    names = run_with_rows.snapshot_names()
+    (version,) = publish(run_with_rows, store, names[:1])
+    with pytest.raises(InputError, match="published by somebody else"):
+        store.add(version)
+
+
+def test_what_is_sent_of_a_data_set_cannot_be_trained_on(run_with_rows, tmp_path: Path):
+    store = VersionStore(tmp_path)
+    (version,) = publish(run_with_rows, store, run_with_rows.snapshot_names()[:1])
+    dataset = Recommender(load_version(store, version).model).dataset
+    assert not (dataset.root / "train").exists()
+    with pytest.raises(InputError, match="only what recommending needs"):
+        dataset.train_files  # noqa: B018
