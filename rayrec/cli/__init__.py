@@ -2,10 +2,21 @@
 
 # Which register their commands, in this order.
 from rayrec.cli import cursors, data, impressions, semantic_ids  # isort: skip
-from rayrec.cli import runs, stores, tools  # isort: skip
+from rayrec.cli import runs, versions, stores, tools  # isort: skip
 from rayrec.cli.app import app
 
-__all__ = ["app", "cursors", "data", "impressions", "main", "runs", "semantic_ids", "stores", "tools"]
+__all__ = [
+    "app",
+    "cursors",
+    "data",
+    "impressions",
+    "main",
+    "runs",
+    "semantic_ids",
+    "stores",
+    "tools",
+    "versions",
+]
 
 
 def main() -> None:

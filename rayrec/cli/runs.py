@@ -434,7 +434,10 @@ def recommend_command(
 
 @command(app, "serve")
 def serve_command(
-    run: RunArgument,
+    run: Annotated[
+        str,
+        typer.Argument(help="Folder that `rayrec train` wrote, or where versions are published: followed."),
+    ],
     port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the HTTP service.")] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     replicas: Annotated[int, typer.Option(min=1, help="Copies of the model that answer.")] = 1,
@@ -477,4 +480,4 @@ def serve_command(
     }
     config = ServeConfig.parse(values, source="rayrec serve")
     serve_run(run, config)
-    return {"run": str(run), "host": host, "port": port}
+    return {"run": run, "host": host, "port": port}

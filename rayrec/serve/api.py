@@ -12,9 +12,11 @@ that it can be tested, or embedded, without.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -27,6 +29,7 @@ from rayrec.serve.access.deadlines import HeaderError
 from rayrec.serve.access.limits import CallerLimitError, RefusedError
 from rayrec.serve.batching import Batcher, DeadlineError, TooManyWaitingError
 from rayrec.serve.completions import completions_router
+from rayrec.serve.current import Service
 from rayrec.serve.errors import RequestError, error_response, explain
 from rayrec.serve.metrics import Meter, PrometheusMeter, RequestMeter, metrics_router, serving_figures
 from rayrec.serve.open_inference import open_inference_router
@@ -42,7 +45,7 @@ from rayrec.serve.schemas import (
     RecommendAnswer,
     RecommendRequest,
 )
-from rayrec.serve.service import RecommendationService, RefusedRequestError
+from rayrec.serve.service import RefusedRequestError
 
 ANSWERING_ROUTES = (
     "/v1/recommend",
@@ -63,11 +66,12 @@ _ERRORS: dict[int, str] = {
 
 
 def build_api(
-    service: RecommendationService,
+    service: Service,
     batcher: Batcher[RecommendRequest, RecommendAnswer],
     timeout_s: float,
     access_config: AccessConfig = OPEN,
     meters: Sequence[Meter] = (),
+    on_close: Sequence[Callable[[], None]] = (),
 ) -> FastAPI:
     """The application that answers for one service.
 
@@ -76,9 +80,22 @@ def build_api(
         timeout_s: a request that would not be answered by then is refused.
         access_config: who is admitted, and what is lowered under load.
         meters: measure requests; a `PrometheusMeter` is shown at /metrics, a `RecentActivity` on a page.
+        on_close: called when the application shuts down.
     """
     access = Access(access_config, service, batcher, timeout_s)
-    api = FastAPI(title="RayRec", version=__version__, summary="Recommendations from a trained model.")
+
+    @asynccontextmanager
+    async def lifespan(api: FastAPI) -> AsyncIterator[None]:
+        yield
+        for close in on_close:
+            await run_in_threadpool(close)
+
+    api = FastAPI(
+        title="RayRec",
+        version=__version__,
+        summary="Recommendations from a trained model.",
+        lifespan=lifespan,
+    )
     api.add_middleware(RequestGuard, max_body_bytes=MAX_BODY_BYTES)
     api.add_middleware(RequestMeter, meters=meters)
     api.add_exception_handler(StarletteHTTPException, _http_error)

@@ -10,10 +10,10 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.schema import LoggingConfig
 
-from rayrec.pipelines.run_folder import RunFolder
 from rayrec.platform.devices import ray_claim
+from rayrec.platform.remote_files import absolute
 from rayrec.serve.config import ServeConfig
-from rayrec.serve.loading import load_api
+from rayrec.serve.loading import device_of, load_api
 from rayrec.serve.metrics import RayMeter
 
 DEPLOYMENT = "recommend"
@@ -36,13 +36,12 @@ class RecommendReplica:
         return self._api
 
 
-def replica_resources(run: Path, config: ServeConfig) -> dict[str, Any]:
+def replica_resources(run: str, config: ServeConfig) -> dict[str, Any]:
     """What each replica asks of Ray, as options of an actor."""
-    device = config.device or RunFolder.open(run).config.device
-    return {"num_cpus": config.threads, **ray_claim(device)}
+    return {"num_cpus": config.threads, **ray_claim(device_of(run, config))}
 
 
-def build_application(run: Path, config: ServeConfig) -> serve.Application:
+def build_application(run: str, config: ServeConfig) -> serve.Application:
     """What `ray.serve.run` takes; nothing is loaded until then."""
     deployed = serve.deployment(
         name=DEPLOYMENT,
@@ -55,4 +54,4 @@ def build_application(run: Path, config: ServeConfig) -> serve.Application:
         max_constructor_retry_count=1,
         logging_config=QUIET,
     )
-    return deployed(serve.ingress()(RecommendReplica)).bind(str(run.resolve()), config, os.getcwd())
+    return deployed(serve.ingress()(RecommendReplica)).bind(absolute(run), config, os.getcwd())

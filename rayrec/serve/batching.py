@@ -26,6 +26,9 @@ Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
 
+Compute = Callable[[Sequence[Request]], Sequence[Answer | Exception]]
+
+
 class TooManyWaitingError(RuntimeError):
     """As many requests are in hand as may."""
 
@@ -88,6 +91,7 @@ class _Waiting(Generic[Request, Answer]):
     number: int
     request: Request = field(compare=False)
     group: Hashable = field(compare=False)
+    compute: Compute[Request, Answer] = field(compare=False)
     future: Future[Answer] = field(compare=False)
 
 
@@ -96,7 +100,7 @@ class Batcher(Generic[Request, Answer]):
 
     def __init__(
         self,
-        compute: Callable[[Sequence[Request]], Sequence[Answer | Exception]],
+        compute: Compute[Request, Answer],
         costs: BatchCosts,
         max_waiting: int,
         clock: Callable[[], float] = time.monotonic,
@@ -135,12 +139,17 @@ class Batcher(Generic[Request, Answer]):
         return in_hand / size * self.costs.of(size)
 
     def submit(
-        self, request: Request, group: Hashable = None, timeout_s: float = float("inf")
+        self,
+        request: Request,
+        group: Hashable = None,
+        timeout_s: float = float("inf"),
+        compute: Compute[Request, Answer] | None = None,
     ) -> Future[Answer]:
         """
         Args:
             group: requests of different groups are not computed together.
             timeout_s: time in which the answer is of use.
+            compute: for this request, instead of the batcher's; it is computed with others of the same alone.
 
         Returns:
             The answer, its own exception, or a `DeadlineError`. One that is cancelled before its turn is not
@@ -158,7 +167,8 @@ class Batcher(Generic[Request, Answer]):
                 raise TooManyWaitingError(f"{in_hand} requests are waiting already")
             self._num_submitted += 1
             deadline = self._clock() + timeout_s
-            insort(self._waiting, _Waiting(deadline, self._num_submitted, request, group, future))
+            compute = compute or self._compute
+            insort(self._waiting, _Waiting(deadline, self._num_submitted, request, group, compute, future))
             self._changed.notify()
         return future
 
@@ -198,7 +208,7 @@ class Batcher(Generic[Request, Answer]):
             self._waiting = []
             return late, []
         first = there[0]
-        same = [each for each in there if each.group == first.group]
+        same = [each for each in there if (each.group, each.compute) == (first.group, first.compute)]
         size = self.costs.best_size(len(same), first.deadline - now)
         taken = same[:size]
         numbers = {each.number for each in taken}
@@ -208,7 +218,7 @@ class Batcher(Generic[Request, Answer]):
     def _answer(self, batch: list[_Waiting[Request, Answer]]) -> None:
         began = self._clock()
         try:
-            answers = self._compute([each.request for each in batch])
+            answers = batch[0].compute([each.request for each in batch])
             answered = list(zip(batch, answers, strict=True))
         except Exception as error:
             for each in batch:

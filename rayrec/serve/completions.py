@@ -27,12 +27,12 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
 from rayrec.serve.access.access import Access, origin_of
+from rayrec.serve.current import Service
 from rayrec.serve.errors import RequestError, explain
 from rayrec.serve.item_texts import ItemTexts
 from rayrec.serve.request_body import json_object, unpacked_body
 from rayrec.serve.rows import answers_of_all
 from rayrec.serve.schemas import MODEL_NAME, RecommendAnswer, RecommendedItem, RecommendRequest
-from rayrec.serve.service import RecommendationService
 
 MAX_LOGPROBS = 5
 """As in OpenAI's API."""
@@ -79,13 +79,13 @@ class CompletionRequest(BaseModel):
         return max(self.best_of or self.n, self.logprobs or 0)
 
 
-def completions_router(service: RecommendationService, access: Access) -> APIRouter:
+def completions_router(service: Service, access: Access) -> APIRouter:
     """Routes of OpenAI's API; errors are in its form. For models without semantic IDs, there is no model."""
     router = APIRouter(prefix="/v1", tags=["Completions"])
     described = {"id": MODEL_NAME, "object": "model", "created": int(time.time()), "owned_by": "rayrec"}
 
-    def texts_of(name: str) -> ItemTexts:
-        if service.item_texts is None:
+    def texts_of(name: str, of: Service) -> ItemTexts:
+        if (texts := of.item_texts) is None:
             raise RequestError(
                 "this service's model has no semantic IDs, which completions are made of; ask POST "
                 "/v1/recommend",
@@ -100,7 +100,7 @@ def completions_router(service: RecommendationService, access: Access) -> APIRou
                 param="model",
                 code="model_not_found",
             )
-        return service.item_texts
+        return texts
 
     @router.get("/models")
     async def models() -> dict[str, Any]:
@@ -110,21 +110,22 @@ def completions_router(service: RecommendationService, access: Access) -> APIRou
     @router.get("/models/{name}")
     async def model(name: str) -> dict[str, Any]:
         """The model, by its name."""
-        texts_of(name)
+        texts_of(name, service)
         return described
 
     @router.post("/completions")
     async def completions(request: Request) -> dict[str, Any]:
         """The items that the model expects next, as tokens of their semantic IDs."""
         asked = read_request(json_object(await unpacked_body(request)))
-        texts = texts_of(asked.model)
+        pinned = service.pinned  # whose semantic IDs the prompts are read by
+        texts = texts_of(asked.model, pinned)
         _check_numbers(asked, texts, service.max_k)
-        requests = requests_of(asked, texts, service.ranker is not None, access.most_at_once)
+        requests = requests_of(asked, texts, pinned.ranker is not None, access.most_at_once)
 
         def error_of(place: int, sentence: str, status: int = 400) -> RequestError:
             return _of_prompt(place, len(requests), sentence, status)
 
-        answers = await answers_of_all(access, requests, origin_of(request), error_of)
+        answers = await answers_of_all(access, pinned, requests, origin_of(request), error_of)
         for place, answer in enumerate(answers):
             if answer.source != "model":  # popular items have no probability
                 raise error_of(place, "the run's operations leave nothing of it for the model")

@@ -35,6 +35,8 @@ class ServeConfig(Config):
     """A request that a replica could not answer in this time is refused with status 503, not computed."""
     snapshot: str = "best"
     """Of the run: `best`, `last`, `previous`, or the name of one."""
+    follow_every_s: float = Field(1.0, gt=0)
+    """Published versions are looked for so often."""
     device: str | None = None
     """Device to compute on; None takes that of the run."""
     data: str | None = None

@@ -1,57 +1,138 @@
-"""From a run and settings to the application that answers for it, whatever process holds it."""
+"""From a run, or published versions, and settings to the application that answers, wherever it is held."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from fastapi import FastAPI
 
+from rayrec.pipelines.loading import TrainedModel
 from rayrec.pipelines.ranking_stage import RankingStage
 from rayrec.pipelines.recommender import Recommender
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.scorer import Scorer
+from rayrec.pipelines.versions.loading import LoadedVersion, load_version
+from rayrec.pipelines.versions.store import VersionStore
+from rayrec.platform.errors import InputError
 from rayrec.serve.api import ANSWERING_ROUTES, build_api
 from rayrec.serve.batching import Batcher
 from rayrec.serve.config import ServeConfig
+from rayrec.serve.current import CurrentService, Service
+from rayrec.serve.following import VersionFollower
 from rayrec.serve.metrics import Meter
 from rayrec.serve.page.recent import RecentActivity
 from rayrec.serve.service import RecommendationService
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """What answers, and what lets it follow newer versions."""
+
+    service: Service
+    first: RecommendationService
+    """That answers to begin with."""
+    follower: VersionFollower | None = None
+
+
 def load_api(run: str | Path, config: ServeConfig, meter: Meter) -> FastAPI:
     """The application, warmed up; the time that batches take has been measured, which takes a moment.
 
-    Sets the number of threads that PyTorch has in this process.
+    Sets the number of threads that PyTorch has in this process. When the application shuts down, nothing is
+    loaded in the background any more.
 
     Args:
+        run: folder of a run, or folder or URL with published versions, which are followed.
         meter: for whoever operates the service.
 
     Raises:
-        InputError: the run, or that of the ranking stage, cannot be loaded.
+        InputError: the run, the version, or that of the ranking stage, cannot be loaded.
     """
     torch.set_num_threads(config.threads)
-    service = load_service(run, config, config.device)
-    service.warm_up()
-    costs = service.measured_costs(config.max_batch, config.timeout_s / 2)
+    opened = _open(run, config, config.device)
+    opened.first.warm_up()
+    costs = opened.first.measured_costs(config.max_batch, config.timeout_s / 2)
     meters = [meter, RecentActivity(ANSWERING_ROUTES)] if config.shows_page else [meter]
 
     def on_batch(num_requests: int, seconds: float) -> None:
         for each in meters:
             each.batch(num_requests, seconds)
 
-    batcher = Batcher(service.recommend_all, costs, config.max_waiting, on_batch=on_batch)
-    return build_api(service, batcher, config.timeout_s, config.access, meters)
+    batcher = Batcher(opened.first.recommend_all, costs, config.max_waiting, on_batch=on_batch)
+    on_close: list[Callable[[], None]] = []
+    if opened.follower is not None:
+        opened.follower.start(config.follow_every_s)
+        on_close.append(opened.follower.stop)
+        meter.watch(opened.follower.figures)
+    return build_api(opened.service, batcher, config.timeout_s, config.access, meters, on_close)
 
 
 def load_service(run: str | Path, config: ServeConfig, device: str | None) -> RecommendationService:
     """
     Args:
+        run: as `load_api`.
         device: to compute on; None takes that of the run.
 
     Raises:
-        InputError: the run, or that of the ranking stage, cannot be loaded.
+        InputError: the run, the version, or that of the ranking stage, cannot be loaded.
     """
-    recommender = Recommender.load(run, config.snapshot, device, config.data)
-    stage = None
-    if config.ranking is not None:
-        stage = RankingStage.load(recommender, config.ranking, device)
-    return RecommendationService(recommender, config.max_k, stage)
+    return _open(run, config, device).first
+
+
+def device_of(run: str | Path, config: ServeConfig) -> str:
+    """That the model computes on.
+
+    Raises:
+        InputError: there is neither a run nor a version.
+    """
+    if config.device is not None:
+        return config.device
+    if VersionStore.is_there(run):
+        return VersionStore(run).serving().device
+    return RunFolder.open(Path(run)).config.device
+
+
+def _open(run: str | Path, config: ServeConfig, device: str | None) -> _Opened:
+    build = _Builder(config, device)
+    if not VersionStore.is_there(run):
+        service = build(TrainedModel.load(run, config.snapshot, device, config.data))
+        return _Opened(service, service)
+    if config.data is not None or config.snapshot != "best":
+        raise InputError(
+            f"{run}: holds published versions, which have their catalogue with them and are chosen with "
+            "`rayrec rollback`; leave out --data and --snapshot"
+        )
+    store = VersionStore(run)
+    loaded = load_version(store, store.serving(), device)
+    service = build(loaded.model)
+    current = CurrentService(service)
+
+    def build_next(version: LoadedVersion) -> RecommendationService:
+        following = build(version.model)
+        following.warm_up()
+        return following
+
+    return _Opened(current, service, VersionFollower(store, current, loaded, build_next, device))
+
+
+class _Builder:
+    """Services for one model after the other, with one ranking model behind them."""
+
+    def __init__(self, config: ServeConfig, device: str | None) -> None:
+        self._config = config
+        self._scorer: Scorer | None = None
+        if (ranking := config.ranking) is not None:
+            self._scorer = Scorer.load(ranking.run, ranking.snapshot, device, ranking.data)
+
+    def __call__(self, model: TrainedModel) -> RecommendationService:
+        """
+        Raises:
+            InputError: the ranking model cannot rank for this one.
+        """
+        recommender, stage = Recommender(model), None
+        if self._scorer is not None:
+            assert self._config.ranking is not None
+            stage = RankingStage(recommender, self._scorer, self._config.ranking)
+        return RecommendationService(recommender, self._config.max_k, stage)

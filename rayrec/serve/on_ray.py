@@ -35,7 +35,7 @@ def serving_on_ray(run: str | Path, config: ServeConfig) -> Iterator[str]:
             Ray Serve already; nothing was started.
         RuntimeError: a replica could not be started.
     """
-    run = Path(run)
+    run = str(run)
     _check_run(run, config)
     check_port(config.host, config.port)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it reports every step of its own
@@ -59,7 +59,7 @@ def serving_on_ray(run: str | Path, config: ServeConfig) -> Iterator[str]:
                 serve.shutdown()
 
 
-def _start(run: Path, config: ServeConfig) -> str:
+def _start(run: str, config: ServeConfig) -> str:
     serve.start(
         proxy_location=ProxyLocation.HeadOnly,
         http_options={"host": config.host, "port": config.port},
@@ -82,7 +82,7 @@ def _why_not_running() -> str:
     return f"the service could not be started: {lines[-1].strip() if lines else 'Ray Serve gives no reason'}"
 
 
-def _check_run(run: Path, config: ServeConfig) -> None:
+def _check_run(run: str, config: ServeConfig) -> None:
     """Load the model as a replica will, so that one that cannot be loaded is refused in its own words."""
     # On the CPU, which is always here; this machine may lack the device of the replicas.
     load_service(run, config, HOST.kind)

@@ -37,6 +37,7 @@ from pydantic import ValidationError
 
 from rayrec import __version__
 from rayrec.serve.access.access import Access, origin_of
+from rayrec.serve.current import Service
 from rayrec.serve.errors import RequestError, explain
 from rayrec.serve.request_body import unpacked_body
 from rayrec.serve.rows import answers_of_all
@@ -70,18 +71,20 @@ NO_SCORE = float(np.finfo(np.float32).min)
 """Score of a place without an item."""
 
 
-def open_inference_router(service: RecommendationService, access: Access) -> APIRouter:
+def open_inference_router(service: Service, access: Access) -> APIRouter:
     """Routes below `/v2`; errors are `{"error": sentence}`, with 400 for everything wrong in a request."""
     router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
-    own_version = str(service.model.step)
 
-    def check_model(name: str, asked_version: str | None = None) -> None:
+    def check_model(name: str, asked_version: str | None = None) -> RecommendationService:
+        """The model that is asked."""
+        pinned = service.pinned
         if name != MODEL_NAME:
             raise RequestError(f"there is no model {name!r}; the one here is {MODEL_NAME!r}", 404)
-        if asked_version not in (None, own_version):
+        if asked_version not in (None, own := pinned.model.label):
             raise RequestError(
-                f"there is no version {asked_version!r} of {name!r}; the one here is {own_version!r}", 404
+                f"there is no version {asked_version!r} of {name!r}; the one here is {own!r}", 404
             )
+        return pinned
 
     @router.get("")
     async def server() -> dict[str, Any]:
@@ -102,8 +105,7 @@ def open_inference_router(service: RecommendationService, access: Access) -> API
     @router.get("/models/{name}/versions/{version}")
     async def model(name: str, version: str | None = None) -> dict[str, Any]:
         """Names, datatypes and shapes of inputs and outputs."""
-        check_model(name, version)
-        return model_metadata(own_version)
+        return model_metadata(check_model(name, version).model.label)
 
     @router.get("/models/{name}/ready")
     @router.get("/models/{name}/versions/{version}/ready")
@@ -116,15 +118,15 @@ def open_inference_router(service: RecommendationService, access: Access) -> API
     @router.post("/models/{name}/versions/{version}/infer")
     async def infer(name: str, request: Request, version: str | None = None) -> Response:
         """Recommends to all rows; either all are answered or none."""
-        check_model(name, version)
+        pinned = check_model(name, version)
         body = await unpacked_body(request)
         call = read_call(body, request.headers.get(HEADER_LENGTH))
         is_binary = _wanted_outputs(call)
         requests = rows_of(call, access.most_at_once)
-        answers = await answers_of_all(access, requests, origin_of(request), _of_row)
+        answers = await answers_of_all(access, pinned, requests, origin_of(request), _of_row)
         found = outputs_of(answers, requests[0].k)
         wanted = [found[output] for output in is_binary]
-        head: dict[str, Any] = {"model_name": MODEL_NAME, "model_version": own_version}
+        head: dict[str, Any] = {"model_name": MODEL_NAME, "model_version": pinned.model.label}
         if call.call_id is not None:
             head["id"] = call.call_id
         content, length = write_answer(head, wanted, is_binary)

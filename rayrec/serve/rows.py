@@ -9,11 +9,12 @@ from rayrec.platform.errors import UnavailableError
 from rayrec.serve.access.access import Access, Origin
 from rayrec.serve.errors import RequestError
 from rayrec.serve.schemas import RecommendAnswer, RecommendRequest
-from rayrec.serve.service import RefusedRequestError
+from rayrec.serve.service import RecommendationService, RefusedRequestError
 
 
 async def answers_of_all(
     access: Access,
+    pinned: RecommendationService,
     requests: Sequence[RecommendRequest],
     origin: Origin,
     error_of: Callable[[int, str, int], RequestError],
@@ -21,6 +22,7 @@ async def answers_of_all(
     """Answers of all requests, or the error of the first that has one. For limits, each of them counts.
 
     Args:
+        pinned: the model that answers all of them.
         error_of: `error_of(place, sentence, status)`: says which request the sentence is about.
 
     Raises:
@@ -29,7 +31,7 @@ async def answers_of_all(
             none is computed that had not begun.
         DeadlineError: one would be answered too late.
     """
-    found = await asyncio.gather(*await _begun(access, requests, origin), return_exceptions=True)
+    found = await asyncio.gather(*await _begun(access, pinned, requests, origin), return_exceptions=True)
     answers: list[RecommendAnswer] = []
     for place, answer in enumerate(found):
         if isinstance(answer, RefusedRequestError):
@@ -44,12 +46,12 @@ async def answers_of_all(
 
 
 async def _begun(
-    access: Access, requests: Sequence[RecommendRequest], origin: Origin
+    access: Access, pinned: RecommendationService, requests: Sequence[RecommendRequest], origin: Origin
 ) -> list[asyncio.Future[RecommendAnswer]]:
     begun: list[asyncio.Future[RecommendAnswer]] = []
     try:
         for request in requests:
-            begun.append(access.begin(request, origin))
+            begun.append(access.begin(request, origin, pinned))
     except Exception:
         for answered in begun:
             answered.cancel()

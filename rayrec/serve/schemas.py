@@ -108,11 +108,22 @@ class ModelInfo(_Schema):
     """Name of the run's folder."""
     step: int
     """Training steps in the weights."""
+    version: int | None = None
+    """Number of the published version; null where a run's snapshot answers."""
+
+    @property
+    def label(self) -> str:
+        """For protocols that name one version of a model by a text."""
+        return str(self.step if self.version is None else self.version)
 
 
-class RankerInfo(ModelInfo):
+class RankerInfo(_Schema):
     """The model of the ranking stage."""
 
+    run: str
+    """Name of the run's folder."""
+    step: int
+    """Training steps in the weights."""
     candidates: int
     """Items of the recommender that it ranks, or as many as are asked for, if that is more."""
 

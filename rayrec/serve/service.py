@@ -70,7 +70,9 @@ class RecommendationService:
         registry = recommender.semantic_ids
         self.item_texts = None if registry is None else ItemTexts(self._item_keys, registry.codes_IL)
         """Items as the tokens of their semantic IDs; None for a model that knows none."""
-        self.model = ModelInfo(run=recommender.run, step=recommender.committed_step + 1)
+        self.model = ModelInfo(
+            run=recommender.run, step=recommender.committed_step + 1, version=recommender.version
+        )
         self.ranker: RankerInfo | None = None
         if stage is not None:
             self.ranker = RankerInfo(
@@ -78,6 +80,11 @@ class RecommendationService:
                 step=stage.scorer.committed_step + 1,
                 candidates=stage.config.candidates,
             )
+
+    @property
+    def pinned(self) -> RecommendationService:
+        """This one: its model does not change."""
+        return self
 
     def recommend(self, request: RecommendRequest) -> RecommendAnswer:
         """The k best items for the request's history, or popular ones where there is nothing to read of it:

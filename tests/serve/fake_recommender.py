@@ -55,6 +55,7 @@ class FakeRecommender:
 
     run = "films"
     committed_step = 99
+    version = None
     max_length = 3
     """Events that it reads, the newest."""
 

@@ -32,7 +32,7 @@ def test_answer_is_what_the_page_promises(client):
         "source": "model",
         "ignored_items": ["nosuch"],
         "unread_events": 0,
-        "model": {"run": "films", "step": 100},
+        "model": {"run": "films", "step": 100, "version": None},
         "ranker": None,
         "degraded": [],
     }
@@ -42,7 +42,7 @@ def test_health_says_which_model_is_ready(client):
     assert client.get("/health/live").json() == {"status": "live"}
     assert client.get("/health/ready").json() == {
         "status": "ready",
-        "model": {"run": "films", "step": 100},
+        "model": {"run": "films", "step": 100, "version": None},
     }
 
 

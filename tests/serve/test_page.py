@@ -72,7 +72,7 @@ def test_the_status_tells_what_was_done_and_looking_is_no_work(client):
     assert status["recent"]["failed"] == 1
     assert 0 < status["recent"]["p50_ms"] <= status["recent"]["p99_ms"]
     assert (status["recent"]["mean_batch"], status["recent"]["largest_batch"]) == (1.0, 1)
-    assert status["model"] == {"run": "films", "step": 100}
+    assert status["model"] == {"run": "films", "step": 100, "version": None}
     assert status["degraded"] == []
 
 

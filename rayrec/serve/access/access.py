@@ -23,6 +23,7 @@ from rayrec.serve.access.deadlines import HeaderError, timeout_of
 from rayrec.serve.access.degrade import NOT_LOWERED, Ladder, Lowered
 from rayrec.serve.access.limits import Admissions, Clock
 from rayrec.serve.batching import Batcher
+from rayrec.serve.current import Service
 from rayrec.serve.schemas import RecommendAnswer, RecommendRequest
 from rayrec.serve.service import LoweredRequest, RecommendationService
 
@@ -72,7 +73,7 @@ class Access:
     def __init__(
         self,
         config: AccessConfig,
-        service: RecommendationService,
+        service: Service,
         batcher: Batcher[RecommendRequest, RecommendAnswer],
         timeout_s: float,
         clock: Clock = time.monotonic,
@@ -90,8 +91,13 @@ class Access:
             self._cache = AnswerCache(config.degrade.cache, clock)
         self._last_load = 0.0
 
-    def begin(self, request: RecommendRequest, origin: Origin) -> asyncio.Future[RecommendAnswer]:
+    def begin(
+        self, request: RecommendRequest, origin: Origin, pinned: RecommendationService | None = None
+    ) -> asyncio.Future[RecommendAnswer]:
         """Admits a request, and hands it to the batcher before it returns; call it on the event loop.
+
+        Args:
+            pinned: the model that is to answer; None: the one that answers now.
 
         Returns:
             The answer; or RefusedRequestError, UnavailableError, DeadlineError, as of service and batcher.
@@ -103,11 +109,13 @@ class Access:
             ServiceLimitError: too many of all callers.
             TooManyWaitingError: the batcher has too many in hand.
         """
+        if pinned is None:
+            pinned = self._service.pinned
         timeout_s = timeout_of(origin.headers, self._timeout_s)
         leave = self._admissions.admit(self._caller(origin))
         try:
             lowered = self._lowered()
-            key = None if self._cache is None else key_of(request, self._service.model, self._service.ranker)
+            key = None if self._cache is None else key_of(request, pinned.model, pinned.ranker)
             if lowered.takes_cached and (kept := self._kept(key)) is not None:
                 leave()
                 answered = asyncio.get_running_loop().create_future()
@@ -115,7 +123,10 @@ class Access:
                 return answered
             if lowered != NOT_LOWERED:
                 request = LoweredRequest.of(request, lowered)
-            future = self._batcher.submit(request, self._service.group_of(request), timeout_s)
+            group = pinned.group_of(request)
+            # The batcher computes with a service that stays the same.
+            compute = None if pinned is self._service else pinned.recommend_all
+            future = self._batcher.submit(request, group, timeout_s, compute)
         except BaseException:
             leave()
             raise

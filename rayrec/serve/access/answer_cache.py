@@ -10,7 +10,7 @@ import xxhash
 
 from rayrec.serve.access.config import CacheConfig
 from rayrec.serve.access.limits import Clock
-from rayrec.serve.schemas import ModelInfo, RecommendRequest
+from rayrec.serve.schemas import ModelInfo, RankerInfo, RecommendRequest
 
 Answer = TypeVar("Answer")
 
@@ -47,7 +47,7 @@ class AnswerCache(Generic[Answer]):
             self._kept.popitem(last=False)
 
 
-def key_of(request: RecommendRequest, *models: ModelInfo | None) -> bytes:
+def key_of(request: RecommendRequest, *models: ModelInfo | RankerInfo | None) -> bytes:
     """What an answer depends on: all that the request says, and what it is computed with.
 
     128 bits: that two requests in a cache share them is not to be expected.

@@ -20,10 +20,10 @@ from pydantic import BaseModel, ConfigDict
 
 from rayrec.serve.access.access import Access
 from rayrec.serve.access.config import StepName
+from rayrec.serve.current import Service
 from rayrec.serve.errors import RequestError
 from rayrec.serve.page.recent import RecentActivity, RecentFigures
 from rayrec.serve.schemas import ModelInfo, RankerInfo
-from rayrec.serve.service import RecommendationService
 
 MAX_USERS, MAX_EVENTS = 100, 200
 _HEADERS = {
@@ -73,7 +73,7 @@ class HistoryAnswer(_Answer):
     """The newest, newest first."""
 
 
-def page_router(service: RecommendationService, access: Access, recent: RecentActivity) -> APIRouter:
+def page_router(service: Service, access: Access, recent: RecentActivity) -> APIRouter:
     router = APIRouter(tags=["Page"])
     html = files("rayrec.serve.page").joinpath("page.html").read_text(encoding="utf-8")
 

@@ -1,0 +1,110 @@
+"""`publish`, `versions`, `rollback`: what serves of a run, and going back."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from rayrec.cli.app import app
+from rayrec.platform.console import Answer, command, log, out
+from rayrec.platform.errors import InputError
+from rayrec.platform.memory import human_size
+
+StoreArgument = Annotated[
+    str, typer.Argument(help="Folder, or URL such as s3://bucket/models/mine, with published versions.")
+]
+
+
+@command(app, "publish")
+def publish_command(
+    run: Annotated[Path, typer.Argument(help="Folder that `rayrec train` wrote.")],
+    store: StoreArgument,
+    snapshot: Annotated[
+        str, typer.Option(help="Of the run: best, last, previous, or the name of one.")
+    ] = "best",
+    keep: Annotated[int, typer.Option(min=1, help="Newest versions that stay in the store.")] = 10,
+) -> Answer:
+    """Publish a run's model; services that follow the store answer with it at once."""
+    from rayrec.pipelines.run_folder import RunFolder
+    from rayrec.pipelines.snapshots import read_snapshot
+    from rayrec.pipelines.versions.publisher import Publisher
+    from rayrec.pipelines.versions.store import VersionStore
+
+    folder, versions = RunFolder.open(run), VersionStore(store)
+    version = Publisher(folder, versions).publish(read_snapshot(folder.chosen_snapshot(snapshot)))
+    versions.keep_newest(keep)
+    size = human_size(sum(bundle.num_bytes for bundle in version.bundles))
+    out.print(f"Version {version.number}: {version.run} after {version.step + 1:,} steps, {size}")
+    pointer = versions.current()
+    assert pointer is not None
+    if pointer.version != version.number:
+        log.print(
+            f"version {pointer.version} serves on, which was gone back to; "
+            f"`rayrec rollback {store} --undo` lets the newest serve"
+        )
+    return {"version": version.number, "serving": pointer.version}
+
+
+@command(app, "versions")
+def versions_command(store: StoreArgument) -> Answer:
+    """List what was published, and which version serves."""
+    from rayrec.pipelines.versions.store import VersionStore
+
+    versions = VersionStore(store)
+    serving = versions.serving().number
+    pointer = versions.current()
+    assert pointer is not None
+    table = Table("", "version", "published", "run", "steps", "weights of", "rows", "changes")
+    found = [versions.version(number) for number in versions.numbers()]
+    for version in found:
+        rows = sum(segment.bundle.num_bytes for segment in version.segments)
+        published = datetime.fromtimestamp(version.published_at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        mark = ("held" if pointer.is_held else "serves") if version.number == serving else ""
+        weights = f"{version.weights_step + 1:,}"
+        changes = str(max(len(version.segments) - 1, 0))
+        cells = [mark, str(version.number), published, version.run, f"{version.step + 1:,}", weights]
+        table.add_row(*cells, human_size(rows), changes)
+    out.print(table)
+    return {
+        "serving": serving,
+        "is_held": pointer.is_held,
+        "versions": [
+            {
+                "version": each.number,
+                "published_at": each.published_at,
+                "step": each.step + 1,
+            }
+            for each in found
+        ],
+    }
+
+
+@command(app, "rollback")
+def rollback_command(
+    store: StoreArgument,
+    to: Annotated[int | None, typer.Option(help="Version to go to [the one before].")] = None,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Let the newest version serve, and those that come.")
+    ] = False,
+) -> Answer:
+    """Let an older version serve, and stay although newer ones are published."""
+    from rayrec.pipelines.versions.store import VersionStore
+
+    if undo and to is not None:
+        raise InputError("--to and --undo say different things; give one of them")
+    versions = VersionStore(store)
+    serving, numbers = versions.serving().number, versions.numbers()
+    if undo:
+        to = numbers[-1]
+    elif to is None:
+        earlier = [number for number in numbers if number < serving]
+        if not earlier:
+            raise InputError(f"{store}: version {serving} serves, and there is none before it")
+        to = earlier[-1]
+    versions.point_to(to, is_held=not undo)
+    out.print(f"Version {to} serves now" + ("" if undo else ", whatever comes; --undo lets go of it"))
+    return {"serving": to, "before": serving, "is_held": not undo}

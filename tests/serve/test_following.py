@@ -1,0 +1,174 @@
+"""A service follows the versions that are published, and each answer is of one of them."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from rayrec.pipelines.loading import TrainedModel
+from rayrec.pipelines.recommender import Recommender
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.snapshots import read_snapshot
+from rayrec.pipelines.versions.loading import load_version
+from rayrec.pipelines.versions.publisher import Publisher
+from rayrec.pipelines.versions.store import VersionStore
+from rayrec.platform.errors import InputError
+from rayrec.serve.config import ServeConfig
+from rayrec.serve.current import CurrentService
+from rayrec.serve.following import AGAIN_AFTER_S, VersionFollower
+from rayrec.serve.loading import device_of, load_api, load_service
+from rayrec.serve.metrics import PrometheusMeter
+from rayrec.serve.service import RecommendationService
+from tests.runs import make_run
+
+SETTINGS = {"item_matrix": "sparse", "user_embedding": True}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> RunFolder:
+    return RunFolder.open(make_run(tmp_path_factory.mktemp("run"), snapshots_after=(0, 1), **SETTINGS))
+
+
+@pytest.fixture(scope="module")
+def answers_by_step(run) -> dict[int, list[tuple[str, float]]]:
+    """To u1, by the steps that were trained."""
+    found = {}
+    for name in run.snapshot_names():
+        recommender = Recommender(TrainedModel.load(run.path, name))
+        (items,) = recommender.recommend([recommender.query_of_user("u1")], k=5)
+        found[recommender.committed_step + 1] = [(item.item_key, item.score) for item in items]
+    return found
+
+
+@pytest.fixture
+def store(tmp_path) -> VersionStore:
+    return VersionStore(tmp_path / "store")
+
+
+def publish(run: RunFolder, store: VersionStore, place: int) -> None:
+    Publisher(run, store).publish(read_snapshot(run.snapshots / run.snapshot_names()[place]))
+
+
+def followed(store: VersionStore, clock=time.time) -> tuple[CurrentService, VersionFollower, list[int]]:
+    """The third says which versions were built."""
+    built: list[int] = []
+
+    def build(version):
+        built.append(version.manifest.number)
+        return RecommendationService(Recommender(version.model), max_k=50)
+
+    loaded = load_version(store, store.serving())
+    current = CurrentService(build(loaded))
+    return current, VersionFollower(store, current, loaded, build, clock=clock), built
+
+
+def test_a_published_version_answers_after_a_look_and_going_back_builds_nothing(run, store):
+    publish(run, store, 0)
+    current, follower, built = followed(store)
+    assert not follower.look()
+    publish(run, store, 1)
+    assert follower.look()
+    assert (current.model.version, current.model.step) == (2, 2)
+    store.point_to(1, is_held=True)
+    assert follower.look()
+    assert current.model.version == 1
+    store.point_to(2, is_held=False)
+    assert follower.look()
+    assert current.model.version == 2
+    assert built == [1, 2]
+    publish(run, store, 2)
+    assert follower.look()
+    assert (current.model.version, built) == (3, [1, 2, 3])
+    assert current.held(2) is not None
+    assert current.held(1) is None
+    figures = follower.figures()
+    assert (figures["serving_version"], figures["serving_versions_behind"]) == (3, 0)
+
+
+def test_a_version_that_cannot_be_loaded_leaves_the_one_before_and_is_tried_again(run, store, caplog):
+    now = 0.0
+    publish(run, store, 0)
+    current, follower, built = followed(store, clock=lambda: now)
+    publish(run, store, 1)
+    path = store.fetch(store.version(2).segments[1].bundle) / "item-00000.parquet"
+    content = path.read_bytes()
+    path.write_bytes(content[:100])
+    for _ in range(3):
+        assert not follower.look()
+    assert current.model.version == 1
+    figures = follower.figures()
+    assert (figures["serving_versions_behind"], figures["serving_version_errors"]) == (1, 1)
+    assert "version 1 goes on answering" in caplog.text
+    assert "item-00000.parquet" in caplog.text
+    path.write_bytes(content)
+    assert not follower.look()  # not yet
+    now = AGAIN_AFTER_S
+    assert follower.look()
+    assert current.model.version == 2
+    (Path(store.url) / "current.json").write_text("?")
+    assert not follower.look()
+    assert current.model.version == 2
+    assert built == [1, 2]
+
+
+def test_each_answer_is_entirely_of_one_version_while_versions_change(run, store, answers_by_step):
+    """Also what waits for its turn when the version changes, and all rows of one message."""
+    publish(run, store, 0)
+    config = ServeConfig(follow_every_s=0.01, page=False)
+    infer = {
+        "inputs": [{"name": "user_id", "shape": [3], "datatype": "BYTES", "data": ["u1"] * 3}],
+        "parameters": {"k": 5},
+    }
+    seen: set[int] = set()
+    done = threading.Event()
+
+    def ask(client: TestClient) -> None:
+        while not done.is_set():
+            answer = client.post("/v1/recommend", json={"user_id": "u1", "k": 5}).json()
+            expected = answers_by_step[answer["model"]["step"]]
+            assert [item["item_id"] for item in answer["items"]] == [key for key, _ in expected]
+            # Up to what the size of a batch rounds; versions are a thousand times farther apart.
+            scores = [item["score"] for item in answer["items"]]
+            assert scores == pytest.approx([score for _, score in expected], abs=1e-6)
+            seen.add(answer["model"]["version"])
+            rows = client.post("/v2/models/recommend/infer", json=infer).json()
+            by_name = {each["name"]: each["data"] for each in rows["outputs"]}
+            step = store.version(int(rows["model_version"])).step + 1
+            assert by_name["item_id"] == [key for key, _ in answers_by_step[step]] * 3
+
+    with TestClient(load_api(store.url, config, PrometheusMeter())) as client, ThreadPoolExecutor(3) as pool:
+        asking = [pool.submit(ask, client) for _ in range(3)]
+        try:
+            for number, place in ((2, 1), (3, 2)):
+                publish(run, store, place)
+                _wait_until(lambda number=number: number in seen or any(each.done() for each in asking))
+            store.point_to(2, is_held=True)
+            _wait_until(lambda: client.get("/health/ready").json()["model"]["version"] == 2)
+        finally:
+            done.set()
+        for each in asking:
+            each.result()
+        assert {2, 3} <= seen
+        metrics = client.get("/metrics").text
+        assert "rayrec_serving_version 2.0" in metrics
+        assert "rayrec_serving_version_age_s" in metrics
+    assert not [thread for thread in threading.enumerate() if thread.name == "versions"]
+
+
+def _wait_until(holds, timeout_s: float = 60.0) -> None:
+    ends = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def test_where_nothing_is_published_a_run_is_expected(run, store, tmp_path):
+    with pytest.raises(InputError, match="not a run folder"):
+        load_service(store.url, ServeConfig(), None)
+    publish(run, store, 0)
+    assert device_of(store.url, ServeConfig()) == "cpu"
+    with pytest.raises(InputError, match="leave out --data and --snapshot"):
+        load_service(store.url, ServeConfig(snapshot="last"), None)
