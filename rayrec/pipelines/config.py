@@ -277,6 +277,17 @@ class EvaluationConfig(Config):
     batch_size: int = Field(512, gt=0)
 
 
+class PublishConfig(Config):
+    """Where what a run learns is published as versions for services that follow."""
+
+    to: str
+    """Folder, or URL such as `s3://bucket/models/mine`; this run alone publishes there."""
+    dense_every_s: float = Field(0.0, ge=0)
+    """Versions that come sooner after new dense weights have those, and new rows; 0: none does."""
+    keep: int = Field(10, ge=1)
+    """The newest so many stay."""
+
+
 class SnapshotConfig(Config):
     """When a run's state is written to its folder, besides after validations, and what of it is kept."""
 
@@ -291,6 +302,8 @@ class SnapshotConfig(Config):
     copy_to: str | None = None
     """Folder to copy the run to as it goes, as a URL such as `s3://bucket/runs/mine`; a run whose own folder
     is gone is resumed from there."""
+    publish: PublishConfig | None = None
+    """Every snapshot is published, too."""
 
 
 class RecoveryConfig(Config):
@@ -320,6 +333,15 @@ class RunConfig(Config):
     recovery: RecoveryConfig = RecoveryConfig()
     cluster: ClusterConfig = ClusterConfig()
     placement: PlacementConfig = PlacementConfig()
+
+    @model_validator(mode="after")
+    def _what_is_published_recommends(self) -> RunConfig:
+        if self.snapshots.publish is not None and isinstance(self.model, ImpressionModelConfig):
+            raise ValueError(
+                f"snapshots.publish: versions are of models that recommend, and {self.model.name!r} ranks "
+                "what is shown to it; leave it out"
+            )
+        return self
 
     @field_validator("device")
     @classmethod

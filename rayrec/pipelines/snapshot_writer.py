@@ -25,6 +25,7 @@ from rayrec.pipelines.snapshot_requests import Answer, SnapshotRequests
 from rayrec.pipelines.snapshots import RunState, Snapshot, base_of, restate_snapshot, write_snapshot
 from rayrec.pipelines.stages import Stages
 from rayrec.pipelines.training_pipeline import Cut
+from rayrec.pipelines.versions.published_run import PublishedRun
 from rayrec.platform.ray_errors import root_cause
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class SnapshotWriter:
         """Names of snapshots of this run as it is now, not of steps that it has gone back from."""
         self._requests = SnapshotRequests(folder.path)
         self._copy = None if config.copy_to is None else RunCopy(config.copy_to)
+        self._published = None if config.publish is None else PublishedRun(folder, config.publish)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
         self._writing: Future[None] | None = None
 
@@ -136,16 +138,18 @@ class SnapshotWriter:
     def _restate(self, state: RunState, shown: Shown, requests: list[str]) -> None:
         path = self._folder.snapshot_path(state.committed_step + 1)
         restate_snapshot(path, state)
-        self._show(path, shown, requests)
+        self._show(path, shown, requests, is_new=False)
 
-    def _show(self, path: Path, shown: Shown, requests: list[str]) -> None:
-        """A snapshot is whole: it is named, copied, and others make room."""
+    def _show(self, path: Path, shown: Shown, requests: list[str], is_new: bool = True) -> None:
+        """A snapshot is whole: it is named, published, copied, and others make room."""
         self._own.add(path.name)
         best = path.name if shown.is_best else self._folder.state["best"]
         # One write: what run.json says belongs to one snapshot.
         self._folder.update(last=path.name, best=best, progress=shown.progress)
         self._requests.answer(requests, Answer(path.name))
         kept = self._kept(path.name, best)
+        if self._published is not None and is_new:
+            self._published.update(path)
         if self._copy is not None:
             try:
                 self._copy.update(self._folder.path, kept)

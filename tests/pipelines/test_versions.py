@@ -6,16 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rayrec.pipelines.config import PublishConfig, RunConfig
 from rayrec.pipelines.loading import TrainedModel
 from rayrec.pipelines.recommender import Query, Recommender
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import read_snapshot
+from rayrec.pipelines.train import train
 from rayrec.pipelines.versions.loading import LoadedVersion, load_version
 from rayrec.pipelines.versions.manifest import ModelVersion
+from rayrec.pipelines.versions.published_run import PublishedRun
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.errors import InputError
-from tests.runs import make_run
+from tests.runs import SPARSE_SASREC, make_run
 
 MODELS = {
     "rows": ("sasrec", {"item_matrix": "sparse", "user_embedding": True}),
@@ -173,3 +176,58 @@ def test_what_is_sent_of_a_data_set_cannot_be_trained_on(run_with_rows, tmp_path
     assert not (dataset.root / "train").exists()
     with pytest.raises(InputError, match="only what recommending needs"):
         dataset.train_files  # noqa: B018
+
+
+def test_what_goes_wrong_with_publishing_is_said_and_the_next_snapshot_brings_it(
+    run_with_rows, tmp_path, caplog
+):
+    store = tmp_path / "store"
+    store.write_text("a file where the folder should be")
+    published = PublishedRun(run_with_rows, PublishConfig(to=str(store), keep=2))
+    names = run_with_rows.snapshot_names()
+    published.update(run_with_rows.snapshots / names[0])
+    assert "was not published to" in caplog.text
+    assert run_with_rows.state["failed_publications"] == 1
+    store.unlink()
+    for name in names[1:]:
+        published.update(run_with_rows.snapshots / name)
+    assert run_with_rows.state["published_version"] == 2
+    assert [segment.since for segment in VersionStore(store).serving().segments] == [None, 0, 1]
+
+
+def test_models_that_rank_what_is_shown_are_not_published():
+    with pytest.raises(InputError, match=r"snapshots.publish: versions are of models that recommend"):
+        RunConfig.parse(
+            {
+                "data": {"path": "data"},
+                "model": {"name": "dlrm"},
+                "snapshots": {"publish": {"to": "store"}},
+            }
+        )
+
+
+@pytest.mark.ray
+def test_a_run_publishes_as_it_trains_and_after_it_was_resumed(ray_cluster, tmp_path):
+    """The last version is the run's last snapshot, and most of them brought changes only."""
+    walked = Path(make_run(tmp_path).parent / "data")
+    values = {
+        "data": {"path": str(walked)},
+        "model": SPARSE_SASREC,
+        "sparse": {"num_servers": 2},
+        "pipeline": {"cpus_per_actor": 0.1, "cpus_per_trainer": 0.1, "trainer_threads": 1},
+        "training": {"batch_size": 8, "epochs": 1, "schedule": {"decay": "none"}},
+        "snapshots": {"every_steps": 1, "increments": 3, "publish": {"to": str(tmp_path / "store")}},
+    }
+    store = VersionStore(tmp_path / "store")
+    path = tmp_path / "published"
+    for epochs in (1, 2):
+        values["training"]["epochs"] = epochs
+        train(RunConfig.parse(values), path, resume=epochs > 1)
+        run = RunFolder.open(path)
+        version = load_version(store, store.serving())
+        assert run.state["published_version"] == version.manifest.number
+        expected = TrainedModel.load(path, "last")
+        assert version.manifest.step == expected.state.committed_step
+        assert recommendations(version.model) == recommendations(expected)
+    kinds = [len(store.version(number).segments) for number in store.numbers()]
+    assert {1, 2, 3, 4} <= set(kinds)
