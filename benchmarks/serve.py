@@ -65,7 +65,7 @@ def bench(options: BenchOptions) -> list[Bar]:
         tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder,
     ):
         run = _trained(data, Path(folder) / "run")
-        bodies = _bodies(data)
+        bodies = bodies_of(data, K)
         load: PeerProcess = PeerProcess(windows, (bodies,), settle_s=SETTLE_S)
         try:
             with _services(run) as urls:
@@ -91,11 +91,11 @@ def _trained(data: Path, run: Path) -> Path:
     return run
 
 
-def _bodies(data: Path) -> list[dict[str, object]]:
+def bodies_of(data: Path, k: int) -> list[dict[str, object]]:
     """A request for each user, in an order drawn at random."""
     keys = Dataset.open(data).users["user_key"].to_pylist()
     np.random.default_rng(0).shuffle(keys)
-    return [{"user_id": key, "k": K} for key in keys]
+    return [{"user_id": key, "k": k} for key in keys]
 
 
 @contextmanager
@@ -183,7 +183,7 @@ def _set(url: str, max_batch_size: int, wait_s: float) -> None:
 def _overhead(run: Path, bodies: list[dict[str, object]], load: PeerProcess, options: BenchOptions) -> Bar:
     """The same requests over HTTP and without."""
     config = ServeConfig(threads=THREADS, port=free_port(), single_process=True)
-    service = PeerProcess(_served, (str(run), config))
+    service = PeerProcess(served, (str(run), config))
     called = PeerProcess(_calls, (str(run), config, bodies), settle_s=SETTLE_S)
     num_requests = options.steps * CALLS_PER_STEP
     ratios = []
@@ -205,7 +205,7 @@ def _overhead(run: Path, bodies: list[dict[str, object]], load: PeerProcess, opt
     return Bar.of("serve-overhead", ratios, "2 ms more than a call", 1.0)
 
 
-def _served(run: str, config: ServeConfig) -> Callable[[None], str]:
+def served(run: str, config: ServeConfig) -> Callable[[None], str]:
     """In a process: the service, until the process ends; its URL."""
     service = serving_here(run, config)
     url = service.__enter__()

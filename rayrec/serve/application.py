@@ -36,12 +36,12 @@ class RecommendReplica:
         return self._api
 
 
-def replica_resources(run: str, config: ServeConfig) -> dict[str, Any]:
+def replica_resources(run: str | Path, config: ServeConfig) -> dict[str, Any]:
     """What each replica asks of Ray, as options of an actor."""
     return {"num_cpus": config.threads, **ray_claim(device_of(run, config))}
 
 
-def build_application(run: str, config: ServeConfig) -> serve.Application:
+def build_application(run: str | Path, config: ServeConfig) -> serve.Application:
     """What `ray.serve.run` takes; nothing is loaded until then."""
     deployed = serve.deployment(
         name=DEPLOYMENT,
@@ -54,4 +54,4 @@ def build_application(run: str, config: ServeConfig) -> serve.Application:
         max_constructor_retry_count=1,
         logging_config=QUIET,
     )
-    return deployed(serve.ingress()(RecommendReplica)).bind(absolute(run), config, os.getcwd())
+    return deployed(serve.ingress()(RecommendReplica)).bind(absolute(str(run)), config, os.getcwd())
