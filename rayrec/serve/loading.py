@@ -11,6 +11,7 @@ from rayrec.pipelines.ranking_stage import RankingStage
 from rayrec.pipelines.recommender import Recommender
 from rayrec.serve.api import ANSWERING_ROUTES, build_api
 from rayrec.serve.batching import Batcher
+from rayrec.serve.compilation import CompileService
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.metrics import Meter
 from rayrec.serve.page.recent import RecentActivity
@@ -31,6 +32,8 @@ def load_api(run: str | Path, config: ServeConfig, meter: Meter) -> FastAPI:
     torch.set_num_threads(config.threads)
     service = load_service(run, config, config.device)
     service.warm_up()
+    if config.compile is not None:
+        service.compile(CompileService(Path(run), config.compile, config.threads))
     costs = service.measured_costs(config.max_batch, config.timeout_s / 2)
     meters = [meter, RecentActivity(ANSWERING_ROUTES)] if config.shows_page else [meter]
 
