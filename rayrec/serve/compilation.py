@@ -2,23 +2,27 @@
 
     request ─► CompiledRanking ─► program of its shape │ eager, at once, and ─► Compiler.order
                                         ▲                                            │
-                 CompiledPrograms.add ──┘── its thread: package found? load : process with lowest priority
+                 CompiledPrograms.add ──┘── its thread: package found? load : a process of its own
 
 The serving process neither traces nor compiles: it loads packages. Whatever fails is logged once, and
-requests of that shape stay eager.
+requests of that shape stay eager. The process has a low priority from the first request on; before, the
+service waits for it, and on a busy machine a minute would become an hour.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -36,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 COMPILE_TIMEOUT_S = 1800.0
 """A compiler that takes longer is ended: at the lowest priority a minute may become many."""
+LOWEST_PRIORITY = 19
+"""Of the compiler's process while requests are answered."""
 MAX_FAILURES = 3
 """In a row, after which nothing is compiled any more."""
 FIRST_K = 10
@@ -76,6 +82,7 @@ class CompileService:
         self._threads = threads
         self._buckets = Buckets(config.row_counts, config.lengths)
         self.compiler = Compiler(PackageFolders(config.folders(run)))
+        atexit.register(self.compiler.close)
         self._programs: dict[str, CompiledPrograms] = {}
 
     def give(self, recommender: Versioned) -> CompiledRanking:
@@ -107,6 +114,7 @@ class CompileService:
         programs, width = ranking.programs, ranking.width(FIRST_K)
         if programs.signature is None or width is None:
             logger.warning("nothing is compiled before requests come: no batch was ranked to learn from")
+            self.compiler.give_way()
             return
         longest = self._buckets.of(1, programs.signature.max_length, width)
         lengths = [each for each in self._buckets.lengths if longest is None or each <= longest.length]
@@ -121,6 +129,7 @@ class CompileService:
                 sum(programs.of(bucket) is not None for bucket in ordered),
                 len(ordered),
             )
+        self.compiler.give_way()
 
     def close(self) -> None:
         self.compiler.close()
@@ -175,6 +184,10 @@ class Compiler:
         """
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._is_busy, timeout_s)
+
+    def give_way(self) -> None:
+        """From now on requests are answered, and what is compiled has the lowest priority."""
+        self._process.give_way()
 
     def close(self) -> None:
         """End the compiling process, and leave what is ordered."""
@@ -248,6 +261,7 @@ class CompilerProcess:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
+        self._gives_way = False
         self._changes = threading.Lock()
         # Of all its processes, which so compile headers once.
         self._cache = tempfile.mkdtemp(prefix="rayrec-compile-")
@@ -274,13 +288,16 @@ class CompilerProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=stderr,
+                    # With its own children it can then be given a priority, or ended.
+                    process_group=0,
                     env={**os.environ, **one_thread, "TORCHINDUCTOR_CACHE_DIR": self._cache},
                 )
+                if self._gives_way:
+                    _set_lowest_priority(process)
             try:
                 code = process.wait(COMPILE_TIMEOUT_S)
             except subprocess.TimeoutExpired as error:
-                process.kill()
-                process.wait()
+                _kill(process)
                 raise CompilationFailedError(f"the compiler took over {COMPILE_TIMEOUT_S:g} s") from error
         if code in (NEVER, CANNOT):
             lines = errors.read_text(errors="replace").strip().splitlines()
@@ -288,11 +305,29 @@ class CompilerProcess:
         if code:
             raise CompilationFailedError(f"the compiler's process ended with code {code}")
 
+    def give_way(self) -> None:
+        """The lowest priority, for the process that runs and all that follow."""
+        with self._changes:
+            self._gives_way = True
+            if self._process is not None and self._process.poll() is None:
+                _set_lowest_priority(self._process)
+
     def close(self) -> None:
         with self._changes:
             self._is_closed = True
             process = self._process
         if process is not None and process.poll() is None:
-            process.kill()
-            process.wait()
+            _kill(process)
         shutil.rmtree(self._cache, ignore_errors=True)
+
+
+def _set_lowest_priority(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):  # it may have ended meanwhile
+        os.setpriority(os.PRIO_PGRP, process.pid, LOWEST_PRIORITY)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """With the compiler that it runs."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

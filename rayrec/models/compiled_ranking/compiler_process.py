@@ -2,7 +2,7 @@
 
     python -m rayrec.models.compiled_ranking.compiler_process JOB_FOLDER PACKAGE PARENT
 
-It has the lowest priority and one thread, and ends with the process that started it.
+It has one thread and what priority it is given, and ends with the process that started it.
 
     job ─► network with weights of no meaning ─► traced ─► compiled ─► run beside eager ranking ─► package
 
@@ -48,7 +48,6 @@ class NeverCompiledError(CannotCompileError):
 
 
 def main(job_folder: Path, package: Path, parent: int) -> int:
-    os.nice(19)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(1)
     try:
