@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fastapi.testclient import TestClient
 
 from rayrec.models.compiled_ranking.buckets import Bucket, Buckets
 from rayrec.models.compiled_ranking.packages import PackageError, PackageFolders, load
@@ -23,6 +24,9 @@ from rayrec.pipelines.recommender import Recommender
 from rayrec.serve import compilation
 from rayrec.serve.compilation import CompilationFailedError, Compiler, CompileService
 from rayrec.serve.compile_config import CompileConfig
+from rayrec.serve.config import ServeConfig
+from rayrec.serve.loading import load_api
+from rayrec.serve.metrics import PrometheusMeter
 from rayrec.serve.service import RecommendationService
 from tests.runs import make_run
 
@@ -141,6 +145,21 @@ def test_a_changed_package_is_refused_and_made_again(compiled, run, tmp_path, ca
     assert compiled_again == [folder / package.name]
     assert programs.ready == [ONE]
     assert "not as it was written" in caplog.text
+
+
+@needs_compiler
+def test_a_service_that_is_told_to_compiles_before_it_is_ready(compiled, run, caplog):
+    caplog.set_level(logging.INFO)
+    config = ServeConfig(compile=CompileConfig(max_rows=1, max_length=32), max_batch=1)
+
+    with TestClient(load_api(run, config, PrometheusMeter())) as client:
+        answer = client.post("/v1/recommend", json={"user_id": "u1", "k": 3}).json()
+
+    eager = Recommender.load(run)
+    expected = eager.recommend([eager.query_of_user("u1")], 3)[0]
+    assert [item["item_id"] for item in answer["items"]] == [item.item_key for item in expected]
+    assert "the programs of 1 shapes before requests" in caplog.text
+    assert "stay with eager ranking" not in caplog.text
 
 
 def programs_for(compiler: Compiler, recommender: Recommender) -> tuple[CompiledPrograms, CompiledRanking]:
