@@ -456,6 +456,10 @@ def serve_command(
     objective: ObjectiveOption = None,
     combine: CombineOption = "sum",
     generator_weight: GeneratorWeightOption = 0.0,
+    compile_ranking: Annotated[
+        bool,
+        typer.Option("--compile", help="Rank small batches by compiled programs, kept in RUN/compiled."),
+    ] = False,
     access: Annotated[
         Path | None,
         typer.Option(help="YAML file: who is admitted, and what is lowered under load [everybody, nothing]."),
@@ -476,6 +480,7 @@ def serve_command(
         "device": device,
         "data": None if data is None else str(data),
         "ranking": _ranking_of(ranker, candidates, objective, combine, generator_weight),
+        "compile": {} if compile_ranking else None,
         "access": OPEN if access is None else AccessConfig.load(access),
     }
     config = ServeConfig.parse(values, source="rayrec serve")

@@ -115,7 +115,6 @@ class SparseNextItemModel(NextItemModel):
     """
 
     table_of_catalogue = "item"
-    catalogue_ID: Tensor | None = None
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
         return self._rows(batch, 0, len(batch.items_N))

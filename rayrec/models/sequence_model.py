@@ -25,6 +25,8 @@ class SequenceModel(nn.Module, ABC):
 
     table_of_catalogue: str | None = None
     """Sparse table whose rows for every item `rank` needs; see `set_catalogue`."""
+    catalogue_ID: Tensor | None = None
+    """Those rows, as they were last set."""
 
     @abstractmethod
     def loss(self, batch: TensorBatch) -> Tensor:

@@ -18,6 +18,7 @@ from rayrec.models.tensor_batch import Features, TensorBatch
 from rayrec.models.torch_program import TorchProgram
 
 if TYPE_CHECKING:  # the settings are pydantic models, which this room does not need to run
+    from rayrec.models.compiled_ranking.ranking import CompiledRanking
     from rayrec.models.config import AnyModelConfig
 
 
@@ -37,6 +38,8 @@ class SequenceProgram(TorchProgram):
         super().__init__(model, settings, device, seed, sum_over_trainers, compute, flops)
         self.model = model
         self.table_of_catalogue = model.table_of_catalogue
+        self.compiled: CompiledRanking | None = None
+        """Ranks what it has programs for; the rest is ranked eagerly."""
 
     def _batch(self, features: Features, rows: Rows, training: bool) -> TensorBatch:
         return TensorBatch.build(features, rows, self._seed, self._device, training)
@@ -55,6 +58,11 @@ class SequenceProgram(TorchProgram):
         if empty_B.all():
             shape = (len(empty_B), k)
             return RankedItems(np.full(shape, -1), np.full(shape, -np.inf, dtype=np.float32))
+        if self.compiled is not None:
+            ranked = self.compiled.rank(features, rows, k, excluded_BE, max_beams)
+            if ranked is not None:
+                ranked.items_BK[empty_B], ranked.scores_BK[empty_B] = -1, -np.inf
+                return ranked
         batch = self._batch(features, rows, training=False)
         self._begin_inference()
         excluded = None if excluded_BE is None else torch.tensor(excluded_BE, device=self._device)

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from rayrec.models.build import build_model
+from rayrec.models.compiled_ranking.job import RankingModel
+from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
 from rayrec.models.program import RankedItems
 from rayrec.models.sequence_program import SequenceProgram
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
@@ -113,8 +116,11 @@ class Recommender:
         features = assembly.features
         assert isinstance(features, RowFeatures), "those of the task"
         self._task, self._features = task, features
+        catalogue = task.catalogue_known_to(model.state)
+        self.ranking_model = RankingModel(task.model.model_dump(mode="json"), catalogue)
+        """What versions have in common that may be ranked by the same compiled programs."""
         self._program = SequenceProgram(
-            build_model(task.model, task.catalogue_known_to(model.state), config.seed),
+            build_model(task.model, catalogue, config.seed),
             assembly.dense_optimizer(),
             device.torch,
             config.seed,
@@ -175,6 +181,19 @@ class Recommender:
             InputError: a part that the model does not read, or an unknown name.
         """
         return instruction_of(self._task.model, self.dataset, names, "instruction")
+
+    @property
+    def device(self) -> torch.device:
+        return get_device(self._task.config.device).torch
+
+    def rank_with(self, programs: CompiledPrograms) -> CompiledRanking:
+        """Rank by compiled programs from now on, where there is one for a batch.
+
+        Raises:
+            ValueError: they are for weights of other shapes.
+        """
+        self._program.compiled = CompiledRanking(programs, self._program.model)
+        return self._program.compiled
 
     def rank(self, samples: SampleBatch, k: int, exclude_seen: bool) -> RankedItems:
         """Catalogue positions of the k best next items of each row; -1 where there are fewer.

@@ -11,6 +11,7 @@ from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
 from rayrec.platform.devices import device_named
 from rayrec.serve.access.config import AccessConfig
+from rayrec.serve.compile_config import CompileConfig
 
 
 class ServeConfig(Config):
@@ -48,6 +49,8 @@ class ServeConfig(Config):
     other machine reaches it."""
     access: AccessConfig = AccessConfig()
     """Who is admitted, and what is lowered under load before anybody is refused."""
+    compile: CompileConfig | None = None
+    """Batches that are ranked by compiled programs; None: all are ranked eagerly."""
     cluster: ClusterConfig = ClusterConfig()
 
     @property

@@ -17,8 +17,10 @@ from rayrec.pipelines.scorer import Scorer
 from rayrec.pipelines.versions.loading import LoadedVersion, load_version
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.errors import InputError
+from rayrec.platform.remote_files import absolute
 from rayrec.serve.api import ANSWERING_ROUTES, build_api
 from rayrec.serve.batching import Batcher
+from rayrec.serve.compilation import CompileService
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.current import CurrentService, Service
 from rayrec.serve.following import VersionFollower
@@ -51,8 +53,13 @@ def load_api(run: str | Path, config: ServeConfig, meter: Meter) -> FastAPI:
         InputError: the run, the version, or that of the ranking stage, cannot be loaded.
     """
     torch.set_num_threads(config.threads)
-    opened = _open(run, config, config.device)
+    compilation = None
+    if config.compile is not None:
+        compilation = CompileService(_folder_of(run), config.compile, config.threads)
+    opened = _open(run, config, config.device, compilation)
     opened.first.warm_up()
+    if compilation is not None:
+        opened.first.compile(compilation)
     costs = opened.first.measured_costs(config.max_batch, config.timeout_s / 2)
     meters = [meter, RecentActivity(ANSWERING_ROUTES)] if config.shows_page else [meter]
 
@@ -66,6 +73,8 @@ def load_api(run: str | Path, config: ServeConfig, meter: Meter) -> FastAPI:
         opened.follower.start(config.follow_every_s)
         on_close.append(opened.follower.stop)
         meter.watch(opened.follower.figures)
+    if compilation is not None:
+        on_close.append(compilation.close)
     return build_api(opened.service, batcher, config.timeout_s, config.access, meters, on_close)
 
 
@@ -94,7 +103,15 @@ def device_of(run: str | Path, config: ServeConfig) -> str:
     return RunFolder.open(Path(run)).config.device
 
 
-def _open(run: str | Path, config: ServeConfig, device: str | None) -> _Opened:
+def _folder_of(run: str | Path) -> Path | None:
+    """That of a run, or of versions, if it is one of this machine."""
+    location = absolute(str(run))
+    return None if "://" in location else Path(location)
+
+
+def _open(
+    run: str | Path, config: ServeConfig, device: str | None, compilation: CompileService | None = None
+) -> _Opened:
     build = _Builder(config, device)
     if not VersionStore.is_there(run):
         service = build(TrainedModel.load(run, config.snapshot, device, config.data))
@@ -111,6 +128,8 @@ def _open(run: str | Path, config: ServeConfig, device: str | None) -> _Opened:
 
     def build_next(version: LoadedVersion) -> RecommendationService:
         following = build(version.model)
+        if compilation is not None:  # what has a program keeps it, and nobody waits for others
+            following.compile(compilation, waits=False)
         following.warm_up()
         return following
 

@@ -21,6 +21,7 @@ from rayrec.samples.batches import Int64Array
 from rayrec.serve.access.config import StepName
 from rayrec.serve.access.degrade import NOT_LOWERED, Lowered
 from rayrec.serve.batching import BatchCosts
+from rayrec.serve.compilation import CompileService
 from rayrec.serve.item_texts import ItemTexts
 from rayrec.serve.schemas import (
     ItemRanking,
@@ -183,6 +184,18 @@ class RecommendationService:
         self.recommend(self._users_request(0))
         self.recommend(RecommendRequest(history=[self._recommender.dataset.items.keys[0].as_py()]))
         self.recommend(RecommendRequest())
+
+    def compile(self, compilation: CompileService, waits: bool = True) -> None:
+        """Have batches ranked by compiled programs.
+
+        Args:
+            waits: for the first of them, see `CompileConfig`.
+        """
+        ranking = compilation.give(self._recommender)
+        if not waits:
+            return
+        self.warm_up()  # from which the programs' inputs are learnt
+        compilation.warm_up(ranking)
 
     def measured_costs(self, max_batch: int, most_s: float = float("inf"), repeats: int = 2) -> BatchCosts:
         """What batches of users' requests take, at sizes 1, 2, 4, ... and `max_batch`.

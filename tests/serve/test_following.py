@@ -16,6 +16,8 @@ from rayrec.pipelines.versions.loading import load_version
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.errors import InputError
+from rayrec.serve import loading
+from rayrec.serve.compile_config import CompileConfig
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.current import CurrentService
 from rayrec.serve.following import AGAIN_AFTER_S, VersionFollower
@@ -172,3 +174,30 @@ def test_where_nothing_is_published_a_run_is_expected(run, store, tmp_path):
     assert device_of(store.url, ServeConfig()) == "cpu"
     with pytest.raises(InputError, match="leave out --data and --snapshot"):
         load_service(store.url, ServeConfig(snapshot="last"), None)
+
+
+def test_every_version_is_given_the_compiled_programs_and_only_the_first_is_waited_for(
+    run, store, monkeypatch
+):
+    given, waited, closed = [], [], []
+
+    class Compilation:
+        def __init__(self, folder, config, threads):
+            assert folder == Path(store.url)
+
+        def give(self, recommender):
+            given.append(recommender.version)
+
+        def warm_up(self, ranking):
+            waited.append(list(given))
+
+        def close(self):
+            closed.append(True)
+
+    monkeypatch.setattr(loading, "CompileService", Compilation)
+    publish(run, store, 0)
+    config = ServeConfig(follow_every_s=0.01, page=False, compile=CompileConfig())
+    with TestClient(load_api(store.url, config, PrometheusMeter())) as client:
+        publish(run, store, 1)
+        _wait_until(lambda: client.get("/health/ready").json()["model"]["version"] == 2)
+    assert (given, waited, closed) == ([1, 2], [[1]], [True])

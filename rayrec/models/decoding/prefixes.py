@@ -119,6 +119,8 @@ class Prefixes:
         """[B, V] open prefixes of each row, and others that fill it up; None if all are to be asked about."""
         if depth == 0:
             return None  # one per row; and the type of its logits is that of all results
+        if torch.compiler.is_exporting():
+            return None  # their number hangs on the data, and a program of fixed shapes asks about all
         if not self.nodes_BW.is_cpu:
             return None  # waiting for their number would cost more than the few that are closed
         first = self._distribution.trie.first_leaves[depth]

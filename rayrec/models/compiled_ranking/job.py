@@ -1,0 +1,159 @@
+"""What a program is compiled from, as files for another process, and the key of what comes of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import rayrec
+from rayrec.models.build import Catalogue
+from rayrec.models.compiled_ranking.buckets import Bucket
+from rayrec.models.compiled_ranking.inputs import Signature
+from rayrec.platform.devices import hardware_name
+
+JOB_FILE, CATALOGUE_FILE = "job.json", "catalogue.npz"
+_ARRAYS = ("codes_IL", "known_I", "negative_log_q_I")
+
+
+@dataclass(frozen=True, eq=False)
+class RankingModel:
+    """All of a model but its weights."""
+
+    settings: Mapping[str, Any]
+    """The `model` section of a run's config, as JSON has it."""
+    catalogue: Catalogue
+
+    @property
+    def max_length(self) -> int:
+        """Events of a history that it reads."""
+        return int(self.settings["backbone"]["max_length"])
+
+    @property
+    def instruction_parts(self) -> tuple[str, ...]:
+        return tuple((self.settings.get("instruction") or {}).get("parts", ()))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for versions of a model that one program can rank for."""
+        described = {
+            # Which backend computes attention follows from the padded shapes.
+            "settings": {**self.settings, "attention": "auto"},
+            "num_items": self.catalogue.num_items,
+            "level_sizes": list(self.catalogue.level_sizes),
+            "labels": {str(label): list(names) for label, names in self.catalogue.labels.items()},
+        }
+        digest = hashlib.sha256(_canonical(described))
+        for name in _ARRAYS:
+            array = getattr(self.catalogue, name)
+            if array is not None:
+                digest.update(f"{name} {array.dtype} {array.shape}".encode())
+                digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Job:
+    """One program to be compiled."""
+
+    model: RankingModel
+    signature: Signature
+    bucket: Bucket
+    device: str = "cpu"
+    threads: int = 1
+    """Of the process that will run it: generated loops are divided among as many."""
+
+    @cached_property
+    def key(self) -> str:
+        """Name of what is compiled: other for everything that could make it another program."""
+        depends = {
+            "model": self.model.fingerprint,
+            "signature": self.signature.to_json(),
+            "bucket": asdict(self.bucket),
+            "threads": self.threads,
+            "environment": environment(self.device),
+        }
+        return hashlib.sha256(_canonical(depends)).hexdigest()[:32]
+
+    def save(self, folder: Path) -> None:
+        catalogue = self.model.catalogue
+        arrays = {name: getattr(catalogue, name) for name in _ARRAYS if getattr(catalogue, name) is not None}
+        np.savez(folder / CATALOGUE_FILE, **arrays)
+        values = {
+            "settings": {**self.model.settings, "attention": "auto"},
+            "num_items": catalogue.num_items,
+            "level_sizes": list(catalogue.level_sizes),
+            "labels": {str(label): list(names) for label, names in catalogue.labels.items()},
+            "signature": self.signature.to_json(),
+            "bucket": asdict(self.bucket),
+            "device": self.device,
+            "threads": self.threads,
+        }
+        (folder / JOB_FILE).write_text(json.dumps(values))
+
+    @classmethod
+    def load(cls, folder: Path) -> Job:
+        values = json.loads((folder / JOB_FILE).read_text())
+        with np.load(folder / CATALOGUE_FILE) as arrays:
+            catalogue = Catalogue(
+                values["num_items"],
+                level_sizes=tuple(values["level_sizes"]),
+                labels={label: tuple(names) for label, names in values["labels"].items()},
+                **{name: arrays[name] for name in arrays.files},
+            )
+        return cls(
+            RankingModel(values["settings"], catalogue),
+            Signature.from_json(values["signature"]),
+            Bucket(**values["bucket"]),
+            values["device"],
+            values["threads"],
+        )
+
+
+@cache
+def environment(device: str) -> dict[str, str]:
+    """What compiled code depends on besides the model: sources, torch, processor."""
+    named = torch.device(device)
+    processor = f"{platform.machine()} {_processor_features()}"
+    described = {
+        "torch": torch.__version__,
+        "sources": _sources(),
+        # Generated code is for this very processor, and would be an illegal instruction to a lesser one.
+        "processor": hashlib.sha256(processor.encode()).hexdigest()[:16],
+        "device": named.type,
+    }
+    if named.type == "cpu":
+        described["capability"] = torch.backends.cpu.get_cpu_capability()
+    else:
+        described["hardware"] = hardware_name(named)
+    return described
+
+
+def _processor_features() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    of_features = [line for line in lines if line.lower().startswith(("flags", "features"))]
+    return " ".join(sorted(of_features[0].split(":", 1)[1].split())) if of_features else platform.processor()
+
+
+def _sources() -> str:
+    """Of everything that a program may be traced from."""
+    digest, package = hashlib.sha256(), Path(rayrec.__file__).parent
+    for path in sorted([*package.glob("models/**/*.py"), *package.glob("platform/*.py")]):
+        digest.update(path.relative_to(package).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _canonical(values: Any) -> bytes:
+    return json.dumps(values, sort_keys=True, separators=(",", ":")).encode()

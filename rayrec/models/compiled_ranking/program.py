@@ -1,0 +1,111 @@
+"""A model's `rank` as a function of tensors alone: weights first, then the inputs of a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rayrec.models.compiled_ranking.buckets import Bucket
+from rayrec.models.compiled_ranking.inputs import Signature
+from rayrec.models.sequence_model import Ranking, SequenceModel
+from rayrec.models.tensor_batch import TensorBatch
+
+
+def weights_of(model: SequenceModel) -> dict[str, Tensor]:
+    """All that differs between versions of a model, by name, in an order that does not: parameters, buffers
+    and the rows of the catalogue, as they are in memory.
+
+    Raises:
+        ValueError: the model has a catalogue that was not set.
+    """
+    weights = {name: each.detach() for name, each in model.named_parameters()}
+    weights |= {name: each.detach() for name, each in model.named_buffers()}
+    if model.table_of_catalogue is not None:
+        if model.catalogue_ID is None:
+            raise ValueError(f"{type(model).__name__} ranks without the rows of its catalogue")
+        weights["catalogue"] = model.catalogue_ID
+    return weights
+
+
+class PaddedRanking(nn.Module):
+    """Computes nothing of its own: whatever the model does with a padded batch."""
+
+    def __init__(self, model: SequenceModel, signature: Signature, bucket: Bucket) -> None:
+        """
+        Args:
+            model: in evaluation; its weights are not read.
+        """
+        super().__init__()
+        # In a list, so that its weights are none of this module: they would be kept with the program.
+        self._asked = [_Asked(model)]
+        self._names = list(weights_of(model))
+        self._signature = signature
+        self._bucket = bucket
+
+    def forward(self, weights: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """([B, width] items, [B, width] scores)."""
+        by_name = dict(zip(self._names, weights, strict=True))
+        catalogue_ID = by_name.pop("catalogue", None)
+        batch, excluded_BE = self._signature.batch(self._bucket, inputs)
+        (asked,) = self._asked
+        before = asked.model.catalogue_ID
+        if catalogue_ID is not None:
+            asked.model.set_catalogue(catalogue_ID)
+        try:
+            ranking: Ranking = torch.func.functional_call(
+                asked,
+                {f"model.{name}": each for name, each in by_name.items()},
+                (batch, self._bucket.width, excluded_BE),
+            )
+        finally:
+            asked.model.catalogue_ID = before
+        return ranking.items_BK, ranking.scores_BK
+
+
+class _Asked(nn.Module):
+    """`rank` under the name by which modules are called with other weights."""
+
+    def __init__(self, model: SequenceModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: TensorBatch, width: int, excluded_BE: Tensor) -> Ranking:
+        return self.model.rank(batch, width, excluded_BE, width)
+
+
+def first_difference(
+    items_BK: Tensor, scores_BK: Tensor, other_items_BK: Tensor, other_scores_BK: Tensor, tolerance: float
+) -> str | None:
+    """What two rankings differ in beyond rounding; None if nothing.
+
+    Items may have changed places, or one fallen off the end for another, where their scores are within the
+    rounding of each other.
+
+    Args:
+        tolerance: of scores, relative to the largest score there is.
+    """
+    if items_BK.shape != other_items_BK.shape:
+        return f"shapes {tuple(items_BK.shape)} and {tuple(other_items_BK.shape)}"
+    there = items_BK >= 0
+    if not torch.equal(there, other_items_BK >= 0):
+        return "the number of items found"
+    if not there.any():
+        return None
+    allowed = tolerance * max(1.0, float(scores_BK[there].abs().max()))
+    apart = (scores_BK - other_scores_BK)[there].abs()
+    if not bool((apart <= allowed).all()):
+        return f"scores by {float(apart.max())}"
+    for row, place in (there & (items_BK != other_items_BK)).nonzero().tolist():
+        score = float(scores_BK[row, place])
+        elsewhere = (other_items_BK[row] == items_BK[row, place]).nonzero()
+        # Where it has left the list, the end of the list is what it must tie with.
+        other = float(
+            other_scores_BK[row, int(elsewhere[0])]
+            if len(elsewhere)
+            else other_scores_BK[row][there[row]].min()
+        )
+        if abs(score - other) > 2 * allowed:
+            return f"item {int(items_BK[row, place])} of row {row}, at {score} and {other}"
+    return None

@@ -1,0 +1,191 @@
+"""What the process that answers does with compiled programs: it pads, runs, and never compiles.
+
+    rank(batch) ─► bucket ─► its program, if it is here ─► answer
+                     └ not here: `order(bucket)`, once; None, and the caller ranks eagerly
+
+    another thread: programs.add(bucket, program), when it has come
+
+Axes: B rows of a batch, E excluded items, K items of an answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayrec.models.compiled_ranking.buckets import Bucket, Buckets
+from rayrec.models.compiled_ranking.inputs import Signature
+from rayrec.models.compiled_ranking.job import Job, RankingModel
+from rayrec.models.compiled_ranking.packages import Run
+from rayrec.models.compiled_ranking.program import weights_of
+from rayrec.models.program import RankedItems, Rows
+from rayrec.models.sequence_model import SequenceModel
+from rayrec.models.tensor_batch import Features
+
+SCORED_WIDTHS = (16, 128, 1024)
+"""Of models that score every item: a program gives so many, of which an answer is the first."""
+
+
+class CompiledPrograms:
+    """The programs of a model, for all versions that differ in weights alone. For any thread."""
+
+    def __init__(
+        self,
+        model: RankingModel,
+        buckets: Buckets,
+        order: Callable[[CompiledPrograms, Bucket], None],
+        device: torch.device,
+        threads: int,
+        most: int = 64,
+    ) -> None:
+        """
+        Args:
+            order: called once for each bucket that a batch needed and that is not here; must return at once.
+            most: buckets that are ordered at all.
+        """
+        self.model = model
+        self.buckets = buckets
+        self.device = device
+        self.threads = threads
+        self.most = most
+        self.signature: Signature | None = None
+        """Of the first batch; no program can be ordered before."""
+        self.weight_shapes: tuple[tuple[str, torch.Size, torch.dtype], ...] | None = None
+        self.newest_weights: list[Tensor] = []
+        """Of the version that was made last."""
+        self._order = order
+        self._programs: dict[Bucket, Run] = {}
+        self._ordered: set[Bucket] = set()
+        self._changes = threading.Lock()
+
+    def of(self, bucket: Bucket) -> Run | None:
+        return self._programs.get(bucket)
+
+    @property
+    def ready(self) -> list[Bucket]:
+        """Buckets whose program is here."""
+        return sorted(self._programs)
+
+    def want(self, bucket: Bucket) -> bool:
+        """Order a bucket, unless it was before or there are as many as there may be.
+
+        Returns:
+            Whether it is ordered, now or before.
+        """
+        if bucket in self._ordered:
+            return True
+        with self._changes:
+            if bucket in self._ordered:
+                return True
+            if len(self._ordered) >= self.most:
+                return False
+            self._ordered.add(bucket)
+        self._order(self, bucket)
+        return True
+
+    def job(self, bucket: Bucket) -> Job:
+        assert self.signature is not None, "a batch came before it was ordered"
+        return Job(self.model, self.signature, bucket, str(self.device), self.threads)
+
+    def add(self, bucket: Bucket, program: Run) -> None:
+        """Run the program once, of no meaning; from then on batches of the bucket go to it.
+
+        Raises:
+            Exception: the program fails; it is not taken.
+        """
+        assert self.signature is not None
+        with torch.inference_mode():
+            program(
+                self.newest_weights,
+                [
+                    torch.full(each.shape, each.fill, dtype=each.dtype, device=self.device)
+                    for each in self.signature.inputs(bucket)
+                ],
+            )
+        self._programs[bucket] = program
+
+
+class CompiledRanking:
+    """One version of a model, ranked by programs. As thread-safe as they are: for one thread."""
+
+    def __init__(self, programs: CompiledPrograms, model: SequenceModel) -> None:
+        """
+        Raises:
+            ValueError: the model has other weights than those that the programs are for.
+        """
+        weights = weights_of(model)
+        # A program trusts what it gets: other shapes or strides would be read as if they were its own.
+        for name, weight in weights.items():
+            if not weight.is_contiguous():
+                raise ValueError(f"weight {name!r} is not contiguous: programs take those that are")
+        shapes = tuple((name, weight.shape, weight.dtype) for name, weight in weights.items())
+        if programs.weight_shapes is None:
+            programs.weight_shapes = shapes
+        if shapes != programs.weight_shapes:
+            raise ValueError("a version whose weights have other shapes needs programs of its own")
+        self.programs = programs
+        self.weights = list(weights.values())
+        programs.newest_weights = self.weights
+        self.answered = Counter[str]()
+        """Batches by who ranked them: `compiled`, `eager`."""
+        self._model = model
+
+    def rank(
+        self,
+        features: Features,
+        rows: Rows,
+        k: int,
+        excluded_BE: np.ndarray | None,
+        max_beams: int | None = None,
+    ) -> RankedItems | None:
+        """As `RankingProgram.rank`; None for a batch that no program is here for."""
+        found = self._rank(features, rows, k, excluded_BE, max_beams)
+        self.answered["eager" if found is None else "compiled"] += 1
+        return found
+
+    def _rank(
+        self,
+        features: Features,
+        rows: Rows,
+        k: int,
+        excluded_BE: np.ndarray | None,
+        max_beams: int | None,
+    ) -> RankedItems | None:
+        programs = self.programs
+        if programs.signature is None:
+            parts = programs.model.instruction_parts
+            programs.signature = Signature.of(features, rows, programs.model.max_length, parts)
+        width = self.width(k, max_beams)
+        lengths_B = np.diff(features.offsets_B1)
+        num_excluded = 0 if excluded_BE is None else excluded_BE.shape[1]
+        longest = max(int(lengths_B.max()), num_excluded)
+        bucket = None if width is None else programs.buckets.of(len(lengths_B), longest, width)
+        if bucket is None:
+            return None
+        program = programs.of(bucket)
+        if program is None:
+            programs.want(bucket)
+            return None
+        inputs = programs.signature.padded(bucket, features, rows, excluded_BE)
+        if inputs is None:
+            return None
+        items, scores = program(self.weights, [each.to(programs.device) for each in inputs])
+        num_rows = len(lengths_B)
+        return RankedItems(items[:num_rows, :k].cpu().numpy(), scores[:num_rows, :k].cpu().numpy())
+
+    def width(self, k: int, max_beams: int | None = None) -> int | None:
+        """Of the bucket for k items; None where no program is made for so many.
+
+        Beams hang on k where it is larger than their number. So any k would be a program of its own; k above
+        the model's beams is left to eager ranking.
+        """
+        num_beams = self._model.num_beams(k, max_beams)
+        if num_beams:
+            return num_beams if num_beams <= self._model.num_beams(1) else None
+        num_items = self.programs.model.catalogue.num_items
+        return next((min(width, num_items) for width in SCORED_WIDTHS if k <= width), None)
