@@ -44,7 +44,7 @@ class Listen(TypedDict):
     """An IP address."""
     port: int
     certificate: str | None
-    """File of a certificate chain and its key; None: without TLS."""
+    """File of a certificate chain, with the key in a file beside it that ends with `.key`; None: no TLS."""
 
 
 class Plan(TypedDict):

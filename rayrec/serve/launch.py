@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -26,7 +25,7 @@ def serve_run(run: str | Path, config: ServeConfig) -> None:
     Raises:
         InputError: as `serving`.
     """
-    with _stopped_by_sigterm(), serving(run, config) as url, _stop_signal() as stopped:
+    with serving(run, config) as url, _stop_signal() as stopped:
         logger.info(
             "up to %d requests at a time for each of %d replicas; %s",
             config.max_waiting,
@@ -64,20 +63,6 @@ def _protection(config: ServeConfig) -> str:
     if config.tls is None and not config.is_loopback:
         said += " (which travels readable, unless something before this service speaks TLS)"
     return said
-
-
-@contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """Inside the block SIGTERM is an exit that stops what was started so far, as SIGINT is."""
-
-    def stop(signum: int, frame: Any) -> None:
-        sys.exit(128 + signum)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from rayrec.platform.errors import InputError
 from rayrec.serve.address import READY_TIMEOUT_S, ip_of
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.haproxy_config import Plan, write_program
-from rayrec.serve.tls import write_chain_and_key
+from rayrec.serve.tls import link_for_haproxy
 
 HAPROXY_SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
 HAPROXY_PROGRAM = "RAY_SERVE_HAPROXY_BINARY_PATH"
@@ -61,6 +61,8 @@ PLAIN: Mapping[str, str] = {
 COMMON: Mapping[str, str] = {
     # On a busy machine a proxy may need longer than the default of 5 s, and would be started again and again.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": f"{READY_TIMEOUT_S:g}",
+    # A proxy that died is missed after three of them, half a minute by default.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
 }
 _FOLDERS: Mapping[str, str] = {
     "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": "haproxy.cfg",
@@ -93,12 +95,21 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True)
+class HAProxy:
+    """That can be used."""
+
+    program: Path
+    version: str
+    """As it says it."""
+
+
+@dataclass(frozen=True)
 class Ingress:
     """What was chosen."""
 
     kind: Kind
-    reason: str | None = None
-    """Why not HAProxy."""
+    reason: str
+    """Which HAProxy, or why not HAProxy."""
     not_in_force: tuple[str, ...] = ()
     """Settings of the fastest path that the cluster was started without, as `NAME=VALUE`."""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -108,9 +119,7 @@ class Ingress:
 
     def said(self) -> str:
         """For the log."""
-        text = self.kind.value
-        if self.reason is not None:
-            text += f" ({self.reason})"
+        text = f"{self.kind.value} ({self.reason})"
         if self.not_in_force:
             text += f"; not in force: {', '.join(self.not_in_force)}"
         return text
@@ -167,15 +176,12 @@ def _plain(config: ServeConfig, reason: str) -> Ingress:
     return Ingress(Kind.PROXY, reason, (), variables, _proxy_options(config))
 
 
-def _fast(config: ServeConfig, haproxy: Path, folder: Path) -> Ingress:
+def _fast(config: ServeConfig, haproxy: HAProxy, folder: Path) -> Ingress:
     from ray._common.network_utils import get_localhost_ip
 
-    certificate = None
-    if config.tls is not None:
-        certificate = folder / "certificate.pem"
-        write_chain_and_key(config.tls, certificate)
+    certificate = None if config.tls is None else link_for_haproxy(config.tls, folder)
     plan: Plan = {
-        "haproxy": str(haproxy),
+        "haproxy": str(haproxy.program),
         "listen": {
             "host": ip_of(config.host),
             "port": config.port,
@@ -190,7 +196,7 @@ def _fast(config: ServeConfig, haproxy: Path, folder: Path) -> Ingress:
     options: dict[str, str | int] = {"host": loopback, "port": config.port}
     variables = _unless_set({**FAST, **COMMON}) | own
     otherwise = tuple(f"{name}={value}" for name, value in FAST.items() if variables[name] != value)
-    return Ingress(Kind.HAPROXY, None, otherwise, variables, options)
+    return Ingress(Kind.HAPROXY, haproxy.version, otherwise, variables, options)
 
 
 def _proxy_options(config: ServeConfig) -> dict[str, str | int]:
@@ -201,7 +207,7 @@ def _proxy_options(config: ServeConfig) -> dict[str, str | int]:
     return options
 
 
-def _find_haproxy(config: ServeConfig, folder: Path) -> Path | str:
+def _find_haproxy(config: ServeConfig, folder: Path) -> HAProxy | str:
     """HAProxy, or the reason why it is not used."""
     if os.environ.get(HAPROXY_SWITCH, "1") != "1":
         return f"{HAPROXY_SWITCH} is {os.environ[HAPROXY_SWITCH]}"
@@ -209,20 +215,20 @@ def _find_haproxy(config: ServeConfig, folder: Path) -> Path | str:
         return "Ray Serve has HAProxy on Linux only"
     if len(str(folder)) > _MAX_FOLDER:
         return f"the path of the temporary folder {folder} is too long for HAProxy's socket"
-    haproxy = _haproxy_program()
-    if haproxy is None:
+    program = _haproxy_program()
+    if program is None:
         return "no HAProxy is installed"
-    said = _output_of([str(haproxy), "-vv"])
-    version = re.search(r"^HA-?Proxy version (\d+)\.(\d+)", said, re.MULTILINE)
+    said = _output_of([str(program), "-vv"])
+    version = re.search(r"^HA-?Proxy version (\d+)\.(\d+)[.\d]*", said, re.MULTILINE)
     if version is None:
-        return f"{haproxy} cannot be run"
+        return f"{program} cannot be run"
     if (int(version[1]), int(version[2])) < MIN_HAPROXY:
-        return f"{haproxy} has version {version[1]}.{version[2]}, needed is {MIN_HAPROXY[0]}.{MIN_HAPROXY[1]}"
+        return f"{program} is {version[0]}, needed is {MIN_HAPROXY[0]}.{MIN_HAPROXY[1]}"
     if config.tls is not None and "+OPENSSL" not in said:
-        return f"{haproxy} was built without TLS"
+        return f"{program} was built without TLS"
     if not _may_run_programs(folder):
         return f"no program may be run in {folder}"
-    return haproxy
+    return HAProxy(program, version[0])
 
 
 def _haproxy_program() -> Path | None:

@@ -49,8 +49,10 @@ def check_tls(config: TlsConfig) -> None:
         ) from error
 
 
-def write_chain_and_key(config: TlsConfig, file: Path) -> None:
-    """Both in one file, which nobody else may read."""
-    file.touch(mode=0o600)
-    contents = [Path(path).read_bytes() for path in (config.certificate, config.key)]
-    file.write_bytes(b"\n".join(contents))
+def link_for_haproxy(config: TlsConfig, folder: Path) -> Path:
+    """A file whose key HAProxy finds beside it, under the same name with `.key`. Nothing is copied, so that a
+    launcher that is killed leaves no key behind."""
+    certificate = folder / "certificate.pem"
+    certificate.symlink_to(config.certificate)
+    certificate.with_name("certificate.pem.key").symlink_to(config.key)
+    return certificate
