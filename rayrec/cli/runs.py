@@ -464,15 +464,30 @@ def serve_command(
         Path | None,
         typer.Option(help="YAML file: who is admitted, and what is lowered under load [everybody, nothing]."),
     ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="PEM file of the certificate chain to speak HTTPS with [HTTP].")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the token that callers have to send [RAYREC_SERVE_TOKEN, without it none]."
+        ),
+    ] = None,
 ) -> Answer:
     """Answer requests over HTTP until interrupted."""
     from rayrec.serve.access.config import OPEN, AccessConfig
+    from rayrec.serve.bearer_token import token_digest
     from rayrec.serve.config import ServeConfig
     from rayrec.serve.launch import serve_run
 
+    if (tls_cert is None) != (tls_key is None):
+        raise InputError("--tls-cert and --tls-key belong together; give both of them, or none")
     values = {
         "host": host,
         "port": port,
+        "tls": None if tls_cert is None else {"certificate": str(tls_cert), "key": str(tls_key)},
+        "token_sha256": token_digest(token_file),
         "num_replicas": replicas,
         "single_process": single_process,
         "page": page,

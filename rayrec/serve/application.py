@@ -12,6 +12,7 @@ from ray.serve.schema import LoggingConfig
 
 from rayrec.platform.devices import ray_claim
 from rayrec.platform.remote_files import absolute
+from rayrec.serve.bearer_token import require_token
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.loading import device_of, load_api
 from rayrec.serve.metrics import RayMeter
@@ -30,6 +31,7 @@ class RecommendReplica:
         # The run's config may name its data relative to where the command was started.
         os.chdir(working_directory)
         self._api = load_api(run, config, RayMeter(Path(run).name))
+        require_token(self._api, config.token_sha256)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""

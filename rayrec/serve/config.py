@@ -12,6 +12,7 @@ from rayrec.platform.config import Config
 from rayrec.platform.devices import device_named
 from rayrec.serve.access.config import AccessConfig
 from rayrec.serve.compile_config import CompileConfig
+from rayrec.serve.tls import TlsConfig
 
 
 class ServeConfig(Config):
@@ -44,6 +45,10 @@ class ServeConfig(Config):
     """Where the run's data set lies now, if it was moved."""
     ranking: RankingConfig | None = None
     """A ranking stage behind the model."""
+    tls: TlsConfig | None = None
+    """Certificate to speak HTTPS with; None: HTTP."""
+    token_sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+    """Of the token that callers have to send, see `bearer_token.py`; None: none."""
     page: bool | None = None
     """Whether users' histories and the state of the service can be looked at, at `/`; None: only where no
     other machine reaches it."""
@@ -55,8 +60,11 @@ class ServeConfig(Config):
 
     @property
     def shows_page(self) -> bool:
-        if self.page is not None:
-            return self.page
+        return self.is_loopback if self.page is None else self.page
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether no other machine reaches the service."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:  # a name

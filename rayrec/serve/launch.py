@@ -26,6 +26,12 @@ def serve_run(run: str | Path, config: ServeConfig) -> None:
         InputError: as `serving`.
     """
     with serving(run, config) as url, _stop_signal() as stopped:
+        logger.info(
+            "up to %d requests at a time for each of %d replicas; %s",
+            config.max_waiting,
+            config.num_replicas,
+            _protection(config),
+        )
         logger.info("answering at %s/v1/recommend, described at %s/docs; Ctrl-C stops", url, url)
         stopped.wait()
         logger.info("stopping")
@@ -45,6 +51,18 @@ def serving(run: str | Path, config: ServeConfig) -> AbstractContextManager[str]
     from rayrec.serve.on_ray import serving_on_ray  # which takes seconds to import
 
     return serving_on_ray(run, config)
+
+
+def _protection(config: ServeConfig) -> str:
+    """Who reaches the service, and what of it is open to them."""
+    reach = "this machine alone" if config.is_loopback else "whoever reaches this machine"
+    said = f"for {reach}, {'HTTP without TLS' if config.tls is None else 'TLS'}"
+    if config.token_sha256 is None:
+        return f"{said}, no token needed"
+    said += ", with a token for all but probes of health"
+    if config.tls is None and not config.is_loopback:
+        said += " (which travels readable, unless something before this service speaks TLS)"
+    return said
 
 
 @contextmanager

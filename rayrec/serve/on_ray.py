@@ -1,27 +1,31 @@
 """The service as replicas of Ray Serve, which share the load and are started again when they die.
 
-check run, port ─► ray_cluster ─► Ray Serve: proxy, replicas ─► ready ─► URL
+check run, port, certificate ─► ingress ─► ray_cluster ─► Ray Serve: ingress, replicas ─► ready ─► URL
+                                └ sets the environment that a cluster which starts here has
 """
 
 from __future__ import annotations
 
 import io
 import logging
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 
 from ray import serve
 from ray.serve.config import ProxyLocation
 
-from rayrec.platform.cluster import check_accelerators, ray_cluster
+from rayrec.platform.cluster import check_accelerators, ray_cluster, starts_cluster
 from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
-from rayrec.serve.address import READY_TIMEOUT_S, check_port, url_of, wait_until_ready
+from rayrec.serve.address import check_port, url_of, wait_until_ready
 from rayrec.serve.application import DEPLOYMENT, QUIET, build_application, replica_resources
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.loading import load_service
+from rayrec.serve.ray_ingress import Ingress, ingress_of_joined_cluster, ingress_of_own_cluster
+from rayrec.serve.tls import check_tls
+
+logger = logging.getLogger(__name__)
 
 APPLICATION = "rayrec"
 
@@ -38,11 +42,13 @@ def serving_on_ray(run: str | Path, config: ServeConfig) -> Iterator[str]:
     run = str(run)
     _check_run(run, config)
     check_port(config.host, config.port)
+    if config.tls is not None:
+        check_tls(config.tls)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it reports every step of its own
-    # Read by the processes of a cluster that starts here. Ray gives its workers a low priority: on a busy
-    # machine a proxy may need longer than the default of 5 s, and would be started again and again.
-    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", f"{READY_TIMEOUT_S:g}")
-    with ray_cluster(config.cluster, config.num_replicas * config.threads):
+    with ExitStack() as stack:
+        # Around the cluster, whose processes read their environment when they start.
+        own = stack.enter_context(ingress_of_own_cluster(config)) if starts_cluster(config.cluster) else None
+        stack.enter_context(ray_cluster(config.cluster, config.num_replicas * config.threads))
         _refuse_second_serve()
         check_accelerators(
             replica_resources(run, config),
@@ -50,8 +56,9 @@ def serving_on_ray(run: str | Path, config: ServeConfig) -> Iterator[str]:
             "replicas",
             "choose another device with --device, or fewer --replicas",
         )
+        ingress = own or ingress_of_joined_cluster(config)
         try:
-            yield _start(run, config)
+            yield _start(run, config, ingress)
         finally:
             # Serve's controller ends before it answers the call that ends it, as it should, and Ray
             # reports that as a failed task on this process's standard output.
@@ -59,18 +66,19 @@ def serving_on_ray(run: str | Path, config: ServeConfig) -> Iterator[str]:
                 serve.shutdown()
 
 
-def _start(run: str, config: ServeConfig) -> str:
+def _start(run: str, config: ServeConfig, ingress: Ingress) -> str:
     serve.start(
         proxy_location=ProxyLocation.HeadOnly,
-        http_options={"host": config.host, "port": config.port},
+        http_options=dict(ingress.http_options),
         logging_config=QUIET,
     )
     try:
         serve.run(build_application(run, config), name=APPLICATION, route_prefix="/")
     except RuntimeError as error:
         raise RuntimeError(_why_not_running()) from error
-    url = url_of(config.host, config.port)
+    url = url_of(config.host, config.port, config.tls is not None)
     wait_until_ready(url)  # the proxy hears of an application a moment after its replicas are up
+    logger.info("requests come by %s", ingress.said())
     return url
 
 

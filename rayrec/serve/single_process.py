@@ -14,9 +14,11 @@ import uvicorn
 
 from rayrec.platform.errors import InputError
 from rayrec.serve.address import check_port, url_of, wait_until_ready
+from rayrec.serve.bearer_token import require_token
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.loading import load_api
 from rayrec.serve.metrics import PrometheusMeter
+from rayrec.serve.tls import check_tls
 
 STOP_TIMEOUT_S = 5
 """In which requests in hand are answered when the service stops."""
@@ -27,7 +29,8 @@ def serving_here(run: str | Path, config: ServeConfig) -> Iterator[str]:
     """The service runs inside the block; the value is its base URL, such as `http://127.0.0.1:8000`.
 
     Raises:
-        InputError: the run cannot be loaded, the port is taken, or several replicas are asked for.
+        InputError: the run cannot be loaded, the port is taken, several replicas are asked for, or the
+            certificate cannot be used.
         RuntimeError: the service does not answer.
     """
     if config.num_replicas > 1:
@@ -35,11 +38,17 @@ def serving_here(run: str | Path, config: ServeConfig) -> Iterator[str]:
             f"{config.num_replicas} replicas are several processes; leave out --single-process, or --replicas"
         )
     check_port(config.host, config.port)
+    if config.tls is not None:
+        check_tls(config.tls)
+    api = load_api(run, config, PrometheusMeter())
+    require_token(api, config.token_sha256)
     server = uvicorn.Server(
         uvicorn.Config(
-            load_api(run, config, PrometheusMeter()),
+            api,
             host=config.host,
             port=config.port,
+            ssl_certfile=None if config.tls is None else config.tls.certificate,
+            ssl_keyfile=None if config.tls is None else config.tls.key,
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=STOP_TIMEOUT_S,
@@ -49,7 +58,7 @@ def serving_here(run: str | Path, config: ServeConfig) -> Iterator[str]:
     thread = threading.Thread(target=server.run, name="http", daemon=True)
     thread.start()
     try:
-        url = url_of(config.host, config.port)
+        url = url_of(config.host, config.port, config.tls is not None)
         wait_until_ready(url)
         yield url
     finally:

@@ -1,0 +1,141 @@
+"""What stands between Ray Serve and HAProxy: a program that Serve takes for HAProxy.
+
+Serve writes HAProxy's configuration from a template that has no settings for any of this:
+
+* its figures and statistics listen on all interfaces; here on loopback;
+* requests arrive without the address of the client, and one that a client invents would be believed, since
+  the replicas' servers trust headers that come from this machine; here HAProxy says whose they are;
+* there is no TLS, and the address of HAProxy is also the one of the replicas; here HAProxy alone has the
+  service's address, and the replicas are on loopback;
+* every request is logged, with its query, to port 514 of this machine; here none is.
+
+So Serve is told of this program instead of HAProxy. It rewrites the configuration that it is given, refuses
+one that it does not know to the last address, and becomes HAProxy, in the same process. It runs at every
+change of the replicas, by its path and without the rest of the package: it imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ipaddress
+import json
+import os
+import re
+import shlex
+import signal
+import stat
+import sys
+from pathlib import Path
+from typing import NoReturn, TypedDict
+
+FIGURES, REQUESTS, STATISTICS = "frontend prometheus", "frontend http_frontend", "listen stats"
+"""Sections that listen."""
+
+_SECTION = re.compile(r"(global|defaults|frontend|backend|listen|userlist|peers|resolvers|cache|program)\b")
+_BIND = re.compile(r"(?P<indent>\s+)bind\s+(?P<address>\S*):(?P<port>\d+)\s*")
+_DIE_WITH_PARENT = 1
+"""`PR_SET_PDEATHSIG` of prctl(2)."""
+
+
+class Listen(TypedDict):
+    """Where HAProxy answers requests."""
+
+    host: str
+    """An IP address."""
+    port: int
+    certificate: str | None
+    """File of a certificate chain, with the key in a file beside it that ends with `.key`; None: no TLS."""
+
+
+class Plan(TypedDict):
+    """What the program is told."""
+
+    haproxy: str
+    """Path of the program that it becomes."""
+    listen: Listen
+
+
+def write_program(folder: Path, python: str, plan: Plan) -> Path:
+    """A file for `RAY_SERVE_HAPROXY_BINARY_PATH`.
+
+    Args:
+        folder: that nobody else may write to; it has to stay.
+        python: the interpreter to run it with.
+    """
+    plan_file, program = folder / "plan.json", folder / "haproxy"
+    plan_file.write_text(json.dumps(plan))
+    # Without site-packages (-S) and the environment's paths (-I), which nothing here needs.
+    command = [python, "-I", "-S", str(Path(__file__).resolve()), str(plan_file)]
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    program.chmod(stat.S_IRWXU)
+    return program
+
+
+def rewritten(config: str, listen: Listen) -> str:
+    """Serve's configuration with our addresses.
+
+    Raises:
+        ValueError: something listens in it that this module does not know, or what it knows is missing.
+    """
+    lines: list[str] = []
+    seen: list[str] = []
+    section = ""
+    for line in config.splitlines():
+        if _SECTION.match(line):
+            section = line.strip()
+        words = line.split()
+        if section == "global" and words[:1] == ["log"]:
+            continue
+        if words[:1] != ["bind"]:
+            lines.append(line)
+            continue
+        found = _BIND.fullmatch(line)
+        if found is None or section not in (FIGURES, REQUESTS, STATISTICS):
+            raise ValueError(f"{section!r} listens in a way that is not known: {line.strip()!r}")
+        seen.append(section)
+        if section == REQUESTS:
+            lines += [found["indent"] + text for text in _requests(listen)]
+        else:
+            lines.append(f"{found['indent']}bind 127.0.0.1:{found['port']}")
+    if sorted(seen) != sorted((FIGURES, REQUESTS, STATISTICS)):
+        raise ValueError(f"expected one address of each section, found those of {', '.join(seen) or 'none'}")
+    return "\n".join(lines) + "\n"
+
+
+def _requests(listen: Listen) -> list[str]:
+    family = f"ipv{ipaddress.ip_address(listen['host']).version}"
+    bind = f"bind {family}@{listen['host']}:{listen['port']}"
+    if listen["certificate"] is not None:
+        # Between such quotes HAProxy takes a path as it is.
+        bind += f" ssl crt '{listen['certificate']}' ssl-min-ver TLSv1.2 alpn http/1.1"
+    scheme = "http" if listen["certificate"] is None else "https"
+    return [
+        bind,
+        "http-request set-header X-Forwarded-For %[src]",
+        f"http-request set-header X-Forwarded-Proto {scheme}",
+    ]
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Called as `PLAN.json [arguments of HAProxy]`."""
+    plan: Plan = json.loads(Path(arguments[0]).read_text())
+    rest = arguments[1:]
+    if "-f" in rest:
+        file = Path(rest[rest.index("-f") + 1])
+        # Serve's own file, since Serve knows its HAProxy by that path among its arguments.
+        changed = file.with_name(f"{file.name}.changed")
+        try:
+            changed.write_text(rewritten(file.read_text(), plan["listen"]))
+        except ValueError as error:
+            sys.exit(f"rayrec: this version of Ray Serve configures HAProxy in a new way: {error}")
+        changed.replace(file)
+    # Also when the process that started it is killed: nobody would stop it any more.
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("rayrec: the process that started HAProxy is gone")
+    os.execv(plan["haproxy"], [plan["haproxy"], *rest])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
