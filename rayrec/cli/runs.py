@@ -457,10 +457,17 @@ def serve_command(
         Path | None,
         typer.Option(help="YAML file: who is admitted, and what is lowered under load [everybody, nothing]."),
     ] = None,
+    events: Annotated[
+        Path | None, typer.Option(help="YAML file: what becomes of events that are posted [none are taken].")
+    ] = None,
+    request_log: Annotated[
+        Path | None, typer.Option(help="YAML file: what is taken down of requests and answers [nothing].")
+    ] = None,
 ) -> Answer:
     """Answer requests over HTTP until interrupted."""
     from rayrec.serve.access.config import OPEN, AccessConfig
     from rayrec.serve.config import ServeConfig
+    from rayrec.serve.events.config import EventsConfig, RequestLogConfig
     from rayrec.serve.launch import serve_run
 
     values = {
@@ -474,6 +481,8 @@ def serve_command(
         "data": None if data is None else str(data),
         "ranking": _ranking_of(ranker, candidates, objective, combine, generator_weight),
         "access": OPEN if access is None else AccessConfig.load(access),
+        "events": None if events is None else EventsConfig.load(events),
+        "request_log": None if request_log is None else RequestLogConfig.load(request_log),
     }
     config = ServeConfig.parse(values, source="rayrec serve")
     serve_run(run, config)

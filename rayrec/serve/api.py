@@ -12,9 +12,12 @@ that it can be tested, or embedded, without.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -28,12 +31,15 @@ from rayrec.serve.access.limits import CallerLimitError, RefusedError
 from rayrec.serve.batching import Batcher, DeadlineError, TooManyWaitingError
 from rayrec.serve.completions import completions_router
 from rayrec.serve.errors import RequestError, error_response, explain
+from rayrec.serve.events.intake import EventIntake
+from rayrec.serve.events.routes import events_router
 from rayrec.serve.metrics import Meter, PrometheusMeter, RequestMeter, metrics_router, serving_figures
 from rayrec.serve.open_inference import open_inference_router
 from rayrec.serve.page.recent import RecentActivity
 from rayrec.serve.page.routes import page_router
 from rayrec.serve.request_body import MAX_BODY_BYTES
 from rayrec.serve.request_guard import RequestGuard
+from rayrec.serve.request_log import REQUEST_ID, RequestLog, request_id_of
 from rayrec.serve.schemas import (
     ErrorAnswer,
     Instruction,
@@ -68,6 +74,8 @@ def build_api(
     timeout_s: float,
     access_config: AccessConfig = OPEN,
     meters: Sequence[Meter] = (),
+    intake: EventIntake | None = None,
+    request_log: RequestLog | None = None,
 ) -> FastAPI:
     """The application that answers for one service.
 
@@ -76,9 +84,24 @@ def build_api(
         timeout_s: a request that would not be answered by then is refused.
         access_config: who is admitted, and what is lowered under load.
         meters: measure requests; a `PrometheusMeter` is shown at /metrics, a `RecentActivity` on a page.
+        intake: takes events; closed when the application ends, as is the log.
+        request_log: of what is asked at /v1/recommend.
     """
     access = Access(access_config, service, batcher, timeout_s)
-    api = FastAPI(title="RayRec", version=__version__, summary="Recommendations from a trained model.")
+
+    @asynccontextmanager
+    async def lifespan(api: FastAPI) -> AsyncIterator[None]:
+        yield
+        for log in (intake, request_log):
+            if log is not None:
+                await asyncio.to_thread(log.close)
+
+    api = FastAPI(
+        title="RayRec",
+        version=__version__,
+        summary="Recommendations from a trained model.",
+        lifespan=lifespan,
+    )
     api.add_middleware(RequestGuard, max_body_bytes=MAX_BODY_BYTES)
     api.add_middleware(RequestMeter, meters=meters)
     api.add_exception_handler(StarletteHTTPException, _http_error)
@@ -95,10 +118,17 @@ def build_api(
         "/v1/recommend",
         responses={status: {"model": ErrorAnswer, "description": text} for status, text in _ERRORS.items()},
     )
-    async def recommend(request: RecommendRequest, http: Request) -> RecommendAnswer:
+    async def recommend(request: RecommendRequest, http: Request, response: Response) -> RecommendAnswer:
         """The items that the model expects next. With a header `X-Request-Timeout-Ms`, an answer that would
-        come later than in so many milliseconds is not computed."""
-        return await access.begin(request, origin_of(http))
+        come later than in so many milliseconds is not computed. The answer has the `X-Request-Id` of the
+        request, or one of its own."""
+        request_id = request_id_of(http.headers.get(REQUEST_ID))
+        began = time.perf_counter()
+        answer = await access.begin(request, origin_of(http))
+        response.headers[REQUEST_ID] = request_id
+        if request_log is not None and request_log.wants(request_id):
+            request_log.take(request_id, request, answer, time.perf_counter() - began)
+        return answer
 
     @api.get("/health/ready")
     async def ready() -> ReadyAnswer:
@@ -112,12 +142,17 @@ def build_api(
 
     for meter in meters:
         meter.watch(lambda: serving_figures(access.status, service.model.step))
+        if intake is not None:
+            meter.watch(intake.figures)
+        if request_log is not None:
+            meter.watch(request_log.figures)
         if isinstance(meter, PrometheusMeter):
             api.include_router(metrics_router(meter))
         elif isinstance(meter, RecentActivity):
             api.include_router(page_router(service, access, meter))
     api.include_router(open_inference_router(service, access))
     api.include_router(completions_router(service, access))
+    api.include_router(events_router(intake))
     return api
 
 
