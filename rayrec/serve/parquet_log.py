@@ -3,8 +3,8 @@
     any thread: reserve ─► add ─► queue, bounded ─► writer's thread: FOLDER/date=YYYY-MM-DD/part-*.parquet
                   └ False: full                         └ fails: counted, told once, tried again later
 
-A file is made when so many rows or seconds have come, under a name that readers pass over, and renamed; stores
-of objects show whole files anyway. A process that is killed loses what is queued.
+A file is made when so many rows or seconds have come, under a name that readers pass over, and renamed;
+stores of objects show whole files anyway. A process that is killed loses what is queued.
 """
 
 from __future__ import annotations

@@ -144,9 +144,9 @@ class RecommendAnswer(_Schema):
     """What ordered the items; null where the ranking stage did not."""
     degraded: list[StepName | Literal["no_recent_events"]] = []
     """What was lowered of this answer because the service had much to do: fewer beams, a part of the history
-    read, no ranking, an answer given a short while ago, popular items. And `no_recent_events`, where the store
-    of the users' events does not answer: what the data set has of the user counts alone. Empty for an answer in
-    full."""
+    read, no ranking, an answer given a short while ago, popular items. And `no_recent_events`, where the
+    store of the users' events does not answer: what the data set has of the user counts alone. Empty for an
+    answer in full."""
     _query: Query | None = PrivateAttr(None)
 
     @property

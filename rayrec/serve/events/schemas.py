@@ -15,8 +15,8 @@ class Event(_Schema):
     user_id: Key
     item_id: Key
     timestamp: Annotated[StrictInt | StrictFloat, Field(ge=0, le=LATEST_S, allow_inf_nan=False)] | None = None
-    """UNIX seconds; now, if not given. An event is the same again if user, item, time and behaviour are: give the
-    time, so that a message that is sent twice counts once."""
+    """UNIX seconds; now, if not given. An event is the same again if user, item, time and behaviour are: give
+    the time, so that a message that is sent twice counts once."""
     behavior: StrictStr | None = None
     """What the user did, as the log of the data has it."""
 
@@ -29,5 +29,5 @@ class EventsAnswer(_Schema):
     repeated: int
     """Of these, such as were known before."""
     unknown_items: int
-    """Of these, events of items that are not in the catalogue: they are kept for training and a later catalogue,
-    and no recommendation knows them."""
+    """Of these, events of items that are not in the catalogue: they are kept for training and a later
+    catalogue, and no recommendation knows them."""
