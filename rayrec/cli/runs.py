@@ -474,11 +474,18 @@ def serve_command(
             help="File with the token that callers have to send [RAYREC_SERVE_TOKEN, without it none]."
         ),
     ] = None,
+    events: Annotated[
+        Path | None, typer.Option(help="YAML file: what becomes of events that are posted [none are taken].")
+    ] = None,
+    request_log: Annotated[
+        Path | None, typer.Option(help="YAML file: what is taken down of requests and answers [nothing].")
+    ] = None,
 ) -> Answer:
     """Answer requests over HTTP until interrupted."""
     from rayrec.serve.access.config import OPEN, AccessConfig
     from rayrec.serve.bearer_token import token_digest
     from rayrec.serve.config import ServeConfig
+    from rayrec.serve.events.config import EventsConfig, RequestLogConfig
     from rayrec.serve.launch import serve_run
 
     if (tls_cert is None) != (tls_key is None):
@@ -497,6 +504,8 @@ def serve_command(
         "ranking": _ranking_of(ranker, candidates, objective, combine, generator_weight),
         "compile": {} if compile_ranking else None,
         "access": OPEN if access is None else AccessConfig.load(access),
+        "events": None if events is None else EventsConfig.load(events),
+        "request_log": None if request_log is None else RequestLogConfig.load(request_log),
     }
     config = ServeConfig.parse(values, source="rayrec serve")
     serve_run(run, config)

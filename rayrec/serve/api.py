@@ -12,10 +12,11 @@ that it can be tested, or embedded, without.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -31,12 +32,15 @@ from rayrec.serve.batching import Batcher, DeadlineError, TooManyWaitingError
 from rayrec.serve.completions import completions_router
 from rayrec.serve.current import Service
 from rayrec.serve.errors import RequestError, error_response, explain
+from rayrec.serve.events.intake import EventIntake
+from rayrec.serve.events.routes import events_router
 from rayrec.serve.metrics import Meter, PrometheusMeter, RequestMeter, metrics_router, serving_figures
 from rayrec.serve.open_inference import open_inference_router
 from rayrec.serve.page.recent import RecentActivity
 from rayrec.serve.page.routes import page_router
 from rayrec.serve.request_body import MAX_BODY_BYTES
 from rayrec.serve.request_guard import RequestGuard
+from rayrec.serve.request_log import REQUEST_ID, RequestLog, request_id_of
 from rayrec.serve.schemas import (
     ErrorAnswer,
     Instruction,
@@ -71,6 +75,8 @@ def build_api(
     timeout_s: float,
     access_config: AccessConfig = OPEN,
     meters: Sequence[Meter] = (),
+    intake: EventIntake | None = None,
+    request_log: RequestLog | None = None,
     on_close: Sequence[Callable[[], None]] = (),
 ) -> FastAPI:
     """The application that answers for one service.
@@ -80,6 +86,8 @@ def build_api(
         timeout_s: a request that would not be answered by then is refused.
         access_config: who is admitted, and what is lowered under load.
         meters: measure requests; a `PrometheusMeter` is shown at /metrics, a `RecentActivity` on a page.
+        intake: takes events; closed when the application shuts down, as is the log.
+        request_log: of what is asked at /v1/recommend.
         on_close: called when the application shuts down.
     """
     access = Access(access_config, service, batcher, timeout_s)
@@ -87,7 +95,8 @@ def build_api(
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
         yield
-        for close in on_close:
+        closing = [log.close for log in (intake, request_log) if log is not None]
+        for close in (*on_close, *closing):
             await run_in_threadpool(close)
 
     api = FastAPI(
@@ -112,10 +121,17 @@ def build_api(
         "/v1/recommend",
         responses={status: {"model": ErrorAnswer, "description": text} for status, text in _ERRORS.items()},
     )
-    async def recommend(request: RecommendRequest, http: Request) -> RecommendAnswer:
+    async def recommend(request: RecommendRequest, http: Request, response: Response) -> RecommendAnswer:
         """The items that the model expects next. With a header `X-Request-Timeout-Ms`, an answer that would
-        come later than in so many milliseconds is not computed."""
-        return await access.begin(request, origin_of(http))
+        come later than in so many milliseconds is not computed. The answer has the `X-Request-Id` of the
+        request, or one of its own."""
+        request_id = request_id_of(http.headers.get(REQUEST_ID))
+        began = time.perf_counter()
+        answer = await access.begin(request, origin_of(http))
+        response.headers[REQUEST_ID] = request_id
+        if request_log is not None and request_log.wants(request_id):
+            request_log.take(request_id, request, answer, time.perf_counter() - began)
+        return answer
 
     @api.get("/health/ready")
     async def ready() -> ReadyAnswer:
@@ -129,12 +145,17 @@ def build_api(
 
     for meter in meters:
         meter.watch(lambda: serving_figures(access.status, service.model.step))
+        if intake is not None:
+            meter.watch(intake.figures)
+        if request_log is not None:
+            meter.watch(request_log.figures)
         if isinstance(meter, PrometheusMeter):
             api.include_router(metrics_router(meter))
         elif isinstance(meter, RecentActivity):
             api.include_router(page_router(service, access, meter))
     api.include_router(open_inference_router(service, access))
     api.include_router(completions_router(service, access))
+    api.include_router(events_router(intake))
     return api
 
 

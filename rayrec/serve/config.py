@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+from typing import Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from rayrec.pipelines.ranking_config import RankingConfig
 from rayrec.platform.cluster import ClusterConfig
@@ -12,6 +13,7 @@ from rayrec.platform.config import Config
 from rayrec.platform.devices import device_named
 from rayrec.serve.access.config import AccessConfig
 from rayrec.serve.compile_config import CompileConfig
+from rayrec.serve.events.config import EventsConfig, RequestLogConfig
 from rayrec.serve.tls import TlsConfig
 
 
@@ -56,6 +58,10 @@ class ServeConfig(Config):
     """Who is admitted, and what is lowered under load before anybody is refused."""
     compile: CompileConfig | None = None
     """Batches that are ranked by compiled programs; None: all are ranked eagerly."""
+    events: EventsConfig | None = None
+    """What becomes of events that are posted; None takes none."""
+    request_log: RequestLogConfig | None = None
+    """What is taken down of requests and answers; None: nothing."""
     cluster: ClusterConfig = ClusterConfig()
 
     @property
@@ -69,6 +75,15 @@ class ServeConfig(Config):
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:  # a name
             return self.host == "localhost"
+
+    @model_validator(mode="after")
+    def _replicas_share_a_state(self) -> Self:
+        if self.events is not None and self.events.store is None and self.num_replicas > 1:
+            raise ValueError(
+                f"events.store is missing: {self.num_replicas} replicas would each know other events of a "
+                "user; name an event store"
+            )
+        return self
 
     @field_validator("device")
     @classmethod

@@ -23,9 +23,14 @@ from rayrec.serve.batching import Batcher
 from rayrec.serve.compilation import CompileService
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.current import CurrentService, Service
+from rayrec.serve.events.config import EventsConfig
+from rayrec.serve.events.intake import LOG_SCHEMA, EventIntake
+from rayrec.serve.events.user_state import UserState, open_state
 from rayrec.serve.following import VersionFollower
 from rayrec.serve.metrics import Meter
 from rayrec.serve.page.recent import RecentActivity
+from rayrec.serve.parquet_log import ParquetLog
+from rayrec.serve.request_log import RequestLog
 from rayrec.serve.service import RecommendationService
 
 
@@ -36,6 +41,8 @@ class _Opened:
     service: Service
     first: RecommendationService
     """That answers to begin with."""
+    build: _Builder
+    """Of what answers after it."""
     follower: VersionFollower | None = None
 
 
@@ -57,6 +64,8 @@ def load_api(run: str | Path, config: ServeConfig, meter: Meter) -> FastAPI:
     if config.compile is not None:
         compilation = CompileService(_folder_of(run), config.compile, config.threads)
     opened = _open(run, config, config.device, compilation)
+    intake = None if config.events is None else _open_intake(opened, config.events)
+    request_log = None if config.request_log is None else RequestLog(config.request_log)
     opened.first.warm_up()
     if compilation is not None:
         opened.first.compile(compilation)
@@ -75,7 +84,33 @@ def load_api(run: str | Path, config: ServeConfig, meter: Meter) -> FastAPI:
         meter.watch(opened.follower.figures)
     if compilation is not None:
         on_close.append(compilation.close)
-    return build_api(opened.service, batcher, config.timeout_s, config.access, meters, on_close)
+    return build_api(
+        opened.service, batcher, config.timeout_s, config.access, meters, intake, request_log, on_close
+    )
+
+
+def _open_intake(opened: _Opened, config: EventsConfig) -> EventIntake:
+    """Takes events; from now on the service knows them, whichever version answers.
+
+    Raises:
+        InputError: the store or the log cannot be used, or the data set has no times of histories, which tell
+            what is known twice.
+        StoreUnavailableError: the store does not answer.
+    """
+    dataset = opened.first.dataset
+    dataset.check_times()
+    log = None
+    if config.log is not None:
+        rows = config.log
+        log = ParquetLog(rows.folder, LOG_SCHEMA, rows.roll_s, rows.roll_rows, rows.max_queued)
+    try:
+        state = open_state(config, dataset.manifest)
+    except BaseException:
+        if log is not None:
+            log.close()
+        raise
+    opened.build.user_state = opened.first.user_state = state
+    return EventIntake(config, lambda: opened.service.pinned.dataset, state, log)
 
 
 def load_service(run: str | Path, config: ServeConfig, device: str | None) -> RecommendationService:
@@ -115,7 +150,7 @@ def _open(
     build = _Builder(config, device)
     if not VersionStore.is_there(run):
         service = build(TrainedModel.load(run, config.snapshot, device, config.data))
-        return _Opened(service, service)
+        return _Opened(service, service, build)
     if config.data is not None or config.snapshot != "best":
         raise InputError(
             f"{run}: holds published versions, which have their catalogue with them and are chosen with "
@@ -133,13 +168,15 @@ def _open(
         following.warm_up()
         return following
 
-    return _Opened(current, service, VersionFollower(store, current, loaded, build_next, device))
+    follower = VersionFollower(store, current, loaded, build_next, device)
+    return _Opened(current, service, build, follower)
 
 
 class _Builder:
     """Services for one model after the other, with one ranking model behind them."""
 
     def __init__(self, config: ServeConfig, device: str | None) -> None:
+        self.user_state: UserState | None = None
         self._config = config
         self._scorer: Scorer | None = None
         if (ranking := config.ranking) is not None:
@@ -154,4 +191,6 @@ class _Builder:
         if self._scorer is not None:
             assert self._config.ranking is not None
             stage = RankingStage(recommender, self._scorer, self._config.ranking)
-        return RecommendationService(recommender, self._config.max_k, stage)
+        service = RecommendationService(recommender, self._config.max_k, stage)
+        service.user_state = self.user_state
+        return service

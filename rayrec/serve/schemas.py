@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+)
 
+from rayrec.pipelines.recommender import Query
 from rayrec.serve.access.config import StepName
 
 MODEL_NAME = "recommend"
@@ -143,9 +153,22 @@ class RecommendAnswer(_Schema):
     model: ModelInfo
     ranker: RankerInfo | None = None
     """What ordered the items; null where the ranking stage did not."""
-    degraded: list[StepName] = []
+    degraded: list[StepName | Literal["no_recent_events"]] = []
     """What was lowered of this answer because the service had much to do: fewer beams, a part of the history
-    read, no ranking, an answer given a short while ago, popular items. Empty for an answer in full."""
+    read, no ranking, an answer given a short while ago, popular items. And `no_recent_events`, where the
+    store of the users' events does not answer: what the data set has of the user counts alone. Empty for an
+    answer in full."""
+    _query: Query | None = PrivateAttr(None)
+
+    @property
+    def query(self) -> Query | None:
+        """What the request was understood as, for the log; not part of what is sent."""
+        return self._query
+
+    def of(self, query: Query) -> RecommendAnswer:
+        """The answer, which remembers what it is an answer to."""
+        self._query = query
+        return self
 
 
 class ReadyAnswer(_Schema):

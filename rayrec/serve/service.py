@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from bisect import bisect_left
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -15,13 +17,17 @@ import pandas as pd
 
 from rayrec.pipelines.ranking_stage import RankingStage
 from rayrec.pipelines.recommender import Query, Recommendation, Recommender
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.platform.event_labels import Part
 from rayrec.samples.batches import Int64Array
+from rayrec.samples.dataset import Dataset
 from rayrec.serve.access.config import StepName
 from rayrec.serve.access.degrade import NOT_LOWERED, Lowered
 from rayrec.serve.batching import BatchCosts
 from rayrec.serve.compilation import CompileService
+from rayrec.serve.events.intake import ids_of
+from rayrec.serve.events.merging import with_recent
+from rayrec.serve.events.user_state import UserEvents, UserState
 from rayrec.serve.item_texts import ItemTexts
 from rayrec.serve.schemas import (
     ItemRanking,
@@ -32,6 +38,8 @@ from rayrec.serve.schemas import (
     RecommendedItem,
     RecommendRequest,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class RefusedRequestError(ValueError):
@@ -57,6 +65,8 @@ class _Asked:
     ignored: list[Key]
     has_something: bool
     """Whether the model has anything to go by."""
+    lacks_events: bool = False
+    """The user's state could not be read."""
 
 
 class RecommendationService:
@@ -74,6 +84,8 @@ class RecommendationService:
         self.model = ModelInfo(
             run=recommender.run, step=recommender.committed_step + 1, version=recommender.version
         )
+        self.user_state: UserState | None = None
+        """What users did since the data set was made."""
         self.ranker: RankerInfo | None = None
         if stage is not None:
             self.ranker = RankerInfo(
@@ -103,6 +115,10 @@ class RecommendationService:
             raise answer
         return answer
 
+    @property
+    def dataset(self) -> Dataset:
+        return self._recommender.dataset
+
     @staticmethod
     def group_of(request: RecommendRequest) -> Hashable:
         """Requests of one group may be computed together."""
@@ -114,7 +130,8 @@ class RecommendationService:
         Raises:
             Exception: the model fails, for all of them.
         """
-        asked = [self._understood(request) for request in requests]
+        recent = self._recent_events(requests)
+        asked = [self._understood(request, recent) for request in requests]
         k = min(requests[0].k, len(self._item_keys))
         exclude_seen = requests[0].exclude_seen
         lowered = _lowered(requests[0])
@@ -146,13 +163,13 @@ class RecommendationService:
                 if answer.num_read:
                     ranker = None if stage is None else self.ranker
                     answers.append(
-                        self._answer(answer.items, "model", each.ignored, answer.num_unread, ranker, degraded)
+                        self._answer(each, answer.items, "model", answer.num_unread, ranker, degraded)
                     )
                     continue
                 num_unread = answer.num_unread
             seen = each.query.history_ids if exclude_seen else None
             popular = self._recommender.popular(k, seen)
-            answers.append(self._answer(popular, "popular", each.ignored, num_unread, degraded=degraded))
+            answers.append(self._answer(each, popular, "popular", num_unread, degraded=degraded))
         return answers
 
     def users_like(self, text: str, limit: int) -> list[str]:
@@ -220,8 +237,33 @@ class RecommendationService:
         keys = self._recommender.dataset.users["user_key"]
         return RecommendRequest(user_id=keys[place % len(keys)].as_py())
 
-    def _understood(self, request: RecommendRequest) -> _Asked | Exception:
-        """What is asked of the model, or why it is not."""
+    def _recent_events(self, requests: Sequence[RecommendRequest]) -> dict[str, UserEvents] | None:
+        """Events of the state, of users who ask without a history, in one request to it; None: it does not
+        answer."""
+        if self.user_state is None:
+            return {}
+        keys = list(dict.fromkeys(str(request.user_id) for request in requests if _is_of_user(request)))
+        kind = self._recommender.dataset.manifest.id_kinds["user"]
+        ids: dict[str, int] = {}
+        for key in keys:
+            with suppress(InputError):  # such as no user of this data set can have
+                ids[key] = int(ids_of([key], kind, "user")[0])
+        if not ids:
+            return {}
+        try:
+            return dict(zip(ids, self.user_state.histories(list(ids.values())), strict=True))
+        except UnavailableError as error:
+            logger.warning("recommending without recent events: %s", error)
+            return None
+
+    def _understood(
+        self, request: RecommendRequest, recent: Mapping[str, UserEvents] | None
+    ) -> _Asked | Exception:
+        """What is asked of the model, or why it is not.
+
+        Args:
+            recent: events of the state by user; None: it does not answer.
+        """
         try:
             if request.k > self.max_k:
                 raise RefusedRequestError(
@@ -235,11 +277,12 @@ class RecommendationService:
             elif request.history is not None:
                 query, ignored = self._of_history(request, request.history)
             else:
-                query, ignored = self._of_user(request), []
+                query, ignored = self._of_user(request, recent or {}), []
         except Exception as error:  # of this request alone, whatever it is
             return error
         has_something = len(query.history_ids) > 0 or "trigger_item" in instruction
-        return _Asked(replace(query, instruction=instruction), ignored, has_something)
+        lacks_events = recent is None and _is_of_user(request)
+        return _Asked(replace(query, instruction=instruction), ignored, has_something, lacks_events)
 
     def _instruction_of(self, request: RecommendRequest) -> dict[Part, int]:
         wanted = request.instruction
@@ -280,14 +323,32 @@ class RecommendationService:
         history_ids = self._recommender.dataset.items.ids_I[places[is_known]]
         return Query(history_ids, self._user_id(request.user_id), times), list(dict.fromkeys(unknown))
 
-    def _of_user(self, request: RecommendRequest) -> Query:
-        """The query of a user with the stored history, which is empty for one who is unknown."""
+    def _of_user(self, request: RecommendRequest, recent: Mapping[str, UserEvents]) -> Query:
+        """The query of a user with the stored history, which is empty for one who is unknown, and what the
+        state has besides."""
         if request.timestamps is not None:
             raise RefusedRequestError("timestamps: are those of a history; give it, or leave them out")
-        stored = None
-        if request.user_id is not None:
-            stored = self._recommender.query_of_user(str(request.user_id))
-        return Query(np.zeros(0, dtype=np.int64)) if stored is None else stored
+        if request.user_id is None:
+            return Query(np.zeros(0, dtype=np.int64))
+        key = str(request.user_id)
+        stored = self._recommender.query_of_user(key)
+        events = recent.get(key)
+        if events is None or not len(events.items_E):
+            return Query(np.zeros(0, dtype=np.int64)) if stored is None else stored
+        return self._with_recent(key, stored, events)
+
+    def _with_recent(self, key: str, stored: Query | None, events: UserEvents) -> Query:
+        assert self.user_state is not None, "events are of it"
+        recommender, dataset = self._recommender, self._recommender.dataset
+        times = None if stored is None else dataset.history_times_of(key)
+        if stored is None:
+            none = np.zeros(0, dtype=np.int64)
+            stored = Query(none, labels=dict.fromkeys(recommender.needs_labels, none))
+        stored_times = np.zeros(0, dtype=np.int64) if times is None else times
+        known = dataset.item_positions(events.items_E) >= 0
+        events = UserEvents(events.times_us_E[known], events.items_E[known], events.behaviors_E[known])
+        names = self.user_state.behaviors or ()
+        return with_recent(stored, stored_times, events, names, dataset.manifest.behaviors)
 
     def _user_id(self, key: Key | None) -> int | None:
         """Id of a known user; None for others."""
@@ -295,9 +356,9 @@ class RecommendationService:
 
     def _answer(
         self,
+        asked: _Asked,
         found: Sequence[Recommendation],
         source: Literal["model", "popular"],
-        ignored: list[Key],
         num_unread: int,
         ranker: RankerInfo | None = None,
         degraded: Sequence[StepName] = (),
@@ -305,12 +366,17 @@ class RecommendationService:
         return RecommendAnswer(
             items=[_item(item) for item in found],
             source=source,
-            ignored_items=ignored,
+            ignored_items=asked.ignored,
             unread_events=num_unread,
             model=self.model,
             ranker=ranker,
-            degraded=list(degraded),
-        )
+            degraded=[*degraded, *(["no_recent_events"] if asked.lacks_events else [])],
+        ).of(asked.query)
+
+
+def _is_of_user(request: RecommendRequest) -> bool:
+    """Whether the history is that which is known of the user."""
+    return request.user_id is not None and request.history is None and request.row is None
 
 
 def _lowered(request: RecommendRequest) -> Lowered:

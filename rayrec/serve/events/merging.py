@@ -1,0 +1,54 @@
+"""A user's history: what the data set has, and what the state has besides, in the order of time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rayrec.pipelines.recommender import Query
+from rayrec.platform.event_labels import UNKNOWN
+from rayrec.samples.batches import Int64Array
+from rayrec.serve.events.user_state import UserEvents
+
+
+def with_recent(
+    stored: Query,
+    stored_times: Int64Array,
+    recent: UserEvents,
+    state_behaviors: Sequence[str],
+    data_behaviors: Sequence[str],
+) -> Query:
+    """The query with the events of the state, of items that the catalogue knows.
+
+    An item at one second is one event, wherever it is known from. Of equal times, what is stored comes first.
+
+    Args:
+        stored: of the data set; empty for a user who is in none.
+        stored_times: UNIX seconds of its events.
+        recent: in order of time.
+    """
+    times_E = recent.times_us_E // 1_000_000
+    there = set(zip(stored.history_ids.tolist(), stored_times.tolist(), strict=True))
+    pairs = zip(recent.items_E.tolist(), times_E.tolist(), strict=True)
+    is_new_E = np.array([pair not in there for pair in pairs], dtype=np.bool_)
+    if not is_new_E.any():
+        return stored
+    times = np.concatenate([stored_times, times_E[is_new_E]])
+    order = np.argsort(times, kind="stable")
+    codes_E = _translated(recent.behaviors_E[is_new_E], state_behaviors, data_behaviors)
+    labels = {
+        label: np.concatenate([codes, codes_E if label == "behavior" else np.full(len(codes_E), UNKNOWN)])[
+            order
+        ]
+        for label, codes in stored.labels.items()
+    }
+    ids = np.concatenate([stored.history_ids, recent.items_E[is_new_E]])
+    return replace(stored, history_ids=ids[order], times=times[order], labels=labels)
+
+
+def _translated(codes_E: Int64Array, names: Sequence[str], to: Sequence[str]) -> Int64Array:
+    # One more place at the end, where -1 finds itself.
+    table = [to.index(name) if name in to else UNKNOWN for name in names]
+    return np.array([*table, UNKNOWN], dtype=np.int64)[codes_E]

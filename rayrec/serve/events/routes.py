@@ -1,0 +1,67 @@
+"""`POST /v1/events`: one event, or a list of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import TypeAdapter, ValidationError
+
+from rayrec.serve.errors import RequestError, explain
+from rayrec.serve.events.intake import EventIntake, LogFullError, RefusedEventError
+from rayrec.serve.events.schemas import Event, EventsAnswer
+from rayrec.serve.request_body import unpacked_body
+
+_EVENTS: TypeAdapter[list[Event]] = TypeAdapter(list[Event])
+_BODY = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": {
+                "oneOf": [Event.model_json_schema(), {"type": "array", "items": Event.model_json_schema()}]
+            }
+        }
+    },
+}
+
+
+def events_router(intake: EventIntake | None) -> APIRouter:
+    """
+    Args:
+        intake: None: the service takes no events, and says so.
+    """
+    router = APIRouter(tags=["Events"])
+
+    @router.post("/v1/events", openapi_extra={"requestBody": _BODY})
+    async def events(http: Request) -> EventsAnswer:
+        """What users did: the next recommendation for them knows it when this is answered. All events of a
+        message are taken, or none."""
+        if intake is None:
+            raise RequestError("this service takes no events; start it with --events FILE", 404)
+        posted = _checked(await unpacked_body(http))
+        try:
+            # A store may wait for its disk or its network, and nobody else shall.
+            return await asyncio.to_thread(intake.take, posted)
+        except RefusedEventError as error:
+            raise RequestError(str(error), 422) from error
+        except LogFullError as error:
+            raise RequestError(f"{error}; try again in a few seconds", 503) from error
+
+    return router
+
+
+def _checked(body: bytes) -> list[Event]:
+    try:
+        found: Any = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RequestError("the body is not valid JSON") from error
+    is_one = not isinstance(found, list)
+    try:
+        return _EVENTS.validate_python([found] if is_one else found)
+    except ValidationError as error:
+        problems: list[Any] = [
+            {**problem, "loc": problem["loc"][1:] if is_one else problem["loc"]} for problem in error.errors()
+        ]
+        raise RequestError(explain(problems, Event.model_fields), 422) from error

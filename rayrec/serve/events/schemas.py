@@ -1,0 +1,33 @@
+"""Events and what is answered to them, as the OpenAPI page describes them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StrictFloat, StrictInt, StrictStr
+
+from rayrec.serve.schemas import LATEST_S, Key, _Schema
+
+
+class Event(_Schema):
+    """Something that a user did with an item."""
+
+    user_id: Key
+    item_id: Key
+    timestamp: Annotated[StrictInt | StrictFloat, Field(ge=0, le=LATEST_S, allow_inf_nan=False)] | None = None
+    """UNIX seconds; now, if not given. An event is the same again if user, item, time and behaviour are: give
+    the time, so that a message that is sent twice counts once."""
+    behavior: StrictStr | None = None
+    """What the user did, as the log of the data has it."""
+
+
+class EventsAnswer(_Schema):
+    """What became of events."""
+
+    taken: int
+    """Events that the next recommendation knows and training will read, or did already."""
+    repeated: int
+    """Of these, such as were known before."""
+    unknown_items: int
+    """Of these, events of items that are not in the catalogue: they are kept for training and a later
+    catalogue, and no recommendation knows them."""

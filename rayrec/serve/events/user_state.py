@@ -1,0 +1,194 @@
+"""What users did since the data set was made, oldest first.
+
+Two homes, one meaning: a set of events, so that one that comes again changes nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from rayrec.platform.errors import InputError, UnavailableError
+from rayrec.platform.event_labels import UNKNOWN
+from rayrec.samples.batches import Int64Array
+from rayrec.samples.manifest import Manifest
+from rayrec.samples.stores import EventBatch, KeyValueEvents, StoreManifest, open_store
+from rayrec.samples.stores.lookup import histories_before
+from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, PER_SECOND
+from rayrec.serve.events.config import EventsConfig
+
+
+@dataclass(frozen=True)
+class UserEvents:
+    """Events of one user, or of many at a time for `append`."""
+
+    times_us_E: Int64Array
+    items_E: Int64Array
+    behaviors_E: Int64Array
+    """Codes by `UserState.behaviors`; -1 where nothing is known."""
+
+
+class UserState(Protocol):
+    """Events by user; safe to call from several threads."""
+
+    @property
+    def behaviors(self) -> tuple[str, ...] | None:
+        """Names of the codes of behaviours; None: they are not kept."""
+
+    def append(self, user_ids_E: Int64Array, events: UserEvents) -> int:
+        """Add events: all of them, or none. Returns how many were not there.
+
+        Raises:
+            UnavailableError: its store does not answer.
+        """
+
+    def histories(self, user_ids: Sequence[int]) -> list[UserEvents]:
+        """The newest events of users, in one request.
+
+        Raises:
+            UnavailableError: its store does not answer, or did not a moment ago.
+        """
+
+    def close(self) -> None: ...
+
+
+class ProcessState:
+    """In the memory of the process."""
+
+    def __init__(self, last: int, max_users: int, behaviors: tuple[str, ...] = ()) -> None:
+        self._last, self._max_users, self._behaviors = last, max_users, behaviors
+        self._events: OrderedDict[int, list[tuple[int, int, int]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def behaviors(self) -> tuple[str, ...] | None:
+        return self._behaviors or None
+
+    def append(self, user_ids_E: Int64Array, events: UserEvents) -> int:
+        columns = (user_ids_E, events.times_us_E, events.items_E, events.behaviors_E)
+        num_new = 0
+        with self._lock:
+            for user, *event in zip(*(column.tolist() for column in columns), strict=True):
+                known = self._events.setdefault(user, [])
+                self._events.move_to_end(user)
+                if tuple(event) not in known:
+                    insort(known, (event[0], event[1], event[2]))
+                    del known[: -self._last]
+                    num_new += 1
+            while len(self._events) > self._max_users:
+                self._events.popitem(last=False)
+        return num_new
+
+    def histories(self, user_ids: Sequence[int]) -> list[UserEvents]:
+        found = []
+        with self._lock:
+            for user in user_ids:
+                if user in self._events:
+                    self._events.move_to_end(user)
+                rows = np.array(self._events.get(user, []), dtype=np.int64).reshape(-1, 3)
+                found.append(UserEvents(rows[:, 0], rows[:, 1], rows[:, 2]))
+        return found
+
+    def close(self) -> None:
+        """Nothing is left to do."""
+
+
+class StoredState:
+    """In an event store, which replicas share and `join_history` reads in training."""
+
+    def __init__(
+        self,
+        store: KeyValueEvents,
+        last: int,
+        pause_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._last, self._pause_s, self._clock = store, last, pause_s, clock
+        self._per_s = PER_SECOND[store.manifest.time_unit]
+        self._down: tuple[float, UnavailableError] | None = None
+        """Until when the store is not asked, and what it last said."""
+
+    @property
+    def behaviors(self) -> tuple[str, ...] | None:
+        manifest = self._store.manifest
+        return manifest.behaviors if BEHAVIORS in manifest.columns else None
+
+    def append(self, user_ids_E: Int64Array, events: UserEvents) -> int:
+        further = {} if self.behaviors is None else {BEHAVIORS: events.behaviors_E}
+        times_E = _converted(events.times_us_E, 1_000_000, self._per_s)
+        return self._store.append(EventBatch(user_ids_E, times_E, events.items_E, further)).added
+
+    def histories(self, user_ids: Sequence[int]) -> list[UserEvents]:
+        if self._down is not None and self._clock() < self._down[0]:
+            raise self._down[1]
+        keys_B = np.array(user_ids, dtype=np.int64)
+        all_times_B = np.full(len(keys_B), np.iinfo(np.int64).max)
+        wanted = {ITEMS} if self.behaviors is None else {ITEMS, BEHAVIORS}
+        try:
+            found = histories_before(self._store, keys_B, all_times_B, self._last, wanted)
+        except UnavailableError as error:
+            self._down = self._clock() + self._pause_s, error
+            raise
+        self._down = None
+        times_N = _converted(found.times_N, self._per_s, 1_000_000)
+        items_N = found.columns[ITEMS]
+        codes_N = found.columns.get(BEHAVIORS, np.full(len(items_N), UNKNOWN)).astype(np.int64)
+        cuts = found.offsets_K1[1:-1]
+        parts = (np.split(column, cuts) for column in (times_N, items_N, codes_N))
+        return [UserEvents(*columns) for columns in zip(*parts, strict=True)]
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def open_state(config: EventsConfig, data: Manifest) -> UserState:
+    """
+    Args:
+        data: of the data set whose users and items events are of.
+
+    Raises:
+        InputError: the store cannot be used, or is one of other ids.
+        StoreUnavailableError: it does not answer.
+    """
+    if config.store is None:
+        return ProcessState(config.last, config.max_users, data.behaviors)
+    made = StoreManifest(
+        name=data.name,
+        id_kinds=data.id_kinds,
+        columns={BEHAVIORS: "int16"} if data.behaviors else {},
+        behaviors=data.behaviors,
+    )
+    store = open_store(config.store, config.retry, create=made)
+    try:
+        _check(store, data)
+    except InputError:
+        store.close()
+        raise
+    return StoredState(store, config.last, config.pause_s)
+
+
+def _check(store: KeyValueEvents, data: Manifest) -> None:
+    manifest = store.manifest
+    if manifest.id_kinds != data.id_kinds:
+        raise InputError(
+            f"{store.name}: ids of this event store are {manifest.id_kinds}, those of the data set "
+            f"{data.name} {data.id_kinds}; build the store of the log that the data set was prepared from"
+        )
+    if further := sorted(set(manifest.columns) - {BEHAVIORS}):
+        raise InputError(
+            f"{store.name}: events of this store have {', '.join(further)}, which events that come to a "
+            "service have not; build one without (rayrec data store without --keep)"
+        )
+
+
+def _converted(times_E: Int64Array, per_s: int, to_per_s: int) -> Int64Array:
+    if to_per_s >= per_s:
+        return times_E * (to_per_s // per_s)
+    return times_E // (per_s // to_per_s)
