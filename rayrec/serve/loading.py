@@ -23,13 +23,11 @@ from rayrec.serve.batching import Batcher
 from rayrec.serve.compilation import CompileService
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.current import CurrentService, Service
-from rayrec.serve.events.config import EventsConfig
-from rayrec.serve.events.intake import LOG_SCHEMA, EventIntake
-from rayrec.serve.events.user_state import UserState, open_state
+from rayrec.serve.events.intake import EventIntake
+from rayrec.serve.events.user_state import UserState
 from rayrec.serve.following import VersionFollower
 from rayrec.serve.metrics import Meter
 from rayrec.serve.page.recent import RecentActivity
-from rayrec.serve.parquet_log import ParquetLog
 from rayrec.serve.request_log import RequestLog
 from rayrec.serve.service import RecommendationService
 
@@ -64,7 +62,10 @@ def load_api(run: str | Path, config: ServeConfig, meter: Meter) -> FastAPI:
     if config.compile is not None:
         compilation = CompileService(_folder_of(run), config.compile, config.threads)
     opened = _open(run, config, config.device, compilation)
-    intake = None if config.events is None else _open_intake(opened, config.events)
+    intake = None
+    if config.events is not None:
+        intake = EventIntake.open(config.events, lambda: opened.service.pinned.dataset)
+        opened.build.user_state = opened.first.user_state = intake.state
     request_log = None if config.request_log is None else RequestLog(config.request_log)
     opened.first.warm_up()
     if compilation is not None:
@@ -87,30 +88,6 @@ def load_api(run: str | Path, config: ServeConfig, meter: Meter) -> FastAPI:
     return build_api(
         opened.service, batcher, config.timeout_s, config.access, meters, intake, request_log, on_close
     )
-
-
-def _open_intake(opened: _Opened, config: EventsConfig) -> EventIntake:
-    """Takes events; from now on the service knows them, whichever version answers.
-
-    Raises:
-        InputError: the store or the log cannot be used, or the data set has no times of histories, which tell
-            what is known twice.
-        StoreUnavailableError: the store does not answer.
-    """
-    dataset = opened.first.dataset
-    dataset.check_times()
-    log = None
-    if config.log is not None:
-        rows = config.log
-        log = ParquetLog(rows.folder, LOG_SCHEMA, rows.roll_s, rows.roll_rows, rows.max_queued)
-    try:
-        state = open_state(config, dataset.manifest)
-    except BaseException:
-        if log is not None:
-            log.close()
-        raise
-    opened.build.user_state = opened.first.user_state = state
-    return EventIntake(config, lambda: opened.service.pinned.dataset, state, log)
 
 
 def load_service(run: str | Path, config: ServeConfig, device: str | None) -> RecommendationService:

@@ -27,7 +27,7 @@ from rayrec.samples.ids import hash_strings, ids_of_kind
 from rayrec.samples.manifest import IdKind
 from rayrec.serve.events.config import EventsConfig
 from rayrec.serve.events.schemas import Event, EventsAnswer
-from rayrec.serve.events.user_state import UserEvents, UserState
+from rayrec.serve.events.user_state import UserEvents, UserState, open_state
 from rayrec.serve.parquet_log import ParquetLog
 
 LOG_SCHEMA = pa.schema(
@@ -69,11 +69,35 @@ class EventIntake:
             catalogue: the data set that answers are of now; its kinds of ids stay the same.
             clock: UNIX seconds.
         """
-        self._config, self._state, self._log, self._clock = config, state, log, clock
+        self.state = state
+        """What users did, for whoever answers them."""
+        self._config, self._log, self._clock = config, log, clock
         self._catalogue, self._id_kinds = catalogue, catalogue().manifest.id_kinds
         self._logged: OrderedDict[int, None] = OrderedDict()
         self._lock = threading.Lock()
         self._taken = self._repeated = self._unknown = 0
+
+    @classmethod
+    def open(cls, config: EventsConfig, catalogue: Callable[[], Dataset]) -> EventIntake:
+        """With the state and the log that the settings name.
+
+        Raises:
+            InputError: the store or the log cannot be used, or the data set has no times of histories, which
+                tell what is known twice.
+            StoreUnavailableError: the store does not answer.
+        """
+        dataset, log = catalogue(), None
+        dataset.check_times()
+        if config.log is not None:
+            rows = config.log
+            log = ParquetLog(rows.folder, LOG_SCHEMA, rows.roll_s, rows.roll_rows, rows.max_queued)
+        try:
+            state = open_state(config, dataset.manifest)
+        except BaseException:
+            if log is not None:
+                log.close()
+            raise
+        return cls(config, catalogue, state, log)
 
     def take(self, events: Sequence[Event]) -> EventsAnswer:
         """All of the events, or none.
@@ -96,7 +120,7 @@ class EventIntake:
         if self._log is not None and not self._log.reserve(len(events)):
             raise LogFullError("the log of events has no room, since it cannot be written")
         try:
-            added = self._state.append(users_E, UserEvents(times_E, items_E, codes_E))
+            added = self.state.append(users_E, UserEvents(times_E, items_E, codes_E))
         except BaseException:
             if self._log is not None:
                 self._log.release(len(events))
@@ -125,7 +149,7 @@ class EventIntake:
         """Write what is left."""
         if self._log is not None:
             self._log.close()
-        self._state.close()
+        self.state.close()
 
     def _add_rows(
         self,
@@ -181,7 +205,7 @@ class EventIntake:
         return np.array(times, dtype=np.int64)
 
     def _codes(self, events: Sequence[Event]) -> Int64Array:
-        names = self._state.behaviors
+        names = self.state.behaviors
         codes = []
         for place, event in enumerate(events):
             if names is None or (event.behavior is None and not names):

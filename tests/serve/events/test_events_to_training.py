@@ -12,7 +12,7 @@ from rayrec.samples.stores.join import JoinHistoryConfig
 from rayrec.serve.api import build_api
 from rayrec.serve.batching import BatchCosts, Batcher
 from rayrec.serve.events.config import EventsConfig, LogConfig, RequestLogConfig
-from rayrec.serve.loading import open_intake
+from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.request_log import RequestLog
 from rayrec.serve.service import RecommendationService
 from tests.runs import make_run
@@ -30,7 +30,8 @@ def test_a_click_is_in_the_next_recommendation_and_in_the_rows_of_training(recom
     log = LogConfig(folder=str(tmp_path / "log"))
     store = str(tmp_path / "store") if in_store else None
     service = RecommendationService(recommender, max_k=50)
-    intake = open_intake(service, EventsConfig(log=log, store=store))
+    intake = EventIntake.open(EventsConfig(log=log, store=store), lambda: recommender.dataset)
+    service.user_state = intake.state
     requests = RequestLog(RequestLogConfig(folder=str(tmp_path / "requests"), share=1.0))
     batcher = Batcher(service.recommend_all, BatchCosts({1: 1e-6, 8: 1e-6}), 8)
     api = build_api(service, batcher, 20.0, intake=intake, request_log=requests)
