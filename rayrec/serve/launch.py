@@ -25,7 +25,7 @@ def serve_run(run: str | Path, config: ServeConfig) -> None:
     Raises:
         InputError: as `serving`.
     """
-    with serving(run, config) as url, _stop_signal() as stopped:
+    with serving(run, config) as url, stop_signal() as stopped:
         logger.info(
             "up to %d requests at a time for each of %d replicas; %s",
             config.max_waiting,
@@ -66,7 +66,7 @@ def _protection(config: ServeConfig) -> str:
 
 
 @contextmanager
-def _stop_signal() -> Iterator[threading.Event]:
+def stop_signal() -> Iterator[threading.Event]:
     """An event that SIGINT and SIGTERM set inside the block, instead of what they did before."""
     stopped = threading.Event()
 
