@@ -29,6 +29,8 @@ from rayrec.serve.launch import serving, stop_signal
 
 logger = logging.getLogger(__name__)
 
+BAD_INPUT = 2
+"""What a command ends with that was refused."""
 LIVE_FOLDER = "live"
 """Below `data.samples`: rows of events that came to the service."""
 ROLL_S = 3.0
@@ -112,6 +114,7 @@ class TrainerProcess:
         """Start it again if it has ended.
 
         Raises:
+            InputError: its settings or data were refused.
             RuntimeError: it may not be, or was too often; says how it ended.
         """
         assert self._process is not None
@@ -120,6 +123,8 @@ class TrainerProcess:
             return
         if self._clock() - self._started_s >= STEADY_S:
             self._num_restarts = 0
+        if code == BAD_INPUT:
+            raise InputError("the trainer was refused; what it said above tells why")
         if not may_restart or self._num_restarts >= MOST_RESTARTS:
             raise RuntimeError(f"the trainer ended with code {code}; what it said above tells why")
         self._num_restarts += 1
