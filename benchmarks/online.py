@@ -39,7 +39,7 @@ FIRST, POPULAR = 10, ["i0", "i1"]
 def bench(options: BenchOptions) -> list[Bar]:
     with tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder:
         port = free_port()
-        command = _prepared(Path(folder)) + ["--port", str(port)]
+        command = [*_prepared(Path(folder)), "--port", str(port)]
         log.print("online: training on what happened before")
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
