@@ -1,0 +1,78 @@
+"""The dashboard and the alerts ask for what a service shows."""
+
+import json
+import re
+
+import promql_parser
+import pytest
+import yaml
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.snapshots import read_snapshot
+from rayrec.pipelines.versions.publisher import Publisher
+from rayrec.pipelines.versions.store import VersionStore
+from rayrec.platform.checkout import CHECKOUT
+from rayrec.serve.config import ServeConfig
+from rayrec.serve.events.config import EventsConfig, LogConfig, RequestLogConfig
+from rayrec.serve.loading import load_api
+from rayrec.serve.metrics import PrometheusMeter
+from tests.runs import make_run
+
+FOLDER = CHECKOUT / "docs" / "operations"
+DASHBOARD = json.loads((FOLDER / "grafana-serving.json").read_text())
+(ALERTS,) = yaml.safe_load((FOLDER / "prometheus-alerts.yaml").read_text())["groups"]
+EXPRESSIONS = [
+    *(target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]),
+    *(rule["expr"] for rule in ALERTS["rules"]),
+]
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory) -> set[str]:
+    """Names at /metrics of a service that follows versions, takes events and keeps a log."""
+    folder = tmp_path_factory.mktemp("service")
+    run = RunFolder.open(make_run(folder))
+    store = VersionStore(folder / "store")
+    Publisher(run, store).publish(read_snapshot(run.chosen_snapshot("best")))
+    config = ServeConfig(
+        page=False,
+        events=EventsConfig(log=LogConfig(folder=str(folder / "events"))),
+        request_log=RequestLogConfig(folder=str(folder / "requests")),
+    )
+    with TestClient(load_api(store.url, config, PrometheusMeter())) as client:
+        assert client.post("/v1/recommend", json={"user_id": "u1"}).status_code == 200
+        families = text_string_to_metric_families(client.get("/metrics").text)
+        return {sample.name for family in families for sample in family.samples}
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_expressions_are_promql_over_what_is_shown(shown, expression):
+    for prefix in ("", "ray_"):
+        plain = expression.replace("${prefix}", prefix).replace("$__rate_interval", "1m")
+        promql_parser.parse(plain)
+    names = set(re.findall(r"rayrec_\w+", expression))
+    assert names
+    assert names <= shown
+
+
+def test_panels_have_places_of_their_own():
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+
+
+def test_alerts_say_whom_to_wake_and_why():
+    names = [rule["alert"] for rule in ALERTS["rules"]]
+    assert len(set(names)) == len(names)
+    for rule in ALERTS["rules"]:
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert rule["annotations"]["summary"].endswith((".", "?"))
+        assert re.fullmatch(r"\d+m", rule["for"])
