@@ -132,7 +132,8 @@ class TorchProgram(ABC):
             for piece, counts in self._pieces(batch):
                 with self._compute.autocast(self._device):
                     loss = self._trained.loss(piece).float() * counts
-                (loss / features.num_targets).backward()
+                # A batch of a folder that grows may have no target at all.
+                (loss / max(features.num_targets, 1)).backward()
                 loss_sum += loss.detach()
         for parameter in self._parameters.values():
             parameter.grad = _or_zeros(parameter)

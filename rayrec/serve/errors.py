@@ -56,7 +56,10 @@ def error_response(
     Args:
         path: that was asked.
         error_id: status 500 only: the log has the cause under this id.
+        headers: of the answer; 503 has `Retry-After` in any case.
     """
+    if status == 503:
+        headers = {"Retry-After": "1"} | (headers or {})
     # JSON can write half of a surrogate pair, and a sentence may quote it.
     error = error.encode(errors="backslashreplace").decode()
     param = None if param is None else param.encode(errors="backslashreplace").decode()

@@ -1,0 +1,171 @@
+"""What users did of late: one meaning in both homes, and what answers make of it."""
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from rayrec.pipelines.recommender import Query, Recommender
+from rayrec.platform.errors import UnavailableError
+from rayrec.serve.api import build_api
+from rayrec.serve.batching import BatchCosts, Batcher
+from rayrec.serve.events.config import EventsConfig, LogConfig
+from rayrec.serve.events.intake import EventIntake
+from rayrec.serve.events.merging import with_recent
+from rayrec.serve.events.user_state import ProcessState, StoredState, UserEvents, open_state
+from rayrec.serve.service import RecommendationService
+from tests.runs import make_run
+
+NOW_US = 1_700_000_000 * 1_000_000
+
+
+@pytest.fixture(scope="module")
+def recommender(tmp_path_factory):
+    return Recommender.load(make_run(tmp_path_factory.mktemp("state")))
+
+
+def events(*pairs: tuple[int, int]) -> UserEvents:
+    """Of (seconds after now, item)."""
+    times = np.array([NOW_US + 1_000_000 * second for second, _ in pairs], dtype=np.int64)
+    items = np.array([item for _, item in pairs], dtype=np.int64)
+    return UserEvents(times, items, np.full(len(pairs), -1))
+
+
+@pytest.fixture(params=["process", "store"])
+def state(request, recommender, tmp_path):
+    store = str(tmp_path / "store") if request.param == "store" else None
+    found = open_state(EventsConfig(store=store, last=3), recommender.dataset.manifest)
+    yield found
+    found.close()
+
+
+def test_events_are_a_set_in_order_of_time_of_which_the_newest_are_kept(state):
+    assert state.append(np.array([1, 1, 2]), events((5, 50), (1, 10), (2, 20))) == 3
+    assert state.append(np.array([1, 1]), events((5, 50), (3, 30))) == 1
+    assert state.append(np.array([1]), events((4, 40))) == 1
+    of_1, of_2, of_nobody = state.histories([1, 2, 3])
+    assert of_1.items_E.tolist() == [30, 40, 50]
+    assert ((of_1.times_us_E - NOW_US) // 1_000_000).tolist() == [3, 4, 5]
+    assert of_2.items_E.tolist() == [20]
+    assert of_nobody.items_E.tolist() == []
+
+
+def test_a_process_forgets_who_has_been_away_longest():
+    state = ProcessState(last=3, max_users=2)
+    for user in (1, 2):
+        state.append(np.array([user]), events((0, user)))
+    state.histories([1])
+    state.append(np.array([3]), events((0, 3)))
+    assert [len(found.items_E) for found in state.histories([1, 2, 3])] == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("stored", "recent", "expected"),
+    [
+        ([], [(1, 7)], [7]),
+        ([(1, 5), (9, 6)], [(4, 7)], [5, 7, 6]),
+        ([(1, 5), (2, 6)], [(1, 5), (3, 7)], [5, 6, 7]),
+        ([(1, 5)], [(1, 7), (2, 5)], [5, 7, 5]),
+        ([(1, 5)], [], [5]),
+    ],
+)
+def test_what_is_stored_and_what_is_recent_are_one_history(stored, recent, expected):
+    query = Query(np.array([item for _, item in stored], dtype=np.int64))
+    times = np.array([NOW_US // 1_000_000 + second for second, _ in stored], dtype=np.int64)
+    merged = with_recent(query, times, events(*recent), (), ())
+    assert merged.history_ids.tolist() == expected
+
+
+def test_behaviours_of_a_store_are_those_of_the_data_by_name():
+    query = Query(np.array([5]), times=np.array([0]), labels={"behavior": np.array([1])})
+    seconds = np.arange(3) * 1_000_000
+    recent = UserEvents(NOW_US + seconds, np.array([6, 7, 8]), np.array([0, 1, -1]))
+    merged = with_recent(query, np.array([0]), recent, ("LIKE", "SHARE"), ("VIEW", "LIKE"))
+    assert merged.labels["behavior"].tolist() == [1, 1, -1, -1]
+
+
+class Down:
+    """A store that does not answer."""
+
+    def __init__(self, store):
+        self._store, self.is_down, self.num_reads = store, False, 0
+        self.manifest = store.manifest
+
+    def append(self, batch):
+        self._check()
+        return self._store.append(batch)
+
+    def __getattr__(self, name):
+        self.num_reads += 1
+        self._check()
+        return getattr(self._store, name)
+
+    def _check(self):
+        if self.is_down:
+            raise UnavailableError("the store", 2, "it is away")
+
+
+@contextmanager
+def service_of(recommender, state, tmp_path, **log):
+    service = RecommendationService(recommender, max_k=50)
+    service.user_state = state
+    config = EventsConfig(log=LogConfig(folder=str(tmp_path / "log"), **log), max_events=5)
+    intake = EventIntake.open(config, lambda: recommender.dataset)
+    intake.state = state
+    batcher = Batcher(service.recommend_all, BatchCosts({1: 1e-6}), 8)
+    with TestClient(build_api(service, batcher, 20.0, intake=intake)) as client:
+        yield client, intake
+
+
+def test_a_store_that_is_away_takes_no_events_and_answers_go_on_without_it(recommender, tmp_path):
+    now = 0.0
+    opened = open_state(EventsConfig(store=str(tmp_path / "store")), recommender.dataset.manifest)
+    assert isinstance(opened, StoredState)
+    store = Down(opened._store)
+    state = StoredState(store, last=10, pause_s=5.0, clock=lambda: now)
+    key = recommender.dataset.items.keys[0].as_py()
+    event = {"user_id": "u1", "item_id": key, "timestamp": 1_700_000_000}
+    asked = {"user_id": "u1", "k": 3}
+    with service_of(recommender, state, tmp_path) as (client, intake):
+        before = client.post("/v1/recommend", json=asked).json()
+        store.is_down = True
+        refused = client.post("/v1/events", json=event)
+        assert refused.status_code == 503
+        assert refused.headers["Retry-After"] == "1"
+        assert intake.figures()["event_log_queued"] == intake.figures()["events_taken"] == 0
+        without = client.post("/v1/recommend", json=asked).json()
+        assert without["degraded"] == ["no_recent_events"]
+        assert without["items"] == before["items"]
+        reads = store.num_reads
+        assert client.post("/v1/recommend", json=asked).json()["degraded"] == ["no_recent_events"]
+        assert store.num_reads == reads, "it was asked again at once"
+        store.is_down, now = False, 6.0
+        assert client.post("/v1/events", json=event).json()["taken"] == 1
+        after = client.post("/v1/recommend", json=asked).json()
+        assert after["degraded"] == []
+        assert after["items"] != before["items"]
+
+
+def test_what_cannot_be_taken_is_refused_in_whole(recommender, tmp_path):
+    state = ProcessState(last=3, max_users=10)
+    good = {"user_id": "ann", "item_id": "i1", "timestamp": 1_700_000_000}
+    with service_of(recommender, state, tmp_path, max_queued=3) as (client, intake):
+        for body, status, said in (
+            ([good, good | {"timestamp": 9_000_000_000}], 422, "in the future"),
+            ([good | {"user_id": f"u{n}"} for n in range(6)], 422, "more than the 5"),
+            ([good, {"user_id": "ann"}], 422, "1.item_id"),
+            (good | {"colour": "red"}, 422, "colour"),
+            ([good | {"user_id": f"u{n}"} for n in range(4)], 503, "no room"),
+        ):
+            answer = client.post("/v1/events", json=body)
+            assert answer.status_code == status, answer.text
+            assert said in answer.json()["error"]
+            assert ("Retry-After" in answer.headers) == (status == 503)
+        broken = client.post("/v1/events", content=b"{", headers={"Content-Type": "application/json"})
+        assert broken.status_code == 400
+        assert client.post("/v1/events", json=[]).json() == {"taken": 0, "repeated": 0, "unknown_items": 0}
+        assert intake.figures()["events_taken"] == intake.figures()["event_log_queued"] == 0
+        assert [len(found.items_E) for found in state.histories([1, 2])] == [0, 0]
+        assert client.post("/v1/events", json=[good, good]).json()["repeated"] == 1
+        assert intake.figures()["event_log_queued"] == 1
