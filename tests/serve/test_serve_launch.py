@@ -104,7 +104,11 @@ def test_the_service_answers_like_the_model_and_leaves_nothing_behind(run, free_
         with pytest.raises(InputError, match="runs Ray Serve already"):
             start(run, port=free_port + 1)
 
-    assert (ready, health["status"], health["model"]) == (200, "ready", {"run": "run", "step": 3})
+    assert (ready, health["status"], health["model"]) == (
+        200,
+        "ready",
+        {"run": "run", "step": 3, "version": None},
+    )
     assert (status, answer["source"]) == (200, "model")
     assert [item["item_id"] for item in answer["items"]] == [item.item_key for item in expected]
     assert [item["title"] for item in answer["items"]] == [item.title for item in expected]

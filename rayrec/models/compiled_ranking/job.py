@@ -18,7 +18,7 @@ import rayrec
 from rayrec.models.build import Catalogue
 from rayrec.models.compiled_ranking.buckets import Bucket
 from rayrec.models.compiled_ranking.inputs import Signature
-from rayrec.platform.devices import hardware_name
+from rayrec.platform.devices import HOST, device_of, hardware_name
 
 JOB_FILE, CATALOGUE_FILE = "job.json", "catalogue.npz"
 _ARRAYS = ("codes_IL", "known_I", "negative_log_q_I")
@@ -67,7 +67,7 @@ class Job:
     model: RankingModel
     signature: Signature
     bucket: Bucket
-    device: str = "cpu"
+    device: str = HOST.kind
     threads: int = 1
     """Of the process that will run it: generated loops are divided among as many."""
 
@@ -130,10 +130,10 @@ def environment(device: str) -> dict[str, str]:
         "processor": hashlib.sha256(processor.encode()).hexdigest()[:16],
         "device": named.type,
     }
-    if named.type == "cpu":
-        described["capability"] = torch.backends.cpu.get_cpu_capability()
-    else:
+    if device_of(named).has_own_memory:
         described["hardware"] = hardware_name(named)
+    else:
+        described["capability"] = torch.backends.cpu.get_cpu_capability()
     return described
 
 
