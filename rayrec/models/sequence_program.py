@@ -71,6 +71,10 @@ class SequenceProgram(TorchProgram):
         items_BK[empty_B], scores_BK[empty_B] = -1, -np.inf
         return RankedItems(items_BK, scores_BK)
 
+    def num_beams(self, k: int, max_beams: int | None = None) -> int:
+        """Beams of such a `rank`; 0 of a model that scores every item."""
+        return self.model.num_beams(k, max_beams)
+
     def set_catalogue(self, rows_ID: np.ndarray) -> None:
         self.model.set_catalogue(torch.tensor(rows_ID, device=self._device))
 

@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayrec.models.build import build_model
 from rayrec.models.compiled_ranking.job import RankingModel
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
 from rayrec.models.program import RankedItems
 from rayrec.models.sequence_program import SequenceProgram
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.instructions import instruction_of
+from rayrec.pipelines.item_ranker import ItemRanker, give_catalogue, item_ranker_of
 from rayrec.pipelines.loading import TrainedModel
 from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.platform.devices import get_device
-from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import UNKNOWN, Label, Part
 from rayrec.samples.batches import FeatureBatch, Int64Array, SampleBatch
 from rayrec.samples.dataset import Dataset
@@ -101,35 +100,30 @@ class Answer:
 class Recommender:
     """Ranks the catalogue for histories. Not thread-safe."""
 
-    def __init__(self, model: TrainedModel) -> None:
+    def __init__(self, model: TrainedModel, ranker: ItemRanker | None = None) -> None:
         """
+        Args:
+            ranker: has the weights of this model; None: a network in this process.
+
         Raises:
             InputError: the model ranks what is shown.
         """
         assembly = model.assembly
-        config, task = assembly.config, assembly.task
-        device = get_device(config.device)
         self.run, self.version = model.run, model.version
         self.committed_step = model.state.committed_step
-        if not isinstance(task, NextItemTask):
-            raise InputError(f"{model.run}: {config.model.name!r} scores what is shown, and names no items")
-        features = assembly.features
+        if ranker is None:
+            ranker = item_ranker_of(model)
+            give_catalogue(ranker, model)
+        task, features = assembly.task, assembly.features
+        assert isinstance(task, NextItemTask), "there is a ranker of it"
         assert isinstance(features, RowFeatures), "those of the task"
         self._task, self._features = task, features
-        catalogue = task.catalogue_known_to(model.state)
-        self.ranking_model = RankingModel(task.model.model_dump(mode="json"), catalogue)
-        """What versions have in common that may be ranked by the same compiled programs."""
-        self._program = SequenceProgram(
-            build_model(task.model, catalogue, config.seed),
-            assembly.dense_optimizer(),
-            device.torch,
-            config.seed,
+        self.ranking_model = RankingModel(
+            task.model.model_dump(mode="json"), task.catalogue_known_to(model.state)
         )
-        self._program.load(dict(model.weights), optimizer_state=None)
+        """What versions have in common that may be ranked by the same compiled programs."""
+        self._ranker = ranker
         self._tables = model.tables
-        if (table := self._program.table_of_catalogue) is not None:
-            item_ids_I = task.dataset.items.ids_I
-            self._program.set_catalogue(self._tables.read({table: item_ids_I})[table])
 
     @classmethod
     def load(
@@ -192,8 +186,9 @@ class Recommender:
         Raises:
             ValueError: they are for weights of other shapes.
         """
-        self._program.compiled = CompiledRanking(programs, self._program.model)
-        return self._program.compiled
+        assert isinstance(self._ranker, SequenceProgram), "programs are compiled where the network is"
+        self._ranker.compiled = CompiledRanking(programs, self._ranker.model)
+        return self._ranker.compiled
 
     def rank(self, samples: SampleBatch, k: int, exclude_seen: bool) -> RankedItems:
         """Catalogue positions of the k best next items of each row; -1 where there are fewer.
@@ -207,7 +202,7 @@ class Recommender:
         self, features: FeatureBatch, k: int, seen_BE: Int64Array | None, max_beams: int | None = None
     ) -> RankedItems:
         rows = self._tables.read({name: lookup.ids_M for name, lookup in features.lookups.items()})
-        return self._program.rank(features, rows, k, seen_BE, max_beams)
+        return self._ranker.rank(features, rows, k, seen_BE, max_beams)
 
     def seen(self, samples: SampleBatch) -> Int64Array:
         """[B, E] catalogue positions of each history's items, padded with -1."""
@@ -221,7 +216,7 @@ class Recommender:
 
     def num_beams(self, k: int, effort: Effort = WHOLE) -> int:
         """Beams that such a question is answered with; 0 of a model that scores every item."""
-        return self._program.model.num_beams(k, effort.max_beams)
+        return self._ranker.num_beams(k, effort.max_beams)
 
     def answer(
         self, queries: Sequence[Query], k: int, exclude_seen: bool = True, effort: Effort = WHOLE

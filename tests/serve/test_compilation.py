@@ -84,7 +84,7 @@ def assert_alike(one: list[list[tuple[str, float]]], other: list[list[tuple[str,
 @needs_compiler
 def test_programs_are_there_before_requests_and_rank_as_the_model_does(compiled, run):
     service, _, recommender, before = compiled
-    answered = recommender._program.compiled.answered
+    answered = recommender._ranker.compiled.answered
     answered.clear()
 
     found = rankings(recommender)
@@ -101,7 +101,7 @@ def test_the_next_version_has_the_programs_at_once_with_its_own_weights(compiled
     version, eager = Recommender.load(run), Recommender.load(run)
     with torch.no_grad():
         for each in (version, eager):
-            for parameter in each._program.model.parameters():
+            for parameter in each._ranker.model.parameters():
                 parameter.mul_(-1.5)
 
     ranking = service.give(version)

@@ -1,0 +1,66 @@
+"""The dense part of a recommender: features and rows of a batch -> its best items.
+
+Recommender ─ features, rows, seen items ─► ItemRanker ─► RankedItems
+                                            ├─ a SequenceProgram, in the same process
+                                            └─ `serve.services`: one of another process
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rayrec.models.build import build_model
+from rayrec.models.program import RankedItems, Rows
+from rayrec.models.sequence_program import SequenceProgram
+from rayrec.pipelines.loading import TrainedModel
+from rayrec.pipelines.tasks.next_item import NextItemTask
+from rayrec.platform.devices import get_device
+from rayrec.platform.errors import InputError
+from rayrec.samples.batches import FeatureBatch, Int64Array
+
+
+class ItemRanker(Protocol):
+    """What a recommender asks of a network."""
+
+    def rank(
+        self,
+        features: FeatureBatch,
+        rows: Rows,
+        k: int,
+        excluded_BE: Int64Array | None,
+        max_beams: int | None = None,
+    ) -> RankedItems:
+        """As `SequenceProgram.rank`."""
+        ...
+
+    def num_beams(self, k: int, max_beams: int | None = None) -> int:
+        """Beams of such a `rank`; 0 where every item is scored."""
+        ...
+
+
+def item_ranker_of(model: TrainedModel) -> SequenceProgram:
+    """The network with its weights; without the rows of the catalogue, see `give_catalogue`.
+
+    Raises:
+        InputError: the model ranks what is shown.
+    """
+    assembly = model.assembly
+    config, task = assembly.config, assembly.task
+    if not isinstance(task, NextItemTask):
+        raise InputError(f"{model.run}: {config.model.name!r} scores what is shown, and names no items")
+    program = SequenceProgram(
+        build_model(task.model, task.catalogue_known_to(model.state), config.seed),
+        assembly.dense_optimizer(),
+        get_device(config.device).torch,
+        config.seed,
+    )
+    program.load(dict(model.weights), optimizer_state=None)
+    return program
+
+
+def give_catalogue(program: SequenceProgram, model: TrainedModel) -> None:
+    """The rows of every item, to a network that needs them."""
+    if (table := program.table_of_catalogue) is not None:
+        assert isinstance(model.assembly.task, NextItemTask), "the program is of it"
+        item_ids_I = model.assembly.task.dataset.items.ids_I
+        program.set_catalogue(model.tables.read({table: item_ids_I})[table])
