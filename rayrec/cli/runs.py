@@ -480,6 +480,13 @@ def serve_command(
     request_log: Annotated[
         Path | None, typer.Option(help="YAML file: what is taken down of requests and answers [nothing].")
     ] = None,
+    services: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML file: access, features and inference as deployments of their own, with routing and a "
+            "shadow [replicas that do it all]."
+        ),
+    ] = None,
 ) -> Answer:
     """Answer requests over HTTP until interrupted."""
     from rayrec.serve.access.config import OPEN, AccessConfig
@@ -487,6 +494,7 @@ def serve_command(
     from rayrec.serve.config import ServeConfig
     from rayrec.serve.events.config import EventsConfig, RequestLogConfig
     from rayrec.serve.launch import serve_run
+    from rayrec.serve.services.config import ServicesConfig
 
     if (tls_cert is None) != (tls_key is None):
         raise InputError("--tls-cert and --tls-key belong together; give both of them, or none")
@@ -506,6 +514,7 @@ def serve_command(
         "access": OPEN if access is None else AccessConfig.load(access),
         "events": None if events is None else EventsConfig.load(events),
         "request_log": None if request_log is None else RequestLogConfig.load(request_log),
+        "services": None if services is None else ServicesConfig.load(services),
     }
     config = ServeConfig.parse(values, source="rayrec serve")
     serve_run(run, config)

@@ -48,6 +48,7 @@ class TrainedModel:
         which: str = "best",
         device: str | None = None,
         data: str | Path | None = None,
+        with_rows: bool = True,
     ) -> TrainedModel:
         """A run's snapshot, checked against the run's inputs.
 
@@ -55,6 +56,7 @@ class TrainedModel:
             which: snapshot, as `RunFolder.chosen_snapshot` knows it.
             device: overrides the device that the run was trained on.
             data: where the run's data set lies now, if it was moved.
+            with_rows: False leaves the tables empty, for who reads none of them.
 
         Raises:
             InputError: no such run, an incomplete or changed snapshot, or one of other data.
@@ -68,20 +70,25 @@ class TrainedModel:
         snapshot = read_snapshot(folder.chosen_snapshot(which))
         # Neither columns nor rates are asked of the training rows: they may be gone.
         assembly = assemble(config.for_inference(), checksums=False, columns=folder.columns)
-        return cls.of(folder.name, assembly, snapshot)
+        return cls.of(folder.name, assembly, snapshot, with_rows)
 
     @classmethod
-    def of(cls, run: str, assembly: Assembly, snapshot: Snapshot) -> TrainedModel:
+    def of(cls, run: str, assembly: Assembly, snapshot: Snapshot, with_rows: bool = True) -> TrainedModel:
         """
         Raises:
             InputError: the snapshot is one of other data.
         """
         assembly.task.check_state(snapshot.state, str(snapshot.path))
-        return cls(run, assembly, snapshot.state, snapshot.weights, local_tables(assembly, snapshot))
+        tables = local_tables(assembly, snapshot if with_rows else None)
+        return cls(run, assembly, snapshot.state, snapshot.weights, tables)
 
 
-def local_tables(assembly: Assembly, snapshot: Snapshot) -> ShardClient:
-    """The run's embedding tables as one shard in this process, read-only by use."""
+def local_tables(assembly: Assembly, snapshot: Snapshot | None) -> ShardClient:
+    """The run's embedding tables as one shard in this process, read-only by use.
+
+    Args:
+        snapshot: None: tables without rows.
+    """
     shard_map, num_servers = ShardMap(1), assembly.config.sparse.num_servers
     # One shard has the rows of all servers, so where rows are on disk it needs the memory of all of them.
     tables = [
@@ -89,6 +96,6 @@ def local_tables(assembly: Assembly, snapshot: Snapshot) -> ShardClient:
         for table in assembly.tables
     ]
     shard = EmbeddingShard(tables, shard=0, num_sources=1)
-    if tables:
+    if tables and snapshot is not None:
         shard.restore(load_tables(snapshot.sparse_chain, tables, shard_map, shard=0))
     return ShardClient(tables, shard_map, LocalTransport([shard]))

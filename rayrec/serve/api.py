@@ -18,20 +18,15 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from rayrec import __version__
-from rayrec.platform.errors import UnavailableError
-from rayrec.serve.access.access import Access, origin_of
+from rayrec.serve.access.access import Access
+from rayrec.serve.access.callers import origin_of
 from rayrec.serve.access.config import OPEN, AccessConfig
-from rayrec.serve.access.deadlines import HeaderError
-from rayrec.serve.access.limits import CallerLimitError, RefusedError
-from rayrec.serve.batching import Batcher, DeadlineError, TooManyWaitingError
+from rayrec.serve.batching import Batcher
 from rayrec.serve.completions import completions_router
 from rayrec.serve.current import Service
-from rayrec.serve.errors import RequestError, error_response, explain
+from rayrec.serve.error_handlers import add_error_handlers
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.events.routes import events_router
 from rayrec.serve.metrics import Meter, PrometheusMeter, RequestMeter, metrics_router, serving_figures
@@ -43,13 +38,11 @@ from rayrec.serve.request_guard import RequestGuard
 from rayrec.serve.request_log import REQUEST_ID, RequestLog, request_id_of
 from rayrec.serve.schemas import (
     ErrorAnswer,
-    Instruction,
     LiveAnswer,
     ReadyAnswer,
     RecommendAnswer,
     RecommendRequest,
 )
-from rayrec.serve.service import RefusedRequestError
 
 ANSWERING_ROUTES = (
     "/v1/recommend",
@@ -107,15 +100,7 @@ def build_api(
     )
     api.add_middleware(RequestGuard, max_body_bytes=MAX_BODY_BYTES)
     api.add_middleware(RequestMeter, meters=meters)
-    api.add_exception_handler(StarletteHTTPException, _http_error)
-    api.add_exception_handler(RequestValidationError, _invalid_request)
-    api.add_exception_handler(RefusedRequestError, _refused_request)
-    api.add_exception_handler(RequestError, _bad_request)
-    api.add_exception_handler(UnavailableError, _unavailable)
-    api.add_exception_handler(TooManyWaitingError, _busy)
-    api.add_exception_handler(DeadlineError, _busy)
-    api.add_exception_handler(RefusedError, _not_admitted)
-    api.add_exception_handler(HeaderError, _refused_request)
+    add_error_handlers(api)
 
     @api.post(
         "/v1/recommend",
@@ -157,49 +142,3 @@ def build_api(
     api.include_router(completions_router(service, access))
     api.include_router(events_router(intake))
     return api
-
-
-async def _http_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, StarletteHTTPException)
-    text = error.detail
-    if error.status_code in (404, 405):
-        text = f"there is no {request.method} {request.url.path}; /docs lists what there is"
-    return error_response(request.url.path, error.status_code, text, headers=dict(error.headers or {}))
-
-
-async def _busy(request: Request, error: Exception) -> JSONResponse:
-    return error_response(
-        request.url.path, 503, f"{error}; try again in a second", headers={"Retry-After": "1"}
-    )
-
-
-async def _not_admitted(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RefusedError)
-    status = 429 if isinstance(error, CallerLimitError) else 503
-    headers = {"Retry-After": str(error.retry_after_s)}
-    return error_response(request.url.path, status, str(error), headers=headers)
-
-
-async def _invalid_request(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    problems = error.errors()
-    if any(problem["type"] == "json_invalid" for problem in problems):
-        return error_response(request.url.path, 400, "the body is not valid JSON")
-    for problem in problems:
-        problem["loc"] = problem["loc"][1:]  # without the leading "body"
-    fields = RecommendRequest.model_fields if len(problems[0]["loc"]) == 1 else Instruction.model_fields
-    return error_response(request.url.path, 422, explain(problems, fields))
-
-
-async def _refused_request(request: Request, error: Exception) -> JSONResponse:
-    return error_response(request.url.path, 422, str(error))
-
-
-async def _bad_request(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestError)
-    path = request.url.path
-    return error_response(path, error.status, str(error), param=error.param, code=error.code)
-
-
-async def _unavailable(request: Request, error: Exception) -> JSONResponse:
-    return error_response(request.url.path, 503, f"a service that the row needs does not answer: {error}")

@@ -20,7 +20,7 @@ from rayrec.serve.metrics import RayMeter
 DEPLOYMENT = "recommend"
 QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
-_SPARE_REQUESTS = 32
+SPARE_REQUESTS = 32
 """Requests beyond `max_waiting` that reach a replica: health checks, and those it refuses at once."""
 
 
@@ -48,7 +48,7 @@ def build_application(run: str | Path, config: ServeConfig) -> serve.Application
     deployed = serve.deployment(
         name=DEPLOYMENT,
         num_replicas=config.num_replicas,
-        max_ongoing_requests=config.max_waiting + _SPARE_REQUESTS,
+        max_ongoing_requests=config.max_waiting + SPARE_REQUESTS,
         ray_actor_options=replica_resources(run, config),
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=5,

@@ -26,7 +26,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
-from rayrec.serve.access.access import Access, origin_of
+from rayrec.serve.access.access import Access
+from rayrec.serve.access.callers import origin_of
 from rayrec.serve.current import Service
 from rayrec.serve.errors import RequestError, explain
 from rayrec.serve.item_texts import ItemTexts

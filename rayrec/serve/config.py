@@ -14,6 +14,7 @@ from rayrec.platform.devices import device_named
 from rayrec.serve.access.config import AccessConfig
 from rayrec.serve.compile_config import CompileConfig
 from rayrec.serve.events.config import EventsConfig, RequestLogConfig
+from rayrec.serve.services.config import ServicesConfig
 from rayrec.serve.tls import TlsConfig
 
 
@@ -62,6 +63,8 @@ class ServeConfig(Config):
     """What becomes of events that are posted; None takes none."""
     request_log: RequestLogConfig | None = None
     """What is taken down of requests and answers; None: nothing."""
+    services: ServicesConfig | None = None
+    """Access, features and inference as deployments of their own; None: replicas that do it all."""
     cluster: ClusterConfig = ClusterConfig()
 
     @property
@@ -78,11 +81,26 @@ class ServeConfig(Config):
 
     @model_validator(mode="after")
     def _replicas_share_a_state(self) -> Self:
-        if self.events is not None and self.events.store is None and self.num_replicas > 1:
+        num_states = self.num_replicas if self.services is None else self.services.features.most
+        if self.events is not None and self.events.store is None and num_states > 1:
             raise ValueError(
-                f"events.store is missing: {self.num_replicas} replicas would each know other events of a "
+                f"events.store is missing: {num_states} replicas would each know other events of a "
                 "user; name an event store"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _services_are_alone(self) -> Self:
+        if self.services is None:
+            return self
+        if self.single_process:
+            raise ValueError("services are several processes; leave out --single-process, or --services")
+        if self.num_replicas > 1:
+            raise ValueError(
+                f"replicas: {self.num_replicas} of what? With --services, its file says it of each deployment"
+            )
+        if self.compile is not None:
+            raise ValueError("--compile is for models that are whole in one process; leave out --services")
         return self
 
     @field_validator("device")

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from fastapi import FastAPI
 
+from rayrec.pipelines.item_ranker import ItemRanker
 from rayrec.pipelines.loading import TrainedModel
 from rayrec.pipelines.ranking_stage import RankingStage
 from rayrec.pipelines.recommender import Recommender
@@ -31,6 +32,8 @@ from rayrec.serve.page.recent import RecentActivity
 from rayrec.serve.request_log import RequestLog
 from rayrec.serve.service import RecommendationService
 
+RankerOf = Callable[[TrainedModel], ItemRanker]
+
 
 @dataclass(frozen=True)
 class _Opened:
@@ -44,7 +47,13 @@ class _Opened:
     follower: VersionFollower | None = None
 
 
-def load_api(run: str | Path, config: ServeConfig, meter: Meter) -> FastAPI:
+def load_api(
+    run: str | Path,
+    config: ServeConfig,
+    meter: Meter,
+    ranker_of: RankerOf | None = None,
+    user_state: UserState | None = None,
+) -> FastAPI:
     """The application, warmed up; the time that batches take has been measured, which takes a moment.
 
     Sets the number of threads that PyTorch has in this process. When the application shuts down, nothing is
@@ -53,6 +62,8 @@ def load_api(run: str | Path, config: ServeConfig, meter: Meter) -> FastAPI:
     Args:
         run: folder of a run, or folder or URL with published versions, which are followed.
         meter: for whoever operates the service.
+        ranker_of: the network of a model that is elsewhere; None: in this process.
+        user_state: what users did of late, where events come to another process.
 
     Raises:
         InputError: the run, the version, or that of the ranking stage, cannot be loaded.
@@ -61,8 +72,9 @@ def load_api(run: str | Path, config: ServeConfig, meter: Meter) -> FastAPI:
     compilation = None
     if config.compile is not None:
         compilation = CompileService(_folder_of(run), config.compile, config.threads)
-    opened = _open(run, config, config.device, compilation)
+    opened = _open(run, config, config.device, compilation, ranker_of)
     intake = None
+    opened.build.user_state = opened.first.user_state = user_state
     if config.events is not None:
         intake = EventIntake.open(config.events, lambda: opened.service.pinned.dataset)
         opened.build.user_state = opened.first.user_state = intake.state
@@ -122,9 +134,13 @@ def _folder_of(run: str | Path) -> Path | None:
 
 
 def _open(
-    run: str | Path, config: ServeConfig, device: str | None, compilation: CompileService | None = None
+    run: str | Path,
+    config: ServeConfig,
+    device: str | None,
+    compilation: CompileService | None = None,
+    ranker_of: RankerOf | None = None,
 ) -> _Opened:
-    build = _Builder(config, device)
+    build = _Builder(config, device, ranker_of)
     if not VersionStore.is_there(run):
         service = build(TrainedModel.load(run, config.snapshot, device, config.data))
         return _Opened(service, service, build)
@@ -152,9 +168,9 @@ def _open(
 class _Builder:
     """Services for one model after the other, with one ranking model behind them."""
 
-    def __init__(self, config: ServeConfig, device: str | None) -> None:
+    def __init__(self, config: ServeConfig, device: str | None, ranker_of: RankerOf | None) -> None:
         self.user_state: UserState | None = None
-        self._config = config
+        self._config, self._ranker_of = config, ranker_of
         self._scorer: Scorer | None = None
         if (ranking := config.ranking) is not None:
             self._scorer = Scorer.load(ranking.run, ranking.snapshot, device, ranking.data)
@@ -164,7 +180,8 @@ class _Builder:
         Raises:
             InputError: the ranking model cannot rank for this one.
         """
-        recommender, stage = Recommender(model), None
+        ranker = None if self._ranker_of is None else self._ranker_of(model)
+        recommender, stage = Recommender(model, ranker), None
         if self._scorer is not None:
             assert self._config.ranking is not None
             stage = RankingStage(recommender, self._scorer, self._config.ranking)

@@ -36,7 +36,8 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from rayrec import __version__
-from rayrec.serve.access.access import Access, origin_of
+from rayrec.serve.access.access import Access
+from rayrec.serve.access.callers import origin_of
 from rayrec.serve.current import Service
 from rayrec.serve.errors import RequestError, explain
 from rayrec.serve.request_body import unpacked_body

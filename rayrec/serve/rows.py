@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from rayrec.platform.errors import UnavailableError
-from rayrec.serve.access.access import Access, Origin
+from rayrec.serve.access.access import Access
+from rayrec.serve.access.callers import Origin
 from rayrec.serve.errors import RequestError
 from rayrec.serve.schemas import RecommendAnswer, RecommendRequest
 from rayrec.serve.service import RecommendationService, RefusedRequestError

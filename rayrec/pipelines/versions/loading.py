@@ -31,29 +31,40 @@ def load_version(
     manifest: ModelVersion,
     device: str | None = None,
     held: LoadedVersion | None = None,
+    with_rows: bool = True,
 ) -> LoadedVersion:
     """
     Args:
         device: overrides the device that the run was trained on.
-        held: a version that shares what it can with the new one. It stays as it is.
+        held: a version, loaded with rows or without like this one, that shares what it can with it. It stays
+            as it is.
+        with_rows: False leaves the tables empty, for who reads none of them.
 
     Raises:
         InputError: a file of the version is missing or damaged, or what it holds does not fit together.
         OSError: the store does not answer.
     """
     where = f"{store.url}: version {manifest.number}"
-    assembly = _assembly(store, manifest, device, held)
+    assembly = assembly_of(store, manifest, device, held)
     assembly.task.check_state(manifest.run_state, where)
-    tables = _tables(store, manifest, assembly, held)
+    tables = _tables(store, manifest, assembly, held) if with_rows else LayeredTables({}, None)
     weights = safetensors.numpy.load_file(store.fetch(manifest.weights) / WEIGHTS)
     model = TrainedModel(manifest.run, assembly, manifest.run_state, weights, tables, manifest.number)
     return LoadedVersion(manifest, model, tables)
 
 
-def _assembly(
-    store: VersionStore, manifest: ModelVersion, device: str | None, held: LoadedVersion | None
+def assembly_of(
+    store: VersionStore,
+    manifest: ModelVersion,
+    device: str | None = None,
+    held: LoadedVersion | None = None,
 ) -> Assembly:
-    """Settings, catalogue and semantic IDs."""
+    """Settings, catalogue and semantic IDs of a version.
+
+    Args: as `load_version`.
+
+    Raises: as `load_version`.
+    """
     if held is not None:
         same = ("definition", "catalogue", "semantic_ids")
         if all(getattr(held.manifest, name) == getattr(manifest, name) for name in same):

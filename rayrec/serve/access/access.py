@@ -11,38 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from fastapi import Request
-
 from rayrec.serve.access.answer_cache import AnswerCache, key_of
+from rayrec.serve.access.callers import Origin, caller_of
 from rayrec.serve.access.config import AccessConfig, StepName
-from rayrec.serve.access.deadlines import HeaderError, timeout_of
+from rayrec.serve.access.deadlines import timeout_of
 from rayrec.serve.access.degrade import NOT_LOWERED, Ladder, Lowered
 from rayrec.serve.access.limits import Admissions, Clock
 from rayrec.serve.batching import Batcher
 from rayrec.serve.current import Service
 from rayrec.serve.schemas import RecommendAnswer, RecommendRequest
 from rayrec.serve.service import LoweredRequest, RecommendationService
-
-MAX_CALLER_KEY = 256
-"""Characters: each caller's is kept."""
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a request is from."""
-
-    headers: Mapping[str, str]
-    """Of HTTP; names in any case."""
-    address: str | None
-    """Where the connection is from."""
-
-
-def origin_of(http: Request) -> Origin:
-    return Origin(http.headers, http.client.host if http.client else None)
 
 
 @dataclass(frozen=True)
@@ -112,7 +93,7 @@ class Access:
         if pinned is None:
             pinned = self._service.pinned
         timeout_s = timeout_of(origin.headers, self._timeout_s)
-        leave = self._admissions.admit(self._caller(origin))
+        leave = self._admissions.admit(caller_of(origin, self._config.callers.header))
         try:
             lowered = self._lowered()
             key = None if self._cache is None else key_of(request, pinned.model, pinned.ranker)
@@ -163,16 +144,6 @@ class Access:
             cached=0 if cache is None else len(cache),
             cache_hits=0 if cache is None else cache.num_hits,
         )
-
-    def _caller(self, origin: Origin) -> Hashable:
-        """A key and an address are never the same caller."""
-        name = self._config.callers.header
-        key = origin.headers.get(name)
-        if key is None:
-            return "address", origin.address
-        if len(key) > MAX_CALLER_KEY:
-            raise HeaderError(f"{name}: expected at most {MAX_CALLER_KEY} characters, got {len(key)}")
-        return "key", key
 
     def _lowered(self) -> Lowered:
         if not self._config.degrade.steps:

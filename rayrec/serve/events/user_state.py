@@ -15,13 +15,14 @@ from typing import Protocol
 
 import numpy as np
 
-from rayrec.platform.errors import InputError, UnavailableError
+from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import UNKNOWN
 from rayrec.samples.batches import Int64Array
 from rayrec.samples.manifest import Manifest
 from rayrec.samples.stores import EventBatch, KeyValueEvents, StoreManifest, open_store
 from rayrec.samples.stores.lookup import histories_before
 from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, PER_SECOND
+from rayrec.serve.events.circuit import Circuit
 from rayrec.serve.events.config import EventsConfig
 
 
@@ -110,10 +111,9 @@ class StoredState:
         pause_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._last, self._pause_s, self._clock = store, last, pause_s, clock
+        self._store, self._last = store, last
         self._per_s = PER_SECOND[store.manifest.time_unit]
-        self._down: tuple[float, UnavailableError] | None = None
-        """Until when the store is not asked, and what it last said."""
+        self._circuit = Circuit(pause_s, clock)
 
     @property
     def behaviors(self) -> tuple[str, ...] | None:
@@ -126,17 +126,10 @@ class StoredState:
         return self._store.append(EventBatch(user_ids_E, times_E, events.items_E, further)).added
 
     def histories(self, user_ids: Sequence[int]) -> list[UserEvents]:
-        if self._down is not None and self._clock() < self._down[0]:
-            raise self._down[1]
         keys_B = np.array(user_ids, dtype=np.int64)
         all_times_B = np.full(len(keys_B), np.iinfo(np.int64).max)
         wanted = {ITEMS} if self.behaviors is None else {ITEMS, BEHAVIORS}
-        try:
-            found = histories_before(self._store, keys_B, all_times_B, self._last, wanted)
-        except UnavailableError as error:
-            self._down = self._clock() + self._pause_s, error
-            raise
-        self._down = None
+        found = self._circuit(lambda: histories_before(self._store, keys_B, all_times_B, self._last, wanted))
         times_N = _converted(found.times_N, self._per_s, 1_000_000)
         items_N = found.columns[ITEMS]
         codes_N = found.columns.get(BEHAVIORS, np.full(len(items_N), UNKNOWN)).astype(np.int64)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from rayrec.pipelines.recommender import WHOLE, Effort
-from rayrec.serve.access.access import Access, Origin
+from rayrec.serve.access.access import Access
+from rayrec.serve.access.callers import Origin
 from rayrec.serve.access.config import AccessConfig
 from rayrec.serve.access.deadlines import HEADER, HeaderError
 from rayrec.serve.access.limits import CallerLimitError, ServiceLimitError

@@ -1,0 +1,185 @@
+"""The dense part of inference: networks by version, asked with packed batches; and how the sparse part asks.
+
+sparse part: Recommender ─► RemoteRanker ─ one buffer ─► DensePart: the network of the batch's version
+                                                          └ not there: loaded now, the oldest one goes
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rayrec.embeddings.threads import give_way
+from rayrec.models.program import RankedItems, Rows
+from rayrec.models.sequence_program import SequenceProgram
+from rayrec.pipelines.item_ranker import give_catalogue, item_ranker_of
+from rayrec.pipelines.loading import TrainedModel
+from rayrec.pipelines.versions.loading import LoadedVersion, load_version
+from rayrec.pipelines.versions.store import VersionStore
+from rayrec.samples.batches import FeatureBatch, Int64Array
+from rayrec.serve.config import ServeConfig
+from rayrec.serve.services.packed_batch import RankBatch, packed_items, unpacked_items
+
+logger = logging.getLogger(__name__)
+
+MOST_VERSIONS = 3
+"""Held: the one that answers, the one before, and one that sparse parts are going to or coming from."""
+
+Load = Callable[[int | None], SequenceProgram]
+"""The network of a version."""
+
+
+class DensePart:
+    """Ranks packed batches. Safe to call from several threads; one batch is computed at a time."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._programs: OrderedDict[int | None, SequenceProgram] = OrderedDict()
+        self._computing, self._loading = threading.Lock(), threading.Lock()
+
+    @staticmethod
+    def open(run: str | Path, config: ServeConfig) -> DensePart:
+        """Of a run, or of published versions.
+
+        Raises:
+            InputError: the run or the version cannot be loaded.
+        """
+        torch.set_num_threads(config.threads)
+        if VersionStore.is_there(run):
+            store = VersionStore(run)
+            part = DensePart(_VersionLoader(store, config.device))
+            part.hold(store.serving().number)
+            return part
+        part = DensePart(lambda version: _of_run(run, config, version))
+        part.hold(None)
+        return part
+
+    def beam_width(self) -> int:
+        """Of the version that was loaded last; 0 of a model that scores every item."""
+        return next(reversed(self._programs.values())).num_beams(0)
+
+    def hold(self, version: int | None) -> None:
+        """Load a version, if it is not there.
+
+        Raises:
+            InputError: it cannot be loaded.
+        """
+        self._program(version)
+
+    def rank(self, packed: bytes) -> bytes:
+        """Best items of a packed `RankBatch`."""
+        batch = RankBatch.unpacked(packed)
+        program = self._program(batch.version)
+        with self._computing:
+            ranked = program.rank(batch.features, batch.rows, batch.k, batch.excluded_BE, batch.max_beams)
+        return packed_items(ranked)
+
+    def _program(self, version: int | None) -> SequenceProgram:
+        if (program := self._programs.get(version)) is not None:
+            return program
+        with self._loading:  # batches of versions that are there do not wait for it
+            if version not in self._programs:
+                self._programs[version] = self._load(version)
+                while len(self._programs) > MOST_VERSIONS:
+                    self._programs.popitem(last=False)
+            return self._programs[version]
+
+
+class _VersionLoader:
+    """Networks of a store's versions, which share settings and catalogue where these are the same."""
+
+    def __init__(self, store: VersionStore, device: str | None) -> None:
+        self._store, self._device = store, device
+        self._held: LoadedVersion | None = None
+        self._with_rows = False
+
+    def __call__(self, version: int | None) -> SequenceProgram:
+        assert version is not None, "sparse parts of a store name the version"
+        manifest = self._store.version(version)
+        loaded = load_version(self._store, manifest, self._device, self._held, self._with_rows)
+        program = item_ranker_of(loaded.model)
+        if program.table_of_catalogue is not None and not self._with_rows:
+            self._with_rows = True
+            loaded = load_version(self._store, manifest, self._device)
+        give_catalogue(program, loaded.model)
+        self._held = loaded
+        return program
+
+
+def _of_run(run: str | Path, config: ServeConfig, version: int | None) -> SequenceProgram:
+    assert version is None, "a run has one version"
+
+    def load(with_rows: bool) -> TrainedModel:
+        return TrainedModel.load(run, config.snapshot, config.device, config.data, with_rows)
+
+    model = load(with_rows=False)
+    program = item_ranker_of(model)
+    if program.table_of_catalogue is not None:
+        model = load(with_rows=True)
+    give_catalogue(program, model)
+    return program
+
+
+class DenseFollower:
+    """Has a dense part hold the version that a store points to, before it is asked for it."""
+
+    def __init__(self, store: VersionStore, part: DensePart, every_s: float) -> None:
+        self._store, self._part, self._every_s = store, part, every_s
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="versions", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Return when nothing is loaded any more."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        give_way()
+        said: str | None = None
+        while not self._stopping.wait(self._every_s):
+            try:
+                if (pointer := self._store.current()) is not None:
+                    self._part.hold(pointer.version)
+                said = None
+            except Exception as error:  # the versions that are held answer as before
+                if str(error) != said:
+                    said = str(error)
+                    logger.error("a version is not loaded: %s", error)
+
+
+class RemoteRanker:
+    """The network of a version in a dense part elsewhere."""
+
+    def __init__(self, ask: Callable[[bytes], bytes], version: int | None, beam_width: int) -> None:
+        """
+        Args:
+            ask: `DensePart.rank`, wherever it runs.
+            beam_width: of the model, 0 where it scores every item.
+        """
+        self._ask, self._version, self._beam_width = ask, version, beam_width
+
+    def rank(
+        self,
+        features: FeatureBatch,
+        rows: Rows,
+        k: int,
+        excluded_BE: Int64Array | None,
+        max_beams: int | None = None,
+    ) -> RankedItems:
+        """As `SequenceProgram.rank`."""
+        arrays = {name: np.asarray(rows[name]) for name in features.lookups}
+        batch = RankBatch(self._version, features, arrays, k, excluded_BE, max_beams)
+        return unpacked_items(self._ask(batch.packed()))
+
+    def num_beams(self, k: int, max_beams: int | None = None) -> int:
+        """As `SequenceProgram.num_beams`."""
+        if not self._beam_width:
+            return 0
+        return max(k, self._beam_width if max_beams is None else min(self._beam_width, max_beams))

@@ -1,0 +1,261 @@
+"""The service as deployments of Ray Serve that scale alone.
+
+    HTTP ─► access ─► sparse ─► dense        of the main target
+                 │      └─────► features     users' events, read
+                 ├──► sparse.NAME ─► dense.NAME ...    of the others
+                 └──► features               events that are posted
+
+Thin shells: what they hold knows nothing of Ray. A batch goes from the sparse to the dense part when that one
+is free for it: the batcher's thread waits for the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from rayrec.pipelines.item_ranker import ItemRanker
+from rayrec.pipelines.loading import TrainedModel
+from rayrec.pipelines.versions.store import VersionStore
+from rayrec.platform.devices import ray_claim
+from rayrec.platform.remote_files import absolute
+from rayrec.serve.access.config import AccessConfig
+from rayrec.serve.application import QUIET, SPARE_REQUESTS
+from rayrec.serve.bearer_token import require_token
+from rayrec.serve.config import ServeConfig
+from rayrec.serve.events.user_state import UserEvents
+from rayrec.serve.loading import device_of, load_api
+from rayrec.serve.metrics import RayMeter
+from rayrec.serve.services.config import MAIN, ReplicasConfig, ServicesConfig
+from rayrec.serve.services.dense import DenseFollower, DensePart, RemoteRanker
+from rayrec.serve.services.features import FeaturesPart, RemoteState
+from rayrec.serve.services.gateway import Gateway, build_gateway
+from rayrec.serve.services.handle_calls import HandleCalls
+from rayrec.serve.services.http_messages import (
+    HttpAnswer,
+    HttpRequest,
+    SendHttp,
+    answered_by,
+    lifespan_of,
+)
+
+ACCESS, FEATURES, SPARSE, DENSE = "access", "features", "sparse", "dense"
+
+
+class AccessReplica:
+    """A shell around `Gateway`."""
+
+    def __init__(
+        self,
+        run: str,
+        config: ServeConfig,
+        targets: dict[str, DeploymentHandle],
+        features: DeploymentHandle | None,
+    ) -> None:
+        assert config.services is not None, "as these deployments are of it"
+        # Limits are here, of all targets together; what targets do under load is theirs.
+        gateway = Gateway(
+            config.services,
+            config.access,
+            {name: _sender(handle) for name, handle in targets.items()},
+            None if features is None else _sender(features),
+            config.timeout_s + 1,  # the target refuses what it cannot answer in time, and says why
+        )
+        self._api = build_gateway(gateway, [RayMeter(Path(run).name)])
+        require_token(self._api, config.token_sha256)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called by Ray Serve after the constructor."""
+        return self._api
+
+
+class FeaturesReplica:
+    """A shell around `FeaturesPart`."""
+
+    def __init__(self, run: str, config: ServeConfig, working_directory: str) -> None:
+        os.chdir(working_directory)
+        self._part = FeaturesPart.open(run, config)
+        self._api = self._part.api([RayMeter(Path(run).name)])
+
+    async def http(self, request: HttpRequest) -> HttpAnswer:
+        return await answered_by(self._api, request)
+
+    async def histories(self, user_ids: Sequence[int]) -> list[UserEvents]:
+        # A store may wait for its disk or its network, and nobody else shall.
+        return await asyncio.to_thread(self._part.histories, user_ids)
+
+    async def behaviors(self) -> tuple[str, ...] | None:
+        return self._part.behaviors
+
+    def __del__(self) -> None:
+        """Called by Ray Serve before it ends a replica."""
+        if hasattr(self, "_part"):  # also of one that could not be made
+            self._part.close()
+
+
+class SparseReplica:
+    """A shell around `load_api`, whose network and users' events are elsewhere."""
+
+    def __init__(
+        self,
+        run: str,
+        config: ServeConfig,
+        working_directory: str,
+        dense: DeploymentHandle,
+        features: DeploymentHandle | None,
+    ) -> None:
+        os.chdir(working_directory)
+        self._calls = HandleCalls()
+        call, timeout_s = self._calls.call, config.timeout_s
+        beam_width: int = call(dense, "beam_width", timeout_s=timeout_s)
+
+        def ranker_of(model: TrainedModel) -> ItemRanker:
+            def ask(packed: bytes) -> bytes:
+                ranked: bytes = call(dense, "rank", packed, timeout_s=timeout_s)
+                return ranked
+
+            return RemoteRanker(ask, model.version, beam_width)
+
+        state = None
+        if features is not None:
+            assert config.events is not None, "as there are features"
+
+            def histories(user_ids: Sequence[int]) -> list[UserEvents]:
+                found: list[UserEvents] = call(features, "histories", list(user_ids), timeout_s=timeout_s)
+                return found
+
+            behaviors = call(features, "behaviors", timeout_s=timeout_s)
+            state = RemoteState(histories, behaviors, config.events.pause_s)
+        alone = config.model_copy(
+            update={"events": None, "services": None, "access": AccessConfig(degrade=config.access.degrade)}
+        )
+        self._api = load_api(run, alone, RayMeter(Path(run).name), ranker_of, state)
+        self._lifespan: AsyncExitStack | None = None
+
+    async def http(self, request: HttpRequest) -> HttpAnswer:
+        if self._lifespan is None:
+            self._lifespan = AsyncExitStack()
+            await self._lifespan.enter_async_context(lifespan_of(self._api))
+        return await answered_by(self._api, request)
+
+    async def __del__(self) -> None:
+        """Called by Ray Serve before it ends a replica."""
+        lifespan: AsyncExitStack | None = getattr(self, "_lifespan", None)  # also of one that was not made
+        if lifespan is not None:
+            await lifespan.aclose()
+
+
+class DenseReplica:
+    """A shell around `DensePart`."""
+
+    def __init__(self, run: str, config: ServeConfig, working_directory: str) -> None:
+        os.chdir(working_directory)
+        self._part = DensePart.open(run, config)
+        self._threads = ThreadPoolExecutor(1, "dense")
+        self._follower: DenseFollower | None = None
+        if VersionStore.is_there(run):
+            self._follower = DenseFollower(VersionStore(run), self._part, config.follow_every_s)
+
+    async def rank(self, packed: bytes) -> bytes:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._part.rank, packed)
+
+    async def beam_width(self) -> int:
+        return self._part.beam_width()
+
+    def __del__(self) -> None:
+        """Called by Ray Serve before it ends a replica."""
+        follower: DenseFollower | None = getattr(self, "_follower", None)
+        if follower is not None:
+            follower.stop()
+
+
+def build_services(run: str | Path, config: ServeConfig) -> serve.Application:
+    """What `ray.serve.run` takes; nothing is loaded until then."""
+    services = config.services
+    assert services is not None, "the caller looks"
+    here = os.getcwd()  # runs' configs may name their data relative to it
+    location = absolute(str(run))
+    features = None
+    if config.events is not None:
+        features = _deployed(FEATURES, FeaturesReplica, config, services.features).bind(
+            location, config, here
+        )
+    targets = {}
+    for name, (of_target, settings) in targets_of(location, config, services).items():
+        suffix = "" if name == MAIN else f".{name}"
+        dense = _deployed(
+            DENSE + suffix, DenseReplica, settings, services.dense, ray_claim(device_of(of_target, settings))
+        ).bind(of_target, settings.model_copy(update={"threads": services.dense.threads}), here)
+        targets[name] = _deployed(SPARSE + suffix, SparseReplica, settings, services.sparse).bind(
+            of_target, settings, here, dense, features
+        )
+    access = _deployed(ACCESS, serve.ingress()(AccessReplica), config, services.access)
+    return access.bind(location, config, targets, features)
+
+
+def targets_of(run: str, config: ServeConfig, services: ServicesConfig) -> dict[str, tuple[str, ServeConfig]]:
+    """Where the model of each target is, and the settings of what serves it."""
+    targets = {MAIN: (run, config)}
+    for name, target in services.targets.items():
+        own = {"snapshot": target.snapshot, "data": target.data, "ranking": None}
+        targets[name] = absolute(target.run), config.model_copy(update=own)
+    return targets
+
+
+def resources_of(run: str | Path, config: ServeConfig) -> list[tuple[dict[str, Any], int]]:
+    """What actors ask of Ray and how many of them, for those that claim an accelerator."""
+    services = config.services
+    assert services is not None, "the caller looks"
+    return [
+        (
+            {"num_cpus": services.dense.cpus, **ray_claim(device_of(of_target, settings))},
+            services.dense.replicas,
+        )
+        for of_target, settings in targets_of(absolute(str(run)), config, services).values()
+    ]
+
+
+def _deployed(
+    name: str,
+    replica: Any,
+    config: ServeConfig,
+    replicas: ReplicasConfig,
+    claim: dict[str, Any] | None = None,
+) -> serve.Deployment:
+    scaling: dict[str, Any] = {"num_replicas": replicas.replicas}
+    if replicas.max_replicas is not None:
+        scaling = {
+            "autoscaling_config": {
+                "min_replicas": replicas.replicas,
+                "max_replicas": replicas.max_replicas,
+                "target_ongoing_requests": replicas.requests_per_replica,
+            }
+        }
+    return serve.deployment(
+        name=name,
+        **scaling,
+        max_ongoing_requests=config.max_waiting + SPARE_REQUESTS,
+        ray_actor_options={"num_cpus": replicas.cpus, **(claim or {})},
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=5,
+        # What cannot be loaded cannot be loaded a second time either.
+        max_constructor_retry_count=1,
+        logging_config=QUIET,
+    )(replica)
+
+
+def _sender(handle: DeploymentHandle) -> SendHttp:
+    async def send(request: HttpRequest) -> HttpAnswer:
+        answer: HttpAnswer = await handle.http.remote(request)
+        return answer
+
+    return send

@@ -1,0 +1,177 @@
+"""The gateway: who answers whom, and what nobody computes."""
+
+import asyncio
+import json
+from collections import Counter
+
+import pytest
+from fastapi.testclient import TestClient
+
+from rayrec.platform.errors import InputError
+from rayrec.serve.access.config import OPEN, AccessConfig
+from rayrec.serve.metrics import PrometheusMeter
+from rayrec.serve.services.config import ServicesConfig
+from rayrec.serve.services.gateway import Gateway, build_gateway
+from rayrec.serve.services.http_messages import HttpAnswer, HttpRequest
+
+SPLIT = {
+    "targets": {"new": {"run": "other"}},
+    "routing": {"experiment": "e1", "weights": {"main": 0.5, "new": 0.5}},
+}
+
+
+class Target:
+    """Answers with what it was asked."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.asked = name, []
+        self.errors = []
+        self.let = None
+
+    async def __call__(self, request: HttpRequest) -> HttpAnswer:
+        self.asked.append(request)
+        if self.errors:
+            raise self.errors.pop(0)
+        if self.let is not None:
+            await self.let.wait()
+        body = json.dumps({"by": self.name, "path": request.path}).encode()
+        return HttpAnswer(200, ((b"content-type", b"application/json"),), body)
+
+
+def client_of(settings=None, access=OPEN, timeout_s=5.0, with_events=True, meters=()):
+    targets = {name: Target(name) for name in ("main", *(settings or {}).get("targets", {}))}
+    events = Target("features") if with_events else None
+    gateway = Gateway(ServicesConfig.parse(settings or {}), access, targets, events, timeout_s)
+    return TestClient(build_gateway(gateway, meters)), targets, events
+
+
+def test_all_goes_to_main_but_events_and_the_probe_of_life():
+    client, targets, events = client_of()
+
+    for path in ("/v1/recommend", "/v1/completions", "/v2/models/recommend/infer"):
+        answer = client.post(path, json={"user_id": "u1"})
+        assert (answer.json(), answer.headers["x-target"]) == ({"by": "main", "path": path}, "main")
+    assert client.get("/").json()["by"] == "main"
+    assert client.get("/openapi.json?pretty=1").json() == {"by": "main", "path": "/openapi.json"}
+    assert client.post("/v1/events", json=[]).json()["by"] == "features"
+    assert client.get("/health/live").json() == {"status": "live"}
+
+    assert targets["main"].asked[-1].query == b"pretty=1"
+    assert json.loads(targets["main"].asked[0].body) == {"user_id": "u1"}
+    assert len(events.asked) == 1
+
+
+def test_without_features_main_says_that_nobody_takes_events():
+    client, _, _ = client_of(with_events=False)
+
+    assert client.post("/v1/events", json=[]).json()["by"] == "main"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        lambda user: {"json": {"user_id": user}},
+        lambda user: {"json": {"user": user, "prompt": ""}},
+        lambda user: {"content": b"tensors", "headers": {"X-User-Id": user}},
+    ],
+    ids=["user_id", "user", "header"],
+)
+def test_a_user_stays_with_a_target_and_users_are_divided_by_weight(asked):
+    client, _, _ = client_of(SPLIT)
+
+    by_user = [
+        {client.post("/v1/recommend", **asked(f"u{user}")).headers["x-target"] for _ in range(2)}
+        for user in range(200)
+    ]
+
+    assert all(len(targets) == 1 for targets in by_user)
+    counts = Counter(next(iter(targets)) for targets in by_user)
+    assert 70 < counts["new"] < 130
+    # The same everywhere: also where the id is a number, or is said in another way.
+    again = client.post("/v1/recommend", headers={"X-User-Id": "u7"}, json={"user_id": "u8"})
+    assert again.headers["x-target"] in by_user[7]
+
+
+def test_nobody_is_divided_at_random_and_odd_bodies_go_somewhere():
+    client, _, _ = client_of(SPLIT)
+
+    bodies = [b"", b"{", b"[1]", b'{"user_id": true}', b'{"user_id": "\\ud800"}', b"[" * 100_000]
+    for body in bodies:
+        assert client.post("/v1/recommend", content=body).status_code == 200
+    found = {client.post("/v1/recommend", json={}).headers["x-target"] for _ in range(60)}
+    assert found == {"main", "new"}
+
+
+def test_a_shadow_gets_the_same_and_nobody_waits_for_it():
+    settings = {
+        "targets": {"new": {"run": "other"}},
+        "shadow": {"target": "new", "share": 1.0, "max_in_flight": 1},
+    }
+    meter = PrometheusMeter()
+    client, targets, _ = client_of(settings, meters=[meter])
+    targets["new"].let = asyncio.Event()  # never set
+
+    with client:
+        for _ in range(3):
+            assert client.post("/v1/recommend", json={"user_id": "u1"}).json()["by"] == "main"
+
+    assert len(targets["main"].asked) == 3
+    assert targets["new"].asked == targets["main"].asked[:1]
+    shown = meter.page().decode()
+    assert "rayrec_gateway_shadow_sent 1.0" in shown
+    assert "rayrec_gateway_shadow_dropped 2.0" in shown
+    assert 'rayrec_requests_total{route="/v1/recommend",status="200"} 3.0' in shown
+
+
+def test_limits_hold_for_all_targets_together_and_leave_the_rest_alone():
+    access = AccessConfig.parse({"callers": {"rate": 0.001, "burst": 2}})
+    client, targets, _ = client_of(SPLIT, access)
+
+    statuses = [client.post("/v1/recommend", json={"user_id": f"u{user}"}) for user in range(4)]
+    other = client.post("/v1/recommend", json={}, headers={"X-Caller-Key": "other"})
+
+    assert [answer.status_code for answer in statuses] == [200, 200, 429, 429]
+    assert int(statuses[-1].headers["retry-after"]) > 0
+    assert other.status_code == 200
+    assert sum(len(target.asked) for target in targets.values()) == 3
+    assert client.get("/health/ready").status_code == 200
+
+
+def test_who_goes_away_is_asked_again_once_but_events_are_not_sent_twice():
+    client, targets, events = client_of()
+    targets["main"].errors = [RuntimeError("the replica died")]
+    events.errors = [RuntimeError("the replica died")]
+
+    assert client.post("/v1/recommend", json={}).status_code == 200
+    assert len(targets["main"].asked) == 2
+    lost = client.post("/v1/events", json=[])
+    assert (lost.status_code, lost.json()) == (503, {"error": "features does not answer now; try again"})
+    assert lost.headers["retry-after"] == "1"
+    assert len(events.asked) == 1
+
+
+def test_a_target_that_does_not_answer_is_a_503_in_the_form_of_the_protocol():
+    client, targets, _ = client_of(timeout_s=0.05)
+    targets["main"].errors = [RuntimeError("gone"), RuntimeError("gone")]
+    assert client.post("/v2/models/recommend/infer", json={}).status_code == 503
+    targets["main"].let = asyncio.Event()
+
+    late = client.post("/v1/completions", json={})
+
+    assert late.status_code == 503
+    assert late.json()["error"]["type"] == "server_error"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"targets": {"main": {"run": "x"}}}, "'main' is what the service is started with"),
+        ({"targets": {"new": {"run": "x"}}}, "nobody would ask 'new'"),
+        ({"routing": {"experiment": "e", "weights": {"other": 1}}}, "there is no target 'other'"),
+        ({"shadow": {"target": "other", "share": 0.1}}, "there is no target 'other'"),
+        ({"dense": {"replicas": 2, "max_replicas": 1}}, "1 are fewer than the 2"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused(settings, sentence):
+    with pytest.raises(InputError, match=sentence):
+        ServicesConfig.parse(settings)

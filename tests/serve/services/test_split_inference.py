@@ -1,0 +1,161 @@
+"""A recommender whose network is elsewhere answers as one that is whole."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from rayrec.pipelines.loading import TrainedModel
+from rayrec.pipelines.recommender import Effort, Query, Recommender
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.snapshots import read_snapshot
+from rayrec.pipelines.versions.loading import load_version
+from rayrec.pipelines.versions.publisher import Publisher
+from rayrec.pipelines.versions.store import VersionStore
+from rayrec.platform.errors import InputError
+from rayrec.samples.batches import FeatureBatch, TableLookup
+from rayrec.serve.config import ServeConfig
+from rayrec.serve.services.dense import MOST_VERSIONS, DenseFollower, DensePart, RemoteRanker
+from rayrec.serve.services.packed_batch import RankBatch
+from tests.runs import SPARSE_SASREC, make_run
+
+RUNS = {
+    "rows of the catalogue": ("sasrec", {"item_matrix": "sparse", "user_embedding": True}),
+    "dense weights alone": ("sasrec", {}),
+    "times": ("hstu", {}),
+    "beams": ("generative", {}),
+    "instructions": ("encoder", {"instruction": {"parts": ["scenario", "behavior", "trigger_item"]}}),
+}
+
+
+def answers_of(recommender: Recommender, effort: Effort, instruction=None):
+    queries = [recommender.query_of_user(f"u{user}") for user in (1, 2, 3, 17)]
+    queries.append(Query(np.zeros(0, dtype=np.int64)))
+    if instruction is not None:
+        queries = [
+            Query(query.history_ids, query.user_id, query.times, query.labels, instruction)
+            for query in queries
+        ]
+    return [
+        recommender.answer(queries, 5, exclude_seen=True, effort=effort),
+        recommender.answer(queries, 7, exclude_seen=False, effort=effort),
+    ]
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_network_elsewhere_answers_to_the_bit_like_one_at_hand(tmp_path, kind):
+    model, settings = RUNS[kind]
+    run = make_run(tmp_path, model, labelled=kind == "instructions", **settings)
+    whole = Recommender.load(run)
+    part = DensePart.open(run, ServeConfig())
+    rowless = TrainedModel.load(run)
+    split = Recommender(rowless, RemoteRanker(part.rank, None, part.beam_width()))
+    instruction = None
+    if kind == "instructions":
+        instruction = whole.instruction_of({"scenario": "search", "trigger_item": "i3"})
+
+    for effort in (Effort(), Effort(max_beams=6, max_events=3)):
+        assert answers_of(split, effort, instruction) == answers_of(whole, effort, instruction)
+        for k in (1, 5, 60):
+            assert split.num_beams(k, effort) == whole.num_beams(k, effort)
+
+
+def test_a_batch_travels_with_all_that_a_network_reads():
+    features = FeatureBatch(
+        step=3,
+        row_keys_B=np.array([7, 8]),
+        offsets_B1=np.array([0, 2, 2]),
+        items_N=np.array([4, 5]),
+        targets_N=None,
+        num_targets=0,
+        lookups={
+            "item": TableLookup(np.array([40, 50]), np.array([1, 0]), np.array([40, 50])),
+            "user": TableLookup(np.array([9]), np.array([[0], [0]]), np.array([9])),
+        },
+        times_N=np.array([100, 200]),
+        labels={"behavior": np.array([1, -1])},
+        instruction={"scenario": np.array([0, 2])},
+    )
+    rows = {"item": np.eye(2, 3, dtype=np.float32), "user": np.zeros((1, 0), dtype=np.float32)}
+    batch = RankBatch(11, features, rows, 5, np.array([[4, -1], [-1, -1]]), 30)
+
+    found = RankBatch.unpacked(batch.packed())
+
+    assert (found.version, found.k, found.max_beams, found.features.step) == (11, 5, 30, 3)
+    np.testing.assert_array_equal(found.excluded_BE, batch.excluded_BE)
+    for name in ("row_keys_B", "offsets_B1", "items_N", "times_N"):
+        np.testing.assert_array_equal(getattr(found.features, name), getattr(features, name))
+    for table, lookup in features.lookups.items():
+        np.testing.assert_array_equal(found.features.lookups[table].ids_M, lookup.ids_M)
+        np.testing.assert_array_equal(found.features.lookups[table].inverse, lookup.inverse)
+        np.testing.assert_array_equal(found.rows[table], rows[table])
+        assert found.rows[table].dtype == np.float32
+    np.testing.assert_array_equal(found.features.labels["behavior"], [1, -1])
+    np.testing.assert_array_equal(found.features.instruction["scenario"], [0, 2])
+
+
+def test_what_is_not_given_is_not_there_after_the_way():
+    features = FeatureBatch(0, np.array([7]), np.array([0, 1]), np.array([4]), None, 0, {})
+
+    found = RankBatch.unpacked(RankBatch(None, features, {}, 5, None, None).packed())
+
+    assert (found.version, found.excluded_BE, found.max_beams) == (None, None, None)
+    assert (found.features.times_N, found.features.labels, found.rows) == (None, {}, {})
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory) -> tuple[RunFolder, VersionStore]:
+    """Versions 1, 2, ... of the snapshots of a run whose network reads the rows of the catalogue."""
+    folder = tmp_path_factory.mktemp("published")
+    run = RunFolder.open(make_run(folder, snapshots_after=(0, 1), **SPARSE_SASREC))
+    store = VersionStore(folder / "store")
+    for name in run.snapshot_names():
+        Publisher(run, store).publish(read_snapshot(run.snapshots / name))
+    return run, store
+
+
+def test_every_version_is_ranked_by_its_own_network_also_one_that_was_not_held(published):
+    _, store = published
+    part = DensePart.open(str(store.url), ServeConfig())
+    for number in (1, 3, 2, 1):
+        loaded = load_version(store, store.version(number))
+        split = Recommender(loaded.model, RemoteRanker(part.rank, number, 0))
+
+        assert answers_of(split, Effort()) == answers_of(Recommender(loaded.model), Effort())
+
+
+def test_no_more_versions_are_held_than_may_be():
+    loaded = []
+
+    def load(version):
+        loaded.append(version)
+        return f"program {version}"
+
+    part = DensePart(load)
+    for version in (1, 2, 3, 2, 1, 4, 2, 3, 4, 1):
+        part.hold(version)
+
+    assert MOST_VERSIONS == 3
+    assert loaded == [1, 2, 3, 4, 1]  # 4 takes the place of 1, which was loaded first
+
+
+def test_a_dense_part_goes_where_the_store_points_before_it_is_asked(published):
+    _, store = published
+    held, reached = [], threading.Event()
+
+    class Part:
+        def hold(self, version):
+            held.append(version)
+            if len(held) == 1:
+                raise InputError("the disk is gone")
+            if version == 2:
+                reached.set()
+
+    follower = DenseFollower(store, Part(), every_s=0.01)
+    try:
+        store.point_to(2, is_held=False)
+        assert reached.wait(20)
+    finally:
+        follower.stop()
+        store.point_to(3, is_held=False)
+    assert len(held) > 1  # it was tried again
