@@ -1,0 +1,114 @@
+"""What it costs to be several deployments: one process, one deployment, and three of them.
+
+The model and the requests are those of `serve`. All three are started as `rayrec serve` starts them, each Ray
+cluster in a process of its own; while one is measured, the others are idle. Bars, ratios in one run:
+
+* `serve-services-hop`: 1 ms over what each of the two calls between deployments (access to sparse, sparse to
+  dense) adds at one connection, medians, against one deployment that does it all.
+* `serve-services-rate`: requests per second at 32 connections, against one deployment; on two cores it can
+  only lose, since nothing computes at the same time that could not before.
+
+Lines for comparison only: the medians at one connection of one process without Ray, and of the deployments.
+
+`RAYREC_BENCH_STEPS` is the number of requests in a window, over 16; at one connection, over 4.
+"""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.data_sets import beauty_sized
+from benchmarks.harness import Bar, BenchOptions
+from benchmarks.http_load import Window, windows
+from benchmarks.peer_process import SETTLE_S, PeerProcess
+from benchmarks.serve import (
+    CALLS_PER_STEP,
+    CONNECTIONS,
+    REQUESTS_PER_STEP,
+    THREADS,
+    K,
+    bodies_of,
+    free_port,
+    trained,
+)
+from rayrec.platform.cluster import ClusterConfig
+from rayrec.platform.console import log
+from rayrec.serve.config import ServeConfig
+from rayrec.serve.launch import serving
+from rayrec.serve.services.config import ServicesConfig
+
+HOPS, HOP_S = 2, 1e-3
+PROCESS, DEPLOYMENT, SERVICES = "one process", "one deployment", "three deployments"
+
+
+def bench(options: BenchOptions) -> list[Bar]:
+    with (
+        beauty_sized(options.data) as data,
+        tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder,
+    ):
+        run = trained(data, Path(folder) / "run")
+        load: PeerProcess = PeerProcess(windows, (bodies_of(data, K),), settle_s=SETTLE_S)
+        services = {
+            name: PeerProcess(_served, (str(run), _config(name))) for name in (PROCESS, DEPLOYMENT, SERVICES)
+        }
+        try:
+            # One after the other: clusters that start at once make each other late.
+            urls = {name: f"{service.measure(True)}/v1/recommend" for name, service in services.items()}
+            bars = _bars(urls, load, options)
+            for service in services.values():
+                service.measure(False)
+            return bars
+        finally:
+            for process in (load, *services.values()):
+                process.stop()
+
+
+def _config(name: str) -> ServeConfig:
+    return ServeConfig(
+        threads=THREADS,
+        port=free_port(),
+        max_waiting=4 * CONNECTIONS,
+        timeout_s=60,
+        single_process=name == PROCESS,
+        services=ServicesConfig() if name == SERVICES else None,
+        cluster=ClusterConfig(dashboard=False),
+    )
+
+
+def _bars(urls: dict[str, str], load: PeerProcess, options: BenchOptions) -> list[Bar]:
+    def window(name: str, connections: int) -> Window:
+        per_step = CALLS_PER_STEP if connections == 1 else REQUESTS_PER_STEP
+        measured: Window = load.measure((urls[name], connections, options.steps * per_step))
+        return measured
+
+    for name in urls:
+        window(name, CONNECTIONS)  # thrown away
+    hops, rates = [], []
+    for _ in range(options.pairs):
+        alone = {name: window(name, 1).percentile(50) for name in urls}
+        under_load = {name: window(name, CONNECTIONS).rate for name in urls}
+        hops.append(HOP_S / max((alone[SERVICES] - alone[DEPLOYMENT]) / HOPS, 1e-6))
+        rates.append(under_load[SERVICES] / under_load[DEPLOYMENT])
+        said = "; ".join(f"{name} {alone[name] * 1e3:.2f} ms, {under_load[name]:.0f}/s" for name in urls)
+        log.print(f"serve-services: {said}", highlight=False)
+    return [
+        Bar.of("serve-services-hop", hops, "1 ms for each call between deployments", 1.0),
+        Bar.of("serve-services-rate", rates, f"{DEPLOYMENT}, {CONNECTIONS} connections", 0.5),
+    ]
+
+
+def _served(run: str, config: ServeConfig) -> Callable[[bool], str]:
+    """In a process: a service, until it is told to stop; its URL."""
+    running = serving(run, config)
+    url = running.__enter__()
+
+    def told(goes_on: bool) -> str:
+        if not goes_on:
+            running.__exit__(None, None, None)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which Ray would say at length
+        return url
+
+    return told
