@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from fastapi.testclient import TestClient
 
+from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.errors import InputError
 from rayrec.serve.access.config import OPEN, AccessConfig
 from rayrec.serve.metrics import PrometheusMeter
@@ -175,3 +176,10 @@ def test_a_target_that_does_not_answer_is_a_503_in_the_form_of_the_protocol():
 def test_settings_that_do_not_fit_together_are_refused(settings, sentence):
     with pytest.raises(InputError, match=sentence):
         ServicesConfig.parse(settings)
+
+
+def test_the_example_is_one():
+    settings = ServicesConfig.load(CHECKOUT / "configs" / "services.yaml")
+
+    assert settings.routing.weights == {"main": 0.9, "candidate": 0.1}
+    assert settings.shadow.target == "next"
