@@ -29,7 +29,14 @@ from rayrec.serve.current import Service
 from rayrec.serve.error_handlers import add_error_handlers
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.events.routes import events_router
-from rayrec.serve.metrics import Meter, PrometheusMeter, RequestMeter, metrics_router, serving_figures
+from rayrec.serve.metrics import (
+    Figures,
+    Meter,
+    PrometheusMeter,
+    RequestMeter,
+    metrics_router,
+    serving_figures,
+)
 from rayrec.serve.open_inference import open_inference_router
 from rayrec.serve.page.recent import RecentActivity
 from rayrec.serve.page.routes import page_router
@@ -71,6 +78,7 @@ def build_api(
     intake: EventIntake | None = None,
     request_log: RequestLog | None = None,
     on_close: Sequence[Callable[[], None]] = (),
+    version_figures: Figures | None = None,
 ) -> FastAPI:
     """The application that answers for one service.
 
@@ -82,6 +90,7 @@ def build_api(
         intake: takes events; closed when the application shuts down, as is the log.
         request_log: of what is asked at /v1/recommend.
         on_close: called when the application shuts down.
+        version_figures: of a service that follows versions; metrics and the page show them.
     """
     access = Access(access_config, service, batcher, timeout_s)
 
@@ -134,10 +143,12 @@ def build_api(
             meter.watch(intake.figures)
         if request_log is not None:
             meter.watch(request_log.figures)
+        if version_figures is not None:
+            meter.watch(version_figures)
         if isinstance(meter, PrometheusMeter):
             api.include_router(metrics_router(meter))
         elif isinstance(meter, RecentActivity):
-            api.include_router(page_router(service, access, meter))
+            api.include_router(page_router(service, access, meter, version_figures))
     api.include_router(open_inference_router(service, access))
     api.include_router(completions_router(service, access))
     api.include_router(events_router(intake))

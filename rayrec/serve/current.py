@@ -6,7 +6,7 @@ from typing import Protocol
 
 from rayrec.serve.item_texts import ItemTexts
 from rayrec.serve.schemas import ModelInfo, RankerInfo
-from rayrec.serve.service import RecommendationService
+from rayrec.serve.service import KnownHistory, RecommendationService
 
 
 class Service(Protocol):
@@ -30,9 +30,7 @@ class Service(Protocol):
 
     def users_like(self, text: str, limit: int) -> list[str]: ...
 
-    def stored_history(
-        self, user_key: str, limit: int
-    ) -> tuple[int, list[tuple[str, str | None]]] | None: ...
+    def known_history(self, user_key: str, limit: int) -> KnownHistory | None: ...
 
 
 class CurrentService:
@@ -76,5 +74,5 @@ class CurrentService:
     def users_like(self, text: str, limit: int) -> list[str]:
         return self._now.users_like(text, limit)
 
-    def stored_history(self, user_key: str, limit: int) -> tuple[int, list[tuple[str, str | None]]] | None:
-        return self._now.stored_history(user_key, limit)
+    def known_history(self, user_key: str, limit: int) -> KnownHistory | None:
+        return self._now.known_history(user_key, limit)

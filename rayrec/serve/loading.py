@@ -94,11 +94,18 @@ def load_api(
     if opened.follower is not None:
         opened.follower.start(config.follow_every_s)
         on_close.append(opened.follower.stop)
-        meter.watch(opened.follower.figures)
     if compilation is not None:
         on_close.append(compilation.close)
     return build_api(
-        opened.service, batcher, config.timeout_s, config.access, meters, intake, request_log, on_close
+        opened.service,
+        batcher,
+        config.timeout_s,
+        config.access,
+        meters,
+        intake,
+        request_log,
+        on_close,
+        None if opened.follower is None else opened.follower.figures,
     )
 
 

@@ -58,6 +58,27 @@ class LoweredRequest(RecommendRequest):
 
 
 @dataclass(frozen=True)
+class KnownEvent:
+    """Of a history."""
+
+    item_key: str
+    title: str | None
+    is_new: bool
+    """Came to the service, and is not in the data set."""
+
+
+@dataclass(frozen=True)
+class KnownHistory:
+    """Of a user."""
+
+    num_events: int
+    newest: list[KnownEvent]
+    """Newest first."""
+    lacks_events: bool
+    """The user's state could not be read."""
+
+
+@dataclass(frozen=True)
 class _Asked:
     """A request that was understood."""
 
@@ -179,18 +200,35 @@ class RecommendationService:
         stop = bisect_left(keys, text + chr(sys.maxunicode), lo=first)
         return keys[first : min(stop, first + limit)]
 
-    def stored_history(self, user_key: str, limit: int) -> tuple[int, list[tuple[str, str | None]]] | None:
-        """How many events are stored of a user, and (item's key, title) of the newest, newest first; None for
-        an unknown user."""
+    def known_history(self, user_key: str, limit: int) -> KnownHistory | None:
+        """What is known of a user: the newest events of the data set and of the state; None for one of whom
+        nothing is known. May wait for the state, as no event loop should."""
         dataset = self._recommender.dataset
+        recent = self._recent_events([RecommendRequest(user_id=user_key)])
         history_ids = dataset.history_of(user_key)
+        is_new = np.zeros(0 if history_ids is None else len(history_ids), dtype=np.bool_)
+        events = None if recent is None else recent.get(user_key)
+        if events is not None and len(events.items_E):
+            stored = self._recommender.query_of_user(user_key)
+            merged = self._with_recent(user_key, stored, events)
+            times = dataset.history_times_of(user_key)
+            there = set[tuple[int, int]]()
+            if history_ids is not None and times is not None:
+                there.update(zip(history_ids.tolist(), times.tolist(), strict=True))
+            if merged.times is not None:  # else there is nothing new
+                pairs = zip(merged.history_ids.tolist(), merged.times.tolist(), strict=True)
+                is_new = np.array([pair not in there for pair in pairs], dtype=np.bool_)
+            history_ids = merged.history_ids
         if history_ids is None:
             return None
         places = dataset.item_positions(history_ids[::-1][:limit])
         titles = dataset.items.titles
-        return len(history_ids), [
-            (self._item_keys[place], titles[place].as_py()) for place in places.tolist() if place >= 0
+        newest = [
+            KnownEvent(self._item_keys[place], titles[place].as_py(), new)
+            for place, new in zip(places.tolist(), is_new[::-1].tolist(), strict=False)
+            if place >= 0
         ]
+        return KnownHistory(len(history_ids), newest, lacks_events=recent is None)
 
     @cached_property
     def _user_keys(self) -> list[str]:

@@ -29,6 +29,7 @@ TIMES = {"ann": [100, 200], "42": [300]}
 
 
 class FakeDataset:
+    manifest = SimpleNamespace(id_kinds={"user": "string", "item": "string"}, behaviors=())
     items = SimpleNamespace(
         keys=pa.chunked_array([list(ITEM_IDS)]),
         titles=pa.chunked_array([["Alien", None, "Brazil"]]),

@@ -8,9 +8,11 @@ import subprocess
 import pytest
 from fastapi.testclient import TestClient
 
+from rayrec.platform.errors import UnavailableError
 from rayrec.serve.api import ANSWERING_ROUTES, build_api
 from rayrec.serve.batching import BatchCosts, Batcher
 from rayrec.serve.config import ServeConfig
+from rayrec.serve.events.user_state import ProcessState
 from rayrec.serve.page.recent import SECONDS, RecentActivity
 from rayrec.serve.service import RecommendationService
 from tests.serve.fake_recommender import FakeRecommender, api_of, listening
@@ -18,11 +20,22 @@ from tests.serve.fake_recommender import FakeRecommender, api_of, listening
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def page_api():
+def page_api(state=None, **more):
     service = RecommendationService(FakeRecommender(), max_k=50)
+    service.user_state = state
     recent = RecentActivity(ANSWERING_ROUTES)
     batcher = Batcher(service.recommend_all, BatchCosts({1: 1e-6}), 4, on_batch=recent.batch)
-    return build_api(service, batcher, 10.0, meters=[recent])
+    return build_api(service, batcher, 10.0, meters=[recent], **more)
+
+
+class AwayState(ProcessState):
+    """Its store does not answer."""
+
+    def __init__(self):
+        super().__init__(last=5, max_users=5)
+
+    def histories(self, user_ids):
+        raise UnavailableError("the store", 1, "it is away")
 
 
 @pytest.fixture
@@ -41,7 +54,11 @@ def test_a_history_is_shown_newest_first_with_titles(client):
     answer = client.get("/v1/history?user_id=ann").json()
 
     assert answer["num_events"] == 2
-    assert answer["events"] == [{"item_id": "7", "title": None}, {"item_id": "alien", "title": "Alien"}]
+    assert answer["events"] == [
+        {"item_id": "7", "title": None, "new": False},
+        {"item_id": "alien", "title": "Alien", "new": False},
+    ]
+    assert answer["lacks_events"] is False
     assert client.get("/v1/history?user_id=ann&limit=1").json()["events"] == answer["events"][:1]
 
 
@@ -74,6 +91,20 @@ def test_the_status_tells_what_was_done_and_looking_is_no_work(client):
     assert (status["recent"]["mean_batch"], status["recent"]["largest_batch"]) == (1.0, 1)
     assert status["model"] == {"run": "films", "step": 100, "version": None}
     assert status["degraded"] == []
+
+
+def test_a_state_that_cannot_be_read_leaves_the_history_of_the_data():
+    answer = TestClient(page_api(AwayState())).get("/v1/history?user_id=ann").json()
+
+    assert (answer["num_events"], answer["lacks_events"]) == (2, True)
+
+
+def test_the_status_tells_how_old_a_published_version_is(client):
+    figures = {"serving_version_age_s": 90.5, "serving_versions_behind": 2, "serving_version": 7}
+    following = TestClient(page_api(version_figures=lambda: figures))
+
+    assert following.get("/v1/status").json()["version"] == {"age_s": 90.5, "behind": 2}
+    assert client.get("/v1/status").json()["version"] is None
 
 
 def test_what_is_older_than_the_window_is_forgotten():
@@ -120,7 +151,8 @@ def test_without_the_page_no_history_is_told():
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium; make packages installs it where it may")
 def test_a_browser_shows_a_user_and_recommendations(tmp_path):
-    with listening(page_api()) as address:
+    figures = {"serving_version_age_s": 300.0, "serving_versions_behind": 2}
+    with listening(page_api(AwayState(), version_figures=lambda: figures)) as address:
         shown = subprocess.run(
             [
                 str(BROWSER),
@@ -145,4 +177,6 @@ def test_a_browser_shows_a_user_and_recommendations(tmp_path):
     assert items.count("<li>") == 3, "as many as there are films"
     assert "Film 0" in items
     assert "films, step 100" in shown
+    assert "5 min, 2 behind" in shown
+    assert "the newest cannot be read" in shown
     assert '<p id="problem" role="alert"></p>' in shown

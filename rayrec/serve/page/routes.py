@@ -3,7 +3,7 @@
     GET /            the page: one file, nothing is built and nothing loaded from elsewhere
     GET /v1/status   what answers, and how it did in the last seconds; of several replicas, one of them
     GET /v1/users    users of the run's data, to choose from
-    GET /v1/history  the stored history of a user, with titles
+    GET /v1/history  what is known of a user, with titles: the data set's events and those that came since
 
 It shows to anybody who reaches the service what users did, so it is there only where nobody outside of this
 machine does, unless it is asked for.
@@ -22,6 +22,7 @@ from rayrec.serve.access.access import Access
 from rayrec.serve.access.config import StepName
 from rayrec.serve.current import Service
 from rayrec.serve.errors import RequestError
+from rayrec.serve.metrics import Figures
 from rayrec.serve.page.recent import RecentActivity, RecentFigures
 from rayrec.serve.schemas import ModelInfo, RankerInfo
 
@@ -36,10 +37,21 @@ class _Answer(BaseModel):
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
 
+class VersionStatus(_Answer):
+    """Of the published version that answers."""
+
+    age_s: float
+    """Since it was published."""
+    behind: int
+    """Versions that were published since, and do not answer yet."""
+
+
 class StatusAnswer(_Answer):
     """What answers here."""
 
     model: ModelInfo
+    version: VersionStatus | None
+    """Null where a run's snapshot answers."""
     ranker: RankerInfo | None
     scores_are_log_probabilities: bool
     recent: RecentFigures
@@ -62,18 +74,28 @@ class Event(_Answer):
 
     item_id: str
     title: str | None
+    new: bool
+    """It came to the service, and is not in the data set."""
 
 
 class HistoryAnswer(_Answer):
-    """What is stored of a user."""
+    """What is known of a user."""
 
     user_id: str
     num_events: int
     events: list[Event]
     """The newest, newest first."""
+    lacks_events: bool
+    """Events that came since cannot be read now."""
 
 
-def page_router(service: Service, access: Access, recent: RecentActivity) -> APIRouter:
+def page_router(
+    service: Service, access: Access, recent: RecentActivity, version_figures: Figures | None = None
+) -> APIRouter:
+    """
+    Args:
+        version_figures: of a service that follows versions, see `VersionFollower`.
+    """
     router = APIRouter(tags=["Page"])
     html = files("rayrec.serve.page").joinpath("page.html").read_text(encoding="utf-8")
 
@@ -85,8 +107,15 @@ def page_router(service: Service, access: Access, recent: RecentActivity) -> API
     async def status() -> StatusAnswer:
         """What answers here, and how it did in the last seconds."""
         now = access.status
+        version = None
+        if version_figures is not None:
+            figures = version_figures()
+            version = VersionStatus(
+                age_s=figures["serving_version_age_s"], behind=int(figures["serving_versions_behind"])
+            )
         return StatusAnswer(
             model=service.model,
+            version=version,
             ranker=service.ranker,
             scores_are_log_probabilities=service.item_texts is not None,
             recent=recent.figures(),
@@ -104,16 +133,19 @@ def page_router(service: Service, access: Access, recent: RecentActivity) -> API
         return UsersAnswer(users=service.users_like(like, limit))
 
     @router.get("/v1/history")
-    async def history(
+    def history(  # in a thread, since a store of events may have to be waited for
         user_id: Annotated[str, Query(max_length=1024)],
         limit: Annotated[int, Query(ge=1, le=MAX_EVENTS)] = 50,
     ) -> HistoryAnswer:
-        """The stored history of a user."""
-        found = service.stored_history(user_id, limit)
+        """What is known of a user."""
+        found = service.known_history(user_id, limit)
         if found is None:
             raise RequestError(f"user_id: no user of the run's data is {user_id!r}", 404)
-        num_events, newest = found
-        events = [Event(item_id=item_id, title=title) for item_id, title in newest]
-        return HistoryAnswer(user_id=user_id, num_events=num_events, events=events)
+        return HistoryAnswer(
+            user_id=user_id,
+            num_events=found.num_events,
+            events=[Event(item_id=each.item_key, title=each.title, new=each.is_new) for each in found.newest],
+            lacks_events=found.lacks_events,
+        )
 
     return router

@@ -169,3 +169,26 @@ def test_what_cannot_be_taken_is_refused_in_whole(recommender, tmp_path):
         assert [len(found.items_E) for found in state.histories([1, 2])] == [0, 0]
         assert client.post("/v1/events", json=[good, good]).json()["repeated"] == 1
         assert intake.figures()["event_log_queued"] == 1
+
+
+def test_a_history_is_that_of_the_data_and_what_came_since(recommender, tmp_path):
+    state = ProcessState(last=5, max_users=10)
+    with service_of(recommender, state, tmp_path) as (client, _):
+        service = RecommendationService(recommender, max_k=50)
+        service.user_state = state
+        before = service.known_history("u1", 50)
+        at = recommender.dataset.history_times_of("u1")[-1].item()
+        again = recommender.dataset.items.keys[0].as_py()
+        same = {"user_id": "u1", "item_id": before.newest[0].item_key, "timestamp": at}
+        new = {"user_id": "u1", "item_id": again, "timestamp": 1_700_000_000}
+        unknown = {"user_id": "ann", "item_id": "no such item", "timestamp": 1_700_000_000}
+        assert client.post("/v1/events", json=[same, new, unknown]).json()["taken"] == 3
+
+        after = service.known_history("u1", 50)
+        assert service.known_history("ann", 50).num_events == 0
+        assert service.known_history("nobody", 50) is None
+
+    assert not any(event.is_new for event in before.newest)
+    assert after.num_events == before.num_events + 1
+    assert (after.newest[0].item_key, after.newest[0].is_new) == (again, True)
+    assert after.newest[1:] == before.newest
