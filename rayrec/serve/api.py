@@ -151,5 +151,5 @@ def build_api(
             api.include_router(page_router(service, access, meter, version_figures))
     api.include_router(open_inference_router(service, access))
     api.include_router(completions_router(service, access))
-    api.include_router(events_router(intake))
+    api.include_router(events_router(intake, access.admit))
     return api

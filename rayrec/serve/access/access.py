@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -72,6 +73,16 @@ class Access:
             self._cache = AnswerCache(config.degrade.cache, clock)
         self._last_load = 0.0
 
+    def admit(self, origin: Origin) -> Callable[[], None]:
+        """Admits what the batcher does not compute; what is returned has to be called when it is done.
+
+        Raises:
+            HeaderError: a header that cannot be used.
+            CallerLimitError: too many of this caller.
+            ServiceLimitError: too many of all callers.
+        """
+        return self._admissions.admit(caller_of(origin, self._config.callers.header))
+
     def begin(
         self, request: RecommendRequest, origin: Origin, pinned: RecommendationService | None = None
     ) -> asyncio.Future[RecommendAnswer]:
@@ -93,7 +104,7 @@ class Access:
         if pinned is None:
             pinned = self._service.pinned
         timeout_s = timeout_of(origin.headers, self._timeout_s)
-        leave = self._admissions.admit(caller_of(origin, self._config.callers.header))
+        leave = self.admit(origin)
         try:
             lowered = self._lowered()
             key = None if self._cache is None else key_of(request, pinned.model, pinned.ranker)

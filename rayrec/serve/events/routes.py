@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import TypeAdapter, ValidationError
 
+from rayrec.serve.access.callers import Origin, origin_of
 from rayrec.serve.errors import RequestError, explain
 from rayrec.serve.events.intake import EventIntake, LogFullError, RefusedEventError
 from rayrec.serve.events.schemas import Event, EventsAnswer
@@ -27,10 +29,15 @@ _BODY = {
 }
 
 
-def events_router(intake: EventIntake | None) -> APIRouter:
+Admit = Callable[[Origin], Callable[[], None]]
+"""As `Access.admit`."""
+
+
+def events_router(intake: EventIntake | None, admit: Admit | None = None) -> APIRouter:
     """
     Args:
         intake: None: the service takes no events, and says so.
+        admit: counts a message like a request; None: whoever sent it here did that.
     """
     router = APIRouter(tags=["Events"])
 
@@ -40,14 +47,18 @@ def events_router(intake: EventIntake | None) -> APIRouter:
         message are taken, or none."""
         if intake is None:
             raise RequestError("this service takes no events; start it with --events FILE", 404)
-        posted = _checked(await unpacked_body(http))
+        leave = None if admit is None else admit(origin_of(http))
         try:
+            posted = _checked(await unpacked_body(http))
             # A store may wait for its disk or its network, and nobody else shall.
             return await asyncio.to_thread(intake.take, posted)
         except RefusedEventError as error:
             raise RequestError(str(error), 422) from error
         except LogFullError as error:
             raise RequestError(f"{error}; try again in a few seconds", 503) from error
+        finally:
+            if leave is not None:
+                leave()
 
     return router
 

@@ -65,10 +65,10 @@ class Gateway:
         self._callers_header = access.callers.header
         self._admissions = Admissions(access.service, access.callers, monotonic)
         sends = {name: _Patient(name, send, timeout_s) for name, send in targets.items()}
-        self.main, self.events = sends[MAIN], None
+        self.main, self._events = sends[MAIN], None
         if events is not None:
             # Events without a time would be other events the second time.
-            self.events = _Patient("features", events, timeout_s, attempts=1)
+            self._events = _Patient("features", events, timeout_s, attempts=1)
         self.shadow: Shadow[HttpRequest] | None = None
         self._routed: Routed[HttpRequest, HttpAnswer] | None = None
         self._answer: SendHttp = self.main
@@ -86,9 +86,16 @@ class Gateway:
             HeaderError: a header that cannot be used.
             RefusedError: too many requests.
         """
+        return await self._admitted(http, self._answer)
+
+    async def take_events(self, http: Request) -> HttpAnswer:
+        """Raises: as `compute`."""
+        return await self._admitted(http, self._events or self.main)
+
+    async def _admitted(self, http: Request, send: SendHttp) -> HttpAnswer:
         leave = self._admissions.admit(caller_of(origin_of(http), self._callers_header))
         try:
-            return await self._answer(await HttpRequest.of(http))
+            return await send(await HttpRequest.of(http))
         finally:
             leave()
 
@@ -143,8 +150,7 @@ def build_gateway(gateway: Gateway, meters: Sequence[Meter] = ()) -> FastAPI:
 
     @api.post("/v1/events", response_model=None)
     async def events(http: Request) -> Response:
-        send = gateway.events or gateway.main
-        return (await send(await HttpRequest.of(http))).as_response()
+        return (await gateway.take_events(http)).as_response()
 
     @api.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"])
     async def other(path: str, http: Request) -> Response:

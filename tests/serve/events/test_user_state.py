@@ -8,6 +8,7 @@ from fastapi.testclient import TestClient
 
 from rayrec.pipelines.recommender import Query, Recommender
 from rayrec.platform.errors import UnavailableError
+from rayrec.serve.access.config import OPEN, AccessConfig
 from rayrec.serve.api import build_api
 from rayrec.serve.batching import BatchCosts, Batcher
 from rayrec.serve.events.config import EventsConfig, LogConfig
@@ -107,14 +108,14 @@ class Down:
 
 
 @contextmanager
-def service_of(recommender, state, tmp_path, **log):
+def service_of(recommender, state, tmp_path, access=OPEN, **log):
     service = RecommendationService(recommender, max_k=50)
     service.user_state = state
     config = EventsConfig(log=LogConfig(folder=str(tmp_path / "log"), **log), max_events=5)
     intake = EventIntake.open(config, lambda: recommender.dataset)
     intake.state = state
     batcher = Batcher(service.recommend_all, BatchCosts({1: 1e-6}), 8)
-    with TestClient(build_api(service, batcher, 20.0, intake=intake)) as client:
+    with TestClient(build_api(service, batcher, 20.0, access, intake=intake)) as client:
         yield client, intake
 
 
@@ -192,3 +193,28 @@ def test_a_history_is_that_of_the_data_and_what_came_since(recommender, tmp_path
     assert after.num_events == before.num_events + 1
     assert (after.newest[0].item_key, after.newest[0].is_new) == (again, True)
     assert after.newest[1:] == before.newest
+
+
+def test_limits_of_callers_hold_for_events_too(recommender, tmp_path):
+    access = AccessConfig.parse({"callers": {"rate": 0.001, "burst": 2}})
+    event = {"user_id": "u1", "item_id": "i1", "timestamp": 1_700_000_000}
+    state = ProcessState(last=5, max_users=10)
+    with service_of(recommender, state, tmp_path, access) as (client, intake):
+        statuses = [client.post("/v1/events", json=event).status_code for _ in range(2)]
+        refused = client.post("/v1/events", json=event)
+        asked = client.post("/v1/recommend", json={"user_id": "u1"})
+        other = client.post("/v1/events", json=event, headers={"X-Caller-Key": "other"})
+
+    assert (statuses, refused.status_code, asked.status_code) == ([200, 200], 429, 429)
+    assert int(refused.headers["Retry-After"]) > 0
+    assert other.status_code == 200
+    assert intake.figures()["events_taken"] == 3
+
+
+def test_a_message_leaves_its_place_whatever_comes_of_it(recommender, tmp_path):
+    access = AccessConfig.parse({"service": {"concurrency": 1}})
+    with service_of(recommender, ProcessState(5, 10), tmp_path, access) as (client, _):
+        for _ in range(3):
+            assert client.post("/v1/events", content=b"{").status_code == 400
+            assert client.post("/v1/events", json={}).status_code == 422
+        assert client.post("/v1/events", json=[]).status_code == 200

@@ -136,6 +136,7 @@ def test_limits_hold_for_all_targets_together_and_leave_the_rest_alone():
     assert other.status_code == 200
     assert sum(len(target.asked) for target in targets.values()) == 3
     assert client.get("/health/ready").status_code == 200
+    assert client.post("/v1/events", json=[]).status_code == 429
 
 
 def test_who_goes_away_is_asked_again_once_but_events_are_not_sent_twice():
