@@ -1,6 +1,7 @@
 """The service as replicas of Ray Serve, which share the load and are started again when they die.
 
 check run, port, certificate ─► ingress ─► ray_cluster ─► Ray Serve: ingress, replicas ─► ready ─► URL
+                                │                          └ runs already: joined, at its address
                                 └ sets the environment that a cluster which starts here has
 """
 
@@ -23,7 +24,13 @@ from rayrec.serve.address import check_port, url_of, wait_until_ready
 from rayrec.serve.application import QUIET, build_application, replica_resources
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.loading import load_service
-from rayrec.serve.ray_ingress import Ingress, ingress_of_joined_cluster, ingress_of_own_cluster
+from rayrec.serve.ray_ingress import (
+    Ingress,
+    RunningServe,
+    ingress_of_joined_cluster,
+    ingress_of_own_cluster,
+    running_serve,
+)
 from rayrec.serve.services.config import MAIN
 from rayrec.serve.services.deployments import build_services, resources_of, targets_of
 from rayrec.serve.tls import check_tls
@@ -38,46 +45,53 @@ def serving_on_ray(run: str | Path, config: ServeConfig) -> Iterator[str]:
     """The service runs inside the block; the value is its base URL, such as `http://127.0.0.1:8000`.
 
     Raises:
-        InputError: the run cannot be loaded, the port is taken, or the cluster has no room or runs
-            Ray Serve already; nothing was started.
+        InputError: the run cannot be loaded, the port is taken, the cluster has no room, or Ray Serve runs
+            there and has no place for this service; nothing was started.
         RuntimeError: a replica could not be started.
     """
     run = str(run)
     _check_run(run, config)
-    check_port(config.host, config.port)
     if config.tls is not None:
         check_tls(config.tls)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it reports every step of its own
     with ExitStack() as stack:
         # Around the cluster, whose processes read their environment when they start.
-        own = stack.enter_context(ingress_of_own_cluster(config)) if starts_cluster(config.cluster) else None
+        own = None
+        if starts_cluster(config.cluster):
+            check_port(config.host, config.port)
+            own = stack.enter_context(ingress_of_own_cluster(config))
         stack.enter_context(ray_cluster(config.cluster, _cpus(config)))
-        _refuse_second_serve()
+        running = running_serve()
+        if running is not None:
+            config = joined(config, running)
+        elif own is None:
+            check_port(config.host, config.port)
         for resources, count in _claims(run, config):
             check_accelerators(
                 resources, count, "replicas", "choose another device with --device, or fewer replicas"
             )
         ingress = own or ingress_of_joined_cluster(config)
         try:
-            yield _start(run, config, ingress)
+            if running is None:
+                serve.start(
+                    proxy_location=ProxyLocation.HeadOnly,
+                    http_options=dict(ingress.http_options),
+                    logging_config=QUIET,
+                )
+            yield _start(run, config, ingress, running is not None and running.has_tls)
         finally:
             # Serve's controller ends before it answers the call that ends it, as it should, and Ray
             # reports that as a failed task on this process's standard output.
             with redirect_stdout(io.StringIO()):
-                serve.shutdown()
+                serve.shutdown() if running is None else serve.delete(APPLICATION)
 
 
-def _start(run: str, config: ServeConfig, ingress: Ingress) -> str:
-    serve.start(
-        proxy_location=ProxyLocation.HeadOnly,
-        http_options=dict(ingress.http_options),
-        logging_config=QUIET,
-    )
+def _start(run: str, config: ServeConfig, ingress: Ingress, has_tls: bool) -> str:
     try:
         serve.run(_application(run, config), name=APPLICATION, route_prefix="/")
     except RuntimeError as error:
         raise RuntimeError(_why_not_running()) from error
-    url = url_of(config.host, config.port, config.tls is not None)
+    url = url_of(config.host, config.port, has_tls or config.tls is not None)
     wait_until_ready(url)  # the proxy hears of an application a moment after its replicas are up
     logger.info("requests come by %s", ingress.said())
     return url
@@ -116,12 +130,35 @@ def _check_run(run: str, config: ServeConfig) -> None:
                 load_service(other, settings, HOST.kind)
 
 
-def _refuse_second_serve() -> None:
-    """Its address cannot be changed while it runs, and stopping ours would stop it."""
-    status = serve.status()
-    if status.proxies or status.applications:
-        names = ", ".join(status.applications) or "none"
+def joined(config: ServeConfig, running: RunningServe) -> ServeConfig:
+    """The settings at the address of a Serve that runs; what of them is not in force is said.
+
+    Raises:
+        InputError: TLS is wanted and that Serve has none, or our routes or our name are taken.
+    """
+    if APPLICATION in running.routes:
         raise InputError(
-            f"the Ray cluster runs Ray Serve already (applications: {names}); "
-            "stop it with 'serve shutdown', or use another cluster"
+            f"the Ray cluster serves an application {APPLICATION!r} already; stop it, or use another cluster"
         )
+    for name, route in running.routes.items():
+        if route == "/":
+            raise InputError(
+                f"Ray Serve runs in the cluster, and its application {name!r} has all routes (/); give that "
+                "one a route_prefix, or use another cluster"
+            )
+    if config.tls is not None and not running.has_tls:
+        raise InputError(
+            f"Ray Serve runs in the cluster at {running.host}:{running.port}, without TLS; leave out "
+            "--tls-cert and --tls-key, or use another cluster"
+        )
+    there = config.model_copy(update={"host": running.host, "port": running.port})
+    asked = {"host": config.host, "port": config.port}
+    unheard = [f"--{name} {value}" for name, value in asked.items() if getattr(there, name) != value]
+    if unheard:
+        logger.warning(
+            "joined the Ray Serve that listens on %s:%d; not in force: %s",
+            running.host,
+            running.port,
+            ", ".join(unheard),
+        )
+    return there

@@ -164,6 +164,33 @@ def ingress_of_joined_cluster(config: ServeConfig) -> Ingress:
     return Ingress(kind, reason, missing, {}, _proxy_options(config))
 
 
+@dataclass(frozen=True)
+class RunningServe:
+    """A Ray Serve that somebody else started, whose address cannot be changed while it runs."""
+
+    host: str
+    port: int
+    has_tls: bool
+    routes: Mapping[str, str | None]
+    """Prefix of the routes of each of its applications, by name."""
+
+
+def running_serve() -> RunningServe | None:
+    """That of the connected cluster; None where there is none."""
+    from ray import serve
+    from ray.serve.context import _get_global_client
+
+    status = serve.status()
+    if not status.proxies and not status.applications:
+        return None
+    client = _get_global_client()
+    assert client is not None, "it has just told its status"
+    http = client.http_config
+    applications = client.get_serve_details()["applications"]
+    routes = {name: application["route_prefix"] for name, application in applications.items()}
+    return RunningServe(http.host, http.port, bool(http.ssl_certfile), routes)
+
+
 def _is_direct(environment: Mapping[str, str]) -> bool:
     """Whether replicas answer HTTP themselves, as Serve decides it."""
     if environment.get(HAPROXY_SWITCH) == "1":

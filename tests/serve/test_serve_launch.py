@@ -4,6 +4,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from ray import serve
 
 from rayrec.pipelines.ranking_config import RankingConfig
 from rayrec.pipelines.ranking_stage import RankingStage
@@ -11,6 +12,8 @@ from rayrec.pipelines.recommender import Query, Recommender
 from rayrec.platform.errors import InputError
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.launch import serving
+from rayrec.serve.on_ray import joined
+from rayrec.serve.ray_ingress import RunningServe
 from tests.models.keras.programs import needs_tensorflow
 from tests.ranking import prepared_clicks, ranker_run
 from tests.runs import make_run
@@ -99,9 +102,7 @@ def test_the_service_answers_like_the_model_and_leaves_nothing_behind(run, free_
         ready, health = fetch(f"{url}/health/ready")
         status, answer = fetch(f"{url}/v1/recommend", {"user_id": "u3", "k": 3})
         refused, error = fetch(f"{url}/v1/recommend", {"k": 0})
-        with pytest.raises(InputError, match="is in use"):
-            start(run, port=free_port)
-        with pytest.raises(InputError, match="runs Ray Serve already"):
+        with pytest.raises(InputError, match="serves an application 'rayrec' already"):
             start(run, port=free_port + 1)
 
     assert (ready, health["status"], health["model"]) == (
@@ -116,6 +117,42 @@ def test_the_service_answers_like_the_model_and_leaves_nothing_behind(run, free_
     assert (refused, error) == (422, {"error": "k: input should be greater than or equal to 1"})
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", free_port)) != 0
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_serve_that_runs_is_joined_and_left_as_it_was(run, free_port, caplog):
+    class Other:  # not of this module, which workers cannot import
+        async def __call__(self, request):
+            return "other"
+
+    serve.start(http_options={"host": "127.0.0.1", "port": free_port})
+    try:
+        serve.run(serve.deployment(Other).bind(), name="other", route_prefix="/other")
+        with serving(run, ServeConfig(port=free_port + 1)) as url:
+            status, answer = fetch(f"{url}/v1/recommend", {"user_id": "u3", "k": 3})
+        left = serve.status().applications
+        serve.run(serve.deployment(Other).bind(), name="other", route_prefix="/")
+        with pytest.raises(InputError, match="its application 'other' has all routes"):
+            start(run, port=free_port)
+    finally:
+        serve.shutdown()
+
+    assert url == f"http://127.0.0.1:{free_port}"
+    assert (status, len(answer["items"])) == (200, 3)
+    assert f"not in force: --port {free_port + 1}" in caplog.text
+    assert list(left) == ["other"]
+
+
+def test_a_serve_that_runs_has_to_have_the_tls_that_is_wanted():
+    running = RunningServe("0.0.0.0", 8000, has_tls=False, routes={})
+    wanted = ServeConfig(tls={"certificate": "chain.pem", "key": "key.pem"})
+
+    with pytest.raises(InputError, match=r"at 0\.0\.0\.0:8000, without TLS"):
+        joined(wanted, running)
+
+    there = joined(ServeConfig(), running)
+    assert (there.host, there.shows_page) == ("0.0.0.0", False), "whoever reaches it would see histories"
 
 
 KERAS = {"name": "keras", "builder": "tests.models.keras.networks:mlp", "dim": 4}
