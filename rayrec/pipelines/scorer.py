@@ -83,6 +83,17 @@ class Scorer:
         """[B, T] probabilities of rows as training rows are before `data.features`, labels aside."""
         return self._program.predict(*self.network_inputs(rows))
 
+    def compile(self, row_counts: Sequence[int]) -> bool:
+        """Score batches of at most so many rows by compiled functions from now on, where that is possible:
+        for Keras models on TensorFlow, by XLA. Takes a while.
+
+        Returns:
+            Whether it is possible.
+        """
+        if isinstance(self._program, KerasProgram) and isinstance(self._program.model, TensorFlowModel):
+            return self._program.model.compile_scoring(row_counts)
+        return False
+
     def network_inputs(self, rows: RowBatch) -> tuple[ImpressionBatch, dict[str, np.ndarray]]:
         """What the network reads of such rows: their features, and by table the rows of their ids; a
         `SavedModelScorer` takes the same."""

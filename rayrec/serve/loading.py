@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ from rayrec.serve.metrics import Meter
 from rayrec.serve.page.recent import RecentActivity
 from rayrec.serve.request_log import RequestLog
 from rayrec.serve.service import RecommendationService
+
+logger = logging.getLogger(__name__)
 
 RankerOf = Callable[[TrainedModel], ItemRanker]
 
@@ -181,6 +184,10 @@ class _Builder:
         self._scorer: Scorer | None = None
         if (ranking := config.ranking) is not None:
             self._scorer = Scorer.load(ranking.run, ranking.snapshot, device, ranking.data)
+            if config.compile is not None:
+                sizes = [ranking.candidates * num_requests for num_requests in config.compile.row_counts]
+                if self._scorer.compile(sizes):
+                    logger.info("the ranking model scores up to %d rows by programs of XLA", sizes[-1])
 
     def __call__(self, model: TrainedModel) -> RecommendationService:
         """

@@ -20,14 +20,18 @@ from fastapi.testclient import TestClient
 from rayrec.models.compiled_ranking.buckets import Bucket, Buckets
 from rayrec.models.compiled_ranking.packages import PackageError, PackageFolders, load
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
+from rayrec.pipelines.ranking_config import RankingConfig
 from rayrec.pipelines.recommender import Recommender
 from rayrec.serve import compilation
 from rayrec.serve.compilation import CompilationFailedError, Compiler, CompileService
 from rayrec.serve.compile_config import CompileConfig
 from rayrec.serve.config import ServeConfig
-from rayrec.serve.loading import load_api
+from rayrec.serve.loading import load_api, load_service
 from rayrec.serve.metrics import PrometheusMeter
+from rayrec.serve.schemas import RecommendRequest
 from rayrec.serve.service import RecommendationService
+from tests.models.keras.programs import needs_tensorflow
+from tests.ranking import prepared_clicks, ranker_run
 from tests.runs import make_run
 
 needs_compiler = pytest.mark.skipif(
@@ -288,3 +292,23 @@ def test_warming_up_waits_no_longer_than_it_may(run, tmp_path, caplog):
     service.close()
 
     assert "0 of 1 programs are ready" in caplog.text
+
+
+@needs_tensorflow
+def test_a_ranking_model_of_tensorflow_scores_by_programs_of_xla(tmp_path, caplog):
+    caplog.set_level("INFO")
+    origins = {"user": "user", "item": "item", "sex": "item.title", "history": "history"}
+    keras = {"name": "keras", "builder": "tests.models.keras.networks:mlp", "dim": 4}
+    ranker = ranker_run(prepared_clicks(tmp_path / "clicks", origins=origins), tmp_path / "ranker", keras)
+    run = make_run(tmp_path / "serve")
+    ranking = RankingConfig(run=str(ranker), objective={"click": 1}, candidates=20)
+    plain = load_service(run, ServeConfig(ranking=ranking), None)
+
+    compiled = load_service(run, ServeConfig(ranking=ranking, compile=CompileConfig(max_rows=2)), None)
+
+    assert "scores up to 40 rows by programs of XLA" in caplog.text
+    for user in ("u1", "u2"):
+        answers = [each.recommend(RecommendRequest(user_id=user, k=5)).items for each in (plain, compiled)]
+        assert [item.item_id for item in answers[0]] == [item.item_id for item in answers[1]]
+        for one, other in zip(*answers, strict=True):
+            assert one.ranking.score == pytest.approx(other.ranking.score, abs=1e-6)

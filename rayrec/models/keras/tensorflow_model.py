@@ -5,11 +5,12 @@
 
 TensorFlow reads rows and weights where PyTorch has them: the function takes them as arguments, in the place
 of the Keras model's own variables. One function for training and one for scoring are traced, once each, for
-batches of any size.
+batches of any size; for serving, scoring functions of few numbers of rows may be compiled by XLA besides.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,8 @@ class TensorFlowModel(KerasModel):
         self._tensorflow = tensorflow
         self._keras = keras
         self.functions = {training: self._function(training) for training in (False, True)}
+        self._compiled: dict[int, Any] = {}
+        """Scoring functions by number of rows, in ascending order."""
         # Now, and not in the first step: whatever is wrong with the model shows before a run begins.
         for function in self.functions.values():
             function.get_concrete_function(*self._signature())
@@ -53,15 +56,39 @@ class TensorFlowModel(KerasModel):
     def _as_parameter(self, variable: Any) -> nn.Parameter:
         return nn.Parameter(torch.tensor(variable.numpy()))
 
-    def _signature(self) -> tuple[Any, ...]:
+    def compile_scoring(self, row_counts: Sequence[int]) -> bool:
+        """Have XLA compile scoring of batches of so many rows, now; smaller ones are filled up to the next.
+
+        Returns:
+            Whether it did. A model of inputs whose width is not declared would be compiled again and again
+            while somebody waits, so it is not compiled at all.
+        """
+        if any(None in one.shape[1:] for one in self.keras_model.inputs):
+            return False
+        zeros = self._tensorflow.zeros
+        compiled = {}
+        for num_rows in sorted(set(row_counts)):
+            signature = self._signature(num_rows)
+            compiled[num_rows] = self._function(training=False, num_rows=num_rows)
+            compiled[num_rows](
+                *(tuple(zeros(spec.shape, spec.dtype) for spec in specs) for specs in signature)
+            )
+        self._compiled = compiled
+        return True
+
+    def _signature(self, num_rows: int | None = None) -> tuple[Any, ...]:
         spec = self._tensorflow.TensorSpec
         return (
             tuple(spec(variable.shape, "float32") for variable in self.trained_variables),
             tuple(spec((2,), variable.dtype) for variable in self.seed_variables),
-            tuple(spec(one.shape, "float32") for one in self.keras_model.inputs),
+            tuple(spec((num_rows, *one.shape[1:]), "float32") for one in self.keras_model.inputs),
         )
 
-    def _function(self, training: bool) -> Any:
+    def _function(self, training: bool, num_rows: int | None = None) -> Any:
+        """
+        Args:
+            num_rows: for so many alone, compiled by XLA; None: for any number.
+        """
         tensorflow, keras, keras_model, order = self._tensorflow, self._keras, self.keras_model, self.order
         trained, seeds = self.trained_variables, self.seed_variables
 
@@ -75,7 +102,12 @@ class TensorFlowModel(KerasModel):
             logits_BT = ordered(outputs, order, lambda columns: tensorflow.concat(columns, axis=1))
             return tensorflow.cast(logits_BT, "float32")
 
-        return tensorflow.function(run, input_signature=self._signature(), autograph=False)
+        return tensorflow.function(
+            run,
+            input_signature=self._signature(num_rows),
+            autograph=False,
+            jit_compile=None if num_rows is None else True,
+        )
 
     def _call(self, inputs: list[Tensor], seeds: list[np.ndarray]) -> Tensor:
         constant = self._tensorflow.constant
@@ -84,9 +116,13 @@ class TensorFlowModel(KerasModel):
             for state, variable in zip(seeds, self.seed_variables, strict=True)
         )
         weights = [self.get_parameter(variable.path) for variable in self.trained_variables]
-        function = self.functions[self.training]
+        function, num_rows = self.functions[self.training], len(inputs[0])
+        if not self.training and not torch.is_grad_enabled():
+            size = next((size for size in self._compiled if size >= num_rows), None)
+            if size is not None:
+                function, inputs = self._compiled[size], [_filled(each, size) for each in inputs]
         logits_BT: Tensor = _Call.apply(self._tensorflow, function, states, len(weights), *weights, *inputs)
-        return logits_BT
+        return logits_BT[:num_rows]
 
     def input_specs(self) -> dict[str, Any]:
         """By name, what `probabilities` takes."""
@@ -106,6 +142,12 @@ class TensorFlowModel(KerasModel):
         outputs = self._keras.tree.flatten(self.keras_model(structured, training=False))
         logits_BT = ordered(outputs, self.order, lambda columns: tensorflow.concat(columns, axis=1))
         return tensorflow.sigmoid(tensorflow.cast(logits_BT, "float32"))
+
+
+def _filled(rows: Tensor, size: int) -> Tensor:
+    """With rows of zeros at the end."""
+    missing = size - len(rows)
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
 
 class _Call(torch.autograd.Function):

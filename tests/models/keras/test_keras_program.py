@@ -281,3 +281,44 @@ def test_what_only_torch_models_can_do_is_refused(compute):
         KerasProgramSpec(config("mlp"), SCHEMA, SETTINGS).build(
             dataclasses.replace(PLACEMENT, compute=compute)
         )
+
+
+def test_scoring_is_compiled_for_few_numbers_of_rows_and_traced_for_no_other():
+    plain, compiled = program(), program()
+    train(plain, range(3))
+    compiled.load(plain.weights(), None)
+
+    assert compiled.model.compile_scoring([4, 16])
+
+    functions = {**compiled.model._compiled, None: compiled.model.functions[False]}
+    for num_rows in (1, 3, 4, 5, 16, 17, 40):
+        features = batch(num_rows)
+        scores = compiled.predict(features, table_rows(features))
+        assert scores.shape == (num_rows, 2)
+        np.testing.assert_allclose(scores, plain.predict(features, table_rows(features)), atol=1e-6)
+    assert {size: function.experimental_get_tracing_count() for size, function in functions.items()} == {
+        4: 1,
+        16: 1,
+        None: 1,
+    }
+
+
+def test_compiled_scoring_is_for_scoring_alone():
+    plain, compiled = program(), program()
+    compiled.model.compile_scoring([64])
+
+    assert train(compiled, range(3)) == train(plain, range(3))
+    assert as_bytes(compiled.weights()) == as_bytes(plain.weights())
+
+
+def test_new_weights_need_no_new_compilation():
+    trained = program()
+    trained.model.compile_scoring([64])
+    features = batch(64)
+    before = trained.predict(features, table_rows(features))
+
+    train(trained, range(20))
+
+    trained.model.functions[False] = None  # which would not answer
+    assert not np.allclose(trained.predict(features, table_rows(features)), before)
+    assert trained.model._compiled[64].experimental_get_tracing_count() == 1
