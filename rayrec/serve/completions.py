@@ -80,6 +80,12 @@ class CompletionRequest(BaseModel):
         return max(self.best_of or self.n, self.logprobs or 0)
 
 
+_BODY = {
+    "required": True,
+    "content": {"application/json": {"schema": CompletionRequest.model_json_schema()}},
+}
+
+
 def completions_router(service: Service, access: Access) -> APIRouter:
     """Routes of OpenAI's API; errors are in its form. For models without semantic IDs, there is no model."""
     router = APIRouter(prefix="/v1", tags=["Completions"])
@@ -114,7 +120,7 @@ def completions_router(service: Service, access: Access) -> APIRouter:
         texts_of(name, service)
         return described
 
-    @router.post("/completions")
+    @router.post("/completions", openapi_extra={"requestBody": _BODY})
     async def completions(request: Request) -> dict[str, Any]:
         """The items that the model expects next, as tokens of their semantic IDs."""
         asked = read_request(json_object(await unpacked_body(request)))

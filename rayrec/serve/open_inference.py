@@ -72,6 +72,64 @@ NO_SCORE = float(np.finfo(np.float32).min)
 """Score of a place without an item."""
 
 
+_TENSOR = {
+    "type": "object",
+    "required": ["name", "datatype", "shape", "data"],
+    "properties": {
+        "name": {"enum": list(INPUTS)},
+        "datatype": {
+            "enum": sorted({datatype for datatypes, _ in INPUTS.values() for datatype in datatypes})
+        },
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": 2},
+        "data": {"type": "array", "description": "Elements in row-major order, nested or not."},
+        "parameters": {"type": "object"},
+    },
+    "additionalProperties": False,
+}
+_BODY = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["inputs"],
+                "properties": {
+                    "id": {"type": "string"},
+                    "parameters": {
+                        "type": "object",
+                        "properties": {
+                            "k": {"type": "integer", "minimum": 1},
+                            "exclude_seen": {"type": "boolean"},
+                            "rank": {"type": "boolean"},
+                            "binary_data_output": {"type": "boolean"},
+                        },
+                        "additionalProperties": False,
+                    },
+                    "inputs": {"type": "array", "items": _TENSOR, "minItems": 1},
+                    "outputs": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": ["name"],
+                            "properties": {
+                                "name": {"enum": list(OUTPUTS)},
+                                "parameters": {
+                                    "type": "object",
+                                    "properties": {"binary_data": {"type": "boolean"}},
+                                },
+                            },
+                            "additionalProperties": False,
+                        },
+                    },
+                },
+                "additionalProperties": False,
+            }
+        }
+    },
+}
+"""Of what is all JSON; tensors may be binary instead, see `tensor_codec`."""
+
+
 def open_inference_router(service: Service, access: Access) -> APIRouter:
     """Routes below `/v2`; errors are `{"error": sentence}`, with 400 for everything wrong in a request."""
     router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
@@ -115,8 +173,8 @@ def open_inference_router(service: Service, access: Access) -> APIRouter:
         check_model(name, version)
         return {"name": name, "ready": True}
 
-    @router.post("/models/{name}/infer")
-    @router.post("/models/{name}/versions/{version}/infer")
+    @router.post("/models/{name}/infer", openapi_extra={"requestBody": _BODY})
+    @router.post("/models/{name}/versions/{version}/infer", openapi_extra={"requestBody": _BODY})
     async def infer(name: str, request: Request, version: str | None = None) -> Response:
         """Recommends to all rows; either all are answered or none."""
         pinned = check_model(name, version)

@@ -1,0 +1,122 @@
+"""Whatever comes, the service says in a sentence what is wrong, and goes on."""
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from benchmarks.bad_requests import BadRequest, from_openapi, made_by_hand, why_wrong
+from rayrec.pipelines.recommender import Recommender
+from rayrec.serve.access.config import AccessConfig
+from rayrec.serve.api import ANSWERING_ROUTES, build_api
+from rayrec.serve.batching import BatchCosts, Batcher
+from rayrec.serve.events.config import EventsConfig, LogConfig
+from rayrec.serve.events.intake import EventIntake
+from rayrec.serve.metrics import PrometheusMeter
+from rayrec.serve.page.recent import RecentActivity
+from rayrec.serve.service import RecommendationService
+from tests.runs import make_run
+from tests.serve.fake_recommender import listening
+
+COUNT = 400
+"""Of each source; `rayrec bench serve-fuzz` sends ten thousand."""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    """An application with everything on, listening; the recommender behind it."""
+    folder = tmp_path_factory.mktemp("bad")
+    recommender = Recommender.load(make_run(folder, "generative"))
+    intake = EventIntake.open(
+        EventsConfig(log=LogConfig(folder=str(folder / "log"))), lambda: recommender.dataset
+    )
+    answering = RecommendationService(recommender, max_k=50)
+    answering.user_state = intake.state
+    batcher = Batcher(answering.recommend_all, BatchCosts({1: 1e-6, 8: 1e-6}), 64)
+    meters = [PrometheusMeter(), RecentActivity(ANSWERING_ROUTES)]
+    access = AccessConfig.parse({"callers": {"rate": 1_000_000}})
+    api = build_api(answering, batcher, 20.0, access, meters, intake)
+    with listening(api) as address:
+        yield f"http://{address}", api
+
+
+@pytest.fixture
+def ask(service):
+    """Sends a request, and collects what is wrong with its answer."""
+    url, _ = service
+    wrong, statuses = [], set()
+    with httpx.Client(trust_env=False, timeout=20) as client:
+
+        def asked(request: BadRequest) -> None:
+            headers = {name: value.encode("latin-1") for name, value in request.headers.items()}
+            try:
+                answer = client.request(
+                    request.method, url + request.path, content=request.body, headers=headers
+                )
+            except (httpx.InvalidURL, httpx.LocalProtocolError, httpx.RemoteProtocolError):
+                return  # not HTTP: the client or the server's parser refuses it
+            statuses.add(answer.status_code)
+            if why := why_wrong(answer.status_code, dict(answer.headers), answer.text):
+                wrong.append((why, request, answer.text[:500]))
+
+        good = {"user_id": "u3", "k": 4}
+        before = client.post(f"{url}/v1/recommend", json=good).json()
+        yield asked, statuses
+        assert wrong == []
+        assert client.post(f"{url}/v1/recommend", json=good).json() == before
+
+
+def test_requests_made_by_hand_get_a_sentence(ask):
+    asked, statuses = ask
+    for request in made_by_hand(COUNT):
+        asked(request)
+
+    assert {400, 404, 413, 415, 422} <= statuses
+
+
+def test_requests_that_the_schemas_forbid_get_a_sentence(ask, service):
+    asked, statuses = ask
+    url, _ = service
+    page = httpx.get(f"{url}/openapi.json", trust_env=False).json()
+
+    assert from_openapi(page, COUNT, asked) >= COUNT
+    assert {400, 422} <= statuses
+
+
+def test_what_is_wrong_with_an_answer_is_seen():
+    assert why_wrong(500, {}, '{"error": "it failed"}') == "status 500"
+    assert why_wrong(503, {}, "busy") == "status 503"
+    assert why_wrong(503, {"retry-after": "1"}, "busy") is None
+    assert why_wrong(400, {}, 'Traceback (most recent call last):\n  File "x.py"') == "a stack trace"
+    assert why_wrong(422, {}, '{"error": "k: input should be greater than or equal to 1"}') is None
+
+
+BODIES = {
+    "/v2/models/{name}/infer": {
+        "id": "7",
+        "parameters": {"k": 2, "exclude_seen": False},
+        "inputs": [
+            {"name": "history", "datatype": "BYTES", "shape": [1, 2], "data": ["i1", "i2"]},
+            {"name": "timestamps", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]},
+        ],
+        "outputs": [{"name": "item_id"}, {"name": "score", "parameters": {"binary_data": False}}],
+    },
+    "/v1/completions": {"model": "recommend", "prompt": "i1 i2", "n": 2, "logprobs": 1},
+}
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_the_page_describes_bodies_that_are_answered(service, route):
+    import jsonschema
+
+    _, api = service
+    client = TestClient(api)
+    described = client.get("/openapi.json").json()["paths"][route]["post"]["requestBody"]
+    schema = described["content"]["application/json"]["schema"]
+
+    jsonschema.validate(BODIES[route], schema)
+    assert client.post(route.format(name="recommend"), json=BODIES[route]).status_code == 200
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**BODIES[route], "unknown": 1}, schema)
+    assert (
+        client.post(route.format(name="recommend"), json={**BODIES[route], "unknown": 1}).status_code == 400
+    )
