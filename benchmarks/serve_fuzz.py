@@ -136,8 +136,9 @@ def _bars(service: PeerProcess, num_requests: int) -> list[Bar]:
     log.print(f"serve-fuzz: {fuzzer.statuses.total()} requests, {by_status}", highlight=False)
     for line in fuzzer.wrong[:10]:
         log.print(f"serve-fuzz: {line}", highlight=False, markup=False)
+    more = (ended.num_bytes - began.num_bytes) / 2**20
     log.print(
-        f"serve-fuzz: {(ended.num_bytes - began.num_bytes) / 2**20:+.1f} MiB of {began.num_bytes / 2**20:.0f}, "
+        f"serve-fuzz: {more:+.1f} MiB of {began.num_bytes / 2**20:.0f}, "
         f"{ended.num_files - began.num_files:+d} files, {ended.num_threads - began.num_threads:+d} threads",
         highlight=False,
     )
