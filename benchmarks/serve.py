@@ -64,7 +64,7 @@ def bench(options: BenchOptions) -> list[Bar]:
         beauty_sized(options.data) as data,
         tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder,
     ):
-        run = _trained(data, Path(folder) / "run")
+        run = trained(data, Path(folder) / "run")
         bodies = bodies_of(data, K)
         load: PeerProcess = PeerProcess(windows, (bodies,), settle_s=SETTLE_S)
         try:
@@ -75,7 +75,8 @@ def bench(options: BenchOptions) -> list[Bar]:
             load.stop()
 
 
-def _trained(data: Path, run: Path) -> Path:
+def trained(data: Path, run: Path) -> Path:
+    """A run of the generative model."""
     config = RunConfig.load(
         CHECKOUT / "configs" / "beauty-lazy.yaml",
         [
