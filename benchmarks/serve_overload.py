@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -117,6 +118,7 @@ def measured(name: str, data: Path, run: Path, seconds: float, single_process: b
         recovery_s = _seconds_to_recover(url, bodies[0], plan.header)
         return _bars(name, plan, outcome, resident.stop(), recovery_s)
     finally:
+        service.measure("stop")
         for process in (load, closed, service):
             process.stop()
 
@@ -129,6 +131,7 @@ def service_in_process(run: str | Path, config: ServeConfig) -> Callable[[str], 
     def told(what: str) -> Any:
         if what == "stop":
             running.__exit__(None, None, None)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which Ray would say at length
             return None
         if what == "processes":
             return [os.getpid()] if config.single_process else descendants(REPLICA)

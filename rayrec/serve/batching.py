@@ -1,10 +1,12 @@
 """Requests that wait while the device computes go to it together, as soon as it is free.
 
     submit ─► waiting, earliest deadline first ─► one thread: compute(as many as pay) ─► futures
-       └ too many: refused                           └ past its deadline: refused, not computed
+       └ too many, or too late by then: refused      └ past its deadline: refused, not computed
 
 No timer holds a request back: one that finds the device idle is computed alone, at once, and batches grow
-with the load by themselves. It knows nothing of models, HTTP or Ray.
+with the load by themselves. Whoever would be too late, or make another too late, behind what is in hand is
+told at once, since under load it would else be told when the time is over. It knows nothing of models, HTTP or
+Ray.
 """
 
 from __future__ import annotations
@@ -41,6 +43,10 @@ class BatchCosts:
     """Seconds that a batch takes by its size: measured at some sizes, then as batches are seen to take."""
 
     _WEIGHT_OF_NEW = 0.1
+    _OVERRUNS = 4.0
+    """Of the average size, in which nearly all batches are done."""
+    _MOST_CAUTION = 3.0
+    """Times what is expected: beyond, a stall of long ago would refuse everybody."""
 
     def __init__(self, seconds_by_size: dict[int, float]) -> None:
         """
@@ -51,6 +57,8 @@ class BatchCosts:
             raise ValueError("the cost of a single request is not among those measured")
         self._sizes = np.array(sorted(seconds_by_size))
         self._seconds = np.array([seconds_by_size[size] for size in self._sizes.tolist()])
+        self._overrun = 0.0
+        """What batches take beyond what was expected of them, as a share of that, on average."""
 
     @property
     def max_size(self) -> int:
@@ -60,8 +68,15 @@ class BatchCosts:
         """Between sizes that were measured, on a straight line."""
         return float(np.interp(size, self._sizes, self._seconds))
 
+    @property
+    def caution(self) -> float:
+        """Times what a batch is expected to take, in which nearly all are done; 1 where none took longer."""
+        return min(1.0 + self._OVERRUNS * self._overrun, self._MOST_CAUTION)
+
     def observe(self, size: int, seconds: float) -> None:
         """Move the costs of the measured sizes beside `size` towards what a batch has just taken."""
+        overrun = max(seconds / self.of(size) - 1.0, 0.0)
+        self._overrun += self._WEIGHT_OF_NEW * (overrun - self._overrun)
         right = int(np.searchsorted(self._sizes, size))
         places = [right] if self._sizes[right] == size else [right - 1, right]
         apart = seconds - self.of(size)
@@ -120,6 +135,8 @@ class Batcher(Generic[Request, Answer]):
         self._on_batch = on_batch
         self._waiting: list[_Waiting[Request, Answer]] = []
         self._num_computing = 0
+        self._free_at = float("-inf")
+        """When the batch that is being computed is likely to be done."""
         self._num_submitted = 0
         self._changed = threading.Condition()
         self._is_closed = False
@@ -157,6 +174,7 @@ class Batcher(Generic[Request, Answer]):
 
         Raises:
             TooManyWaitingError: nothing was done.
+            DeadlineError: it would be answered too late, or another one that waits; nothing was done.
         """
         future: Future[Answer] = Future()
         with self._changed:
@@ -166,9 +184,14 @@ class Batcher(Generic[Request, Answer]):
             if in_hand >= self.max_waiting:
                 raise TooManyWaitingError(f"{in_hand} requests are waiting already")
             self._num_submitted += 1
-            deadline = self._clock() + timeout_s
+            now = self._clock()
             compute = compute or self._compute
-            insort(self._waiting, _Waiting(deadline, self._num_submitted, request, group, compute, future))
+            new = _Waiting(now + timeout_s, self._num_submitted, request, group, compute, future)
+            if in_hand and self._makes_late(new, now):
+                raise DeadlineError(
+                    f"{in_hand} requests are in hand, too many for another one to be answered in time"
+                )
+            insort(self._waiting, new)
             self._changed.notify()
         return future
 
@@ -187,6 +210,7 @@ class Batcher(Generic[Request, Answer]):
                     return
                 late, batch = self._next_batch()
                 self._num_computing = len(late) + len(batch)
+                self._free_at = self._clock() + self.costs.caution * self.costs.of(len(batch))
             for each in late:
                 each.future.set_exception(DeadlineError("the time in which the answer was wanted is over"))
             if batch:
@@ -207,13 +231,36 @@ class Batcher(Generic[Request, Answer]):
         if not there:
             self._waiting = []
             return late, []
-        first = there[0]
-        same = [each for each in there if (each.group, each.compute) == (first.group, first.compute)]
-        size = self.costs.best_size(len(same), first.deadline - now)
-        taken = same[:size]
-        numbers = {each.number for each in taken}
-        self._waiting = [each for each in there if each.number not in numbers]
+        taken, self._waiting = self._divided(there, now)
         return late, [each for each in taken if each.future.set_running_or_notify_cancel()]
+
+    def _divided(
+        self, waiting: list[_Waiting[Request, Answer]], now: float
+    ) -> tuple[list[_Waiting[Request, Answer]], list[_Waiting[Request, Answer]]]:
+        """Those that go together first, if the device is free, and the others."""
+        first = waiting[0]
+        same = [each for each in waiting if (each.group, each.compute) == (first.group, first.compute)]
+        budget_s = (first.deadline - now) / self.costs.caution
+        taken = same[: self.costs.best_size(len(same), budget_s)]
+        numbers = {each.number for each in taken}
+        return taken, [each for each in waiting if each.number not in numbers]
+
+    def _makes_late(self, new: _Waiting[Request, Answer], now: float) -> bool:
+        """Whether the new one, or one that is in time without it, would be too late with it."""
+        late = self._late(sorted([*self._waiting, new]), now)
+        return bool(late) and (new.number in late or not late <= self._late(self._waiting, now))
+
+    def _late(self, waiting: list[_Waiting[Request, Answer]], now: float) -> set[int]:
+        """Numbers of those that would be answered too late, if nothing else came."""
+        if not waiting or waiting[0].deadline == float("inf"):
+            return set()
+        late: set[int] = set()
+        done_at = max(now, self._free_at)
+        while waiting:
+            taken, waiting = self._divided(waiting, done_at)
+            done_at += self.costs.caution * self.costs.of(len(taken))
+            late |= {each.number for each in taken if each.deadline < done_at}
+        return late
 
     def _answer(self, batch: list[_Waiting[Request, Answer]]) -> None:
         began = self._clock()
