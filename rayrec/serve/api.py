@@ -1,6 +1,6 @@
 """The HTTP side of the service: routes and error answers.
 
-    event loop: parse, check ─► access ─► batcher, at most `max_waiting` in hand ─► its thread:
+    event loop: room? ─► parse, check ─► access ─► batcher, at most `max_waiting` in hand ─► its thread:
       /v1/recommend: here         │                      └ else 503                  service.recommend_all
       /v2: `open_inference`       └ its limits: 429 for one caller, 503 for all
       /v1/completions: `completions`
@@ -27,8 +27,8 @@ from rayrec.platform.errors import UnavailableError
 from rayrec.serve.access.access import Access, origin_of
 from rayrec.serve.access.config import OPEN, AccessConfig
 from rayrec.serve.access.deadlines import HeaderError
-from rayrec.serve.access.limits import CallerLimitError, RefusedError
-from rayrec.serve.batching import Batcher, DeadlineError, TooManyWaitingError
+from rayrec.serve.access.door import NO_ROOM, Door, no_room
+from rayrec.serve.batching import Batcher
 from rayrec.serve.completions import completions_router
 from rayrec.serve.current import Service
 from rayrec.serve.errors import RequestError, error_response, explain
@@ -105,6 +105,7 @@ def build_api(
         summary="Recommendations from a trained model.",
         lifespan=lifespan,
     )
+    api.add_middleware(Door, access=access)
     api.add_middleware(RequestGuard, max_body_bytes=MAX_BODY_BYTES)
     api.add_middleware(RequestMeter, meters=meters)
     api.add_exception_handler(StarletteHTTPException, _http_error)
@@ -112,9 +113,8 @@ def build_api(
     api.add_exception_handler(RefusedRequestError, _refused_request)
     api.add_exception_handler(RequestError, _bad_request)
     api.add_exception_handler(UnavailableError, _unavailable)
-    api.add_exception_handler(TooManyWaitingError, _busy)
-    api.add_exception_handler(DeadlineError, _busy)
-    api.add_exception_handler(RefusedError, _not_admitted)
+    for error in NO_ROOM:
+        api.add_exception_handler(error, _no_room)
     api.add_exception_handler(HeaderError, _refused_request)
 
     @api.post(
@@ -167,17 +167,8 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     return error_response(request.url.path, error.status_code, text, headers=dict(error.headers or {}))
 
 
-async def _busy(request: Request, error: Exception) -> JSONResponse:
-    return error_response(
-        request.url.path, 503, f"{error}; try again in a second", headers={"Retry-After": "1"}
-    )
-
-
-async def _not_admitted(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RefusedError)
-    status = 429 if isinstance(error, CallerLimitError) else 503
-    headers = {"Retry-After": str(error.retry_after_s)}
-    return error_response(request.url.path, status, str(error), headers=headers)
+async def _no_room(request: Request, error: Exception) -> JSONResponse:
+    return no_room(request.url.path, error)
 
 
 async def _invalid_request(request: Request, error: Exception) -> JSONResponse:

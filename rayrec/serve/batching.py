@@ -15,10 +15,11 @@ import logging
 import threading
 import time
 from bisect import insort
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -43,10 +44,12 @@ class BatchCosts:
     """Seconds that a batch takes by its size: measured at some sizes, then as batches are seen to take."""
 
     _WEIGHT_OF_NEW = 0.1
-    _OVERRUNS = 4.0
-    """Of the average size, in which nearly all batches are done."""
-    _MOST_CAUTION = 3.0
-    """Times what is expected: beyond, a stall of long ago would refuse everybody."""
+    _MOST_AT_ONCE = 2.0
+    """Times a cost: a batch that takes longer was stalled, and is as much of a sign as one that takes so long."""
+    _OVERRUN_PERCENT = 90.0
+    _NUM_OVERRUNS = 50
+    _PART_OF_PARTS = 0.95
+    """Of what a batch's parts take one after the other: less than all of it, so that it is tried again."""
 
     def __init__(self, seconds_by_size: dict[int, float]) -> None:
         """
@@ -57,8 +60,9 @@ class BatchCosts:
             raise ValueError("the cost of a single request is not among those measured")
         self._sizes = np.array(sorted(seconds_by_size))
         self._seconds = np.array([seconds_by_size[size] for size in self._sizes.tolist()])
-        self._overrun = 0.0
-        """What batches take beyond what was expected of them, as a share of that, on average."""
+        self._overruns: deque[float] = deque(maxlen=self._NUM_OVERRUNS)
+        """Times what was expected of them, what the last batches have taken."""
+        self._caution = 1.0
 
     @property
     def max_size(self) -> int:
@@ -70,19 +74,30 @@ class BatchCosts:
 
     @property
     def caution(self) -> float:
-        """Times what a batch is expected to take, in which nearly all are done; 1 where none took longer."""
-        return min(1.0 + self._OVERRUNS * self._overrun, self._MOST_CAUTION)
+        """Times what a batch is expected to take, in which nearly all are done; at least 1."""
+        return self._caution
 
     def observe(self, size: int, seconds: float) -> None:
-        """Move the costs of the measured sizes beside `size` towards what a batch has just taken."""
-        overrun = max(seconds / self.of(size) - 1.0, 0.0)
-        self._overrun += self._WEIGHT_OF_NEW * (overrun - self._overrun)
+        """Move the costs of the measured sizes beside `size` towards what a batch has just taken.
+
+        Sizes that are not computed any more are not seen either. So a larger batch never takes less than this
+        one, nor a smaller one more, and one that would take longer than its parts comes to be tried again.
+        """
+        expected = self.of(size)
+        seconds = min(seconds, self._MOST_AT_ONCE * expected)
+        self._overruns.append(seconds / expected)
+        self._caution = max(float(np.percentile(self._overruns, self._OVERRUN_PERCENT)), 1.0)
         right = int(np.searchsorted(self._sizes, size))
         places = [right] if self._sizes[right] == size else [right - 1, right]
-        apart = seconds - self.of(size)
         for place in places:
-            changed = self._seconds[place] + self._WEIGHT_OF_NEW * apart
+            changed = self._seconds[place] + self._WEIGHT_OF_NEW * (seconds - expected)
             self._seconds[place] = max(changed, 0.1 * self._seconds[place])  # no cost is ever 0 or below
+        first, last = places[0], places[-1]
+        np.minimum(self._seconds[:first], self._seconds[first], out=self._seconds[:first])
+        above = self._seconds[last + 1 :]
+        np.maximum(above, self._seconds[last], out=above)
+        of_parts = self._PART_OF_PARTS * self._seconds[last] * self._sizes[last + 1 :] / self._sizes[last]
+        above -= self._WEIGHT_OF_NEW * np.maximum(above - of_parts, 0.0)
 
     def best_size(self, most: int, budget_s: float) -> int:
         """The size of most requests per second that is done within the budget; 1 where none is.
@@ -180,20 +195,36 @@ class Batcher(Generic[Request, Answer]):
         with self._changed:
             if self._is_closed:
                 raise RuntimeError("the batcher is closed")
-            in_hand = self.in_hand
-            if in_hand >= self.max_waiting:
-                raise TooManyWaitingError(f"{in_hand} requests are waiting already")
             self._num_submitted += 1
             now = self._clock()
             compute = compute or self._compute
             new = _Waiting(now + timeout_s, self._num_submitted, request, group, compute, future)
-            if in_hand and self._makes_late(new, now):
-                raise DeadlineError(
-                    f"{in_hand} requests are in hand, too many for another one to be answered in time"
-                )
+            self._check_room(new, now)
             insort(self._waiting, new)
             self._changed.notify()
         return future
+
+    def check_room(self, timeout_s: float) -> None:
+        """Say what `submit` would of a request that goes together with what waits; takes nothing.
+
+        Raises:
+            TooManyWaitingError, DeadlineError: as `submit`.
+        """
+        with self._changed:
+            now = self._clock()
+            number, group, compute = self._num_submitted + 1, None, self._compute
+            if self._waiting:
+                group, compute = self._waiting[-1].group, self._waiting[-1].compute
+            self._check_room(_Waiting(now + timeout_s, number, None, group, compute, Future()), now)
+
+    def _check_room(self, new: _Waiting[Any, Answer], now: float) -> None:
+        in_hand = self.in_hand
+        if in_hand >= self.max_waiting:
+            raise TooManyWaitingError(f"{in_hand} requests are waiting already")
+        if in_hand and self._makes_late(new, now):
+            raise DeadlineError(
+                f"{in_hand} requests are in hand, too many for another one to be answered in time"
+            )
 
     def close(self) -> None:
         """Answer what waits, and end the thread."""
