@@ -124,7 +124,8 @@ def measured(name: str, data: Path, run: Path, seconds: float, single_process: b
 
 
 def service_in_process(run: str | Path, config: ServeConfig) -> Callable[[str], Any]:
-    """In a process: a service, until it is told to stop; says its URL, and which processes answer."""
+    """In a process: a service, until it is told to stop; says its URL, which processes answer, and how many
+    of the replicas are running."""
     running = serving(run, config)
     url = running.__enter__()
 
@@ -135,9 +136,22 @@ def service_in_process(run: str | Path, config: ServeConfig) -> Callable[[str], 
             return None
         if what == "processes":
             return [os.getpid()] if config.single_process else descendants(REPLICA)
+        if what == "running":
+            return _replicas_running()
         return url
 
     return told
+
+
+def _replicas_running() -> int:
+    """As Serve says it."""
+    from ray import serve
+
+    from rayrec.serve.application import DEPLOYMENT
+    from rayrec.serve.on_ray import APPLICATION
+
+    deployed = serve.status().applications[APPLICATION].deployments[DEPLOYMENT]
+    return deployed.replica_states.get("RUNNING", 0)
 
 
 class _Resident:
