@@ -7,7 +7,11 @@ Serve writes HAProxy's configuration from a template that has no settings for an
   the replicas' servers trust headers that come from this machine; here HAProxy says whose they are;
 * there is no TLS, and the address of HAProxy is also the one of the replicas; here HAProxy alone has the
   service's address, and the replicas are on loopback;
-* every request is logged, with its query, to port 514 of this machine; here none is.
+* every request is logged, with its query, to port 514 of this machine; here none is;
+* a replica gets whatever comes, and to refuse a request takes it longer than HAProxy, so under overload its
+  queue of sockets grows until nobody is answered in time; here a replica has as many requests at once as it
+  can hold and some to refuse by itself, and who waits longer than a moment for that is refused by HAProxy;
+* where no replica answers, callers get status 500; here 503, with the time after which to try again.
 
 So Serve is told of this program instead of HAProxy. It rewrites the configuration that it is given, refuses
 one that it does not know to the last address, and becomes HAProxy, in the same process. It runs at every
@@ -47,12 +51,26 @@ class Listen(TypedDict):
     """File of a certificate chain, with the key in a file beside it that ends with `.key`; None: no TLS."""
 
 
+class Replicas(TypedDict):
+    """What is behind HAProxy."""
+
+    most: int
+    """Requests that a replica has at once."""
+    queue_ms: int
+    """Longest that a request waits for a replica that has fewer."""
+
+
 class Plan(TypedDict):
     """What the program is told."""
 
     haproxy: str
     """Path of the program that it becomes."""
     listen: Listen
+    replicas: Replicas
+
+
+NO_REPLICA = {"error": "no replica has room for the request; try again in a second"}
+_ERROR_FILE = "no-replica.http"
 
 
 def write_program(folder: Path, python: str, plan: Plan) -> Path:
@@ -64,6 +82,9 @@ def write_program(folder: Path, python: str, plan: Plan) -> Path:
     """
     plan_file, program = folder / "plan.json", folder / "haproxy"
     plan_file.write_text(json.dumps(plan))
+    body = json.dumps(NO_REPLICA)
+    head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    (folder / _ERROR_FILE).write_bytes(f"{head}Retry-After: 1\r\n\r\n{body}".encode())
     # Without site-packages (-S) and the environment's paths (-I), which nothing here needs.
     command = [python, "-I", "-S", str(Path(__file__).resolve()), str(plan_file)]
     program.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
@@ -71,8 +92,11 @@ def write_program(folder: Path, python: str, plan: Plan) -> Path:
     return program
 
 
-def rewritten(config: str, listen: Listen) -> str:
-    """Serve's configuration with our addresses.
+def rewritten(config: str, listen: Listen, replicas: Replicas, error_file: str) -> str:
+    """Serve's configuration with our addresses and bounds.
+
+    Args:
+        error_file: the answer where HAProxy has none of a replica.
 
     Raises:
         ValueError: something listens in it that this module does not know, or what it knows is missing.
@@ -86,8 +110,16 @@ def rewritten(config: str, listen: Listen) -> str:
         words = line.split()
         if section == "global" and words[:1] == ["log"]:
             continue
+        if words[:1] == ["errorfile"]:
+            # Between such quotes HAProxy takes a path as it is.
+            lines.append(f"    errorfile {words[1]} '{error_file}'")
+            continue
+        if words[:1] == ["server"] and "backup" not in words:
+            line = f"{line.rstrip()} maxconn {replicas['most']}"
         if words[:1] != ["bind"]:
             lines.append(line)
+            if section == "defaults" == line.strip():
+                lines.append(f"    timeout queue {replicas['queue_ms']}ms")
             continue
         found = _BIND.fullmatch(line)
         if found is None or section not in (FIGURES, REQUESTS, STATISTICS):
@@ -106,7 +138,6 @@ def _requests(listen: Listen) -> list[str]:
     family = f"ipv{ipaddress.ip_address(listen['host']).version}"
     bind = f"bind {family}@{listen['host']}:{listen['port']}"
     if listen["certificate"] is not None:
-        # Between such quotes HAProxy takes a path as it is.
         bind += f" ssl crt '{listen['certificate']}' ssl-min-ver TLSv1.2 alpn http/1.1"
     scheme = "http" if listen["certificate"] is None else "https"
     return [
@@ -125,7 +156,9 @@ def main(arguments: list[str]) -> NoReturn:
         # Serve's own file, since Serve knows its HAProxy by that path among its arguments.
         changed = file.with_name(f"{file.name}.changed")
         try:
-            changed.write_text(rewritten(file.read_text(), plan["listen"]))
+            error_file = str(Path(arguments[0]).with_name(_ERROR_FILE))
+            config = rewritten(file.read_text(), plan["listen"], plan["replicas"], error_file)
+            changed.write_text(config)
         except ValueError as error:
             sys.exit(f"rayrec: this version of Ray Serve configures HAProxy in a new way: {error}")
         changed.replace(file)
