@@ -129,7 +129,9 @@ class _Clients:
             )
 
 
-def same(keys: list[str], scores: list[float], expected_keys: list[str], expected_scores: list[float]) -> bool:
+def same(
+    keys: list[str], scores: list[float], expected_keys: list[str], expected_scores: list[float]
+) -> bool:
     """Whether an answer is the one that was expected; items of equal scores may change places."""
     if len(keys) != len(expected_keys) or len(scores) != len(expected_scores):
         return False

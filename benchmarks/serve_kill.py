@@ -180,5 +180,3 @@ class _Killer:
 
 def _say(text: str) -> None:
     log.print(text, highlight=False)
-
-

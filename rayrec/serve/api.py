@@ -12,6 +12,7 @@ that it can be tested, or embedded, without.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -51,6 +52,8 @@ from rayrec.serve.schemas import (
 )
 from rayrec.serve.service import RefusedRequestError
 
+logger = logging.getLogger(__name__)
+
 ANSWERING_ROUTES = (
     "/v1/recommend",
     "/v1/completions",
@@ -88,16 +91,20 @@ def build_api(
         meters: measure requests; a `PrometheusMeter` is shown at /metrics, a `RecentActivity` on a page.
         intake: takes events; closed when the application shuts down, as is the log.
         request_log: of what is asked at /v1/recommend.
-        on_close: called when the application shuts down.
+        on_close: called when the application shuts down, after the logs are closed.
     """
     access = Access(access_config, service, batcher, timeout_s)
 
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
         yield
+        # Logs first, since whoever ends the service gives it a few seconds, and what they hold is nowhere else.
         closing = [log.close for log in (intake, request_log) if log is not None]
-        for close in (*on_close, *closing):
-            await run_in_threadpool(close)
+        for close in (*closing, *on_close):
+            try:
+                await run_in_threadpool(close)
+            except Exception:  # the others have to be closed all the same
+                logger.exception("something could not be closed")
 
     api = FastAPI(
         title="RayRec",

@@ -8,9 +8,8 @@ Serve writes HAProxy's configuration from a template that has no settings for an
 * there is no TLS, and the address of HAProxy is also the one of the replicas; here HAProxy alone has the
   service's address, and the replicas are on loopback;
 * every request is logged, with its query, to port 514 of this machine; here none is;
-* a replica gets whatever comes, and to refuse a request takes it longer than HAProxy, so under overload its
-  queue of sockets grows until nobody is answered in time; here a replica has as many requests at once as it
-  can hold and some to refuse by itself, and who waits longer than a moment for that is refused by HAProxy;
+* a replica gets whatever comes, and to refuse a request takes it much longer than HAProxy, of the time in which
+  it computes; here HAProxy refuses what is to be computed while the replicas have as much of it as they hold;
 * where no replica answers, callers get status 500; here 503, with the time after which to try again.
 
 So Serve is told of this program instead of HAProxy. It rewrites the configuration that it is given, refuses
@@ -51,25 +50,20 @@ class Listen(TypedDict):
     """File of a certificate chain, with the key in a file beside it that ends with `.key`; None: no TLS."""
 
 
-class Replicas(TypedDict):
-    """What is behind HAProxy."""
-
-    most: int
-    """Requests that a replica has at once."""
-    queue_ms: int
-    """Longest that a request waits for a replica that has fewer."""
-
-
 class Plan(TypedDict):
     """What the program is told."""
 
     haproxy: str
     """Path of the program that it becomes."""
     listen: Listen
-    replicas: Replicas
+    most: int
+    """Requests to compute something that a replica holds at once."""
 
 
-NO_REPLICA = {"error": "no replica has room for the request; try again in a second"}
+_SENTENCE = "no replica has room for the request; try again in a second"
+NO_REPLICA = {"error": _SENTENCE}
+NO_REPLICA_OPENAI = {"error": {"message": _SENTENCE, "type": "server_error", "param": None, "code": None}}
+"""In the form of that protocol, as `errors.py` has it."""
 _ERROR_FILE = "no-replica.http"
 
 
@@ -92,10 +86,11 @@ def write_program(folder: Path, python: str, plan: Plan) -> Path:
     return program
 
 
-def rewritten(config: str, listen: Listen, replicas: Replicas, error_file: str) -> str:
+def rewritten(config: str, listen: Listen, most: int, error_file: str) -> str:
     """Serve's configuration with our addresses and bounds.
 
     Args:
+        most: requests to compute something that a replica holds at once.
         error_file: the answer where HAProxy has none of a replica.
 
     Raises:
@@ -114,12 +109,10 @@ def rewritten(config: str, listen: Listen, replicas: Replicas, error_file: str) 
             # Between such quotes HAProxy takes a path as it is.
             lines.append(f"    errorfile {words[1]} '{error_file}'")
             continue
-        if words[:1] == ["server"] and "backup" not in words:
-            line = f"{line.rstrip()} maxconn {replicas['most']}"
         if words[:1] != ["bind"]:
             lines.append(line)
-            if section == "defaults" == line.strip():
-                lines.append(f"    timeout queue {replicas['queue_ms']}ms")
+            if words[:1] == ["backend"] and words[1:] != ["default_backend"]:
+                lines += [f"    {text}" for text in _refusals(most)]
             continue
         found = _BIND.fullmatch(line)
         if found is None or section not in (FIGURES, REQUESTS, STATISTICS):
@@ -147,6 +140,22 @@ def _requests(listen: Listen) -> list[str]:
     ]
 
 
+def _refusals(most: int) -> list[str]:
+    """Rules of the replicas' section: what is to be computed finds as much of it in hand as there may be."""
+    refused = "http-request return status 503 content-type application/json hdr Retry-After 1 string"
+    full = "if rayrec_computes { var(txn.rayrec_room) -m int lt 0 }"
+    return [
+        # As `access/door.py` has them.
+        "acl rayrec_computes path /v1/recommend /v1/completions",
+        "acl rayrec_computes path_reg ^/v2/models/.*/infer$",
+        f"http-request set-var(txn.rayrec_most) nbsrv,mul({most})",
+        # The request itself counts already.
+        "http-request set-var(txn.rayrec_room) be_conn,neg,add(txn.rayrec_most)",
+        f"{refused} '{json.dumps(NO_REPLICA_OPENAI)}' {full} {{ path /v1/completions }}",
+        f"{refused} '{json.dumps(NO_REPLICA)}' {full}",
+    ]
+
+
 def main(arguments: list[str]) -> NoReturn:
     """Called as `PLAN.json [arguments of HAProxy]`."""
     plan: Plan = json.loads(Path(arguments[0]).read_text())
@@ -157,7 +166,7 @@ def main(arguments: list[str]) -> NoReturn:
         changed = file.with_name(f"{file.name}.changed")
         try:
             error_file = str(Path(arguments[0]).with_name(_ERROR_FILE))
-            config = rewritten(file.read_text(), plan["listen"], plan["replicas"], error_file)
+            config = rewritten(file.read_text(), plan["listen"], plan["most"], error_file)
             changed.write_text(config)
         except ValueError as error:
             sys.exit(f"rayrec: this version of Ray Serve configures HAProxy in a new way: {error}")

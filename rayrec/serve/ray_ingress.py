@@ -83,10 +83,6 @@ VARIABLES = (*FAST, *PLAIN, *COMMON, HAPROXY_PROGRAM, *_FOLDERS, *_PORTS)
 
 MIN_HAPROXY = (2, 6)
 """Which takes Serve's configuration; Ray brings 2.8."""
-_REFUSED_AT_ONCE = 16
-"""Requests beyond those that a replica holds: such as it refuses, and those for its health and figures."""
-_QUEUE_MS = 50
-"""Longest that a request waits in HAProxy for a place among these."""
 _MAX_FOLDER = 28
 """Characters: HAProxy's socket lies below it and the id of a Ray node, and may be 97 long."""
 
@@ -191,7 +187,7 @@ def _fast(config: ServeConfig, haproxy: HAProxy, folder: Path) -> Ingress:
             "port": config.port,
             "certificate": None if certificate is None else str(certificate),
         },
-        "replicas": {"most": _most_at_once(config), "queue_ms": _QUEUE_MS},
+        "most": min(config.access.service.concurrency or config.max_waiting, config.max_waiting),
     }
     own = {HAPROXY_PROGRAM: str(write_program(folder, sys.executable, plan))}
     own |= {name: str(folder / file) for name, file in _FOLDERS.items()}
@@ -202,12 +198,6 @@ def _fast(config: ServeConfig, haproxy: HAProxy, folder: Path) -> Ingress:
     variables = _unless_set({**FAST, **COMMON}) | own
     otherwise = tuple(f"{name}={value}" for name, value in FAST.items() if variables[name] != value)
     return Ingress(Kind.HAPROXY, haproxy.version, otherwise, variables, options)
-
-
-def _most_at_once(config: ServeConfig) -> int:
-    """Requests that HAProxy lets a replica have."""
-    admitted = config.access.service.concurrency or config.max_waiting
-    return min(admitted, config.max_waiting) + _REFUSED_AT_ONCE
 
 
 def _proxy_options(config: ServeConfig) -> dict[str, str | int]:

@@ -4,10 +4,13 @@ import gc
 
 from fastapi.testclient import TestClient
 
+from rayrec.serve.api import build_api
+from rayrec.serve.batching import BatchCosts, Batcher
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.loading import load_api
 from rayrec.serve.metrics import PrometheusMeter
 from tests.runs import make_run
+from tests.serve.fake_recommender import HeldService
 
 
 def test_the_garbage_collector_passes_over_a_model_while_it_serves(tmp_path):
@@ -16,3 +19,29 @@ def test_the_garbage_collector_passes_over_a_model_while_it_serves(tmp_path):
         assert gc.get_freeze_count() > before + 10_000
         assert client.get("/health/ready").status_code == 200
     assert gc.get_freeze_count() == 0
+
+
+class _Log:
+    def __init__(self, name, closed, fails=False):
+        self._name, self._closed, self._fails = name, closed, fails
+
+    def figures(self):
+        return {}
+
+    def close(self):
+        self._closed.append(self._name)
+        if self._fails:
+            raise OSError("the disk is gone")
+
+
+def test_logs_are_closed_first_and_one_that_fails_keeps_nothing_else_open(caplog):
+    closed = []
+    service = HeldService()
+    batcher = Batcher(service.recommend_all, BatchCosts({1: 1e-6}), 1)
+    logs = {"intake": _Log("events", closed, fails=True), "request_log": _Log("requests", closed)}
+    api = build_api(service, batcher, 1.0, on_close=[lambda: closed.append("versions")], **logs)
+    with TestClient(api):
+        assert closed == []
+    assert closed == ["events", "requests", "versions"]
+    assert "the disk is gone" in caplog.text
+    batcher.close()

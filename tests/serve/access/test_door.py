@@ -33,7 +33,9 @@ def api_of(service: HeldService, access: dict[str, Any], max_waiting: int = 4, c
 
 def post(address: str, path: str, **headers: str) -> httpx.Response:
     headers["Content-Type"] = "application/json"
-    return httpx.post(f"http://{address}{path}", content=NOT_JSON, headers=headers, trust_env=False, timeout=20)
+    return httpx.post(
+        f"http://{address}{path}", content=NOT_JSON, headers=headers, trust_env=False, timeout=20
+    )
 
 
 @pytest.mark.parametrize(
