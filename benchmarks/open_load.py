@@ -10,6 +10,7 @@ that this process is late with is the service's as far as can be told, and how l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import json
@@ -119,10 +120,8 @@ class _Load:
             self._send(number)
         if not self._num_open:
             self._all_answered.set()
-        try:
+        with contextlib.suppress(TimeoutError):  # the rest stays lost
             await asyncio.wait_for(self._all_answered.wait(), PATIENCE_S)
-        except TimeoutError:
-            pass  # the rest stays lost
         for connection in self.idle:
             connection.close()
         seconds = self._done_s - self.due_s

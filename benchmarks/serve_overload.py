@@ -1,8 +1,8 @@
-"""Three times what a service can do, for two minutes: who is answered, who is refused, and how soon it is over.
+"""Three times what a service can do, for two minutes: who is answered, who is refused, when it is over.
 
 The model is the generative one of `configs/beauty-lazy.yaml` with 20 beams, trained for a moment, and who is
-admitted is said by `docs/operations/access.yaml`. First 16 connections ask one after the other, which is what
-the service can do with nothing lowered. Then requests come three times as often, at random times that wait for
+admitted is said by `docs/operations/access.yaml`. First 16 connections ask one after the other: what the
+service can do with nothing lowered. Then requests come three times as often, at random times that wait for
 no answer (`open_load.py`), half of them of one caller, and each says that its answer is of use for half a
 second. `serve-overload` is one process, `serve-overload-ray` one replica of Ray Serve. Bars:
 

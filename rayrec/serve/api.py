@@ -98,7 +98,7 @@ def build_api(
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
         yield
-        # Logs first, since whoever ends the service gives it a few seconds, and what they hold is nowhere else.
+        # Logs first: whoever ends the service gives it a few seconds, and what they hold is nowhere else.
         closing = [log.close for log in (intake, request_log) if log is not None]
         for close in (*closing, *on_close):
             try:

@@ -5,8 +5,7 @@
 
 No timer holds a request back: one that finds the device idle is computed alone, at once, and batches grow
 with the load by themselves. Whoever would be too late, or make another too late, behind what is in hand is
-told at once, since under load it would else be told when the time is over. It knows nothing of models, HTTP or
-Ray.
+told at once: under load it would else be told when the time is over. It knows nothing of models, HTTP or Ray.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class BatchCosts:
 
     _WEIGHT_OF_NEW = 0.1
     _MOST_AT_ONCE = 2.0
-    """Times a cost: a batch that takes longer was stalled, and is as much of a sign as one that takes so long."""
+    """Times a cost: a batch that takes longer was stalled, and counts as one that takes so long."""
     _OVERRUN_PERCENT = 90.0
     _NUM_OVERRUNS = 50
     _PART_OF_PARTS = 0.95

@@ -8,8 +8,8 @@ Serve writes HAProxy's configuration from a template that has no settings for an
 * there is no TLS, and the address of HAProxy is also the one of the replicas; here HAProxy alone has the
   service's address, and the replicas are on loopback;
 * every request is logged, with its query, to port 514 of this machine; here none is;
-* a replica gets whatever comes, and to refuse a request takes it much longer than HAProxy, of the time in which
-  it computes; here HAProxy refuses what is to be computed while the replicas have as much of it as they hold;
+* a replica gets whatever comes, and to refuse a request takes it longer than HAProxy, of the time in which it
+  computes; here HAProxy refuses what is to be computed while the replicas have as much of it as they hold;
 * where no replica answers, callers get status 500; here 503, with the time after which to try again.
 
 So Serve is told of this program instead of HAProxy. It rewrites the configuration that it is given, refuses
@@ -77,8 +77,8 @@ def write_program(folder: Path, python: str, plan: Plan) -> Path:
     plan_file, program = folder / "plan.json", folder / "haproxy"
     plan_file.write_text(json.dumps(plan))
     body = json.dumps(NO_REPLICA)
-    head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    (folder / _ERROR_FILE).write_bytes(f"{head}Retry-After: 1\r\n\r\n{body}".encode())
+    head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+    (folder / _ERROR_FILE).write_bytes(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
     # Without site-packages (-S) and the environment's paths (-I), which nothing here needs.
     command = [python, "-I", "-S", str(Path(__file__).resolve()), str(plan_file)]
     program.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')

@@ -1,24 +1,27 @@
 """What loading a service does to the process that it is loaded in."""
 
 import gc
+import sys
 
 from fastapi.testclient import TestClient
 
 from rayrec.serve.api import build_api
 from rayrec.serve.batching import BatchCosts, Batcher
 from rayrec.serve.config import ServeConfig
-from rayrec.serve.loading import load_api
+from rayrec.serve.loading import SWITCH_S, load_api
 from rayrec.serve.metrics import PrometheusMeter
 from tests.runs import make_run
 from tests.serve.fake_recommender import HeldService
 
 
-def test_the_garbage_collector_passes_over_a_model_while_it_serves(tmp_path):
-    before = gc.get_freeze_count()
+def test_a_process_that_serves_is_set_up_for_it_until_the_end(tmp_path):
+    """No looking for garbage in the model, and the interpreter for whoever waits for it."""
+    before, switch_s = gc.get_freeze_count(), sys.getswitchinterval()
     with TestClient(load_api(make_run(tmp_path), ServeConfig(page=False), PrometheusMeter())) as client:
         assert gc.get_freeze_count() > before + 10_000
+        assert sys.getswitchinterval() == SWITCH_S < switch_s
         assert client.get("/health/ready").status_code == 200
-    assert gc.get_freeze_count() == 0
+    assert (gc.get_freeze_count(), sys.getswitchinterval()) == (0, switch_s)
 
 
 class _Log:

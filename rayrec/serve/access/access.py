@@ -138,7 +138,7 @@ class Access:
         return answered
 
     def check_room(self, origin: Origin) -> None:
-        """Say what `begin` would for want of room, of a request of which the headers are known; takes nothing.
+        """Say what `begin` would for want of room, by the headers of a request; takes nothing.
 
         Raises:
             HeaderError, CallerLimitError, ServiceLimitError, TooManyWaitingError: as `begin`.
