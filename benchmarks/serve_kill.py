@@ -73,7 +73,7 @@ def bars(name: str, found: tuple[Checked, Kills]) -> list[Bar]:
     failures = ", ".join(f"{each}: {count}" for each, count in sorted(checked.failures.items())) or "none"
     latencies = np.array(checked.latencies_s or [np.nan])
     _say(
-        f"{name}: {len(kills.ready_s)} kills, two replicas again after "
+        f"{name}: {len(kills.pids)} kills, two replicas again after "
         f"{' '.join(f'{each:.1f}' for each in kills.ready_s)} s"
     )
     _say(
@@ -84,7 +84,7 @@ def bars(name: str, found: tuple[Checked, Kills]) -> list[Bar]:
     )
     for sentence in checked.wrong[:3]:
         _say(f"{name}: {sentence}")
-    right = 1.0 if checked.latencies_s and kills.ready_s and not checked.wrong else 0.0
+    right = 1.0 if checked.latencies_s and kills.pids and not checked.wrong else 0.0
     return [
         Bar.once(f"{name}-wrong", right, "the model called directly", 1.0),
         Bar.once(f"{name}-failed", MOST_FAILED / max(share, 1e-9), "0.1 % of the requests", 1.0),
@@ -95,8 +95,10 @@ def bars(name: str, found: tuple[Checked, Kills]) -> list[Bar]:
 class Kills:
     """What was killed."""
 
+    pids: list[int] = field(default_factory=list)
+    """Of the victims."""
     ready_s: list[float] = field(default_factory=list)
-    """From each kill to two replicas that answer."""
+    """From each kill to two replicas that answer; the last one may have none."""
 
 
 def measured(
@@ -155,10 +157,11 @@ class _Killer:
 
     def _run(self) -> None:
         victim, was_there = 0, self._running()
-        while not self._stopped.wait(0.2) and (self._most is None or len(self._kills.ready_s) < self._most):
+        while not self._stopped.wait(0.2) and (self._most is None or len(self._kills.pids) < self._most):
             others = [process for process in was_there if process != victim]
             victim = others[0]  # the older one: the last victim's successor has a higher number
             os.kill(victim, signal.SIGKILL)
+            self._kills.pids.append(victim)
             began = time.perf_counter()
             while not self._stopped.is_set():
                 was_there = [process for process in self._running() if process != victim]
