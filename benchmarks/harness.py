@@ -37,13 +37,18 @@ class Bar:
     """What was measured against."""
     target: float
     ok: bool | None
-    """Whether `low` clears the target; None without `low`."""
+    """Whether `low` clears the target, or the figure of one measurement; None without either."""
 
     @classmethod
     def of(cls, name: str, ratios: Sequence[float], peer: str, target: float) -> Bar:
         low = lower_bound(ratios)
         value = statistics.median(ratios) if ratios else None
         return cls(name, value, low, peer, target, None if low is None else low >= target)
+
+    @classmethod
+    def once(cls, name: str, ratio: float, peer: str, target: float) -> Bar:
+        """Of one long measurement, which is all there is to it: the figure itself has to clear the target."""
+        return cls(name, ratio, None, peer, target, ratio >= target)
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ def bench(options: BenchOptions) -> list[Bar]:
 
 
 def trained(data: Path, run: Path) -> Path:
+    """A run of the generative model."""
     config = RunConfig.load(
         CHECKOUT / "configs" / "beauty-lazy.yaml",
         [

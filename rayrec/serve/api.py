@@ -1,6 +1,6 @@
 """The HTTP side of the service: routes and error answers.
 
-    event loop: parse, check ─► access ─► batcher, at most `max_waiting` in hand ─► its thread:
+    event loop: room? ─► parse, check ─► access ─► batcher, at most `max_waiting` in hand ─► its thread:
       /v1/recommend: here         │                      └ else 503                  service.recommend_all
       /v2: `open_inference`       └ its limits: 429 for one caller, 503 for all
       /v1/completions: `completions`
@@ -12,6 +12,7 @@ that it can be tested, or embedded, without.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from rayrec import __version__
 from rayrec.serve.access.access import Access
 from rayrec.serve.access.callers import origin_of
 from rayrec.serve.access.config import OPEN, AccessConfig
+from rayrec.serve.access.door import Door
 from rayrec.serve.batching import Batcher
 from rayrec.serve.completions import completions_router
 from rayrec.serve.current import Service
@@ -50,6 +52,8 @@ from rayrec.serve.schemas import (
     RecommendAnswer,
     RecommendRequest,
 )
+
+logger = logging.getLogger(__name__)
 
 ANSWERING_ROUTES = (
     "/v1/recommend",
@@ -89,7 +93,7 @@ def build_api(
         meters: measure requests; a `PrometheusMeter` is shown at /metrics, a `RecentActivity` on a page.
         intake: takes events; closed when the application shuts down, as is the log.
         request_log: of what is asked at /v1/recommend.
-        on_close: called when the application shuts down.
+        on_close: called when the application shuts down, after the logs are closed.
         version_figures: of a service that follows versions; metrics and the page show them.
     """
     access = Access(access_config, service, batcher, timeout_s)
@@ -97,9 +101,13 @@ def build_api(
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
         yield
+        # Logs first: whoever ends the service gives it a few seconds, and what they hold is nowhere else.
         closing = [log.close for log in (intake, request_log) if log is not None]
-        for close in (*on_close, *closing):
-            await run_in_threadpool(close)
+        for close in (*closing, *on_close):
+            try:
+                await run_in_threadpool(close)
+            except Exception:  # the others have to be closed all the same
+                logger.exception("something could not be closed")
 
     api = FastAPI(
         title="RayRec",
@@ -107,6 +115,7 @@ def build_api(
         summary="Recommendations from a trained model.",
         lifespan=lifespan,
     )
+    api.add_middleware(Door, access=access)
     api.add_middleware(RequestGuard, max_body_bytes=MAX_BODY_BYTES)
     api.add_middleware(RequestMeter, meters=meters)
     add_error_handlers(api)

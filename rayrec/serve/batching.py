@@ -1,10 +1,11 @@
 """Requests that wait while the device computes go to it together, as soon as it is free.
 
     submit ─► waiting, earliest deadline first ─► one thread: compute(as many as pay) ─► futures
-       └ too many: refused                           └ past its deadline: refused, not computed
+       └ too many, or too late by then: refused      └ past its deadline: refused, not computed
 
 No timer holds a request back: one that finds the device idle is computed alone, at once, and batches grow
-with the load by themselves. It knows nothing of models, HTTP or Ray.
+with the load by themselves. Whoever would be too late, or make another too late, behind what is in hand is
+told at once: under load it would else be told when the time is over. It knows nothing of models, HTTP or Ray.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import logging
 import threading
 import time
 from bisect import insort
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -41,6 +43,12 @@ class BatchCosts:
     """Seconds that a batch takes by its size: measured at some sizes, then as batches are seen to take."""
 
     _WEIGHT_OF_NEW = 0.1
+    _MOST_AT_ONCE = 2.0
+    """Times a cost: a batch that takes longer was stalled, and counts as one that takes so long."""
+    _OVERRUN_PERCENT = 90.0
+    _NUM_OVERRUNS = 50
+    _PART_OF_PARTS = 0.95
+    """Of what a batch's parts take one after the other: less than all of it, so that it is tried again."""
 
     def __init__(self, seconds_by_size: dict[int, float]) -> None:
         """
@@ -51,6 +59,9 @@ class BatchCosts:
             raise ValueError("the cost of a single request is not among those measured")
         self._sizes = np.array(sorted(seconds_by_size))
         self._seconds = np.array([seconds_by_size[size] for size in self._sizes.tolist()])
+        self._overruns: deque[float] = deque(maxlen=self._NUM_OVERRUNS)
+        """Times what was expected of them, what the last batches have taken."""
+        self._caution = 1.0
 
     @property
     def max_size(self) -> int:
@@ -60,14 +71,32 @@ class BatchCosts:
         """Between sizes that were measured, on a straight line."""
         return float(np.interp(size, self._sizes, self._seconds))
 
+    @property
+    def caution(self) -> float:
+        """Times what a batch is expected to take, in which nearly all are done; at least 1."""
+        return self._caution
+
     def observe(self, size: int, seconds: float) -> None:
-        """Move the costs of the measured sizes beside `size` towards what a batch has just taken."""
+        """Move the costs of the measured sizes beside `size` towards what a batch has just taken.
+
+        Sizes that are not computed any more are not seen either. So a larger batch never takes less than this
+        one, nor a smaller one more, and one that would take longer than its parts comes to be tried again.
+        """
+        expected = self.of(size)
+        seconds = min(seconds, self._MOST_AT_ONCE * expected)
+        self._overruns.append(seconds / expected)
+        self._caution = max(float(np.percentile(self._overruns, self._OVERRUN_PERCENT)), 1.0)
         right = int(np.searchsorted(self._sizes, size))
         places = [right] if self._sizes[right] == size else [right - 1, right]
-        apart = seconds - self.of(size)
         for place in places:
-            changed = self._seconds[place] + self._WEIGHT_OF_NEW * apart
+            changed = self._seconds[place] + self._WEIGHT_OF_NEW * (seconds - expected)
             self._seconds[place] = max(changed, 0.1 * self._seconds[place])  # no cost is ever 0 or below
+        first, last = places[0], places[-1]
+        np.minimum(self._seconds[:first], self._seconds[first], out=self._seconds[:first])
+        above = self._seconds[last + 1 :]
+        np.maximum(above, self._seconds[last], out=above)
+        of_parts = self._PART_OF_PARTS * self._seconds[last] * self._sizes[last + 1 :] / self._sizes[last]
+        above -= self._WEIGHT_OF_NEW * np.maximum(above - of_parts, 0.0)
 
     def best_size(self, most: int, budget_s: float) -> int:
         """The size of most requests per second that is done within the budget; 1 where none is.
@@ -120,6 +149,8 @@ class Batcher(Generic[Request, Answer]):
         self._on_batch = on_batch
         self._waiting: list[_Waiting[Request, Answer]] = []
         self._num_computing = 0
+        self._free_at = float("-inf")
+        """When the batch that is being computed is likely to be done."""
         self._num_submitted = 0
         self._changed = threading.Condition()
         self._is_closed = False
@@ -157,20 +188,42 @@ class Batcher(Generic[Request, Answer]):
 
         Raises:
             TooManyWaitingError: nothing was done.
+            DeadlineError: it would be answered too late, or another one that waits; nothing was done.
         """
         future: Future[Answer] = Future()
         with self._changed:
             if self._is_closed:
                 raise RuntimeError("the batcher is closed")
-            in_hand = self.in_hand
-            if in_hand >= self.max_waiting:
-                raise TooManyWaitingError(f"{in_hand} requests are waiting already")
             self._num_submitted += 1
-            deadline = self._clock() + timeout_s
+            now = self._clock()
             compute = compute or self._compute
-            insort(self._waiting, _Waiting(deadline, self._num_submitted, request, group, compute, future))
+            new = _Waiting(now + timeout_s, self._num_submitted, request, group, compute, future)
+            self._check_room(new, now)
+            insort(self._waiting, new)
             self._changed.notify()
         return future
+
+    def check_room(self, timeout_s: float) -> None:
+        """Say what `submit` would of a request that goes together with what waits; takes nothing.
+
+        Raises:
+            TooManyWaitingError, DeadlineError: as `submit`.
+        """
+        with self._changed:
+            now = self._clock()
+            number, group, compute = self._num_submitted + 1, None, self._compute
+            if self._waiting:
+                group, compute = self._waiting[-1].group, self._waiting[-1].compute
+            self._check_room(_Waiting(now + timeout_s, number, None, group, compute, Future()), now)
+
+    def _check_room(self, new: _Waiting[Any, Answer], now: float) -> None:
+        in_hand = self.in_hand
+        if in_hand >= self.max_waiting:
+            raise TooManyWaitingError(f"{in_hand} requests are waiting already")
+        if in_hand and self._makes_late(new, now):
+            raise DeadlineError(
+                f"{in_hand} requests are in hand, too many for another one to be answered in time"
+            )
 
     def close(self) -> None:
         """Answer what waits, and end the thread."""
@@ -187,6 +240,7 @@ class Batcher(Generic[Request, Answer]):
                     return
                 late, batch = self._next_batch()
                 self._num_computing = len(late) + len(batch)
+                self._free_at = self._clock() + self.costs.caution * self.costs.of(len(batch))
             for each in late:
                 each.future.set_exception(DeadlineError("the time in which the answer was wanted is over"))
             if batch:
@@ -207,13 +261,36 @@ class Batcher(Generic[Request, Answer]):
         if not there:
             self._waiting = []
             return late, []
-        first = there[0]
-        same = [each for each in there if (each.group, each.compute) == (first.group, first.compute)]
-        size = self.costs.best_size(len(same), first.deadline - now)
-        taken = same[:size]
-        numbers = {each.number for each in taken}
-        self._waiting = [each for each in there if each.number not in numbers]
+        taken, self._waiting = self._divided(there, now)
         return late, [each for each in taken if each.future.set_running_or_notify_cancel()]
+
+    def _divided(
+        self, waiting: list[_Waiting[Request, Answer]], now: float
+    ) -> tuple[list[_Waiting[Request, Answer]], list[_Waiting[Request, Answer]]]:
+        """Those that go together first, if the device is free, and the others."""
+        first = waiting[0]
+        same = [each for each in waiting if (each.group, each.compute) == (first.group, first.compute)]
+        budget_s = (first.deadline - now) / self.costs.caution
+        taken = same[: self.costs.best_size(len(same), budget_s)]
+        numbers = {each.number for each in taken}
+        return taken, [each for each in waiting if each.number not in numbers]
+
+    def _makes_late(self, new: _Waiting[Request, Answer], now: float) -> bool:
+        """Whether the new one, or one that is in time without it, would be too late with it."""
+        late = self._late(sorted([*self._waiting, new]), now)
+        return bool(late) and (new.number in late or not late <= self._late(self._waiting, now))
+
+    def _late(self, waiting: list[_Waiting[Request, Answer]], now: float) -> set[int]:
+        """Numbers of those that would be answered too late, if nothing else came."""
+        if not waiting or waiting[0].deadline == float("inf"):
+            return set()
+        late: set[int] = set()
+        done_at = max(now, self._free_at)
+        while waiting:
+            taken, waiting = self._divided(waiting, done_at)
+            done_at += self.costs.caution * self.costs.of(len(taken))
+            late |= {each.number for each in taken if each.deadline < done_at}
+        return late
 
     def _answer(self, batch: list[_Waiting[Request, Answer]]) -> None:
         began = self._clock()

@@ -10,8 +10,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from rayrec.platform.errors import UnavailableError
 from rayrec.serve.access.deadlines import HeaderError
-from rayrec.serve.access.limits import CallerLimitError, RefusedError
-from rayrec.serve.batching import DeadlineError, TooManyWaitingError
+from rayrec.serve.access.door import NO_ROOM, no_room
 from rayrec.serve.errors import RequestError, error_response, explain
 from rayrec.serve.schemas import Instruction, RecommendRequest
 from rayrec.serve.service import RefusedRequestError
@@ -24,9 +23,8 @@ def add_error_handlers(api: Starlette) -> None:
     api.add_exception_handler(RefusedRequestError, _refused_request)
     api.add_exception_handler(RequestError, _bad_request)
     api.add_exception_handler(UnavailableError, _unavailable)
-    api.add_exception_handler(TooManyWaitingError, _busy)
-    api.add_exception_handler(DeadlineError, _busy)
-    api.add_exception_handler(RefusedError, _not_admitted)
+    for error in NO_ROOM:
+        api.add_exception_handler(error, _no_room)
     api.add_exception_handler(HeaderError, _refused_request)
 
 
@@ -38,17 +36,8 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     return error_response(request.url.path, error.status_code, text, headers=dict(error.headers or {}))
 
 
-async def _busy(request: Request, error: Exception) -> JSONResponse:
-    return error_response(
-        request.url.path, 503, f"{error}; try again in a second", headers={"Retry-After": "1"}
-    )
-
-
-async def _not_admitted(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RefusedError)
-    status = 429 if isinstance(error, CallerLimitError) else 503
-    headers = {"Retry-After": str(error.retry_after_s)}
-    return error_response(request.url.path, status, str(error), headers=headers)
+async def _no_room(request: Request, error: Exception) -> JSONResponse:
+    return no_room(request.url.path, error)
 
 
 async def _invalid_request(request: Request, error: Exception) -> JSONResponse:

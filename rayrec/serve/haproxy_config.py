@@ -7,7 +7,10 @@ Serve writes HAProxy's configuration from a template that has no settings for an
   the replicas' servers trust headers that come from this machine; here HAProxy says whose they are;
 * there is no TLS, and the address of HAProxy is also the one of the replicas; here HAProxy alone has the
   service's address, and the replicas are on loopback;
-* every request is logged, with its query, to port 514 of this machine; here none is.
+* every request is logged, with its query, to port 514 of this machine; here none is;
+* a replica gets whatever comes, and to refuse a request takes it longer than HAProxy, of the time in which it
+  computes; here HAProxy refuses what is to be computed while the replicas have as much of it as they hold;
+* where no replica answers, callers get status 500; here 503, with the time after which to try again.
 
 So Serve is told of this program instead of HAProxy. It rewrites the configuration that it is given, refuses
 one that it does not know to the last address, and becomes HAProxy, in the same process. It runs at every
@@ -53,6 +56,15 @@ class Plan(TypedDict):
     haproxy: str
     """Path of the program that it becomes."""
     listen: Listen
+    most: int
+    """Requests to compute something that a replica holds at once."""
+
+
+_SENTENCE = "no replica has room for the request; try again in a second"
+NO_REPLICA = {"error": _SENTENCE}
+NO_REPLICA_OPENAI = {"error": {"message": _SENTENCE, "type": "server_error", "param": None, "code": None}}
+"""In the form of that protocol, as `errors.py` has it."""
+_ERROR_FILE = "no-replica.http"
 
 
 def write_program(folder: Path, python: str, plan: Plan) -> Path:
@@ -64,6 +76,9 @@ def write_program(folder: Path, python: str, plan: Plan) -> Path:
     """
     plan_file, program = folder / "plan.json", folder / "haproxy"
     plan_file.write_text(json.dumps(plan))
+    body = json.dumps(NO_REPLICA)
+    head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+    (folder / _ERROR_FILE).write_bytes(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
     # Without site-packages (-S) and the environment's paths (-I), which nothing here needs.
     command = [python, "-I", "-S", str(Path(__file__).resolve()), str(plan_file)]
     program.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
@@ -71,8 +86,12 @@ def write_program(folder: Path, python: str, plan: Plan) -> Path:
     return program
 
 
-def rewritten(config: str, listen: Listen) -> str:
-    """Serve's configuration with our addresses.
+def rewritten(config: str, listen: Listen, most: int, error_file: str) -> str:
+    """Serve's configuration with our addresses and bounds.
+
+    Args:
+        most: requests to compute something that a replica holds at once.
+        error_file: the answer where HAProxy has none of a replica.
 
     Raises:
         ValueError: something listens in it that this module does not know, or what it knows is missing.
@@ -86,8 +105,14 @@ def rewritten(config: str, listen: Listen) -> str:
         words = line.split()
         if section == "global" and words[:1] == ["log"]:
             continue
+        if words[:1] == ["errorfile"]:
+            # Between such quotes HAProxy takes a path as it is.
+            lines.append(f"    errorfile {words[1]} '{error_file}'")
+            continue
         if words[:1] != ["bind"]:
             lines.append(line)
+            if words[:1] == ["backend"] and words[1:] != ["default_backend"]:
+                lines += [f"    {text}" for text in _refusals(most)]
             continue
         found = _BIND.fullmatch(line)
         if found is None or section not in (FIGURES, REQUESTS, STATISTICS):
@@ -106,13 +131,28 @@ def _requests(listen: Listen) -> list[str]:
     family = f"ipv{ipaddress.ip_address(listen['host']).version}"
     bind = f"bind {family}@{listen['host']}:{listen['port']}"
     if listen["certificate"] is not None:
-        # Between such quotes HAProxy takes a path as it is.
         bind += f" ssl crt '{listen['certificate']}' ssl-min-ver TLSv1.2 alpn http/1.1"
     scheme = "http" if listen["certificate"] is None else "https"
     return [
         bind,
         "http-request set-header X-Forwarded-For %[src]",
         f"http-request set-header X-Forwarded-Proto {scheme}",
+    ]
+
+
+def _refusals(most: int) -> list[str]:
+    """Rules of the replicas' section: what is to be computed finds as much of it in hand as there may be."""
+    refused = "http-request return status 503 content-type application/json hdr Retry-After 1 string"
+    full = "if rayrec_computes { var(txn.rayrec_room) -m int lt 0 }"
+    return [
+        # As `access/door.py` has them.
+        "acl rayrec_computes path /v1/recommend /v1/completions",
+        "acl rayrec_computes path_reg ^/v2/models/.*/infer$",
+        f"http-request set-var(txn.rayrec_most) nbsrv,mul({most})",
+        # The request itself counts already.
+        "http-request set-var(txn.rayrec_room) be_conn,neg,add(txn.rayrec_most)",
+        f"{refused} '{json.dumps(NO_REPLICA_OPENAI)}' {full} {{ path /v1/completions }}",
+        f"{refused} '{json.dumps(NO_REPLICA)}' {full}",
     ]
 
 
@@ -125,7 +165,9 @@ def main(arguments: list[str]) -> NoReturn:
         # Serve's own file, since Serve knows its HAProxy by that path among its arguments.
         changed = file.with_name(f"{file.name}.changed")
         try:
-            changed.write_text(rewritten(file.read_text(), plan["listen"]))
+            error_file = str(Path(arguments[0]).with_name(_ERROR_FILE))
+            config = rewritten(file.read_text(), plan["listen"], plan["most"], error_file)
+            changed.write_text(config)
         except ValueError as error:
             sys.exit(f"rayrec: this version of Ray Serve configures HAProxy in a new way: {error}")
         changed.replace(file)

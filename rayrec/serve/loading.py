@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,6 +40,11 @@ logger = logging.getLogger(__name__)
 
 RankerOf = Callable[[TrainedModel], ItemRanker]
 
+SWITCH_S = 0.0005
+"""After which a thread has to give the interpreter to another one that waits. The model's gives it away with
+every operation, hundreds of times for a batch, and under overload the one that reads requests never does by
+itself: with the 5 ms of a process that sets nothing, a batch took a second then."""
+
 
 @dataclass(frozen=True)
 class _Opened:
@@ -59,8 +67,10 @@ def load_api(
 ) -> FastAPI:
     """The application, warmed up; the time that batches take has been measured, which takes a moment.
 
-    Sets the number of threads that PyTorch has in this process. When the application shuts down, nothing is
-    loaded in the background any more.
+    Sets the number of threads that PyTorch has in this process, and until the application shuts down the
+    interpreter's switch interval. What is loaded for good is spared the garbage collector: a look at it takes
+    a quarter of a second, in which nobody is answered. When the application shuts down, nothing is loaded in
+    the background any more, and the collector sees everything again.
 
     Args:
         run: folder of a run, or folder or URL with published versions, which are followed.
@@ -72,9 +82,12 @@ def load_api(
         InputError: the run, the version, or that of the ranking stage, cannot be loaded.
     """
     torch.set_num_threads(config.threads)
+    switch_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
     compilation = None
     if config.compile is not None:
         compilation = CompileService(_folder_of(run), config.compile, config.threads)
+    _spare_collector()
     opened = _open(run, config, config.device, compilation, ranker_of)
     intake = None
     opened.build.user_state = opened.first.user_state = user_state
@@ -93,8 +106,10 @@ def load_api(
             each.batch(num_requests, seconds)
 
     batcher = Batcher(opened.first.recommend_all, costs, config.max_waiting, on_batch=on_batch)
-    on_close: list[Callable[[], None]] = []
-    if opened.follower is not None:
+    on_close: list[Callable[[], None]] = [gc.unfreeze, partial(sys.setswitchinterval, switch_s)]
+    if opened.follower is None:
+        _spare_collector()
+    else:  # its model is replaced, and the collector has to find what is left of it
         opened.follower.start(config.follow_every_s)
         on_close.append(opened.follower.stop)
     if compilation is not None:
@@ -110,6 +125,12 @@ def load_api(
         on_close,
         None if opened.follower is None else opened.follower.figures,
     )
+
+
+def _spare_collector() -> None:
+    """What is there now is not looked at for garbage any more."""
+    gc.collect()
+    gc.freeze()
 
 
 def load_service(run: str | Path, config: ServeConfig, device: str | None) -> RecommendationService:

@@ -90,9 +90,9 @@ def test_the_earliest_deadline_comes_first(device, start):
 
 
 def test_no_more_go_together_than_the_first_deadline_allows(device, start):
-    batcher = start({1: 1.0, 8: 4.5})
+    batcher = start({1: 1.0, 8: 5.0})
     waiting = [
-        batcher.submit(name, timeout_s=timeout) for name, timeout in (("a", 1.7), ("b", 50), ("c", 50))
+        batcher.submit(name, timeout_s=timeout) for name, timeout in (("a", 2.0), ("b", 50), ("c", 50))
     ]
     device.free(3)
 
@@ -121,10 +121,66 @@ def test_what_is_too_late_is_refused_and_not_computed(device, start):
     assert device.batches == [["first"], ["in time"]]
 
 
+def test_what_would_be_too_late_behind_the_others_is_told_at_once(device, start):
+    batcher = start({1: 1.0})
+    waiting = [batcher.submit(name, timeout_s=3.5) for name in "ab"]  # done at 2 and 3, after "first"
+
+    with pytest.raises(DeadlineError, match="3 requests are in hand"):
+        batcher.submit("c", timeout_s=3.5)
+    patient = batcher.submit("d", timeout_s=4.5)
+    device.free(4)
+
+    assert results([*waiting, patient]) == ["answer to a", "answer to b", "answer to d"]
+
+
+def test_time_that_the_batch_in_hand_has_taken_already_counts(device, start):
+    batcher = start({1: 1.0})
+    device.now = 0.9
+    soon = batcher.submit("soon", timeout_s=1.2)  # the first is done in 0.1
+    device.free(2)
+
+    assert results([soon]) == ["answer to soon"]
+
+
+def test_who_is_in_a_hurry_does_not_make_those_before_late(device, start):
+    batcher = start({1: 1.0})
+    waiting = [batcher.submit(name, timeout_s=3.5) for name in "ab"]
+
+    with pytest.raises(DeadlineError):
+        batcher.submit("hurry", timeout_s=2.5)
+    device.free(3)
+
+    assert results(waiting) == ["answer to a", "answer to b"]
+
+
+def test_one_that_is_late_already_keeps_nobody_out(device, start):
+    batcher = start({1: 1.0})
+    late = batcher.submit("late", timeout_s=2.5)
+    device.now = 2.0
+    there = batcher.submit("there", timeout_s=50)
+    device.free(3)
+
+    assert results([there]) == ["answer to there"]
+    with pytest.raises(DeadlineError):
+        late.result(timeout=10)
+
+
+def test_other_groups_are_time_of_their_own(device, start):
+    batcher = start()  # two together take 1.2, one after the other 2
+    first = batcher.submit("a", group=1, timeout_s=2.3)
+    together = batcher.submit("b", group=1, timeout_s=2.4)
+
+    with pytest.raises(DeadlineError):
+        batcher.submit("c", group=2, timeout_s=2.5)
+    device.free(3)
+
+    assert results([first, together]) == ["answer to a", "answer to b"]
+
+
 def test_costs_that_have_grown_too_high_are_found_out():
-    """After a stall nobody would be in time by the costs; one is tried, and they fall again."""
+    """After a slow while nobody would be in time by the costs; one is tried, and they fall again."""
     now = 0.0
-    stalls = [100.0]
+    stalls = [100.0] * 70
 
     def compute(requests: Sequence[str]) -> list[str]:
         nonlocal now
@@ -132,7 +188,8 @@ def test_costs_that_have_grown_too_high_are_found_out():
         return list(requests)
 
     batcher = Batcher(compute, BatchCosts({1: 0.01}), max_waiting=10, clock=lambda: now)
-    assert batcher.submit("stalls", timeout_s=5).result(timeout=10) == "stalls"
+    for _ in range(len(stalls)):
+        assert batcher.submit("stalls").result(timeout=10) == "stalls"
     assert batcher.costs.of(1) > 5
 
     assert [batcher.submit("next", timeout_s=5).result(timeout=10) for _ in range(30)] == ["next"] * 30
@@ -236,6 +293,43 @@ def test_costs_follow_what_batches_take():
     assert costs.of(3) == pytest.approx(5.0, rel=0.01)
     assert costs.of(1) == 1.0
     assert costs.best_size(100, float("inf")) == 8
+
+
+def test_where_one_batch_in_ten_takes_longer_there_is_time_for_it():
+    costs = BatchCosts({1: 1.0})
+    assert costs.caution == 1.0
+    for _ in range(20):
+        costs.observe(1, 0.5 * costs.of(1))
+    assert costs.caution == 1.0
+    for place in range(50):
+        costs.observe(1, (1.0 if place % 5 else 1.5) * costs.of(1))
+    assert costs.caution == pytest.approx(1.5)
+
+
+def test_one_stall_changes_little():
+    costs = BatchCosts(CHEAPER_TOGETHER)
+    for _ in range(50):
+        costs.observe(4, 1.6)
+    costs.observe(4, 100.0)
+
+    assert costs.of(4) == pytest.approx(1.76)
+    assert costs.caution == pytest.approx(1.0)
+
+
+def test_a_size_that_is_not_computed_any_more_does_not_keep_an_old_cost_for_ever():
+    costs = BatchCosts({1: 1.0, 2: 1.2, 4: 100.0})
+    assert costs.best_size(4, float("inf")) == 2
+    for _ in range(100):
+        costs.observe(2, 1.2)
+    assert costs.best_size(4, float("inf")) == 4
+
+    slow = BatchCosts({1: 50.0, 2: 60.0, 4: 1.6})
+    slow.observe(4, 1.6)
+    assert (slow.of(1), slow.of(2)) == (1.6, 1.6)
+    fast = BatchCosts({1: 1.0, 2: 1.0, 4: 1.0})
+    for _ in range(100):
+        fast.observe(1, 5.0)
+    assert fast.of(4) == pytest.approx(5.0, rel=0.01)
 
 
 def test_a_single_request_has_to_be_measured():

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 from ray.serve._private.haproxy import (
     BackendConfig,
@@ -18,15 +26,21 @@ from ray.serve._private.haproxy import (
 )
 from ray.serve.config import HTTPOptions
 
-from rayrec.serve.haproxy_config import Listen, Plan, rewritten, write_program
+from rayrec.serve.haproxy_config import NO_REPLICA, NO_REPLICA_OPENAI, Listen, Plan, rewritten, write_program
 from rayrec.serve.tls import TlsConfig, link_for_haproxy
 from tests.serve.certificates import make_certificate
 
 PLAIN: Listen = {"host": "10.1.2.3", "port": 8443, "certificate": None}
+MOST = 2
+ERROR_FILE = "/somewhere/no-replica.http"
 
 
 @pytest.fixture
 def config_file(tmp_path: Path) -> Path:
+    return written_config(tmp_path, 30_000)
+
+
+def written_config(tmp_path: Path, replica_port: int) -> Path:
     """As Serve writes it, for one application with one replica."""
     file = tmp_path / "serve" / "haproxy.cfg"
     config = HAProxyConfig(
@@ -36,7 +50,7 @@ def config_file(tmp_path: Path) -> Path:
         server_state_file=str(tmp_path / "state"),
         is_head=True,
     )
-    replica = ServerConfig("replica", "127.0.0.1", 30_000)
+    replica = ServerConfig("replica", "127.0.0.1", replica_port)
     backend = BackendConfig(name="http-rayrec", path_prefix="/", app_name="rayrec", servers=[replica])
     api = HAProxyApi(config, {"http-rayrec": backend}, str(file))
     api._generate_config_file_internal()
@@ -61,14 +75,16 @@ def test_nothing_but_the_service_listens_outside_of_loopback(config_file):
         ":9101",
     ], "the template has changed: is the module still needed?"
 
-    changed = rewritten(written, PLAIN)
+    changed = rewritten(written, PLAIN, MOST, ERROR_FILE)
 
     assert addresses(changed) == ["127.0.0.1:8404", "127.0.0.1:9101", "ipv4@10.1.2.3:8443"]
-    assert addresses(rewritten(written, {**PLAIN, "host": "::1"}))[-1] == "ipv6@::1:8443"
+    assert addresses(rewritten(written, {**PLAIN, "host": "::1"}, MOST, ERROR_FILE))[-1] == "ipv6@::1:8443"
 
 
 def test_the_address_of_a_client_is_what_haproxy_sees_and_no_request_is_logged(config_file):
-    lines = [line.strip() for line in rewritten(config_file.read_text(), PLAIN).splitlines()]
+    lines = [
+        line.strip() for line in rewritten(config_file.read_text(), PLAIN, MOST, ERROR_FILE).splitlines()
+    ]
 
     place = lines.index("bind ipv4@10.1.2.3:8443")
     assert lines[place - 1] == "frontend http_frontend"
@@ -77,14 +93,114 @@ def test_the_address_of_a_client_is_what_haproxy_sees_and_no_request_is_logged(c
     assert not any(line.startswith("log 127.0.0.1:514") for line in lines)
 
 
+class Replica(BaseHTTPRequestHandler):
+    """Holds what is to be computed until it is let."""
+
+    protocol_version = "HTTP/1.1"
+    let = threading.Event()
+    held = threading.Semaphore(0)
+
+    def do_GET(self) -> None:
+        """Asked for its health."""
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path != "/v1/events":
+            self.held.release()
+            assert self.let.wait(timeout=20)
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_haproxy_refuses_what_the_replicas_have_no_room_for_and_nothing_else(tmp_path):
+    """With the real one; what is not computed passes all the same."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Replica) as server, ThreadPoolExecutor(3) as pool:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        file, port = written_config(tmp_path, server.server_port), free_port()
+        listen: Listen = {"host": "127.0.0.1", "port": port, "certificate": None}
+        program = write_program(
+            tmp_path, sys.executable, {"haproxy": haproxy(), "listen": listen, "most": MOST}
+        )
+        text = file.read_text().replace("bind *:8404", f"bind *:{free_port()}")
+        file.write_text(text.replace("bind :9101", f"bind :{free_port()}"))
+        running = subprocess.Popen([program, "-db", "-f", file])
+        try:
+            wait_until(lambda: accepts(port))
+
+            def post(path: str) -> httpx.Response:
+                return httpx.post(
+                    f"http://127.0.0.1:{port}{path}", content=b"{}", trust_env=False, timeout=20
+                )
+
+            held = [pool.submit(post, "/v1/recommend") for _ in range(MOST)]
+            for _ in held:
+                assert Replica.held.acquire(timeout=20)
+            plain = [post(path) for path in ("/v1/recommend", "/v2/models/recommend/infer")]
+            openai = post("/v1/completions")
+            assert [answer.status_code for answer in (*plain, openai)] == [503] * 3
+            assert [answer.headers["Retry-After"] for answer in (*plain, openai)] == ["1"] * 3
+            assert [answer.json() for answer in plain] == [NO_REPLICA] * 2
+            assert openai.json() == NO_REPLICA_OPENAI
+            assert post("/v1/events").status_code == 200
+            Replica.let.set()
+            assert [each.result().status_code for each in held] == [200] * MOST
+            assert post("/v1/recommend").status_code == 200
+        finally:
+            Replica.let.set()
+            running.terminate()
+            running.wait()
+            server.shutdown()
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_where_no_replica_answers_it_is_said_when_to_come_back(config_file, tmp_path):
+    plan: Plan = {"haproxy": "/bin/true", "listen": PLAIN, "most": MOST}
+    folder = write_program(tmp_path, sys.executable, plan).parent
+    subprocess.run([folder / "haproxy", "-f", config_file], check=True)
+
+    files = [line.split() for line in config_file.read_text().splitlines() if "errorfile" in line]
+    assert [words[1] for words in files] == ["502", "503", "504"]
+    (file,) = {words[2].strip("'") for words in files}
+    head, _, body = Path(file).read_bytes().decode().partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 503 ")
+    assert "Retry-After: 1" in head
+    assert f"Content-Length: {len(body)}" in head
+    assert json.loads(body) == NO_REPLICA
+
+
 def test_an_address_that_is_not_known_is_refused(config_file):
     written = config_file.read_text()
     with pytest.raises(ValueError, match="'listen debug' listens in a way that is not known: 'bind :7000'"):
-        rewritten(f"{written}\nlisten debug\n  bind :7000\n", PLAIN)
+        rewritten(f"{written}\nlisten debug\n  bind :7000\n", PLAIN, MOST, ERROR_FILE)
     with pytest.raises(ValueError, match="'listen stats' listens in a way that is not known"):
-        rewritten(written.replace("bind *:8404", "bind unix@/tmp/stats"), PLAIN)
+        rewritten(written.replace("bind *:8404", "bind unix@/tmp/stats"), PLAIN, MOST, ERROR_FILE)
     with pytest.raises(ValueError, match="expected one address of each section"):
-        rewritten(written.replace("bind :9101", ""), PLAIN)
+        rewritten(written.replace("bind :9101", ""), PLAIN, MOST, ERROR_FILE)
 
 
 @pytest.mark.parametrize("tls", [False, True])
@@ -94,7 +210,7 @@ def test_haproxy_takes_the_rewritten_configuration(config_file, tmp_path, tls):
         chain, key = make_certificate(tmp_path)
         certificate = str(link_for_haproxy(TlsConfig(certificate=str(chain), key=str(key)), tmp_path))
     listen: Listen = {"host": "127.0.0.1", "port": 8443, "certificate": certificate}
-    program = write_program(tmp_path, sys.executable, {"haproxy": haproxy(), "listen": listen})
+    program = write_program(tmp_path, sys.executable, {"haproxy": haproxy(), "listen": listen, "most": MOST})
 
     checked = subprocess.run([program, "-c", "-f", config_file], capture_output=True, text=True)
 
@@ -105,7 +221,7 @@ def test_haproxy_takes_the_rewritten_configuration(config_file, tmp_path, tls):
 def test_haproxy_does_not_start_with_a_configuration_that_is_not_known(config_file, tmp_path):
     config_file.write_text(config_file.read_text().replace("bind *:8404", "bind unix@/tmp/stats"))
     before = config_file.read_text()
-    program = write_program(tmp_path, sys.executable, {"haproxy": "/bin/true", "listen": PLAIN})
+    program = write_program(tmp_path, sys.executable, {"haproxy": "/bin/true", "listen": PLAIN, "most": MOST})
 
     refused = subprocess.run([program, "-f", config_file], capture_output=True, text=True)
 
@@ -125,7 +241,7 @@ def test_haproxy_ends_with_the_process_that_started_it(tmp_path):
     stands_in = tmp_path / "stands_in"
     stands_in.write_text("#!/bin/sh\necho started\nexec sleep 300\n")
     stands_in.chmod(0o700)
-    plan: Plan = {"haproxy": str(stands_in), "listen": PLAIN}
+    plan: Plan = {"haproxy": str(stands_in), "listen": PLAIN, "most": MOST}
     program = write_program(tmp_path, sys.executable, plan)
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, str(program)], stdout=subprocess.PIPE, text=True

@@ -14,6 +14,7 @@ from rayrec.pipelines.snapshots import read_snapshot
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.checkout import CHECKOUT
+from rayrec.serve.access.config import AccessConfig
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.events.config import EventsConfig, LogConfig, RequestLogConfig
 from rayrec.serve.loading import load_api
@@ -76,3 +77,10 @@ def test_alerts_say_whom_to_wake_and_why():
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert rule["annotations"]["summary"].endswith((".", "?"))
         assert re.fullmatch(r"\d+m", rule["for"])
+
+
+def test_the_example_of_who_is_admitted_is_one_and_lowers_before_it_refuses():
+    access = AccessConfig.load(FOLDER / "access.yaml")
+    assert access.service.concurrency is not None
+    assert [step.do for step in access.degrade.steps] == ["shorter_history", "fewer_beams"]
+    assert all(step.enter < 1 for step in access.degrade.steps)

@@ -1,7 +1,7 @@
 """What stands between the HTTP side and the batcher.
 
     headers ─► deadline, caller ─► admitted? ─► load ─► steps in force ─► batcher ─► answer
-                                     └ 429, 503            └ an answer of before     └ kept for others
+       └ `door.py` asks the same     └ 429, 503            └ an answer of before     └ kept for others
 
 Everything but the batcher runs on the event loop; only the counts of what is in hand, from which its thread
 takes, have a lock.
@@ -128,6 +128,19 @@ class Access:
         if key is not None:
             answered.add_done_callback(partial(self._keep, key))
         return answered
+
+    def check_room(self, origin: Origin) -> None:
+        """Say what `begin` would for want of room, by the headers of a request; takes nothing.
+
+        Raises:
+            HeaderError, CallerLimitError, ServiceLimitError, TooManyWaitingError: as `begin`.
+            DeadlineError: it would be answered too late.
+        """
+        timeout_s = timeout_of(origin.headers, self._timeout_s)
+        self._admissions.check(caller_of(origin, self._config.callers.header))
+        # A request that finds an answer of before waits for nobody.
+        if self._cache is None:
+            self._batcher.check_room(timeout_s)
 
     def _keep(self, key: bytes, answered: asyncio.Future[RecommendAnswer]) -> None:
         assert self._cache is not None

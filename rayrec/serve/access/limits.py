@@ -194,8 +194,8 @@ class Admissions:
         self.num_refused = 0
         """Requests that were too many of all."""
 
-    def admit(self, caller: Hashable) -> Callable[[], None]:
-        """Take the request in hand; what is returned has to be called when it no longer is.
+    def check(self, caller: Hashable) -> list[Limit]:
+        """The limits that a request of this caller has to enter; takes nothing.
 
         Raises:
             CallerLimitError: too many of this caller.
@@ -208,7 +208,16 @@ class Admissions:
         if refusal := self.service.refusal():
             self.num_refused += 1
             raise ServiceLimitError(f"of all callers, {refusal[0]}", refusal[1])
-        leaves = [limit.enter() for limit in (own, self.service) if limit is not None]
+        return [limit for limit in (own, self.service) if limit is not None]
+
+    def admit(self, caller: Hashable) -> Callable[[], None]:
+        """Take the request in hand; what is returned has to be called when it no longer is.
+
+        Raises:
+            CallerLimitError: too many of this caller.
+            ServiceLimitError: too many of all callers.
+        """
+        leaves = [limit.enter() for limit in self.check(caller)]
 
         def leave() -> None:
             for each in leaves:
