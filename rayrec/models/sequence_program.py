@@ -71,6 +71,11 @@ class SequenceProgram(TorchProgram):
         items_BK[empty_B], scores_BK[empty_B] = -1, -np.inf
         return RankedItems(items_BK, scores_BK)
 
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._device
+
     def num_beams(self, k: int, max_beams: int | None = None) -> int:
         """Beams of such a `rank`; 0 of a model that scores every item."""
         return self.model.num_beams(k, max_beams)

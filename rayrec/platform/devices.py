@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -157,6 +158,18 @@ def synchronize(device: torch.device) -> None:
 
     if device_of(device).has_own_memory:
         torch.get_device_module(device).synchronize(device)
+
+
+def own_stream(device: torch.device) -> AbstractContextManager[Any]:
+    """What a thread asks of an accelerator inside the block goes beside what others ask; on the host, threads
+    are beside each other anyway."""
+    import torch
+
+    if not device_of(device).has_own_memory:
+        return nullcontext()
+    module = torch.get_device_module(device)
+    stream: AbstractContextManager[Any] = module.stream(module.Stream(device))
+    return stream
 
 
 def autocast(device: torch.device, enabled: bool) -> torch.autocast:

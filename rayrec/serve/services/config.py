@@ -41,7 +41,10 @@ class DenseConfig(ReplicasConfig):
     """Of the deployment that holds dense weights."""
 
     threads: int = Field(1, ge=1)
-    """Of each replica's network."""
+    """Of each replica's network, for each batch."""
+    streams: int = Field(1, ge=1)
+    """Batches that a replica computes at a time, of as many sparse replicas: each has a thread, and on an
+    accelerator a stream and buffers of its own."""
 
 
 class TargetConfig(Config):

@@ -10,7 +10,9 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ from rayrec.pipelines.item_ranker import give_catalogue, item_ranker_of
 from rayrec.pipelines.loading import TrainedModel
 from rayrec.pipelines.versions.loading import LoadedVersion, load_version
 from rayrec.pipelines.versions.store import VersionStore
+from rayrec.platform.devices import own_stream, synchronize
 from rayrec.samples.batches import FeatureBatch, Int64Array
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.services.packed_batch import RankBatch, packed_items, unpacked_items
@@ -36,15 +39,20 @@ Load = Callable[[int | None], SequenceProgram]
 
 
 class DensePart:
-    """Ranks packed batches. Safe to call from several threads; one batch is computed at a time."""
+    """Ranks packed batches. Safe to call from several threads."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, streams: int = 1) -> None:
+        """
+        Args:
+            streams: batches that are computed at a time.
+        """
         self._load = load
         self._programs: OrderedDict[int | None, SequenceProgram] = OrderedDict()
-        self._computing, self._loading = threading.Lock(), threading.Lock()
+        self._streams, self._of_thread = threading.Semaphore(streams), threading.local()
+        self._loading = threading.Lock()
 
     @staticmethod
-    def open(run: str | Path, config: ServeConfig) -> DensePart:
+    def open(run: str | Path, config: ServeConfig, streams: int = 1) -> DensePart:
         """Of a run, or of published versions.
 
         Raises:
@@ -53,10 +61,10 @@ class DensePart:
         torch.set_num_threads(config.threads)
         if VersionStore.is_there(run):
             store = VersionStore(run)
-            part = DensePart(_VersionLoader(store, config.device))
+            part = DensePart(_VersionLoader(store, config.device), streams)
             part.hold(store.serving().number)
             return part
-        part = DensePart(lambda version: _of_run(run, config, version))
+        part = DensePart(lambda version: _of_run(run, config, version), streams)
         part.hold(None)
         return part
 
@@ -76,16 +84,25 @@ class DensePart:
         """Best items of a packed `RankBatch`."""
         batch = RankBatch.unpacked(packed)
         program = self._program(batch.version)
-        with self._computing:
+        with self._streams, self._stream_of_thread(program.device):
             ranked = program.rank(batch.features, batch.rows, batch.k, batch.excluded_BE, batch.max_beams)
         return packed_items(ranked)
+
+    def _stream_of_thread(self, device: torch.device) -> AbstractContextManager[Any]:
+        """The same each time that a thread asks: the device's allocator keeps buffers by stream."""
+        if (stream := getattr(self._of_thread, "stream", None)) is None:
+            stream = self._of_thread.stream = own_stream(device)
+        kept: AbstractContextManager[Any] = stream
+        return kept
 
     def _program(self, version: int | None) -> SequenceProgram:
         if (program := self._programs.get(version)) is not None:
             return program
         with self._loading:  # batches of versions that are there do not wait for it
             if version not in self._programs:
-                self._programs[version] = self._load(version)
+                program = self._load(version)
+                synchronize(program.device)  # threads have streams of their own, which would not wait for it
+                self._programs[version] = program
                 while len(self._programs) > MOST_VERSIONS:
                     self._programs.popitem(last=False)
             return self._programs[version]

@@ -159,8 +159,10 @@ class DenseReplica:
 
     def __init__(self, run: str, config: ServeConfig, working_directory: str) -> None:
         os.chdir(working_directory)
-        self._part = DensePart.open(run, config)
-        self._threads = ThreadPoolExecutor(1, "dense")
+        assert config.services is not None, "as these deployments are of it"
+        streams = config.services.dense.streams
+        self._part = DensePart.open(run, config, streams)
+        self._threads = ThreadPoolExecutor(streams, "dense")
         self._follower: DenseFollower | None = None
         if VersionStore.is_there(run):
             self._follower = DenseFollower(VersionStore(run), self._part, config.follow_every_s)

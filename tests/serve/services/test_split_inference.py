@@ -1,10 +1,14 @@
 """A recommender whose network is elsewhere answers as one that is whole."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
+from rayrec.models.program import RankedItems
 from rayrec.pipelines.loading import TrainedModel
 from rayrec.pipelines.recommender import Effort, Query, Recommender
 from rayrec.pipelines.run_folder import RunFolder
@@ -129,7 +133,7 @@ def test_no_more_versions_are_held_than_may_be():
 
     def load(version):
         loaded.append(version)
-        return f"program {version}"
+        return SimpleNamespace(device=torch.device("cpu"))
 
     part = DensePart(load)
     for version in (1, 2, 3, 2, 1, 4, 2, 3, 4, 1):
@@ -159,3 +163,44 @@ def test_a_dense_part_goes_where_the_store_points_before_it_is_asked(published):
         follower.stop()
         store.point_to(3, is_held=False)
     assert len(held) > 1  # it was tried again
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_no_more_batches_are_computed_at_a_time_than_there_are_streams(streams):
+    inside, most, lock = [0], [0], threading.Lock()
+    both = threading.Barrier(streams)
+
+    def rank(*arguments):
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        both.wait(timeout=20)
+        with lock:
+            inside[0] -= 1
+        return RankedItems(np.zeros((1, 1), dtype=np.int64), np.zeros((1, 1), dtype=np.float32))
+
+    program = SimpleNamespace(device=torch.device("cpu"), rank=rank)
+    part = DensePart(lambda version: program, streams)
+    features = FeatureBatch(0, np.array([7]), np.array([0, 1]), np.array([4]), None, 0, {})
+    packed = RankBatch(None, features, {}, 1, None, None).packed()
+
+    with ThreadPoolExecutor(4) as threads:
+        assert len(list(threads.map(part.rank, [packed] * 8))) == 8
+
+    assert most == [streams]
+
+
+def test_batches_beside_each_other_are_ranked_as_one_after_the_other(tmp_path):
+    run = make_run(tmp_path, "generative")
+    part = DensePart.open(run, ServeConfig(), streams=3)
+    recommenders = [Recommender(TrainedModel.load(run), RemoteRanker(part.rank, None, 40)) for _ in range(3)]
+    expected = answers_of(Recommender.load(run), Effort())
+
+    with ThreadPoolExecutor(3) as threads:
+        found = [
+            answer
+            for _ in range(5)
+            for answer in threads.map(lambda each: answers_of(each, Effort()), recommenders)
+        ]
+
+    assert all(answer == expected for answer in found)
