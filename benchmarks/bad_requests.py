@@ -21,8 +21,8 @@ from typing import Any
 JSON = {"content-type": "application/json"}
 HEADER_LENGTH = "inference-header-content-length"
 MAX_BODY = 1024 * 1024
-_TRACES = re.compile(r"Traceback|File \\?\"|\.py\b|site-packages")
-"""What a stack trace has and a sentence has not."""
+_TRACES = re.compile(r'Traceback \(most recent|File \\?"[^"]+", line \d+|site-packages/')
+"""What a stack trace has and a sentence has not, though it may repeat what was asked."""
 
 
 @dataclass(frozen=True)

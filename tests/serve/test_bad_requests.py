@@ -86,7 +86,9 @@ def test_what_is_wrong_with_an_answer_is_seen():
     assert why_wrong(500, {}, '{"error": "it failed"}') == "status 500"
     assert why_wrong(503, {}, "busy") == "status 503"
     assert why_wrong(503, {"retry-after": "1"}, "busy") is None
-    assert why_wrong(400, {}, 'Traceback (most recent call last):\n  File "x.py"') == "a stack trace"
+    assert why_wrong(400, {}, "Traceback (most recent call last):") == "a stack trace"
+    assert why_wrong(400, {}, '{"error": "File \\"x.py\\", line 3"}') == "a stack trace"
+    assert why_wrong(404, {}, '{"error": "there is no model \'harness.py\'"}') is None
     assert why_wrong(422, {}, '{"error": "k: input should be greater than or equal to 1"}') is None
 
 
