@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from urllib.parse import quote
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers
@@ -28,6 +29,7 @@ class HttpRequest:
 
     method: str
     path: str
+    """Without its percent signs."""
     query: bytes
     headers: Pairs
     """Names in lower case."""
@@ -42,7 +44,7 @@ class HttpRequest:
         headers = tuple((name, value) for name, value in scope["headers"] if name not in _OF_CONNECTION)
         client = None if request.client is None else (request.client.host, request.client.port)
         return HttpRequest(
-            request.method, request.url.path, scope["query_string"], headers, await request.body(), client
+            request.method, scope["path"], scope["query_string"], headers, await request.body(), client
         )
 
     def header(self, name: str) -> str | None:
@@ -58,7 +60,7 @@ class HttpRequest:
             "method": self.method,
             "scheme": "http",
             "path": self.path,
-            "raw_path": self.path.encode(),
+            "raw_path": quote(self.path).encode(),
             "query_string": self.query,
             "root_path": "",
             "headers": list(self.headers),

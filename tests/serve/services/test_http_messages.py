@@ -34,6 +34,7 @@ def test_messages_are_answered_as_requests_are():
             ("GET", "/health/ready", {}),
             ("GET", "/v1/users?like=a&limit=3", {}),
             ("GET", "/there/is/nothing", {}),
+            ("GET", "/v1/models/a%3Fb%2Fc%20%C3%A4", {}),
             ("GET", "/openapi.json", {}),
         ]
         for method, path, more in asked:
