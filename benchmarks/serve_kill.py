@@ -63,7 +63,7 @@ def _bench(name: str, options: BenchOptions, environment: Mapping[str, str]) -> 
     ):
         run = trained(data, Path(folder) / "run")
         seconds = options.steps * SECONDS_PER_STEP
-        return bars(name, measured(name, run, seconds, environment))
+        return bars(name, measured(run, seconds, environment))
 
 
 def bars(name: str, found: tuple[Checked, Kills]) -> list[Bar]:
@@ -102,7 +102,7 @@ class Kills:
 
 
 def measured(
-    name: str, run: Path, seconds: float, environment: Mapping[str, str], most: int | None = None
+    run: Path, seconds: float, environment: Mapping[str, str], most: int | None = None
 ) -> tuple[Checked, Kills]:
     """What clients found of a service that is started for it.
 
