@@ -68,6 +68,16 @@ class ServeConfig(Config):
     cluster: ClusterConfig = ClusterConfig()
 
     @property
+    def most_in_hand(self) -> int:
+        """Requests to compute something that each replica which HTTP comes to has at once: its own, or, of
+        services, what sparse parts hold, divided among the replicas in front of them."""
+        most = self.max_waiting
+        if self.services is not None:
+            held = self.max_waiting * self.services.sparse.most * self.services.num_asked
+            most = -(-held // self.services.access.replicas)
+        return min(self.access.service.concurrency or most, most)
+
+    @property
     def shows_page(self) -> bool:
         return self.is_loopback if self.page is None else self.page
 

@@ -7,6 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import ClientDisconnect
 
 from rayrec.platform.errors import UnavailableError
 from rayrec.serve.access.deadlines import HeaderError
@@ -23,6 +24,7 @@ def add_error_handlers(api: Starlette) -> None:
     api.add_exception_handler(RefusedRequestError, _refused_request)
     api.add_exception_handler(RequestError, _bad_request)
     api.add_exception_handler(UnavailableError, _unavailable)
+    api.add_exception_handler(ClientDisconnect, _cut_off)
     for error in NO_ROOM:
         api.add_exception_handler(error, _no_room)
     api.add_exception_handler(HeaderError, _refused_request)
@@ -59,6 +61,11 @@ async def _bad_request(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestError)
     path = request.url.path
     return error_response(path, error.status, str(error), param=error.param, code=error.code)
+
+
+async def _cut_off(request: Request, error: Exception) -> JSONResponse:
+    # Nobody reads it, as a rule; but it is no failure of ours, and is not to be counted or logged as one.
+    return error_response(request.url.path, 400, "the connection ended before the whole body had come")
 
 
 async def _unavailable(request: Request, error: Exception) -> JSONResponse:

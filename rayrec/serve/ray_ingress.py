@@ -214,7 +214,7 @@ def _fast(config: ServeConfig, haproxy: HAProxy, folder: Path) -> Ingress:
             "port": config.port,
             "certificate": None if certificate is None else str(certificate),
         },
-        "most": min(config.access.service.concurrency or config.max_waiting, config.max_waiting),
+        "most": config.most_in_hand,
     }
     own = {HAPROXY_PROGRAM: str(write_program(folder, sys.executable, plan))}
     own |= {name: str(folder / file) for name, file in _FOLDERS.items()}

@@ -213,6 +213,22 @@ def test_wrong_settings_of_access_are_refused(run, tmp_path):
     )
 
 
+def test_settings_of_events_request_log_and_services_are_checked_before_anything_starts(run, tmp_path):
+    settings = tmp_path / "settings.yaml"
+    for option, text, said in (
+        ("--events", "{log: {folders: x}}", "there is no setting 'log.folders'"),
+        ("--request-log", "{folder: x, shares: 1}", "there is no setting 'shares'"),
+        ("--services", "{dense: {replicas: 0}}", "dense.replicas"),
+        ("--services", "{targets: {new: {run: x}}}", "nobody would ask 'new'"),
+    ):
+        settings.write_text(text)
+        assert said in refused("serve", run, option, settings)
+    for option in ("--events", "--request-log", "--services"):
+        assert "missing.yaml" in refused("serve", run, option, tmp_path / "missing.yaml")
+    settings.write_text("{}")
+    assert "leave out --single-process" in refused("serve", run, "--services", settings, "--single-process")
+
+
 def test_benchmarks_are_listed_and_a_wrong_name_suggests_one():
     assert "spine" in answer("bench")["benches"]
     assert "did you mean 'spine'?" in refused("bench", "spin")

@@ -1,5 +1,8 @@
 """Whatever comes, the service says in a sentence what is wrong, and goes on."""
 
+import logging
+import socket
+
 import httpx
 import pytest
 from fastapi.testclient import TestClient
@@ -80,6 +83,21 @@ def test_requests_that_the_schemas_forbid_get_a_sentence(ask, service):
 
     assert from_openapi(page, COUNT, asked) >= COUNT
     assert {400, 422} <= statuses
+
+
+def test_a_connection_that_ends_within_a_body_is_no_failure_of_the_service(service, caplog):
+    """It was logged with a stack trace, and counted with status 500."""
+    url, _ = service
+    host, port = url.removeprefix("http://").split(":")
+    head = b"POST /v2/models/recommend/infer HTTP/1.1\r\nHost: here\r\nContent-Length: 500\r\n\r\n{"
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(head)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(1000):
+            pass
+    # The event loop answers this when it is done with that.
+    assert httpx.get(f"{url}/v2/health/live", trust_env=False).json() == {"live": True}
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
 def test_what_is_wrong_with_an_answer_is_seen():

@@ -99,6 +99,11 @@ class ServicesConfig(Config):
         return self
 
     @property
+    def num_asked(self) -> int:
+        """Targets that answer somebody."""
+        return 1 if self.routing is None else sum(weight > 0 for weight in self.routing.weights.values())
+
+    @property
     def cpus(self) -> float:
         """Of all replicas, to begin with."""
         of_targets = self.sparse.replicas * self.sparse.cpus + self.dense.replicas * self.dense.cpus

@@ -200,7 +200,8 @@ def build_services(run: str | Path, config: ServeConfig) -> serve.Application:
         targets[name] = _deployed(SPARSE + suffix, SparseReplica, settings, services.sparse).bind(
             of_target, settings, here, dense, features
         )
-    access = _deployed(ACCESS, serve.ingress()(AccessReplica), config, services.access)
+    in_front = config.model_copy(update={"max_waiting": config.most_in_hand})
+    access = _deployed(ACCESS, serve.ingress()(AccessReplica), in_front, services.access)
     return access.bind(location, config, targets, features)
 
 

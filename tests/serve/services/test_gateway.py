@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.errors import InputError
 from rayrec.serve.access.config import OPEN, AccessConfig
+from rayrec.serve.config import ServeConfig
 from rayrec.serve.metrics import PrometheusMeter
 from rayrec.serve.services.config import ServicesConfig
 from rayrec.serve.services.gateway import Gateway, build_gateway
@@ -177,6 +178,16 @@ def test_a_target_that_does_not_answer_is_a_503_in_the_form_of_the_protocol():
 def test_settings_that_do_not_fit_together_are_refused(settings, sentence):
     with pytest.raises(InputError, match=sentence):
         ServicesConfig.parse(settings)
+
+
+def test_replicas_in_front_have_room_for_what_those_behind_hold():
+    services = {**SPLIT, "access": {"replicas": 3}, "sparse": {"replicas": 2, "max_replicas": 4}}
+    held = 64 * 4 * 2
+
+    assert ServeConfig.parse({"services": services}).most_in_hand == -(-held // 3)
+    assert ServeConfig.parse({"max_waiting": 7}).most_in_hand == 7
+    limited = {"services": services, "access": {"service": {"concurrency": 20}}}
+    assert ServeConfig.parse(limited).most_in_hand == 20
 
 
 def test_the_example_is_one():
