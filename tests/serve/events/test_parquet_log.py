@@ -9,6 +9,10 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from rayrec.platform.remote_files import remote_folder
+from rayrec.samples.batches import RowBatch
+from rayrec.samples.followed_plan import FollowedPlan
+from rayrec.samples.read_plan import Batching, ReadSettings
+from rayrec.samples.reader import SampleReader
 from rayrec.serve.parquet_log import ParquetLog
 
 SCHEMA = pa.schema([("number", pa.int64()), ("name", pa.string())])
@@ -135,3 +139,22 @@ def test_files_go_to_any_file_system(tmp_path):
     found = folder.filesystem.get_file_info(fs.FileSelector(folder.path, recursive=True))
     (path,) = [info.path for info in found if info.type == fs.FileType.File]
     assert pq.read_table(path, filesystem=folder.filesystem, partitioning=None)["number"].to_pylist() == [5]
+
+
+def test_a_run_that_follows_the_log_reads_each_row_once(tmp_path):
+    log = ParquetLog(str(tmp_path), SCHEMA, roll_s=3600, roll_rows=4)
+    for number in range(4):
+        log.offer(row(number))
+    wait_until(lambda: log.status.files == 1)
+    plan = FollowedPlan(tmp_path, ReadSettings(Batching(batch_size=2), seed=0, window_rows=8))
+    plan.refresh()
+    assert plan.known_steps == 2
+
+    for number in range(4, 8):
+        log.offer(row(number))
+    log.close()
+    plan.refresh()
+
+    reader = SampleReader(plan.spec)
+    batches = [reader.read_batch(plan.batch(step)) for step in range(plan.known_steps)]
+    assert sorted(RowBatch.concatenate(batches).rows["number"].to_pylist()) == list(range(8))

@@ -7,11 +7,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from rayrec.pipelines.recommender import Query, Recommender
+from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.errors import UnavailableError
 from rayrec.serve.access.config import OPEN, AccessConfig
 from rayrec.serve.api import build_api
 from rayrec.serve.batching import BatchCosts, Batcher
-from rayrec.serve.events.config import EventsConfig, LogConfig
+from rayrec.serve.events.config import EventsConfig, LogConfig, RequestLogConfig
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.events.merging import with_recent
 from rayrec.serve.events.user_state import ProcessState, StoredState, UserEvents, open_state
@@ -218,3 +219,10 @@ def test_a_message_leaves_its_place_whatever_comes_of_it(recommender, tmp_path):
             assert client.post("/v1/events", content=b"{").status_code == 400
             assert client.post("/v1/events", json={}).status_code == 422
         assert client.post("/v1/events", json=[]).status_code == 200
+
+
+def test_the_examples_of_settings_are_ones():
+    events = EventsConfig.load(CHECKOUT / "configs" / "events.yaml")
+    requests = RequestLogConfig.load(CHECKOUT / "configs" / "request_log.yaml")
+
+    assert (events.log.folder, events.store, requests.share) == ("data/samples", "data/events", 0.01)
