@@ -68,7 +68,11 @@ class ItemDistribution:
 class Prefixes:
     """What has been decoded of every row so far; begins with one empty prefix each."""
 
-    def __init__(self, distribution: ItemDistribution) -> None:
+    def __init__(self, distribution: ItemDistribution, by_code: bool = False) -> None:
+        """
+        Args:
+            by_code: keep the log-probability of each code besides those of whole prefixes.
+        """
         trie, num_rows = distribution.trie, distribution.num_rows
         self._distribution = distribution
         self.nodes_BW = torch.zeros(num_rows, 1, dtype=torch.int64, device=trie.device)
@@ -82,6 +86,10 @@ class Prefixes:
         self._step_log_probs_BWC = torch.zeros(num_rows, 1, 1, device=trie.device)
         self.log_probs_BW = torch.zeros(num_rows, 1, device=trie.device)
         """Of each prefix; -inf for one that is none."""
+        self.code_log_probs_BWd: Tensor | None = None
+        """Of each code of each prefix, given those before it; None unless asked for."""
+        if by_code:
+            self.code_log_probs_BWd = torch.zeros(num_rows, 1, 0, device=trie.device)
 
     def expand(self, depth: int) -> Tensor:
         """[B, W, C] log-probabilities of each prefix's next codes; -inf where no child may be given.
@@ -182,6 +190,9 @@ class Prefixes:
         self.nodes_BW = self.children_BWC.flatten(1).gather(1, place_BW)
         grown_BW = self._step_log_probs_BWC.flatten(1).gather(1, place_BW)
         self.log_probs_BW = self.log_probs_BW.gather(1, parent_BW) + grown_BW
+        if self.code_log_probs_BWd is not None:
+            before_BWd = self.code_log_probs_BWd.gather(1, parent_BW[:, :, None].expand(-1, -1, depth))
+            self.code_log_probs_BWd = torch.cat((before_BWd.to(grown_BW.dtype), grown_BW[:, :, None]), dim=2)
         codes_BWd = self._codes_BWd.gather(1, parent_BW[:, :, None].expand(-1, -1, depth))
         next_BW1 = self._distribution.trie.child_codes[depth][self.nodes_BW][:, :, None]
         self._codes_BWd = torch.cat((codes_BWd, next_BW1), dim=2)
@@ -203,9 +214,24 @@ def item_log_probs(distribution: ItemDistribution, items_BW: Tensor) -> Tensor:
     Args:
         items_BW: catalogue positions; -1, like an item that may not be given, has -inf.
     """
+    return _grown(distribution, items_BW, by_code=False).log_probs_BW.masked_fill(items_BW < 0, -torch.inf)
+
+
+def item_code_log_probs(distribution: ItemDistribution, items_BW: Tensor) -> Tensor:
+    """[B, W, L] the same of each code of an item, given those before it: they add up to `item_log_probs`.
+
+    A code without an alternative has exactly 0.
+    """
+    log_probs_BWL = _grown(distribution, items_BW, by_code=True).code_log_probs_BWd
+    assert log_probs_BWL is not None, "it was asked for"
+    return log_probs_BWL.masked_fill((items_BW < 0)[:, :, None], -torch.inf)
+
+
+def _grown(distribution: ItemDistribution, items_BW: Tensor, by_code: bool) -> Prefixes:
+    """The prefixes of known items."""
     trie, num_rows = distribution.trie, distribution.num_rows
     nodes_BWL = trie.nodes_IL[items_BW.clamp(min=0)]
-    prefixes = Prefixes(distribution)
+    prefixes = Prefixes(distribution, by_code)
     ordinals_BW = torch.arange(items_BW.shape[1], device=trie.device).expand(num_rows, -1)
     for depth in range(trie.depth):
         prefixes.expand(depth)
@@ -213,4 +239,4 @@ def item_log_probs(distribution: ItemDistribution, items_BW: Tensor) -> Tensor:
         # All items grow from the empty prefix, and then each from its own.
         parent_BW = ordinals_BW if depth else torch.zeros_like(items_BW)
         prefixes.keep(depth, parent_BW, nodes_BWL[:, :, depth] - trie.child_offsets[depth][first_BW])
-    return prefixes.log_probs_BW.masked_fill(items_BW < 0, -torch.inf)
+    return prefixes

@@ -34,6 +34,8 @@ class SampledItems:
     """[B, W] int64 catalogue positions; -1 where a row has no (further) item to give."""
     log_probs_BW: Tensor
     """[B, W] log-probability of drawing the item at once; -inf at -1."""
+    code_log_probs_BWL: Tensor
+    """[B, W, L] of each of its codes, given those before it; -inf at -1 in at least one of them."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def constrained_sample(
         ValueError: no samples.
     """
     trie, num_rows = _drawn_from(distribution, num_samples)
-    prefixes = Prefixes(distribution)
+    prefixes = Prefixes(distribution, by_code=True)
     parent_BW = torch.zeros(num_rows, num_samples, dtype=torch.int64, device=trie.device)
     for depth in range(trie.depth):
         log_probs_BWC = prefixes.expand(depth).expand(-1, num_samples, -1)
@@ -74,7 +76,7 @@ def constrained_sample(
         prefixes.keep(depth, parent_BW, child_BW)
         # All of them grow from the empty prefix, and then each from itself.
         parent_BW = torch.arange(num_samples, device=trie.device).expand(num_rows, -1)
-    return SampledItems(*prefixes.found())
+    return SampledItems(*prefixes.found(), _by_code(prefixes))
 
 
 def stochastic_beam_search(
@@ -85,7 +87,7 @@ def stochastic_beam_search(
     As `constrained_sample`; the model is asked for up to W + 1 prefixes per row.
     """
     trie, num_rows = _drawn_from(distribution, num_samples)
-    prefixes = Prefixes(distribution)
+    prefixes = Prefixes(distribution, by_code=True)
     # One more than wanted: what it has is the threshold that those drawn have passed.
     width = num_samples + 1
     root_B1 = torch.zeros(num_rows, 1, device=trie.device)
@@ -101,13 +103,23 @@ def stochastic_beam_search(
         perturbed_BW, place_BW = chosen.topk(min(width, chosen.shape[1], trie.num_nodes(depth + 1)), dim=1)
         prefixes.keep(depth, place_BW // num_children, place_BW % num_children)
     items_BW, log_probs_BW = prefixes.found()
+    code_log_probs_BWL = _by_code(prefixes)
     missing = width - items_BW.shape[1]
     items_BW = torch.nn.functional.pad(items_BW, (0, missing), value=-1)
     log_probs_BW = torch.nn.functional.pad(log_probs_BW, (0, missing), value=-torch.inf)
     perturbed_BW = torch.nn.functional.pad(perturbed_BW, (0, missing), value=-torch.inf)
+    code_log_probs_BWL = torch.nn.functional.pad(code_log_probs_BWL, (0, 0, 0, missing), value=-torch.inf)
     return DistinctItems(
-        items_BW[:, :num_samples], log_probs_BW[:, :num_samples], perturbed_BW[:, num_samples]
+        items_BW[:, :num_samples],
+        log_probs_BW[:, :num_samples],
+        code_log_probs_BWL[:, :num_samples],
+        perturbed_BW[:, num_samples],
     )
+
+
+def _by_code(prefixes: Prefixes) -> Tensor:
+    assert prefixes.code_log_probs_BWd is not None, "it was asked for"
+    return prefixes.code_log_probs_BWd
 
 
 def _drawn_from(distribution: ItemDistribution, num_samples: int) -> tuple[CodeTrie, int]:

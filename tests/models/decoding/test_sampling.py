@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from rayrec.models.decoding.leaf_filter import LeafFilter
-from rayrec.models.decoding.prefixes import ItemDistribution
+from rayrec.models.decoding.prefixes import ItemDistribution, item_code_log_probs
 from rayrec.models.decoding.sampling import constrained_sample, stochastic_beam_search
 from rayrec.models.decoding.trie import CodeTrie
 
@@ -185,3 +185,27 @@ def test_what_makes_no_sense_is_refused(draw):
         draw(given(step_of(1), 1), 0, random())
     with pytest.raises(ValueError, match="temperature must be positive, got 0"):
         given(step_of(1), 1, temperature=0.0)
+
+
+@pytest.mark.parametrize("draw", [constrained_sample, stochastic_beam_search])
+def test_a_learner_finds_the_log_probability_of_each_code_that_was_drawn(draw):
+    step, num_rows = step_of(3), 3
+    trie = CodeTrie.from_codes(CODES_IL)
+    seen = LeafFilter.excluding(trie, torch.tensor([[0, 2, -1], [3, -1, -1], [6, 5, 1]]))
+
+    drawn = draw(ItemDistribution(step, trie, num_rows, seen), NUM_ITEMS, random())
+    found_BWL = item_code_log_probs(ItemDistribution(step, trie, num_rows, seen), drawn.items_BW)
+
+    is_item_BW = drawn.items_BW >= 0
+    assert is_item_BW.any()
+    assert torch.equal(found_BWL[is_item_BW], drawn.code_log_probs_BWL[is_item_BW])
+    torch.testing.assert_close(drawn.code_log_probs_BWL.sum(2)[is_item_BW], drawn.log_probs_BW[is_item_BW])
+    assert (found_BWL[~is_item_BW] == -torch.inf).all()
+
+
+def test_a_code_without_an_alternative_is_certain_to_the_bit():
+    trie = CodeTrie.from_codes(CODES_IL)
+    only_of_1 = torch.tensor([[6]])
+    log_probs_BWL = item_code_log_probs(ItemDistribution(step_of(1), trie, 1), only_of_1)
+    assert log_probs_BWL[0, 0, 0] < 0
+    assert (log_probs_BWL[0, 0, 1:] == 0).all()
