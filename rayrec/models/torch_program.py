@@ -125,7 +125,7 @@ class TorchProgram(ABC):
             self._sharded.scatter()
         if self._masters is not None:
             self._masters.narrow()
-        self._module.train()
+        self._begin_training()
         self._optimizer.zero_grad()
         loss_sum = torch.zeros((), device=self._device)
         with explained() if self._compute.compile else contextlib.nullcontext():
@@ -148,8 +148,13 @@ class TorchProgram(ABC):
             },
         )
 
+    def _begin_training(self) -> None:
+        """Before each time that the module is asked for its loss."""
+        self._module.train()
+
     @property
     def _trained(self) -> TrainedModel:
+        """What says the loss of a batch."""
         return cast(TrainedModel, self._module)
 
     def _pieces(self, batch: TrainingBatch) -> Iterator[tuple[TrainingBatch, float]]:

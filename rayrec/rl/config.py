@@ -1,0 +1,150 @@
+"""What a run of reinforcement learning is made of; `rayrec rl CONFIG` reads it from YAML."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from rayrec.platform.config import Config
+from rayrec.rl.rewards.config import RewardsConfig
+from rayrec.rl.settings import AlgorithmSettings, GspoSettings
+
+_Positive = Annotated[float, Field(gt=0)]
+_Share = Annotated[float, Field(ge=0, lt=1)]
+_Count = Annotated[int, Field(ge=1)]
+
+
+class PromptsConfig(Config):
+    """Whom rollouts are for."""
+
+    split: Literal["train", "valid"] = "train"
+    """`valid`: what supervised training did not learn from, so that rewards are not those of a policy that
+    knows the answers by heart. The best snapshot is then chosen on other users, those that are held out."""
+    event: Literal["last", "any"] = "any"
+    """Of training rows: which event is the logged target."""
+    users_per_step: _Count = 256
+    held_out_share: _Share = 0.2
+    """Of all users, by a hash of their ids: never asked for."""
+
+    @model_validator(mode="after")
+    def _something_is_left_to_judge_by(self) -> PromptsConfig:
+        if self.split == "valid" and self.held_out_share == 0:
+            raise ValueError(
+                "rl.prompts.held_out_share must be above 0 with split: valid: the users that validate are "
+                "learned from, so nobody would be left to choose the best snapshot by"
+            )
+        return self
+
+
+class RolloutConfig(Config):
+    """How candidates are drawn."""
+
+    group_size: Annotated[int, Field(ge=2)] = 16
+    """Candidates of a user: their rewards are compared with each other."""
+    draw: Literal["sample", "stochastic_beam", "beam"] = "sample"
+    """`sample` draws each for itself; `stochastic_beam` draws distinct ones, which the loss weighs by how
+    likely they were to be among so many (Kool et al., 2019); `beam` takes the likeliest, which is biased: no
+    probability of having been drawn belongs to them."""
+    temperature: _Positive = 1.0
+    """Of rollouts and of the ratios that the learner computes: one policy."""
+    exclude_seen: bool = True
+    """Items of the history have no probability."""
+    chunk_users: _Count = 64
+    """Users whose candidates are drawn at once. Noise belongs to a chunk, so who draws does not matter."""
+
+
+class LearnerConfig(Config):
+    """How the policy follows."""
+
+    learning_rate: _Positive = 1e-4
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    max_grad_norm: _Positive | None = 1.0
+    warmup_steps: Annotated[int, Field(ge=0)] = 10
+    micro_batches: _Count = 1
+    kl_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Of the KL divergence to the supervised policy."""
+    anchor_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Of the negative log-probability of the logged target."""
+
+
+class AlarmConfig(Config):
+    """When a policy has collapsed: the run stops, and what was good is kept."""
+
+    max_kl: _Positive = 3.0
+    """Nats of a whole candidate, to the supervised policy."""
+    min_entropy_share: _Share = 0.2
+    """Of the entropy at the beginning."""
+
+
+class PlacementConfig(Config):
+    """Which processes do what."""
+
+    kind: Literal["colocated", "disaggregated", "async"] = "colocated"
+    learners: _Count = 1
+    """Data-parallel; with `colocated`, these processes draw, too."""
+    rollouts: _Count = 1
+    max_policy_lag: Literal[0, 1] = 0
+    """`disaggregated`: steps that the policy which draws may trail the learner."""
+    max_staleness: Annotated[int, Field(ge=1)] = 4
+    """`async`: the same in optimizer steps."""
+    sync_every: _Count = 1
+    """`async`: steps after which rollouts get new weights."""
+    threads: _Count = 1
+    """Of each process that computes."""
+    cpus: _Positive = 1.0
+    """That each process takes of Ray's."""
+
+    @model_validator(mode="after")
+    def _stale_weights_are_renewed_in_time(self) -> PlacementConfig:
+        if self.kind == "async" and self.sync_every > self.max_staleness:
+            raise ValueError(
+                f"rl.placement.sync_every is {self.sync_every} and max_staleness {self.max_staleness}: "
+                "rollouts would wait for weights that come later than they may be used; lower sync_every"
+            )
+        return self
+
+    @property
+    def lag(self) -> int:
+        """Optimizer steps that rollouts may be old when they are learned from."""
+        return {"colocated": 0, "disaggregated": self.max_policy_lag, "async": self.max_staleness}[self.kind]
+
+    @property
+    def syncs_every(self) -> int:
+        return self.sync_every if self.kind == "async" else 1
+
+
+class RlEvaluationConfig(Config):
+    """How a policy is judged."""
+
+    every_steps: _Count = 50
+    metric: Literal["reward", "recall@1", "recall@10", "recall@50", "ndcg@10", "ndcg@50"] = "ndcg@10"
+    """By which the best snapshot is chosen: on the users that validate, of which only those held out where
+    prompts are of these."""
+    max_users: _Count | None = None
+    """That validate while it is trained."""
+    list_size: _Count = 10
+    """Distinct items of the lists that are drawn and rewarded."""
+    temperatures: tuple[_Positive, ...] = (0.25, 0.5, 0.7, 0.85, 1.0, 1.2)
+    """Of the supervised policy, among which the best is what has to be beaten."""
+    batch_size: _Count = 512
+
+
+class RlConfig(Config):
+    """One run."""
+
+    seed: int = 0
+    init_from: str
+    """Run of the supervised policy; it is also the reference."""
+    snapshot: str = "best"
+    device: str | None = None
+    """None: that of the supervised run."""
+    steps: _Count = 200
+    algorithm: AlgorithmSettings = Field(default_factory=lambda: GspoSettings(name="gspo"))
+    prompts: PromptsConfig = PromptsConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    rewards: RewardsConfig
+    learner: LearnerConfig = LearnerConfig()
+    alarms: AlarmConfig = AlarmConfig()
+    placement: PlacementConfig = PlacementConfig()
+    evaluation: RlEvaluationConfig = RlEvaluationConfig()

@@ -1,0 +1,150 @@
+"""How good a policy is: how it ranks what was logged, and what the lists that it draws are worth.
+
+    judge: items ranked, lists drawn at some temperatures ─► rewarded ─► one row of figures for each user
+
+Rows of users are kept, so that two policies can be compared user by user: their difference varies much less
+than either.
+
+Axes: U users, K places of a list, T temperatures, I items of the catalogue, L code levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rayrec.pipelines.estimate import Estimate
+from rayrec.pipelines.ranking_metrics import target_places
+from rayrec.rl.prompts import Prompts
+from rayrec.samples.batches import Int64Array
+
+CUTOFFS = (1, 5, 10, 50)
+NUM_RESAMPLES = 1000
+
+Worth = Callable[[Int64Array, np.ndarray], np.ndarray]
+"""([U, K] items, [U, K] log-probabilities) -> [U, K] reward of each."""
+
+
+@dataclass(frozen=True)
+class Lists:
+    """How lists are drawn that a policy is judged by."""
+
+    size: int
+    temperatures: tuple[float, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class DrawnLists:
+    """Of some users."""
+
+    prompts: Prompts
+    ranked_UK: Int64Array
+    """The likeliest items of each."""
+    drawn: tuple[tuple[Int64Array, np.ndarray], ...]
+    """For each temperature: distinct items, likeliest first, and their log-probabilities."""
+
+    def judged(self, worth: Worth) -> JudgedLists:
+        rewards = [worth(items_UK, log_probs_UK).mean(axis=1) for items_UK, log_probs_UK in self.drawn]
+        return JudgedLists(
+            user_ids_U=self.prompts.samples.user_ids_B,
+            places_U=target_places(self.ranked_UK, self.prompts.targets_U),
+            top_UK=self.ranked_UK[:, :10],
+            rewards_UT=np.stack(rewards, axis=1) if rewards else np.zeros((len(self.prompts), 0)),
+        )
+
+
+@dataclass(frozen=True)
+class JudgedLists:
+    """What comes of some users, or of all."""
+
+    user_ids_U: Int64Array
+    places_U: Int64Array
+    """Of the logged target among the ranked items; their number where it is not among them."""
+    top_UK: Int64Array
+    """The first ten of these."""
+    rewards_UT: np.ndarray
+    """Mean reward of the list that was drawn at each temperature."""
+
+    @staticmethod
+    def concatenate(parts: Sequence[JudgedLists]) -> JudgedLists:
+        return JudgedLists(
+            np.concatenate([part.user_ids_U for part in parts]),
+            np.concatenate([part.places_U for part in parts]),
+            np.concatenate([part.top_UK for part in parts]),
+            np.concatenate([part.rewards_UT for part in parts]),
+        )
+
+    def some(self, chosen_U: np.ndarray) -> JudgedLists:
+        return JudgedLists(
+            self.user_ids_U[chosen_U],
+            self.places_U[chosen_U],
+            self.top_UK[chosen_U],
+            self.rewards_UT[chosen_U],
+        )
+
+    def scores(self, temperature: int = 0) -> dict[str, np.ndarray]:
+        """[U] of every user, by metric.
+
+        Args:
+            temperature: place among the temperatures.
+        """
+        gain_U = 1.0 / np.log2(2.0 + self.places_U)
+        scores = {f"recall@{k}": (self.places_U < k).astype(np.float64) for k in CUTOFFS}
+        scores |= {f"ndcg@{k}": np.where(self.places_U < k, gain_U, 0.0) for k in CUTOFFS[1:]}
+        if self.rewards_UT.shape[1]:
+            scores["reward"] = self.rewards_UT[:, temperature]
+        return scores
+
+
+def summarised(scores_U: np.ndarray, seed: int = 0) -> Estimate:
+    """Mean over users with its percentile bootstrap interval (Efron, 1979)."""
+    means = _resampled(scores_U, seed)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return Estimate(float(scores_U.mean()), float(low), float(high))
+
+
+def relative_change(after_U: np.ndarray, before_U: np.ndarray, seed: int = 0) -> Estimate:
+    """mean(after) / mean(before) - 1, with the interval of users drawn anew in pairs; NaN where `before` is 0."""
+    if not before_U.mean():
+        return Estimate(np.nan, np.nan, np.nan)
+    changes = _resampled(after_U, seed) / _resampled(before_U, seed) - 1.0
+    low, high = np.nanquantile(changes, [0.025, 0.975])
+    return Estimate(float(after_U.mean() / before_U.mean() - 1.0), float(low), float(high))
+
+
+def _resampled(scores_U: np.ndarray, seed: int) -> np.ndarray:
+    """[R] means of users drawn with replacement; the same users for the same seed and number of users."""
+    random = np.random.default_rng(seed)
+    found = np.empty(NUM_RESAMPLES)
+    for resample in range(NUM_RESAMPLES):
+        found[resample] = scores_U[random.integers(0, len(scores_U), len(scores_U))].mean()
+    return found
+
+
+def diversity(top_UK: Int64Array, codes_IL: np.ndarray, num_items: int) -> dict[str, float]:
+    """How much lists differ within themselves, and how much of the catalogue they show.
+
+    `distance`: 1 less the mean share of leading codes that two items of a list have in common (intra-list
+    diversity, Ziegler et al., WWW 2005); `coverage`: share of the catalogue that is in any list (Ge et al.,
+    RecSys 2010).
+    """
+    shown = np.unique(top_UK[top_UK >= 0])
+    num_users, size = top_UK.shape
+    common, pairs = 0.0, 0
+    codes_UKL = codes_IL[np.maximum(top_UK, 0)]
+    for first in range(size):
+        for second in range(first + 1, size):
+            both_U = (top_UK[:, first] >= 0) & (top_UK[:, second] >= 0)
+            equal_UL = codes_UKL[:, first] == codes_UKL[:, second]
+            share_U = np.cumprod(equal_UL, axis=1).mean(axis=1)
+            common += float(share_U[both_U].sum())
+            pairs += int(both_U.sum())
+    return {"distance": 1.0 - common / max(pairs, 1), "coverage": len(shown) / num_items}
+
+
+def table_of(judged: JudgedLists, temperature: int = 0) -> Mapping[str, Estimate]:
+    """Every metric with its interval."""
+    return {name: summarised(scores_U) for name, scores_U in judged.scores(temperature).items()}

@@ -1,0 +1,236 @@
+"""Whom a policy is asked for: histories, and the event that was logged after each.
+
+    training rows ─ cut at an event ─┐
+    rows that validate ──────────────┴─► Prompts of a step ─► chunks, each drawn for on one worker
+
+Which prompts a step has follows from settings, seed and files alone, so a run that goes on from a snapshot
+asks for the same ones. Users that are held out are asked for never: what is learned is judged by them.
+
+Axes: U users, E items of a history, N events of all histories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+
+from rayrec.platform.event_labels import LABELS, Label
+from rayrec.platform.hashing import combine64
+from rayrec.rl.config import PromptsConfig
+from rayrec.samples.batches import Int64Array, SampleBatch
+from rayrec.samples.dataset import Dataset
+from rayrec.samples.event_labels import HISTORY_LABELS, LABEL_COLUMNS, TARGET_LABELS
+from rayrec.samples.event_times import HISTORY_TIMES, TIMES
+from rayrec.samples.jagged import list_values, take_rows
+from rayrec.samples.manifest import EVALUATION_FILES
+from rayrec.samples.read_plan import ReadPlan, ReadPosition
+from rayrec.samples.reader import SampleReader
+
+HOLD_OUT_SALT = 0x52_4C
+"""Hashed with the id of a user, so that no other choice of users by hash agrees with this one."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Some users of a step."""
+
+    samples: SampleBatch
+    """`targets_B` are ids of items, as in evaluation."""
+    targets_U: Int64Array
+    """Catalogue positions of the logged events; -1 where the catalogue lacks the item."""
+    chunk: int = 0
+    """Within the step."""
+    target_labels: dict[Label, Int64Array] = field(default_factory=dict)
+    """[U] codes of the logged events, of the labels that the data set has."""
+
+    def __len__(self) -> int:
+        return len(self.targets_U)
+
+    @property
+    def step(self) -> int:
+        return self.samples.step
+
+    def chunks(self, num_users: int) -> list[Prompts]:
+        """Neighbouring users, so many at a time."""
+        return [
+            replace(self._some(np.arange(start, min(start + num_users, len(self)))), chunk=chunk)
+            for chunk, start in enumerate(range(0, len(self), num_users))
+        ]
+
+    def _some(self, rows_U: Int64Array) -> Prompts:
+        return Prompts(
+            samples=some_rows(self.samples, rows_U),
+            targets_U=self.targets_U[rows_U],
+            target_labels={label: codes_U[rows_U] for label, codes_U in self.target_labels.items()},
+        )
+
+
+def some_rows(samples: SampleBatch, rows_B: Int64Array) -> SampleBatch:
+    """The chosen rows of a batch, in the order asked for."""
+    item_ids_N, offsets_B1 = take_rows(samples.item_ids_N, samples.offsets_B1, rows_B)
+
+    def events(values_N: Int64Array) -> Int64Array:
+        return take_rows(values_N, samples.offsets_B1, rows_B)[0]
+
+    return SampleBatch(
+        step=samples.step,
+        row_keys_B=samples.row_keys_B[rows_B],
+        user_ids_B=samples.user_ids_B[rows_B],
+        item_ids_N=item_ids_N,
+        offsets_B1=offsets_B1,
+        targets_B=None if samples.targets_B is None else samples.targets_B[rows_B],
+        times_N=None if samples.times_N is None else events(samples.times_N),
+        labels={label: events(codes_N) for label, codes_N in samples.labels.items()},
+        instruction={part: codes_B[rows_B] for part, codes_B in samples.instruction.items()},
+    )
+
+
+def is_held_out(user_ids_U: Int64Array, share: float) -> np.ndarray:
+    """[U] bool: users that no step asks for, a share of all users by a hash of their ids."""
+    bound = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
+    held: np.ndarray = combine64(HOLD_OUT_SALT, user_ids_U) < bound
+    return held
+
+
+class PromptStream:
+    """The prompts of every step, in an order that is a function of seed and files."""
+
+    def __init__(self, dataset: Dataset, config: PromptsConfig, seed: int) -> None:
+        """
+        Raises:
+            InputError: there are no such rows.
+        """
+        self._dataset, self._config, self._seed = dataset, config, seed
+        files = dataset.train_files if config.split == "train" else [EVALUATION_FILES[config.split]]
+        self.plan = ReadPlan.of_files(dataset.root, files, config.users_per_step, seed)
+        self._reader = SampleReader(self.plan.spec)
+        self._columns = _Columns.of(config.split, self.plan.spec.schema.names)
+
+    def step(self, step: int) -> Prompts:
+        """Of a step, from 0; fewer users than are read, where some are held out or nothing is to predict."""
+        rows = self._reader.read_batch(self.plan.batch(step))
+        samples, labels = self._columns.samples(step, rows.row_keys_B, rows.rows)
+        cut = self._before_an_event if self._config.split == "train" else _as_they_are
+        prompts = cut(samples, labels)
+        is_asked_U = ~is_held_out(prompts.samples.user_ids_B, self._config.held_out_share)
+        # A history without an event gives nothing to go by.
+        is_asked_U &= np.diff(prompts.samples.offsets_B1) > 0
+        prompts = prompts._some(np.flatnonzero(is_asked_U))
+        assert prompts.samples.targets_B is not None, "both ways of making prompts set them"
+        return replace(prompts, targets_U=self._dataset.item_positions(prompts.samples.targets_B))
+
+    def position(self, step: int) -> ReadPosition:
+        """What has been read before a step."""
+        return self.plan.position(step)
+
+    def _before_an_event(self, samples: SampleBatch, labels: dict[Label, Int64Array]) -> Prompts:
+        """Histories up to one of their events; `labels` are of all events."""
+        lengths_B = np.diff(samples.offsets_B1)
+        rows_B = np.flatnonzero(lengths_B > 1)
+        lengths_B = lengths_B[rows_B]
+        if self._config.event == "last":
+            kept_B = lengths_B - 1
+        else:  # any but the first, drawn for this row and step
+            draws_B = combine64(self._seed, samples.step, samples.row_keys_B[rows_B]) >> np.uint64(33)
+            kept_B = 1 + (draws_B.astype(np.int64) % (lengths_B - 1))
+        starts_B = samples.offsets_B1[rows_B]
+        targets_B = starts_B + kept_B
+        offsets_B2 = np.stack([starts_B, targets_B], axis=1)
+        places_N = np.concatenate([np.arange(start, stop) for start, stop in offsets_B2] or [rows_B])
+        cut = SampleBatch(
+            step=samples.step,
+            row_keys_B=samples.row_keys_B[rows_B],
+            user_ids_B=samples.user_ids_B[rows_B],
+            item_ids_N=samples.item_ids_N[places_N],
+            offsets_B1=np.concatenate([[0], np.cumsum(kept_B)]),
+            targets_B=samples.item_ids_N[targets_B],
+            times_N=None if samples.times_N is None else samples.times_N[places_N],
+            labels={label: codes_N[places_N] for label, codes_N in labels.items()},
+        )
+        of_targets = {label: codes_N[targets_B] for label, codes_N in labels.items()}
+        return Prompts(cut, np.zeros(len(rows_B), dtype=np.int64), target_labels=of_targets)
+
+
+def _as_they_are(samples: SampleBatch, labels: dict[Label, Int64Array]) -> Prompts:
+    """Rows that name their target; `labels` are of the targets."""
+    return Prompts(samples, np.zeros(samples.num_rows, dtype=np.int64), target_labels=labels)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Names of what is read of a row."""
+
+    items: str
+    times: str
+    labels: dict[Label, str]
+    target: str | None
+    target_labels: dict[Label, str]
+
+    @classmethod
+    def of(cls, split: str, names: Sequence[str]) -> _Columns:
+        if split == "train":
+            labels = {label: name for label, name in LABEL_COLUMNS.items() if name in names}
+            return cls("item_ids", TIMES, labels, None, labels)
+        return cls(
+            "history",
+            HISTORY_TIMES,
+            {label: name for label, name in HISTORY_LABELS.items() if name in names},
+            "target",
+            {label: name for label, name in TARGET_LABELS.items() if name in names},
+        )
+
+    def samples(
+        self, step: int, row_keys_B: Int64Array, rows: pa.RecordBatch
+    ) -> tuple[SampleBatch, dict[Label, Int64Array]]:
+        """Histories, and labels: of the targets where rows name them, else of all events."""
+
+        def lists(name: str) -> tuple[Int64Array, Int64Array]:
+            return list_values(pa.chunked_array([rows[name]]))
+
+        def integers(name: str) -> Int64Array:
+            return rows[name].to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+
+        item_ids_N, offsets_B1 = lists(self.items)
+        labels = {label: lists(name)[0] for label, name in self.labels.items()}
+        samples = SampleBatch(
+            step=step,
+            row_keys_B=row_keys_B,
+            user_ids_B=integers("user_id"),
+            item_ids_N=item_ids_N,
+            offsets_B1=offsets_B1,
+            targets_B=None if self.target is None else integers(self.target),
+            times_N=lists(self.times)[0] if self.times in rows.schema.names else None,
+            labels=labels,
+        )
+        if self.target is None:
+            return samples, labels
+        return samples, {label: integers(name) for label, name in self.target_labels.items()}
+
+
+def evaluation_prompts(
+    dataset: Dataset, samples: Iterator[SampleBatch], target_labels: dict[Label, Int64Array]
+) -> Iterator[Prompts]:
+    """Users of an evaluation split, batch by batch.
+
+    Args:
+        target_labels: of all users of the split, in their order.
+    """
+    done = 0
+    for batch in samples:
+        assert batch.targets_B is not None, "they are of an evaluation split"
+        some = slice(done, done + batch.num_rows)
+        done += batch.num_rows
+        yield Prompts(
+            batch,
+            dataset.item_positions(batch.targets_B),
+            batch.step,
+            {label: codes_B[some] for label, codes_B in target_labels.items()},
+        )
+
+
+def labels_of(dataset: Dataset) -> tuple[Label, ...]:
+    """Labels that the data set has of events."""
+    return tuple(label for label in LABELS if dataset.has_label(label))

@@ -1,0 +1,232 @@
+"""The algorithm, as one process would do it; where its parts run is the placement's business.
+
+    for every step:
+        begin batches, as far as their age allows     prompts ─► candidates ─► rewards, reference
+        take the oldest                               waits for it
+        learn                                         one optimizer step of all learners
+        send weights                                  to those who draw, every so many steps
+
+    placement        begins a batch when
+    colocated        the learner has no other work: drawing and learning take turns
+    disaggregated    the policy that draws has seen all steps, or all but one (`max_policy_lag`)
+    async            it will be no more than `max_staleness` steps old when it is learned from
+
+Batches are learned from in the order in which they were begun, so none is too old by chance (`rollout_queue`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+
+from rayrec.rl.config import AlarmConfig, RlConfig
+from rayrec.rl.controller import SingleController
+from rayrec.rl.judging import JudgedLists, Lists
+from rayrec.rl.learner import StepTotals
+from rayrec.rl.loss import PREFERENCES
+from rayrec.rl.prompts import Prompts, PromptStream
+from rayrec.rl.rollout_queue import RolloutQueue
+from rayrec.rl.rollouts import RolloutSummary
+from rayrec.rl.workers import RewardSummary
+
+FIRST_FIGURES = 5
+"""Steps over which the entropy of the beginning is taken."""
+
+
+class CollapsedError(RuntimeError):
+    """The policy is no longer one that anybody wants."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What became of a step."""
+
+    step: int
+    """Optimizer steps that were taken, this one included."""
+    figures: dict[str, float]
+    warnings: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A batch on its way: promises, chunk by chunk."""
+
+    version: int
+    summaries: list[Any]
+    rewarded: list[Any]
+    reward_summaries: list[Any]
+    reference: list[Any]
+
+
+class PolicyTraining:
+    """The loop over the steps of one run."""
+
+    def __init__(
+        self, config: RlConfig, controller: SingleController, prompts: PromptStream, done_steps: int = 0
+    ) -> None:
+        """
+        Args:
+            done_steps: optimizer steps that the learner has taken.
+        """
+        self._config, self._controller, self._prompts = config, controller, prompts
+        self.step = done_steps
+        lag = config.placement.lag
+        self._queue: RolloutQueue[_Begun] = RolloutQueue(lag + 1, lag, done_steps)
+        self._weights: Any = None
+        """Promise of what was sent last; None where those who draw have the learner's own."""
+        self._sent_version = done_steps
+        self.alarm = Alarm(config.alarms)
+        if not controller.is_colocated:
+            self._send()
+
+    def steps(self) -> Iterator[StepReport]:
+        """Every step that is left; the caller may look at the policy in between.
+
+        Raises:
+            RewardError: a reward failed; the step is not applied.
+            CollapsedError: an alarm.
+            DivergedError: a gradient is not finite; the step is not applied.
+        """
+        while self.step < self._config.steps:
+            begun = time.perf_counter()
+            self._begin_what_may_begin()
+            figures, warnings = self._learn(self._queue.take(self.step))
+            self.step += 1
+            if not self._controller.is_colocated and self.step % self._config.placement.syncs_every == 0:
+                self._send()
+            yield StepReport(self.step, figures, warnings, time.perf_counter() - begun)
+            self.alarm.check(self.step, figures)
+
+    def judge(self, prompts: Sequence[Prompts], lists: Lists) -> JudgedLists:
+        """The policy as it is now."""
+        weights = None if self._controller.is_colocated else self._controller.learner.rank_zero("weights")
+        drawn = self._controller.rollouts.spread("judge", [(each, weights, lists) for each in prompts])
+        return self._judged(drawn)
+
+    def judge_reference(self, prompts: Sequence[Prompts], lists: Lists) -> JudgedLists:
+        """The supervised policy."""
+        return self._judged(self._controller.reference.spread("judge", [(each, lists) for each in prompts]))
+
+    def _judged(self, drawn: Sequence[Any]) -> JudgedLists:
+        judged = [self._controller.rewards.rank_zero("judge", each) for each in drawn]
+        return JudgedLists.concatenate(ray.get(judged))
+
+    def _begin_what_may_begin(self) -> None:
+        while self._queue.next_batch < self._config.steps and self._queue.may_begin(self._version):
+            self._queue.put(self._version, self._begin(self._queue.next_batch))
+
+    @property
+    def _version(self) -> int:
+        """Of the policy that draws next."""
+        return self.step if self._controller.is_colocated else self._sent_version
+
+    def _begin(self, step: int) -> _Begun:
+        controller = self._controller
+        chunks = self._prompts.step(step).chunks(self._config.rollout.chunk_users)
+        if not chunks:
+            raise ValueError(f"step {step} has no prompts: all of its users are held out or have no history")
+        drawn = controller.rollouts.spread("draw", [(chunk, self._weights) for chunk in chunks], num_returns=2)
+        scored = [controller.rewards.rank_zero("score", rollouts, num_returns=2) for _, rollouts in drawn]
+        reference = controller.reference.spread("log_probs", [(rollouts,) for _, rollouts in drawn])
+        return _Begun(
+            self._version,
+            [summary for summary, _ in drawn],
+            [rewarded for _, rewarded in scored],
+            [summary for summary, _ in scored],
+            reference,
+        )
+
+    def _learn(self, batch: _Begun) -> tuple[dict[str, float], tuple[str, ...]]:
+        drawn: list[RolloutSummary] = ray.get(batch.summaries)
+        for summary in drawn:
+            if summary.policy_version != batch.version:
+                raise AssertionError(f"drawn by version {summary.policy_version}, asked was {batch.version}")
+        scored: list[RewardSummary] = ray.get(batch.reward_summaries)
+        learner, num_users = self._controller.learner, sum(summary.num_users for summary in drawn)
+        totals = StepTotals(
+            self.step,
+            num_users,
+            sum(summary.num_choices for summary in drawn)
+            / max(sum(summary.num_candidates for summary in drawn), 1),
+        )
+        shares = [
+            (totals, Gathered(batch.rewarded[rank :: len(learner)]), Gathered(batch.reference[rank :: len(learner)]))
+            for rank in range(len(learner))
+        ]
+        reports: list[dict[str, float]] = ray.get(learner.each("update", shares))
+        sums = {name: sum(report[name] for report in reports) for name in reports[0]}
+        figures = {name: value / num_users for name, value in sums.items()}
+        figures |= _mean_figures(scored, [summary.num_users for summary in drawn])
+        figures["flat_share"] = sum(summary.num_flat for summary in scored) / num_users
+        figures["entropy"] = sum(summary.entropy_sum for summary in drawn) / num_users
+        figures["staleness"] = float(self._queue.observed_staleness[-1])
+        return figures, tuple(sentence for summary in scored for sentence in summary.warnings)
+
+    def _send(self) -> None:
+        """From now on, batches are drawn with the learner's weights of this moment."""
+        self._weights = self._controller.learner.rank_zero("weights")
+        self._sent_version = self.step
+
+
+class Gathered(list[Any]):
+    """Promises as an argument: whoever is called gets what they promise."""
+
+
+class Alarm:
+    """Stops a run whose policy has collapsed."""
+
+    def __init__(self, config: AlarmConfig) -> None:
+        self._config = config
+        self._first: list[float] = []
+        """Entropies of the first steps."""
+
+    def check(self, step: int, figures: dict[str, float]) -> None:
+        """
+        Raises:
+            CollapsedError: the policy is too far from the supervised one, or draws the same again and again.
+        """
+        kl, entropy = figures["kl"], figures["entropy"]
+        if not kl <= self._config.max_kl:
+            raise CollapsedError(
+                f"step {step}: the KL divergence to the supervised policy is {kl:.2f} nats, the bound "
+                f"(alarms.max_kl) is {self._config.max_kl}; lower learner.learning_rate, or raise learner.kl_weight"
+            )
+        if len(self._first) < FIRST_FIGURES:
+            self._first.append(entropy)
+            return
+        least = self._config.min_entropy_share * float(np.mean(self._first))
+        if not entropy >= least:
+            raise CollapsedError(
+                f"step {step}: the entropy of a candidate is {entropy:.2f} nats, the bound is {least:.2f} "
+                "(alarms.min_entropy_share of that of the first steps); lower learner.learning_rate, or raise "
+                "learner.kl_weight or anchor_weight"
+            )
+
+    @property
+    def state(self) -> list[float]:
+        return self._first
+
+    def load(self, state: list[float]) -> None:
+        self._first = list(state)
+
+
+def _mean_figures(scored: Sequence[RewardSummary], num_users: Sequence[int]) -> dict[str, float]:
+    """Of the rewards, over the chunks of a step."""
+    names = scored[0].figures
+    total = sum(num_users)
+    return {
+        f"reward/{name}": sum(
+            summary.figures[name] * users for summary, users in zip(scored, num_users, strict=True)
+        )
+        / total
+        for name in names
+    }
+
+
+OnStep = Callable[[StepReport], None]

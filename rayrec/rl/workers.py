@@ -1,0 +1,207 @@
+"""The parts of the processes: who draws, who rewards, who refers, who learns; and how each is made.
+
+prompts, weights ─► RolloutWorker.draw ─► Rollouts ─┬─► RewardWorker.score ─► Rewarded ─┐
+                                                    └─► ReferenceWorker.log_probs ──────┴─► PolicyLearner
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rayrec.models.compute import ComputeSettings
+from rayrec.models.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.program import SumOverTrainers
+from rayrec.pipelines.loading import TrainedModel
+from rayrec.pipelines.ranking_metrics import LIST_LENGTH
+from rayrec.platform.devices import device_named
+from rayrec.platform.schedule import RateSchedule
+from rayrec.rl.advantages import has_spread
+from rayrec.rl.config import RlConfig, RolloutConfig
+from rayrec.rl.judging import DrawnLists, JudgedLists, Lists
+from rayrec.rl.learner import PolicyLearner, PolicyProgram
+from rayrec.rl.loss import PolicyLoss
+from rayrec.rl.policy import Policy
+from rayrec.rl.prompts import Prompts
+from rayrec.rl.reward_inputs import RewardInputs
+from rayrec.rl.rewards.guard import RewardGuard
+from rayrec.rl.rewards.mix import RewardMix
+from rayrec.rl.rollouts import ReferenceLogProbs, Rewarded, Rollouts, RolloutSummary
+from rayrec.rl.weights import Weights
+
+PARTS = ("learner", "rollouts", "reference", "rewards")
+
+
+class RolloutWorker:
+    """Draws with whatever version of the policy it is told; what comes out hangs on the arguments alone."""
+
+    def __init__(self, policy: Policy, how: RolloutConfig, seed: int) -> None:
+        self._policy, self._how, self._seed = policy, how, seed
+        self._sync_s = 0.0
+
+    def draw(self, prompts: Prompts, weights: Weights | None) -> tuple[RolloutSummary, Rollouts]:
+        """Candidates of a chunk.
+
+        Args:
+            weights: None: the policy is the learner's own.
+        """
+        self._take(weights)
+        rollouts = self._policy.draw(prompts, self._how, self._seed)
+        return rollouts.summary(), rollouts
+
+    def judge(self, prompts: Prompts, weights: Weights | None, lists: Lists) -> DrawnLists:
+        """How this version ranks, and what lists it draws."""
+        self._take(weights)
+        items_UK = self._policy.rank(prompts.samples, LIST_LENGTH).items_BK
+        drawn = [self._policy.draw_lists(prompts, lists.size, t, lists.seed) for t in lists.temperatures]
+        return DrawnLists(prompts, items_UK, tuple(drawn))
+
+    def sync_seconds(self) -> float:
+        """Spent on taking weights."""
+        return self._sync_s
+
+    def _take(self, weights: Weights | None) -> None:
+        if weights is None or weights.version == self._policy.version:
+            return
+        begun = time.perf_counter()
+        self._policy.load(weights.arrays, weights.version)
+        weights.check(self._policy.program.weights())
+        self._sync_s += time.perf_counter() - begun
+
+
+class ReferenceWorker:
+    """The supervised policy, which never changes."""
+
+    def __init__(self, policy: Policy, temperature: float) -> None:
+        self._policy, self._temperature = policy, temperature
+
+    def log_probs(self, rollouts: Rollouts) -> ReferenceLogProbs:
+        """What it says of candidates and logged targets."""
+        return self._policy.log_probs(rollouts, self._temperature)
+
+    def judge(self, prompts: Prompts, lists: Lists) -> DrawnLists:
+        """As `RolloutWorker.judge`."""
+        items_UK = self._policy.rank(prompts.samples, LIST_LENGTH).items_BK
+        drawn = [self._policy.draw_lists(prompts, lists.size, t, lists.seed) for t in lists.temperatures]
+        return DrawnLists(prompts, items_UK, tuple(drawn))
+
+
+@dataclass(frozen=True)
+class RewardSummary:
+    """What a controller has to know of the rewards of a chunk."""
+
+    figures: Mapping[str, float]
+    """Of every part, and of their sum."""
+    num_flat: int
+    """Groups without spread."""
+    warnings: tuple[str, ...]
+    """What the guard noticed, each once."""
+
+
+class RewardWorker:
+    """Says what candidates are worth; keeps what rewards are normalised by."""
+
+    def __init__(self, mix: RewardMix, guard: RewardGuard, inputs: RewardInputs) -> None:
+        self._mix, self._guard, self._inputs = mix, guard, inputs
+
+    def score(self, rollouts: Rollouts) -> tuple[RewardSummary, Rewarded]:
+        """
+        Raises:
+            RewardError: a part fails, or gives what cannot be learned from; nothing was counted.
+        """
+        lists = self._inputs.lists(rollouts.prompts, rollouts.items_UG, rollouts.log_probs_UG)
+        mixed = self._mix.mix(lists)
+        of_targets = self._mix.mix(lists.of_targets(), learns=False)
+        has_target_U = rollouts.prompts.targets_U >= 0
+        flat_U = ~has_spread(torch.from_numpy(mixed.total_UG), torch.from_numpy(rollouts.weights_UG)).numpy()
+        seen = self._guard.observe(mixed)
+        rewarded = Rewarded(
+            rollouts,
+            np.where(rollouts.items_UG >= 0, mixed.total_UG, 0.0),
+            np.where(has_target_U, of_targets.total_UG[:, 0], np.nan),
+            flat_U,
+        )
+        summary = RewardSummary({**mixed.figures, **seen.figures}, int(flat_U.sum()), tuple(seen.sentences))
+        return summary, rewarded
+
+    def judge(self, drawn: DrawnLists) -> JudgedLists:
+        """What drawn lists are worth, by the weights of the parts and nothing else."""
+        return drawn.judged(lambda items_UK, log_probs_UK: self._worth(drawn.prompts, items_UK, log_probs_UK))
+
+    def _worth(self, prompts: Prompts, items_UK: np.ndarray, log_probs_UK: np.ndarray) -> np.ndarray:
+        mixed = self._mix.mix(self._inputs.lists(prompts, items_UK, log_probs_UK), learns=False)
+        worth_UK: np.ndarray = np.where(items_UK >= 0, mixed.total_UG, 0.0)
+        return worth_UK
+
+    def state(self) -> dict[str, float]:
+        """Of the mix."""
+        return self._mix.state()
+
+    def load(self, state: Mapping[str, float]) -> None:
+        self._mix.load(state)
+
+
+def load_policy(config: RlConfig) -> Policy:
+    """The supervised run's.
+
+    Raises:
+        InputError: it cannot be loaded, or is not of a generative model.
+    """
+    model = TrainedModel.load(config.init_from, config.snapshot, config.device)
+    return Policy(model, config.rollout.exclude_seen)
+
+
+def make_parts(
+    config: RlConfig, parts: Sequence[str], sum_over_learners: SumOverTrainers | None
+) -> Mapping[str, Any]:
+    """The parts of one process. Learner and rollouts of one process have one network."""
+    policies: dict[str, Policy] = {}
+
+    def policy(name: str) -> Policy:
+        if name not in policies:
+            policies[name] = load_policy(config)
+        return policies[name]
+
+    makers: dict[str, Callable[[], Any]] = {
+        "learner": lambda: make_learner(config, policy("learning"), sum_over_learners),
+        "rollouts": lambda: RolloutWorker(policy("learning"), config.rollout, config.seed),
+        "reference": lambda: ReferenceWorker(policy("supervised"), config.rollout.temperature),
+        "rewards": lambda: make_rewards(config, policy("supervised")),
+    }
+    return {part: makers[part]() for part in parts}
+
+
+def make_learner(
+    config: RlConfig, policy: Policy, sum_over_learners: SumOverTrainers | None = None
+) -> PolicyLearner:
+    learner, device = config.learner, device_named(policy.task.config.device)
+    program = PolicyProgram(
+        policy.network,
+        PolicyLoss(config.algorithm, learner.kl_weight, learner.anchor_weight),
+        DenseOptimizerSettings(
+            learning_rate=learner.learning_rate,
+            weight_decay=learner.weight_decay,
+            schedule=RateSchedule(learner.warmup_steps),
+            max_grad_norm=learner.max_grad_norm,
+            fused=device.fused_optimizer,
+        ),
+        policy.program.device,
+        config.seed,
+        sum_over_learners,
+        ComputeSettings(micro_batches=learner.micro_batches),
+    )
+    return PolicyLearner(policy, program, config.rollout.temperature)
+
+
+def make_rewards(config: RlConfig, policy: Policy) -> RewardWorker:
+    """
+    Raises:
+        InputError: a reward does not fit the data set, or its ranker was trained on another catalogue.
+    """
+    inputs = RewardInputs(policy)
+    return RewardWorker(inputs.build(config.rewards), RewardGuard.of(config.rewards.guard), inputs)
