@@ -1,0 +1,88 @@
+"""Rewards for having found what the user chose next.
+
+Where the logged next item is unknown, they are 0: these users' lists have nothing to be compared by.
+
+Axes: U users, G candidates of a user.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rayrec.rl.rewards.candidates import CandidateLists, RewardArray
+from rayrec.rl.rewards.common_codes import CommonCodes
+
+
+class Hit:
+    """1 for the logged next item, else 0."""
+
+    def __call__(self, lists: CandidateLists) -> RewardArray:
+        return lists.is_hit_UG.astype(np.float64)
+
+
+class PrefixMatch:
+    """The share of the logged item's codes, from the first on, that a candidate has: 1 for the item itself.
+
+    It tells lists apart in which nothing is a hit.
+    """
+
+    def __init__(self, codes_IL: np.ndarray) -> None:
+        """
+        Args:
+            codes_IL: [I, L] semantic IDs in catalogue order.
+        """
+        self._common = CommonCodes(codes_IL)
+
+    def __call__(self, lists: CandidateLists) -> RewardArray:
+        return self._common.share(lists.items_UG, lists.targets_U[:, None])
+
+
+class RankPosition:
+    """1 / log2(2 + p) for the logged item at position p, from 0, of its list: what NDCG gains by it.
+
+    With `penalty`, the others are judged instead: the one at position p gets -1 / log2(2 + p), divided by the
+    sum of 1 / log2(2 + p) over the candidates of the list, so that the likelier a wrong item, the more it
+    costs; the logged item gets 0. It is meant to stand beside `Hit`.
+
+    Source: Järvelin and Kekäläinen, ACM TOIS 2002 (discounted gain); the penalty is the ranking reward of
+    MiniOneRec, arXiv:2510.24431. Its equation penalises every list, its published code those with a hit,
+    which is `only_with_hit`.
+    """
+
+    def __init__(self, penalty: bool = False, only_with_hit: bool = False) -> None:
+        """
+        Args:
+            only_with_hit: whether the penalty is 0 in lists without the logged item.
+        """
+        if only_with_hit and not penalty:
+            raise ValueError("only_with_hit says which lists are penalised; set penalty, too")
+        self._penalty, self._only_with_hit = penalty, only_with_hit
+
+    def __call__(self, lists: CandidateLists) -> RewardArray:
+        gain_UG = np.where(lists.is_item_UG, 1.0 / np.log2(2.0 + positions(lists)), 0.0)
+        if not self._penalty:
+            return np.where(lists.is_hit_UG, gain_UG, 0.0)
+        sum_U1 = gain_UG.sum(axis=1, keepdims=True)
+        penalised_UG = lists.is_item_UG & ~lists.is_hit_UG & (lists.targets_U >= 0)[:, None]
+        if self._only_with_hit:
+            penalised_UG &= lists.is_hit_UG.any(axis=1, keepdims=True)
+        return np.where(penalised_UG, -gain_UG / np.where(sum_U1 > 0, sum_U1, 1.0), 0.0)
+
+
+def positions(lists: CandidateLists) -> np.ndarray:
+    """[U, G] position of each candidate by descending log-probability, from 0: how many other items come
+    before it. Means nothing where there is none.
+
+    Items of one log-probability keep their order in the list. An item that was drawn several times has one
+    position, so that equal candidates have equal rewards.
+    """
+    order_UG = np.argsort(-lists.log_probs_UG, axis=1, kind="stable")
+    items_UG = np.take_along_axis(lists.items_UG, order_UG, axis=1)
+    # [U, G, G] whether the second place of the sorted list has the item of the first.
+    is_same_UGG = items_UG[:, :, None] == items_UG[:, None, :]
+    first_UG = is_same_UGG.argmax(axis=2)
+    is_first_UG = (first_UG == np.arange(items_UG.shape[1])) & (items_UG >= 0)
+    num_before_UG = np.cumsum(is_first_UG, axis=1) - is_first_UG
+    position_UG = np.empty_like(order_UG)
+    np.put_along_axis(position_UG, order_UG, np.take_along_axis(num_before_UG, first_UG, axis=1), axis=1)
+    return position_UG
