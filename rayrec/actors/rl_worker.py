@@ -118,6 +118,6 @@ def spawn_rl_workers(
 
 def _meet(workers: Sequence[ActorHandle], device: str) -> None:
     if len(workers) > 1:
-        address = ray.get(workers[0].address.remote())
+        address = str(ray.get([workers[0].address.remote()])[0])
         backend = get_device(device).collective_backend
         ray.get([worker.join.remote(address, backend) for worker in workers])

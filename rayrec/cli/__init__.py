@@ -2,7 +2,7 @@
 
 # Which register their commands, in this order.
 from rayrec.cli import cursors, data, impressions, semantic_ids  # isort: skip
-from rayrec.cli import runs, versions, online, stores, tools  # isort: skip
+from rayrec.cli import runs, rl, versions, online, stores, tools  # isort: skip
 from rayrec.cli.app import app
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "impressions",
     "main",
     "online",
+    "rl",
     "runs",
     "semantic_ids",
     "stores",

@@ -1,7 +1,7 @@
 """One process that says who does what: groups of workers, and calls that are dispatched to them.
 
-    SingleController ── rollouts.spread("draw", chunks) ───────► worker 0: chunks 0, 2, ...   each its answers
-                     ── learner.one_to_all("update", totals) ──► every worker                 in the order asked
+    SingleController ── rollouts.spread("draw", chunks) ───────► worker 0: chunks 0, 2, ...
+                     ── learner.one_to_all("update", totals) ──► every worker
                      ── rewards.rank_zero("score", drawn) ─────► worker 0
 
 Answers are promises, and may be arguments of other calls: candidates go from the process that drew them to
@@ -58,7 +58,7 @@ class WorkerGroup:
         ]
 
     def spread(self, method: str, pieces: Sequence[tuple[Any, ...]], num_returns: int = 1) -> list[Any]:
-        """Promises of an answer for every piece, in their order; worker r does every N-th from the r-th on."""
+        """Promises of an answer for every piece, in order; worker r does every N-th from the r-th on."""
         return [
             self._call(self.workers[number % len(self.workers)], method, piece, num_returns)
             for number, piece in enumerate(pieces)
@@ -103,8 +103,9 @@ class SingleController:
     def seconds(self) -> dict[str, float]:
         """Spent in each method, in sum over the processes."""
         found: dict[str, float] = {}
-        for spent in ray.get([actor.seconds.remote() for actor in self._actors]):
-            for name, seconds in spent.items():
+        spent: list[dict[str, float]] = ray.get([actor.seconds.remote() for actor in self._actors])
+        for of_worker in spent:
+            for name, seconds in of_worker.items():
                 found[name] = found.get(name, 0.0) + seconds
         return found
 
@@ -145,12 +146,12 @@ class SingleController:
         if placement.kind == "colocated":
             actors = processes("rl_worker", PARTS, placement.learners, None)
             return {part: WorkerGroup(part, actors) for part in PARTS}
+        drawing = processes("rl_rollouts", ["rollouts", "reference"], placement.rollouts, RESTARTS)
         return {
             "learner": WorkerGroup("learner", processes("rl_learner", ["learner"], placement.learners, None)),
-            "rollouts": WorkerGroup(
-                "rollouts", processes("rl_rollouts", ["rollouts"], placement.rollouts, RESTARTS)
-            ),
-            "reference": WorkerGroup("reference", processes("rl_reference", ["reference"], 1, RESTARTS)),
+            "rollouts": WorkerGroup("rollouts", drawing),
+            # Where candidates were drawn: what the reference says of them is one more answer without a state.
+            "reference": WorkerGroup("reference", drawing),
             # What rewards are divided by follows all rewards before; so it is one process, and has state.
             "rewards": WorkerGroup("rewards", processes("rl_rewards", ["rewards"], 1, None)),
         }

@@ -107,7 +107,7 @@ def summarised(scores_U: np.ndarray, seed: int = 0) -> Estimate:
 
 
 def relative_change(after_U: np.ndarray, before_U: np.ndarray, seed: int = 0) -> Estimate:
-    """mean(after) / mean(before) - 1, with the interval of users drawn anew in pairs; NaN where `before` is 0."""
+    """mean(after) / mean(before) - 1, with the interval of users drawn in pairs; NaN where `before` is 0."""
     if not before_U.mean():
         return Estimate(np.nan, np.nan, np.nan)
     changes = _resampled(after_U, seed) / _resampled(before_U, seed) - 1.0
@@ -132,7 +132,7 @@ def diversity(top_UK: Int64Array, codes_IL: np.ndarray, num_items: int) -> dict[
     RecSys 2010).
     """
     shown = np.unique(top_UK[top_UK >= 0])
-    num_users, size = top_UK.shape
+    size = top_UK.shape[1]
     common, pairs = 0.0, 0
     codes_UKL = codes_IL[np.maximum(top_UK, 0)]
     for first in range(size):

@@ -1,6 +1,6 @@
 """The policy that learns: the same dense program as in supervised training, with a policy's loss.
 
-    Rewarded, ReferenceLogProbs ─► PolicyShare ─► PolicyProgram.backward, update ─► weights of the next version
+    Rewarded, ReferenceLogProbs ─► PolicyShare ─► PolicyProgram.backward, update ─► next weights
 
 Embedding rows are those of the supervised run and stay as they are: rollouts of any version read the same.
 
@@ -218,14 +218,19 @@ class PolicyLearner:
     def update(
         self,
         totals: StepTotals,
-        rewarded: Sequence[Rewarded],
-        reference: Sequence[ReferenceLogProbs | None],
+        *parts: Rewarded | ReferenceLogProbs,
     ) -> dict[str, float]:
         """One optimizer step; sums over this learner's groups of what is reported.
+
+        Args:
+            parts: chunks with their rewards, and behind them as many with what the reference says. One by
+                one, since Ray keeps promises that are arguments themselves, and no others.
 
         Raises:
             DivergedError: the loss or a gradient is not finite; no weight has changed.
         """
+        rewarded = [part for part in parts if isinstance(part, Rewarded)]
+        reference = [part for part in parts if isinstance(part, ReferenceLogProbs)]
         share, rows = self._share(totals, rewarded, reference)
         gradients = self._program.backward(share, rows)
         self._program.update()
@@ -236,12 +241,11 @@ class PolicyLearner:
         self,
         totals: StepTotals,
         rewarded: Sequence[Rewarded],
-        reference: Sequence[ReferenceLogProbs | None],
+        reference: Sequence[ReferenceLogProbs],
     ) -> tuple[PolicyShare, dict[str, np.ndarray]]:
         rollouts = [each.rollouts for each in rewarded]
         samples = concatenated([each.prompts.samples for each in rollouts])
         inputs = self._policy.inputs(samples)
-        known = [each for each in reference if each is not None]
         share = PolicyShare(
             features=inputs.features,
             seen_UE=inputs.seen_UE,
@@ -252,10 +256,10 @@ class PolicyLearner:
             rewards_UG=np.concatenate([each.rewards_UG for each in rewarded]),
             target_rewards_U=np.concatenate([each.target_rewards_U for each in rewarded]),
             reference=None
-            if not known
+            if not reference
             else ReferenceLogProbs(
-                np.concatenate([each.candidates_UGL for each in known]),
-                np.concatenate([each.targets_UL for each in known]),
+                np.concatenate([each.candidates_UGL for each in reference]),
+                np.concatenate([each.targets_UL for each in reference]),
             ),
             temperature=self._temperature,
             totals=totals,

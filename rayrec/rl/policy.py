@@ -67,8 +67,9 @@ class Policy:
         """Optimizer steps that its weights have taken."""
 
     @property
-    def num_levels(self) -> int:
-        return self.network.trie.depth
+    def needs_history_times(self) -> bool:
+        """Whether the model, or an operation before it, reads when events were."""
+        return self._features.needs_history_times
 
     def load(self, weights: Mapping[str, np.ndarray], version: int) -> None:
         """Take over the weights of a version."""

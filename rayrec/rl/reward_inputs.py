@@ -8,14 +8,13 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from rayrec.pipelines.ranking_config import RankingConfig
 from rayrec.pipelines.ranking_stage import RankingStage
 from rayrec.pipelines.recommender import Query, Recommender
 from rayrec.rl.policy import Policy
 from rayrec.rl.prompts import Prompts
 from rayrec.rl.rewards.build import CatalogueFacts, build_rewards
 from rayrec.rl.rewards.candidates import CandidateLists
-from rayrec.rl.rewards.config import RankerRewardConfig, RewardsConfig
+from rayrec.rl.rewards.config import RankerConfig, RewardsConfig
 from rayrec.rl.rewards.mix import RewardMix
 from rayrec.samples.batches import Int64Array
 
@@ -43,7 +42,7 @@ class RewardInputs:
             scenarios=tuple(self._dataset.manifest.labels["scenario"]),
         )
         rankers = {
-            part.name: self._ranker(part) for part in config.parts if isinstance(part, RankerRewardConfig)
+            name: self._ranker(part) for name, part in config.named.items() if isinstance(part, RankerConfig)
         }
         self._needs_queries = bool(rankers)
         return build_rewards(config, facts, rankers)
@@ -61,9 +60,8 @@ class RewardInputs:
             self._queries(prompts) if self._needs_queries else None,
         )
 
-    def _ranker(self, part: RankerRewardConfig) -> Callable[..., np.ndarray]:
-        ranking = RankingConfig(run=part.run, snapshot=part.snapshot, objective=part.objective)
-        stage = RankingStage.load(Recommender(self._policy.trained), ranking)
+    def _ranker(self, part: RankerConfig) -> Callable[..., np.ndarray]:
+        stage = RankingStage.load(Recommender(self._policy.trained), part.ranking)
         stage.check_evaluation()  # nor may it have learned what the policy is rewarded for, and judged by
         return stage.rewards
 

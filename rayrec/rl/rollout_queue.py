@@ -57,8 +57,8 @@ class RolloutQueue(Generic[T]):
             raise ValueError(f"batch {self._next_put} was drawn by version {version}, which is not there yet")
         if age > self._max_staleness:
             raise StaleRolloutsError(
-                f"batch {self._next_put}, drawn by version {version}, would be learned from at an age of {age} "
-                f"steps; the bound is {self._max_staleness}"
+                f"batch {self._next_put}, drawn by version {version}, would be learned from at an age of "
+                f"{age} steps; the bound is {self._max_staleness}"
             )
         if len(self._held) >= self._capacity:
             raise ValueError(f"the queue holds {self._capacity} batches already")

@@ -11,13 +11,13 @@
     disaggregated    the policy that draws has seen all steps, or all but one (`max_policy_lag`)
     async            it will be no more than `max_staleness` steps old when it is learned from
 
-Batches are learned from in the order in which they were begun, so none is too old by chance (`rollout_queue`).
+Batches are learned from in the order in which they were begun: none is too old by chance (`rollout_queue`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +28,10 @@ from rayrec.rl.config import AlarmConfig, RlConfig
 from rayrec.rl.controller import SingleController
 from rayrec.rl.judging import JudgedLists, Lists
 from rayrec.rl.learner import StepTotals
-from rayrec.rl.loss import PREFERENCES
 from rayrec.rl.prompts import Prompts, PromptStream
 from rayrec.rl.rollout_queue import RolloutQueue
 from rayrec.rl.rollouts import RolloutSummary
+from rayrec.rl.weights import Weights
 from rayrec.rl.workers import RewardSummary
 
 FIRST_FIGURES = 5
@@ -103,10 +103,16 @@ class PolicyTraining:
             yield StepReport(self.step, figures, warnings, time.perf_counter() - begun)
             self.alarm.check(self.step, figures)
 
-    def judge(self, prompts: Sequence[Prompts], lists: Lists) -> JudgedLists:
-        """The policy as it is now."""
-        weights = None if self._controller.is_colocated else self._controller.learner.rank_zero("weights")
-        drawn = self._controller.rollouts.spread("judge", [(each, weights, lists) for each in prompts])
+    def judge(self, prompts: Sequence[Prompts], lists: Lists, weights: Weights | None = None) -> JudgedLists:
+        """The policy as it is now.
+
+        Args:
+            weights: of another one, when nothing is to be learned any more.
+        """
+        sent: Any = None if weights is None else ray.put(weights)
+        if sent is None and not self._controller.is_colocated:
+            sent = self._controller.learner.rank_zero("weights")
+        drawn = self._controller.rollouts.spread("judge", [(each, sent, lists) for each in prompts])
         return self._judged(drawn)
 
     def judge_reference(self, prompts: Sequence[Prompts], lists: Lists) -> JudgedLists:
@@ -131,7 +137,9 @@ class PolicyTraining:
         chunks = self._prompts.step(step).chunks(self._config.rollout.chunk_users)
         if not chunks:
             raise ValueError(f"step {step} has no prompts: all of its users are held out or have no history")
-        drawn = controller.rollouts.spread("draw", [(chunk, self._weights) for chunk in chunks], num_returns=2)
+        drawn = controller.rollouts.spread(
+            "draw", [(chunk, self._weights) for chunk in chunks], num_returns=2
+        )
         scored = [controller.rewards.rank_zero("score", rollouts, num_returns=2) for _, rollouts in drawn]
         reference = controller.reference.spread("log_probs", [(rollouts,) for _, rollouts in drawn])
         return _Begun(
@@ -156,7 +164,7 @@ class PolicyTraining:
             / max(sum(summary.num_candidates for summary in drawn), 1),
         )
         shares = [
-            (totals, Gathered(batch.rewarded[rank :: len(learner)]), Gathered(batch.reference[rank :: len(learner)]))
+            (totals, *batch.rewarded[rank :: len(learner)], *batch.reference[rank :: len(learner)])
             for rank in range(len(learner))
         ]
         reports: list[dict[str, float]] = ray.get(learner.each("update", shares))
@@ -172,10 +180,6 @@ class PolicyTraining:
         """From now on, batches are drawn with the learner's weights of this moment."""
         self._weights = self._controller.learner.rank_zero("weights")
         self._sent_version = self.step
-
-
-class Gathered(list[Any]):
-    """Promises as an argument: whoever is called gets what they promise."""
 
 
 class Alarm:
@@ -195,7 +199,8 @@ class Alarm:
         if not kl <= self._config.max_kl:
             raise CollapsedError(
                 f"step {step}: the KL divergence to the supervised policy is {kl:.2f} nats, the bound "
-                f"(alarms.max_kl) is {self._config.max_kl}; lower learner.learning_rate, or raise learner.kl_weight"
+                f"(alarms.max_kl) is {self._config.max_kl}; lower learner.learning_rate, or raise "
+                "learner.kl_weight"
             )
         if len(self._first) < FIRST_FIGURES:
             self._first.append(entropy)
@@ -204,8 +209,8 @@ class Alarm:
         if not entropy >= least:
             raise CollapsedError(
                 f"step {step}: the entropy of a candidate is {entropy:.2f} nats, the bound is {least:.2f} "
-                "(alarms.min_entropy_share of that of the first steps); lower learner.learning_rate, or raise "
-                "learner.kl_weight or anchor_weight"
+                "(alarms.min_entropy_share of that of the first steps); lower learner.learning_rate, or "
+                "raise learner.kl_weight or anchor_weight"
             )
 
     @property
@@ -227,6 +232,3 @@ def _mean_figures(scored: Sequence[RewardSummary], num_users: Sequence[int]) -> 
         / total
         for name in names
     }
-
-
-OnStep = Callable[[StepReport], None]

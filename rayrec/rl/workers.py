@@ -29,6 +29,7 @@ from rayrec.rl.loss import PolicyLoss
 from rayrec.rl.policy import Policy
 from rayrec.rl.prompts import Prompts
 from rayrec.rl.reward_inputs import RewardInputs
+from rayrec.rl.rewards.build import build_guard
 from rayrec.rl.rewards.guard import RewardGuard
 from rayrec.rl.rewards.mix import RewardMix
 from rayrec.rl.rollouts import ReferenceLogProbs, Rewarded, Rollouts, RolloutSummary
@@ -119,7 +120,7 @@ class RewardWorker:
         of_targets = self._mix.mix(lists.of_targets(), learns=False)
         has_target_U = rollouts.prompts.targets_U >= 0
         flat_U = ~has_spread(torch.from_numpy(mixed.total_UG), torch.from_numpy(rollouts.weights_UG)).numpy()
-        seen = self._guard.observe(mixed)
+        seen = self._guard.watch(mixed)
         rewarded = Rewarded(
             rollouts,
             np.where(rollouts.items_UG >= 0, mixed.total_UG, 0.0),
@@ -204,4 +205,4 @@ def make_rewards(config: RlConfig, policy: Policy) -> RewardWorker:
         InputError: a reward does not fit the data set, or its ranker was trained on another catalogue.
     """
     inputs = RewardInputs(policy)
-    return RewardWorker(inputs.build(config.rewards), RewardGuard.of(config.rewards.guard), inputs)
+    return RewardWorker(inputs.build(config.rewards), build_guard(config.rewards.guard), inputs)

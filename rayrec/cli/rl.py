@@ -1,0 +1,76 @@
+"""`rl`: reinforcement learning from a supervised run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rayrec.cli.app import app
+from rayrec.cli.runs import ConfigArgument, OverridesOption
+from rayrec.platform.console import Answer, command, print_rows, progress_bar
+
+_SHOWN = ("reward", "recall@1", "recall@10", "recall@50", "ndcg@10")
+
+
+@command(app, "rl")
+def rl_command(
+    config_file: ConfigArgument,
+    overrides: OverridesOption = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Folder of the run (if not given, runs/ and the name of CONFIG).")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's last snapshot.")] = False,
+) -> Answer:
+    """Improve a generative model by rewards for what it draws; judged before and after."""
+    from dataclasses import asdict
+
+    from rayrec.rl.config import RlConfig
+    from rayrec.rl.run import train_policy
+
+    config = RlConfig.load(config_file, overrides or ())
+    folder = run or Path("runs") / config_file.stem
+    with progress_bar("rl") as progress:
+        result = train_policy(
+            config, folder, resume, on_step=lambda report, total: progress(report.step, total)
+        )
+    report = result.report
+    print_rows(
+        f"Rewarded: {folder}",
+        [
+            ("steps", f"{result.steps:,}"),
+            (f"best {result.best_metric} (validation)", _best(result.best_value, result.best_step)),
+            ("temperature of lists", "{before:g} before, {after:g} after".format(**report["temperature"])),
+            *_changes("all users", report["all"]),
+            *(_changes("users held out", report["held_out"]) if "held_out" in report else []),
+            *(
+                (f"{name} of lists, before and after", _pair(report["all"]["diversity"], name))
+                for name in ("distance", "coverage")
+            ),
+            *(
+                (f"seconds in {name}", f"{seconds:.1f}")
+                for name, seconds in sorted(result.seconds.items())
+                if seconds >= 0.05
+            ),
+        ],
+    )
+    return asdict(result)
+
+
+def _best(value: float, step: int) -> str:
+    return f"{value:.4f} after step {step:,}" if step else f"{value:.4f}, that of the supervised policy"
+
+
+def _changes(who: str, report: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    for name in _SHOWN:
+        before, after, change = (report[when][name] for when in ("before", "after", "change"))
+        interval = f"({change['low']:+.1%} to {change['high']:+.1%})"
+        shown = f"{before['value']:.4f} to {after['value']:.4f}: {change['value']:+.1%} {interval}"
+        rows.append((f"{name}, {who}", shown))
+    return rows
+
+
+def _pair(diversity: dict[str, Any], name: str) -> str:
+    return f"{diversity['before'][name]:.3f} to {diversity['after'][name]:.3f}"

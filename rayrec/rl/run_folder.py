@@ -1,0 +1,149 @@
+"""What a run of reinforcement learning leaves on disk: a run's folder, so that everything takes it for one.
+
+RUN/config.yaml           settings of the supervised run: what the network is, and what it reads
+RUN/rl.yaml               settings of this run
+RUN/metrics.jsonl         a line per step, and one per validation
+RUN/rl-evaluation.json    before and after
+RUN/snapshots/step-N/     the policy after N optimizer steps, with the embedding rows that it began with
+
+The rest is as in `rayrec.pipelines.run_folder`; `rayrec evaluate`, `recommend` and `serve` read it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.saved_files import SavedFile
+from rayrec.embeddings.snapshot import load_tables, write_table
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.snapshots import RunState, Snapshot, read_snapshot, write_snapshot
+from rayrec.platform.config import differing_keys
+from rayrec.platform.errors import InputError
+from rayrec.platform.files import write_atomically, write_json
+from rayrec.rl.config import RlConfig
+from rayrec.rl.policy import Policy
+from rayrec.samples.cursor import Cursor
+from rayrec.samples.read_plan import ReadPosition
+
+RL_CONFIG, RL_EVALUATION = "rl.yaml", "rl-evaluation.json"
+FREE_TO_CHANGE = ("placement", "steps", "evaluation.every_steps", "alarms", "learner.micro_batches")
+"""Settings that a run which goes on may change."""
+
+
+class RlRunFolder:
+    """One run."""
+
+    def __init__(self, folder: RunFolder, base: Snapshot, policy: Policy) -> None:
+        """
+        Args:
+            base: what the run began with.
+        """
+        self.folder, self._base, self._policy = folder, base, policy
+
+    @classmethod
+    def create(cls, path: Path, config: RlConfig, policy: Policy) -> RlRunFolder:
+        """
+        Raises:
+            InputError: the folder already holds a run, or something else.
+        """
+        folder = RunFolder.create(path, policy.task.config)
+        write_atomically(path / RL_CONFIG, config.to_yaml().encode())
+        supervised = RunFolder.open(Path(config.init_from))
+        if (columns := supervised.columns) is not None:
+            folder.keep_columns(columns)
+        folder.update(init_from=str(config.init_from), kind="rl")
+        return cls(folder, _base_of(config), policy)
+
+    @classmethod
+    def resume(cls, path: Path, config: RlConfig, policy: Policy) -> RlRunFolder:
+        """
+        Raises:
+            InputError: there is no such run, or its settings differ in what the results depend on.
+        """
+        folder = RunFolder.open(path)
+        if not (path / RL_CONFIG).is_file():
+            raise InputError(f"{path}: not a run of reinforcement learning; it has no {RL_CONFIG}")
+        began_with = RlConfig.load(path / RL_CONFIG)
+        changed = [key for key in differing_keys(began_with, config) if not key.startswith(FREE_TO_CHANGE)]
+        if changed:
+            raise InputError(
+                f"{path}: holds another run: it differs from this config in {', '.join(changed)}; use what "
+                f"it was begun with ({path / RL_CONFIG}), or choose another folder with --run"
+            )
+        folder.update(state="running", error=None)
+        return cls(folder, _base_of(config), policy)
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    def last(self) -> Snapshot | None:
+        """What a resumed run goes on from.
+
+        Raises:
+            InputError: it is damaged.
+        """
+        if self.folder.state["last"] is None:
+            return None
+        return read_snapshot(self.folder.chosen_snapshot("last"))
+
+    def save(
+        self,
+        step: int,
+        weights: dict[str, np.ndarray],
+        optimizer_state: dict[str, np.ndarray],
+        position: ReadPosition,
+        progress: dict[str, Any],
+        is_best: bool,
+    ) -> None:
+        """Write the policy after a step; the best and the last one stay.
+
+        Args:
+            step: optimizer steps that were taken.
+            position: of the prompts that were learned from.
+        """
+        base = self._base.state
+        state = RunState(
+            committed_step=step - 1,
+            incarnation=base.incarnation,
+            dataset_fingerprint=base.dataset_fingerprint,
+            semantic_ids_version=base.semantic_ids_version,
+            read_position=position,
+            progress=progress,
+            labels=base.labels,
+        )
+        path = self.folder.snapshot_path(step)
+        write_snapshot(
+            path,
+            state,
+            weights=weights,
+            optimizer_state=optimizer_state,
+            cursor=Cursor(base.dataset_fingerprint).to_table(),
+            save_sparse=lambda folder: self._save_rows(Path(folder), step - 1),
+        )
+        best = path.name if is_best else self.folder.state["best"]
+        self.folder.update(last=path.name, best=best, progress=progress)
+        self.folder.keep_only({path.name, *([] if best is None else [best])})
+
+    def _save_rows(self, folder: Path, step: int) -> list[SavedFile]:
+        """The rows of the supervised run, which nothing has changed, as one full export."""
+        tables, shard_map = self._policy.trained.assembly.tables, ShardMap(1)
+        if not tables:
+            return []
+        rows = load_tables(self._base.sparse_chain, tables, shard_map, shard=0)
+        return [
+            file
+            for table in tables
+            for file in write_table(folder, table, shard_map, 0, step, rows[table.name])
+        ]
+
+    def write_evaluation(self, report: dict[str, Any]) -> None:
+        write_json(self.path / RL_EVALUATION, report)
+
+
+def _base_of(config: RlConfig) -> Snapshot:
+    return read_snapshot(RunFolder.open(Path(config.init_from)).chosen_snapshot(config.snapshot))
