@@ -19,10 +19,11 @@ MAY_IMPORT = {
     "adapters": {"platform", "samples", "embeddings", "models"},
     "actors": {"platform", "samples", "embeddings", "models"},
     "pipelines": {"platform", "samples", "embeddings", "models", "actors"},
+    "rl": {"platform", "samples", "embeddings", "models", "actors", "pipelines"},
     "serve": {"platform", "samples", "embeddings", "models", "actors", "pipelines"},
     "cli": {"platform", "samples", "embeddings", "models", "actors", "pipelines", "serve"},
 }
-"""Room to the rooms below it: cli, then serve and pipelines, actors, the three data rooms, platform.
+"""Room to the rooms below it: cli, then serve, rl and pipelines, actors, the three data rooms, platform.
 
 `adapters` stands beside actors: models of other libraries on the data rooms, which no room needs.
 """

@@ -42,10 +42,11 @@ def imported(function: str, folder: Path | None = None) -> Reward:
         raise InputError(
             f"the reward {function}: its module cannot be imported{where}: {type(error).__name__}: {error}"
         ) from error
-    if folder is not None and not _is_within(folder, module.__file__):
+    file = getattr(module, "__file__", None)  # modules that are built in have none
+    if folder is not None and not _is_within(folder, file):
         raise InputError(
-            f"the reward {function}: {module_name!r} is a module of {module.__file__ or 'Python itself'}, "
-            f"not of {folder}; rename the one in the folder, if it is there"
+            f"the reward {function}: {module_name!r} is a module of {file or 'Python itself'}, not of "
+            f"{folder}; rename the one in the folder, if it is there"
         )
     found = getattr(module, name, None)
     if not callable(found):

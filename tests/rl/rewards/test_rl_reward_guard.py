@@ -1,0 +1,140 @@
+"""When a mix of rewards teaches nothing, or but one thing, somebody says so, once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rayrec.rl.rewards.guard import GuardReport, RewardGuard
+from rayrec.rl.rewards.mix import MixedRewards, RewardMix, WeightedReward
+from tests.rl.rewards.rl_lists import Told, lists_of
+
+
+def mixed(items: list[list[int]] | None = None, **parts: Any) -> MixedRewards:
+    """Rewards of each part, of weight 1; of lists of full length unless they are given."""
+    first = next(iter(parts.values()))
+    items = [list(range(len(row))) for row in first] if items is None else items
+    return RewardMix([WeightedReward(name, Told(rewards)) for name, rewards in parts.items()]).mix(
+        lists_of(items)
+    )
+
+
+def watched(guard: RewardGuard, *batches: MixedRewards) -> list[GuardReport]:
+    return [guard.watch(batch) for batch in batches]
+
+
+LOUD = {"a": [[0, 10]], "b": [[0, 1]]}
+"""Distances to the group's mean: 5 and 0.5 of parts, 5.5 of the total; a has 5 / 5.5 = 91 %."""
+EVEN = {"a": [[0, 8]], "b": [[0, 1]]}
+"""4 / 4.5 = 89 %."""
+FLAT = {"a": [[1, 1]], "b": [[0, 0]]}
+
+
+def test_a_part_that_has_nearly_all_variance_is_named():
+    report = RewardGuard(window=1).watch(mixed(**LOUD))
+
+    assert len(report.sentences) == 1
+    assert "over the last 1 batches, the reward 'a' has 91% of the variance" in report.sentences[0]
+    assert report.figures == pytest.approx(
+        {"a.variance_share": 10 / 11, "b.variance_share": 1 / 11, "flat_groups": 0.0}
+    )
+
+
+def test_a_part_with_less_is_not():
+    report = RewardGuard(window=1).watch(mixed(**EVEN))
+
+    assert report.sentences == []
+    assert report.figures["a.variance_share"] == pytest.approx(8 / 9)
+
+
+def test_the_only_part_may_have_all_of_it():
+    report = RewardGuard(window=1).watch(mixed(a=[[0, 10]]))
+
+    assert report.sentences == []
+    assert report.figures["a.variance_share"] == pytest.approx(1.0)
+
+
+def test_a_part_without_weight_does_not_count_as_another():
+    mix = RewardMix([WeightedReward("a", Told([[0, 1]])), WeightedReward("b", Told([[0, 1]]), weight=0.0)])
+
+    assert RewardGuard(window=1).watch(mix.mix(lists_of([[0, 1]]))).sentences == []
+
+
+def test_differences_between_users_do_not_count():
+    # b differs by 100 between the groups, and by 1 within, as a does.
+    report = RewardGuard(window=1).watch(mixed(a=[[0, 1], [0, 1]], b=[[0, 1], [100, 101]]))
+
+    assert report.sentences == []
+    assert report.figures["b.variance_share"] == pytest.approx(0.5)
+
+
+def test_a_part_that_works_against_the_others_has_a_negative_share():
+    # The total is [0, 2]: 3 / 2 of it are a's, and -1 / 2 b's.
+    report = RewardGuard(window=1).watch(mixed(a=[[0, 3]], b=[[0, -1]]))
+
+    assert report.figures["a.variance_share"] == pytest.approx(1.5)
+    assert report.figures["b.variance_share"] == pytest.approx(-0.5)
+    assert "150%" in report.sentences[0]
+
+
+def test_batches_of_the_window_are_judged_together_and_older_ones_forgotten():
+    guard = RewardGuard(window=2, max_share=0.7)
+    # Sums of distance times the total's: batch one 45 and 5 (of 50); batch two 0 and 12.5.
+    first, second, third = watched(
+        guard,
+        mixed(a=[[0, 9]], b=[[0, 1]]),
+        mixed(a=[[0, 0]], b=[[0, 5]]),
+        mixed(a=[[0, 0]], b=[[0, 5]]),
+    )
+
+    assert first.sentences == []  # the window is not full, though a has 90 %
+    assert first.figures["a.variance_share"] == pytest.approx(0.9)
+    assert second.figures["a.variance_share"] == pytest.approx(45 / 62.5)
+    assert "'a' has 72%" in second.sentences[0]
+    assert "'b' has 100%" in third.sentences[0]
+
+
+def test_groups_without_spread_are_counted_and_said():
+    report = RewardGuard(window=1).watch(mixed(a=[[1, 1], [2, 2], [0, 1]]))
+
+    assert report.figures["flat_groups"] == pytest.approx(2 / 3)
+    assert "67% of the groups have one and the same total" in report.sentences[0]
+
+
+def test_half_of_the_groups_may_be_flat():
+    assert RewardGuard(window=1).watch(mixed(a=[[1, 1], [0, 1]])).sentences == []
+
+
+def test_what_stands_at_missing_candidates_makes_no_spread():
+    report = RewardGuard(window=1).watch(
+        mixed(items=[[3, 4, -1], [3, -1, -1], [-1, -1, -1], [3, 4, -1]], a=[[1, 1, 0]] * 3 + [[1, 2, 0]])
+    )
+
+    assert report.figures["flat_groups"] == pytest.approx(3 / 4)
+    assert report.figures["a.variance_share"] == pytest.approx(1.0)
+
+
+def test_without_any_spread_no_part_has_the_variance():
+    report = RewardGuard(window=1, max_flat=1.0).watch(mixed(**FLAT))
+
+    assert report.sentences == []
+    assert report.figures["a.variance_share"] == 0.0
+
+
+def test_each_thing_is_said_once_until_it_ceases():
+    guard = RewardGuard(window=1)
+    loud, even, flat = mixed(**LOUD), mixed(**EVEN), mixed(**FLAT)
+
+    said = [len(report.sentences) for report in watched(guard, loud, loud, even, loud, flat, flat, loud)]
+
+    assert said == [1, 0, 0, 1, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"max_share": 1.1}, "max_share"), ({"max_flat": -0.1}, "max_flat"), ({"window": 0}, "window")],
+)
+def test_settings_that_mean_nothing_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        RewardGuard(**settings)
