@@ -35,6 +35,8 @@ from rayrec.rl.rewards.mix import RewardMix
 from rayrec.rl.rollouts import ReferenceLogProbs, Rewarded, Rollouts, RolloutSummary
 from rayrec.rl.weights import Weights
 
+UNCHECKED = -1
+"""Version of weights of which it is not known yet whether they are those that were sent."""
 PARTS = ("learner", "rollouts", "reference", "rewards")
 
 
@@ -70,8 +72,9 @@ class RolloutWorker:
         if weights is None or weights.version == self._policy.version:
             return
         begun = time.perf_counter()
-        self._policy.load(weights.arrays, weights.version)
+        self._policy.load(weights.arrays, UNCHECKED)
         weights.check(self._policy.program.weights())
+        self._policy.version = weights.version
         self._sync_s += time.perf_counter() - begun
 
 
