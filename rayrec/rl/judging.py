@@ -110,8 +110,9 @@ def relative_change(after_U: np.ndarray, before_U: np.ndarray, seed: int = 0) ->
     """mean(after) / mean(before) - 1, with the interval of users drawn in pairs; NaN where `before` is 0."""
     if not before_U.mean():
         return Estimate(np.nan, np.nan, np.nan)
-    changes = _resampled(after_U, seed) / _resampled(before_U, seed) - 1.0
-    low, high = np.nanquantile(changes, [0.025, 0.975])
+    after_R, before_R = _resampled(after_U, seed), _resampled(before_U, seed)
+    is_there_R = before_R > 0
+    low, high = np.quantile(after_R[is_there_R] / before_R[is_there_R] - 1.0, [0.025, 0.975])
     return Estimate(float(after_U.mean() / before_U.mean() - 1.0), float(low), float(high))
 
 

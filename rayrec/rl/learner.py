@@ -140,6 +140,11 @@ class PolicyProgram(TorchProgram):
     def _trained(self) -> TrainedModel:
         return self._loss
 
+    def add_nothing(self) -> None:
+        """In place of `backward`, where there is nothing to learn from."""
+        for parameter in self._parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+
     @property
     def figures(self) -> dict[str, float]:
         """Sums over the groups of the last `backward`."""
@@ -231,11 +236,15 @@ class PolicyLearner:
         """
         rewarded = [part for part in parts if isinstance(part, Rewarded)]
         reference = [part for part in parts if isinstance(part, ReferenceLogProbs)]
-        share, rows = self._share(totals, rewarded, reference)
-        gradients = self._program.backward(share, rows)
+        if rewarded:
+            share, rows = self._share(totals, rewarded, reference)
+            figures = {"loss": self._program.backward(share, rows).loss_sum, **self._program.figures}
+        else:  # there are more learners than chunks; the sum over them is waited for all the same
+            figures = {}
+            self._program.add_nothing()
         self._program.update()
         self._policy.version = self.version = self.version + 1  # one network, whoever asks it
-        return {"loss": gradients.loss_sum, **self._program.figures}
+        return figures
 
     def _share(
         self,

@@ -168,7 +168,8 @@ class PolicyTraining:
             for rank in range(len(learner))
         ]
         reports: list[dict[str, float]] = ray.get(learner.each("update", shares))
-        sums = {name: sum(report[name] for report in reports) for name in reports[0]}
+        names = {name for report in reports for name in report}
+        sums = {name: sum(report.get(name, 0.0) for report in reports) for name in sorted(names)}
         figures = {name: value / num_users for name, value in sums.items()}
         figures |= _mean_figures(scored, [summary.num_users for summary in drawn])
         figures["flat_share"] = sum(summary.num_flat for summary in scored) / num_users

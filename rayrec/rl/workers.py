@@ -6,6 +6,7 @@ prompts, weights ─► RolloutWorker.draw ─► Rollouts ─┬─► RewardWo
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,10 @@ class RolloutWorker:
         items_UK = self._policy.rank(prompts.samples, LIST_LENGTH).items_BK
         drawn = [self._policy.draw_lists(prompts, lists.size, t, lists.seed) for t in lists.temperatures]
         return DrawnLists(prompts, items_UK, tuple(drawn))
+
+    def process_id(self) -> int:
+        """For who wants to know whether it is the process that it was."""
+        return os.getpid()
 
     def sync_seconds(self) -> float:
         """Spent on taking weights."""

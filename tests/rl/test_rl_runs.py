@@ -1,0 +1,222 @@
+"""Whole runs of reinforcement learning on Ray: placements, deaths, alarms, and going on."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+from typer.testing import CliRunner
+
+from rayrec.cli import app
+from rayrec.pipelines.recommender import Recommender
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.snapshots import read_snapshot
+from rayrec.platform.errors import InputError
+from rayrec.rl.config import RlConfig
+from rayrec.rl.controller import SingleController
+from rayrec.rl.prompts import PromptStream
+from rayrec.rl.rewards.errors import RewardError
+from rayrec.rl.run import train_policy
+from rayrec.rl.training import CollapsedError, PolicyTraining
+from rayrec.rl.workers import load_policy
+from tests.runs import make_run
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def supervised(tmp_path_factory) -> Path:
+    """With rows in tables, so that these are written as well."""
+    return make_run(tmp_path_factory.mktemp("supervised"), "generative")
+
+
+def config_of(run: Path, **changes) -> RlConfig:
+    values = {
+        "init_from": str(run),
+        "snapshot": "last",
+        "steps": STEPS,
+        "algorithm": {"name": "grpo"},
+        "prompts": {"users_per_step": 16, "held_out_share": 0.2},
+        "rollout": {"group_size": 4, "chunk_users": 5},
+        "rewards": {"parts": [{"kind": "hit"}, {"kind": "novelty", "normalise": "standard"}]},
+        "learner": {"learning_rate": 0.003},
+        "placement": {"cpus": 0.5},
+        "evaluation": {"every_steps": 2, "temperatures": [0.5, 1.0], "list_size": 3},
+    }
+    return RlConfig.parse(values | changes)
+
+
+def placed(**settings) -> dict:
+    return {"cpus": 0.5, **settings}
+
+
+def final_weights(run: Path) -> dict[str, np.ndarray]:
+    return read_snapshot(RunFolder.open(run).chosen_snapshot("last")).weights
+
+
+@pytest.fixture(scope="module")
+def colocated(supervised, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("rl") / "colocated"
+    train_policy(config_of(supervised), path)
+    return path
+
+
+def test_a_run_leaves_what_everything_else_reads(colocated, supervised):
+    folder = RunFolder.open(colocated)
+    assert folder.condition == "finished"
+    assert any(
+        (final_weights(colocated)[name] != array).any() for name, array in final_weights(supervised).items()
+    )
+    recommender, before = Recommender.load(colocated, "last"), Recommender.load(supervised, "last")
+    query = recommender.query_of_user("u1")
+    items = recommender.recommend([query], 5)[0]
+    assert len(items) == 5
+    scores = [item.score for item in before.recommend([query], 5)[0]]
+    assert [item.score for item in items] != pytest.approx(scores)
+    # The rows are those of the supervised run.
+    samples = {"code": np.arange(3)}
+    assert np.array_equal(recommender._tables.read(samples)["code"], before._tables.read(samples)["code"])
+
+    lines = [json.loads(line) for line in (colocated / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4]
+    assert {"kl", "entropy", "clip_share", "flat_share", "staleness", "reward/hit.mean"} <= set(steps[0])
+    report = json.loads((colocated / "rl-evaluation.json").read_text())
+    for who in ("all", "held_out"):
+        assert {"recall@1", "recall@50", "ndcg@10", "reward"} <= set(report[who]["change"])
+    assert report["held_out"]["num_users"] < report["all"]["num_users"]
+
+
+@pytest.mark.parametrize("rollouts", [1, 2])
+def test_workers_of_their_own_make_the_same_updates_to_the_bit(supervised, colocated, tmp_path, rollouts):
+    config = config_of(supervised, placement=placed(kind="disaggregated", rollouts=rollouts))
+    train_policy(config, tmp_path / "run")
+    expected = final_weights(colocated)
+    for name, array in final_weights(tmp_path / "run").items():
+        assert np.array_equal(array, expected[name]), name
+
+
+def test_two_learners_are_one_up_to_rounding(supervised, colocated, tmp_path):
+    train_policy(config_of(supervised, placement=placed(learners=2)), tmp_path / "run")
+    expected = final_weights(colocated)
+    for name, array in final_weights(tmp_path / "run").items():
+        np.testing.assert_allclose(array, expected[name], atol=2e-4)
+
+
+def test_asynchronous_rollouts_are_as_old_as_they_may_be_and_no_older(supervised, tmp_path):
+    placement = placed(kind="async", max_staleness=3, sync_every=2)
+    train_policy(config_of(supervised, steps=8, placement=placement), tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    ages = [line["staleness"] for line in lines if "staleness" in line]
+    assert len(ages) == 8
+    assert 0 < max(ages) <= 3
+
+
+def test_a_killed_rollout_worker_loses_no_prompt_and_doubles_none(supervised, colocated, tmp_path):
+    """It is killed while it draws: what comes out is what would have come out."""
+    config = config_of(supervised, placement=placed(kind="disaggregated", rollouts=2))
+    policy = load_policy(config)
+    prompts = PromptStream(policy.task.dataset, config.prompts, config.seed)
+    with SingleController("killed", config, "cpu") as controller:
+        training = PolicyTraining(config, controller, prompts)
+        victims = list(controller.rollouts.workers)
+        asked = controller.rollouts.one_to_all("process_id")
+        process_ids = ray.get(asked)
+        killed = []
+        for report in training.steps():
+            if report.step in (1, 2):
+                os.kill(process_ids[report.step - 1], signal.SIGKILL)
+                killed.append(victims[report.step - 1])
+        weights = ray.get(controller.learner.rank_zero("weights"))
+        again = ray.get(controller.rollouts.one_to_all("process_id"))
+    assert len(killed) == 2
+    assert not set(again) & set(process_ids)
+    expected = final_weights(colocated)
+    for name, array in weights.arrays.items():
+        assert np.array_equal(array, expected[name]), name
+
+
+def test_a_run_goes_on_where_it_stopped(supervised, colocated, tmp_path):
+    path = tmp_path / "run"
+    train_policy(config_of(supervised, steps=2), path)
+    result = train_policy(config_of(supervised), path, resume=True)
+    assert result.steps == STEPS
+    expected = final_weights(colocated)
+    for name, array in final_weights(path).items():
+        assert np.array_equal(array, expected[name]), name
+
+
+def test_another_run_is_not_gone_on_with(supervised, colocated, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(colocated, path)
+    with pytest.raises(InputError, match=r"differs from this config in learner\.learning_rate"):
+        train_policy(config_of(supervised, learner={"learning_rate": 1.0}), path, resume=True)
+    with pytest.raises(InputError, match="holds a run already"):
+        train_policy(config_of(supervised), path)
+
+
+def test_a_reward_that_fails_ends_the_run_and_what_was_learned_before_is_kept(supervised, tmp_path):
+    path = tmp_path / "run"
+    parts = [
+        {"kind": "hit"},
+        {"kind": "function", "function": "fails_at_step_3:reward", "folder": str(tmp_path)},
+    ]
+    (tmp_path / "fails_at_step_3.py").write_text(
+        "import numpy as np\n"
+        "calls = []\n"
+        "def reward(lists):\n"
+        "    calls.append(lists.num_users)\n"
+        "    found = np.zeros(lists.items_UG.shape)\n"
+        "    if lists.items_UG.shape[1] == 4 and sum(c for c in calls) > 250:\n"
+        "        found[0, 0] = np.nan\n"
+        "    return found\n"
+    )
+    with pytest.raises(RewardError, match=r"the reward 'function' of user 'u\d+'.*nan"):
+        train_policy(config_of(supervised, steps=50, rewards={"parts": parts}), path)
+    folder = RunFolder.open(path)
+    assert folder.condition == "failed"
+    assert "RewardError" in folder.state["error"]
+    assert folder.state["last"] is not None
+    Recommender.load(path, "last")
+
+
+def test_a_policy_that_collapses_stops_the_run_and_the_best_one_stays(supervised, tmp_path):
+    path = tmp_path / "run"
+    config = config_of(
+        supervised,
+        steps=60,
+        learner={"learning_rate": 0.3, "max_grad_norm": None},
+        rewards={"parts": [{"kind": "novelty"}]},
+        evaluation={"every_steps": 100, "temperatures": [1.0], "list_size": 3},
+    )
+    with pytest.raises(CollapsedError, match=r"step \d+: the (KL divergence|entropy)"):
+        train_policy(config, path)
+    folder = RunFolder.open(path)
+    assert folder.condition == "failed"
+    assert folder.state["best"] == folder.state["last"] == "step-000000000"
+    Recommender.load(path)
+
+
+def test_the_command_says_what_became_better_and_worse(supervised, tmp_path):
+    path = tmp_path / "rl.yaml"
+    path.write_text(config_of(supervised, steps=2).to_yaml())
+    result = CliRunner().invoke(app, ["rl", str(path), "--run", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    for said in ("recall@10, all users", "reward, users held out", "coverage of lists", "seconds in whole"):
+        assert said in result.output
+
+
+def test_a_mistake_in_the_config_is_one_sentence_before_anything_starts(supervised, tmp_path):
+    path = tmp_path / "rl.yaml"
+    parts = {"parts": [{"kind": "hit", "by_scenario": {"moon": 1.0}}]}
+    path.write_text(config_of(supervised, rewards=parts).to_yaml())
+    result = CliRunner().invoke(app, ["rl", str(path), "--run", str(tmp_path / "run")])
+    assert result.exit_code == 2
+    assert "by_scenario for 'moon'" in result.output
+    assert not (tmp_path / "run").exists()
