@@ -65,7 +65,17 @@ class LearnerConfig(Config):
     kl_weight: Annotated[float, Field(ge=0)] = 0.0
     """Of the KL divergence to the supervised policy."""
     anchor_weight: Annotated[float, Field(ge=0)] = 0.0
-    """Of the negative log-probability of the logged target."""
+    """Of the negative log-probability of the logged target, at temperature 1."""
+    reward_weight: Annotated[float, Field(ge=0)] = 1.0
+    """Of the algorithm's objective; 0 leaves the other two, which is what rewards have to beat."""
+
+    @model_validator(mode="after")
+    def _something_is_learned(self) -> LearnerConfig:
+        if not (self.reward_weight or self.kl_weight or self.anchor_weight):
+            raise ValueError(
+                "learner.reward_weight, kl_weight and anchor_weight are all 0: nothing would be learned"
+            )
+        return self
 
 
 class AlarmConfig(Config):

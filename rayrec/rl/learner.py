@@ -191,12 +191,21 @@ class _LossOf:
 
 def sampled_of(network: GenerativeRecommender, batch: PolicyBatch) -> Sampled:
     """What the network says now of what was drawn."""
-    given = distribution(network, batch.batch, batch.seen_UE, batch.temperature)
+    context = network.backbone.encode_context(batch.batch)
+
+    def log_probs(items_UW: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """What is no item, or may not be drawn, has neither a value nor a gradient."""
+        given = distribution(network, context, batch.seen_UE, temperature)
+        found_UWL = item_code_log_probs(given, items_UW)
+        is_given_UW = (found_UWL > -torch.inf).all(dim=2)
+        return torch.where(is_given_UW[:, :, None], found_UWL, 0.0).float(), is_given_UW
+
     items_UW = torch.cat([batch.items_UG, batch.targets_U[:, None]], dim=1)
-    log_probs_UWL = item_code_log_probs(given, items_UW)
-    is_given_UW = (log_probs_UWL > -torch.inf).all(dim=2)
-    # What is no item, or may not be drawn, has neither a value nor a gradient.
-    log_probs_UWL = torch.where(is_given_UW[:, :, None], log_probs_UWL, 0.0).float()
+    log_probs_UWL, is_given_UW = log_probs(items_UW, batch.temperature)
+    # As in supervised training: at the temperature of the policy, it would undo what that has sharpened.
+    likelihood_U1L = log_probs_UWL[:, -1:]
+    if batch.temperature != 1.0:
+        likelihood_U1L, _ = log_probs(batch.targets_U[:, None], 1.0)
     reference_UWL = batch.reference_UWL
     return Sampled(
         log_probs_UGL=log_probs_UWL[:, :-1],
@@ -206,6 +215,7 @@ def sampled_of(network: GenerativeRecommender, batch: PolicyBatch) -> Sampled:
         target_rewards_U=batch.target_rewards_U,
         target_log_probs_UL=log_probs_UWL[:, -1],
         has_target_U=is_given_UW[:, -1],
+        target_likelihood_U=likelihood_U1L[:, 0].sum(dim=1),
         reference_log_probs_UGL=None if reference_UWL is None else reference_UWL[:, :-1],
         reference_target_log_probs_UL=None if reference_UWL is None else reference_UWL[:, -1],
         codes_per_candidate=batch.codes_per_candidate,

@@ -1,6 +1,6 @@
 """The loss of a step: an algorithm's objective, what holds the policy near to where it began, and figures.
 
-    loss = - Σ_groups [ Σ_G w · objective ] + kl_weight · KL(π ‖ π_ref) - anchor_weight · log π(target)
+    loss = - reward_weight · Σ_G w · objective + kl_weight · KL(π ‖ π_ref) - anchor_weight · log π(target)
 
 Axes: U users, G candidates of a user, L codes of a candidate.
 """
@@ -29,6 +29,7 @@ class PolicyLoss:
     algorithm: Any
     kl_weight: float = 0.0
     anchor_weight: float = 0.0
+    reward_weight: float = 1.0
 
     def __call__(self, sampled: Sampled) -> tuple[Tensor, dict[str, Tensor]]:
         """(scalar: summed over groups, sums over groups of what is reported, by name)."""
@@ -38,14 +39,14 @@ class PolicyLoss:
         if self.algorithm.name not in PREFERENCES:
             # They have no gradient, but what is divided by nearly nothing.
             value_U = value_U.masked_fill(~has_spread(sampled.rewards_UG, weights_UG), 0.0)
-        loss_U = -value_U
+        loss_U = -self.reward_weight * value_U
         figures = {"clip_share": (weights_UG * objective.is_clipped_UG).sum()}
         if sampled.reference_log_probs_UGL is not None:
             kl_UGL = kl_to_reference(sampled.log_probs_UGL, sampled.reference_log_probs_UGL)
             kl_U = (weights_UG * kl_UGL.sum(dim=2)).sum(dim=1)
             loss_U = loss_U + self.kl_weight * kl_U
             figures["kl"] = kl_U.sum()
-        target_U = torch.where(sampled.has_target_U, sampled.target_log_probs_UL.sum(dim=1), 0.0)
+        target_U = torch.where(sampled.has_target_U, sampled.target_likelihood_U, 0.0)
         loss_U = loss_U - self.anchor_weight * target_U
         figures["target_log_prob"] = target_U.sum()
         figures["ratio_deviation"] = (weights_UG * (sampled.log_ratio_UGL.sum(dim=2).exp() - 1.0).abs()).sum()

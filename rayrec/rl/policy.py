@@ -18,6 +18,7 @@ from rayrec.models.decoding.beam import beam_search
 from rayrec.models.decoding.leaf_filter import LeafFilter
 from rayrec.models.decoding.prefixes import ItemDistribution, item_code_log_probs
 from rayrec.models.decoding.sampling import DistinctItems, constrained_sample, stochastic_beam_search
+from rayrec.models.generative.backbone import Context
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.program import RankedItems
 from rayrec.models.tensor_batch import TensorBatch
@@ -88,7 +89,8 @@ class Policy:
     def draw(self, prompts: Prompts, how: RolloutConfig, seed: int) -> Rollouts:
         """Candidates of every user. What comes out follows from weights, prompts, settings and seed."""
         batch, seen_UE = self._batch(self.inputs(prompts.samples))
-        given = distribution(self.network, batch, seen_UE, how.temperature)
+        context = self.network.backbone.encode_context(batch)
+        given = distribution(self.network, context, seen_UE, how.temperature)
         generator = torch.Generator(self.program.device)
         noise = combine64(seed, prompts.step, prompts.chunk)
         generator.manual_seed(int(noise) >> 1)
@@ -102,7 +104,7 @@ class Policy:
             weights_UG = importance_weights(distinct)
         else:
             items_UG = beam_search(given, how.group_size).items_BW
-            again = distribution(self.network, batch, seen_UE, how.temperature)
+            again = distribution(self.network, context, seen_UE, how.temperature)
             log_probs_UGL = item_code_log_probs(again, items_UG)
             weights_UG = _even_weights(items_UG)
         return Rollouts(
@@ -118,8 +120,9 @@ class Policy:
         """Of candidates and logged targets, code by code; 0 where there is none."""
         batch, seen_UE = self._batch(self.inputs(rollouts.prompts.samples))
         items_UW = torch.tensor(_with_targets(rollouts), device=self.program.device)
+        context = self.network.backbone.encode_context(batch)
         log_probs_UWL = _finite(
-            item_code_log_probs(distribution(self.network, batch, seen_UE, temperature), items_UW)
+            item_code_log_probs(distribution(self.network, context, seen_UE, temperature), items_UW)
         )
         found_UWL = log_probs_UWL.float().cpu().numpy()
         return ReferenceLogProbs(found_UWL[:, :-1], found_UWL[:, -1])
@@ -138,8 +141,9 @@ class Policy:
         generator = torch.Generator(self.program.device)
         noise = combine64(seed, prompts.step, prompts.chunk)
         generator.manual_seed(int(noise) >> 1)
+        context = self.network.backbone.encode_context(batch)
         drawn = stochastic_beam_search(
-            distribution(self.network, batch, seen_UE, temperature), size, generator
+            distribution(self.network, context, seen_UE, temperature), size, generator
         )
         order_UK = drawn.log_probs_BW.argsort(dim=1, descending=True, stable=True)
         items_UK = drawn.items_BW.gather(1, order_UK).cpu().numpy()
@@ -156,10 +160,9 @@ class Policy:
 
 
 def distribution(
-    network: GenerativeRecommender, batch: TensorBatch, seen_UE: Tensor | None, temperature: float
+    network: GenerativeRecommender, context: Context, seen_UE: Tensor | None, temperature: float
 ) -> ItemDistribution:
     """What is drawn from: the filter is part of it. Rollouts and learner both call this."""
-    context = network.backbone.encode_context(batch)
     leaf_filter = None if seen_UE is None else LeafFilter.excluding(network.trie, seen_UE)
     return network.distribution(context, leaf_filter, temperature, renormalised=True)
 

@@ -27,6 +27,8 @@ class Sampled:
     """Of the logged target, by the policy that learns; 0 where there is none."""
     has_target_U: Tensor
     """[U] bool."""
+    target_likelihood_U: Tensor
+    """log π(target) at temperature 1, as supervised training has it; 0 where there is none."""
     reference_log_probs_UGL: Tensor | None = None
     """By the policy to stay near to."""
     reference_target_log_probs_UL: Tensor | None = None

@@ -191,7 +191,7 @@ def make_learner(
     learner, device = config.learner, device_named(policy.task.config.device)
     program = PolicyProgram(
         policy.network,
-        PolicyLoss(config.algorithm, learner.kl_weight, learner.anchor_weight),
+        PolicyLoss(config.algorithm, learner.kl_weight, learner.anchor_weight, learner.reward_weight),
         DenseOptimizerSettings(
             learning_rate=learner.learning_rate,
             weight_decay=learner.weight_decay,

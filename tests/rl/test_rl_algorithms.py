@@ -56,6 +56,7 @@ def sampled(
         target_rewards_U=given(target_rewards_U, torch.full((num_users,), math.nan).double()),
         target_log_probs_UL=given(target_log_probs_UL, nothing_UL),
         has_target_U=torch.full((num_users,), target_rewards_U is not None),
+        target_likelihood_U=given(target_log_probs_UL, nothing_UL).sum(dim=1),
         reference_log_probs_UGL=given(reference_log_probs_UGL, log_probs_UGL.detach()),
         reference_target_log_probs_UL=given(reference_target_log_probs_UL, nothing_UL),
     )
@@ -320,6 +321,7 @@ def test_every_algorithm_solves_a_bandit_whose_best_arm_is_known(name, draw):
                     target_rewards_U=torch.ones(num_users),
                     target_log_probs_UL=now_UWL[:, -1],
                     has_target_U=torch.ones(num_users, dtype=torch.bool),
+                    target_likelihood_U=now_UWL[:, -1].sum(dim=1),
                     reference_log_probs_UGL=of_reference[:, :-1],
                     reference_target_log_probs_UL=of_reference[:, -1],
                 )
