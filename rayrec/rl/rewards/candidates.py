@@ -69,12 +69,14 @@ class CandidateLists:
 
     @property
     def is_item_UG(self) -> NDArray[np.bool_]:
-        return self.items_UG >= 0
+        is_item_UG: NDArray[np.bool_] = self.items_UG >= 0
+        return is_item_UG
 
     @property
     def is_hit_UG(self) -> NDArray[np.bool_]:
         """Candidates that are the logged next item of their user."""
-        return self.is_item_UG & (self.items_UG == self.targets_U[:, None])
+        is_hit_UG: NDArray[np.bool_] = self.is_item_UG & (self.items_UG == self.targets_U[:, None])
+        return is_hit_UG
 
     def of_targets(self) -> CandidateLists:
         """[U, 1] the logged next items as lists of one, certain to be drawn."""

@@ -34,4 +34,5 @@ class CommonCodes:
             codes_I = self._codes_IL[:, level]
             alike &= codes_I[items] == codes_I[others]
             num_common += alike
-        return num_common / num_levels
+        share: RewardArray = num_common / num_levels
+        return share

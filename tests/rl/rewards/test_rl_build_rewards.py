@@ -138,6 +138,7 @@ def test_an_unknown_scenario_is_refused_with_those_there_are():
         ([{"kind": "rank_position", "only_with_hit": True}], "set penalty to true"),
         ([{"kind": "function", "function": "fresh"}], "must be 'module:function', got 'fresh'"),
         ([{"kind": "hit", "weight": float("nan")}], "weight: input should be a finite number"),
+        ([{"kind": "hit", "by_scenario": {"home": float("inf")}}], "home: input should be a finite number"),
         ([{"kind": "hit", "normalise": "rank"}], "normalise: input should be 'none' or 'standard'"),
         ([{"kind": "hits"}], "expected one of 'validity', 'hit',"),
         ([{"kind": "ranker"}], "the setting 'parts.0.ranking' is missing"),

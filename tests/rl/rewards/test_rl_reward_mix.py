@@ -208,12 +208,19 @@ def test_the_first_of_several_samples_is_named_and_a_missing_candidate_is_called
 
 
 def test_a_weight_that_overflows_is_refused():
-    mix = RewardMix([WeightedReward("vast", Told([[1.0, 1e300]]), weight=1e300)])
+    mix = RewardMix(
+        [
+            WeightedReward("fine", Told([[1, 2]]), normalise="standard"),
+            WeightedReward("vast", Told([[1.0, 1e300]]), weight=1e300),
+        ]
+    )
+    before = mix.state()
 
     error = failure(mix, TWO)
 
     assert (error.reward, error.place) == ("vast", 1)
     assert "with its weight, it is inf" in str(error)
+    assert mix.state() == before
 
 
 @pytest.mark.parametrize("reward", [[1.0, 2.0], [[1.0], [2.0]], 3.0, [[[1.0, 2.0]]]])
@@ -274,7 +281,7 @@ def test_a_failure_that_no_user_is_the_reason_of_names_none():
 
 
 def test_what_is_no_numbers_is_refused():
-    error = failure(RewardMix([WeightedReward("a", lambda lists: [["much", "more"]])]), TWO)  # type: ignore[arg-type, return-value]
+    error = failure(RewardMix([WeightedReward("a", lambda lists: [["much", "more"]])]), TWO)  # type: ignore[arg-type]
 
     assert "ValueError: could not convert string to float" in str(error)
 
