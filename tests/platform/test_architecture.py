@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "pipelines": {"platform", "samples", "embeddings", "models", "actors"},
     "rl": {"platform", "samples", "embeddings", "models", "actors", "pipelines"},
     "serve": {"platform", "samples", "embeddings", "models", "actors", "pipelines"},
-    "cli": {"platform", "samples", "embeddings", "models", "actors", "pipelines", "serve"},
+    "cli": {"platform", "samples", "embeddings", "models", "actors", "pipelines", "rl", "serve"},
 }
 """Room to the rooms below it: cli, then serve, rl and pipelines, actors, the three data rooms, platform.
 
@@ -66,6 +66,16 @@ def test_data_rooms_do_without_ray(path):
     packages = {name.split(".")[0] for name in imported(path)}
 
     assert ("ray" in packages) == (path == RAY_DATA_JOBS)
+
+
+CONTROL = ("controller.py", "training.py", "run.py")
+"""Of `rl`: who says what runs where."""
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if label(p).split("/")[0] == "rl"], ids=label)
+def test_reinforcement_learning_does_without_ray_but_for_its_control(path):
+    packages = {name.split(".")[0] for name in imported(path)}
+    assert "ray" not in packages or path.name in CONTROL
 
 
 def test_models_import_with_torch_and_numpy_alone():
