@@ -28,7 +28,7 @@ from rayrec.rl.loss import PolicyLoss
 from rayrec.rl.policy import Policy, distribution
 from rayrec.rl.rollouts import ReferenceLogProbs, Rewarded
 from rayrec.rl.sampled import Sampled
-from rayrec.rl.weights import Weights
+from rayrec.rl.weights import Weights, views_of
 from rayrec.samples.batches import FeatureBatch, Int64Array, SampleBatch
 
 
@@ -285,9 +285,13 @@ class PolicyLearner:
         )
         return share, inputs.rows
 
+    def steps_taken(self) -> int:
+        """Of the optimizer."""
+        return self.version
+
     def weights(self) -> Weights:
-        """As copies."""
-        return Weights.of(self.version, self._program.weights())
+        """As they are at this moment: whoever keeps them, and does not send them, makes copies."""
+        return Weights.of(self.version, views_of(self._policy.network))
 
     def optimizer_state(self) -> dict[str, np.ndarray]:
         return self._program.optimizer_state()

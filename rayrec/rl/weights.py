@@ -7,6 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import xxhash
+from torch import nn
+
+
+def views_of(network: nn.Module) -> dict[str, np.ndarray]:
+    """Every weight by name, without a copy where it is on the host: they change with the network."""
+    return {name: parameter.detach().cpu().numpy() for name, parameter in network.named_parameters()}
 
 
 class WeightsChangedError(RuntimeError):

@@ -34,7 +34,7 @@ from rayrec.rl.rewards.build import build_guard
 from rayrec.rl.rewards.guard import RewardGuard
 from rayrec.rl.rewards.mix import RewardMix
 from rayrec.rl.rollouts import ReferenceLogProbs, Rewarded, Rollouts, RolloutSummary
-from rayrec.rl.weights import Weights
+from rayrec.rl.weights import Weights, views_of
 
 UNCHECKED = -1
 """Version of weights of which it is not known yet whether they are those that were sent."""
@@ -78,7 +78,7 @@ class RolloutWorker:
             return
         begun = time.perf_counter()
         self._policy.load(weights.arrays, UNCHECKED)
-        weights.check(self._policy.program.weights())
+        weights.check(views_of(self._policy.network))
         self._policy.version = weights.version
         self._sync_s += time.perf_counter() - begun
 

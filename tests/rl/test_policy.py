@@ -137,7 +137,7 @@ def test_weights_are_checked_where_they_arrive(prefix_run):
     policy = load_policy(config)
     worker = RolloutWorker(policy, config.rollout, 0)
     chunk = prompts_of(policy).step(0).chunks(5)[0]
-    sent = learner.weights()
+    sent = learner.weights()  # of a network that nobody changes any more
     name = next(iter(sent.arrays))
     damaged = Weights(sent.version, sent.arrays | {name: sent.arrays[name] + 1}, sent.checksum)
     with pytest.raises(WeightsChangedError, match="version 1"):

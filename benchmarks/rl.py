@@ -1,0 +1,296 @@
+"""Reinforcement learning: how fast candidates come inside of the loop, and what placements are worth.
+
+* `rl-rollouts`: candidates per second that a rollout worker draws with their log-probabilities, features of
+  the histories included, against a loop over `generate` of Hugging Face transformers that draws from the same
+  distribution: the same Qwen3-shaped network and weights, `do_sample`, `prefix_allowed_tokens_fn`,
+  `renormalize_logits`, as many sequences per history, scores of what was drawn. 16 histories at once, 16
+  candidates each, one thread on both sides. Before anything is timed, the peer's log-probabilities of what it
+  drew are compared with ours, to 1e-3.
+* `rl-async`: steps per second of the loop with `async` against `colocated`, one thread per process: the
+  prefix decoder of `configs/beauty-generative.yaml`, 256 users a step, 16 candidates each. Each window begins
+  with an empty queue and ends with one. What drawing and learning cost is printed; they have to be about the
+  same for the figure to say something.
+* `rl-weight-sync`: how many times the time spent on sending weights, on both sides, is within 5 % of the time
+  of the async windows.
+
+`RAYREC_BENCH_DATA` names a prepared data set with semantic IDs; without one, it is synthetic, of the size of
+Amazon Beauty. `RAYREC_BENCH_STEPS` is the number of steps of a window.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from torch import Tensor
+
+from benchmarks.data_sets import beauty_sized
+from benchmarks.harness import Bar, BenchOptions, interleaved
+from rayrec.models.generative.causal_lm import CausalLmBackbone
+from rayrec.models.program import Placement
+from rayrec.pipelines.assembly import assemble
+from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.snapshots import RunState, write_snapshot
+from rayrec.platform.checkout import CHECKOUT
+from rayrec.platform.cluster import ray_cluster
+from rayrec.platform.console import log
+from rayrec.platform.devices import HOST
+from rayrec.rl.config import RlConfig
+from rayrec.rl.controller import SingleController
+from rayrec.rl.policy import Policy
+from rayrec.rl.prompts import Prompts, PromptStream
+from rayrec.rl.training import PolicyTraining
+from rayrec.rl.workers import RolloutWorker, load_policy
+from rayrec.samples.cursor import Cursor
+
+GROUP_SIZE, CHUNK_USERS = 16, 16
+TOLERANCE = 1e-3
+LANGUAGE_MODEL: dict[str, Any] = {
+    "name": "causal_lm",
+    "backbone": {
+        "network": {
+            "kind": "qwen3",
+            "dim": 256,
+            "num_layers": 4,
+            "num_heads": 4,
+            "num_key_heads": 2,
+            "feedforward_dim": 768,
+        },
+        "max_length": 50,
+    },
+}
+ROLLOUTS_PEER = "a loop over transformers generate(), same weights"
+
+
+def bench(options: BenchOptions) -> list[Bar]:
+    with beauty_sized(options.data) as data, tempfile.TemporaryDirectory(prefix="rayrec-rl-") as folder:
+        return [_rollouts(data, Path(folder), options), *_placements(data, Path(folder), options)]
+
+
+def _rollouts(data: Path, folder: Path, options: BenchOptions) -> Bar:
+    try:
+        import transformers  # noqa: F401
+    except ImportError as error:
+        missing = f"transformers, which is not installed ({error}): pip install 'rayrec[hf]'"
+        return Bar.of("rl-rollouts", [], missing, 8.0)
+    config = _config(_untrained(folder / "language-model", data, LANGUAGE_MODEL), CHUNK_USERS, CHUNK_USERS)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        policy = load_policy(config)
+        worker, peer = RolloutWorker(policy, config.rollout, config.seed), _Generate(policy)
+        chunks = _chunks(PromptStream(policy.task.dataset, config.prompts, config.seed), config)
+        _check_same_distribution(policy, peer, next(chunks))
+
+        def rate(draw: Any) -> float:
+            prompts = next(chunks)
+            begun = time.perf_counter()
+            draw(prompts)
+            return len(prompts) * GROUP_SIZE / (time.perf_counter() - begun)
+
+        def show(ours: float, theirs: float) -> None:
+            log.print(f"rl-rollouts: {ours:,.0f} a second, peer {theirs:,.0f}, ratio {ours / theirs:.1f}")
+
+        def our_rate() -> float:
+            return statistics.median(rate(lambda prompts: worker.draw(prompts, None)) for _ in range(3))
+
+        interleaved(our_rate, lambda: rate(peer.draw), repeats=1)  # thrown away
+        ratios = interleaved(our_rate, lambda: rate(peer.draw), options.pairs, show)
+        return Bar.of("rl-rollouts", ratios, ROLLOUTS_PEER, 8.0)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _chunks(stream: PromptStream, config: RlConfig) -> Iterator[Prompts]:
+    """None of them twice, as far as the data goes."""
+    step = 0
+    while True:
+        yield from stream.step(step).chunks(config.rollout.chunk_users)
+        step += 1
+
+
+class _Generate:
+    """The same network, as `transformers` would draw from it."""
+
+    def __init__(self, policy: Policy) -> None:
+        import transformers
+
+        backbone = policy.network.backbone
+        assert isinstance(backbone, CausalLmBackbone)
+        config = type(backbone.network.config).from_dict(backbone.network.config.to_dict())
+        self._network: Any = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        self._network.load_state_dict(backbone.network.state_dict())
+        self._network.eval()
+        self._tokens_IL = backbone.tokens_IL.numpy()
+        self._positions = policy.task.dataset.item_positions
+        self._item_of = {tuple(tokens): item for item, tokens in enumerate(self._tokens_IL.tolist())}
+        children: dict[tuple[int, ...], set[int]] = {}
+        for tokens in self._tokens_IL.tolist():
+            for level, token in enumerate(tokens):
+                children.setdefault(tuple(tokens[:level]), set()).add(token)
+        self._children = {prefix: torch.tensor(sorted(tokens)) for prefix, tokens in children.items()}
+
+    @torch.inference_mode()
+    def draw(self, prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
+        """([U, G] items, [U, G] log-probabilities)."""
+        samples, num_levels = prompts.samples, self._tokens_IL.shape[1]
+        histories = np.split(self._positions(samples.item_ids_N), samples.offsets_B1[1:-1])
+        histories = [history[-LANGUAGE_MODEL["backbone"]["max_length"] :] for history in histories]
+        longest = num_levels * max(map(len, histories))
+        ids_UT = torch.zeros(len(histories), longest, dtype=torch.int64)
+        mask_UT = torch.zeros_like(ids_UT)
+        for row, items in enumerate(histories):
+            tokens = torch.from_numpy(self._tokens_IL[items].ravel())
+            ids_UT[row, longest - len(tokens) :] = tokens
+            mask_UT[row, longest - len(tokens) :] = 1
+        children = self._children
+
+        def allowed(_: int, sequence: Tensor) -> Tensor:
+            return children[tuple(sequence[longest:].tolist())]
+
+        found = self._network.generate(
+            input_ids=ids_UT,
+            attention_mask=mask_UT,
+            max_new_tokens=num_levels,
+            do_sample=True,
+            top_k=0,
+            num_return_sequences=GROUP_SIZE,
+            prefix_allowed_tokens_fn=allowed,
+            renormalize_logits=True,
+            use_cache=True,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        scores = self._network.compute_transition_scores(
+            found.sequences, found.scores, normalize_logits=False
+        )
+        items = [self._item_of[tuple(tokens)] for tokens in found.sequences[:, -num_levels:].tolist()]
+        shape = (len(histories), GROUP_SIZE)
+        return np.array(items).reshape(shape), scores.sum(dim=1).numpy().reshape(shape)
+
+
+def _check_same_distribution(policy: Policy, peer: _Generate, prompts: Prompts) -> None:
+    """The peer draws with the probabilities that we say, or nothing is worth timing."""
+    items_UG, log_probs_UG = peer.draw(prompts)
+    rollouts = policy.draw(prompts, _config(Path("run"), 1, 1).rollout, 0)
+    ours = policy.log_probs(replace(rollouts, items_UG=items_UG), 1.0).candidates_UGL.sum(axis=2)
+    worst = np.abs(ours - log_probs_UG).max()
+    assert worst <= TOLERANCE, f"log-probabilities of the two sides differ by {worst}"
+
+
+def _placements(data: Path, folder: Path, options: BenchOptions) -> list[Bar]:
+    supervised = RunConfig.load(CHECKOUT / "configs" / "beauty-generative.yaml")
+    run = _untrained(folder / "prefix-decoder", data, supervised.model.model_dump(mode="json"))
+    configs = {
+        kind: _config(run, 256, 64, placement={"kind": kind, "max_staleness": 2})
+        for kind in ("async", "colocated")
+    }
+    policy = load_policy(configs["colocated"])
+    stream = PromptStream(policy.task.dataset, configs["colocated"].prompts, 0)
+    spent: dict[str, float] = {"wall": 0.0, "sync": 0.0}
+    with (
+        ray_cluster(policy.task.config.cluster, cpus_needed=6),
+        _controller("async", configs) as ahead,
+        _controller("colocated", configs) as in_turns,
+    ):
+
+        def rate(controller: SingleController, kind: str) -> float:
+            done = ray.get(controller.learner.rank_zero("steps_taken"))
+            config = configs[kind].model_copy(update={"steps": done + options.steps})
+            before, begun = _sync_seconds(controller), time.perf_counter()
+            training = PolicyTraining(config, controller, stream, done)
+            for _ in training.steps():
+                pass
+            seconds = time.perf_counter() - begun
+            if kind == "async":
+                spent["wall"] += seconds
+                spent["sync"] += _sync_seconds(controller) - before
+            return options.steps / seconds
+
+        def show(a: float, b: float) -> None:
+            log.print(f"rl-async: {a:.2f} steps a second, colocated {b:.2f}, ratio {a / b:.2f}")
+
+        def pair(repeats: int, on_pair: Any = None) -> list[float]:
+            return interleaved(
+                lambda: rate(ahead, "async"), lambda: rate(in_turns, "colocated"), repeats, on_pair
+            )
+
+        pair(1)  # thrown away
+        spent.update(wall=0.0, sync=0.0)
+        ratios = pair(options.pairs, show)
+        seconds = in_turns.seconds()
+        drawing = seconds["rollouts.draw"] + seconds["reference.log_probs"] + seconds["rewards.score"]
+        learning = seconds["learner.update"]
+    log.print(f"rl-async: learning costs {learning / drawing:.2f} times what drawing and rewarding does")
+    share = spent["sync"] / spent["wall"]
+    log.print(f"rl-weight-sync: {share:.1%} of the time of async windows")
+    return [
+        Bar.of("rl-async", ratios, "colocated, as many threads per process", 1.2),
+        Bar.once("rl-weight-sync", 0.05 / max(share, 1e-9), "5 % of the time", 1.0),
+    ]
+
+
+@contextmanager
+def _controller(kind: str, configs: dict[str, RlConfig]) -> Iterator[SingleController]:
+    with SingleController(f"rl-bench-{kind}", configs[kind], HOST.kind) as controller:
+        yield controller
+
+
+def _sync_seconds(controller: SingleController) -> float:
+    """Of those who give weights and those who take them."""
+    taken: list[float] = ray.get(controller.rollouts.one_to_all("sync_seconds"))
+    return controller.seconds().get("learner.weights", 0.0) + sum(taken)
+
+
+def _config(run: Path, users: int, chunk_users: int, **changes: Any) -> RlConfig:
+    return RlConfig.parse(
+        {
+            "init_from": str(run),
+            "snapshot": "last",
+            "algorithm": {"name": "gspo"},
+            "prompts": {"users_per_step": users, "held_out_share": 0.0},
+            "rollout": {"group_size": GROUP_SIZE, "chunk_users": chunk_users, "exclude_seen": False},
+            "rewards": {"parts": [{"kind": "prefix_match"}]},
+            "alarms": {"max_kl": 1e6, "min_entropy_share": 0.0},
+            **changes,
+        }
+    )
+
+
+def _untrained(path: Path, data: Path, model: dict[str, Any]) -> Path:
+    """A run with one snapshot of random weights, made large, so that what follows hangs on the history."""
+    config = RunConfig.parse({"data": {"path": str(data)}, "model": model, "cluster": {"dashboard": False}})
+    folder = RunFolder.create(path, config)
+    assembly = assemble(config, checksums=False)
+    assert not assembly.tables, "rows would have to be written"
+    folder.keep_columns(assembly.rows.columns)
+    program = assembly.task.program(assembly.dense_optimizer()).build(Placement(HOST.torch, config.seed))
+    weights = {name: array * 4 if array.ndim > 1 else array for name, array in program.weights().items()}
+    state = RunState(
+        committed_step=0,
+        incarnation=0,
+        dataset_fingerprint=assembly.task.fingerprint,
+        semantic_ids_version=assembly.task.semantic_ids_version,
+        read_position=assembly.rows.plan.position(0),
+    )
+    write_snapshot(
+        folder.snapshot_path(1),
+        state,
+        weights=weights,
+        optimizer_state=program.optimizer_state(),
+        cursor=Cursor(assembly.task.fingerprint).to_table(),
+        save_sparse=lambda _: [],
+    )
+    folder.update(last=folder.snapshot_path(1).name, state="finished")
+    return path
