@@ -2,7 +2,7 @@
 
 # Which register their commands, in this order.
 from rayrec.cli import cursors, data, impressions, semantic_ids  # isort: skip
-from rayrec.cli import runs, rl, versions, online, stores, tools  # isort: skip
+from rayrec.cli import runs, rl, off_policy, versions, online, stores, tools  # isort: skip
 from rayrec.cli.app import app
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "data",
     "impressions",
     "main",
+    "off_policy",
     "online",
     "rl",
     "runs",

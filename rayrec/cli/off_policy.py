@@ -1,0 +1,69 @@
+"""`off-policy`: what another policy would have earned, from a log with propensities."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rayrec.cli.app import app
+from rayrec.platform.console import Answer, command, print_rows
+
+
+class TargetPolicy(StrEnum):
+    uniform = "uniform"
+    softmax = "softmax"
+
+
+@command(app, "off-policy")
+def off_policy_command(
+    log_folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="LOG", help="Folder of a policy and campaign of the Open Bandit Dataset, as bts/all."
+        ),
+    ],
+    policy: Annotated[
+        TargetPolicy,
+        typer.Option(help="To be judged: every action alike, or what a reward model of the log prefers."),
+    ] = TargetPolicy.uniform,
+    temperature: Annotated[float, typer.Option(min=1e-6, help="Of `softmax`, in units of reward.")] = 0.002,
+    resamples: Annotated[int, typer.Option(min=100, help="Of the bootstrap.")] = 999,
+    max_weight: Annotated[float | None, typer.Option(min=1, help="Cut larger importance weights.")] = None,
+    seed: Annotated[int, typer.Option(help="Of folds and of the bootstrap.")] = 0,
+) -> Answer:
+    """Estimate what a policy would have earned where another one acted."""
+    from dataclasses import asdict
+
+    from rayrec.rl.off_policy.estimators import diagnostics, estimates
+    from rayrec.rl.off_policy.logs import read_open_bandit
+    from rayrec.rl.off_policy.policies import softmax_of, uniform
+    from rayrec.rl.off_policy.reward_model import cross_fitted
+
+    log = read_open_bandit(log_folder)
+    model_NA = cross_fitted(log, seed=seed)
+    # The model of a row has not seen the row's reward, so a policy that is made of it may be judged there.
+    target_NA = uniform(log) if policy is TargetPolicy.uniform else softmax_of(model_NA, temperature)
+    found = estimates(log, target_NA, model_NA, resamples, seed, max_weight)
+    trust = diagnostics(log, target_NA)
+    print_rows(
+        f"{policy.value} on {log_folder}",
+        [
+            ("rows, of which rewarded", f"{len(log):,}, {int(log.rewards_N.sum()):,}"),
+            ("what was earned by the policy that logged", f"{log.rewards_N.mean():.5f}"),
+            *(
+                (name, f"{estimate.value:.5f} ({estimate.low:.5f} to {estimate.high:.5f})")
+                for name, estimate in found.items()
+            ),
+            ("rows that weights leave", f"{trust.effective_rows:,.0f}"),
+            ("largest weight, mean weight", f"{trust.largest_weight:.2f}, {trust.mean_weight:.3f}"),
+        ],
+    )
+    return {
+        "policy": policy.value,
+        "num_rows": len(log),
+        "estimates": {name: estimate._asdict() for name, estimate in found.items()},
+        "diagnostics": asdict(trust),
+    }

@@ -1,0 +1,105 @@
+"""Logs of a policy that said how likely it was to do what it did.
+
+Axes: N rows, A actions, F features of a context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from rayrec.platform.errors import InputError
+
+Int64Array = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+LOG_FILE, ITEMS_FILE = "all.csv.gz", "item_context.csv"
+_COLUMNS = ("item_id", "position", "click", "propensity_score")
+
+
+@dataclass(frozen=True)
+class BanditLog:
+    """One action in every row, what came of it, and how likely it was.
+
+    Raises:
+        InputError: a propensity is not within 0 (exclusive) and 1, or an action is none.
+    """
+
+    contexts_NF: FloatArray
+    actions_N: Int64Array
+    rewards_N: FloatArray
+    propensities_N: FloatArray
+    """Probability of the logged action, given the context and the position."""
+    num_actions: int
+    positions_N: Int64Array | None = None
+    """Place on the page, from 0; None where there is one."""
+    name: str = "log"
+
+    def __post_init__(self) -> None:
+        is_wrong_N = ~((self.propensities_N > 0) & (self.propensities_N <= 1))
+        if is_wrong_N.any():
+            row = int(is_wrong_N.argmax())
+            raise InputError(
+                f"{self.name}: row {row + 1} has the propensity {self.propensities_N[row]}; it has to be "
+                "above 0 and at most 1, or nothing can be said of what was never done"
+            )
+        is_none_N = (self.actions_N < 0) | (self.actions_N >= self.num_actions)
+        if is_none_N.any():
+            row = int(is_none_N.argmax())
+            raise InputError(
+                f"{self.name}: row {row + 1} has the action {self.actions_N[row]}; there are "
+                f"{self.num_actions}, from 0"
+            )
+
+    def __len__(self) -> int:
+        return len(self.actions_N)
+
+    def some(self, rows_M: NDArray[np.integer]) -> BanditLog:
+        """The chosen rows."""
+        return BanditLog(
+            self.contexts_NF[rows_M],
+            self.actions_N[rows_M],
+            self.rewards_N[rows_M],
+            self.propensities_N[rows_M],
+            self.num_actions,
+            None if self.positions_N is None else self.positions_N[rows_M],
+            self.name,
+        )
+
+
+def read_open_bandit(folder: str | Path) -> BanditLog:
+    """A campaign of the Open Bandit Dataset (Saito et al., NeurIPS 2021 Datasets, arXiv:2008.07146).
+
+    Contexts are the four features of the user, one column for each value that they have.
+
+    Args:
+        folder: of one policy and campaign, with all.csv.gz and item_context.csv.
+
+    Raises:
+        InputError: a file or a column is missing, or a propensity cannot be used.
+    """
+    path, items = Path(folder) / LOG_FILE, Path(folder) / ITEMS_FILE
+    for file in (path, items):
+        if not file.is_file():
+            raise InputError(f"{file}: missing; expected a folder of the Open Bandit Dataset, as bts/all")
+    rows = pd.read_csv(path)
+    users = sorted(name for name in rows.columns if name.startswith("user_feature_"))
+    if missing := [name for name in _COLUMNS if name not in rows.columns]:
+        raise InputError(f"{path}: has no column {missing[0]!r}; a log has {', '.join(_COLUMNS)}")
+    contexts = (
+        pd.get_dummies(rows[users].astype(str), dtype=float) if users else pd.DataFrame(index=rows.index)
+    )
+    return BanditLog(
+        contexts.to_numpy(dtype=np.float64),
+        rows["item_id"].to_numpy(dtype=np.int64),
+        rows["click"].to_numpy(dtype=np.float64),
+        rows["propensity_score"].to_numpy(dtype=np.float64),
+        num_actions=len(pd.read_csv(items)),
+        # The data set counts positions from 1.
+        positions_N=rows["position"].to_numpy(dtype=np.int64) - 1,
+        name=str(path),
+    )

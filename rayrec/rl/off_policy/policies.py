@@ -1,0 +1,47 @@
+"""Policies to be judged on a log.
+
+Axes: N rows, A actions, P positions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import softmax
+
+from rayrec.rl.off_policy.logs import BanditLog, FloatArray
+
+
+def uniform(log: BanditLog) -> FloatArray:
+    """[N, A] every action alike."""
+    return np.full((len(log), log.num_actions), 1.0 / log.num_actions)
+
+
+def softmax_of(model_NA: FloatArray, temperature: float) -> FloatArray:
+    """[N, A] what a reward model prefers: softmax(q / temperature).
+
+    Raises:
+        ValueError: a temperature that is not positive.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    probs_NA: FloatArray = softmax(model_NA / temperature, axis=1)
+    return probs_NA
+
+
+def mean_propensities(log: BanditLog, of: BanditLog) -> FloatArray:
+    """[N, A] on the rows of one log, the mean propensity of each action at the row's position in another one.
+
+    A stand-in for a policy that logged no more than the probability of what it did (Thompson sampling, say);
+    actions that it never did at a position have none.
+    """
+    assert log.num_actions == of.num_actions, "both logs are of one campaign"
+    positions_N = np.zeros(len(log), dtype=np.int64) if log.positions_N is None else log.positions_N
+    of_positions_M = np.zeros(len(of), dtype=np.int64) if of.positions_N is None else of.positions_N
+    num_positions = 1 + int(max(positions_N.max(initial=0), of_positions_M.max(initial=0)))
+    shape, place_M = (num_positions, log.num_actions), of_positions_M * log.num_actions + of.actions_N
+    sums_PA = np.bincount(place_M, of.propensities_N, minlength=shape[0] * shape[1]).reshape(shape)
+    counts_PA = np.bincount(place_M, minlength=shape[0] * shape[1]).reshape(shape)
+    means_PA = sums_PA / np.maximum(counts_PA, 1)
+    means_PA = means_PA / means_PA.sum(axis=1, keepdims=True).clip(min=1e-12)
+    found: FloatArray = means_PA[positions_N]
+    return found

@@ -1,0 +1,213 @@
+"""Off-policy estimates: by hand, on logs whose true value is known, and on real ones.
+
+Axes: N rows, A actions.
+"""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from rayrec.cli import app
+from rayrec.platform.errors import InputError
+from rayrec.rl.off_policy.estimators import (
+    Terms,
+    diagnostics,
+    direct_method,
+    doubly_robust,
+    importance_weights,
+    inverse_propensity,
+    self_normalised,
+)
+from rayrec.rl.off_policy.logs import BanditLog, read_open_bandit
+from rayrec.rl.off_policy.policies import mean_propensities, softmax_of, uniform
+from rayrec.rl.off_policy.reward_model import cross_fitted
+from rayrec.rl.off_policy.synthetic import World
+from tests.data import real_data
+
+
+def log_of(actions, rewards, propensities, num_actions=2, positions=None) -> BanditLog:
+    return BanditLog(
+        np.zeros((len(actions), 0)),
+        np.array(actions),
+        np.array(rewards, dtype=float),
+        np.array(propensities, dtype=float),
+        num_actions,
+        None if positions is None else np.array(positions),
+    )
+
+
+BY_HAND = log_of([0, 1, 0, 1], [1, 0, 0, 1], [0.5, 0.25, 0.5, 0.5])
+TARGET_NA = np.array([[0.25, 0.75], [0.5, 0.5], [1.0, 0.0], [0.0, 1.0]])
+MODEL_NA = np.array([[0.5, 0.1], [0.2, 0.4], [0.3, 0.9], [0.6, 0.5]])
+
+
+def test_estimates_by_hand():
+    # Weights are 0.25 / 0.5, 0.5 / 0.25, 1 / 0.5 and 1 / 0.5.
+    assert importance_weights(BY_HAND, TARGET_NA).tolist() == [0.5, 2.0, 2.0, 2.0]
+    assert inverse_propensity(BY_HAND, TARGET_NA).value == pytest.approx((0.5 + 2.0) / 4)
+    assert self_normalised(BY_HAND, TARGET_NA).value == pytest.approx(2.5 / 6.5)
+    # 0.25 * 0.5 + 0.75 * 0.1, 0.5 * 0.2 + 0.5 * 0.4, 0.3, 0.5
+    assert direct_method(TARGET_NA, MODEL_NA).value == pytest.approx((0.2 + 0.3 + 0.3 + 0.5) / 4)
+    # 0.5 * (1 - 0.5), 2 * (0 - 0.4), 2 * (0 - 0.3), 2 * (1 - 0.5) come to that.
+    corrections = 0.25 - 0.8 - 0.6 + 1.0
+    assert doubly_robust(BY_HAND, TARGET_NA, MODEL_NA).value == pytest.approx((1.3 + corrections) / 4)
+
+
+def test_weights_may_be_cut():
+    assert importance_weights(BY_HAND, TARGET_NA, max_weight=1.5).tolist() == [0.5, 1.5, 1.5, 1.5]
+    assert inverse_propensity(BY_HAND, TARGET_NA, max_weight=1.5).value == pytest.approx((0.5 + 1.5) / 4)
+
+
+def test_diagnostics_by_hand():
+    trust = diagnostics(BY_HAND, TARGET_NA)
+    assert trust.effective_rows == pytest.approx(6.5**2 / (0.25 + 12.0))
+    assert (trust.largest_weight, trust.mean_weight) == (2.0, 6.5 / 4)
+
+
+def test_a_policy_judged_on_its_own_log_is_what_it_earned():
+    random = np.random.default_rng(0)
+    probs_A = np.array([0.2, 0.3, 0.5])
+    actions_N = random.choice(3, size=500, p=probs_A)
+    log = log_of(actions_N, random.random(500) < 0.3, probs_A[actions_N], 3)
+    own_NA = np.tile(probs_A, (500, 1))
+    for terms in (inverse_propensity(log, own_NA), self_normalised(log, own_NA)):
+        assert terms.value == pytest.approx(log.rewards_N.mean())
+    assert diagnostics(log, own_NA).effective_rows == pytest.approx(500)
+
+
+def test_rows_that_all_say_the_same_have_no_interval_to_speak_of():
+    estimate = Terms(np.full(10, 0.25)).estimate()
+    assert estimate == (0.25, 0.25, 0.25)
+
+
+def test_an_interval_of_rare_rewards_is_longer_above_than_below():
+    rewards_N = np.zeros(10_000)
+    rewards_N[:20] = 1.0
+    estimate = Terms(rewards_N).estimate()
+    assert estimate.low < 0.002 < estimate.high
+    assert estimate.high - 0.002 > 1.1 * (0.002 - estimate.low)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"propensities": [0.5, 0.0]}, "row 2 has the propensity 0"),
+        ({"propensities": [np.nan, 0.5]}, "row 1 has the propensity nan"),
+        ({"propensities": [0.5, 1.5]}, "row 2 has the propensity 1.5"),
+        ({"actions": [0, 2]}, "row 2 has the action 2; there are 2"),
+    ],
+)
+def test_a_log_that_says_nothing_is_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        log_of(**({"actions": [0, 1], "rewards": [0, 1], "propensities": [0.5, 0.5]} | changes))
+
+
+def test_a_reward_model_finds_what_there_is_to_find():
+    world = World.drawn()
+    log = world.log(4_000, seed=0)
+    truth_NA = world.means(log.contexts_NF)
+    with_all, without = (cross_fitted(log, interactions=flag) for flag in (True, False))
+    assert np.abs(with_all - truth_NA).mean() < 0.05 < np.abs(without - truth_NA).mean()
+
+
+def test_a_reward_model_has_not_seen_the_rows_that_it_is_asked_of():
+    """Each row's reward is noise: a model that knew it would tell."""
+    random = np.random.default_rng(0)
+    contexts_NF = np.eye(200)  # one feature per row
+    actions_N, rewards_N = random.integers(2, size=200), (random.random(200) < 0.5).astype(float)
+    log = BanditLog(contexts_NF, actions_N, rewards_N, np.full(200, 0.5), 2)
+    model_NA = cross_fitted(log, strength=0.01)
+    of_logged_N = model_NA[np.arange(200), actions_N]
+    assert of_logged_N[rewards_N == 1].mean() < of_logged_N[rewards_N == 0].mean() + 0.05
+
+
+def test_rewards_that_are_no_probabilities_and_folds_that_are_none_are_refused():
+    log = World.drawn().log(20, 0)
+    with pytest.raises(ValueError, match="at least 2, got 1"):
+        cross_fitted(log, num_folds=1)
+    graded = BanditLog(log.contexts_NF, log.actions_N, log.rewards_N + 0.5, log.propensities_N, 6)
+    with pytest.raises(ValueError, match="0 or 1"):
+        cross_fitted(graded)
+
+
+@pytest.mark.slow
+def test_intervals_cover_the_truth_as_often_as_they_say():
+    """Of 60 logs, 95 % intervals miss more than 9 times once in a thousand."""
+    world, truth = World.drawn(), World.drawn().true_value
+    missed = dict.fromkeys(("ips", "snips", "dr", "dr, model wrong", "dr, propensities wrong"), 0)
+    biased = 0
+    for seed in range(60):
+        log = world.log(800, seed)
+        target_NA = world.target_probs(log.contexts_NF)
+        right_NA, wrong_NA = cross_fitted(log, interactions=True), np.full_like(target_NA, 0.9)
+        no_propensities = BanditLog(
+            log.contexts_NF, log.actions_N, log.rewards_N, np.full(800, 1 / 6), log.num_actions
+        )
+        made = {
+            "ips": inverse_propensity(log, target_NA),
+            "snips": self_normalised(log, target_NA),
+            "dr": doubly_robust(log, target_NA, right_NA),
+            "dr, model wrong": doubly_robust(log, target_NA, wrong_NA),
+            # Right means right: what a model of 800 rows still gets wrong, no propensity corrects here.
+            "dr, propensities wrong": doubly_robust(no_propensities, target_NA, world.means(log.contexts_NF)),
+        }
+        for name, terms in made.items():
+            estimate = terms.estimate(299, seed)
+            missed[name] += not estimate.low <= truth <= estimate.high
+        estimate = inverse_propensity(no_propensities, target_NA).estimate(299, seed)
+        biased += not estimate.low <= truth <= estimate.high
+    assert max(missed.values()) <= 9, missed
+    assert biased > 20
+
+
+def test_policies_are_distributions():
+    log = log_of([0, 1, 1], [0, 1, 0], [0.5, 0.2, 0.4], positions=[0, 1, 1])
+    assert uniform(log).tolist() == [[0.5, 0.5]] * 3
+    np.testing.assert_allclose(softmax_of(np.array([[0.0, np.log(3.0)]]), 1.0), [[0.25, 0.75]])
+    with pytest.raises(ValueError, match="positive"):
+        softmax_of(MODEL_NA, 0.0)
+    # At position 0 only action 0 was done; at position 1 only action 1, with 0.2 and 0.4.
+    assert mean_propensities(log, log).tolist() == [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
+
+
+def test_the_open_bandit_dataset_is_read_and_judged():
+    folder = real_data("open-bandit")
+    logs = {name: read_open_bandit(folder / name / "all") for name in ("bts", "random")}
+    assert {name: int(log.rewards_N.sum()) for name, log in logs.items()} == {"bts": 42, "random": 38}
+    assert logs["random"].num_actions == 80
+    np.testing.assert_allclose(logs["random"].propensities_N, 1 / 80)
+    # The uniform policy on the other one's log, and what it earned itself: the intervals meet.
+    judged = self_normalised(logs["bts"], uniform(logs["bts"])).estimate()
+    earned = Terms(logs["random"].rewards_N).estimate()
+    assert judged.low < earned.high
+    assert earned.low < judged.high
+
+
+def test_the_command_shows_every_estimate():
+    folder = real_data("open-bandit") / "bts" / "all"
+    result = CliRunner().invoke(app, ["off-policy", str(folder), "--resamples", "100", "--json"])
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.output.splitlines()[-1])
+    assert set(answer["estimates"]) == {
+        "direct method",
+        "inverse propensity",
+        "self-normalised",
+        "doubly robust",
+    }
+    for estimate in answer["estimates"].values():
+        assert estimate["low"] <= estimate["value"] <= estimate["high"]
+
+
+def test_a_folder_that_is_no_log_is_refused_by_name(tmp_path):
+    result = CliRunner().invoke(app, ["off-policy", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "all.csv.gz: missing" in " ".join(result.output.split())
+    (tmp_path / "all.csv.gz").write_bytes(b"")
+    (tmp_path / "item_context.csv").write_text("item_id\n0\n")
+    with gzip.open(tmp_path / "all.csv.gz", "wt") as file:
+        file.write("item_id,position,click\n0,1,0\n")
+    with pytest.raises(InputError, match="no column 'propensity_score'"):
+        read_open_bandit(tmp_path)
