@@ -106,5 +106,8 @@ class Reward(Protocol):
     """What one aspect of a list is worth."""
 
     def __call__(self, lists: CandidateLists) -> RewardArray:
-        """[U, G] the reward of each candidate, finite. Users do not matter to each other."""
+        """[U, G] the reward of each candidate, and a finite number where there is none.
+
+        Users do not matter to each other.
+        """
         ...

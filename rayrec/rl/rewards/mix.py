@@ -1,6 +1,6 @@
 """Several rewards in one number per candidate.
 
-    lists ─► each part: reward ─► finite? ─► (normalised by all that came so far) ─► times its weight ─► sum
+    lists ─► each part: reward ─► usable? ─► (normalised by all that came so far) ─► times its weight ─► sum
                           │           └ RewardError, and nothing was counted
                           └ figures, as it is
 
@@ -28,6 +28,10 @@ Normalise = Literal["none", "standard"]
 
 TOTAL = "total"
 """Name of the sum among the figures."""
+
+LARGEST = 1e100
+"""Of a reward, as it is and with its weight. Larger ones are finite still, but their squares are not, nor may
+be their sum: moments that had met one would make all rewards after it 0."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +98,8 @@ class RewardMix:
                 evaluation.
 
         Raises:
-            RewardError: a part failed, has the wrong shape, or is not finite somewhere. The running moments
-                are as they were.
+            RewardError: a part failed, has the wrong shape, or is not finite or beyond `LARGEST` somewhere.
+                The running moments are as they were.
         """
         is_item_UG = lists.is_item_UG
         parts = {part.name: _computed(part, lists) for part in self.parts}
@@ -108,11 +112,11 @@ class RewardMix:
             if not part.counts:
                 continue
             reward_UG = parts[part.name]
-            if part.name in moments:
-                reward_UG = _standardised(reward_UG, moments[part.name])
             with np.errstate(over="ignore"):  # what overflows is refused by name
+                if part.name in moments:
+                    reward_UG = _standardised(reward_UG, moments[part.name])
                 weighted[part.name] = _weights(part, lists)[:, None] * reward_UG
-            _check_finite(part.name, weighted[part.name], lists, "with its weight, it is")
+            _check_usable(part.name, weighted[part.name], lists, "with its weight, it is")
         total_UG = np.sum(list(weighted.values()), axis=0)
         self._moments = moments
         return MixedRewards(
@@ -188,12 +192,12 @@ def _computed(part: WeightedReward, lists: CandidateLists) -> RewardArray:
             f"it has the shape {reward_UG.shape}, and the lists of {lists.num_users} users with "
             f"{lists.items_UG.shape[1]} candidates need {lists.items_UG.shape}",
         )
-    _check_finite(part.name, reward_UG, lists, "it is")
+    _check_usable(part.name, reward_UG, lists, "it is")
     return reward_UG
 
 
-def _check_finite(name: str, reward_UG: RewardArray, lists: CandidateLists, what: str) -> None:
-    users_K, places_K = np.nonzero(~np.isfinite(reward_UG))
+def _check_usable(name: str, reward_UG: RewardArray, lists: CandidateLists, what: str) -> None:
+    users_K, places_K = np.nonzero(~(np.abs(reward_UG) <= LARGEST))  # nor is NaN
     if not len(users_K):
         return
     user, place = int(users_K[0]), int(places_K[0])

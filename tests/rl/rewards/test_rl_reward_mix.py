@@ -16,7 +16,7 @@ from rayrec.rl.rewards.candidates import CandidateLists
 from rayrec.rl.rewards.errors import RewardError
 from rayrec.rl.rewards.list_quality import Diversity, Validity
 from rayrec.rl.rewards.logged_targets import Hit, PrefixMatch, RankPosition
-from rayrec.rl.rewards.mix import RewardMix, WeightedReward
+from rayrec.rl.rewards.mix import LARGEST, RewardMix, WeightedReward
 from rayrec.rl.rewards.moments import Moments
 from tests.rl.rewards.rl_lists import CODES_IL, Told, lists_of, permuted, some_lists
 
@@ -211,7 +211,7 @@ def test_a_weight_that_overflows_is_refused():
     mix = RewardMix(
         [
             WeightedReward("fine", Told([[1, 2]]), normalise="standard"),
-            WeightedReward("vast", Told([[1.0, 1e300]]), weight=1e300),
+            WeightedReward("vast", Told([[0.0, 1e99]]), weight=1e300),
         ]
     )
     before = mix.state()
@@ -221,6 +221,40 @@ def test_a_weight_that_overflows_is_refused():
     assert (error.reward, error.place) == ("vast", 1)
     assert "with its weight, it is inf" in str(error)
     assert mix.state() == before
+
+
+def test_two_rewards_whose_sum_would_overflow_are_refused_by_the_first():
+    mix = RewardMix([WeightedReward("a", Told([[0, 1e308]])), WeightedReward("b", Told([[0, 1e308]]))])
+
+    error = failure(mix, TWO)
+
+    assert (error.reward, error.user_key, error.place) == ("a", "u0", 1)
+    assert "it is 1e+308" in str(error)
+
+
+@pytest.mark.parametrize("value", [1e200, -1e200])
+def test_a_number_whose_square_would_overflow_spoils_no_moments(value):
+    told = Told([[0, 2]])
+    mix = RewardMix([WeightedReward("a", told, normalise="standard")])
+    mix.mix(TWO)
+    before = mix.state()
+    told.reward = [[value, 0]]
+
+    error = failure(mix, TWO)
+
+    assert (error.reward, error.place) == ("a", 0)
+    assert mix.state() == before
+    told.reward = [[4, 2]]
+    assert mix.mix(TWO).total_UG == pytest.approx(np.array([[2**0.5, 0]]))
+
+
+def test_the_largest_rewards_that_are_taken_have_finite_moments_and_figures():
+    mix = RewardMix([WeightedReward("a", Told([[-LARGEST, LARGEST]]), normalise="standard")])
+
+    mixed = mix.mix(TWO)
+
+    assert mixed.total_UG.tolist() == [[-1, 1]]
+    assert mixed.figures["a.std"] == pytest.approx(LARGEST)
 
 
 @pytest.mark.parametrize("reward", [[1.0, 2.0], [[1.0], [2.0]], 3.0, [[[1.0, 2.0]]]])
