@@ -8,7 +8,7 @@ Axes: U users, G candidates of a user, L codes of a candidate, E items of a hist
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -79,7 +79,13 @@ class Policy:
 
     def inputs(self, samples: SampleBatch) -> PolicyInputs:
         """Features of histories; operations of the run included."""
-        samples = samples.instructed(self.task.instruction)
+        # Prompts have whatever the data set says of events, for rewards; a model reads what it knows.
+        reads = self._features
+        samples = replace(
+            samples.instructed(self.task.instruction),
+            times_N=samples.times_N if reads.needs_history_times else None,
+            labels={label: samples.labels[label] for label in reads.history_labels},
+        )
         features = self._features.ranking(samples)
         ids = {name: lookup.ids_M for name, lookup in features.lookups.items()}
         seen_UE = self._features.seen(samples) if self._exclude_seen else None

@@ -213,3 +213,17 @@ def test_chunks_are_the_whole_step(prefix_run):
     assert np.array_equal(
         np.concatenate([chunk.samples.item_ids_N for chunk in chunks]), prompts.samples.item_ids_N
     )
+
+
+def test_a_data_set_with_labels_and_times_is_learned_from_like_any_other(tmp_path):
+    run = make_run(tmp_path, "prefix", labelled=True)
+    rewards = {"parts": [{"kind": "hit", "by_scenario": {"search": 2.0}}]}
+    _, _, drawn, scored, _ = learned(config_of(run, rewards=rewards))
+    hits = [rollouts.items_UG == rollouts.prompts.targets_U[:, None] for rollouts in drawn]
+    worth = {
+        float(value)
+        for hit_UG, (_, rewarded) in zip(hits, scored, strict=True)
+        for value in rewarded.rewards_UG[hit_UG]
+    }
+    assert worth <= {1.0, 2.0}
+    assert {float(target) for _, each in scored for target in each.target_rewards_U} == {1.0, 2.0}
