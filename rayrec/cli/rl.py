@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,12 +65,20 @@ def _best(value: float, step: int) -> str:
 
 def _changes(who: str, report: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
-    for name in _SHOWN:
-        before, after, change = (report[when][name] for when in ("before", "after", "change"))
-        interval = f"({change['low']:+.1%} to {change['high']:+.1%})"
-        shown = f"{before['value']:.4f} to {after['value']:.4f}: {change['value']:+.1%} {interval}"
-        rows.append((f"{name}, {who}", shown))
+    for name in (*_SHOWN, *(name for name in report["change"] if name.startswith("reward/"))):
+        before, after = (report[when][name]["value"] for when in ("before", "after"))
+        rows.append((f"{name}, {who}", _change(before, after, report["change"][name])))
+    for behavior, found in report["recall@10 by behavior"].items():
+        name = f"recall@10 of {behavior}, {who} ({found['num_users']:,})"
+        rows.append((name, _change(found["before"], found["after"], found["change"])))
     return rows
+
+
+def _change(before: float, after: float, change: dict[str, float]) -> str:
+    shown = f"{before:.4f} to {after:.4f}"
+    if math.isnan(change["value"]):
+        return shown  # from nothing, there is no relative change
+    return f"{shown}: {change['value']:+.1%} ({change['low']:+.1%} to {change['high']:+.1%})"
 
 
 def _pair(diversity: dict[str, Any], name: str) -> str:

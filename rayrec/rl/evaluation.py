@@ -19,6 +19,7 @@ from rayrec.pipelines.estimate import Estimate
 from rayrec.rl.config import RlConfig
 from rayrec.rl.judging import JudgedLists, Lists, diversity, relative_change, table_of
 from rayrec.rl.prompts import Prompts, evaluation_prompts, is_held_out, labels_of, some_rows
+from rayrec.rl.rewards.mix import TOTAL
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.manifest import Split
 from rayrec.samples.reader import evaluation_batches
@@ -72,7 +73,7 @@ def lists_of(config: RlConfig, temperatures: Sequence[float]) -> Lists:
 
 def best_temperature(judged: JudgedLists) -> int:
     """Place of the temperature whose lists are worth most."""
-    return int(judged.rewards_UT.mean(axis=0).argmax())
+    return int(judged.rewards[TOTAL].mean(axis=0).argmax())
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,8 @@ class Comparison:
     """The supervised policy; lists at the one temperature that was best where it was chosen."""
     after: JudgedLists
     codes_IL: np.ndarray
+    behaviors: Sequence[str] = ()
+    """Names of the codes of behaviours; empty where the data set has none."""
 
     def report(self) -> dict[str, Any]:
         """Every metric before and after with intervals, and the relative change of it."""
@@ -97,7 +100,22 @@ class Comparison:
                 "before": diversity(self.before.top_UK, self.codes_IL, num_items),
                 "after": diversity(self.after.top_UK, self.codes_IL, num_items),
             },
+            "recall@10 by behavior": self._by_behavior(before["recall@10"], after["recall@10"]),
         }
+
+    def _by_behavior(self, before_U: np.ndarray, after_U: np.ndarray) -> dict[str, Any]:
+        """Of the users whose logged event was of each."""
+        found = {}
+        for code, name in enumerate(self.behaviors):
+            chosen_U = self.before.behavior_U == code
+            if chosen_U.any():
+                found[name] = {
+                    "num_users": int(chosen_U.sum()),
+                    "before": float(before_U[chosen_U].mean()),
+                    "after": float(after_U[chosen_U].mean()),
+                    "change": relative_change(after_U[chosen_U], before_U[chosen_U])._asdict(),
+                }
+        return found
 
 
 def _plain(estimates: dict[str, Estimate] | Any) -> dict[str, dict[str, float]]:

@@ -17,14 +17,16 @@ import numpy as np
 
 from rayrec.pipelines.estimate import Estimate
 from rayrec.pipelines.ranking_metrics import target_places
+from rayrec.platform.event_labels import UNKNOWN
 from rayrec.rl.prompts import Prompts
+from rayrec.rl.rewards.mix import TOTAL
 from rayrec.samples.batches import Int64Array
 
 CUTOFFS = (1, 5, 10, 50)
 NUM_RESAMPLES = 1000
 
-Worth = Callable[[Int64Array, np.ndarray], np.ndarray]
-"""([U, K] items, [U, K] log-probabilities) -> [U, K] reward of each."""
+Worth = Callable[[Int64Array, np.ndarray], Mapping[str, np.ndarray]]
+"""([U, K] items, [U, K] log-probabilities) -> [U, K] reward of each: `TOTAL`, and its parts by name."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,16 @@ class DrawnLists:
     """For each temperature: distinct items, likeliest first, and their log-probabilities."""
 
     def judged(self, worth: Worth) -> JudgedLists:
-        rewards = [worth(items_UK, log_probs_UK).mean(axis=1) for items_UK, log_probs_UK in self.drawn]
+        """With the mean reward of every list."""
+        found = [worth(items_UK, log_probs_UK) for items_UK, log_probs_UK in self.drawn]
+        names = found[0] if found else ()
+        unknown_U = np.full(len(self.prompts), UNKNOWN)
         return JudgedLists(
             user_ids_U=self.prompts.samples.user_ids_B,
             places_U=target_places(self.ranked_UK, self.prompts.targets_U),
             top_UK=self.ranked_UK[:, :10],
-            rewards_UT=np.stack(rewards, axis=1) if rewards else np.zeros((len(self.prompts), 0)),
+            behavior_U=self.prompts.target_labels.get("behavior", unknown_U),
+            rewards={name: np.stack([each[name].mean(axis=1) for each in found], axis=1) for name in names},
         )
 
 
@@ -65,8 +71,10 @@ class JudgedLists:
     """Of the logged target among the ranked items; their number where it is not among them."""
     top_UK: Int64Array
     """The first ten of these."""
-    rewards_UT: np.ndarray
-    """Mean reward of the list that was drawn at each temperature."""
+    behavior_U: Int64Array
+    """What the logged event was, as a code; -1 where nobody says."""
+    rewards: Mapping[str, np.ndarray]
+    """[U, T] mean reward of the list that was drawn at each temperature: `TOTAL`, and its parts by name."""
 
     @staticmethod
     def concatenate(parts: Sequence[JudgedLists]) -> JudgedLists:
@@ -74,7 +82,8 @@ class JudgedLists:
             np.concatenate([part.user_ids_U for part in parts]),
             np.concatenate([part.places_U for part in parts]),
             np.concatenate([part.top_UK for part in parts]),
-            np.concatenate([part.rewards_UT for part in parts]),
+            np.concatenate([part.behavior_U for part in parts]),
+            {name: np.concatenate([part.rewards[name] for part in parts]) for name in parts[0].rewards},
         )
 
     def some(self, chosen_U: np.ndarray) -> JudgedLists:
@@ -82,7 +91,8 @@ class JudgedLists:
             self.user_ids_U[chosen_U],
             self.places_U[chosen_U],
             self.top_UK[chosen_U],
-            self.rewards_UT[chosen_U],
+            self.behavior_U[chosen_U],
+            {name: reward_UT[chosen_U] for name, reward_UT in self.rewards.items()},
         )
 
     def scores(self, temperature: int = 0) -> dict[str, np.ndarray]:
@@ -94,8 +104,8 @@ class JudgedLists:
         gain_U = 1.0 / np.log2(2.0 + self.places_U)
         scores = {f"recall@{k}": (self.places_U < k).astype(np.float64) for k in CUTOFFS}
         scores |= {f"ndcg@{k}": np.where(self.places_U < k, gain_U, 0.0) for k in CUTOFFS[1:]}
-        if self.rewards_UT.shape[1]:
-            scores["reward"] = self.rewards_UT[:, temperature]
+        for name, reward_UT in self.rewards.items():
+            scores["reward" if name == TOTAL else f"reward/{name}"] = reward_UT[:, temperature]
         return scores
 
 

@@ -236,16 +236,17 @@ class _Run:
         before = training.judge_reference(test, lists_of(config, [before_at]))
         after = training.judge(test, lists_of(config, [after_at]), weights)
         codes_IL = np.asarray(self._policy.task.catalogue.codes_IL)
+        behaviors = dataset.manifest.labels["behavior"]
         held_out_U = is_held_out(before.user_ids_U, config.prompts.held_out_share)
         report = {
             "algorithm": config.algorithm.name,
             "seed": config.seed,
             "best_step": self._best_step,
             "temperature": {"before": before_at, "after": after_at},
-            "all": Comparison(before, after, codes_IL).report(),
+            "all": Comparison(before, after, codes_IL, behaviors).report(),
         }
         if held_out_U.any():
-            held_out = Comparison(before.some(held_out_U), after.some(held_out_U), codes_IL)
+            held_out = Comparison(before.some(held_out_U), after.some(held_out_U), codes_IL, behaviors)
             report["held_out"] = held_out.report()
         return report
 

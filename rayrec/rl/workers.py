@@ -32,7 +32,7 @@ from rayrec.rl.prompts import Prompts
 from rayrec.rl.reward_inputs import RewardInputs
 from rayrec.rl.rewards.build import build_guard
 from rayrec.rl.rewards.guard import RewardGuard
-from rayrec.rl.rewards.mix import RewardMix
+from rayrec.rl.rewards.mix import TOTAL, RewardMix
 from rayrec.rl.rollouts import ReferenceLogProbs, Rewarded, Rollouts, RolloutSummary
 from rayrec.rl.weights import Weights, views_of
 
@@ -142,10 +142,15 @@ class RewardWorker:
         """What drawn lists are worth, by the weights of the parts and nothing else."""
         return drawn.judged(lambda items_UK, log_probs_UK: self._worth(drawn.prompts, items_UK, log_probs_UK))
 
-    def _worth(self, prompts: Prompts, items_UK: np.ndarray, log_probs_UK: np.ndarray) -> np.ndarray:
-        mixed = self._mix.mix(self._inputs.lists(prompts, items_UK, log_probs_UK), learns=False)
-        worth_UK: np.ndarray = np.where(items_UK >= 0, mixed.total_UG, 0.0)
-        return worth_UK
+    def _worth(
+        self, prompts: Prompts, items_UK: np.ndarray, log_probs_UK: np.ndarray
+    ) -> Mapping[str, np.ndarray]:
+        lists = self._inputs.lists(prompts, items_UK, log_probs_UK)
+        mixed = self._mix.mix(lists, learns=False, normalises=False)
+        return {
+            name: np.where(items_UK >= 0, reward_UK, 0.0)
+            for name, reward_UK in {TOTAL: mixed.total_UG, **mixed.parts}.items()
+        }
 
     def state(self) -> dict[str, float]:
         """Of the mix."""

@@ -89,10 +89,12 @@ class RewardMix:
         self.parts = tuple(parts)
         self._moments = {part.name: Moments() for part in parts if part.normalise == "standard"}
 
-    def mix(self, lists: CandidateLists, learns: bool = True) -> MixedRewards:
+    def mix(self, lists: CandidateLists, learns: bool = True, normalises: bool = True) -> MixedRewards:
         """What these lists are worth.
 
         Args:
+            normalises: False takes every part as it is, times its weight: for lists that are compared over
+                time, since what parts are normalised by moves with the policy.
             learns: whether they count in the running moments. Without, they are measured by what came before:
                 for lists that stand beside the policy's own, such as those of the logged items, and for
                 evaluation.
@@ -113,7 +115,7 @@ class RewardMix:
                 continue
             reward_UG = parts[part.name]
             with np.errstate(over="ignore"):  # what overflows is refused by name
-                if part.name in moments:
+                if normalises and part.name in moments:
                     reward_UG = _standardised(reward_UG, moments[part.name])
                 weighted[part.name] = _weights(part, lists)[:, None] * reward_UG
             _check_usable(part.name, weighted[part.name], lists, "with its weight, it is")

@@ -379,3 +379,15 @@ def test_permuting_users_permutes_their_totals(lists, seed):
     assert mix().mix(permuted(lists, order_U)).total_UG == pytest.approx(
         mix().mix(lists).total_UG[order_U], abs=1e-9
     )
+
+
+def test_lists_that_are_compared_over_time_are_measured_by_nothing_that_moves():
+    mix = RewardMix(
+        [WeightedReward("novelty", lambda lists: lists.items_UG * 1.0, 2.0, normalise="standard")]
+    )
+    lists = lists_of([[1, 2], [3, 4]])
+    before = mix.mix(lists, learns=False, normalises=False).total_UG
+    mix.mix(lists_of([[50, 60], [70, 90]]))
+    after = mix.mix(lists, learns=False, normalises=False).total_UG
+    assert before.tolist() == after.tolist() == [[2.0, 4.0], [6.0, 8.0]]
+    assert mix.mix(lists, learns=False).total_UG.tolist() != before.tolist()
