@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.quality_page import DATASETS, METHODS, METRICS, page
+from benchmarks.quality_page import DATASETS, METHODS, METRICS, RL_METRICS, page
 from benchmarks.reproduction import Row, all_rows, is_measured, recipe
 from rayrec.pipelines.evaluate_recommender import MODEL, MODEL_UNMASKED, POPULARITY, POPULARITY_UNMASKED
 
@@ -56,3 +56,23 @@ def test_every_row_has_a_name_that_leads_back_to_it():
         assert Row.named(name, row.seed) == row
     with pytest.raises(SystemExit, match="'books' is none of beauty, sports, movielens"):
         Row.named("books/shuffled/tiger", 0)
+
+
+def rewarded(method: str, change: float) -> dict:
+    estimate = {"value": change, "low": change - 0.01, "high": change + 0.01}
+    of_users = {
+        "change": dict.fromkeys(RL_METRICS, estimate),
+        "diversity": {when: {"distance": 0.8, "coverage": 0.5} for when in ("before", "after")},
+    }
+    return {"method": method, "all": of_users, "held_out": of_users}
+
+
+def test_the_page_has_what_rewards_have_changed():
+    text = page([], [rewarded("grpo", 0.02), rewarded("grpo", 0.04), rewarded("control", -0.03)])
+    (grpo,) = [line for line in text.splitlines() if line.startswith("| GRPO (2 seeds)")]
+    assert "| +3.0% (+2.0% to +4.0%) [+2.0%, +4.0%] |" in grpo
+    (control,) = [line for line in text.splitlines() if line.startswith("| control")]
+    assert "| -3.0% (-4.0% to -2.0%) |" in control
+    assert "| 0.800 → 0.800 | 0.500 → 0.500 |" in control
+    assert "| SA-GCPO" not in text
+    assert "Reinforcement learning" not in page([])
