@@ -46,11 +46,11 @@ def prepared_ratings(source: Path, out: Path, **settings: object) -> ImpressionD
     return ImpressionDataset.open(out)
 
 
-def recommender_run(dataset: Dataset, folder: Path) -> Path:
+def recommender_run(dataset: Dataset, folder: Path, model: str = "sasrec") -> Path:
     config = RunConfig.parse(
         {
             "data": {"path": str(dataset.root)},
-            "model": MODELS["sasrec"],
+            "model": MODELS[model],
             "pipeline": {"trainer_threads": 1},
             "training": {"batch_size": 16, "epochs": 1},
         }

@@ -75,7 +75,7 @@ def make_run(
     """
     dataset = _dataset(folder, integer_users, labelled)
     if model not in ("sasrec", "hstu"):
-        _semantic_ids(dataset, collision_policy)
+        make_semantic_ids(dataset, collision_policy)
     config = RunConfig.parse(
         {
             "data": {"path": str(dataset.root), **data_of(dataset)},
@@ -124,7 +124,7 @@ def _dataset(folder: Path, integer_users: bool, labelled: bool) -> Dataset:
     return Dataset.open(folder / "data")
 
 
-def _semantic_ids(dataset: Dataset, collision_policy: str) -> None:
+def make_semantic_ids(dataset: Dataset, collision_policy: str = "extra_digit") -> None:
     """Codes of random vectors: enough levels and codes for a trie that branches."""
     vectors_ID = np.random.default_rng(0).normal(size=(len(dataset.items), 6)).astype(np.float32)
     registry, _ = fit_registry(

@@ -144,14 +144,18 @@ class RankingStage:
             np.take_along_axis(objective_BK, order_BK, axis=1),
         )
 
-    def rewards(self, queries: Sequence[Query], items_BK: Int64Array) -> np.ndarray:
+    def rewards(
+        self, queries: Sequence[Query], items_BK: Int64Array, times_B: Int64Array | None = None
+    ) -> np.ndarray:
         """[B, K] what the objective gives for showing these items, the recommender's own score aside: a
         reward for lists that a policy made.
 
         Args:
             items_BK: catalogue positions; where -1 stands, the reward is NaN.
+            times_B: when each query is asked, in UNIX seconds; None is now.
         """
-        probabilities_BKT = self._probabilities(queries, items_BK, self._now(len(queries)))
+        times_B = self._now(len(queries)) if times_B is None else times_B
+        probabilities_BKT = self._probabilities(queries, items_BK, times_B)
         return self._objective.of_labels(probabilities_BKT)
 
     def _opinion(

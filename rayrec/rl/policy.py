@@ -67,11 +67,6 @@ class Policy:
         self.version = 0
         """Optimizer steps that its weights have taken."""
 
-    @property
-    def needs_history_times(self) -> bool:
-        """Whether the model, or an operation before it, reads when events were."""
-        return self._features.needs_history_times
-
     def load(self, weights: Mapping[str, np.ndarray], version: int) -> None:
         """Take over the weights of a version."""
         self.program.load(weights, optimizer_state=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -30,7 +30,8 @@ class RewardInputs:
     def build(self, config: RewardsConfig) -> RewardMix:
         """
         Raises:
-            InputError: a reward does not fit the data set.
+            InputError: a reward does not fit the data set, or its ranking model is of other items or
+                impressions.
         """
         codes_IL = self._policy.task.catalogue.codes_IL
         assert codes_IL is not None, "the policy generates them"
@@ -63,7 +64,14 @@ class RewardInputs:
     def _ranker(self, part: RankerConfig) -> Callable[..., np.ndarray]:
         stage = RankingStage.load(Recommender(self._policy.trained), part.ranking)
         stage.check_evaluation()  # nor may it have learned what the policy is rewarded for, and judged by
-        return stage.rewards
+        self._dataset.check_times()
+
+        def rewards(queries: Sequence[Query], items_UG: Int64Array) -> np.ndarray:
+            # Lists are shown right behind the newest event: a clock would make every run another one.
+            times = [query.times[-1] if query.times is not None else 0 for query in queries]
+            return stage.rewards(queries, items_UG, np.array(times, dtype=np.int64))
+
+        return rewards
 
     def _queries(self, prompts: Prompts) -> list[Query]:
         samples = prompts.samples

@@ -176,7 +176,7 @@ class _Run:
 
     @property
     def _with_times(self) -> bool:
-        return self._policy.needs_history_times
+        return self._policy.task.dataset.has_times()  # for rewards, whatever the model reads
 
     def _validation_prompts(self) -> list[Prompts]:
         return validation_prompts(self._policy.task.dataset, self._config, self._with_times)
