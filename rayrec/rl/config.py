@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from rayrec.platform.config import Config
+from rayrec.platform.remote_files import absolute
 from rayrec.rl.rewards.config import RewardsConfig
 from rayrec.rl.settings import AlgorithmSettings, GspoSettings
 
@@ -158,3 +159,9 @@ class RlConfig(Config):
     alarms: AlarmConfig = AlarmConfig()
     placement: PlacementConfig = PlacementConfig()
     evaluation: RlEvaluationConfig = RlEvaluationConfig()
+
+    def with_absolute_paths(self) -> RlConfig:
+        """The same run, to be understood from any working directory."""
+        parts = tuple(part.with_absolute_paths() for part in self.rewards.parts)
+        rewards = self.rewards.model_copy(update={"parts": parts})
+        return self.model_copy(update={"init_from": absolute(self.init_from), "rewards": rewards})

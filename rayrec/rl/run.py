@@ -73,7 +73,7 @@ def train_policy(
         RewardError, DivergedError: the step was not applied; the last snapshot is whole.
         CollapsedError: an alarm; the best snapshot stays what it was.
     """
-    path = Path(run)
+    config, path = config.with_absolute_paths(), Path(run)
     policy = load_policy(config)
     make_rewards(config, policy)  # which refuses what does not fit, before anything is started
     dataset = policy.task.dataset
@@ -205,7 +205,14 @@ class _Run:
             "rewards": rewards,
         }
         self._folder.save(step, weights.arrays, state, self._prompts.position(step), progress, is_best)
-        self._folder.folder.log({"step": step, **{f"valid/{name}": each for name, each in scores.items()}})
+        seconds = self._seconds(controller)
+        self._folder.folder.log(
+            {
+                "step": step,
+                **{f"valid/{name}": each for name, each in scores.items()},
+                **{f"seconds/{name}": each for name, each in seconds.items()},
+            }
+        )
         self._figures.publish({f"rl_valid_{_as_name(name)}": each for name, each in scores.items()})
         logger.info(
             "step %d: valid recall@10 %.4f, ndcg@10 %.4f, reward of drawn lists %.4f%s",

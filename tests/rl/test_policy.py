@@ -227,3 +227,19 @@ def test_a_data_set_with_labels_and_times_is_learned_from_like_any_other(tmp_pat
     }
     assert worth <= {1.0, 2.0}
     assert {float(target) for _, each in scored for target in each.target_rewards_U} == {1.0, 2.0}
+
+
+def test_a_run_means_the_same_wherever_its_processes_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    parts = [
+        {"kind": "hit"},
+        {"kind": "ranker", "ranking": {"run": "ranker"}},
+        {"kind": "business_value", "path": "margins.csv", "column": "margin"},
+        {"kind": "function", "function": "mine:reward", "folder": "rewards"},
+    ]
+    config = config_of(Path("run"), rewards={"parts": parts}).with_absolute_paths()
+    _, ranker, value, function = config.rewards.parts
+    assert config.init_from == str(tmp_path / "run")
+    assert ranker.ranking.run == str(tmp_path / "ranker")
+    assert (value.path, function.folder) == (str(tmp_path / "margins.csv"), tmp_path / "rewards")
+    assert config.with_absolute_paths() == config

@@ -87,6 +87,10 @@ def test_a_run_leaves_what_everything_else_reads(colocated, supervised):
     steps = [line for line in lines if "loss" in line]
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
     assert {"kl", "entropy", "clip_share", "flat_share", "staleness", "reward/hit.mean"} <= set(steps[0])
+    validations = [line for line in lines if "valid/recall@10" in line]
+    assert [line["step"] for line in validations] == [0, 2, 4]
+    phases = {"rollouts.draw", "rewards.score", "reference.log_probs", "learner.update", "sync"}
+    assert {f"seconds/{phase}" for phase in phases} <= set(validations[-1])
     report = json.loads((colocated / "rl-evaluation.json").read_text())
     for who in ("all", "held_out"):
         assert {"recall@1", "recall@50", "ndcg@10", "reward"} <= set(report[who]["change"])

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from rayrec.pipelines.ranking_config import RankingConfig
 from rayrec.platform.config import Config
+from rayrec.platform.remote_files import absolute
 from rayrec.rl.rewards.mix import TOTAL, Normalise
 
 _Share = Annotated[float, Field(ge=0, le=1)]
@@ -35,6 +36,10 @@ class RewardSettings(Config):
     normalise: Normalise = "none"
     """`standard`: less the mean of all candidates so far, and divided by their standard deviation, so that
     weights compare rewards of different units."""
+
+    def with_absolute_paths(self) -> Self:
+        """The same reward, to be understood from any working directory."""
+        return self
 
 
 class ValidityConfig(RewardSettings):
@@ -98,6 +103,9 @@ class BusinessValueConfig(RewardSettings):
     column: str
     """Has the numbers."""
 
+    def with_absolute_paths(self) -> Self:
+        return self.model_copy(update={"path": absolute(self.path)})
+
 
 class RankerConfig(RewardSettings):
     """What a ranking model says that showing a candidate is worth."""
@@ -106,6 +114,11 @@ class RankerConfig(RewardSettings):
     ranking: RankingConfig
     """Which model, and by what of its labels. The number of candidates and the recommender's own score have
     no say here."""
+
+    def with_absolute_paths(self) -> Self:
+        ranking, data = self.ranking, self.ranking.data
+        found = {"run": absolute(ranking.run), "data": None if data is None else absolute(data)}
+        return self.model_copy(update={"ranking": ranking.model_copy(update=found)})
 
 
 class FunctionConfig(RewardSettings):
@@ -116,6 +129,9 @@ class FunctionConfig(RewardSettings):
     """`module:function`."""
     folder: Path | None = None
     """Where its module is, if Python does not find it by itself."""
+
+    def with_absolute_paths(self) -> Self:
+        return self if self.folder is None else self.model_copy(update={"folder": self.folder.resolve()})
 
     @field_validator("function")
     @classmethod

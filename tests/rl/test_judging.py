@@ -1,0 +1,90 @@
+"""Two policies compared user by user.
+
+Axes: U users, K places of a list, T temperatures, I items.
+"""
+
+import math
+
+import numpy as np
+import pytest
+
+from rayrec.rl.evaluation import Comparison, best_temperature, worsened
+from rayrec.rl.judging import JudgedLists, diversity, relative_change, summarised
+from rayrec.rl.rewards.mix import TOTAL
+
+
+def judged(places_U, rewards_UT=None, behavior_U=None, top_UK=None) -> JudgedLists:
+    num_users = len(places_U)
+    rewards_UT = np.ones((num_users, 1)) if rewards_UT is None else np.array(rewards_UT, dtype=float)
+    return JudgedLists(
+        user_ids_U=np.arange(num_users),
+        places_U=np.array(places_U),
+        top_UK=np.zeros((num_users, 2), dtype=np.int64) if top_UK is None else np.array(top_UK),
+        behavior_U=np.full(num_users, -1) if behavior_U is None else np.array(behavior_U),
+        rewards={TOTAL: rewards_UT, "hit": rewards_UT / 2},
+    )
+
+
+def test_scores_of_a_user_hang_on_the_place_of_the_target():
+    scores = judged([0, 2, 9, 10, 50]).scores()
+    assert scores["recall@1"].tolist() == [1, 0, 0, 0, 0]
+    assert scores["recall@10"].tolist() == [1, 1, 1, 0, 0]
+    assert scores["recall@50"].tolist() == [1, 1, 1, 1, 0]
+    assert scores["ndcg@5"].tolist() == pytest.approx([1, 0.5, 0, 0, 0])
+    assert (scores["reward"].mean(), scores["reward/hit"].mean()) == (1.0, 0.5)
+
+
+def test_the_temperature_is_that_of_the_best_lists():
+    assert best_temperature(judged([0, 0], [[0.1, 0.3, 0.2], [0.0, 0.1, 0.5]])) == 2
+
+
+def test_a_change_of_the_same_users_is_surer_than_either_figure():
+    random = np.random.default_rng(0)
+    before_U = (random.random(2_000) < 0.1).astype(float)
+    after_U = before_U.copy()
+    after_U[np.flatnonzero(before_U == 0)[:20]] = 1.0
+    change = relative_change(after_U, before_U)
+    assert change.value == pytest.approx(20 / before_U.sum())
+    assert 0 < change.low < change.value < change.high
+    alone = summarised(before_U)
+    assert change.high - change.low < (alone.high - alone.low) / alone.value
+
+
+def test_from_nothing_there_is_no_relative_change():
+    assert all(math.isnan(figure) for figure in relative_change(np.ones(3), np.zeros(3)))
+
+
+def test_diversity_by_hand():
+    codes_IL = np.array([[0, 0], [0, 1], [1, 1], [1, 1]])
+    # Half of the codes, none; and of the second list, which has one item, nothing.
+    found = diversity(np.array([[0, 1, 2], [3, -1, -1]]), codes_IL, num_items=4)
+    assert found["distance"] == pytest.approx(1 - 0.5 / 3)
+    assert found["coverage"] == 1.0
+
+
+def test_what_became_worse_is_said_and_what_may_be_chance_is_not():
+    before, after = judged([0] * 300 + [60] * 300), judged([0] * 150 + [20] * 150 + [60] * 300)
+    report = Comparison(before, after, np.zeros((4, 2), dtype=int)).report()
+    sentences = worsened(report)
+    assert any(
+        sentence.startswith("recall@10 is worse than") and "-50.0%" in sentence for sentence in sentences
+    )
+    assert not any(sentence.startswith(("recall@50", "reward")) for sentence in sentences)
+
+
+def test_users_are_told_apart_by_what_they_did():
+    before = judged([0, 60, 60, 60], behavior_U=[0, 0, 1, -1])
+    after = judged([0, 60, 3, 3], behavior_U=[0, 0, 1, -1])
+    report = Comparison(before, after, np.zeros((4, 2), dtype=int), ["VIEW", "LIKE", "SHARE"]).report()
+    found = report["recall@10 by behavior"]
+    assert set(found) == {"VIEW", "LIKE"}
+    assert (found["VIEW"]["before"], found["VIEW"]["after"], found["VIEW"]["num_users"]) == (0.5, 0.5, 2)
+    assert (found["LIKE"]["before"], found["LIKE"]["after"]) == (0.0, 1.0)
+
+
+def test_parts_of_users_make_the_whole():
+    parts = [judged([0, 1], behavior_U=[0, 1]), judged([2], behavior_U=[1])]
+    whole = JudgedLists.concatenate(parts)
+    assert whole.places_U.tolist() == [0, 1, 2]
+    assert whole.some(whole.behavior_U == 1).places_U.tolist() == [1, 2]
+    assert whole.rewards[TOTAL].shape == (3, 1)
