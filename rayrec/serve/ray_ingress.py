@@ -29,12 +29,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rayrec.platform.errors import InputError
 from rayrec.serve.address import READY_TIMEOUT_S, ip_of
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.haproxy_config import Plan, write_program
 from rayrec.serve.tls import link_for_haproxy
+
+if TYPE_CHECKING:  # Serve reads the environment when it is imported
+    from ray.serve.handle import DeploymentHandle
 
 HAPROXY_SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
 HAPROXY_PROGRAM = "RAY_SERVE_HAPROXY_BINARY_PATH"
@@ -189,6 +193,15 @@ def running_serve() -> RunningServe | None:
     applications = client.get_serve_details()["applications"]
     routes = {name: application["route_prefix"] for name, application in applications.items()}
     return RunningServe(http.host, http.port, bool(http.ssl_certfile), routes)
+
+
+def by_message(handle: DeploymentHandle) -> DeploymentHandle:
+    """The same deployment, called by gRPC messages instead of Ray's calls: half the time of a call.
+
+    Clusters that are started here do that anyway (`RAY_SERVE_THROUGHPUT_OPTIMIZED`); joined ones may not.
+    """
+    messages: DeploymentHandle = handle.options(_by_reference=False)
+    return messages
 
 
 def _is_direct(environment: Mapping[str, str]) -> bool:

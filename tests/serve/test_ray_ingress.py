@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from ray.serve._private import constants
 from ray.serve.config import HTTPOptions
+from ray.serve.handle import DeploymentHandle
 
 from rayrec.platform.errors import InputError
 from rayrec.serve import ray_ingress
@@ -50,6 +51,11 @@ def chosen(**settings: object) -> Ingress:
 def test_this_version_of_ray_reads_all_that_is_set():
     read = inspect.getsource(constants)
     assert [name for name in VARIABLES if f'"{name}"' not in read] == []
+
+
+def test_this_version_of_ray_can_call_by_messages():
+    parameters = inspect.signature(DeploymentHandle.options).parameters
+    assert "_by_reference" in parameters
 
 
 def test_this_version_of_ray_has_tls_for_its_proxy():

@@ -35,6 +35,7 @@ from rayrec.serve.config import ServeConfig
 from rayrec.serve.events.user_state import UserEvents
 from rayrec.serve.loading import device_of, load_api
 from rayrec.serve.metrics import RayMeter
+from rayrec.serve.ray_ingress import by_message
 from rayrec.serve.services.config import MAIN, ReplicasConfig, ServicesConfig
 from rayrec.serve.services.dense import DenseFollower, DensePart, RemoteRanker
 from rayrec.serve.services.features import FeaturesPart, RemoteState
@@ -66,8 +67,8 @@ class AccessReplica:
         gateway = Gateway(
             config.services,
             config.access,
-            {name: _sender(handle) for name, handle in targets.items()},
-            None if features is None else _sender(features),
+            {name: _sender(by_message(handle)) for name, handle in targets.items()},
+            None if features is None else _sender(by_message(features)),
             config.timeout_s + 1,  # the target refuses what it cannot answer in time, and says why
         )
         self._api = build_gateway(gateway, [RayMeter(Path(run).name)])
@@ -116,6 +117,7 @@ class SparseReplica:
         os.chdir(working_directory)
         self._calls = HandleCalls()
         call, timeout_s = self._calls.call, config.timeout_s
+        dense, features = by_message(dense), None if features is None else by_message(features)
         beam_width: int = call(dense, "beam_width", timeout_s=timeout_s)
 
         def ranker_of(model: TrainedModel) -> ItemRanker:
