@@ -1,4 +1,4 @@
-"""Whether rewards have moved lists toward strong feedback, by what users did, not by the reward's own opinion.
+"""Whether rewards have moved lists toward strong feedback: by what users did, not by the reward's opinion.
 
     python -m benchmarks.rl_deskdrop LOG SUPERVISED RUN
 
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             known = int(((counts_I > 0) & (views_I > 0)).sum())
             out.print(
                 f"{when}, events of the time {name}: {value:.3f} strong ones to a view ({low:.3f} to "
-                f"{high:.3f}), of {known:,} articles that were viewed then, among {int((counts_I > 0).sum()):,} shown",
+                f"{high:.3f}), of {known:,} articles viewed then, among {int((counts_I > 0).sum()):,} shown",
                 highlight=False,
             )
 
