@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rayrec.models.decoding.beam import beam_search
 from rayrec.models.decoding.leaf_filter import LeafFilter
-from rayrec.models.decoding.prefixes import ItemDistribution, item_code_log_probs
+from rayrec.models.decoding.prefixes import ItemDistribution, item_code_log_probs, item_log_probs
 from rayrec.models.decoding.sampling import DistinctItems, constrained_sample, stochastic_beam_search
 from rayrec.models.generative.backbone import Context
 from rayrec.models.generative.recommender import GenerativeRecommender
@@ -108,11 +108,15 @@ class Policy:
             again = distribution(self.network, context, seen_UE, how.temperature)
             log_probs_UGL = item_code_log_probs(again, items_UG)
             weights_UG = _even_weights(items_UG)
+        targets_U1 = torch.tensor(prompts.targets_U, device=self.program.device)[:, None]
+        again = distribution(self.network, context, seen_UE, how.temperature)
+        target_log_probs_U = item_log_probs(again, targets_U1)[:, 0]
         return Rollouts(
             prompts,
             items_UG.cpu().numpy(),
             log_probs_UGL.masked_fill((items_UG < 0)[:, :, None], 0.0).float().cpu().numpy(),
             weights_UG.float().cpu().numpy(),
+            target_log_probs_U.float().cpu().numpy(),
             self.version,
         )
 

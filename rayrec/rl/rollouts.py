@@ -27,6 +27,8 @@ class Rollouts:
     where there is no candidate."""
     weights_UG: np.ndarray
     """How much each counts in its group, in sum 1; 0 where there is no candidate."""
+    target_log_probs_U: np.ndarray
+    """By the same policy, of the logged targets; -inf where there is none, or it may not be drawn."""
     policy_version: int
     """Optimizer steps that the policy had taken."""
 
@@ -66,7 +68,7 @@ class Rewarded:
     rollouts: Rollouts
     rewards_UG: np.ndarray
     target_rewards_U: np.ndarray
-    """Of the logged targets, as candidates alone; NaN where there is none."""
+    """Of the logged targets, as one more candidate of the list; NaN where there is none."""
     flat_U: np.ndarray
     """[U] bool: groups without spread, of which nothing is to be learned."""
 

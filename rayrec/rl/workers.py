@@ -125,14 +125,16 @@ class RewardWorker:
         """
         lists = self._inputs.lists(rollouts.prompts, rollouts.items_UG, rollouts.log_probs_UG)
         mixed = self._mix.mix(lists)
-        of_targets = self._mix.mix(lists.of_targets(), learns=False)
-        has_target_U = rollouts.prompts.targets_U >= 0
+        # As one more candidate: what a target is worth may hang on its place in the list.
+        with_targets = lists.with_targets(rollouts.target_log_probs_U)
+        of_targets = self._mix.mix(with_targets, learns=False)
+        has_target_U = with_targets.is_item_UG[:, -1]
         flat_U = ~has_spread(torch.from_numpy(mixed.total_UG), torch.from_numpy(rollouts.weights_UG)).numpy()
         seen = self._guard.watch(mixed)
         rewarded = Rewarded(
             rollouts,
             np.where(rollouts.items_UG >= 0, mixed.total_UG, 0.0),
-            np.where(has_target_U, of_targets.total_UG[:, 0], np.nan),
+            np.where(has_target_U, of_targets.total_UG[:, -1], np.nan),
             flat_U,
         )
         summary = RewardSummary({**mixed.figures, **seen.figures}, int(flat_U.sum()), tuple(seen.sentences))

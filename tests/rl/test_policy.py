@@ -225,7 +225,7 @@ def test_a_data_set_with_labels_and_times_is_learned_from_like_any_other(tmp_pat
         for hit_UG, (_, rewarded) in zip(hits, scored, strict=True)
         for value in rewarded.rewards_UG[hit_UG]
     }
-    assert worth <= {1.0, 2.0}
+    assert worth <= {1.0, 2.0}  # hits are rare here
     assert {float(target) for _, each in scored for target in each.target_rewards_U} == {1.0, 2.0}
 
 
@@ -243,3 +243,21 @@ def test_a_run_means_the_same_wherever_its_processes_are(tmp_path, monkeypatch):
     assert ranker.ranking.run == str(tmp_path / "ranker")
     assert (value.path, function.folder) == (str(tmp_path / "margins.csv"), tmp_path / "rewards")
     assert config.with_absolute_paths() == config
+
+
+def test_a_hit_is_worth_what_the_target_is_worth_in_that_list(prefix_run):
+    """Wherever it stands: R and R* of one item of one list are the same, so that no hit is gated."""
+    rewards = {"parts": [{"kind": "hit"}, {"kind": "rank_position"}]}
+    config = config_of(prefix_run, rewards=rewards, rollout={"group_size": 12, "chunk_users": 64})
+    policy = load_policy(config)
+    worker = make_rewards(config, policy)
+    hits = []
+    for step in range(3):
+        rollouts = policy.draw(prompts_of(policy, split="train").step(step), config.rollout, 0)
+        _, rewarded = worker.score(rollouts)
+        is_hit_UG = rollouts.items_UG == rollouts.prompts.targets_U[:, None]
+        targets_UG = np.broadcast_to(rewarded.target_rewards_U[:, None], is_hit_UG.shape)
+        np.testing.assert_allclose(rewarded.rewards_UG[is_hit_UG], targets_UG[is_hit_UG])
+        hits.extend(rewarded.rewards_UG[is_hit_UG].tolist())
+    assert len(set(hits)) > 1
+    assert max(hits) <= 2.0

@@ -6,7 +6,7 @@ Axes: U users, G candidates of a user. A catalogue position of -1 is a place of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -88,6 +88,22 @@ class CandidateLists:
             self.user_keys,
             self.scenario_U,
             self.queries,
+        )
+
+    def with_targets(self, log_probs_U: np.ndarray) -> CandidateLists:
+        """[U, G + 1] the same lists, with the logged next item behind the candidates of each.
+
+        Args:
+            log_probs_U: of these items, by the policy that drew the lists; its place in the list is by them.
+        """
+        is_known_U = (self.targets_U >= 0) & (log_probs_U > -np.inf)
+        targets_U1 = np.where(is_known_U, self.targets_U, -1)[:, None]
+        return replace(
+            self,
+            items_UG=np.concatenate([self.items_UG, targets_U1], axis=1),
+            log_probs_UG=np.concatenate(
+                [self.log_probs_UG, np.where(is_known_U, log_probs_U, -np.inf)[:, None]], axis=1
+            ),
         )
 
     def of_users(self, start: int, stop: int) -> CandidateLists:
