@@ -78,18 +78,6 @@ class CandidateLists:
         is_hit_UG: NDArray[np.bool_] = self.is_item_UG & (self.items_UG == self.targets_U[:, None])
         return is_hit_UG
 
-    def of_targets(self) -> CandidateLists:
-        """[U, 1] the logged next items as lists of one, certain to be drawn."""
-        is_known_U1 = self.targets_U[:, None] >= 0
-        return CandidateLists(
-            self.targets_U[:, None],
-            np.where(is_known_U1, 0.0, -np.inf),
-            self.targets_U,
-            self.user_keys,
-            self.scenario_U,
-            self.queries,
-        )
-
     def with_targets(self, log_probs_U: np.ndarray) -> CandidateLists:
         """[U, G + 1] the same lists, with the logged next item behind the candidates of each.
 

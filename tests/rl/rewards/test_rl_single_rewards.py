@@ -153,17 +153,17 @@ def test_a_learned_ranker_needs_queries():
         LearnedRanker(lambda queries, items_UG: np.zeros((1, 1)))(lists_of([[3]]))
 
 
-def test_logged_items_are_lists_of_one():
-    lists = lists_of([[0, 1], [2, 3]], targets=[4, -1], scenario_U=["home", "search"])
+def test_logged_items_have_the_place_that_their_probability_gives_them():
+    lists = lists_of([[0, 1], [2, 3], [4, 5]], targets=[7, -1, 6], scenario_U=["a", "b", "c"])
 
-    logged = lists.of_targets()
+    # Candidates have -1 and -2: the first target stands between them; the third one may not be drawn.
+    logged = lists.with_targets(np.array([-1.5, -1.5, -np.inf]))
 
-    assert logged.items_UG.tolist() == [[4], [-1]]
-    assert logged.log_probs_UG.tolist() == [[0.0], [-np.inf]]
-    assert list(logged.user_keys) == ["u0", "u1"]
-    assert logged.scenario_U == ["home", "search"]
-    assert Hit()(logged).tolist() == [[1], [0]]
-    assert RankPosition()(logged).tolist() == [[1], [0]]
+    assert logged.items_UG.tolist() == [[0, 1, 7], [2, 3, -1], [4, 5, -1]]
+    assert logged.log_probs_UG[:, 2].tolist() == [-1.5, -np.inf, -np.inf]
+    assert logged.scenario_U == lists.scenario_U
+    assert Hit()(logged)[:, 2].tolist() == [1, 0, 0]
+    assert RankPosition()(logged)[:, 2].tolist() == pytest.approx([1 / np.log2(3), 0, 0])
 
 
 @pytest.mark.parametrize(
