@@ -19,7 +19,6 @@ Amazon Beauty. `RAYREC_BENCH_STEPS` is the number of steps of a window.
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -92,20 +91,25 @@ def _rollouts(data: Path, folder: Path, options: BenchOptions) -> Bar:
         chunks = _chunks(PromptStream(policy.task.dataset, config.prompts, config.seed), config)
         _check_same_distribution(policy, peer, next(chunks))
 
-        def rate(draw: Any) -> float:
-            prompts = next(chunks)
+        drawn: list[Prompts] = []
+
+        def rate(draw: Any, prompts: Prompts) -> float:
             begun = time.perf_counter()
             draw(prompts)
             return len(prompts) * GROUP_SIZE / (time.perf_counter() - begun)
 
+        def our_rate() -> float:
+            drawn.append(next(chunks))  # both draw for the same users: histories differ in length
+            return rate(lambda prompts: worker.draw(prompts, None), drawn[-1])
+
+        def their_rate() -> float:
+            return rate(peer.draw, drawn[-1])
+
         def show(ours: float, theirs: float) -> None:
             log.print(f"rl-rollouts: {ours:,.0f} a second, peer {theirs:,.0f}, ratio {ours / theirs:.1f}")
 
-        def our_rate() -> float:
-            return statistics.median(rate(lambda prompts: worker.draw(prompts, None)) for _ in range(3))
-
-        interleaved(our_rate, lambda: rate(peer.draw), repeats=1)  # thrown away
-        ratios = interleaved(our_rate, lambda: rate(peer.draw), options.pairs, show)
+        interleaved(our_rate, their_rate, repeats=1)  # thrown away
+        ratios = interleaved(our_rate, their_rate, options.pairs, show)
         return Bar.of("rl-rollouts", ratios, ROLLOUTS_PEER, 8.0)
     finally:
         torch.set_num_threads(before)
