@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
+from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import LABELS, Label
 from rayrec.platform.hashing import combine64
 from rayrec.rl.config import PromptsConfig
@@ -110,8 +111,24 @@ class PromptStream:
         self._columns = _Columns.of(config.split, self.plan.spec.schema.names)
 
     def step(self, step: int) -> Prompts:
-        """Of a step, from 0; fewer users than are read, where some are held out or nothing is to predict."""
-        rows = self._reader.read_batch(self.plan.batch(step))
+        """Of a step, from 0; fewer users than are read, where some are held out or nothing is to predict.
+
+        Where nobody is left of a step's rows, those of the next one stand in.
+
+        Raises:
+            InputError: nobody is left of any.
+        """
+        for read in range(step, step + self.plan.steps_per_epoch):
+            if len(prompts := self._read(step, read)):
+                return prompts
+        raise InputError(
+            f"{self._dataset.root}: there is nobody to ask for: all users of the split "
+            f"{self._config.split!r} are held out (prompts.held_out_share), or have one event"
+        )
+
+    def _read(self, step: int, read: int) -> Prompts:
+        """The prompts of a step, of the rows of a batch."""
+        rows = self._reader.read_batch(self.plan.batch(read))
         samples, labels = self._columns.samples(step, rows.row_keys_B, rows.rows)
         cut = self._before_an_event if self._config.split == "train" else _as_they_are
         prompts = cut(samples, labels)

@@ -135,8 +135,6 @@ class PolicyTraining:
     def _begin(self, step: int) -> _Begun:
         controller = self._controller
         chunks = self._prompts.step(step).chunks(self._config.rollout.chunk_users)
-        if not chunks:
-            raise ValueError(f"step {step} has no prompts: all of its users are held out or have no history")
         drawn = controller.rollouts.spread(
             "draw", [(chunk, self._weights) for chunk in chunks], num_returns=2
         )

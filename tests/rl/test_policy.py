@@ -261,3 +261,22 @@ def test_a_hit_is_worth_what_the_target_is_worth_in_that_list(prefix_run):
         hits.extend(rewarded.rewards_UG[is_hit_UG].tolist())
     assert len(set(hits)) > 1
     assert max(hits) <= 2.0
+
+
+def test_a_step_whose_users_are_all_held_out_asks_for_those_of_the_next(prefix_run):
+    policy = load_policy(config_of(prefix_run))
+    stream = prompts_of(policy, users_per_step=1, held_out_share=0.5)
+    asked = [stream.step(step) for step in range(12)]
+    assert all(len(prompts) == 1 for prompts in asked)
+    assert [prompts.step for prompts in asked] == list(range(12))
+    with pytest.raises(InputError, match="nobody to ask for"):
+        prompts_of(policy, held_out_share=0.999999).step(0)
+
+
+def test_pieces_of_a_step_add_up_to_the_whole(run):
+    changes = {"learning_rate": 0.01, "warmup_steps": 0, "kl_weight": 0.1, "anchor_weight": 0.1}
+    whole, *_ = learned(config_of(run, learner=changes))
+    pieces, *_ = learned(config_of(run, learner=changes | {"micro_batches": 3}))
+    expected = dict(whole.network.named_parameters())
+    for name, parameter in pieces.network.named_parameters():
+        torch.testing.assert_close(parameter, expected[name], atol=2e-4, rtol=1e-3)
