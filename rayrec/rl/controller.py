@@ -24,6 +24,7 @@ import ray
 from ray.actor import ActorHandle
 
 from rayrec.actors.rl_worker import WorkerPlace, spawn_rl_workers
+from rayrec.platform.devices import HOST
 from rayrec.rl.config import RlConfig
 from rayrec.rl.workers import PARTS, make_parts
 
@@ -137,7 +138,7 @@ class SingleController:
                 cpus=placement.cpus,
                 threads=placement.threads,
                 # Rewards are arithmetic on the host, and rankers have a device of their own.
-                device="cpu" if parts == ["rewards"] else device,
+                device=HOST.kind if parts == ["rewards"] else device,
                 restarts=restarts,
             )
             self._actors += actors
