@@ -66,7 +66,8 @@ class Rewarded:
     rollouts: Rollouts
     rewards_UG: np.ndarray
     target_rewards_U: np.ndarray
-    """Of the logged targets, as candidates alone; NaN where there is none."""
+    """R*, of the logged targets: among the candidates where they were drawn, else of lists of one; NaN where
+    there is none."""
     flat_U: np.ndarray
     """[U] bool: groups without spread, of which nothing is to be learned."""
 

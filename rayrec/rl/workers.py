@@ -125,14 +125,18 @@ class RewardWorker:
         """
         lists = self._inputs.lists(rollouts.prompts, rollouts.items_UG, rollouts.log_probs_UG)
         mixed = self._mix.mix(lists)
-        of_targets = self._mix.mix(lists.of_targets(), learns=False)
+        alone_U = self._mix.mix(lists.of_targets(), learns=False).total_UG[:, 0]
+        # A target that was drawn is worth what it is worth there: alone it would be first of its list, and so
+        # better than itself.
+        drawn_U = np.where(lists.is_hit_UG, mixed.total_UG, -np.inf).max(axis=1)
+        target_rewards_U = np.where(lists.is_hit_UG.any(axis=1), drawn_U, alone_U)
         has_target_U = rollouts.prompts.targets_U >= 0
         flat_U = ~has_spread(torch.from_numpy(mixed.total_UG), torch.from_numpy(rollouts.weights_UG)).numpy()
         seen = self._guard.watch(mixed)
         rewarded = Rewarded(
             rollouts,
             np.where(rollouts.items_UG >= 0, mixed.total_UG, 0.0),
-            np.where(has_target_U, of_targets.total_UG[:, 0], np.nan),
+            np.where(has_target_U, target_rewards_U, np.nan),
             flat_U,
         )
         summary = RewardSummary({**mixed.figures, **seen.figures}, int(flat_U.sum()), tuple(seen.sentences))
