@@ -136,10 +136,7 @@ class _Run:
             validation = self._validation_prompts()
             if self._folder.folder.state["last"] is None:
                 self._validate(training, controller, validation)
-            for report in training.steps():
-                self._tell(report)
-                if report.step % config.evaluation.every_steps == 0 or report.step == config.steps:
-                    self._validate(training, controller, validation)
+            self._take_steps(training, controller, validation)
             seconds = self._seconds(controller)
             report_of_run = self._judge(training, validation)
             seconds["whole"] = time.perf_counter() - begun
@@ -155,6 +152,21 @@ class _Run:
             report=report_of_run,
             seconds=seconds,
         )
+
+    def _take_steps(
+        self, training: PolicyTraining, controller: SingleController, validation: list[Prompts]
+    ) -> None:
+        """
+        Raises:
+            CollapsedError: an alarm.
+        """
+        config = self._config
+        for report in training.steps():
+            self._tell(report)
+            # Before anything is kept: a collapsed policy may well be the best one by reward.
+            training.alarm.check(report.step, report.figures)
+            if report.step % config.evaluation.every_steps == 0 or report.step == config.steps:
+                self._validate(training, controller, validation)
 
     def _go_on(self, controller: SingleController) -> int:
         """Steps that were taken before; learners have their weights."""
