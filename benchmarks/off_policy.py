@@ -33,7 +33,7 @@ from rayrec.rl.off_policy.estimators import (
     self_normalised,
 )
 from rayrec.rl.off_policy.logs import BanditLog, FloatArray, read_open_bandit
-from rayrec.rl.off_policy.policies import mean_propensities, uniform
+from rayrec.rl.off_policy.policies import logged_frequencies, uniform
 from rayrec.rl.off_policy.reward_model import cross_fitted
 from rayrec.rl.off_policy.synthetic import World
 
@@ -106,7 +106,7 @@ def _open_bandit(folder: Path) -> None:
     for name, judged_by in (("random", "bts"), ("bts", "random")):
         own, log = logs[name], logs[judged_by]
         earned = Terms(own.rewards_N).estimate()
-        target_NA = uniform(log) if name == "random" else mean_propensities(log, own)
+        target_NA = uniform(log) if name == "random" else logged_frequencies(log, own)
         out.print(
             f"{name}: earned {earned.value:.5f} ({earned.low:.5f} to {earned.high:.5f})", highlight=False
         )

@@ -10,8 +10,8 @@
   prefix decoder of `configs/beauty-generative.yaml`, 256 users a step, 16 candidates each. Each window begins
   with an empty queue and ends with one. What drawing and learning cost is printed; they have to be about the
   same for the figure to say something.
-* `rl-weight-sync`: how many times the time spent on sending weights, on both sides, is within 5 % of the time
-  of the async windows.
+* `rl-weight-sync`: how many times the time spent on weights, copying, loading and checking on both sides, is
+  within 5 % of the time of the async windows. What Ray's object store takes in between is not in it.
 
 `RAYREC_BENCH_DATA` names a prepared data set with semantic IDs; without one, it is synthetic, of the size of
 Amazon Beauty. `RAYREC_BENCH_STEPS` is the number of steps of a window.

@@ -98,7 +98,8 @@ class PlacementConfig(Config):
     max_policy_lag: Literal[0, 1] = 0
     """`disaggregated`: steps that the policy which draws may trail the learner."""
     max_staleness: Annotated[int, Field(ge=1)] = 4
-    """`async`: the same in optimizer steps."""
+    """`async`: the same in optimizer steps. Batches are begun as early as they may be, so this is how old
+    they are: take no more than keeps everybody busy."""
     sync_every: _Count = 1
     """`async`: steps after which rollouts get new weights."""
     threads: _Count = 1

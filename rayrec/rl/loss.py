@@ -1,6 +1,8 @@
 """The loss of a step: an algorithm's objective, what holds the policy near to where it began, and figures.
 
-    loss = - reward_weight · Σ_G w · objective + kl_weight · KL(π ‖ π_ref) - anchor_weight · log π(target)
+    loss = - reward_weight · Σ_G w · objective + kl_weight · k3(π, π_ref) - anchor_weight · log π(target)
+
+k3 is `kl_to_reference`: an estimate of KL(π ‖ π_ref) as a figure, and that of GRPO as a penalty.
 
 Axes: U users, G candidates of a user, L codes of a candidate.
 """

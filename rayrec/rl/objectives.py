@@ -94,7 +94,9 @@ def bounded_old(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) ->
 
 
 def kl_to_reference(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
-    """ρ - log ρ - 1 with ρ = π_ref / π, elementwise: never negative, and in the mean over draws of π the KL.
+    """ρ - log ρ - 1 with ρ = π_ref / π, elementwise: never negative, and in the mean over draws of π the
+    divergence KL(π ‖ π_ref). Its gradient is that of KL(π_ref ‖ π), since draws are not differentiated: as
+    a penalty, it holds on to what the reference thinks likely.
 
     Source: Schulman, "Approximating KL divergence", 2020, estimator k3; as GRPO uses it, arXiv:2402.03300,
     eq. 4.

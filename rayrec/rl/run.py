@@ -21,6 +21,7 @@ import ray
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import read_snapshot
 from rayrec.platform.cluster import ray_cluster
+from rayrec.platform.devices import HOST
 from rayrec.platform.metrics import RayFigures
 from rayrec.platform.ray_errors import root_cause
 from rayrec.rl.config import RlConfig
@@ -74,7 +75,11 @@ def train_policy(
         CollapsedError: an alarm; the best snapshot stays what it was.
     """
     config, path = config.with_absolute_paths(), Path(run)
-    policy = load_policy(config)
+    supervised = RunFolder.open(Path(config.init_from)).config
+    if config.device is not None:
+        supervised = supervised.model_copy(update={"device": config.device})
+    # The driver computes nothing, and may be on a machine that lacks the accelerator.
+    policy = load_policy(config.model_copy(update={"device": HOST.kind}))
     make_rewards(config, policy)  # which refuses what does not fit, before anything is started
     dataset = policy.task.dataset
     prompts = PromptStream(dataset, config.prompts, config.seed)
@@ -85,11 +90,11 @@ def train_policy(
         )
     with RunFolder.locked(path, "run" if resume else "nothing"):
         opened = RlRunFolder.resume if resume else RlRunFolder.create
-        folder = opened(path, config, policy)
+        folder = opened(path, config, supervised, policy)
         cpus = config.placement.cpus * _num_processes(config)
         try:
-            with ray_cluster(policy.task.config.cluster, cpus):
-                result = _Run(config, folder, policy, prompts, on_step).run()
+            with ray_cluster(supervised.cluster, cpus):
+                result = _Run(config, supervised.device, folder, policy, prompts, on_step).run()
         except (KeyboardInterrupt, SystemExit):
             folder.folder.update(state="stopped", error="interrupted")
             raise
@@ -114,12 +119,14 @@ class _Run:
     def __init__(
         self,
         config: RlConfig,
+        device: str,
         folder: RlRunFolder,
         policy: Policy,
         prompts: PromptStream,
         on_step: OnStep | None,
     ) -> None:
-        self._config, self._folder, self._policy, self._prompts = config, folder, policy, prompts
+        self._config, self._device, self._folder = config, device, folder
+        self._policy, self._prompts = policy, prompts
         self._on_step = on_step
         self._metric = config.evaluation.metric
         self._best_value, self._best_step = -math.inf, 0
@@ -127,25 +134,21 @@ class _Run:
 
     def run(self) -> RlResult:
         config, begun = self._config, time.perf_counter()
-        with SingleController(
-            self._folder.folder.name, config, self._policy.task.config.device
-        ) as controller:
+        with SingleController(self._folder.folder.name, config, self._device) as controller:
             done = self._go_on(controller)
             training = PolicyTraining(config, controller, self._prompts, done)
             self._load_state(training, controller)
             validation = self._validation_prompts()
             if self._folder.folder.state["last"] is None:
                 self._validate(training, controller, validation)
-            for report in training.steps():
-                self._tell(report)
-                if report.step % config.evaluation.every_steps == 0 or report.step == config.steps:
-                    self._validate(training, controller, validation)
+            self._take_steps(training, controller, validation)
             seconds = self._seconds(controller)
             report_of_run = self._judge(training, validation)
             seconds["whole"] = time.perf_counter() - begun
         self._folder.write_evaluation(report_of_run)
-        for sentence in worsened(report_of_run["all"]):
-            logger.warning("%s", sentence)
+        for who, name in (("all", "all users"), ("held_out", "users held out")):
+            for sentence in worsened(report_of_run[who]) if who in report_of_run else ():
+                logger.warning("%s: %s", name, sentence)
         return RlResult(
             run=str(self._folder.path),
             steps=config.steps,
@@ -155,6 +158,21 @@ class _Run:
             report=report_of_run,
             seconds=seconds,
         )
+
+    def _take_steps(
+        self, training: PolicyTraining, controller: SingleController, validation: list[Prompts]
+    ) -> None:
+        """
+        Raises:
+            CollapsedError: an alarm.
+        """
+        config = self._config
+        for report in training.steps():
+            self._tell(report)
+            # Before anything is kept: a collapsed policy may well be the best one by reward.
+            training.alarm.check(report.step, report.figures)
+            if report.step % config.evaluation.every_steps == 0 or report.step == config.steps:
+                self._validate(training, controller, validation)
 
     def _go_on(self, controller: SingleController) -> int:
         """Steps that were taken before; learners have their weights."""

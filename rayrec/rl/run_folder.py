@@ -19,6 +19,7 @@ import numpy as np
 from rayrec.embeddings.routing import ShardMap
 from rayrec.embeddings.saved_files import SavedFile
 from rayrec.embeddings.snapshot import load_tables, write_table
+from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import RunState, Snapshot, read_snapshot, write_snapshot
 from rayrec.platform.config import differing_keys
@@ -45,24 +46,28 @@ class RlRunFolder:
         self.folder, self._base, self._policy = folder, base, policy
 
     @classmethod
-    def create(cls, path: Path, config: RlConfig, policy: Policy) -> RlRunFolder:
+    def create(cls, path: Path, config: RlConfig, supervised: RunConfig, policy: Policy) -> RlRunFolder:
         """
+        Args:
+            supervised: settings of the run that it begins with.
+
         Raises:
             InputError: the folder already holds a run, or something else.
         """
-        folder = RunFolder.create(path, policy.task.config)
+        folder = RunFolder.create(path, supervised)
         write_atomically(path / RL_CONFIG, config.to_yaml().encode())
-        supervised = RunFolder.open(Path(config.init_from))
-        if (columns := supervised.columns) is not None:
+        if (columns := RunFolder.open(Path(config.init_from)).columns) is not None:
             folder.keep_columns(columns)
-        folder.update(init_from=str(config.init_from), kind="rl")
-        return cls(folder, _base_of(config), policy)
+        base = _base_of(config)
+        folder.update(init_from=config.init_from, init_snapshot=base.path.name, kind="rl")
+        return cls(folder, base, policy)
 
     @classmethod
-    def resume(cls, path: Path, config: RlConfig, policy: Policy) -> RlRunFolder:
+    def resume(cls, path: Path, config: RlConfig, supervised: RunConfig, policy: Policy) -> RlRunFolder:
         """
         Raises:
-            InputError: there is no such run, or its settings differ in what the results depend on.
+            InputError: there is no such run, its settings differ in what the results depend on, or the
+                supervised run has another snapshot by now.
         """
         folder = RunFolder.open(path)
         if not (path / RL_CONFIG).is_file():
@@ -74,8 +79,14 @@ class RlRunFolder:
                 f"{path}: holds another run: it differs from this config in {', '.join(changed)}; use what "
                 f"it was begun with ({path / RL_CONFIG}), or choose another folder with --run"
             )
+        base, began_from = _base_of(config), folder.state["init_snapshot"]
+        if base.path.name != began_from:
+            raise InputError(
+                f"{path}: began from {began_from} of {config.init_from}, whose {config.snapshot} snapshot is "
+                f"{base.path.name} by now: the reference would be another one; begin anew"
+            )
         folder.update(state="running", error=None)
-        return cls(folder, _base_of(config), policy)
+        return cls(folder, base, policy)
 
     @property
     def path(self) -> Path:

@@ -86,11 +86,10 @@ class PolicyTraining:
             self._send()
 
     def steps(self) -> Iterator[StepReport]:
-        """Every step that is left; the caller may look at the policy in between.
+        """Every step that is left; the caller looks at the policy in between, and asks the alarm.
 
         Raises:
             RewardError: a reward failed; the step is not applied.
-            CollapsedError: an alarm.
             DivergedError: a gradient is not finite; the step is not applied.
         """
         while self.step < self._config.steps:
@@ -101,7 +100,6 @@ class PolicyTraining:
             if not self._controller.is_colocated and self.step % self._config.placement.syncs_every == 0:
                 self._send()
             yield StepReport(self.step, figures, warnings, time.perf_counter() - begun)
-            self.alarm.check(self.step, figures)
 
     def judge(self, prompts: Sequence[Prompts], lists: Lists, weights: Weights | None = None) -> JudgedLists:
         """The policy as it is now.

@@ -20,7 +20,7 @@ from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.program import SumOverTrainers
 from rayrec.pipelines.loading import TrainedModel
 from rayrec.pipelines.ranking_metrics import LIST_LENGTH
-from rayrec.platform.devices import device_named
+from rayrec.platform.devices import HOST, device_named
 from rayrec.platform.schedule import RateSchedule
 from rayrec.rl.advantages import has_spread
 from rayrec.rl.config import RlConfig, RolloutConfig
@@ -183,11 +183,17 @@ def make_parts(
             policies[name] = load_policy(config)
         return policies[name]
 
+    def asked_by_rewards() -> Policy:
+        # For its data set alone; a process that computes nothing with it claims no accelerator.
+        if "reference" in parts:
+            return policy("supervised")
+        return load_policy(config.model_copy(update={"device": HOST.kind}))
+
     makers: dict[str, Callable[[], Any]] = {
         "learner": lambda: make_learner(config, policy("learning"), sum_over_learners),
         "rollouts": lambda: RolloutWorker(policy("learning"), config.rollout, config.seed),
         "reference": lambda: ReferenceWorker(policy("supervised"), config.rollout.temperature),
-        "rewards": lambda: make_rewards(config, policy("supervised")),
+        "rewards": lambda: make_rewards(config, asked_by_rewards()),
     }
     return {part: makers[part]() for part in parts}
 

@@ -12,7 +12,7 @@ from rayrec.rl.learner import StepTotals, sampled_of
 from rayrec.rl.prompts import PromptStream, is_held_out
 from rayrec.rl.rewards.errors import RewardError
 from rayrec.rl.weights import Weights, WeightsChangedError
-from rayrec.rl.workers import RolloutWorker, load_policy, make_learner, make_rewards
+from rayrec.rl.workers import RolloutWorker, load_policy, make_learner, make_parts, make_rewards
 from tests.runs import make_run
 
 DRAWS = ("sample", "stochastic_beam", "beam")
@@ -204,6 +204,12 @@ def test_a_model_that_draws_nothing_is_refused(tmp_path):
     run = make_run(tmp_path, "sasrec")
     with pytest.raises(InputError, match="init_from has to be a run of a generative model"):
         load_policy(config_of(run))
+
+
+def test_a_process_of_rewards_alone_needs_no_accelerator(prefix_run):
+    """It claims none, whatever the policy is trained on."""
+    parts = make_parts(config_of(prefix_run, device="cuda"), ["rewards"], None)
+    assert parts["rewards"]._inputs._policy.program.device.type == "cpu"
 
 
 def test_chunks_are_the_whole_step(prefix_run):

@@ -122,28 +122,31 @@ def test_asynchronous_rollouts_are_as_old_as_they_may_be_and_no_older(supervised
     assert 0 < max(ages) <= 3
 
 
-def test_a_killed_rollout_worker_loses_no_prompt_and_doubles_none(supervised, colocated, tmp_path):
-    """It is killed while it draws: what comes out is what would have come out."""
-    config = config_of(supervised, placement=placed(kind="disaggregated", rollouts=2))
+def test_a_killed_rollout_worker_loses_no_prompt_and_doubles_none(supervised):
+    """It is killed while the next batch is with it: what comes out is what would have come out."""
+    config = config_of(
+        supervised, placement=placed(kind="disaggregated", rollouts=2, max_policy_lag=1), steps=6
+    )
+    expected, _ = drawn_and_learned(config, "left-alone", kills=())
+    found, (before, after) = drawn_and_learned(config, "killed", kills=(1, 2, 4))
+    assert not set(before) & set(after)
+    for name, array in found.items():
+        assert np.array_equal(array, expected[name]), name
+
+
+def drawn_and_learned(config: RlConfig, name: str, kills: tuple[int, ...]):
+    """(weights, ids of the rollout processes before and after), a worker being killed after some steps."""
     policy = load_policy(config)
     prompts = PromptStream(policy.task.dataset, config.prompts, config.seed)
-    with SingleController("killed", config, "cpu") as controller:
-        training = PolicyTraining(config, controller, prompts)
-        victims = list(controller.rollouts.workers)
-        asked = controller.rollouts.one_to_all("process_id")
-        process_ids = ray.get(asked)
-        killed = []
-        for report in training.steps():
-            if report.step in (1, 2):
-                os.kill(process_ids[report.step - 1], signal.SIGKILL)
-                killed.append(victims[report.step - 1])
+    with SingleController(name, config, policy.task.config.device) as controller:
+        before = ray.get(controller.rollouts.one_to_all("process_id"))
+        for report in PolicyTraining(config, controller, prompts).steps():
+            if report.step in kills:
+                alive = ray.get(controller.rollouts.one_to_all("process_id"))
+                os.kill(alive[report.step % 2], signal.SIGKILL)
+        after = ray.get(controller.rollouts.one_to_all("process_id"))
         weights = ray.get(controller.learner.rank_zero("weights"))
-        again = ray.get(controller.rollouts.one_to_all("process_id"))
-    assert len(killed) == 2
-    assert not set(again) & set(process_ids)
-    expected = final_weights(colocated)
-    for name, array in weights.arrays.items():
-        assert np.array_equal(array, expected[name]), name
+    return {name: array.copy() for name, array in weights.arrays.items()}, (before, after)
 
 
 def test_a_run_goes_on_where_it_stopped(supervised, colocated, tmp_path):

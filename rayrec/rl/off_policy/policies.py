@@ -28,20 +28,17 @@ def softmax_of(model_NA: FloatArray, temperature: float) -> FloatArray:
     return probs_NA
 
 
-def mean_propensities(log: BanditLog, of: BanditLog) -> FloatArray:
-    """[N, A] on the rows of one log, the mean propensity of each action at the row's position in another one.
+def logged_frequencies(log: BanditLog, of: BanditLog) -> FloatArray:
+    """[N, A] on the rows of one log, how often each action was done at the row's position in another one.
 
-    A stand-in for a policy that logged no more than the probability of what it did (Thompson sampling, say);
-    actions that it never did at a position have none.
+    A stand-in for a policy that logged no more than the probability of what it did (Thompson sampling, say).
+    Not the mean of those probabilities: where they vary, an action is logged more often where it is likely.
     """
     assert log.num_actions == of.num_actions, "both logs are of one campaign"
     positions_N = np.zeros(len(log), dtype=np.int64) if log.positions_N is None else log.positions_N
     of_positions_M = np.zeros(len(of), dtype=np.int64) if of.positions_N is None else of.positions_N
     num_positions = 1 + int(max(positions_N.max(initial=0), of_positions_M.max(initial=0)))
     shape, place_M = (num_positions, log.num_actions), of_positions_M * log.num_actions + of.actions_N
-    sums_PA = np.bincount(place_M, of.propensities_N, minlength=shape[0] * shape[1]).reshape(shape)
     counts_PA = np.bincount(place_M, minlength=shape[0] * shape[1]).reshape(shape)
-    means_PA = sums_PA / np.maximum(counts_PA, 1)
-    means_PA = means_PA / means_PA.sum(axis=1, keepdims=True).clip(min=1e-12)
-    found: FloatArray = means_PA[positions_N]
+    found: FloatArray = (counts_PA / np.maximum(counts_PA.sum(axis=1, keepdims=True), 1))[positions_N]
     return found

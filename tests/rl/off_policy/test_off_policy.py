@@ -22,7 +22,7 @@ from rayrec.rl.off_policy.estimators import (
     self_normalised,
 )
 from rayrec.rl.off_policy.logs import BanditLog, read_open_bandit
-from rayrec.rl.off_policy.policies import mean_propensities, softmax_of, uniform
+from rayrec.rl.off_policy.policies import logged_frequencies, softmax_of, uniform
 from rayrec.rl.off_policy.reward_model import cross_fitted
 from rayrec.rl.off_policy.synthetic import World
 from tests.data import real_data
@@ -169,8 +169,8 @@ def test_policies_are_distributions():
     np.testing.assert_allclose(softmax_of(np.array([[0.0, np.log(3.0)]]), 1.0), [[0.25, 0.75]])
     with pytest.raises(ValueError, match="positive"):
         softmax_of(MODEL_NA, 0.0)
-    # At position 0 only action 0 was done; at position 1 only action 1, with 0.2 and 0.4.
-    assert mean_propensities(log, log).tolist() == [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
+    # At position 0 only action 0 was done, at position 1 only action 1.
+    assert logged_frequencies(log, log).tolist() == [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
 
 
 def test_the_open_bandit_dataset_is_read_and_judged():

@@ -1,0 +1,54 @@
+"""What the process of the rewards makes of rollouts."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from rayrec.rl.advantages import gated_by_target, standardised
+from rayrec.rl.rewards.candidates import CandidateLists
+from rayrec.rl.rewards.guard import RewardGuard
+from rayrec.rl.rewards.logged_targets import Hit, RankPosition
+from rayrec.rl.rewards.mix import RewardMix, WeightedReward
+from rayrec.rl.rollouts import Rollouts
+from rayrec.rl.workers import RewardWorker
+
+HIT_AND_RANK = [WeightedReward("hit", Hit()), WeightedReward("rank_position", RankPosition())]
+
+
+def rewarded(items_UG, log_probs_UG, targets_U, target_log_probs_U):
+    """By the rewards of `configs/beauty-rl.yaml`."""
+    items_UG, targets_U = np.array(items_UG), np.array(targets_U)
+    prompts = SimpleNamespace(targets_U=targets_U)
+    inputs = SimpleNamespace(
+        lists=lambda _, items_UG, log_probs_UG: CandidateLists(
+            items_UG, log_probs_UG, targets_U, [f"u{user}" for user in range(len(items_UG))]
+        )
+    )
+    weights_UG = np.full(items_UG.shape, 1.0 / items_UG.shape[1])
+    of_codes_UGL = np.array(log_probs_UG)[:, :, None]
+    rollouts = Rollouts(prompts, items_UG, of_codes_UGL, weights_UG, np.array(target_log_probs_U), 0)
+    return RewardWorker(RewardMix(HIT_AND_RANK), RewardGuard(), inputs).score(rollouts)[1]
+
+
+def test_the_target_is_worth_what_it_is_worth_in_the_list_that_was_drawn():
+    """Drawn as the second likeliest, as the likeliest; not drawn, likelier and less so than all that was; one
+    that may not be drawn, and none."""
+    found = rewarded(
+        [[5, 7, 9], [7, 5, 9], [5, 6, 9], [5, 6, 9], [5, 6, 9], [5, 6, 9]],
+        [[-1.0, -2.0, -3.0]] * 6,
+        [7, 7, 7, 7, 7, -1],
+        [-2.0, -1.0, -0.5, -9.0, -np.inf, -np.inf],
+    )
+    second, last = 1.0 + 1.0 / np.log2(3.0), 1.0 + 1.0 / np.log2(5.0)
+    np.testing.assert_allclose(found.target_rewards_U, [second, 2.0, 2.0, last, np.nan, np.nan])
+
+
+def test_a_hit_is_not_gated_for_being_unlikely_as_yet():
+    """What SA-GCPO is to learn most from: the target was drawn, and is not at the top."""
+    found = rewarded([[5, 7, 9, 3]], [[-1.0, -2.0, -3.0, -4.0]], [7], [-2.0])
+    rewards_UG = torch.from_numpy(found.rewards_UG)
+    advantages_UG = standardised(rewards_UG, torch.from_numpy(found.rollouts.weights_UG))
+    gated_UG = gated_by_target(advantages_UG, rewards_UG, torch.from_numpy(found.target_rewards_U))
+    assert advantages_UG[0, 1] > 0
+    assert torch.equal(gated_UG, advantages_UG)
