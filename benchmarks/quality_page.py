@@ -217,9 +217,10 @@ temperature that was best on validation for either: sharpening the policy is no 
 the likelihood of the same events, by the same machinery and with the same weight of it. One supervised run;
 seeds are those of reinforcement learning.
 
-GRPO and GSPO are the same here, to the digit: each batch is learned from once, by the policy that drew it, so
-every ratio is 1, no clip acts, and what is left of either is the mean over codes of advantage times gradient.
-They part where batches are older (`placement: async`).
+The three are the same here, to the digit: each batch is learned from once, by the policy that drew it, so
+every ratio is 1, no clip acts, the slope of a soft gate is 1, and what is left of each is the mean over codes
+of advantage times gradient; of these rewards, the logged target's is the highest, so SA-GCPO gates nothing.
+They part where batches are older (`placement: async`), and with rewards of more grades.
 
 ```
 python -m benchmarks.rl_quality --supervised RUN --algorithm sa_gcpo --seed 0
