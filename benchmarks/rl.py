@@ -210,7 +210,7 @@ def _placements(data: Path, folder: Path, options: BenchOptions) -> list[Bar]:
     ):
 
         def rate(controller: SingleController, kind: str) -> float:
-            done = ray.get(controller.learner.rank_zero("steps_taken"))
+            done = ray.get(controller.learner.rank_zero("steps_taken"))  # one for each batch
             config = configs[kind].model_copy(update={"steps": done + options.steps})
             before, begun = _sync_seconds(controller), time.perf_counter()
             training = PolicyTraining(config, controller, stream, done)

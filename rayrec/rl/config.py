@@ -62,7 +62,12 @@ class LearnerConfig(Config):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     max_grad_norm: _Positive | None = 1.0
     warmup_steps: Annotated[int, Field(ge=0)] = 10
+    """Of the optimizer."""
+    updates_per_batch: _Count = 1
+    """Optimizer steps that are taken for a batch, each by an equal share of its users. With one, and rollouts
+    of the learner's own weights, every ratio is 1, and what an algorithm clips or softens never happens."""
     micro_batches: _Count = 1
+    """Parts of an update that are computed one after the other; their gradients are added."""
     kl_weight: Annotated[float, Field(ge=0)] = 0.0
     """Of the KL divergence to the supervised policy."""
     anchor_weight: Annotated[float, Field(ge=0)] = 0.0
@@ -98,28 +103,14 @@ class PlacementConfig(Config):
     max_policy_lag: Literal[0, 1] = 0
     """`disaggregated`: steps that the policy which draws may trail the learner."""
     max_staleness: Annotated[int, Field(ge=1)] = 4
-    """`async`: the same in optimizer steps. Batches are begun as early as they may be, so this is how old
-    they are: take no more than keeps everybody busy."""
+    """`async`: optimizer steps that a batch may be old at the last of its updates. Batches are begun as early
+    as they may be, so this is how old they are: take no more than keeps everybody busy."""
     sync_every: _Count = 1
     """`async`: steps after which rollouts get new weights."""
     threads: _Count = 1
     """Of each process that computes."""
     cpus: _Positive = 1.0
     """That each process takes of Ray's."""
-
-    @model_validator(mode="after")
-    def _stale_weights_are_renewed_in_time(self) -> PlacementConfig:
-        if self.kind == "async" and self.sync_every > self.max_staleness:
-            raise ValueError(
-                f"rl.placement.sync_every is {self.sync_every} and max_staleness {self.max_staleness}: "
-                "rollouts would wait for weights that come later than they may be used; lower sync_every"
-            )
-        return self
-
-    @property
-    def lag(self) -> int:
-        """Optimizer steps that rollouts may be old when they are learned from."""
-        return {"colocated": 0, "disaggregated": self.max_policy_lag, "async": self.max_staleness}[self.kind]
 
     @property
     def syncs_every(self) -> int:
@@ -152,6 +143,7 @@ class RlConfig(Config):
     device: str | None = None
     """None: that of the supervised run."""
     steps: _Count = 200
+    """Batches that are drawn, rewarded and learned from."""
     algorithm: AlgorithmSettings = Field(default_factory=lambda: GspoSettings(name="gspo"))
     prompts: PromptsConfig = PromptsConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -160,6 +152,27 @@ class RlConfig(Config):
     alarms: AlarmConfig = AlarmConfig()
     placement: PlacementConfig = PlacementConfig()
     evaluation: RlEvaluationConfig = RlEvaluationConfig()
+
+    @model_validator(mode="after")
+    def _stale_weights_are_renewed_in_time(self) -> RlConfig:
+        placement, updates = self.placement, self.learner.updates_per_batch
+        if placement.kind == "async" and placement.sync_every * updates > placement.max_staleness:
+            raise ValueError(
+                f"rl.placement.max_staleness is {placement.max_staleness}, and weights are sent every "
+                f"{placement.sync_every * updates} optimizer steps (placement.sync_every x "
+                "learner.updates_per_batch): rollouts would wait for weights that come later than they may "
+                "be used; raise max_staleness, or lower the others"
+            )
+        return self
+
+    @property
+    def max_staleness(self) -> int:
+        """Optimizer steps that a batch may be old at the last of its updates."""
+        placement, updates = self.placement, self.learner.updates_per_batch
+        if placement.kind == "async":
+            return placement.max_staleness
+        lag = placement.max_policy_lag if placement.kind == "disaggregated" else 0
+        return (lag + 1) * updates - 1
 
     def with_absolute_paths(self) -> RlConfig:
         """The same run, to be understood from any working directory."""

@@ -34,7 +34,7 @@ from rayrec.samples.batches import FeatureBatch, Int64Array, SampleBatch
 
 @dataclass(frozen=True)
 class StepTotals:
-    """What a learner has to know of the whole step, of which it has a share."""
+    """What a learner has to know of the whole update, of which it has a share."""
 
     step: int
     num_groups: int

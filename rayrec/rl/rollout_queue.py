@@ -2,9 +2,10 @@
 
     may_begin(version) ─► put(version, batch) ─► ... in the order begun ... ─► take(version)
 
-Age is counted in optimizer steps: how many the learner has taken since the policy that drew was sent. The
-learner takes batches in the order in which they were begun, one for each step; so it is known when a batch is
-begun how old it will be. One that would be too old is not begun, and nothing that was drawn is thrown away.
+Age is counted in optimizer steps: how many the learner has taken since the policy that drew was sent, when
+it takes the last of those for which the batch is there. The learner takes batches in the order in which they
+were begun; so it is known when a batch is begun how old it will be. One that would be too old is not begun,
+and nothing that was drawn is thrown away.
 """
 
 from __future__ import annotations
@@ -22,18 +23,24 @@ class StaleRolloutsError(RuntimeError):
 class RolloutQueue(Generic[T]):
     """At most so many batches, each at most so old. For one thread."""
 
-    def __init__(self, capacity: int, max_staleness: int, next_step: int = 0) -> None:
+    def __init__(
+        self, capacity: int, max_staleness: int, num_taken: int = 0, updates_per_batch: int = 1
+    ) -> None:
         """
         Args:
-            next_step: optimizer steps that the learner has taken.
+            num_taken: batches that the learner has learned from.
+            updates_per_batch: optimizer steps that it takes for each.
 
         Raises:
-            ValueError: no room, or a negative bound.
+            ValueError: no room, or a bound below the age that a batch has at the last of its own updates.
         """
-        if capacity < 1 or max_staleness < 0:
-            raise ValueError(f"a queue needs room and a bound from 0, got {capacity} and {max_staleness}")
-        self._capacity, self._max_staleness = capacity, max_staleness
-        self._next_put = self._next_take = next_step
+        if capacity < 1 or max_staleness < updates_per_batch - 1:
+            raise ValueError(
+                f"a queue needs room, and a bound from {updates_per_batch - 1}, for {updates_per_batch} "
+                f"updates per batch, got {capacity} and {max_staleness}"
+            )
+        self._capacity, self._max_staleness, self._updates = capacity, max_staleness, updates_per_batch
+        self._next_put = self._next_take = num_taken
         self._held: deque[tuple[int, T]] = deque()
         self.observed_staleness: list[int] = []
         """Of every batch that was taken."""
@@ -75,7 +82,7 @@ class RolloutQueue(Generic[T]):
         if not self._held:
             raise LookupError("no batch was begun")
         drawn_by, _ = self._held[0]
-        if (age := version - drawn_by) > self._max_staleness:
+        if (age := version + self._updates - 1 - drawn_by) > self._max_staleness:
             raise StaleRolloutsError(
                 f"batch {self._next_take}, drawn by version {drawn_by}, is {age} steps old; the bound is "
                 f"{self._max_staleness}"
@@ -90,4 +97,4 @@ class RolloutQueue(Generic[T]):
         return self._next_put
 
     def _age_at_turn(self, version: int) -> int:
-        return self._next_put - version
+        return (self._next_put + 1) * self._updates - 1 - version

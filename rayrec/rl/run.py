@@ -166,12 +166,11 @@ class _Run:
         Raises:
             CollapsedError: an alarm.
         """
-        config = self._config
         for report in training.steps():
             self._tell(report)
             # Before anything is kept: a collapsed policy may well be the best one by reward.
             training.alarm.check(report.step, report.figures)
-            if report.step % config.evaluation.every_steps == 0 or report.step == config.steps:
+            if training.is_snapshot_due:
                 self._validate(training, controller, validation)
 
     def _go_on(self, controller: SingleController) -> int:
@@ -253,7 +252,7 @@ class _Run:
         """The supervised policy and the best one, on the users that are tested."""
         config, dataset = self._config, self._policy.task.dataset
         best = read_snapshot(self._folder.folder.chosen_snapshot("best"))
-        weights = Weights.of(best.committed_step + 1, best.weights)
+        weights = Weights.of(int(best.optimizer_state["step"]), best.weights)
         tried = lists_of(config, config.evaluation.temperatures)
         before_at = tried.temperatures[best_temperature(training.judge_reference(validation, tried))]
         after_at = tried.temperatures[best_temperature(training.judge(validation, tried, weights))]

@@ -4,7 +4,7 @@ RUN/config.yaml           settings of the supervised run: what the network is, a
 RUN/rl.yaml               settings of this run
 RUN/metrics.jsonl         a line per step, and one per validation
 RUN/rl-evaluation.json    before and after
-RUN/snapshots/step-N/     the policy after N optimizer steps, with the embedding rows that it began with
+RUN/snapshots/step-N/     the policy after N batches, with the embedding rows that it began with
 
 The rest is as in `rayrec.pipelines.run_folder`; `rayrec evaluate`, `recommend` and `serve` read it.
 """
@@ -114,7 +114,7 @@ class RlRunFolder:
         """Write the policy after a step; the best and the last one stay.
 
         Args:
-            step: optimizer steps that were taken.
+            step: batches that were learned from.
             position: of the prompts that were learned from.
         """
         base = self._base.state

@@ -3,7 +3,7 @@
     for every step:
         begin batches, as far as their age allows     prompts ─► candidates ─► rewards, reference
         take the oldest                               waits for it
-        learn                                         one optimizer step of all learners
+        learn                                         one optimizer step of all learners, or several
         send weights                                  to those who draw, every so many steps
 
     placement        begins a batch when
@@ -12,10 +12,12 @@
     async            it will be no more than `max_staleness` steps old when it is learned from
 
 Batches are learned from in the order in which they were begun: none is too old by chance (`rollout_queue`).
+Where a snapshot is due, none is begun ahead, and weights are sent: a run that goes on begins as this one.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -47,7 +49,7 @@ class StepReport:
     """What became of a step."""
 
     step: int
-    """Optimizer steps that were taken, this one included."""
+    """Batches that were learned from, this one included."""
     figures: dict[str, float]
     warnings: tuple[str, ...]
     seconds: float
@@ -72,15 +74,17 @@ class PolicyTraining:
     ) -> None:
         """
         Args:
-            done_steps: optimizer steps that the learner has taken.
+            done_steps: batches that the learner has learned from.
         """
         self._config, self._controller, self._prompts = config, controller, prompts
         self.step = done_steps
-        lag = config.placement.lag
-        self._queue: RolloutQueue[_Begun] = RolloutQueue(lag + 1, lag, done_steps)
+        bound, self._updates = config.max_staleness, config.learner.updates_per_batch
+        self._queue: RolloutQueue[_Begun] = RolloutQueue(
+            bound // self._updates + 1, bound, done_steps, self._updates
+        )
         self._weights: Any = None
         """Promise of what was sent last; None where those who draw have the learner's own."""
-        self._sent_version = done_steps
+        self._sent_version = self._learned_version
         self.alarm = Alarm(config.alarms)
         if not controller.is_colocated:
             self._send()
@@ -90,14 +94,15 @@ class PolicyTraining:
 
         Raises:
             RewardError: a reward failed; the step is not applied.
-            DivergedError: a gradient is not finite; the step is not applied.
+            DivergedError: a gradient is not finite; the update is not applied.
         """
         while self.step < self._config.steps:
             begun = time.perf_counter()
             self._begin_what_may_begin()
-            figures, warnings = self._learn(self._queue.take(self.step))
+            figures, warnings = self._learn(self._queue.take(self._learned_version))
             self.step += 1
-            if not self._controller.is_colocated and self.step % self._config.placement.syncs_every == 0:
+            sends = self.step % self._config.placement.syncs_every == 0 or self.is_snapshot_due
+            if not self._controller.is_colocated and sends:
                 self._send()
             yield StepReport(self.step, figures, warnings, time.perf_counter() - begun)
 
@@ -121,18 +126,33 @@ class PolicyTraining:
         judged = [self._controller.rewards.rank_zero("judge", each) for each in drawn]
         return JudgedLists.concatenate(ray.get(judged))
 
+    @property
+    def is_snapshot_due(self) -> bool:
+        """Whether the policy is to be judged and kept as it is now."""
+        config = self._config
+        return self.step % config.evaluation.every_steps == 0 or self.step == config.steps
+
     def _begin_what_may_begin(self) -> None:
-        while self._queue.next_batch < self._config.steps and self._queue.may_begin(self._version):
+        every = self._config.evaluation.every_steps
+        end = min(self._config.steps, (self.step // every + 1) * every)
+        while self._queue.next_batch < end and self._queue.may_begin(self._version):
             self._queue.put(self._version, self._begin(self._queue.next_batch))
+
+    @property
+    def _learned_version(self) -> int:
+        """Optimizer steps that the learner has taken."""
+        return self.step * self._updates
 
     @property
     def _version(self) -> int:
         """Of the policy that draws next."""
-        return self.step if self._controller.is_colocated else self._sent_version
+        return self._learned_version if self._controller.is_colocated else self._sent_version
 
     def _begin(self, step: int) -> _Begun:
-        controller = self._controller
-        chunks = self._prompts.step(step).chunks(self._config.rollout.chunk_users)
+        controller, prompts = self._controller, self._prompts.step(step)
+        # Every update needs a chunk at least.
+        num_users = min(self._config.rollout.chunk_users, math.ceil(len(prompts) / self._updates))
+        chunks = prompts.chunks(num_users)
         drawn = controller.rollouts.spread(
             "draw", [(chunk, self._weights) for chunk in chunks], num_returns=2
         )
@@ -152,18 +172,13 @@ class PolicyTraining:
             if summary.policy_version != batch.version:
                 raise AssertionError(f"drawn by version {summary.policy_version}, asked was {batch.version}")
         scored: list[RewardSummary] = ray.get(batch.reward_summaries)
-        learner, num_users = self._controller.learner, sum(summary.num_users for summary in drawn)
-        totals = StepTotals(
-            self.step,
-            num_users,
-            sum(summary.num_choices for summary in drawn)
-            / max(sum(summary.num_candidates for summary in drawn), 1),
-        )
-        shares = [
-            (totals, *batch.rewarded[rank :: len(learner)], *batch.reference[rank :: len(learner)])
-            for rank in range(len(learner))
+        num_users = sum(summary.num_users for summary in drawn)
+        # Learners do what they are asked to in this order: nobody has to wait in between.
+        updates = [
+            self._controller.learner.each("update", self._shares(batch, drawn, update))
+            for update in range(self._updates)
         ]
-        reports: list[dict[str, float]] = ray.get(learner.each("update", shares))
+        reports: list[dict[str, float]] = ray.get([report for update in updates for report in update])
         names = {name for report in reports for name in report}
         sums = {name: sum(report.get(name, 0.0) for report in reports) for name in sorted(names)}
         figures = {name: value / num_users for name, value in sums.items()}
@@ -173,10 +188,25 @@ class PolicyTraining:
         figures["staleness"] = float(self._queue.observed_staleness[-1])
         return figures, tuple(sentence for summary in scored for sentence in summary.warnings)
 
+    def _shares(self, batch: _Begun, drawn: Sequence[RolloutSummary], update: int) -> list[tuple[Any, ...]]:
+        """What every learner is told, by rank, for one of a batch's updates."""
+        some, num_learners = slice(update, None, self._updates), len(self._controller.learner)
+        of_update, rewarded, reference = drawn[some], batch.rewarded[some], batch.reference[some]
+        num_candidates = sum(summary.num_candidates for summary in of_update)
+        totals = StepTotals(
+            self.step,
+            sum(summary.num_users for summary in of_update),
+            sum(summary.num_choices for summary in of_update) / max(num_candidates, 1),
+        )
+        return [
+            (totals, *rewarded[rank::num_learners], *reference[rank::num_learners])
+            for rank in range(num_learners)
+        ]
+
     def _send(self) -> None:
         """From now on, batches are drawn with the learner's weights of this moment."""
         self._weights = self._controller.learner.rank_zero("weights")
-        self._sent_version = self.step
+        self._sent_version = self._learned_version
 
 
 class Alarm:

@@ -159,7 +159,7 @@ def test_room_is_held_by_a_placement_group_and_given_back_when_an_attempt_fails(
 
 
 def test_a_stateless_stage_that_hangs_when_nobody_needs_it_any_more_holds_up_nobody(ray_cluster, assembly_of):
-    with running_stages("idle", assembly_of(hang_timeout_s=2.0)) as stages:
+    with running_stages("idle", assembly_of(hang_timeout_s=6.0)) as stages:
         steps = TrainingPipeline(stages, QUEUE_DEPTH).run(0, 3)
         for result in steps:
             if result.step == 2:

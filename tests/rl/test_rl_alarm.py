@@ -40,7 +40,7 @@ def test_a_policy_that_collapsed_is_logged_and_not_kept():
     )
     run = Recorded(config)
     reports = [report(1), report(2, kl=99.0)]
-    training = SimpleNamespace(steps=lambda: iter(reports), alarm=Alarm(AlarmConfig()))
+    training = SimpleNamespace(steps=lambda: iter(reports), alarm=Alarm(AlarmConfig()), is_snapshot_due=True)
     with pytest.raises(CollapsedError, match="step 2: the KL divergence"):
         run._take_steps(training, None, [])
     assert run.told == [1, 2]

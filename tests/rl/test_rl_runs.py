@@ -128,7 +128,7 @@ def test_a_killed_rollout_worker_loses_no_prompt_and_doubles_none(supervised):
         supervised, placement=placed(kind="disaggregated", rollouts=2, max_policy_lag=1), steps=6
     )
     expected, _ = drawn_and_learned(config, "left-alone", kills=())
-    found, (before, after) = drawn_and_learned(config, "killed", kills=(1, 2, 4))
+    found, (before, after) = drawn_and_learned(config, "killed", kills=(1, 3, 5))
     assert not set(before) & set(after)
     for name, array in found.items():
         assert np.array_equal(array, expected[name]), name
@@ -143,20 +143,47 @@ def drawn_and_learned(config: RlConfig, name: str, kills: tuple[int, ...]):
         for report in PolicyTraining(config, controller, prompts).steps():
             if report.step in kills:
                 alive = ray.get(controller.rollouts.one_to_all("process_id"))
-                os.kill(alive[report.step % 2], signal.SIGKILL)
+                os.kill(alive[report.step // 2 % 2], signal.SIGKILL)
         after = ray.get(controller.rollouts.one_to_all("process_id"))
         weights = ray.get(controller.learner.rank_zero("weights"))
     return {name: array.copy() for name, array in weights.arrays.items()}, (before, after)
 
 
-def test_a_run_goes_on_where_it_stopped(supervised, colocated, tmp_path):
+LEARNS_TWICE = {"learning_rate": 0.003, "updates_per_batch": 2}
+
+
+def test_a_run_goes_on_where_it_stopped(supervised, tmp_path):
+    """With all that could be lost: batches ahead of the learner, moments of rewards, an optimizer's."""
+    changes = {"learner": LEARNS_TWICE, "placement": placed(kind="async", max_staleness=5)}
+    train_policy(config_of(supervised, **changes), tmp_path / "left-alone")
     path = tmp_path / "run"
-    train_policy(config_of(supervised, steps=2), path)
-    result = train_policy(config_of(supervised), path, resume=True)
+    train_policy(config_of(supervised, steps=2, **changes), path)
+    result = train_policy(config_of(supervised, **changes), path, resume=True)
     assert result.steps == STEPS
-    expected = final_weights(colocated)
+    expected = final_weights(tmp_path / "left-alone")
     for name, array in final_weights(path).items():
         assert np.array_equal(array, expected[name]), name
+
+
+def test_several_updates_of_a_batch_are_steps_of_the_optimizer(supervised, colocated, tmp_path):
+    train_policy(config_of(supervised, learner=LEARNS_TWICE), tmp_path / "run")
+    snapshot = read_snapshot(RunFolder.open(tmp_path / "run").chosen_snapshot("last"))
+    assert snapshot.optimizer_state["step"] == 2 * STEPS
+
+    def deviations(run: Path) -> list[float]:
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        return [line["ratio_deviation"] for line in lines if "ratio_deviation" in line]
+
+    # The second update of a batch is not that of the policy which drew it.
+    assert min(deviations(tmp_path / "run")) > 1e-4
+    assert max(deviations(colocated)) < 1e-4
+
+
+def test_weights_that_come_too_late_to_be_used_are_refused(supervised):
+    learner = {"updates_per_batch": 4}
+    config_of(supervised, learner=learner, placement=placed(kind="async", max_staleness=4))
+    with pytest.raises(InputError, match="sent every 8 optimizer steps"):
+        config_of(supervised, learner=learner, placement=placed(kind="async", max_staleness=7, sync_every=2))
 
 
 def test_another_run_is_not_gone_on_with(supervised, colocated, tmp_path):

@@ -62,21 +62,39 @@ def test_nobody_draws_with_a_policy_that_is_not_there_yet():
 
 @given(
     lag=st.integers(0, 4),
+    updates=st.integers(1, 3),
     capacity=st.integers(1, 6),
     sync_every=st.integers(1, 5),
     greed=st.lists(st.booleans(), min_size=1, max_size=60),
 )
-def test_whenever_rollouts_are_begun_and_weights_are_sent_the_bound_holds(lag, capacity, sync_every, greed):
+def test_whenever_rollouts_are_begun_and_weights_are_sent_the_bound_holds(
+    lag, updates, capacity, sync_every, greed
+):
     """A learner that takes whatever is there, and somebody who begins as much as the queue lets him."""
-    sync_every = min(sync_every, max(lag, 1))
-    queue: RolloutQueue[int] = RolloutQueue(capacity, lag)
-    sent, begun, taken = 0, 0, []
+    bound = lag + updates - 1
+    sync_every = min(sync_every, max((bound + 1) // updates, 1))
+    queue: RolloutQueue[tuple[int, int]] = RolloutQueue(capacity, bound, updates_per_batch=updates)
+    sent, begun, taken, ages = 0, 0, [], []
     for step, begins_more in enumerate(greed):
         while queue.may_begin(sent) and (begins_more or not len(queue)):
-            queue.put(sent, begun)
+            queue.put(sent, (begun, sent))
             begun += 1
-        taken.append(queue.take(step))
+        number, drawn_by = queue.take(step * updates)
+        taken.append(number)
+        ages += [step * updates + update - drawn_by for update in range(updates)]
         if (step + 1) % sync_every == 0:
-            sent = step + 1
+            sent = (step + 1) * updates
     assert taken == list(range(len(greed)))
-    assert max(queue.observed_staleness) <= lag
+    assert max(ages) == max(queue.observed_staleness) <= bound
+    assert min(ages) >= 0
+
+
+def test_the_updates_of_a_batch_make_it_older():
+    with pytest.raises(ValueError, match="a bound from 3, for 4 updates per batch"):
+        RolloutQueue(capacity=1, max_staleness=2, updates_per_batch=4)
+    queue: RolloutQueue[str] = RolloutQueue(capacity=2, max_staleness=3, updates_per_batch=4)
+    queue.put(0, "first")
+    assert not queue.may_begin(0)
+    queue.take(0)
+    assert queue.observed_staleness == [3]
+    assert queue.may_begin(4)
