@@ -9,6 +9,8 @@ Axes: U users, T temperatures.
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,13 +18,16 @@ from typing import Any
 import numpy as np
 
 from rayrec.pipelines.estimate import Estimate
+from rayrec.platform.errors import InputError
 from rayrec.rl.config import RlConfig
 from rayrec.rl.judging import JudgedLists, Lists, diversity, relative_change, table_of
-from rayrec.rl.prompts import Prompts, evaluation_prompts, is_held_out, labels_of, some_rows
+from rayrec.rl.prompts import Prompts, evaluation_prompts, is_held_out, labels_of
 from rayrec.rl.rewards.mix import TOTAL
 from rayrec.samples.dataset import Dataset
 from rayrec.samples.manifest import Split
 from rayrec.samples.reader import evaluation_batches
+
+logger = logging.getLogger(__name__)
 
 LIST_SEED = 0x11_57
 """Of the noise of lists that are judged: the same for all policies."""
@@ -43,37 +48,60 @@ def prompts_of(
     """
     labels = labels_of(dataset)
     rows = dataset.evaluation_rows(split, labels=labels)
-    batches = evaluation_batches(dataset, split, batch_size, max_users, with_times, labels)
-    found = list(evaluation_prompts(dataset, batches, rows.target_labels))
-    if held_out_share is None:
-        return found
-    return [part for each in found if len(part := _held_out(each, held_out_share))]
-
-
-def _held_out(prompts: Prompts, share: float) -> Prompts:
-    rows_U = np.flatnonzero(is_held_out(prompts.samples.user_ids_B, share))
-    return Prompts(
-        some_rows(prompts.samples, rows_U),
-        prompts.targets_U[rows_U],
-        prompts.chunk,
-        {label: codes_U[rows_U] for label, codes_U in prompts.target_labels.items()},
-    )
+    batches = evaluation_batches(dataset, split, batch_size, None, with_times, labels)
+    found: list[Prompts] = []
+    left = sys.maxsize if max_users is None else max_users
+    for prompts in evaluation_prompts(dataset, batches, rows.target_labels):
+        is_meant_U = np.full(len(prompts), True)
+        if held_out_share is not None:
+            is_meant_U = is_held_out(prompts.samples.user_ids_B, held_out_share)
+        if len(part := prompts.some(np.flatnonzero(is_meant_U)[:left])):
+            found.append(part)
+            left -= len(part)
+        if not left:
+            break
+    return found
 
 
 def validation_prompts(dataset: Dataset, config: RlConfig, with_times: bool) -> list[Prompts]:
-    """By whom the best snapshot is chosen: nobody that the policy learns from."""
+    """By whom the best snapshot is chosen: nobody that the policy learns from.
+
+    Raises:
+        InputError: there is nobody.
+    """
     share = config.prompts.held_out_share if config.prompts.split == "valid" else None
     evaluation = config.evaluation
-    return prompts_of(dataset, "valid", evaluation.batch_size, evaluation.max_users, with_times, share)
+    found = prompts_of(dataset, "valid", evaluation.batch_size, evaluation.max_users, with_times, share)
+    if not found:
+        raise InputError(
+            f"{dataset.root}: nobody is left to choose the best snapshot by: of the users that validate, "
+            "none is held out; raise prompts.held_out_share"
+            if share is not None
+            else f"{dataset.root}: no user validates, so there is nobody to choose the best snapshot by"
+        )
+    return found
 
 
 def lists_of(config: RlConfig, temperatures: Sequence[float]) -> Lists:
     return Lists(config.evaluation.list_size, tuple(temperatures), LIST_SEED)
 
 
-def best_temperature(judged: JudgedLists) -> int:
-    """Place of the temperature whose lists are worth most."""
-    return int(judged.rewards[TOTAL].mean(axis=0).argmax())
+def best_temperature(judged: JudgedLists, tried: Sequence[float], whose: str) -> float:
+    """Of those tried, the one whose lists are worth most.
+
+    Args:
+        whose: the policy, by a name that a reader knows.
+    """
+    best = tried[int(judged.rewards[TOTAL].mean(axis=0).argmax())]
+    if len(tried) > 1 and best in (min(tried), max(tried)):
+        logger.warning(
+            "lists of %s are worth most at %s, the %s temperature of evaluation.temperatures: a better one "
+            "may lie beyond it",
+            whose,
+            best,
+            "lowest" if best == min(tried) else "highest",
+        )
+    return best
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,15 @@ from rayrec.models.decoding.prefixes import ItemDistribution, item_code_log_prob
 from rayrec.models.decoding.sampling import DistinctItems, constrained_sample, stochastic_beam_search
 from rayrec.models.generative.backbone import Context
 from rayrec.models.generative.recommender import GenerativeRecommender
-from rayrec.models.program import RankedItems
 from rayrec.models.tensor_batch import TensorBatch
 from rayrec.pipelines.item_ranker import item_ranker_of
 from rayrec.pipelines.loading import TrainedModel
+from rayrec.pipelines.ranking_metrics import LIST_LENGTH
 from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
 from rayrec.rl.config import RolloutConfig
+from rayrec.rl.judging import DrawnLists, Lists
 from rayrec.rl.prompts import Prompts
 from rayrec.rl.rollouts import ReferenceLogProbs, Rollouts
 from rayrec.samples.batches import FeatureBatch, Int64Array, SampleBatch
@@ -92,9 +93,7 @@ class Policy:
         batch, seen_UE = self._batch(self.inputs(prompts.samples))
         context = self.network.backbone.encode_context(batch)
         given = distribution(self.network, context, seen_UE, how.temperature)
-        generator = torch.Generator(self.program.device)
-        noise = combine64(seed, prompts.step, prompts.chunk)
-        generator.manual_seed(int(noise) >> 1)
+        generator = self._noise(prompts, seed)
         if how.draw == "sample":
             drawn = constrained_sample(given, how.group_size, generator)
             items_UG, log_probs_UGL = drawn.items_BW, drawn.code_log_probs_BWL
@@ -132,27 +131,28 @@ class Policy:
         found_UWL = log_probs_UWL.float().cpu().numpy()
         return ReferenceLogProbs(found_UWL[:, :-1], found_UWL[:, -1])
 
-    def rank(self, samples: SampleBatch, k: int) -> RankedItems:
-        """The k likeliest items of every user, as the run's evaluation ranks them."""
-        inputs = self.inputs(samples)
-        return self.program.rank(inputs.features, inputs.rows, k, inputs.seen_UE)
-
     @torch.no_grad()
-    def draw_lists(
-        self, prompts: Prompts, size: int, temperature: float, seed: int
-    ) -> tuple[Int64Array, np.ndarray]:
-        """([U, K] distinct items, likeliest first, [U, K] log-probabilities): lists as they are shown."""
-        batch, seen_UE = self._batch(self.inputs(prompts.samples))
-        generator = torch.Generator(self.program.device)
-        noise = combine64(seed, prompts.step, prompts.chunk)
-        generator.manual_seed(int(noise) >> 1)
+    def draw_lists(self, prompts: Prompts, lists: Lists) -> DrawnLists:
+        """Lists as they are shown, with the same noise for every temperature; and how the policy ranks."""
+        inputs = self.inputs(prompts.samples)
+        ranked = self.program.rank(inputs.features, inputs.rows, LIST_LENGTH, inputs.seen_UE)
+        batch, seen_UE = self._batch(inputs)
         context = self.network.backbone.encode_context(batch)
-        drawn = stochastic_beam_search(
-            distribution(self.network, context, seen_UE, temperature), size, generator
-        )
-        order_UK = drawn.log_probs_BW.argsort(dim=1, descending=True, stable=True)
-        items_UK = drawn.items_BW.gather(1, order_UK).cpu().numpy()
-        return items_UK, drawn.log_probs_BW.gather(1, order_UK).float().cpu().numpy()
+
+        def drawn(temperature: float) -> tuple[Int64Array, np.ndarray]:
+            given = distribution(self.network, context, seen_UE, temperature)
+            found = stochastic_beam_search(given, lists.size, self._noise(prompts, lists.seed))
+            order_UK = found.log_probs_BW.argsort(dim=1, descending=True, stable=True)
+            items_UK = found.items_BW.gather(1, order_UK).cpu().numpy()
+            return items_UK, found.log_probs_BW.gather(1, order_UK).float().cpu().numpy()
+
+        return DrawnLists(prompts, ranked.items_BK, tuple(drawn(each) for each in lists.temperatures))
+
+    def _noise(self, prompts: Prompts, seed: int) -> torch.Generator:
+        """That of a chunk of a step, whoever draws."""
+        generator = torch.Generator(self.program.device)
+        generator.manual_seed(int(combine64(seed, prompts.step, prompts.chunk)) >> 1)
+        return generator
 
     def _batch(self, inputs: PolicyInputs) -> tuple[TensorBatch, Tensor | None]:
         """As tensors, for a network that is in the state of computing without dropout."""

@@ -57,14 +57,16 @@ class Prompts:
     def chunks(self, num_users: int) -> list[Prompts]:
         """Neighbouring users, so many at a time."""
         return [
-            replace(self._some(np.arange(start, min(start + num_users, len(self)))), chunk=chunk)
+            replace(self.some(np.arange(start, min(start + num_users, len(self)))), chunk=chunk)
             for chunk, start in enumerate(range(0, len(self), num_users))
         ]
 
-    def _some(self, rows_U: Int64Array) -> Prompts:
+    def some(self, rows_U: Int64Array) -> Prompts:
+        """The chosen users, in the order asked for."""
         return Prompts(
             samples=some_rows(self.samples, rows_U),
             targets_U=self.targets_U[rows_U],
+            chunk=self.chunk,
             target_labels={label: codes_U[rows_U] for label, codes_U in self.target_labels.items()},
         )
 
@@ -135,7 +137,7 @@ class PromptStream:
         is_asked_U = ~is_held_out(prompts.samples.user_ids_B, self._config.held_out_share)
         # A history without an event gives nothing to go by.
         is_asked_U &= np.diff(prompts.samples.offsets_B1) > 0
-        prompts = prompts._some(np.flatnonzero(is_asked_U))
+        prompts = prompts.some(np.flatnonzero(is_asked_U))
         assert prompts.samples.targets_B is not None, "both ways of making prompts set them"
         return replace(prompts, targets_U=self._dataset.item_positions(prompts.samples.targets_B))
 

@@ -83,6 +83,8 @@ def train_policy(
     make_rewards(config, policy)  # which refuses what does not fit, before anything is started
     dataset = policy.task.dataset
     prompts = PromptStream(dataset, config.prompts, config.seed)
+    # With times, for rewards, whatever the model reads.
+    validation = validation_prompts(dataset, config, dataset.has_times())
     if config.rollout.draw == "beam":
         logger.warning(
             "rollout.draw: beam takes the likeliest candidates: they have no probability of having been "
@@ -94,7 +96,7 @@ def train_policy(
         cpus = config.placement.cpus * _num_processes(config)
         try:
             with ray_cluster(supervised.cluster, cpus):
-                result = _Run(config, supervised.device, folder, policy, prompts, on_step).run()
+                result = _Run(config, supervised.device, folder, policy, prompts, validation, on_step).run()
         except (KeyboardInterrupt, SystemExit):
             folder.folder.update(state="stopped", error="interrupted")
             raise
@@ -123,10 +125,11 @@ class _Run:
         folder: RlRunFolder,
         policy: Policy,
         prompts: PromptStream,
+        validation: list[Prompts],
         on_step: OnStep | None,
     ) -> None:
         self._config, self._device, self._folder = config, device, folder
-        self._policy, self._prompts = policy, prompts
+        self._policy, self._prompts, self._validation = policy, prompts, validation
         self._on_step = on_step
         self._metric = config.evaluation.metric
         self._best_value, self._best_step = -math.inf, 0
@@ -138,12 +141,11 @@ class _Run:
             done = self._go_on(controller)
             training = PolicyTraining(config, controller, self._prompts, done)
             self._load_state(training, controller)
-            validation = self._validation_prompts()
             if self._folder.folder.state["last"] is None:
-                self._validate(training, controller, validation)
-            self._take_steps(training, controller, validation)
+                self._validate(training, controller)
+            self._take_steps(training, controller)
             seconds = self._seconds(controller)
-            report_of_run = self._judge(training, validation)
+            report_of_run = self._judge(training)
             seconds["whole"] = time.perf_counter() - begun
         self._folder.write_evaluation(report_of_run)
         for who, name in (("all", "all users"), ("held_out", "users held out")):
@@ -159,9 +161,7 @@ class _Run:
             seconds=seconds,
         )
 
-    def _take_steps(
-        self, training: PolicyTraining, controller: SingleController, validation: list[Prompts]
-    ) -> None:
+    def _take_steps(self, training: PolicyTraining, controller: SingleController) -> None:
         """
         Raises:
             CollapsedError: an alarm.
@@ -171,7 +171,7 @@ class _Run:
             # Before anything is kept: a collapsed policy may well be the best one by reward.
             training.alarm.check(report.step, report.figures)
             if training.is_snapshot_due:
-                self._validate(training, controller, validation)
+                self._validate(training, controller)
 
     def _go_on(self, controller: SingleController) -> int:
         """Steps that were taken before; learners have their weights."""
@@ -191,18 +191,9 @@ class _Run:
         self._best_value, self._best_step = progress["best_value"], progress["best_step"]
         logger.info("%s: goes on with step %d", self._folder.path, training.step + 1)
 
-    @property
-    def _with_times(self) -> bool:
-        return self._policy.task.dataset.has_times()  # for rewards, whatever the model reads
-
-    def _validation_prompts(self) -> list[Prompts]:
-        return validation_prompts(self._policy.task.dataset, self._config, self._with_times)
-
-    def _validate(
-        self, training: PolicyTraining, controller: SingleController, validation: list[Prompts]
-    ) -> None:
+    def _validate(self, training: PolicyTraining, controller: SingleController) -> None:
         """Judge the policy as it is now, and write it down."""
-        judged = training.judge(validation, lists_of(self._config, [self._config.rollout.temperature]))
+        judged = training.judge(self._validation, lists_of(self._config, [self._config.rollout.temperature]))
         scores = {name: float(scores_U.mean()) for name, scores_U in judged.scores().items()}
         value, step = scores[self._metric], training.step
         if is_best := value > self._best_value:
@@ -248,15 +239,19 @@ class _Run:
         if self._on_step is not None:
             self._on_step(report, self._config.steps)
 
-    def _judge(self, training: PolicyTraining, validation: list[Prompts]) -> dict[str, Any]:
+    def _judge(self, training: PolicyTraining) -> dict[str, Any]:
         """The supervised policy and the best one, on the users that are tested."""
         config, dataset = self._config, self._policy.task.dataset
         best = read_snapshot(self._folder.folder.chosen_snapshot("best"))
         weights = Weights.of(int(best.optimizer_state["step"]), best.weights)
         tried = lists_of(config, config.evaluation.temperatures)
-        before_at = tried.temperatures[best_temperature(training.judge_reference(validation, tried))]
-        after_at = tried.temperatures[best_temperature(training.judge(validation, tried, weights))]
-        test = prompts_of(dataset, "test", config.evaluation.batch_size, None, self._with_times)
+        before_at = best_temperature(
+            training.judge_reference(self._validation, tried), tried.temperatures, "the supervised policy"
+        )
+        after_at = best_temperature(
+            training.judge(self._validation, tried, weights), tried.temperatures, "the best policy"
+        )
+        test = prompts_of(dataset, "test", config.evaluation.batch_size, None, dataset.has_times())
         before = training.judge_reference(test, lists_of(config, [before_at]))
         after = training.judge(test, lists_of(config, [after_at]), weights)
         codes_IL = np.asarray(self._policy.task.catalogue.codes_IL)

@@ -19,7 +19,6 @@ from rayrec.models.compute import ComputeSettings
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.program import SumOverTrainers
 from rayrec.pipelines.loading import TrainedModel
-from rayrec.pipelines.ranking_metrics import LIST_LENGTH
 from rayrec.platform.devices import HOST, device_named
 from rayrec.platform.schedule import RateSchedule
 from rayrec.rl.advantages import has_spread
@@ -54,16 +53,14 @@ class RolloutWorker:
         Args:
             weights: None: the policy is the learner's own.
         """
-        self._take(weights)
+        self.take(weights)
         rollouts = self._policy.draw(prompts, self._how, self._seed)
         return rollouts.summary(), rollouts
 
     def judge(self, prompts: Prompts, weights: Weights | None, lists: Lists) -> DrawnLists:
         """How this version ranks, and what lists it draws."""
-        self._take(weights)
-        items_UK = self._policy.rank(prompts.samples, LIST_LENGTH).items_BK
-        drawn = [self._policy.draw_lists(prompts, lists.size, t, lists.seed) for t in lists.temperatures]
-        return DrawnLists(prompts, items_UK, tuple(drawn))
+        self.take(weights)
+        return self._policy.draw_lists(prompts, lists)
 
     def process_id(self) -> int:
         """For who wants to know whether it is the process that it was."""
@@ -73,7 +70,12 @@ class RolloutWorker:
         """Spent on taking weights."""
         return self._sync_s
 
-    def _take(self, weights: Weights | None) -> None:
+    def take(self, weights: Weights | None) -> None:
+        """Be this version from now on.
+
+        Raises:
+            WeightsChangedError: they did not arrive as they were sent.
+        """
         if weights is None or weights.version == self._policy.version:
             return
         begun = time.perf_counter()
@@ -95,9 +97,7 @@ class ReferenceWorker:
 
     def judge(self, prompts: Prompts, lists: Lists) -> DrawnLists:
         """As `RolloutWorker.judge`."""
-        items_UK = self._policy.rank(prompts.samples, LIST_LENGTH).items_BK
-        drawn = [self._policy.draw_lists(prompts, lists.size, t, lists.seed) for t in lists.temperatures]
-        return DrawnLists(prompts, items_UK, tuple(drawn))
+        return self._policy.draw_lists(prompts, lists)
 
 
 @dataclass(frozen=True)
@@ -154,12 +154,13 @@ class RewardWorker:
             for name, reward_UK in {TOTAL: mixed.total_UG, **mixed.parts}.items()
         }
 
-    def state(self) -> dict[str, float]:
-        """Of the mix."""
-        return self._mix.state()
+    def state(self) -> dict[str, Any]:
+        """Of mix and guard, as JSON has it."""
+        return {"mix": self._mix.state(), "guard": self._guard.state()}
 
-    def load(self, state: Mapping[str, float]) -> None:
-        self._mix.load(state)
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._mix.load(state["mix"])
+        self._guard.load(state["guard"])
 
 
 def load_policy(config: RlConfig) -> Policy:

@@ -34,8 +34,18 @@ def test_scores_of_a_user_hang_on_the_place_of_the_target():
     assert (scores["reward"].mean(), scores["reward/hit"].mean()) == (1.0, 0.5)
 
 
-def test_the_temperature_is_that_of_the_best_lists():
-    assert best_temperature(judged([0, 0], [[0.1, 0.3, 0.2], [0.0, 0.1, 0.5]])) == 2
+def test_the_temperature_is_that_of_the_best_lists(caplog):
+    lists = judged([0, 0], [[0.1, 0.5, 0.2], [0.0, 0.4, 0.5]])
+    assert best_temperature(lists, (0.5, 0.7, 1.0), "the policy") == 0.7
+    assert not caplog.records
+
+
+def test_a_best_temperature_at_the_edge_of_those_tried_is_told(caplog):
+    assert best_temperature(judged([0], [[0.1, 0.3]]), (1.0, 0.5), "the policy") == 0.5
+    assert "lists of the policy are worth most at 0.5, the lowest temperature" in caplog.text
+    caplog.clear()
+    assert best_temperature(judged([0], [[0.1]]), (1.0,), "the policy") == 1.0
+    assert not caplog.records
 
 
 def test_a_change_of_the_same_users_is_surer_than_either_figure():

@@ -20,7 +20,7 @@ class Recorded(_Run):
     def _tell(self, report):
         self.told.append(report.step)
 
-    def _validate(self, training, controller, validation):
+    def _validate(self, training, controller):
         self.validated.append(len(training.alarm.state))
 
 
@@ -42,7 +42,7 @@ def test_a_policy_that_collapsed_is_logged_and_not_kept():
     reports = [report(1), report(2, kl=99.0)]
     training = SimpleNamespace(steps=lambda: iter(reports), alarm=Alarm(AlarmConfig()), is_snapshot_due=True)
     with pytest.raises(CollapsedError, match="step 2: the KL divergence"):
-        run._take_steps(training, None, [])
+        run._take_steps(training, None)
     assert run.told == [1, 2]
     # And what is kept of step 1 knows its entropy.
     assert run.validated == [1]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ class GuardReport:
     """What is to be said of the last batches."""
 
     sentences: list[str]
-    """What has come to be so with this batch; what was said and still is so is not said again."""
+    """What has come to be so with this batch; what was so within the last window is not said again."""
     figures: Mapping[str, float]
     """`hit.variance_share` of each part, and `flat_groups`, the share of groups without spread."""
 
@@ -62,7 +63,8 @@ class RewardGuard:
             raise ValueError(f"window must be at least 1, got {window}")
         self._max_share, self._max_flat, self._window = max_share, max_flat, window
         self._batches: deque[_Sums] = deque(maxlen=window)
-        self._said: set[str] = set()
+        self._batches_since: dict[str, int] = {}
+        """Batches since something last was so, of what was said."""
 
     def watch(self, mixed: MixedRewards) -> GuardReport:
         """Take in a batch."""
@@ -73,10 +75,22 @@ class RewardGuard:
         holds = self._about_parts(shares) | self._about_groups(flat)
         if len(self._batches) < self._window:
             holds = {}
-        new = [sentence for what, sentence in holds.items() if what not in self._said]
-        self._said = set(holds)
+        new = [sentence for what, sentence in holds.items() if what not in self._batches_since]
+        since = {what: batches + 1 for what, batches in self._batches_since.items()}
+        since |= dict.fromkeys(holds, 0)
+        self._batches_since = {what: batches for what, batches in since.items() if batches < self._window}
         figures = {f"{name}.variance_share": share for name, share in shares.items()}
         return GuardReport(new, {**figures, "flat_groups": flat})
+
+    def state(self) -> dict[str, Any]:
+        """What it has seen and said, as JSON has it."""
+        return {"batches": [asdict(batch) for batch in self._batches], "batches_since": self._batches_since}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self._batches.clear()
+        self._batches.extend(_Sums(**batch) for batch in state["batches"])
+        self._batches_since = dict(state["batches_since"])
 
     def _shares(self) -> dict[str, float]:
         """Of each part in the variance of the total: Cov(part, total) / Var(total), in sum 1.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -138,3 +139,26 @@ def test_each_thing_is_said_once_until_it_ceases():
 def test_settings_that_mean_nothing_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         RewardGuard(**settings)
+
+
+def test_what_flaps_around_its_bound_is_not_said_again_and_again():
+    guard = RewardGuard(window=2, max_flat=0.5)
+    flat, even = mixed(**FLAT), mixed(**EVEN)
+    batches = [flat, flat, even, flat, even, even, even, flat, flat]
+    # Flat groups of two batches: 100 % at the second, half at the next ones, none at the seventh.
+    said = [len(report.sentences) for report in watched(guard, *batches)]
+    assert said == [0, 1, 0, 0, 0, 0, 0, 0, 1]
+    guard = RewardGuard(window=3, max_flat=0.5)
+    batches = [flat, flat, even, even, flat, flat, even, even, even, flat, flat]
+    # It holds at the third, not at the next two, which is less than a window, and at the sixth.
+    assert [len(report.sentences) for report in watched(guard, *batches)] == [0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1]
+
+
+def test_a_guard_goes_on_with_what_it_has_seen_and_said():
+    guard, batches = RewardGuard(window=2), [mixed(**each) for each in (FLAT, FLAT, LOUD, FLAT, LOUD, LOUD)]
+    expected = watched(guard, *batches)
+    for done in range(len(batches)):
+        begun, goes_on = RewardGuard(window=2), RewardGuard(window=2)
+        watched(begun, *batches[:done])
+        goes_on.load(json.loads(json.dumps(begun.state())))
+        assert watched(goes_on, *batches[done:]) == expected[done:]
