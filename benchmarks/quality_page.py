@@ -211,10 +211,10 @@ From the prefix decoder above, 50 steps of 512 users with 16 candidates each, an
 rewarded for the item that came next and for its rank (`configs/beauty-rl.yaml`). Rewards are for the events
 that validate, of four fifths of the users; the others are never asked for. Cells: the relative change on the
 users' last events, which neither has learned from, the mean of the seeds; and how far the 95 % intervals over
-users in pairs reach, from the lowest bound of any seed to the highest. Rewards are those of lists of ten distinct items that are drawn; before and after, at the
-temperature that was best on validation for either: sharpening the policy is no gain. The control learns from
-the likelihood of the same events, by the same machinery and with the same weight of it. One supervised run;
-seeds are those of reinforcement learning.
+users in pairs reach, from the lowest bound of any seed to the highest. Rewards are those of lists of ten
+distinct items that are drawn; before and after, at the temperature that was best on validation for either:
+sharpening the policy is no gain. The control learns from the likelihood of the same events, by the same
+machinery and with the same weight of it. One supervised run; seeds are those of reinforcement learning.
 
 The three are the same here, to the digit: each batch is learned from once, by the policy that drew it, so
 every ratio is 1, no clip acts, the slope of a soft gate is 1, and what is left of each is the mean over codes

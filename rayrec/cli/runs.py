@@ -460,6 +460,13 @@ def serve_command(
         bool,
         typer.Option("--compile", help="Rank small batches by compiled programs, kept in RUN/compiled."),
     ] = False,
+    keep_contexts: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="MiB for what a network has read of histories: users who return cost what is new [nothing].",
+        ),
+    ] = None,
     access: Annotated[
         Path | None,
         typer.Option(help="YAML file: who is admitted, and what is lowered under load [everybody, nothing]."),
@@ -511,6 +518,7 @@ def serve_command(
         "data": None if data is None else str(data),
         "ranking": _ranking_of(ranker, candidates, objective, combine, generator_weight),
         "compile": {} if compile_ranking else None,
+        "keep_contexts_mib": keep_contexts,
         "access": OPEN if access is None else AccessConfig.load(access),
         "events": None if events is None else EventsConfig.load(events),
         "request_log": None if request_log is None else RequestLogConfig.load(request_log),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rayrec.models.tensor_batch import TensorBatch
+
+if TYPE_CHECKING:
+    from rayrec.models.generative.kept_contexts import KeptContexts
 
 
 class Ranking(NamedTuple):
@@ -42,6 +45,10 @@ class SequenceModel(nn.Module, ABC):
             excluded_BE: [B, E] catalogue positions never to return, padded with -1.
             max_beams: beams at most, as far as k allows; of no effect on a model without.
         """
+
+    def keep_contexts(self, max_bytes: int) -> KeptContexts[Any] | None:
+        """Have `rank` keep what it has read of histories; None of a model that reads them anew each time."""
+        return None
 
     def num_beams(self, k: int, max_beams: int | None = None) -> int:
         """Beams of such a `rank`; 0 of a model that scores every item."""

@@ -7,9 +7,10 @@ Recommender ─ features, rows, seen items ─► ItemRanker ─► RankedItems
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from rayrec.models.build import build_model
+from rayrec.models.generative.kept_contexts import KeptContexts
 from rayrec.models.program import RankedItems, Rows
 from rayrec.models.sequence_program import SequenceProgram
 from rayrec.pipelines.loading import TrainedModel
@@ -56,6 +57,23 @@ def item_ranker_of(model: TrainedModel) -> SequenceProgram:
     )
     program.load(dict(model.weights), optimizer_state=None)
     return program
+
+
+def kept_contexts(program: SequenceProgram, model: TrainedModel, max_bytes: int) -> KeptContexts[Any]:
+    """Have the network keep what it reads of histories, at most so much of it.
+
+    Raises:
+        InputError: it reads them anew each time, or reads rows of tables, which change beside it.
+    """
+    name = model.assembly.config.model.name
+    kept = program.model.keep_contexts(max_bytes)
+    if kept is None or model.assembly.tables:
+        why = "reads each history as a whole" if kept is None else "reads rows of tables, which change"
+        raise InputError(
+            f"{model.run}: {name!r} {why}, so nothing can be kept of it for users who return; leave out "
+            "--keep-contexts, or serve a prefix_decoder or causal_lm without tables"
+        )
+    return kept
 
 
 def give_catalogue(program: SequenceProgram, model: TrainedModel) -> None:

@@ -13,11 +13,12 @@ import torch
 
 from rayrec.models.compiled_ranking.job import RankingModel
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
+from rayrec.models.generative.kept_contexts import KeptContexts
 from rayrec.models.program import RankedItems
 from rayrec.models.sequence_program import SequenceProgram
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.instructions import instruction_of
-from rayrec.pipelines.item_ranker import ItemRanker, give_catalogue, item_ranker_of
+from rayrec.pipelines.item_ranker import ItemRanker, give_catalogue, item_ranker_of, kept_contexts
 from rayrec.pipelines.loading import TrainedModel
 from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.platform.devices import get_device
@@ -122,8 +123,10 @@ class Recommender:
             task.model.model_dump(mode="json"), task.catalogue_known_to(model.state)
         )
         """What versions have in common that may be ranked by the same compiled programs."""
-        self._ranker = ranker
+        self._ranker, self._model = ranker, model
         self._tables = model.tables
+        self.kept_contexts: KeptContexts[Any] | None = None
+        """What the network has read of histories, where that is kept."""
 
     @classmethod
     def load(
@@ -179,6 +182,15 @@ class Recommender:
     @property
     def device(self) -> torch.device:
         return get_device(self._task.config.device).torch
+
+    def keep_contexts(self, max_bytes: int) -> None:
+        """Keep what the network reads of histories, at most so much of it, for whoever returns.
+
+        Raises:
+            InputError: it reads them anew each time, or reads rows of tables, which change beside it.
+        """
+        assert isinstance(self._ranker, SequenceProgram), "contexts are kept where the network is"
+        self.kept_contexts = kept_contexts(self._ranker, self._model, max_bytes)
 
     def rank_with(self, programs: CompiledPrograms) -> CompiledRanking:
         """Rank by compiled programs from now on, where there is one for a batch.

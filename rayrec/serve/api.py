@@ -147,7 +147,7 @@ def build_api(
         return LiveAnswer()
 
     for meter in meters:
-        meter.watch(lambda: serving_figures(access.status, service.model.step))
+        meter.watch(lambda: serving_figures(access.status, service.model.step) | service.pinned.figures())
         if intake is not None:
             meter.watch(intake.figures)
         if request_log is not None:

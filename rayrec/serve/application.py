@@ -16,6 +16,7 @@ from rayrec.serve.bearer_token import require_token
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.loading import device_of, load_api
 from rayrec.serve.metrics import RayMeter
+from rayrec.serve.ray_ingress import sticky_routing
 
 DEPLOYMENT = "recommend"
 QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
@@ -50,6 +51,7 @@ def build_application(run: str | Path, config: ServeConfig) -> serve.Application
         num_replicas=config.num_replicas,
         max_ongoing_requests=config.max_waiting + SPARE_REQUESTS,
         ray_actor_options=replica_resources(run, config),
+        **({} if config.keep_contexts_mib is None else sticky_routing()),
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=5,
         # A model that cannot be loaded cannot be loaded a second time either.

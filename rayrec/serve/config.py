@@ -57,6 +57,9 @@ class ServeConfig(Config):
     other machine reaches it."""
     access: AccessConfig = AccessConfig()
     """Who is admitted, and what is lowered under load before anybody is refused."""
+    keep_contexts_mib: float | None = Field(None, gt=0)
+    """Memory of each network for what it has read of users' histories, so that one who returns costs what is
+    new; requests with the header `X-User-Id` go to the replica that has theirs. None: nothing is kept."""
     compile: CompileConfig | None = None
     """Batches that are ranked by compiled programs; None: all are ranked eagerly."""
     events: EventsConfig | None = None
@@ -78,6 +81,10 @@ class ServeConfig(Config):
         return min(self.access.service.concurrency or most, most)
 
     @property
+    def max_context_bytes(self) -> int | None:
+        return None if self.keep_contexts_mib is None else int(self.keep_contexts_mib * 2**20)
+
+    @property
     def shows_page(self) -> bool:
         return self.is_loopback if self.page is None else self.page
 
@@ -96,6 +103,21 @@ class ServeConfig(Config):
             raise ValueError(
                 f"events.store is missing: {num_states} replicas would each know other events of a "
                 "user; name an event store"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _contexts_are_kept_by_one_thread(self) -> Self:
+        if self.keep_contexts_mib is None:
+            return self
+        if self.compile is not None:
+            raise ValueError(
+                "compiled programs read whole histories; leave out --compile, or --keep-contexts"
+            )
+        if self.services is not None and self.services.dense.streams > 1:
+            raise ValueError(
+                f"dense.streams: {self.services.dense.streams} threads would read what another one is still "
+                "writing; with --keep-contexts, let it be 1, and have more replicas"
             )
         return self
 

@@ -10,7 +10,9 @@ Serve writes HAProxy's configuration from a template that has no settings for an
 * every request is logged, with its query, to port 514 of this machine; here none is;
 * a replica gets whatever comes, and to refuse a request takes it longer than HAProxy, of the time in which it
   computes; here HAProxy refuses what is to be computed while the replicas have as much of it as they hold;
-* where no replica answers, callers get status 500; here 503, with the time after which to try again.
+* where no replica answers, callers get status 500; here 503, with the time after which to try again;
+* a user's requests, where they are to go to one replica, would all move when a replica comes or goes; here
+  the hash is consistent, and none gets much more than the others.
 
 So Serve is told of this program instead of HAProxy. It rewrites the configuration that it is given, refuses
 one that it does not know to the last address, and becomes HAProxy, in the same process. It runs at every
@@ -111,6 +113,10 @@ def rewritten(config: str, listen: Listen, most: int, error_file: str) -> str:
             continue
         if words[:1] != ["bind"]:
             lines.append(line)
+            if words[:1] == ["balance"] and words[1].startswith("hdr("):
+                # A replica that comes or goes moves its share of users alone; one that has a quarter more to
+                # do than the others hands on what is too much.
+                lines += ["    hash-type consistent", "    hash-balance-factor 125"]
             if words[:1] == ["backend"] and words[1:] != ["default_backend"]:
                 lines += [f"    {text}" for text in _refusals(most)]
             continue

@@ -217,6 +217,8 @@ class _Builder:
         """
         ranker = None if self._ranker_of is None else self._ranker_of(model)
         recommender, stage = Recommender(model, ranker), None
+        if ranker is None and (max_bytes := self._config.max_context_bytes) is not None:
+            recommender.keep_contexts(max_bytes)
         if self._scorer is not None:
             assert self._config.ranking is not None
             stage = RankingStage(recommender, self._scorer, self._config.ranking)

@@ -29,9 +29,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rayrec.platform.errors import InputError
+from rayrec.serve.access.config import USER_HEADER
 from rayrec.serve.address import READY_TIMEOUT_S, ip_of
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.haproxy_config import Plan, write_program
@@ -82,7 +83,13 @@ _PORTS = (
     "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
 )
 """Of loopback, with defaults that a second service, or another program, may have."""
-VARIABLES = (*FAST, *PLAIN, *COMMON, HAPROXY_PROGRAM, *_FOLDERS, *_PORTS)
+STICKY_ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+STICKY: Mapping[str, str] = {
+    "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": f"hdr({USER_HEADER})",
+    "RAY_SERVE_SESSION_ID_HEADER_KEY": USER_HEADER,
+}
+"""What sends a user's requests to the same replica, of HAProxy's path and of the proxy's."""
+VARIABLES = (*FAST, *PLAIN, *COMMON, *STICKY, HAPROXY_PROGRAM, *_FOLDERS, *_PORTS)
 """All that this module sets."""
 
 MIN_HAPROXY = (2, 6)
@@ -162,7 +169,7 @@ def ingress_of_joined_cluster(config: ServeConfig) -> Ingress:
         kind, reason = Kind.HAPROXY, "as the cluster was started, with its figures on all interfaces"
     missing = tuple(
         f"{name}={value}"
-        for name, value in FAST.items()
+        for name, value in {**FAST, **_sticky(config)}.items()
         if any(environment.get(name) != value for environment in found)
     )
     return Ingress(kind, reason, missing, {}, _proxy_options(config))
@@ -204,6 +211,23 @@ def by_message(handle: DeploymentHandle) -> DeploymentHandle:
     return messages
 
 
+def sticky_routing() -> dict[str, Any]:
+    """Options of a deployment whose calls go to a replica by the hash of their session.
+
+    Those without one go to any. A replica that comes or goes moves the sessions of its share alone.
+    """
+    from ray.serve.config import RequestRouterConfig
+
+    settings: Any = {"request_router_class": STICKY_ROUTER}
+    return {"request_router_config": RequestRouterConfig(**settings)}
+
+
+def of_session(handle: DeploymentHandle, session: str) -> DeploymentHandle:
+    """The same deployment, called for a session; see `sticky_routing`."""
+    sticky: DeploymentHandle = handle.options(session_id=session)
+    return sticky
+
+
 def _is_direct(environment: Mapping[str, str]) -> bool:
     """Whether replicas answer HTTP themselves, as Serve decides it."""
     if environment.get(HAPROXY_SWITCH) == "1":
@@ -212,7 +236,7 @@ def _is_direct(environment: Mapping[str, str]) -> bool:
 
 
 def _plain(config: ServeConfig, reason: str) -> Ingress:
-    variables = _unless_set({**PLAIN, **COMMON}) | {HAPROXY_SWITCH: "0"}
+    variables = _unless_set({**PLAIN, **COMMON, **_sticky(config)}) | {HAPROXY_SWITCH: "0"}
     return Ingress(Kind.PROXY, reason, (), variables, _proxy_options(config))
 
 
@@ -235,9 +259,14 @@ def _fast(config: ServeConfig, haproxy: HAProxy, folder: Path) -> Ingress:
     own |= {name: str(port) for name, port in zip(_PORTS, _free_ports(len(_PORTS), loopback), strict=True)}
     # The address of the replicas; HAProxy's is in the plan.
     options: dict[str, str | int] = {"host": loopback, "port": config.port}
-    variables = _unless_set({**FAST, **COMMON}) | own
-    otherwise = tuple(f"{name}={value}" for name, value in FAST.items() if variables[name] != value)
+    wanted = {**FAST, **_sticky(config)}
+    variables = _unless_set({**wanted, **COMMON}) | own
+    otherwise = tuple(f"{name}={value}" for name, value in wanted.items() if variables[name] != value)
     return Ingress(Kind.HAPROXY, haproxy.version, otherwise, variables, options)
+
+
+def _sticky(config: ServeConfig) -> Mapping[str, str]:
+    return {} if config.keep_contexts_mib is None else STICKY
 
 
 def _proxy_options(config: ServeConfig) -> dict[str, str | int]:

@@ -240,6 +240,11 @@ class RecommendationService:
         self.recommend(RecommendRequest(history=[self._recommender.dataset.items.keys[0].as_py()]))
         self.recommend(RecommendRequest())
 
+    def figures(self) -> dict[str, float]:
+        """What a meter watches."""
+        kept = self._recommender.kept_contexts
+        return {} if kept is None else kept.figures()
+
     def compile(self, compilation: CompileService, waits: bool = True) -> None:
         """Have batches ranked by compiled programs.
 

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -40,8 +41,8 @@ def config_file(tmp_path: Path) -> Path:
     return written_config(tmp_path, 30_000)
 
 
-def written_config(tmp_path: Path, replica_port: int) -> Path:
-    """As Serve writes it, for one application with one replica."""
+def written_config(tmp_path: Path, *replica_ports: int, **settings: str) -> Path:
+    """As Serve writes it, for one application."""
     file = tmp_path / "serve" / "haproxy.cfg"
     config = HAProxyConfig(
         http_options=HTTPOptions(host="127.0.0.1", port=8123),
@@ -49,9 +50,12 @@ def written_config(tmp_path: Path, replica_port: int) -> Path:
         server_state_base=str(tmp_path),
         server_state_file=str(tmp_path / "state"),
         is_head=True,
+        **settings,
     )
-    replica = ServerConfig("replica", "127.0.0.1", replica_port)
-    backend = BackendConfig(name="http-rayrec", path_prefix="/", app_name="rayrec", servers=[replica])
+    replicas = [
+        ServerConfig(f"replica-{number}", "127.0.0.1", port) for number, port in enumerate(replica_ports)
+    ]
+    backend = BackendConfig(name="http-rayrec", path_prefix="/", app_name="rayrec", servers=replicas)
     api = HAProxyApi(config, {"http-rayrec": backend}, str(file))
     api._generate_config_file_internal()
     return file
@@ -123,16 +127,7 @@ def test_haproxy_refuses_what_the_replicas_have_no_room_for_and_nothing_else(tmp
     """With the real one; what is not computed passes all the same."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Replica) as server, ThreadPoolExecutor(3) as pool:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        file, port = written_config(tmp_path, server.server_port), free_port()
-        listen: Listen = {"host": "127.0.0.1", "port": port, "certificate": None}
-        program = write_program(
-            tmp_path, sys.executable, {"haproxy": haproxy(), "listen": listen, "most": MOST}
-        )
-        text = file.read_text().replace("bind *:8404", f"bind *:{free_port()}")
-        file.write_text(text.replace("bind :9101", f"bind :{free_port()}"))
-        running = subprocess.Popen([program, "-db", "-f", file])
-        try:
-            wait_until(lambda: accepts(port))
+        with running_haproxy(tmp_path, MOST, server.server_port) as port:
 
             def post(path: str) -> httpx.Response:
                 return httpx.post(
@@ -152,11 +147,74 @@ def test_haproxy_refuses_what_the_replicas_have_no_room_for_and_nothing_else(tmp
             Replica.let.set()
             assert [each.result().status_code for each in held] == [200] * MOST
             assert post("/v1/recommend").status_code == 200
-        finally:
-            Replica.let.set()
-            running.terminate()
-            running.wait()
-            server.shutdown()
+        Replica.let.set()
+        server.shutdown()
+
+
+@contextmanager
+def running_haproxy(tmp_path: Path, most: int, *replica_ports: int, **settings: str) -> Iterator[int]:
+    """The real one, before these replicas; the value is its port."""
+    file, port = written_config(tmp_path, *replica_ports, **settings), free_port()
+    listen: Listen = {"host": "127.0.0.1", "port": port, "certificate": None}
+    program = write_program(tmp_path, sys.executable, {"haproxy": haproxy(), "listen": listen, "most": most})
+    text = file.read_text().replace("bind *:8404", f"bind *:{free_port()}")
+    file.write_text(text.replace("bind :9101", f"bind :{free_port()}"))
+    running = subprocess.Popen([program, "-db", "-f", file])
+    try:
+        wait_until(lambda: accepts(port))
+        yield port
+    finally:
+        running.terminate()
+        running.wait()
+
+
+class NamedReplica(BaseHTTPRequestHandler):
+    """Says which one it is."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        text = str(self.server.server_address[1]).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def named_replicas(count: int) -> Iterator[list[int]]:
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), NamedReplica)) for _ in range(count)
+        ]
+        for server in servers:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            stack.callback(server.shutdown)
+        yield [server.server_port for server in servers]
+
+
+def test_a_user_stays_with_a_replica_and_moves_only_if_it_goes(tmp_path):
+    sticky = {"balance_algorithm": "hdr(X-User-Id)"}
+    users = [f"u{number}" for number in range(60)]
+
+    def answered_by(port: int) -> list[str]:
+        with httpx.Client(trust_env=False, timeout=20) as client:
+            url = f"http://127.0.0.1:{port}/"
+            return [client.get(url, headers={"X-User-Id": user}).text for user in users]
+
+    with named_replicas(3) as ports:
+        with running_haproxy(tmp_path / "three", MOST, *ports, **sticky) as port:
+            first, again = answered_by(port), answered_by(port)
+            without_user = [httpx.get(f"http://127.0.0.1:{port}/", trust_env=False).text for _ in range(9)]
+        with running_haproxy(tmp_path / "two", MOST, *ports[:2], **sticky) as port:
+            fewer = answered_by(port)
+    assert first == again
+    assert set(first) == set(without_user) == {str(port) for port in ports}
+    stayed = [user for user, replica in enumerate(first) if replica != str(ports[2])]
+    assert [fewer[user] for user in stayed] == [first[user] for user in stayed]
 
 
 def accepts(port: int) -> bool:

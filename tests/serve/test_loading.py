@@ -1,11 +1,13 @@
 """What loading a service does to the process that it is loaded in."""
 
 import gc
+import re
 import sys
 
 import pytest
 from fastapi.testclient import TestClient
 
+from rayrec.platform.errors import InputError
 from rayrec.serve.api import build_api
 from rayrec.serve.batching import BatchCosts, Batcher
 from rayrec.serve.config import ServeConfig
@@ -25,6 +27,48 @@ def test_a_process_that_serves_is_set_up_for_it_until_the_end(tmp_path):
         assert sys.getswitchinterval() == SWITCH_S
         assert client.get("/health/ready").status_code == 200
     assert (gc.get_freeze_count(), sys.getswitchinterval()) == (0, pytest.approx(switch_s))
+
+
+def test_what_was_read_of_a_user_who_returns_is_kept_and_counted(tmp_path):
+    run, config = make_run(tmp_path, "prefix"), ServeConfig(page=False, max_batch=1)
+    asked = [{"history": history, "k": 5} for history in (["i3", "i4"], ["i3", "i4", "i7"], ["i7"])]
+
+    def answers(config):
+        with TestClient(load_api(run, config, PrometheusMeter())) as client:
+            found = [client.post("/v1/recommend", json=each).json()["items"] for each in asked]
+            return found, client.get("/metrics").text
+
+    keeping = config.model_copy(update={"keep_contexts_mib": 1.0})
+    (found, figures), (expected, plain_figures) = answers(keeping), answers(config)
+    for items, others in zip(found, expected, strict=True):
+        assert [item["item_id"] for item in items] == [item["item_id"] for item in others]
+        assert [item["score"] for item in items] == pytest.approx(
+            [item["score"] for item in others], abs=1e-4
+        )
+    assert float(re.search(r"^rayrec_kept_contexts_events_reused (\S+)$", figures, re.MULTILINE)[1]) >= 2
+    assert "kept_contexts" not in plain_figures
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "why"),
+    [("lazy", {}, "reads each history as a whole"), ("prefix", {"user_embedding": True}, "rows of tables")],
+)
+def test_where_nothing_can_be_kept_it_is_said_before_anybody_is_answered(tmp_path, model, settings, why):
+    run = make_run(tmp_path, model, **settings)
+    with pytest.raises(InputError, match=f"{why}.*leave out --keep-contexts"):
+        load_api(run, ServeConfig(page=False, keep_contexts_mib=1.0), PrometheusMeter())
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"compile": {}}, "leave out --compile, or --keep-contexts"),
+        ({"services": {"dense": {"streams": 2}}}, r"dense\.streams: 2 threads"),
+    ],
+)
+def test_contexts_are_kept_by_who_reads_whole_histories_one_after_the_other(settings, sentence):
+    with pytest.raises(InputError, match=sentence):
+        ServeConfig.parse({"keep_contexts_mib": 8, **settings})
 
 
 class _Log:

@@ -75,6 +75,13 @@ class JaggedLayout:
         tokens = slice(int(offsets_R1[0]), int(offsets_R1[-1]))
         return JaggedLayout.from_offsets(offsets_R1 - offsets_R1[0], self.device), tokens
 
+    def behind(self, lengths_B: np.ndarray) -> tuple[JaggedLayout, Tensor]:
+        """The layout of what is behind the first so many tokens of each row, and which tokens that is."""
+        left_B = self.lengths_B - lengths_B
+        layout = JaggedLayout.from_offsets(np.concatenate([[0], np.cumsum(left_B)]), self.device)
+        shift_N = np.repeat(self.offsets_B1[:-1] + lengths_B - layout.offsets_B1[:-1], left_B)
+        return layout, torch.from_numpy(shift_N + np.arange(layout.num_tokens)).to(self.device)
+
     @property
     def num_tokens(self) -> int:
         return int(self.offsets_B1[-1])

@@ -5,12 +5,17 @@ Axes: N history events of all rows, D width of a vector.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.models.attention.past import Grown, KeysAndValues, Past
 from rayrec.models.tensor_batch import TensorBatch
+
+if TYPE_CHECKING:
+    from rayrec.models.backbones.transformer import CausalTransformer
 
 
 class HistoryReader(Protocol):
@@ -35,6 +40,20 @@ def contexts(backbone: HistoryReader, events_ND: Tensor, batch: TensorBatch) -> 
     if "user" in batch.rows:
         events_ND = events_ND + batch.users_of(batch.layout.row_N)
     return backbone(events_ND, batch.layout, batch.keys_N, batch.times_N)
+
+
+def read_on(
+    backbone: CausalTransformer, events_ND: Tensor, batch: TensorBatch, past: Past
+) -> tuple[Tensor, Sequence[KeysAndValues]]:
+    """([B, D] what is known at the end of each row, what the layers have of whole rows).
+
+    Args:
+        events_ND: of whole rows.
+    """
+    behind, tokens_N = batch.layout.behind(past.lengths_B)
+    grown = Grown(past, behind)
+    contexts_ND = backbone.read_on(events_ND[tokens_N], grown, batch.keys_N[tokens_N])
+    return behind.last(contexts_ND), grown.layers
 
 
 def last_contexts(backbone: HistoryReader, events_ND: Tensor, batch: TensorBatch) -> Tensor:

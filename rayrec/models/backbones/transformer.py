@@ -9,6 +9,7 @@ from torch.nn import functional
 from rayrec.models.attention.choice import AUTO, Choice
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.attention.masks import Mask
+from rayrec.models.attention.past import Grown
 from rayrec.models.attention.uni_attention import CAUSAL, attend
 from rayrec.models.keyed_random import KeyedDropout
 
@@ -48,9 +49,17 @@ class Block(nn.Module):
         self.hidden_dropout = KeyedDropout(dropout, 2 + 3 * index)
         self.feedforward_dropout = KeyedDropout(dropout, 3 + 3 * index)
 
-    def forward(self, x_ND: Tensor, layout: JaggedLayout, keys_N: Tensor) -> Tensor:
+    def forward(
+        self, x_ND: Tensor, layout: JaggedLayout, keys_N: Tensor, grown: Grown | None = None
+    ) -> Tensor:
         query_NHC, key_NHC, value_NHC = self.heads(x_ND)
-        attended_NHC = attend(query_NHC, key_NHC, value_NHC, layout, mask=self.mask, choice=self.choice)
+        whole = layout
+        if grown is not None:
+            whole = grown.layout
+            key_NHC, value_NHC = grown.grow(key_NHC, value_NHC)
+        attended_NHC = attend(
+            query_NHC, key_NHC, value_NHC, layout, whole, mask=self.mask, choice=self.choice
+        )
         return self.after_attention(x_ND, attended_NHC, keys_N)
 
     def heads(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,8 +116,17 @@ class CausalTransformer(nn.Module):
         Args:
             times_N: not read: of time it knows the order.
         """
-        x_ND = self.input_norm(x_ND + functional.embedding(layout.place_N, self.positions_TD))
+        return self._contexts(x_ND, layout, layout.place_N, keys_N, None)
+
+    def read_on(self, x_ND: Tensor, grown: Grown, keys_N: Tensor) -> Tensor:
+        """The same of the tokens behind those that were read before; `x_ND` and `keys_N` are of these."""
+        return self._contexts(x_ND, grown.behind, grown.places_N, keys_N, grown)
+
+    def _contexts(
+        self, x_ND: Tensor, layout: JaggedLayout, place_N: Tensor, keys_N: Tensor, grown: Grown | None
+    ) -> Tensor:
+        x_ND = self.input_norm(x_ND + functional.embedding(place_N, self.positions_TD))
         x_ND = self.input_dropout(x_ND, keys_N)
         for block in self.blocks:
-            x_ND = block(x_ND, layout, keys_N)
+            x_ND = block(x_ND, layout, keys_N, grown)
         return self.final_norm(x_ND)

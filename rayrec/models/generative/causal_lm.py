@@ -20,6 +20,7 @@ Source: Rajput et al. (TIGER), arXiv:2305.05065, with a decoder alone as in OneR
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ from torch.nn import functional
 
 from rayrec.models.attention.choice import AUTO, Choice
 from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.models.attention.past import Grown, KeysAndValues, Past
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.generative.backbone import GenerativeBackbone, summed_cross_entropy
 from rayrec.models.generative.transformers_attention import Attending, Continuations, PackedRows
@@ -87,6 +89,7 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
         self.choice = choice
         self.network: Any = network
         self.level_sizes = level_sizes
+        self.tokens_per_event = len(level_sizes)
         sizes_L = torch.tensor(level_sizes, device=codes_IL.device)
         first_tokens_L = first_token + sizes_L.cumsum(0) - sizes_L
         self._first_tokens = tuple(first_tokens_L.tolist())
@@ -112,15 +115,27 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
         return total
 
     def encode_context(self, batch: TensorBatch) -> KeyValueContext:
-        num_levels = len(self.level_sizes)
-        layout, _ = _token_layout(batch.layout, num_levels, 0)
+        layout, _ = _token_layout(batch.layout, len(self.level_sizes), 0)
         rows = PackedRows(layout, self.choice, keep=True)
         tokens_M = self.tokens_IL[batch.items_N].flatten()
         hidden_MD = self._hidden(tokens_M[None], layout.place_N[None], rows)[0]
-        lengths_B = num_levels * batch.layout.lengths_on_device_B()
-        ended_BT = torch.arange(layout.longest, device=lengths_B.device) >= lengths_B[:, None]
-        bias_B1T = hidden_MD.new_zeros(1).expand_as(ended_BT).masked_fill(ended_BT, -torch.inf)[:, None]
-        return KeyValueContext(rows.keys, rows.values, bias_B1T, lengths_B, layout.last(hidden_MD))
+        return self._context(batch, rows, layout.last(hidden_MD))
+
+    def read_on(self, batch: TensorBatch, past: Past) -> tuple[KeyValueContext, Sequence[KeysAndValues]]:
+        """As `kept_contexts.ReadsOn` has it."""
+        layout, _ = _token_layout(batch.layout, len(self.level_sizes), 0)
+        behind, places_M = layout.behind(past.lengths_B)
+        grown = Grown(past, behind)
+        rows = PackedRows(behind, self.choice, keep=True, grown=grown)
+        tokens_M = self.tokens_IL[batch.items_N].flatten()[places_M]
+        hidden_MD = self._hidden(tokens_M[None], grown.places_N[None], rows)[0]
+        return self._context(batch, rows, behind.last(hidden_MD)), grown.layers
+
+    def _context(self, batch: TensorBatch, rows: PackedRows, last_BD: Tensor) -> KeyValueContext:
+        lengths_B = len(self.level_sizes) * batch.layout.lengths_on_device_B()
+        ended_BT = torch.arange(rows.num_tokens, device=lengths_B.device) >= lengths_B[:, None]
+        bias_B1T = last_BD.new_zeros(1).expand_as(ended_BT).masked_fill(ended_BT, -torch.inf)[:, None]
+        return KeyValueContext(rows.keys, rows.values, bias_B1T, lengths_B, last_BD)
 
     def step(self, context: KeyValueContext, cache: BeamCache, depth: int, codes_BWd: Tensor) -> Tensor:
         if depth == 0:

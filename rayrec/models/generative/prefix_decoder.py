@@ -29,7 +29,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayrec.models.backbones.history import contexts, last_contexts
+from rayrec.models.attention.past import KeysAndValues, Past
+from rayrec.models.backbones.history import contexts, last_contexts, read_on
 from rayrec.models.backbones.transformer import INITIAL_STD, CausalTransformer
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.decoding.trie import CodeTrie
@@ -45,6 +46,7 @@ MAX_GATHERED = 1 << 24
 class PrefixDecoder(GenerativeBackbone[VectorContext]):
     """History to one vector; that vector against those of prefixes."""
 
+    tokens_per_event = 1
     codes_IL: Tensor
     nodes_IL: Tensor
 
@@ -145,6 +147,11 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
 
     def encode_context(self, batch: TensorBatch) -> VectorContext:
         return VectorContext(last_contexts(self.backbone, self.embed_history(batch), batch))
+
+    def read_on(self, batch: TensorBatch, past: Past) -> tuple[VectorContext, Sequence[KeysAndValues]]:
+        """As `kept_contexts.ReadsOn` has it."""
+        last_BD, layers = read_on(self.backbone, self.embed_history(batch), batch, past)
+        return VectorContext(last_BD), layers
 
     def step(self, context: VectorContext, cache: BeamCache, depth: int, codes_BWd: Tensor) -> Tensor:
         return self._logits(context, depth, self._nodes(codes_BWd))

@@ -12,6 +12,7 @@ from rayrec.models.decoding.leaf_filter import LeafFilter
 from rayrec.models.decoding.prefixes import ItemDistribution, Step
 from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.generative.backbone import Context, GenerativeBackbone
+from rayrec.models.generative.kept_contexts import KeptContexts, ReadsOn
 from rayrec.models.sequence_model import Ranking, SequenceModel
 from rayrec.models.tensor_batch import TensorBatch
 from rayrec.platform.event_labels import UNKNOWN
@@ -51,6 +52,7 @@ class GenerativeRecommender(SequenceModel):
         self.register_buffer("behavior_weights", behavior_weights, persistent=False)
         self._trie = CodeTrie.from_codes(codes_IL)
         self.beam_width = beam_width
+        self._contexts: KeptContexts[Any] | None = None
         self._num_learned_levels = num_learned_levels
         self._num_codes_of_last = self._trie.num_codes[-1]
 
@@ -101,7 +103,7 @@ class GenerativeRecommender(SequenceModel):
     def rank(
         self, batch: TensorBatch, k: int, excluded_BE: Tensor | None, max_beams: int | None = None
     ) -> Ranking:
-        context = self.backbone.encode_context(batch)
+        context = self._context(batch)
         width = self.num_beams(k, max_beams)
         # A row is decoded alike whatever the rows beside it: all have one width, and rows do not mix.
         size = max(1, MAX_LOGITS // (width * max(self._trie.num_codes)))
@@ -111,6 +113,17 @@ class GenerativeRecommender(SequenceModel):
         ]
         items_BW = torch.cat([part.items_BW for part in found])
         return Ranking(items_BW[:, :k], torch.cat([part.log_probs_BW for part in found])[:, :k])
+
+    def _context(self, batch: TensorBatch) -> Context:
+        # Rows of tables change beside the weights, and what is kept would not know.
+        if self._contexts is None or batch.rows:
+            return self.backbone.encode_context(batch)
+        return self._contexts.of(batch)
+
+    def keep_contexts(self, max_bytes: int) -> KeptContexts[Any] | None:
+        if isinstance(self.backbone, ReadsOn):
+            self._contexts = KeptContexts(self.backbone, max_bytes)
+        return self._contexts
 
     def num_beams(self, k: int, max_beams: int | None = None) -> int:
         wanted = self.beam_width if max_beams is None else min(self.beam_width, max_beams)

@@ -4,14 +4,15 @@ Its layers ask `transformers.AttentionInterface` for the attention function that
 and hand on to it what the forward pass was given. Ours is registered there; what it does with queries, keys
 and values of a layer is up to the `Attending` of the forward pass:
 
-    PackedRows        histories one after the other in one long row: causal attention within each of them
+    PackedRows        histories one after the other in one long row: causal attention within each of them,
+                      of all their tokens, or of those behind what was read before
     Continuations     new codes of beams or samples, which share the context of their row
 
 Nothing of a network's own cache or masks takes part. Positions are given to the forward pass, so that
 rotary (or learned) positions are right in both cases.
 
-Axes: N tokens of all rows, B rows, T tokens of the longest row, W sequences of a row, S new codes of a row's
-sequences, d codes of a sequence; H query heads, G key heads, C channels of a head.
+Axes: N tokens that are read, M tokens of whole rows, B rows, T tokens of the longest row, W sequences of a
+row, S new codes of a row's sequences, d codes of a sequence; H query heads, G key heads, C channels of one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from rayrec.models.attention.choice import AUTO, Choice
 from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.models.attention.past import Grown
 from rayrec.models.attention.shared_context import shared_context_attention
 from rayrec.models.attention.uni_attention import attend
 from rayrec.models.decoding.beam_cache import BeamCache
@@ -45,14 +47,19 @@ class Attending(Protocol):
 class PackedRows:
     """Causal attention within rows that stand one after the other; [1, H, N, C] queries."""
 
-    def __init__(self, layout: JaggedLayout, choice: Choice = AUTO, keep: bool = False) -> None:
+    def __init__(
+        self, layout: JaggedLayout, choice: Choice = AUTO, keep: bool = False, grown: Grown | None = None
+    ) -> None:
         """
         Args:
+            layout: of the tokens that are read.
             choice: who computes it.
             keep: whether keys and values of the layers will be asked for.
+            grown: what they stand behind; None: rows begin with them.
         """
-        self.num_tokens = layout.longest
-        self._layout = layout
+        self._layout, self._grown = layout, grown
+        self._whole = layout if grown is None else grown.layout
+        self.num_tokens = self._whole.longest
         self._choice = choice
         self._keep = keep
         self.keys: dict[int, Tensor] = {}
@@ -60,16 +67,20 @@ class PackedRows:
         self.values: dict[int, Tensor] = {}
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        query_NHC, key_MGC, value_MGC = (packed[0].transpose(0, 1) for packed in (query, key, value))
+        if self._grown is not None:
+            key_MGC, value_MGC = self._grown.grow(key_MGC, value_MGC)
         if self._keep:
-            self.keys[layer], self.values[layer] = self._padded(key), self._padded(value)
-        query_NHC, key_NGC, value_NGC = (packed[0].transpose(0, 1) for packed in (query, key, value))
-        return attend(query_NHC, key_NGC, value_NGC, self._layout, scale=scale, choice=self._choice)[None]
+            self.keys[layer], self.values[layer] = self._padded(key_MGC), self._padded(value_MGC)
+        return attend(
+            query_NHC, key_MGC, value_MGC, self._layout, self._whole, scale=scale, choice=self._choice
+        )[None]
 
-    def _padded(self, packed_1GNC: Tensor) -> Tensor:
+    def _padded(self, packed_MGC: Tensor) -> Tensor:
         """[B, G, T, C], each head's tokens neighbours, as all later products want them."""
-        if self._layout.num_rows == 1:
-            return packed_1GNC.contiguous()
-        return self._layout.pad(packed_1GNC[0].transpose(0, 1)).transpose(1, 2).contiguous()
+        if self._whole.num_rows == 1:
+            return packed_MGC.transpose(0, 1)[None].contiguous()
+        return self._whole.pad(packed_MGC).transpose(1, 2).contiguous()
 
 
 class Continuations:

@@ -33,6 +33,10 @@ class LimitConfig(Config):
         return self.rate is None and self.concurrency is None
 
 
+USER_HEADER = "X-User-Id"
+"""Says whom a request is for, to those that do not read its body."""
+
+
 class CallersConfig(LimitConfig):
     """What each caller is admitted for."""
 

@@ -20,7 +20,7 @@ import torch
 from rayrec.embeddings.threads import give_way
 from rayrec.models.program import RankedItems, Rows
 from rayrec.models.sequence_program import SequenceProgram
-from rayrec.pipelines.item_ranker import give_catalogue, item_ranker_of
+from rayrec.pipelines.item_ranker import give_catalogue, item_ranker_of, kept_contexts
 from rayrec.pipelines.loading import TrainedModel
 from rayrec.pipelines.versions.loading import LoadedVersion, load_version
 from rayrec.pipelines.versions.store import VersionStore
@@ -61,7 +61,7 @@ class DensePart:
         torch.set_num_threads(config.threads)
         if VersionStore.is_there(run):
             store = VersionStore(run)
-            part = DensePart(_VersionLoader(store, config.device), streams)
+            part = DensePart(_VersionLoader(store, config), streams)
             part.hold(store.serving().number)
             return part
         part = DensePart(lambda version: _of_run(run, config, version), streams)
@@ -111,8 +111,8 @@ class DensePart:
 class _VersionLoader:
     """Networks of a store's versions, which share settings and catalogue where these are the same."""
 
-    def __init__(self, store: VersionStore, device: str | None) -> None:
-        self._store, self._device = store, device
+    def __init__(self, store: VersionStore, config: ServeConfig) -> None:
+        self._store, self._config, self._device = store, config, config.device
         self._held: LoadedVersion | None = None
         self._with_rows = False
 
@@ -125,6 +125,7 @@ class _VersionLoader:
             self._with_rows = True
             loaded = load_version(self._store, manifest, self._device)
         give_catalogue(program, loaded.model)
+        _keep_contexts(program, loaded.model, self._config)
         self._held = loaded
         return program
 
@@ -140,7 +141,17 @@ def _of_run(run: str | Path, config: ServeConfig, version: int | None) -> Sequen
     if program.table_of_catalogue is not None:
         model = load(with_rows=True)
     give_catalogue(program, model)
+    _keep_contexts(program, model, config)
     return program
+
+
+def _keep_contexts(program: SequenceProgram, model: TrainedModel, config: ServeConfig) -> None:
+    """
+    Raises:
+        InputError: it has to be, and the model cannot.
+    """
+    if (max_bytes := config.max_context_bytes) is not None:
+        kept_contexts(program, model, max_bytes)
 
 
 class DenseFollower:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -35,11 +36,11 @@ from rayrec.serve.config import ServeConfig
 from rayrec.serve.events.user_state import UserEvents
 from rayrec.serve.loading import device_of, load_api
 from rayrec.serve.metrics import RayMeter
-from rayrec.serve.ray_ingress import by_message
+from rayrec.serve.ray_ingress import by_message, of_session, sticky_routing
 from rayrec.serve.services.config import MAIN, ReplicasConfig, ServicesConfig
 from rayrec.serve.services.dense import DenseFollower, DensePart, RemoteRanker
 from rayrec.serve.services.features import FeaturesPart, RemoteState
-from rayrec.serve.services.gateway import Gateway, build_gateway
+from rayrec.serve.services.gateway import Gateway, build_gateway, user_of
 from rayrec.serve.services.handle_calls import HandleCalls
 from rayrec.serve.services.http_messages import (
     HttpAnswer,
@@ -67,7 +68,10 @@ class AccessReplica:
         gateway = Gateway(
             config.services,
             config.access,
-            {name: _sender(by_message(handle)) for name, handle in targets.items()},
+            {
+                name: _sender(by_message(handle), config.keep_contexts_mib is not None)
+                for name, handle in targets.items()
+            },
             None if features is None else _sender(by_message(features)),
             config.timeout_s + 1,  # the target refuses what it cannot answer in time, and says why
         )
@@ -118,6 +122,9 @@ class SparseReplica:
         self._calls = HandleCalls()
         call, timeout_s = self._calls.call, config.timeout_s
         dense, features = by_message(dense), None if features is None else by_message(features)
+        if config.keep_contexts_mib is not None:
+            # What comes here is of some users, whose contexts are then at one network.
+            dense = of_session(dense, uuid.uuid4().hex)
         beam_width: int = call(dense, "beam_width", timeout_s=timeout_s)
 
         def ranker_of(model: TrainedModel) -> ItemRanker:
@@ -196,12 +203,12 @@ def build_services(run: str | Path, config: ServeConfig) -> serve.Application:
     targets = {}
     for name, (of_target, settings) in targets_of(location, config, services).items():
         suffix = "" if name == MAIN else f".{name}"
-        dense = _deployed(
-            DENSE + suffix, DenseReplica, settings, services.dense, ray_claim(device_of(of_target, settings))
-        ).bind(of_target, settings.model_copy(update={"threads": services.dense.threads}), here)
-        targets[name] = _deployed(SPARSE + suffix, SparseReplica, settings, services.sparse).bind(
-            of_target, settings, here, dense, features
+        claim = ray_claim(device_of(of_target, settings))
+        dense = _deployed(DENSE + suffix, DenseReplica, settings, services.dense, claim, by_user=True).bind(
+            of_target, settings.model_copy(update={"threads": services.dense.threads}), here
         )
+        sparse = _deployed(SPARSE + suffix, SparseReplica, settings, services.sparse, by_user=True)
+        targets[name] = sparse.bind(of_target, settings, here, dense, features)
     in_front = config.model_copy(update={"max_waiting": config.most_in_hand})
     access = _deployed(ACCESS, serve.ingress()(AccessReplica), in_front, services.access)
     return access.bind(location, config, targets, features)
@@ -235,7 +242,13 @@ def _deployed(
     config: ServeConfig,
     replicas: ReplicasConfig,
     claim: dict[str, Any] | None = None,
+    by_user: bool = False,
 ) -> serve.Deployment:
+    """
+    Args:
+        claim: of an accelerator.
+        by_user: whether it keeps what it has read of users.
+    """
     scaling: dict[str, Any] = {"num_replicas": replicas.replicas}
     if replicas.max_replicas is not None:
         scaling = {
@@ -248,6 +261,7 @@ def _deployed(
     return serve.deployment(
         name=name,
         **scaling,
+        **(sticky_routing() if by_user and config.keep_contexts_mib is not None else {}),
         max_ongoing_requests=config.max_waiting + SPARE_REQUESTS,
         ray_actor_options={"num_cpus": replicas.cpus, **(claim or {})},
         graceful_shutdown_wait_loop_s=0.1,
@@ -258,9 +272,12 @@ def _deployed(
     )(replica)
 
 
-def _sender(handle: DeploymentHandle) -> SendHttp:
+def _sender(handle: DeploymentHandle, by_user: bool = False) -> SendHttp:
     async def send(request: HttpRequest) -> HttpAnswer:
-        answer: HttpAnswer = await handle.http.remote(request)
+        asked = handle
+        if by_user and (user := user_of(request)) is not None:
+            asked = of_session(handle, user)
+        answer: HttpAnswer = await asked.http.remote(request)
         return answer
 
     return send

@@ -22,7 +22,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from rayrec.serve.access.callers import caller_of, origin_of
-from rayrec.serve.access.config import AccessConfig
+from rayrec.serve.access.config import USER_HEADER, AccessConfig
 from rayrec.serve.access.limits import Admissions
 from rayrec.serve.access.routing import Routed, Router
 from rayrec.serve.access.shadow import Shadow, Shadowed
@@ -38,8 +38,8 @@ from rayrec.serve.services.http_messages import HttpAnswer, HttpRequest, SendHtt
 
 logger = logging.getLogger(__name__)
 
-USER, TARGET = "X-User-Id", "X-Target"
-"""Headers: whose target is asked, for requests that do not say it in a field; and which one answered."""
+TARGET = "X-Target"
+"""Header of an answer: which target it is of."""
 _USER_FIELDS = ("user_id", "user")
 """Of `/v1/recommend` and of `/v1/completions`."""
 
@@ -74,7 +74,9 @@ class Gateway:
         self._answer: SendHttp = self.main
         if config.routing is not None:
             asked = {name: sends[name] for name in config.routing.weights}
-            self._answer = self._routed = Routed(Router(config.routing), asked, _key_of)
+            self._answer = self._routed = Routed(
+                Router(config.routing), asked, lambda request: (user_of(request), None)
+            )
         if config.shadow is not None:
             self.shadow = Shadow(sends[config.shadow.target], config.shadow)
             self._answer = Shadowed(self._answer, self.shadow)
@@ -182,17 +184,17 @@ class _Patient:
         return HttpAnswer(response.status_code, tuple(response.raw_headers), bytes(response.body))
 
 
-def _key_of(request: HttpRequest) -> tuple[str | int | None, str | None]:
-    """The user of a request, for the router; nothing else that it could be known by."""
-    if (named := request.header(USER)) is not None:
-        return named, None
+def user_of(request: HttpRequest) -> str | None:
+    """The user of a request, by its header, or by its body."""
+    if (named := request.header(USER_HEADER)) is not None:
+        return named
     try:
         body: Any = json.loads(request.body)
     except (ValueError, RecursionError):  # the target says what is wrong with it
-        return None, None
+        return None
     if isinstance(body, dict):
         for field in _USER_FIELDS:
             if isinstance(user := body.get(field), (str, int)) and not isinstance(user, bool):
                 # JSON can write half of a surrogate pair, which cannot be hashed.
-                return str(user).encode(errors="backslashreplace").decode(), None
-    return None, None
+                return str(user).encode(errors="backslashreplace").decode()
+    return None
