@@ -37,12 +37,9 @@ from torch import Tensor
 
 from benchmarks.data_sets import beauty_sized
 from benchmarks.harness import Bar, BenchOptions, interleaved
+from benchmarks.untrained import LANGUAGE_MODEL, untrained_run
 from rayrec.models.generative.causal_lm import CausalLmBackbone
-from rayrec.models.program import Placement
-from rayrec.pipelines.assembly import assemble
 from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import RunState, write_snapshot
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.cluster import ray_cluster
 from rayrec.platform.console import log
@@ -53,24 +50,9 @@ from rayrec.rl.policy import Policy
 from rayrec.rl.prompts import Prompts, PromptStream
 from rayrec.rl.training import PolicyTraining
 from rayrec.rl.workers import RolloutWorker, load_policy
-from rayrec.samples.cursor import Cursor
 
 GROUP_SIZE, CHUNK_USERS = 16, 16
 TOLERANCE = 1e-3
-LANGUAGE_MODEL: dict[str, Any] = {
-    "name": "causal_lm",
-    "backbone": {
-        "network": {
-            "kind": "qwen3",
-            "dim": 256,
-            "num_layers": 4,
-            "num_heads": 4,
-            "num_key_heads": 2,
-            "feedforward_dim": 768,
-        },
-        "max_length": 50,
-    },
-}
 ROLLOUTS_PEER = "a loop over transformers generate(), same weights"
 
 
@@ -85,7 +67,7 @@ def _rollouts(data: Path, folder: Path, options: BenchOptions) -> Bar:
     except ImportError as error:
         missing = f"transformers, which is not installed ({error}): pip install 'rayrec[hf]'"
         return Bar.of("rl-rollouts", [], missing, 8.0)
-    config = _config(_untrained(folder / "language-model", data, LANGUAGE_MODEL), CHUNK_USERS, CHUNK_USERS)
+    config = _config(untrained_run(folder / "language-model", data, LANGUAGE_MODEL), CHUNK_USERS, CHUNK_USERS)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -198,7 +180,7 @@ def _check_same_distribution(policy: Policy, peer: _Generate, prompts: Prompts) 
 
 def _placements(data: Path, folder: Path, options: BenchOptions) -> list[Bar]:
     supervised = RunConfig.load(CHECKOUT / "configs" / "beauty-generative.yaml")
-    run = _untrained(folder / "prefix-decoder", data, supervised.model.model_dump(mode="json"))
+    run = untrained_run(folder / "prefix-decoder", data, supervised.model.model_dump(mode="json"))
     configs = {
         kind: _config(run, 256, 64, placement={"kind": kind, "max_staleness": 2})
         for kind in ("async", "colocated")
@@ -282,31 +264,3 @@ def _config(run: Path, users: int, chunk_users: int, **changes: Any) -> RlConfig
             **changes,
         }
     )
-
-
-def _untrained(path: Path, data: Path, model: dict[str, Any]) -> Path:
-    """A run with one snapshot of random weights, made large, so that what follows hangs on the history."""
-    config = RunConfig.parse({"data": {"path": str(data)}, "model": model, "cluster": {"dashboard": False}})
-    folder = RunFolder.create(path, config)
-    assembly = assemble(config, checksums=False)
-    assert not assembly.tables, "rows would have to be written"
-    folder.keep_columns(assembly.rows.columns)
-    program = assembly.task.program(assembly.dense_optimizer()).build(Placement(HOST.torch, config.seed))
-    weights = {name: array * 4 if array.ndim > 1 else array for name, array in program.weights().items()}
-    state = RunState(
-        committed_step=0,
-        incarnation=0,
-        dataset_fingerprint=assembly.task.fingerprint,
-        semantic_ids_version=assembly.task.semantic_ids_version,
-        read_position=assembly.rows.plan.position(0),
-    )
-    write_snapshot(
-        folder.snapshot_path(1),
-        state,
-        weights=weights,
-        optimizer_state=program.optimizer_state(),
-        cursor=Cursor(assembly.task.fingerprint).to_table(),
-        save_sparse=lambda _: [],
-    )
-    folder.update(last=folder.snapshot_path(1).name, state="finished")
-    return path

@@ -1,5 +1,5 @@
-"""The only place that knows `cuda`, `npu` or `cpu`, with `device_diagnosis`, which says why one is not there.
-Needs torch alone.
+"""The only place that knows `cuda`, `npu` or `cpu`, with `device_diagnosis`, which says why one is not there,
+and `mps`, by which processes share one of the former. Needs torch alone.
 
 Everything that differs between devices is a field of `Device`; moving a run
 to another device changes the one line of its config that names it.
@@ -53,6 +53,8 @@ class Device:
     """Module with `profile` and `ProfilerActivity` that see this device's kernels."""
     profiler_activity: str | None = None
     """What it calls them, beside those of the host."""
+    has_mps: bool = False
+    """Whether processes can share one by NVIDIA's Multi-Process Service, see `rayrec.platform.mps`."""
 
     @property
     def torch(self) -> torch.device:
@@ -89,6 +91,7 @@ _DEVICES: dict[str, tuple[Device, Callable[[], str | None]]] = {
             has_own_memory=True,
             attention_backends=("triton", "sdpa", "flex", "reference"),
             profiler_activity="CUDA",
+            has_mps=True,
         ),
         why_no_cuda,
     ),
@@ -240,13 +243,13 @@ def device_memory_bytes(kind: str) -> int | None:
     return int(torch.get_device_module(kind).get_device_properties(0).total_memory)
 
 
-def ray_claim(kind: str) -> dict[str, Any]:
-    """Options with which an actor claims one accelerator; the driver may lack the device itself."""
+def ray_claim(kind: str, share: float = 1) -> dict[str, Any]:
+    """Options with which an actor claims an accelerator, or a share of one; the driver may lack it."""
     device = device_named(kind)
     if not device.has_own_memory:  # counted by the actor's own num_cpus
         return {}
     name = _RAY_OPTIONS.get(device.ray_resource)
-    return {"resources": {device.ray_resource: 1}} if name is None else {name: 1}
+    return {"resources": {device.ray_resource: share}} if name is None else {name: share}
 
 
 _RAY_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus"}

@@ -10,7 +10,7 @@ from rayrec.platform import devices
 from rayrec.platform.errors import InputError
 
 PACKAGE = Path(rayrec.__file__).parent
-DEVICE_LAYER = [PACKAGE / "platform" / name for name in ("devices.py", "device_diagnosis.py")]
+DEVICE_LAYER = [PACKAGE / "platform" / name for name in ("devices.py", "device_diagnosis.py", "mps.py")]
 """What the devices are, and why one of them is not there. Triton kernels, which are CUDA's by nature, are
 chosen by the list of backends that the layer keeps, and name no device either."""
 NAMES = ("cuda", "npu", "hccl", "nccl", "gloo", "num_gpus", *devices.ACCELERATOR_RESOURCES)

@@ -37,6 +37,13 @@ class ReplicasConfig(Config):
         return self.max_replicas or self.replicas
 
 
+class MpsConfig(Config):
+    """Of processes that share a GPU."""
+
+    share: float = Field(0.5, gt=0, le=1)
+    """Of a GPU, that each replica claims of Ray, and of its multiprocessors, that it may use at once."""
+
+
 class DenseConfig(ReplicasConfig):
     """Of the deployment that holds dense weights."""
 
@@ -45,6 +52,8 @@ class DenseConfig(ReplicasConfig):
     streams: int = Field(1, ge=1)
     """Batches that a replica computes at a time, of as many sparse replicas: each has a thread, and on an
     accelerator a stream and buffers of its own."""
+    mps: MpsConfig | None = None
+    """Several replicas on a GPU of NVIDIA's, by its Multi-Process Service; None: each has one of its own."""
 
 
 class TargetConfig(Config):

@@ -27,7 +27,9 @@ from ray.serve.handle import DeploymentHandle
 from rayrec.pipelines.item_ranker import ItemRanker
 from rayrec.pipelines.loading import TrainedModel
 from rayrec.pipelines.versions.store import VersionStore
-from rayrec.platform.devices import ray_claim
+from rayrec.platform import mps
+from rayrec.platform.devices import device_named, ray_claim
+from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import absolute
 from rayrec.serve.access.config import AccessConfig
 from rayrec.serve.application import QUIET, SPARE_REQUESTS
@@ -169,6 +171,8 @@ class DenseReplica:
     def __init__(self, run: str, config: ServeConfig, working_directory: str) -> None:
         os.chdir(working_directory)
         assert config.services is not None, "as these deployments are of it"
+        if config.services.dense.mps is not None:
+            mps.start_daemon()
         streams = config.services.dense.streams
         self._part = DensePart.open(run, config, streams)
         self._threads = ThreadPoolExecutor(streams, "dense")
@@ -203,7 +207,7 @@ def build_services(run: str | Path, config: ServeConfig) -> serve.Application:
     targets = {}
     for name, (of_target, settings) in targets_of(location, config, services).items():
         suffix = "" if name == MAIN else f".{name}"
-        claim = ray_claim(device_of(of_target, settings))
+        claim = _dense_claim(of_target, settings)
         dense = _deployed(DENSE + suffix, DenseReplica, settings, services.dense, claim, by_user=True).bind(
             of_target, settings.model_copy(update={"threads": services.dense.threads}), here
         )
@@ -229,11 +233,30 @@ def resources_of(run: str | Path, config: ServeConfig) -> list[tuple[dict[str, A
     assert services is not None, "the caller looks"
     return [
         (
-            {"num_cpus": services.dense.cpus, **ray_claim(device_of(of_target, settings))},
+            {"num_cpus": services.dense.cpus, **_dense_claim(of_target, settings)},
             services.dense.replicas,
         )
         for of_target, settings in targets_of(absolute(str(run)), config, services).values()
     ]
+
+
+def _dense_claim(run: str, config: ServeConfig) -> dict[str, Any]:
+    """Options of an actor with the network on its device.
+
+    Raises:
+        InputError: the device cannot be shared.
+    """
+    assert config.services is not None, "as these deployments are of it"
+    kind, sharing = device_of(run, config), config.services.dense.mps
+    if sharing is None:
+        return ray_claim(kind)
+    if not device_named(kind).has_mps:
+        raise InputError(
+            f"dense.mps: {kind} is not shared by NVIDIA's Multi-Process Service; leave it out, or choose "
+            "another device with --device"
+        )
+    variables = {"env_vars": mps.environment(sharing.share)}
+    return {**ray_claim(kind, sharing.share), "runtime_env": variables}
 
 
 def _deployed(
