@@ -13,7 +13,6 @@ that it can be tested, or embedded, without.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -92,11 +91,11 @@ def build_api(
         access_config: who is admitted, and what is lowered under load.
         meters: measure requests; a `PrometheusMeter` is shown at /metrics, a `RecentActivity` on a page.
         intake: takes events; closed when the application shuts down, as is the log.
-        request_log: of what is asked at /v1/recommend.
+        request_log: of what is asked and answered, in any protocol.
         on_close: called when the application shuts down, after the logs are closed.
         version_figures: of a service that follows versions; metrics and the page show them.
     """
-    access = Access(access_config, service, batcher, timeout_s)
+    access = Access(access_config, service, batcher, timeout_s, request_log=request_log)
 
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
@@ -129,12 +128,8 @@ def build_api(
         come later than in so many milliseconds is not computed. The answer has the `X-Request-Id` of the
         request, or one of its own."""
         request_id = request_id_of(http.headers.get(REQUEST_ID))
-        began = time.perf_counter()
-        answer = await access.begin(request, origin_of(http))
         response.headers[REQUEST_ID] = request_id
-        if request_log is not None and request_log.wants(request_id):
-            request_log.take(request_id, request, answer, time.perf_counter() - began)
-        return answer
+        return await access.begin(request, origin_of(http), request_id=request_id)
 
     @api.get("/health/ready")
     async def ready() -> ReadyAnswer:

@@ -23,7 +23,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
 from rayrec.serve.access.access import Access
@@ -32,6 +32,7 @@ from rayrec.serve.current import Service
 from rayrec.serve.errors import RequestError, explain
 from rayrec.serve.item_texts import ItemTexts
 from rayrec.serve.request_body import json_object, unpacked_body
+from rayrec.serve.request_log import REQUEST_ID, request_id_of
 from rayrec.serve.rows import answers_of_all
 from rayrec.serve.schemas import MODEL_NAME, RecommendAnswer, RecommendedItem, RecommendRequest
 
@@ -121,7 +122,7 @@ def completions_router(service: Service, access: Access) -> APIRouter:
         return described
 
     @router.post("/completions", openapi_extra={"requestBody": _BODY})
-    async def completions(request: Request) -> dict[str, Any]:
+    async def completions(request: Request, response: Response) -> dict[str, Any]:
         """The items that the model expects next, as tokens of their semantic IDs."""
         asked = read_request(json_object(await unpacked_body(request)))
         pinned = service.pinned  # whose semantic IDs the prompts are read by
@@ -132,7 +133,9 @@ def completions_router(service: Service, access: Access) -> APIRouter:
         def error_of(place: int, sentence: str, status: int = 400) -> RequestError:
             return _of_prompt(place, len(requests), sentence, status)
 
-        answers = await answers_of_all(access, pinned, requests, origin_of(request), error_of)
+        request_id = request_id_of(request.headers.get(REQUEST_ID))
+        answers = await answers_of_all(access, pinned, requests, origin_of(request), error_of, request_id)
+        response.headers[REQUEST_ID] = request_id
         for place, answer in enumerate(answers):
             if answer.source != "model":  # popular items have no probability
                 raise error_of(place, "the run's operations leave nothing of it for the model")

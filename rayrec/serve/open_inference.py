@@ -41,6 +41,7 @@ from rayrec.serve.access.callers import origin_of
 from rayrec.serve.current import Service
 from rayrec.serve.errors import RequestError, explain
 from rayrec.serve.request_body import unpacked_body
+from rayrec.serve.request_log import REQUEST_ID, request_id_of
 from rayrec.serve.rows import answers_of_all
 from rayrec.serve.schemas import MODEL_NAME, RecommendAnswer, RecommendRequest
 from rayrec.serve.service import RecommendationService
@@ -182,16 +183,19 @@ def open_inference_router(service: Service, access: Access) -> APIRouter:
         call = read_call(body, request.headers.get(HEADER_LENGTH))
         is_binary = _wanted_outputs(call)
         requests = rows_of(call, access.most_at_once)
-        answers = await answers_of_all(access, pinned, requests, origin_of(request), _of_row)
+        request_id = request_id_of(request.headers.get(REQUEST_ID))
+        origin = origin_of(request)
+        answers = await answers_of_all(access, pinned, requests, origin, _of_row, request_id)
         found = outputs_of(answers, requests[0].k)
         wanted = [found[output] for output in is_binary]
         head: dict[str, Any] = {"model_name": MODEL_NAME, "model_version": pinned.model.label}
         if call.call_id is not None:
             head["id"] = call.call_id
         content, length = write_answer(head, wanted, is_binary)
+        headers = {REQUEST_ID: request_id}
         if length is None:
-            return Response(content, media_type="application/json")
-        headers = {HEADER_LENGTH: str(length)}
+            return Response(content, headers=headers, media_type="application/json")
+        headers[HEADER_LENGTH] = str(length)
         return Response(content, headers=headers, media_type="application/octet-stream")
 
     return router

@@ -6,6 +6,7 @@ users then did can be joined to it by `request_id`.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 import uuid
@@ -25,6 +26,7 @@ MAX_REQUEST_ID = 128
 SCHEMA = pa.schema(
     [
         ("request_id", pa.string()),
+        ("row", pa.int64()),  # of the message: protocols have several
         ("time", pa.timestamp("us")),
         ("user_key", pa.string()),
         ("user_id", pa.int64()),
@@ -60,13 +62,27 @@ class RequestLog:
         digest = hashlib.blake2b(request_id.encode(errors="replace"), digest_size=8).digest()
         return int.from_bytes(digest, "big") < self._share * 2.0**64
 
-    def take(
-        self, request_id: str, request: RecommendRequest, answer: RecommendAnswer, seconds: float
+    def answered(
+        self,
+        request_id: str,
+        row: int,
+        request: RecommendRequest,
+        began: float,
+        answered: asyncio.Future[RecommendAnswer],
     ) -> None:
+        """Take down what became of a request; nothing where it has no answer.
+
+        Args:
+            began: by `time.perf_counter`.
+        """
+        if answered.cancelled() or answered.exception() is not None:
+            return
+        answer, seconds = answered.result(), time.perf_counter() - began
         query = answer.query
         self.log.offer(
             {
                 "request_id": request_id,
+                "row": row,
                 "time": round(self._clock() * 1_000_000),
                 "user_key": None if request.user_id is None else str(request.user_id),
                 "user_id": None if query is None else query.user_id,

@@ -19,12 +19,14 @@ async def answers_of_all(
     requests: Sequence[RecommendRequest],
     origin: Origin,
     error_of: Callable[[int, str, int], RequestError],
+    request_id: str,
 ) -> list[RecommendAnswer]:
     """Answers of all requests, or the error of the first that has one. For limits, each of them counts.
 
     Args:
         pinned: the model that answers all of them.
         error_of: `error_of(place, sentence, status)`: says which request the sentence is about.
+        request_id: of the message, for the log.
 
     Raises:
         RequestError: a request is refused, or what it needs does not answer.
@@ -32,7 +34,8 @@ async def answers_of_all(
             none is computed that had not begun.
         DeadlineError: one would be answered too late.
     """
-    found = await asyncio.gather(*await _begun(access, pinned, requests, origin), return_exceptions=True)
+    begun = await _begun(access, pinned, requests, origin, request_id)
+    found = await asyncio.gather(*begun, return_exceptions=True)
     answers: list[RecommendAnswer] = []
     for place, answer in enumerate(found):
         if isinstance(answer, RefusedRequestError):
@@ -47,12 +50,16 @@ async def answers_of_all(
 
 
 async def _begun(
-    access: Access, pinned: RecommendationService, requests: Sequence[RecommendRequest], origin: Origin
+    access: Access,
+    pinned: RecommendationService,
+    requests: Sequence[RecommendRequest],
+    origin: Origin,
+    request_id: str,
 ) -> list[asyncio.Future[RecommendAnswer]]:
     begun: list[asyncio.Future[RecommendAnswer]] = []
     try:
-        for request in requests:
-            begun.append(access.begin(request, origin, pinned))
+        for row, request in enumerate(requests):
+            begun.append(access.begin(request, origin, pinned, request_id, row))
     except Exception:
         for answered in begun:
             answered.cancel()

@@ -23,6 +23,7 @@ from rayrec.serve.access.degrade import NOT_LOWERED, Ladder, Lowered
 from rayrec.serve.access.limits import Admissions, Clock
 from rayrec.serve.batching import Batcher
 from rayrec.serve.current import Service
+from rayrec.serve.request_log import RequestLog
 from rayrec.serve.schemas import RecommendAnswer, RecommendRequest
 from rayrec.serve.service import LoweredRequest, RecommendationService
 
@@ -59,12 +60,15 @@ class Access:
         batcher: Batcher[RecommendRequest, RecommendAnswer],
         timeout_s: float,
         clock: Clock = time.monotonic,
+        request_log: RequestLog | None = None,
     ) -> None:
         """
         Args:
             batcher: computes what requests ask of the service.
             timeout_s: a request that would not be answered by then is refused; its own bound may be lower.
+            request_log: of what is asked and answered.
         """
+        self._request_log = request_log
         self._config, self._service, self._batcher, self._timeout_s = config, service, batcher, timeout_s
         self._admissions = Admissions(config.service, config.callers, clock)
         self._ladder = Ladder(config.degrade.steps)
@@ -84,12 +88,19 @@ class Access:
         return self._admissions.admit(caller_of(origin, self._config.callers.header))
 
     def begin(
-        self, request: RecommendRequest, origin: Origin, pinned: RecommendationService | None = None
+        self,
+        request: RecommendRequest,
+        origin: Origin,
+        pinned: RecommendationService | None = None,
+        request_id: str | None = None,
+        row: int = 0,
     ) -> asyncio.Future[RecommendAnswer]:
         """Admits a request, and hands it to the batcher before it returns; call it on the event loop.
 
         Args:
             pinned: the model that is to answer; None: the one that answers now.
+            request_id: of the message, for the log; None: it is not logged.
+            row: of the message.
 
         Returns:
             The answer; or RefusedRequestError, UnavailableError, DeadlineError, as of service and batcher.
@@ -101,8 +112,16 @@ class Access:
             ServiceLimitError: too many of all callers.
             TooManyWaitingError: the batcher has too many in hand.
         """
-        if pinned is None:
-            pinned = self._service.pinned
+        began = time.perf_counter()
+        answered = self._begun(request, origin, self._service.pinned if pinned is None else pinned)
+        log = self._request_log
+        if log is not None and request_id is not None and log.wants(request_id):
+            answered.add_done_callback(partial(log.answered, request_id, row, request, began))
+        return answered
+
+    def _begun(
+        self, request: RecommendRequest, origin: Origin, pinned: RecommendationService
+    ) -> asyncio.Future[RecommendAnswer]:
         timeout_s = timeout_of(origin.headers, self._timeout_s)
         leave = self.admit(origin)
         try:

@@ -52,6 +52,11 @@ def test_a_click_is_in_the_next_recommendation_and_in_the_rows_of_training(recom
         ).json()
         assert after.json()["items"] == same["items"]
         assert after.json()["source"] == "model"
+        users = {"name": "user_id", "datatype": "BYTES", "shape": [2], "data": ["new", "nobody"]}
+        rows = client.post(
+            "/v2/models/recommend/infer", json={"inputs": [users]}, headers={"X-Request-Id": "v2"}
+        )
+        assert rows.headers["X-Request-Id"] == "v2"
         told = client.post("/v1/events", json={"user_id": "new", "item_id": "nosuch", "timestamp": NOW + 2})
         assert told.json()["unknown_items"] == 1
         wrong = client.post("/v1/events", json=[events[0], {"user_id": "new"}])
@@ -63,7 +68,12 @@ def test_a_click_is_in_the_next_recommendation_and_in_the_rows_of_training(recom
     rows = pq.ParquetFile(file).read()
     assert rows["timestamp"].cast("int64").to_pylist() == [(NOW + n) * 1_000_000 for n in range(3)]
     (asked,) = (tmp_path / "requests").rglob("*.parquet")
-    logged = {row["request_id"]: row for row in pq.ParquetFile(asked).read().to_pylist()}
+    logged = {row["request_id"]: row for row in pq.ParquetFile(asked).read().to_pylist() if not row["row"]}
+    of_rows = [row for row in pq.ParquetFile(asked).read().to_pylist() if row["request_id"] == "v2"]
+    assert [(row["row"], row["user_key"]) for row in sorted(of_rows, key=lambda row: row["row"])] == [
+        (0, "new"),
+        (1, "nobody"),
+    ]
     assert logged["r"]["item_ids"] == items.ids_I[:2].tolist()
     assert logged["r"]["recommended"] == [item["item_id"] for item in after.json()["items"]]
     if store is not None:
