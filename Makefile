@@ -29,9 +29,9 @@ demo: env ## Train, evaluate and serve a recommender on MovieLens 100K.
 	$(BIN)/python examples/demo.py
 
 # Tests talk to a real server of event stores, and look at the page of the service in a browser; without them, these
-# tests are skipped.
-packages: ## Install Debian's redis-server and chromium for the tests, where that is allowed.
-	@for package in redis-server chromium; do \
+# tests are skipped. Prometheus brings the program that checks its rules.
+packages: ## Install Debian's redis-server, chromium and prometheus for the tests, where that is allowed.
+	@for package in redis-server chromium prometheus; do \
 	command -v $$package >/dev/null \
 	|| { command -v apt-get >/dev/null && { test "$$(id -u)" = 0 || sudo -n true 2>/dev/null; } \
 	&& { test "$$(id -u)" = 0 || as_root=sudo; $$as_root apt-get update -qq; \

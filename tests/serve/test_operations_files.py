@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 
 import promql_parser
 import pytest
@@ -56,6 +58,17 @@ def test_expressions_are_promql_over_what_is_shown(shown, expression):
     names = set(re.findall(r"rayrec_\w+", expression))
     assert names
     assert names <= shown
+
+
+def test_prometheus_loads_the_alerts():
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("promtool is missing, which Debian's package prometheus brings")
+    checked = subprocess.run(
+        [program, "check", "rules", FOLDER / "prometheus-alerts.yaml"], capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stderr
+    assert f"{len(ALERTS['rules'])} rules found" in checked.stdout
 
 
 def test_panels_have_places_of_their_own():

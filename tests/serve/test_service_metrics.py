@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import time
+
+import httpx
+import pytest
+import ray
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from rayrec.serve.api import build_api
 from rayrec.serve.batching import BatchCosts, Batcher
-from rayrec.serve.metrics import PrometheusMeter
+from rayrec.serve.metrics import PrometheusMeter, RayMeter
 from rayrec.serve.service import RecommendationService
 from tests.serve.fake_recommender import FakeRecommender
 
@@ -78,3 +84,37 @@ def test_services_in_one_process_do_not_mix():
     first.post("/v1/recommend", json={"user_id": "ann"})
 
     assert requests(samples_of(second), "/v1/recommend", 200) == 0
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_rays_metrics_have_the_same_names_behind_its_own_prefix():
+    class Replica:
+        def __init__(self) -> None:
+            self._meter = RayMeter("run")
+            self._meter.watch(lambda: {"serving_in_hand": 3.0})
+
+        def answer(self) -> None:
+            self._meter.request("/v1/recommend", 200, 0.01)
+            self._meter.batch(2, 0.1)
+
+    replica = ray.remote(num_cpus=0)(Replica).remote()
+    ray.get(replica.answer.remote())
+    (node,) = [node for node in ray.nodes() if node["Alive"]]
+    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    expected = {
+        "ray_rayrec_requests_total",
+        "ray_rayrec_request_seconds_bucket",
+        "ray_rayrec_batch_requests_count",
+        "ray_rayrec_batch_seconds_sum",
+        "ray_rayrec_serving_in_hand",
+    }
+    found: set[str] = set()
+    for _ in range(120):  # Ray's agent is told every few seconds
+        page = httpx.get(url, trust_env=False).text
+        found = set(re.findall(r"^ray_rayrec_\w+", page, re.MULTILINE))
+        if expected <= found:
+            break
+        time.sleep(0.5)
+    assert expected <= found
+    ray.kill(replica)
