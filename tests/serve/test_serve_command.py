@@ -15,6 +15,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.serve.ray_ingress import HAPROXY_SWITCH, VARIABLES
@@ -46,6 +47,14 @@ def environment(mark: str, **changes: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": path, "RAYREC_TEST_MARK": mark, **changes}
 
 
+def services_in(folder: Path) -> list[str]:
+    """Options for several deployments with users' events."""
+    parts = ("access", "features", "sparse", "dense")
+    (folder / "services.yaml").write_text(yaml.safe_dump({part: {"cpus": 0.1} for part in parts}))
+    (folder / "events.yaml").write_text(yaml.safe_dump({"log": {"folder": str(folder / "events")}}))
+    return ["--services", str(folder / "services.yaml"), "--events", str(folder / "events.yaml")]
+
+
 def ask(url: str, certificate: Path, token: str | None = None) -> tuple[int, dict[str, object]]:
     """Status and JSON of recommendations, by HTTPS that is checked."""
     trusting = ssl.create_default_context(cafile=str(certificate))
@@ -64,7 +73,7 @@ def ask(url: str, certificate: Path, token: str | None = None) -> tuple[int, dic
 @LINUX
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["haproxy", "proxy", "single process"])
+@pytest.mark.parametrize("way", ["haproxy", "proxy", "single process", "services"])
 def test_it_serves_with_tls_and_token_on_loopback_alone_and_stops_clean(run, tmp_path, way):
     certificate, key = make_certificate(tmp_path)
     mark, port, log = uuid.uuid4().hex, free_port(), tmp_path / "log"
@@ -72,6 +81,7 @@ def test_it_serves_with_tls_and_token_on_loopback_alone_and_stops_clean(run, tmp
     command = [sys.executable, "-m", "rayrec", "serve", str(run), "--port", str(port)]
     command += ["--tls-cert", str(certificate), "--tls-key", str(key)]
     command += ["--single-process"] if way == "single process" else []
+    command += services_in(tmp_path) if way == "services" else []
     with subprocess.Popen(
         command,
         env=environment(mark, RAYREC_SERVE_TOKEN=TOKEN, **changes),
@@ -93,11 +103,17 @@ def test_it_serves_with_tls_and_token_on_loopback_alone_and_stops_clean(run, tmp
                 401,
                 401,
             ]
-            asked_by = {"haproxy": "HAProxy in front", "proxy": f"Ray Serve's proxy ({HAPROXY_SWITCH} is 0)"}
+            asked_by = {
+                "haproxy": "HAProxy in front",
+                "services": "HAProxy in front",
+                "proxy": f"Ray Serve's proxy ({HAPROXY_SWITCH} is 0)",
+            }
             assert asked_by.get(way, "this machine alone, TLS, with a token") in "".join(said)
 
             processes = marked_processes(mark)
-            assert any("haproxy.cfg" in each for each in processes.values()) == (way == "haproxy")
+            assert any("haproxy.cfg" in each for each in processes.values()) == (
+                way in ("haproxy", "services")
+            )
             found = {
                 (number, address, port)
                 for number, text in processes.items()

@@ -123,10 +123,9 @@ class SparseReplica:
         os.chdir(working_directory)
         self._calls = HandleCalls()
         call, timeout_s = self._calls.call, config.timeout_s
-        dense, features = by_message(dense), None if features is None else by_message(features)
-        if config.keep_contexts_mib is not None:
-            # What comes here is of some users, whose contexts are then at one network.
-            dense = of_session(dense, uuid.uuid4().hex)
+        # What comes here is of some users where their contexts are kept, which are then at one network.
+        session = None if config.keep_contexts_mib is None else uuid.uuid4().hex
+        dense = self._calls.handle_of(dense, session)
         beam_width: int = call(dense, "beam_width", timeout_s=timeout_s)
 
         def ranker_of(model: TrainedModel) -> ItemRanker:
@@ -139,12 +138,13 @@ class SparseReplica:
         state = None
         if features is not None:
             assert config.events is not None, "as there are features"
+            users = self._calls.handle_of(features)
 
             def histories(user_ids: Sequence[int]) -> list[UserEvents]:
-                found: list[UserEvents] = call(features, "histories", list(user_ids), timeout_s=timeout_s)
+                found: list[UserEvents] = call(users, "histories", list(user_ids), timeout_s=timeout_s)
                 return found
 
-            behaviors = call(features, "behaviors", timeout_s=timeout_s)
+            behaviors = call(users, "behaviors", timeout_s=timeout_s)
             state = RemoteState(histories, behaviors, config.events.pause_s)
         alone = config.model_copy(
             update={"events": None, "services": None, "access": AccessConfig(degrade=config.access.degrade)}

@@ -1,7 +1,8 @@
 """Calls of other deployments from threads that may wait for them.
 
 A handle of Ray Serve may only be used on an event loop, and replicas compute on threads without one; so the
-calls run on a loop of their own.
+calls run on a loop of their own. A handle may also belong to the loop on which it was first used, which is
+Ray Serve's own in a constructor: what is called here is first used here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
+from rayrec.serve.ray_ingress import by_message, of_session
+
 
 class HandleCalls:
     """Safe to use from several threads."""
@@ -21,8 +24,25 @@ class HandleCalls:
         self._thread = threading.Thread(target=self._loop.run_forever, name="handle calls", daemon=True)
         self._thread.start()
 
+    def handle_of(self, deployment: DeploymentHandle, session: str | None = None) -> DeploymentHandle:
+        """What `call` takes: a deployment that is asked by messages.
+
+        Args:
+            deployment: that nobody has used so far.
+            session: whose calls come to the same replica; see `sticky_routing`.
+        """
+
+        async def take() -> DeploymentHandle:
+            handle = by_message(deployment)
+            return handle if session is None else of_session(handle, session)
+
+        return asyncio.run_coroutine_threadsafe(take(), self._loop).result()
+
     def call(self, handle: DeploymentHandle, method: str, *arguments: Any, timeout_s: float) -> Any:
         """What the method of a replica returns.
+
+        Args:
+            handle: of `handle_of`.
 
         Raises:
             TimeoutError: not in time.
