@@ -14,34 +14,25 @@ measured, and the seconds that each service takes to stop.
 
 from __future__ import annotations
 
-import io
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable
 
 from ray import serve
-from ray.serve.config import ProxyLocation
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
+from benchmarks.own_serve import deployment, running
 from benchmarks.peer_process import PeerProcess
-from benchmarks.serve import free_port
 from benchmarks.socket_load import rates
-from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.console import log
-from rayrec.serve.address import url_of, wait_until_ready
-from rayrec.serve.application import QUIET
-from rayrec.serve.config import ServeConfig
-from rayrec.serve.ray_ingress import Ingress, Kind, ingress_of_own_cluster
+from rayrec.serve.ray_ingress import Kind
 
 CONNECTIONS, TARGET = 16, 5.0
 SECONDS_PER_STEP = 0.1
-MAX_ONGOING = 96
-"""Requests that Serve lets a replica have at once, of both: what `rayrec serve` sets by default."""
 ANSWERED_BY_HAPROXY = "/-/routes"
 
 
@@ -93,50 +84,15 @@ class _Handler:
 def _service(fast: bool) -> Callable[[str], str | float]:
     """In a process: a service, until it is told to stop; says its URL, how requests come, and the
     seconds that it takes to stop."""
-    running = _running(fast)
-    url, ingress = running.__enter__()
+    service = running(deployment(serve.ingress()(_Handler)), fast)
+    url, ingress = service.__enter__()
 
     def told(what: str) -> str | float:
         if what == "stop":
             began = time.perf_counter()
-            running.__exit__(None, None, None)
+            service.__exit__(None, None, None)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which Ray would say at length
             return time.perf_counter() - began
         return {"url": url, "said": ingress.said(), "kind": ingress.kind.name}[what]
 
     return told
-
-
-@contextmanager
-def _running(fast: bool) -> Iterator[tuple[str, Ingress]]:
-    config = ServeConfig(port=free_port())
-    with _ingress(config, fast) as ingress, ray_cluster(ClusterConfig(dashboard=False), 2):
-        serve.start(
-            proxy_location=ProxyLocation.HeadOnly,
-            http_options=dict(ingress.http_options),
-            logging_config=QUIET,
-        )
-        try:
-            deployed = serve.deployment(
-                max_ongoing_requests=MAX_ONGOING,
-                graceful_shutdown_wait_loop_s=0.1,
-                graceful_shutdown_timeout_s=5,
-                logging_config=QUIET,
-            )
-            serve.run(deployed(serve.ingress()(_Handler)).bind(), route_prefix="/")
-            url = url_of(config.host, config.port)
-            wait_until_ready(url)
-            yield url, ingress
-        finally:
-            with redirect_stdout(io.StringIO()):  # Ray calls the controller's end a failure
-                serve.shutdown()
-
-
-@contextmanager
-def _ingress(config: ServeConfig, fast: bool) -> Iterator[Ingress]:
-    if not fast:
-        options: dict[str, str | int] = {"host": config.host, "port": config.port}
-        yield Ingress(Kind.PROXY, "as it is", http_options=options)
-        return
-    with ingress_of_own_cluster(config) as ingress:
-        yield ingress

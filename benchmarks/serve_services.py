@@ -5,6 +5,8 @@ cluster in a process of its own; while one is measured, the others are idle. Bar
 
 * `serve-services-hop`: 1 ms over what each of the two calls between deployments (access to sparse, sparse to
   dense) adds at one connection, medians, against one deployment that does it all.
+* `serve-services-bare`: the same for Ray Serve's own calls, between deployments that do nothing
+  (`bare_calls.py`), over ours: how much of it is Serve's.
 * `serve-services-rate`: requests per second at 32 connections, against one deployment; on two cores it can
   only lose, since nothing computes at the same time that could not before.
 
@@ -18,11 +20,15 @@ from __future__ import annotations
 import signal
 import tempfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
+from benchmarks.bare_calls import NO_CALLS, TWO_CALLS, application
 from benchmarks.data_sets import beauty_sized
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.http_load import Window, windows
+from benchmarks.own_serve import running
 from benchmarks.peer_process import SETTLE_S, PeerProcess
 from benchmarks.serve import (
     CALLS_PER_STEP,
@@ -54,15 +60,18 @@ def bench(options: BenchOptions) -> list[Bar]:
         services = {
             name: PeerProcess(_served, (str(run), _config(name))) for name in (PROCESS, DEPLOYMENT, SERVICES)
         }
+        bare: PeerProcess = PeerProcess(_bare, ())
         try:
             # One after the other: clusters that start at once make each other late.
             urls = {name: f"{service.measure(True)}/v1/recommend" for name, service in services.items()}
+            bare_url = bare.measure(True)
+            urls |= {path: bare_url + path for path in (NO_CALLS, TWO_CALLS)}
             bars = _bars(urls, load, options)
-            for service in services.values():
+            for service in (bare, *services.values()):
                 service.measure(False)
             return bars
         finally:
-            for process in (load, *services.values()):
+            for process in (load, bare, *services.values()):
                 process.stop()
 
 
@@ -86,28 +95,43 @@ def _bars(urls: dict[str, str], load: PeerProcess, options: BenchOptions) -> lis
 
     for name in urls:
         window(name, CONNECTIONS)  # thrown away
-    hops, rates = [], []
+    hops, shares, rates = [], [], []
     for _ in range(options.pairs):
         alone = {name: window(name, 1).percentile(50) for name in urls}
-        under_load = {name: window(name, CONNECTIONS).rate for name in urls}
-        hops.append(HOP_S / max((alone[SERVICES] - alone[DEPLOYMENT]) / HOPS, 1e-6))
+        under_load = {name: window(name, CONNECTIONS).rate for name in (PROCESS, DEPLOYMENT, SERVICES)}
+        hop_s = max((alone[SERVICES] - alone[DEPLOYMENT]) / HOPS, 1e-6)
+        bare_s = (alone[TWO_CALLS] - alone[NO_CALLS]) / HOPS
+        hops.append(HOP_S / hop_s)
+        shares.append(bare_s / hop_s)
         rates.append(under_load[SERVICES] / under_load[DEPLOYMENT])
-        said = "; ".join(f"{name} {alone[name] * 1e3:.2f} ms, {under_load[name]:.0f}/s" for name in urls)
+        said = "; ".join(
+            f"{name} {alone[name] * 1e3:.2f} ms, {rate:.0f}/s" for name, rate in under_load.items()
+        )
+        said += f"; a call {hop_s * 1e3:.2f} ms, a bare one {bare_s * 1e3:.2f} ms"
         log.print(f"serve-services: {said}", highlight=False)
     return [
         Bar.of("serve-services-hop", hops, "1 ms for each call between deployments", 1.0),
+        Bar.of("serve-services-bare", shares, "Ray Serve's calls alone over ours", 0.5),
         Bar.of("serve-services-rate", rates, f"{DEPLOYMENT}, {CONNECTIONS} connections", 0.5),
     ]
 
 
 def _served(run: str, config: ServeConfig) -> Callable[[bool], str]:
     """In a process: a service, until it is told to stop; its URL."""
-    running = serving(run, config)
-    url = running.__enter__()
+    service = serving(run, config)
+    return _until_told(service, service.__enter__())
 
+
+def _bare() -> Callable[[bool], str]:
+    """As `_served`, of deployments that do nothing."""
+    service = running(application())
+    return _until_told(service, service.__enter__()[0])
+
+
+def _until_told(service: AbstractContextManager[Any], url: str) -> Callable[[bool], str]:
     def told(goes_on: bool) -> str:
         if not goes_on:
-            running.__exit__(None, None, None)
+            service.__exit__(None, None, None)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which Ray would say at length
         return url
 
