@@ -217,10 +217,10 @@ sharpening the policy is no gain. The control learns from the likelihood of the 
 machinery and with the same weight of it. One supervised run; seeds are those of reinforcement learning.
 
 The three are hardly apart here, less than seeds are: of four updates of a batch the later ones meet a policy
-that has moved by 0.8 % (mean of |ratio - 1|), which nothing clips; and of these rewards the logged target's is
-the highest, so SA-GCPO gates nothing. With one update of each batch they are the same to the digit: every
-ratio is 1, and what is left of each is the mean over codes of advantage times gradient. They part where batches
-are older (`placement: async`), and with rewards of more grades.
+that has moved by 0.8 % (mean of |ratio - 1|), which nothing clips; and of these rewards the logged target's
+is the highest, so SA-GCPO gates nothing. With one update of each batch they are the same to the digit: every
+ratio is 1, and what is left of each is the mean over codes of advantage times gradient. They part where
+batches are older (`placement: async`), and with rewards of more grades.
 
 ```
 python -m benchmarks.rl_quality --supervised RUN --algorithm sa_gcpo --seed 0

@@ -4,8 +4,9 @@
   the histories included, against a loop over `generate` of Hugging Face transformers that draws from the same
   distribution: the same Qwen3-shaped network and weights, `do_sample`, `prefix_allowed_tokens_fn`,
   `renormalize_logits`, as many sequences per history, scores of what was drawn. 16 histories at once, 16
-  candidates each, one thread on both sides. Before anything is timed, the peer's log-probabilities of what it
-  drew are compared with ours, to 1e-3.
+  candidates each, one thread on both sides; a step of a window is one such batch, and both draw for the same
+  histories. Before anything is timed, the peer's log-probabilities of what it drew are compared with ours, to
+  1e-3.
 * `rl-async`: steps per second of the loop with `async` against `colocated`, one thread per process: the
   prefix decoder of `configs/beauty-generative.yaml`, 256 users a step, 16 candidates each. Each window begins
   with an empty queue and ends with one. What drawing and learning cost is printed; they have to be about the
@@ -22,6 +23,7 @@ Amazon Beauty. `RAYREC_BENCH_STEPS` is the number of steps of a window.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
 from collections.abc import Iterator
@@ -76,19 +78,20 @@ def _rollouts(data: Path, folder: Path, options: BenchOptions) -> Bar:
         chunks = _chunks(PromptStream(policy.task.dataset, config.prompts, config.seed), config)
         _check_same_distribution(policy, peer, next(chunks))
 
-        drawn: list[Prompts] = []
-
-        def rate(draw: Any, prompts: Prompts) -> float:
+        def rate(draw: Any, asked: list[Prompts]) -> float:
             begun = time.perf_counter()
-            draw(prompts)
-            return len(prompts) * GROUP_SIZE / (time.perf_counter() - begun)
+            for prompts in asked:
+                draw(prompts)
+            return sum(map(len, asked)) * GROUP_SIZE / (time.perf_counter() - begun)
+
+        asked: list[Prompts] = []
 
         def our_rate() -> float:
-            drawn.append(next(chunks))  # both draw for the same users: histories differ in length
-            return rate(lambda prompts: worker.draw(prompts, None), drawn[-1])
+            asked[:] = itertools.islice(chunks, options.steps)
+            return rate(lambda prompts: worker.draw(prompts, None), asked)
 
         def their_rate() -> float:
-            return rate(peer.draw, drawn[-1])
+            return rate(peer.draw, asked)  # for the same users: histories differ in length
 
         def show(ours: float, theirs: float) -> None:
             log.print(f"rl-rollouts: {ours:,.0f} a second, peer {theirs:,.0f}, ratio {ours / theirs:.1f}")
