@@ -7,6 +7,9 @@ RUN one of configs/deskdrop-rl.yaml from it. Of the ten articles that each polic
 who is tested: how many strong events (like, bookmark, follow, comment) there are to a view of them, once in
 the time that was trained on and once in the time that is tested, of which neither policy nor ranking model
 knows. The intervals are over articles, not over users: few articles of the past have any event later.
+
+What could be shown at all is printed last: whether what an article had in the time trained on sorts the
+articles by what they have in the time tested. Where it does not, the past says little.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from rayrec.samples.reader import evaluation_batches
 
 STRONG = ("LIKE", "BOOKMARK", "FOLLOW", "COMMENT CREATED")
 RESAMPLES = 1000
+PRIOR_VIEWS = 20
+"""Of an average article, which every article has besides its own."""
 
 
 def shown(run: Path) -> np.ndarray:
@@ -60,6 +65,21 @@ def ratio(counts_I: np.ndarray, strong_I: np.ndarray, views_I: np.ndarray) -> tu
     return float(top_M.sum() / bottom_M.sum()), float(low), float(high)
 
 
+def rank_correlation(past: tuple[np.ndarray, np.ndarray], later: tuple[np.ndarray, np.ndarray]) -> float:
+    """Of articles' strong events to a view, in the past (drawn to the mean of all) and later (Spearman).
+
+    Args:
+        past, later: of `events_of`.
+    """
+    (strong_I, views_I), (strong_later_I, views_later_I) = past, later
+    both_I = (views_I > 0) & (views_later_I > 0)
+    smoothed_I = (strong_I + PRIOR_VIEWS * strong_I.sum() / views_I.sum()) / (views_I + PRIOR_VIEWS)
+    rates = pd.DataFrame(
+        {"past": smoothed_I[both_I], "later": strong_later_I[both_I] / views_later_I[both_I]}
+    ).rank()
+    return float(rates["past"].corr(rates["later"]))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.rl_deskdrop")
     for name in ("log", "supervised", "run"):
@@ -73,8 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "tested": log[log["timestamp"] >= tested_from],
     }
     counts = {"before": shown(options.supervised), "after": shown(options.run)}
-    for name, part in times.items():
-        strong_I, views_I = events_of(part, dataset)
+    events = {name: events_of(part, dataset) for name, part in times.items()}
+    for name, (strong_I, views_I) in events.items():
         for when, counts_I in counts.items():
             value, low, high = ratio(counts_I, strong_I, views_I)
             known = int(((counts_I > 0) & (views_I > 0)).sum())
@@ -83,6 +103,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"{high:.3f}), of {known:,} articles viewed then, among {int((counts_I > 0).sum()):,} shown",
                 highlight=False,
             )
+    past, later = events.values()
+    (strong_I, views_I), both_I = later, (past[1] > 0) & (later[1] > 0)
+    out.print(
+        f"of {int(both_I.sum()):,} articles viewed in both times, with {int(strong_I[both_I].sum()):,} strong "
+        f"events to {int(views_I[both_I].sum()):,} views in the later one, past rates sort later ones with a "
+        f"rank correlation of {rank_correlation(past, later):.2f}",
+        highlight=False,
+    )
 
 
 if __name__ == "__main__":
