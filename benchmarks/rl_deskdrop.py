@@ -107,8 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     (strong_I, views_I), both_I = later, (past[1] > 0) & (later[1] > 0)
     out.print(
         f"{int(both_I.sum()):,} articles were viewed in both times, with {int(strong_I[both_I].sum()):,} "
-        f"strong events to {int(views_I[both_I].sum()):,} views in the later one, past rates sort later ones with a "
-        f"rank correlation of {rank_correlation(past, later):.2f}",
+        f"strong events to {int(views_I[both_I].sum()):,} views in the later one; past rates sort later ones "
+        f"with a rank correlation of {rank_correlation(past, later):.2f}",
         highlight=False,
     )
 
