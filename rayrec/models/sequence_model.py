@@ -30,6 +30,8 @@ class SequenceModel(nn.Module, ABC):
     """Sparse table whose rows for every item `rank` needs; see `set_catalogue`."""
     catalogue_ID: Tensor | None = None
     """Those rows, as they were last set."""
+    kept_contexts: KeptContexts[Any] | None = None
+    """What `keep_contexts` has made."""
 
     @abstractmethod
     def loss(self, batch: TensorBatch) -> Tensor:

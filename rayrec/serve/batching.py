@@ -11,6 +11,7 @@ told at once: under load it would else be told when the time is over. It knows n
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from bisect import insort
@@ -45,7 +46,7 @@ class BatchCosts:
     _WEIGHT_OF_NEW = 0.1
     _MOST_AT_ONCE = 2.0
     """Times a cost: a batch that takes longer was stalled, and counts as one that takes so long."""
-    _OVERRUN_PERCENT = 90.0
+    _OVERRUN_SHARE = 0.9
     _NUM_OVERRUNS = 50
     _PART_OF_PARTS = 0.95
     """Of what a batch's parts take one after the other: less than all of it, so that it is tried again."""
@@ -85,7 +86,9 @@ class BatchCosts:
         expected = self.of(size)
         seconds = min(seconds, self._MOST_AT_ONCE * expected)
         self._overruns.append(seconds / expected)
-        self._caution = max(float(np.percentile(self._overruns, self._OVERRUN_PERCENT)), 1.0)
+        # Sorted rather than by NumPy, which takes longer than all else here while an answer waits.
+        place = math.ceil(self._OVERRUN_SHARE * (len(self._overruns) - 1))
+        self._caution = max(sorted(self._overruns)[place], 1.0)
         right = int(np.searchsorted(self._sizes, size))
         places = [right] if self._sizes[right] == size else [right - 1, right]
         for place in places:

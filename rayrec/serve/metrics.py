@@ -12,6 +12,11 @@
     rayrec_serving_refused                        requests so far that were too many
     rayrec_serving_answers_kept                   for the step that gives them again
     rayrec_serving_model_step                     training steps in the weights
+    rayrec_kept_contexts                          histories whose context is kept, with `--keep-contexts`
+    rayrec_kept_contexts_bytes                    of them
+    rayrec_kept_contexts_events_read              so far, by the network
+    rayrec_kept_contexts_events_reused            so far, instead of being read again
+    rayrec_dense_versions                         networks that a dense part holds
 
 One process shows them at /metrics. Of replicas of Ray Serve, a proxy would ask any one: theirs go to Ray's
 own metrics, which say whose they are, with names that begin with `ray_`.
@@ -19,6 +24,8 @@ own metrics, which say whose they are, with names that begin with `ray_`.
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
@@ -33,6 +40,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rayrec.platform.metrics import RayFigures
 from rayrec.serve.access.access import AccessStatus
 
+logger = logging.getLogger(__name__)
+
+PUBLISH_EVERY_S = 1.0
+"""What Ray's metrics are told of figures that are watched."""
 REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 BATCH_REQUESTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 """Upper bounds of what is counted together."""
@@ -128,11 +139,21 @@ class RayMeter:
     def batch(self, num_requests: int, seconds: float) -> None:
         self._batch_requests.observe(num_requests, self._tags)
         self._batch_s.observe(seconds, self._tags)
-        for figures in self._watched:
-            self._gauges.publish(figures())
 
     def watch(self, figures: Figures) -> None:
+        """They are published every so often, as long as the process lives, whether requests come or not."""
         self._watched.append(figures)
+        if len(self._watched) == 1:
+            threading.Thread(target=self._publish, name="figures", daemon=True).start()
+
+    def _publish(self) -> None:
+        while True:
+            for figures in list(self._watched):
+                try:
+                    self._gauges.publish(figures())
+                except Exception:  # of a part that ends; the others are shown all the same
+                    logger.debug("figures are not shown", exc_info=True)
+            time.sleep(PUBLISH_EVERY_S)
 
 
 def serving_figures(status: AccessStatus, model_step: int) -> dict[str, float]:

@@ -93,6 +93,8 @@ def test_rays_metrics_have_the_same_names_behind_its_own_prefix():
         def __init__(self) -> None:
             self._meter = RayMeter("run")
             self._meter.watch(lambda: {"serving_in_hand": 3.0})
+            self._of_no_batches = RayMeter("run")
+            self._of_no_batches.watch(lambda: {"gateway_in_hand": 1.0})
 
         def answer(self) -> None:
             self._meter.request("/v1/recommend", 200, 0.01)
@@ -108,6 +110,7 @@ def test_rays_metrics_have_the_same_names_behind_its_own_prefix():
         "ray_rayrec_batch_requests_count",
         "ray_rayrec_batch_seconds_sum",
         "ray_rayrec_serving_in_hand",
+        "ray_rayrec_gateway_in_hand",
     }
     found: set[str] = set()
     for _ in range(120):  # Ray's agent is told every few seconds

@@ -52,7 +52,6 @@ class GenerativeRecommender(SequenceModel):
         self.register_buffer("behavior_weights", behavior_weights, persistent=False)
         self._trie = CodeTrie.from_codes(codes_IL)
         self.beam_width = beam_width
-        self._contexts: KeptContexts[Any] | None = None
         self._num_learned_levels = num_learned_levels
         self._num_codes_of_last = self._trie.num_codes[-1]
 
@@ -116,14 +115,14 @@ class GenerativeRecommender(SequenceModel):
 
     def _context(self, batch: TensorBatch) -> Context:
         # Rows of tables change beside the weights, and what is kept would not know.
-        if self._contexts is None or batch.rows:
+        if self.kept_contexts is None or batch.rows:
             return self.backbone.encode_context(batch)
-        return self._contexts.of(batch)
+        return self.kept_contexts.of(batch)
 
     def keep_contexts(self, max_bytes: int) -> KeptContexts[Any] | None:
         if isinstance(self.backbone, ReadsOn):
-            self._contexts = KeptContexts(self.backbone, max_bytes)
-        return self._contexts
+            self.kept_contexts = KeptContexts(self.backbone, max_bytes)
+        return self.kept_contexts
 
     def num_beams(self, k: int, max_beams: int | None = None) -> int:
         wanted = self.beam_width if max_beams is None else min(self.beam_width, max_beams)

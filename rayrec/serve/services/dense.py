@@ -88,6 +88,15 @@ class DensePart:
             ranked = program.rank(batch.features, batch.rows, batch.k, batch.excluded_BE, batch.max_beams)
         return packed_items(ranked)
 
+    def figures(self) -> dict[str, float]:
+        """What a meter watches."""
+        figures = {"dense_versions": float(len(self._programs))}
+        for program in list(self._programs.values()):
+            if (kept := program.model.kept_contexts) is not None:
+                for name, value in kept.figures().items():
+                    figures[name] = figures.get(name, 0) + value
+        return figures
+
     def _stream_of_thread(self, device: torch.device) -> AbstractContextManager[Any]:
         """The same each time that a thread asks: the device's allocator keeps buffers by stream."""
         if (stream := getattr(self._of_thread, "stream", None)) is None:

@@ -175,6 +175,8 @@ class DenseReplica:
             mps.start_daemon()
         streams = config.services.dense.streams
         self._part = DensePart.open(run, config, streams)
+        self._meter = RayMeter(Path(run).name)
+        self._meter.watch(self._part.figures)
         self._threads = ThreadPoolExecutor(streams, "dense")
         self._follower: DenseFollower | None = None
         if VersionStore.is_there(run):

@@ -204,3 +204,15 @@ def test_batches_beside_each_other_are_ranked_as_one_after_the_other(tmp_path):
         ]
 
     assert all(answer == expected for answer in found)
+
+
+def test_a_dense_part_says_what_it_keeps_of_histories(tmp_path):
+    part = DensePart.open(make_run(tmp_path, "prefix"), ServeConfig(keep_contexts_mib=1))
+    recommender = Recommender(TrainedModel.load(tmp_path / "run"), RemoteRanker(part.rank, None, 4))
+    assert part.figures()["kept_contexts"] == 0
+    for _ in range(2):
+        recommender.recommend([recommender.query_of_user("u1")], 3)
+
+    figures = part.figures()
+    assert figures["dense_versions"] == figures["kept_contexts"] == 1
+    assert figures["kept_contexts_events_reused"] > 0
