@@ -282,8 +282,7 @@ class TorchProgram(ABC):
                     f"dense weight {name!r} has shape {weights[name].shape} in the snapshot, "
                     f"but {tuple(parameter.shape)} in the model"
                 )
-            with torch.no_grad():
-                parameter.copy_(self._as_held(weights[name]))
+            self._take(parameter, weights[name])
         if self._masters is not None:
             self._masters.widen()
         if optimizer_state is None:
@@ -301,6 +300,15 @@ class TorchProgram(ABC):
                     for key in ("exp_avg", "exp_avg_sq")
                 },
             }
+
+    def _take(self, parameter: Tensor, saved: np.ndarray) -> None:
+        is_plain = self._sharded is None and parameter.device == HOST.torch
+        if is_plain and parameter.dtype == torch.float32:
+            # Without a copy on the way, which PyTorch makes of arrays that it may not write.
+            np.copyto(parameter.detach().numpy(), saved)
+            return
+        with torch.no_grad():
+            parameter.copy_(self._as_held(saved))
 
     def _as_held(self, saved: np.ndarray) -> Tensor:
         """A whole weight, or its like, as this trainer holds it."""
