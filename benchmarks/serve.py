@@ -9,10 +9,8 @@ one replica each; while one is measured, the others are idle. Bars, ratios in on
 * `serve-batch-p99`: the 99th percentile of one at a time over ours, of the same windows.
 * `serve-serve-batch`: requests per second, against the model behind `@serve.batch`, with the best of
   several batch sizes and times to wait.
-* `serve-overhead`: 2 ms over what an answer over HTTP takes longer than a call of the model's service in a
-  process that does nothing else, medians at one connection, where the service is one process without Ray.
 
-`RAYREC_BENCH_STEPS` is the number of requests in a window, over 16; at one connection, over 4.
+`RAYREC_BENCH_STEPS` is the number of requests in a window, over 16.
 """
 
 from __future__ import annotations
@@ -20,14 +18,12 @@ from __future__ import annotations
 import json
 import socket
 import tempfile
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import torch
 from ray import serve
 from ray.serve.config import ProxyLocation
 
@@ -45,14 +41,11 @@ from rayrec.samples.dataset import Dataset
 from rayrec.serve.address import url_of, wait_until_ready
 from rayrec.serve.application import QUIET, build_application
 from rayrec.serve.config import ServeConfig
-from rayrec.serve.loading import load_service
-from rayrec.serve.schemas import RecommendRequest
 from rayrec.serve.single_process import serving_here
 
 BEAMS, K, CONNECTIONS, THREADS = 20, 10, 32, 1
 REQUESTS_PER_STEP, CALLS_PER_STEP = 16, 4
 """In a window under load, and at one connection."""
-OVERHEAD_S = 2e-3
 SETTINGS = tuple((size, wait_s) for size in (8, 16, 32) for wait_s in (0.0, 0.005, 0.02))
 """Of `@serve.batch`: batch sizes, and seconds that a batch waits to become full."""
 OURS, SINGLE, SERVE_BATCH = "ours", "one at a time", "@serve.batch"
@@ -65,12 +58,10 @@ def bench(options: BenchOptions) -> list[Bar]:
         tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder,
     ):
         run = trained(data, Path(folder) / "run")
-        bodies = bodies_of(data, K)
-        load: PeerProcess = PeerProcess(windows, (bodies,), settle_s=SETTLE_S)
+        load: PeerProcess = PeerProcess(windows, (bodies_of(data, K),), settle_s=SETTLE_S)
         try:
             with _services(run) as urls:
-                bars = _throughput(urls, load, options)
-            return [*bars, _overhead(run, bodies, load, options)]
+                return _throughput(urls, load, options)
         finally:
             load.stop()
 
@@ -181,55 +172,11 @@ def _set(url: str, max_batch_size: int, wait_s: float) -> None:
         pass
 
 
-def _overhead(run: Path, bodies: list[dict[str, object]], load: PeerProcess, options: BenchOptions) -> Bar:
-    """The same requests over HTTP and without."""
-    config = ServeConfig(threads=THREADS, port=free_port(), single_process=True)
-    service = PeerProcess(served, (str(run), config))
-    called = PeerProcess(_calls, (str(run), config, bodies), settle_s=SETTLE_S)
-    num_requests = options.steps * CALLS_PER_STEP
-    ratios = []
-    try:
-        asked = (f"{service.measure(None)}/v1/recommend", 1, num_requests)
-        load.measure(asked)  # thrown away
-        called.measure(num_requests)
-        for _ in range(options.pairs):
-            over_http_s = load.measure(asked).percentile(50)
-            call_s = called.measure(num_requests)
-            ratios.append(OVERHEAD_S / max(over_http_s - call_s, 1e-6))
-            log.print(
-                f"serve: {over_http_s * 1e3:.2f} ms over HTTP, {call_s * 1e3:.2f} ms by a call",
-                highlight=False,
-            )
-    finally:
-        service.stop()
-        called.stop()
-    return Bar.of("serve-overhead", ratios, "2 ms more than a call", 1.0)
-
-
 def served(run: str, config: ServeConfig) -> Callable[[None], str]:
     """In a process: the service, until the process ends; its URL."""
     service = serving_here(run, config)
     url = service.__enter__()
     return lambda _: url if service else ""  # which would end with the last reference to it
-
-
-def _calls(run: str, config: ServeConfig, bodies: list[dict[str, object]]) -> Callable[[int], float]:
-    """In a process: median seconds of calls."""
-    torch.set_num_threads(config.threads)
-    service = load_service(run, config, config.device)
-    service.warm_up()
-    requests = iter([RecommendRequest.model_validate(body) for body in bodies] * 100)
-
-    def measure(num_calls: int) -> float:
-        seconds = []
-        for _ in range(num_calls):
-            request = next(requests)
-            began = time.perf_counter()
-            service.recommend(request)
-            seconds.append(time.perf_counter() - began)
-        return float(np.median(seconds))
-
-    return measure
 
 
 def free_port() -> int:
