@@ -11,6 +11,7 @@ Serve writes HAProxy's configuration from a template that has no settings for an
 * a replica gets whatever comes, and to refuse a request takes it longer than HAProxy, of the time in which it
   computes; here HAProxy refuses what is to be computed while the replicas have as much of it as they hold;
 * where no replica answers, callers get status 500; here 503, with the time after which to try again;
+* a replica does not know how long a request has waited for it; here HAProxy says when it came;
 * a user's requests, where they are to go to one replica, would all move when a replica comes or goes; here
   the hash is consistent, and none gets much more than the others.
 
@@ -143,6 +144,8 @@ def _requests(listen: Listen) -> list[str]:
         bind,
         "http-request set-header X-Forwarded-For %[src]",
         f"http-request set-header X-Forwarded-Proto {scheme}",
+        # As `access/deadlines.py` has it.
+        "http-request set-header X-Request-Start %[date(0,ms)]",
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rayrec.serve.access.deadlines import HEADER, HeaderError, timeout_of
+from rayrec.serve.access.deadlines import ARRIVED_HEADER, HEADER, HeaderError, timeout_of
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,21 @@ def test_a_request_may_want_its_answer_earlier_and_not_later(said, expected):
 def test_what_is_no_time_is_refused(said):
     with pytest.raises(HeaderError, match="X-Request-Timeout-Ms: expected a whole number of milliseconds"):
         timeout_of({HEADER: said}, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("came", "expected"),
+    [
+        ("999800", 0.3),  # 200 ms ago
+        ("999500", 0.0),
+        ("995000", 0.0),
+        ("1000100", 0.5),  # a clock that is ahead
+        ("900000", 0.5),  # 100 s ago, longer than anybody waits
+        ("yesterday", 0.5),
+        ("-5", 0.5),
+        ("9" * 5000, 0.5),
+    ],
+)
+def test_who_has_waited_before_has_less_time(came, expected):
+    headers = {HEADER: "500", ARRIVED_HEADER: came}
+    assert timeout_of(headers, 10.0, now=lambda: 1000.0) == pytest.approx(expected)
