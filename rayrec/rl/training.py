@@ -113,7 +113,9 @@ class PolicyTraining:
         """
         sent: Any = None if weights is None else ray.put(weights)
         if sent is None and not self._controller.is_colocated:
-            sent = self._controller.learner.rank_zero("weights")
+            # Where a snapshot is due, they are on their way already.
+            is_sent = self._sent_version == self._learned_version
+            sent = self._weights if is_sent else self._controller.learner.rank_zero("weights")
         drawn = self._controller.rollouts.spread("judge", [(each, sent, lists) for each in prompts])
         return self._judged(drawn)
 

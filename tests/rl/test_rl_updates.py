@@ -109,3 +109,24 @@ def test_no_update_is_without_users(num_users):
 def test_learners_share_an_update():
     _, found = shares(num_users=20, updates=2, chunk_users=5, learners=2)
     assert found == [[*range(5), *range(10, 15)], [*range(5, 10), *range(15, 20)]]
+
+
+def test_a_policy_is_judged_by_the_weights_that_were_sent():
+    config = RlConfig.parse({"init_from": "run", "rewards": {"parts": [{"kind": "hit"}]}})
+    asked: list[str] = []
+
+    def weights(method):
+        asked.append(method)
+        return f"weights {len(asked)}"
+
+    drawing = Group(1)
+    controller = SimpleNamespace(
+        is_colocated=False, learner=SimpleNamespace(rank_zero=weights), rollouts=drawing
+    )
+    training = PolicyTraining(config, controller, SimpleNamespace())
+    training._judged = lambda drawn: None
+    training.judge(["somebody"], lists=None)
+    assert (asked, drawing.told) == (["weights"], [("somebody", "weights 1", None)])
+    training.step += 1  # the learner has others by now
+    training.judge(["somebody"], lists=None)
+    assert drawing.told[1] == ("somebody", "weights 2", None)
