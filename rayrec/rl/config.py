@@ -25,6 +25,7 @@ class PromptsConfig(Config):
     event: Literal["last", "any"] = "any"
     """Of training rows: which event is the logged target."""
     users_per_step: _Count = 256
+    """Rows that are read for a batch; fewer are asked for, where some of their users are held out."""
     held_out_share: _Share = 0.2
     """Of all users, by a hash of their ids: never asked for."""
 
@@ -123,13 +124,14 @@ class RlEvaluationConfig(Config):
     every_steps: _Count = 50
     metric: Literal["reward", "recall@1", "recall@10", "recall@50", "ndcg@10", "ndcg@50"] = "ndcg@10"
     """By which the best snapshot is chosen: on the users that validate, of which only those held out where
-    prompts are of these."""
+    prompts are of these. `reward` is that of lists drawn at `rollout.temperature`, and no other."""
     max_users: _Count | None = None
     """That validate while it is trained."""
     list_size: _Count = 10
     """Distinct items of the lists that are drawn and rewarded."""
     temperatures: tuple[_Positive, ...] = (0.25, 0.5, 0.7, 0.85, 1.0, 1.2)
-    """Of the supervised policy, among which the best is what has to be beaten."""
+    """For lists of either policy: what has to be beaten is the supervised one at the best of them. Codes are
+    sharpened one by one, so lists at a low temperature are not those of the likeliest items."""
     batch_size: _Count = 512
 
 

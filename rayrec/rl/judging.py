@@ -117,13 +117,16 @@ def summarised(scores_U: np.ndarray, seed: int = 0) -> Estimate:
 
 
 def relative_change(after_U: np.ndarray, before_U: np.ndarray, seed: int = 0) -> Estimate:
-    """mean(after) / mean(before) - 1, with the interval of users drawn in pairs; NaN where `before` is 0."""
+    """(mean(after) - mean(before)) / |mean(before)|, with the interval of users drawn in pairs; NaN where
+    `before` is 0. Penalties have negative means, of which a smaller one is a gain all the same."""
     if not before_U.mean():
         return Estimate(np.nan, np.nan, np.nan)
     after_R, before_R = _resampled(after_U, seed), _resampled(before_U, seed)
-    is_there_R = before_R > 0
-    low, high = np.quantile(after_R[is_there_R] / before_R[is_there_R] - 1.0, [0.025, 0.975])
-    return Estimate(float(after_U.mean() / before_U.mean() - 1.0), float(low), float(high))
+    is_there_R = before_R != 0
+    change_R = (after_R - before_R)[is_there_R] / np.abs(before_R[is_there_R])
+    low, high = np.quantile(change_R, [0.025, 0.975])
+    value = (after_U.mean() - before_U.mean()) / abs(before_U.mean())
+    return Estimate(float(value), float(low), float(high))
 
 
 def _resampled(scores_U: np.ndarray, seed: int) -> np.ndarray:

@@ -21,7 +21,7 @@ from rayrec.models.compute import ComputeSettings
 from rayrec.models.decoding.prefixes import item_code_log_probs
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.generative.recommender import GenerativeRecommender
-from rayrec.models.program import Rows, SumOverTrainers
+from rayrec.models.program import DivergedError, Rows, SumOverTrainers
 from rayrec.models.tensor_batch import TensorBatch
 from rayrec.models.torch_program import TorchProgram, TrainedModel
 from rayrec.rl.loss import PolicyLoss
@@ -144,6 +144,14 @@ class PolicyProgram(TorchProgram):
         """In place of `backward`, where there is nothing to learn from."""
         for parameter in self._parameters.values():
             parameter.grad = torch.zeros_like(parameter)
+
+    def _diverged(self, what: str) -> DivergedError:
+        # Reports count steps from 1.
+        return DivergedError(
+            f"step {self._batch_step + 1}: {what}; the policy diverged: lower learner.learning_rate or set "
+            "learner.max_grad_norm",
+            self._batch_step,
+        )
 
     @property
     def figures(self) -> dict[str, float]:

@@ -11,6 +11,7 @@ Axes: U users, E items of a history, N events of all histories.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -54,11 +55,17 @@ class Prompts:
     def step(self) -> int:
         return self.samples.step
 
-    def chunks(self, num_users: int) -> list[Prompts]:
-        """Neighbouring users, so many at a time."""
+    def chunks(self, num_users: int, multiple_of: int = 1) -> list[Prompts]:
+        """Neighbouring users, at most so many at a time, and of all chunks as many, give or take one.
+
+        Args:
+            multiple_of: what divides the number of chunks; with fewer users, each is a chunk.
+        """
+        wanted = multiple_of * math.ceil(len(self) / (multiple_of * num_users))
+        rows_U = np.arange(len(self))
         return [
-            replace(self.some(np.arange(start, min(start + num_users, len(self)))), chunk=chunk)
-            for chunk, start in enumerate(range(0, len(self), num_users))
+            replace(self.some(some_U), chunk=chunk)
+            for chunk, some_U in enumerate(np.array_split(rows_U, min(wanted, len(self))))
         ]
 
     def some(self, rows_U: Int64Array) -> Prompts:

@@ -66,8 +66,8 @@ class RlRunFolder:
     def resume(cls, path: Path, config: RlConfig, supervised: RunConfig, policy: Policy) -> RlRunFolder:
         """
         Raises:
-            InputError: there is no such run, its settings differ in what the results depend on, or the
-                supervised run has another snapshot by now.
+            InputError: there is no such run, its settings differ in what the results depend on, the
+                supervised run has another snapshot by now, or that of the run is damaged.
         """
         folder = RunFolder.open(path)
         if not (path / RL_CONFIG).is_file():
@@ -85,8 +85,12 @@ class RlRunFolder:
                 f"{path}: began from {began_from} of {config.init_from}, whose {config.snapshot} snapshot is "
                 f"{base.path.name} by now: the reference would be another one; begin anew"
             )
+        found = cls(folder, base, policy)
+        last = found.last()
+        # What was written down of steps behind it is written anew.
+        folder.forget_after(0 if last is None else last.committed_step + 1)
         folder.update(state="running", error=None)
-        return cls(folder, base, policy)
+        return found
 
     @property
     def path(self) -> Path:

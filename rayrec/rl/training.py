@@ -17,7 +17,6 @@ Where a snapshot is due, none is begun ahead, and weights are sent: a run that g
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -114,7 +113,9 @@ class PolicyTraining:
         """
         sent: Any = None if weights is None else ray.put(weights)
         if sent is None and not self._controller.is_colocated:
-            sent = self._controller.learner.rank_zero("weights")
+            # Where a snapshot is due, they are on their way already.
+            is_sent = self._sent_version == self._learned_version
+            sent = self._weights if is_sent else self._controller.learner.rank_zero("weights")
         drawn = self._controller.rollouts.spread("judge", [(each, sent, lists) for each in prompts])
         return self._judged(drawn)
 
@@ -150,9 +151,7 @@ class PolicyTraining:
 
     def _begin(self, step: int) -> _Begun:
         controller, prompts = self._controller, self._prompts.step(step)
-        # Every update needs a chunk at least.
-        num_users = min(self._config.rollout.chunk_users, math.ceil(len(prompts) / self._updates))
-        chunks = prompts.chunks(num_users)
+        chunks = prompts.chunks(self._config.rollout.chunk_users, multiple_of=self._updates)
         drawn = controller.rollouts.spread(
             "draw", [(chunk, self._weights) for chunk in chunks], num_returns=2
         )
@@ -173,15 +172,14 @@ class PolicyTraining:
                 raise AssertionError(f"drawn by version {summary.policy_version}, asked was {batch.version}")
         scored: list[RewardSummary] = ray.get(batch.reward_summaries)
         num_users = sum(summary.num_users for summary in drawn)
+        shares = [self._shares(batch, drawn, update) for update in range(self._updates)]
         # Learners do what they are asked to in this order: nobody has to wait in between.
-        updates = [
-            self._controller.learner.each("update", self._shares(batch, drawn, update))
-            for update in range(self._updates)
-        ]
+        updates = [self._controller.learner.each("update", of_update) for of_update in shares]
         reports: list[dict[str, float]] = ray.get([report for update in updates for report in update])
         names = {name for report in reports for name in report}
         sums = {name: sum(report.get(name, 0.0) for report in reports) for name in sorted(names)}
-        figures = {name: value / num_users for name, value in sums.items()}
+        num_groups = sum(of_update[0][0].num_groups for of_update in shares)
+        figures = {name: value / num_groups for name, value in sums.items()}
         figures |= _mean_figures(scored, [summary.num_users for summary in drawn])
         figures["flat_share"] = sum(summary.num_flat for summary in scored) / num_users
         figures["entropy"] = sum(summary.entropy_sum for summary in drawn) / num_users
@@ -190,7 +188,10 @@ class PolicyTraining:
 
     def _shares(self, batch: _Begun, drawn: Sequence[RolloutSummary], update: int) -> list[tuple[Any, ...]]:
         """What every learner is told, by rank, for one of a batch's updates."""
-        some, num_learners = slice(update, None, self._updates), len(self._controller.learner)
+        # With fewer chunks than updates, some are learned from again: without any, an optimizer would still
+        # move, by what it remembers.
+        some = slice(update % len(drawn), None, self._updates)
+        num_learners = len(self._controller.learner)
         of_update, rewarded, reference = drawn[some], batch.rewarded[some], batch.reference[some]
         num_candidates = sum(summary.num_candidates for summary in of_update)
         totals = StepTotals(

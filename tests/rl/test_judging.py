@@ -64,6 +64,16 @@ def test_from_nothing_there_is_no_relative_change():
     assert all(math.isnan(figure) for figure in relative_change(np.ones(3), np.zeros(3)))
 
 
+def test_a_penalty_that_shrinks_is_a_gain():
+    """Of rewards below 0, such as rank_position with its penalty; half of them is half of the way to 0."""
+    before_U = -np.array([0.2, 0.4, 0.6, 0.8])
+    gain = relative_change(before_U / 2, before_U)
+    assert gain == pytest.approx((0.5, 0.5, 0.5))
+    assert relative_change(before_U * 2, before_U) == pytest.approx((-1.0, -1.0, -1.0))
+    report = {"change": {"reward/rank_position": gain._asdict()}}
+    assert not worsened(report)
+
+
 def test_diversity_by_hand():
     codes_IL = np.array([[0, 0], [0, 1], [1, 1], [1, 1]])
     # Half of the codes, none; and of the second list, which has one item, nothing.

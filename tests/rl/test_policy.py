@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from rayrec.models.program import DivergedError
 from rayrec.platform.errors import InputError
 from rayrec.rl.config import PromptsConfig, RlConfig, RolloutConfig
 from rayrec.rl.learner import StepTotals, sampled_of
@@ -210,6 +211,17 @@ def test_a_process_of_rewards_alone_needs_no_accelerator(prefix_run):
     """It claims none, whatever the policy is trained on."""
     parts = make_parts(config_of(prefix_run, device="cuda"), ["rewards"], None)
     assert parts["rewards"]._inputs._policy.program.device.type == "cpu"
+
+
+def test_a_policy_that_diverges_is_told_of_in_the_settings_of_its_run(prefix_run):
+    policy, learner, _, scored, _ = learned(config_of(prefix_run))
+    rewarded = scored[0][1]
+    with torch.no_grad():
+        next(policy.network.parameters()).fill_(torch.nan)
+    totals = StepTotals(4, len(rewarded.rewards_UG), 2.0)
+    with pytest.raises(DivergedError, match=r"step 5: .* nan; .*lower learner\.learning_rate or set"):
+        learner.update(totals, rewarded)
+    assert learner.version == policy.version == 1
 
 
 def test_chunks_are_the_whole_step(prefix_run):

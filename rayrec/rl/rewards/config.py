@@ -163,7 +163,7 @@ class GuardConfig(Config):
     max_flat: _Share = 0.5
     """Share of groups whose candidates may all have the same total."""
     window: int = Field(default=20, ge=1)
-    """Batches that are judged together."""
+    """Chunks of users (`rollout.chunk_users`) that are judged together; a batch has several."""
 
 
 class RewardsConfig(Config):

@@ -107,7 +107,7 @@ class RewardGuard:
             return {}
         return {
             f"share of {name}": (
-                f"over the last {self._window} batches, the reward {name!r} has {share:.0%} of the variance "
+                f"over the last {self._window} chunks, the reward {name!r} has {share:.0%} of the variance "
                 f"of the total within groups, more than {self._max_share:.0%}: the policy learns next to "
                 "nothing of the others; lower its weight, or normalise them"
             )
@@ -120,7 +120,7 @@ class RewardGuard:
             return {}
         return {
             "flat": (
-                f"over the last {self._window} batches, {flat:.0%} of the groups have one and the same total "
+                f"over the last {self._window} chunks, {flat:.0%} of the groups have one and the same total "
                 f"for all candidates, more than {self._max_flat:.0%}: nothing is learned from these; draw "
                 "larger groups or at a higher temperature, or add a reward that tells candidates apart"
             )

@@ -36,7 +36,7 @@ def test_a_part_that_has_nearly_all_variance_is_named():
     report = RewardGuard(window=1).watch(mixed(**LOUD))
 
     assert len(report.sentences) == 1
-    assert "over the last 1 batches, the reward 'a' has 91% of the variance" in report.sentences[0]
+    assert "over the last 1 chunks, the reward 'a' has 91% of the variance" in report.sentences[0]
     assert report.figures == pytest.approx(
         {"a.variance_share": 10 / 11, "b.variance_share": 1 / 11, "flat_groups": 0.0}
     )

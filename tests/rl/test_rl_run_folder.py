@@ -1,0 +1,35 @@
+"""What a run of reinforcement learning goes on from."""
+
+import json
+
+import numpy as np
+
+from rayrec.pipelines.run_folder import RunFolder
+from rayrec.rl.config import RlConfig
+from rayrec.rl.prompts import PromptStream
+from rayrec.rl.run_folder import RlRunFolder
+from rayrec.rl.weights import views_of
+from rayrec.rl.workers import load_policy
+from tests.runs import make_run
+
+
+def test_a_run_that_goes_on_has_one_line_of_every_step(tmp_path):
+    """It died after step 3; its last snapshot is that of step 2."""
+    supervised = make_run(tmp_path, "prefix")
+    config = RlConfig.parse(
+        {"init_from": str(supervised), "snapshot": "last", "rewards": {"parts": [{"kind": "hit"}]}}
+    )
+    policy, path = load_policy(config), tmp_path / "rl"
+    folder = RlRunFolder.create(path, config, RunFolder.open(supervised).config, policy)
+    position = PromptStream(policy.task.dataset, config.prompts, 0).position
+    state = {"step": np.array(0)}
+    for step in (0, 2):
+        folder.save(step, views_of(policy.network), state, position(step), {}, is_best=step == 0)
+    for step in (0, 1, 2, 2, 3):  # a validation comes after its step
+        folder.folder.log({"step": step})
+
+    resumed = RlRunFolder.resume(path, config, RunFolder.open(supervised).config, policy)
+
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 2]
+    assert resumed.last().committed_step == 1
