@@ -32,7 +32,7 @@ import signal
 import stat
 import sys
 from pathlib import Path
-from typing import NoReturn, TypedDict
+from typing import NoReturn, NotRequired, TypedDict
 
 FIGURES, REQUESTS, STATISTICS = "frontend prometheus", "frontend http_frontend", "listen stats"
 """Sections that listen."""
@@ -61,8 +61,16 @@ class Plan(TypedDict):
     listen: Listen
     most: int
     """Requests to compute something that a replica holds at once."""
+    rest_ms: NotRequired[int]
+    """See `REST_MS`."""
 
 
+REST_MS = 20
+"""In which nobody asks again who has as little time, where a replica had none. What a replica has in hand
+then takes it many times as long, so it does not run out of work."""
+NO_TIME_HEADER = "X-No-Time"
+"""Of a replica's answer: it was refused since it would be late. Callers do not see it."""
+_UNBOUNDED_MS = 1_000_000_000
 _SENTENCE = "no replica has room for the request; try again in a second"
 NO_REPLICA = {"error": _SENTENCE}
 NO_REPLICA_OPENAI = {"error": {"message": _SENTENCE, "type": "server_error", "param": None, "code": None}}
@@ -89,12 +97,13 @@ def write_program(folder: Path, python: str, plan: Plan) -> Path:
     return program
 
 
-def rewritten(config: str, listen: Listen, most: int, error_file: str) -> str:
+def rewritten(config: str, listen: Listen, most: int, error_file: str, rest_ms: int = REST_MS) -> str:
     """Serve's configuration with our addresses and bounds.
 
     Args:
         most: requests to compute something that a replica holds at once.
         error_file: the answer where HAProxy has none of a replica.
+        rest_ms: as `REST_MS`.
 
     Raises:
         ValueError: something listens in it that this module does not know, or what it knows is missing.
@@ -119,7 +128,7 @@ def rewritten(config: str, listen: Listen, most: int, error_file: str) -> str:
                 # do than the others hands on what is too much.
                 lines += ["    hash-type consistent", "    hash-balance-factor 125"]
             if words[:1] == ["backend"] and words[1:] != ["default_backend"]:
-                lines += [f"    {text}" for text in _refusals(most)]
+                lines += [f"    {text}" for text in _refusals(most, rest_ms)]
             continue
         found = _BIND.fullmatch(line)
         if found is None or section not in (FIGURES, REQUESTS, STATISTICS):
@@ -149,10 +158,14 @@ def _requests(listen: Listen) -> list[str]:
     ]
 
 
-def _refusals(most: int) -> list[str]:
-    """Rules of the replicas' section: what is to be computed finds as much of it in hand as there may be."""
+def _refusals(most: int, rest_ms: int) -> list[str]:
+    """Rules of the replicas' section: what is to be computed finds as much of it in hand as there may be, or
+    comes right after one that would have been late."""
     refused = "http-request return status 503 content-type application/json hdr Retry-After 1 string"
     full = "if rayrec_computes { var(txn.rayrec_room) -m int lt 0 }"
+    # Variables that nobody has set are less than nothing: no rule holds then.
+    late = "if rayrec_computes { var(txn.rayrec_rest) -m int lt 0 } { var(txn.rayrec_more) -m int le 0 }"
+    said_late = f"if {{ res.hdr({NO_TIME_HEADER}) -m found }}"
     return [
         # As `access/door.py` has them.
         "acl rayrec_computes path /v1/recommend /v1/completions",
@@ -160,8 +173,20 @@ def _refusals(most: int) -> list[str]:
         f"http-request set-var(txn.rayrec_most) nbsrv,mul({most})",
         # The request itself counts already.
         "http-request set-var(txn.rayrec_room) be_conn,neg,add(txn.rayrec_most)",
-        f"{refused} '{json.dumps(NO_REPLICA_OPENAI)}' {full} {{ path /v1/completions }}",
-        f"{refused} '{json.dumps(NO_REPLICA)}' {full}",
+        f"http-request set-var(txn.rayrec_has_ms) int({_UNBOUNDED_MS})",
+        # As `access/deadlines.py` has it.
+        "http-request set-var(txn.rayrec_has_ms) req.hdr(X-Request-Timeout-Ms) "
+        "if { req.hdr(X-Request-Timeout-Ms) -m reg ^[0-9]{1,9}$ }",
+        "http-request set-var(txn.rayrec_more) var(txn.rayrec_has_ms),sub(proc.rayrec_late_ms)",
+        "http-request set-var(txn.rayrec_rest) date(0,ms),sub(proc.rayrec_late_until)",
+        *(
+            f"{refused} '{json.dumps(body)}' {when}{path}"
+            for when in (full, late)
+            for body, path in ((NO_REPLICA_OPENAI, " { path /v1/completions }"), (NO_REPLICA, ""))
+        ),
+        f"http-response set-var(proc.rayrec_late_ms) var(txn.rayrec_has_ms) {said_late}",
+        f"http-response set-var(proc.rayrec_late_until) date({rest_ms},ms) {said_late}",
+        f"http-response del-header {NO_TIME_HEADER}",
     ]
 
 
@@ -175,7 +200,8 @@ def main(arguments: list[str]) -> NoReturn:
         changed = file.with_name(f"{file.name}.changed")
         try:
             error_file = str(Path(arguments[0]).with_name(_ERROR_FILE))
-            config = rewritten(file.read_text(), plan["listen"], plan["most"], error_file)
+            rest_ms = plan.get("rest_ms", REST_MS)
+            config = rewritten(file.read_text(), plan["listen"], plan["most"], error_file, rest_ms)
             changed.write_text(config)
         except ValueError as error:
             sys.exit(f"rayrec: this version of Ray Serve configures HAProxy in a new way: {error}")

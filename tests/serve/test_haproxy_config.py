@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -27,7 +28,16 @@ from ray.serve._private.haproxy import (
 )
 from ray.serve.config import HTTPOptions
 
-from rayrec.serve.haproxy_config import NO_REPLICA, NO_REPLICA_OPENAI, Listen, Plan, rewritten, write_program
+from rayrec.serve.haproxy_config import (
+    NO_REPLICA,
+    NO_REPLICA_OPENAI,
+    NO_TIME_HEADER,
+    REST_MS,
+    Listen,
+    Plan,
+    rewritten,
+    write_program,
+)
 from rayrec.serve.tls import TlsConfig, link_for_haproxy
 from tests.serve.certificates import make_certificate
 
@@ -151,12 +161,80 @@ def test_haproxy_refuses_what_the_replicas_have_no_room_for_and_nothing_else(tmp
         server.shutdown()
 
 
+class LateReplica(Replica):
+    """Has no time for whoever has less than a second."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        has_ms = int(self.headers.get("X-Request-Timeout-Ms", 5000))
+        self.asked.append(f"{self.path} {has_ms}")
+        is_late = self.path != "/v1/events" and has_ms < 1000
+        self.send_response(503 if is_late else 200)
+        if is_late:
+            self.send_header(NO_TIME_HEADER, "1")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
 @contextmanager
-def running_haproxy(tmp_path: Path, most: int, *replica_ports: int, **settings: str) -> Iterator[int]:
+def late_replica() -> Iterator[int]:
+    LateReplica.asked.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), LateReplica) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+def test_who_has_no_more_time_than_one_that_was_late_is_refused_for_a_while(tmp_path):
+    """With the real one, and a while that is longer than the test."""
+    with (
+        late_replica() as replica,
+        running_haproxy(tmp_path, 100, replica, rest_ms=600_000) as port,
+        httpx.Client(trust_env=False) as client,
+    ):
+
+        def post(has_ms: int | None, path: str = "/v1/recommend") -> httpx.Response:
+            headers = {} if has_ms is None else {"X-Request-Timeout-Ms": str(has_ms)}
+            return client.post(f"http://127.0.0.1:{port}{path}", content=b"{}", headers=headers)
+
+        passed = [post(1000), post(None)]
+        late = post(500)
+        refused = [post(500), post(200), post(1), post(500, "/v1/completions")]
+        passed += [post(1000), post(None), post(200, "/v1/events")]
+    assert [answer.status_code for answer in passed] == [200] * 5
+    assert [answer.status_code for answer in (late, *refused)] == [503] * 5
+    assert NO_TIME_HEADER not in late.headers
+    assert [answer.headers["Retry-After"] for answer in refused] == ["1"] * 4
+    assert LateReplica.asked == [
+        *("/v1/recommend 1000", "/v1/recommend 5000", "/v1/recommend 500"),
+        *("/v1/recommend 1000", "/v1/recommend 5000", "/v1/events 200"),
+    ]
+
+
+def test_after_a_while_a_replica_is_asked_again(tmp_path):
+    with (
+        late_replica() as replica,
+        running_haproxy(tmp_path, 100, replica, rest_ms=1) as port,
+        httpx.Client(trust_env=False) as client,
+    ):
+        for _ in range(2):
+            url = f"http://127.0.0.1:{port}/v1/recommend"
+            client.post(url, content=b"{}", headers={"X-Request-Timeout-Ms": "500"})
+            time.sleep(0.05)
+    assert LateReplica.asked == ["/v1/recommend 500"] * 2
+
+
+@contextmanager
+def running_haproxy(
+    tmp_path: Path, most: int, *replica_ports: int, rest_ms: int = REST_MS, **settings: str
+) -> Iterator[int]:
     """The real one, before these replicas; the value is its port."""
     file, port = written_config(tmp_path, *replica_ports, **settings), free_port()
     listen: Listen = {"host": "127.0.0.1", "port": port, "certificate": None}
-    program = write_program(tmp_path, sys.executable, {"haproxy": haproxy(), "listen": listen, "most": most})
+    plan: Plan = {"haproxy": haproxy(), "listen": listen, "most": most, "rest_ms": rest_ms}
+    program = write_program(tmp_path, sys.executable, plan)
     text = file.read_text().replace("bind *:8404", f"bind *:{free_port()}")
     file.write_text(text.replace("bind :9101", f"bind :{free_port()}"))
     running = subprocess.Popen([program, "-db", "-f", file])

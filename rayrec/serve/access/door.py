@@ -16,6 +16,7 @@ from rayrec.serve.access.deadlines import HeaderError
 from rayrec.serve.access.limits import CallerLimitError, RefusedError
 from rayrec.serve.batching import DeadlineError, TooManyWaitingError
 from rayrec.serve.errors import error_response
+from rayrec.serve.haproxy_config import NO_TIME_HEADER
 
 NO_ROOM = (RefusedError, TooManyWaitingError, DeadlineError)
 """Errors that say so."""
@@ -44,7 +45,10 @@ def no_room(path: str, error: Exception) -> JSONResponse:
     if isinstance(error, RefusedError):
         status = 429 if isinstance(error, CallerLimitError) else 503
         return error_response(path, status, str(error), headers={"Retry-After": str(error.retry_after_s)})
-    return error_response(path, 503, f"{error}; try again in a second", headers={"Retry-After": "1"})
+    headers = {"Retry-After": "1"}
+    if isinstance(error, DeadlineError):
+        headers[NO_TIME_HEADER] = "1"
+    return error_response(path, 503, f"{error}; try again in a second", headers=headers)
 
 
 def _answers(path: str) -> bool:

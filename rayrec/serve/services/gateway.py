@@ -29,6 +29,7 @@ from rayrec.serve.access.shadow import Shadow, Shadowed
 from rayrec.serve.api import ANSWERING_ROUTES
 from rayrec.serve.error_handlers import add_error_handlers
 from rayrec.serve.errors import error_response
+from rayrec.serve.haproxy_config import NO_TIME_HEADER
 from rayrec.serve.metrics import Meter, RequestMeter
 from rayrec.serve.request_body import MAX_BODY_BYTES
 from rayrec.serve.request_guard import RequestGuard
@@ -88,7 +89,9 @@ class Gateway:
             HeaderError: a header that cannot be used.
             RefusedError: too many requests.
         """
-        return await self._admitted(http, self._answer)
+        answer = await self._admitted(http, self._answer)
+        # HAProxy knows of no targets, and would refuse those of the others, too.
+        return answer if self._routed is None else answer.without_header(NO_TIME_HEADER)
 
     async def take_events(self, http: Request) -> HttpAnswer:
         """Raises: as `compute`."""

@@ -80,6 +80,10 @@ class HttpAnswer:
     def with_header(self, name: str, value: str) -> HttpAnswer:
         return replace(self, headers=(*self.headers, (name.lower().encode(), value.encode("latin-1"))))
 
+    def without_header(self, name: str) -> HttpAnswer:
+        lowered = name.lower().encode()
+        return replace(self, headers=tuple(each for each in self.headers if each[0].lower() != lowered))
+
     def as_response(self) -> Response:
         response = Response(self.body, self.status)
         response.raw_headers = [

@@ -11,6 +11,7 @@ from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.errors import InputError
 from rayrec.serve.access.config import OPEN, AccessConfig
 from rayrec.serve.config import ServeConfig
+from rayrec.serve.haproxy_config import NO_TIME_HEADER
 from rayrec.serve.metrics import PrometheusMeter
 from rayrec.serve.services.config import ServicesConfig
 from rayrec.serve.services.gateway import Gateway, build_gateway
@@ -27,6 +28,7 @@ class Target:
 
     def __init__(self, name: str) -> None:
         self.name, self.asked = name, []
+        self.headers = ((b"content-type", b"application/json"),)
         self.errors = []
         self.let = None
 
@@ -37,7 +39,7 @@ class Target:
         if self.let is not None:
             await self.let.wait()
         body = json.dumps({"by": self.name, "path": request.path}).encode()
-        return HttpAnswer(200, ((b"content-type", b"application/json"),), body)
+        return HttpAnswer(200, self.headers, body)
 
 
 def client_of(settings=None, access=OPEN, timeout_s=5.0, with_events=True, meters=()):
@@ -61,6 +63,15 @@ def test_all_goes_to_main_but_events_and_the_probe_of_life():
     assert targets["main"].asked[-1].query == b"pretty=1"
     assert json.loads(targets["main"].asked[0].body) == {"user_id": "u1"}
     assert len(events.asked) == 1
+
+
+@pytest.mark.parametrize(("settings", "is_told"), [(None, True), (SPLIT, False)], ids=["one", "two"])
+def test_haproxy_is_told_of_a_target_without_time_where_it_is_the_only_one(settings, is_told):
+    client, targets, _ = client_of(settings)
+    for target in targets.values():
+        target.headers += ((b"x-no-time", b"1"),)
+    answer = client.post("/v1/recommend", json={"user_id": "u1"})
+    assert (NO_TIME_HEADER in answer.headers) == is_told
 
 
 def test_without_features_main_says_that_nobody_takes_events():
