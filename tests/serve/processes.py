@@ -27,21 +27,37 @@ def marked_processes(mark: str) -> dict[int, str]:
 
 
 def listening(process: int) -> set[tuple[str, int]]:
-    """IP addresses and ports."""
+    """IP addresses and ports; none of a process that has ended, as HAProxy does when Serve reloads it."""
+    try:
+        files = list(Path(f"/proc/{process}/fd").iterdir())
+        tables = {
+            family: Path(f"/proc/{process}/net/{table}").read_text()
+            for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6))
+        }
+    except OSError:
+        return set()
     sockets = set()
-    for file in Path(f"/proc/{process}/fd").iterdir():
+    for file in files:
         try:
             sockets.add(os.readlink(file))
         except OSError:  # closed meanwhile
             continue
     found = set()
-    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+    for family, table in tables.items():
+        for line in table.splitlines()[1:]:
             fields = line.split()
             if fields[3] == _LISTENS and f"socket:[{fields[9]}]" in sockets:
                 address, port = fields[1].split(":")
                 found.add((_readable(address, family), int(port, 16)))
     return found
+
+
+def environment_of(process: int) -> bytes:
+    """What it was started with; nothing of a process that has ended."""
+    try:
+        return Path(f"/proc/{process}/environ").read_bytes()
+    except OSError:
+        return b""
 
 
 def is_loopback(address: str) -> bool:
@@ -50,12 +66,12 @@ def is_loopback(address: str) -> bool:
 
 def speaks_http(port: int) -> bool:
     """Whether somebody on this machine answers HTTP/1.1 there."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        try:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             return connection.recv(5) == b"HTTP/"
-        except OSError:
-            return False
+    except OSError:  # it speaks something else, or has ended meanwhile
+        return False
 
 
 def _readable(address: str, family: socket.AddressFamily) -> str:

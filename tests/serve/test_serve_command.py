@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 import uuid
@@ -21,7 +22,7 @@ from rayrec.platform.checkout import CHECKOUT
 from rayrec.serve.ray_ingress import HAPROXY_SWITCH, VARIABLES
 from tests.runs import make_run
 from tests.serve.certificates import make_certificate
-from tests.serve.processes import is_loopback, listening, marked_processes, speaks_http
+from tests.serve.processes import environment_of, is_loopback, listening, marked_processes, speaks_http
 
 TOKEN = "a-token-of-the-tests-0123456789"
 SERVING = ("haproxy", "ray::Serve", "ray::ProxyActor", "ray::HAProxyManager")
@@ -53,6 +54,27 @@ def services_in(folder: Path) -> list[str]:
     (folder / "services.yaml").write_text(yaml.safe_dump({part: {"cpus": 0.1} for part in parts}))
     (folder / "events.yaml").write_text(yaml.safe_dump({"log": {"folder": str(folder / "events")}}))
     return ["--services", str(folder / "services.yaml"), "--events", str(folder / "events.yaml")]
+
+
+def listeners(
+    mark: str, command: int, expected: tuple[str, int]
+) -> tuple[dict[int, str], set[tuple[int, str, int]]]:
+    """Marked processes, and where those that requests come to listen: process, IP address, port.
+
+    HAProxy hands its sockets to a new process whenever Serve reloads it, so one look may miss `expected`.
+    """
+    deadline = time.monotonic() + 30
+    while True:
+        processes = marked_processes(mark)
+        found = {
+            (number, address, port)
+            for number, text in processes.items()
+            if number == command or "haproxy.cfg" in text or text.startswith(SERVING)
+            for address, port in listening(number)
+        }
+        if expected in {(address, port) for _, address, port in found} or time.monotonic() > deadline:
+            return processes, found
+        time.sleep(0.1)
 
 
 def ask(url: str, certificate: Path, token: str | None = None) -> tuple[int, dict[str, object]]:
@@ -110,16 +132,10 @@ def test_it_serves_with_tls_and_token_on_loopback_alone_and_stops_clean(run, tmp
             }
             assert asked_by.get(way, "this machine alone, TLS, with a token") in "".join(said)
 
-            processes = marked_processes(mark)
+            processes, found = listeners(mark, process.pid, expected=("127.0.0.1", port))
             assert any("haproxy.cfg" in each for each in processes.values()) == (
                 way in ("haproxy", "services")
             )
-            found = {
-                (number, address, port)
-                for number, text in processes.items()
-                if number == process.pid or "haproxy.cfg" in text or text.startswith(SERVING)
-                for address, port in listening(number)
-            }
             assert ("127.0.0.1", port) in {(address, port) for _, address, port in found}
             # What else listens is how Ray's processes talk to each other: gRPC, with the cluster's token.
             outside = {port for _, address, port in found if not is_loopback(address)}
@@ -127,7 +143,7 @@ def test_it_serves_with_tls_and_token_on_loopback_alone_and_stops_clean(run, tmp
             for number, text in processes.items():
                 assert TOKEN not in text
                 if number != process.pid:
-                    assert TOKEN.encode() not in Path(f"/proc/{number}/environ").read_bytes()
+                    assert TOKEN.encode() not in environment_of(number)
         finally:
             process.send_signal(signal.SIGTERM)
             rest = process.stderr.read()
