@@ -50,8 +50,8 @@ LAYOUTS = ((2, 1, 1), (3, 2, 2), (1, 1, 2), (2, 3, 1))
 BATCH_SIZE = 16
 STEPS_PER_KILL = 14
 """Of the run: enough that it is not over before the last kill."""
-PATIENCE_S = 120.0
-"""Longest that nothing may happen."""
+PATIENCE_S = 300.0
+"""Longest that nothing may happen: several attempts of a run that hangs on a busy machine."""
 
 
 @dataclass(frozen=True)

@@ -314,7 +314,8 @@ class RecoveryConfig(Config):
     max_rollbacks: int = Field(5, ge=0)
     """Returns to the last snapshot, because a server or trainer was lost, before there is a new one."""
     hang_timeout_s: float = Field(300.0, gt=0)
-    """Time in which nothing comes of the actors, after which one of them hangs."""
+    """Time in which nothing comes of the actors, after which one of them hangs; up to four times as long
+    after a run went back because one did, until there is a new snapshot."""
 
 
 class RunConfig(Config):

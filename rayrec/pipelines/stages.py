@@ -71,23 +71,30 @@ class _Member:
 
 
 @contextmanager
-def running_stages(run: str, assembly: Assembly, folder: Path | None = None) -> Iterator[Stages]:
+def running_stages(
+    run: str, assembly: Assembly, folder: Path | None = None, hang_timeout_s: float | None = None
+) -> Iterator[Stages]:
     """Start every actor of a run; leaving the block ends them, whatever happened inside.
 
     Args:
         folder: of the run, where trainers keep what they measure.
+        hang_timeout_s: for this attempt; None: that of the config.
 
     Raises:
         ActorDeathError: an actor's process died; names the actor. Other errors pass as they are.
     """
+    if hang_timeout_s is None:
+        hang_timeout_s = assembly.config.recovery.hang_timeout_s
     with reserved(actor_groups(assembly.config), START_PATIENCE_S) as room:
         room.log()
-        with _started_stages(run, assembly, folder, room) as stages:
+        with _started_stages(run, assembly, folder, hang_timeout_s, room) as stages:
             yield stages
 
 
 @contextmanager
-def _started_stages(run: str, assembly: Assembly, folder: Path | None, room: Reservation) -> Iterator[Stages]:
+def _started_stages(
+    run: str, assembly: Assembly, folder: Path | None, hang_timeout_s: float, room: Reservation
+) -> Iterator[Stages]:
     pipeline, sparse, recovery = assembly.config.pipeline, assembly.config.sparse, assembly.config.recovery
     started: list[_Member] = []
 
@@ -98,7 +105,7 @@ def _started_stages(run: str, assembly: Assembly, folder: Path | None, room: Res
         return actors
 
     monitor = spawn_heartbeat_monitor(run)
-    heart = Heart(monitor_name(run), recovery.hang_timeout_s / BEATS_PER_TIMEOUT)
+    heart = Heart(monitor_name(run), hang_timeout_s / BEATS_PER_TIMEOUT)
     try:
         num_cpus = pipeline.cpus_per_actor
         servers = keep(
@@ -154,8 +161,8 @@ def _started_stages(run: str, assembly: Assembly, folder: Path | None, room: Res
             ),
         )
         stateless = frozenset(member.name for member in started if member.actor in [*readers, *workers])
-        watch = Watch(monitor, stateless, recovery.hang_timeout_s, [*servers, *trainers])
-        _wait_until_up(started, START_PATIENCE_S, watch, max(START_PATIENCE_S, recovery.hang_timeout_s))
+        watch = Watch(monitor, stateless, hang_timeout_s, [*servers, *trainers])
+        _wait_until_up(started, START_PATIENCE_S, watch, max(START_PATIENCE_S, hang_timeout_s))
         if len(trainers) > 1:
             watch.get(connect_trainers(trainers))
         is_split = assembly.config.training.compute.is_sharded

@@ -178,22 +178,28 @@ def _train_until_over(
     folder: RunFolder, assembly: Assembly, snapshot: Snapshot | None, on_step: OnStep | None
 ) -> TrainingResult:
     """Attempts, each with actors of its own, from the snapshot that the one before has left."""
-    rollbacks = Rollbacks(assembly.config.recovery.max_rollbacks, folder)
+    recovery = assembly.config.recovery
+    rollbacks = Rollbacks(recovery.max_rollbacks, folder)
     while True:
+        hang_timeout_s = rollbacks.patience * recovery.hang_timeout_s
         try:
-            return _attempt(folder, assembly, snapshot, on_step)
+            return _attempt(folder, assembly, snapshot, hang_timeout_s, on_step)
         except (ActorDeathError, StageHungError) as error:
             rollbacks.allow(error)
         snapshot = _snapshot_to_resume(folder, assembly)
 
 
 def _attempt(
-    folder: RunFolder, assembly: Assembly, snapshot: Snapshot | None, on_step: OnStep | None
+    folder: RunFolder,
+    assembly: Assembly,
+    snapshot: Snapshot | None,
+    hang_timeout_s: float,
+    on_step: OnStep | None,
 ) -> TrainingResult:
     assembly = assembly.going_on_from(snapshot, folder.path)
     attempt: TrainingRun | None = None
     try:
-        with running_stages(folder.name, assembly, folder.path.resolve()) as stages:
+        with running_stages(folder.name, assembly, folder.path.resolve(), hang_timeout_s) as stages:
             stages.watch.get(
                 [server.check_sees.remote(str(folder.path / "run.json")) for server in stages.servers]
             )

@@ -5,6 +5,7 @@ import pytest
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.rollbacks import Rollbacks
 from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.watch import StageHungError
 
 CONFIG = RunConfig.parse({"data": {"path": "data"}, "model": {"name": "sasrec"}})
 
@@ -38,3 +39,21 @@ def test_every_return_is_in_the_folder_with_its_reason(tmp_path):
         ("run/parameter_server-0 hangs", "step-000000010"),
     ]
     assert folder.state["rollbacks"] == 2
+
+
+def test_who_may_only_be_slow_gets_more_time_until_the_run_is_further(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", CONFIG)
+    rollbacks = Rollbacks(9, folder)
+    assert rollbacks.patience == 1
+
+    rollbacks.allow(RuntimeError("run/trainer-0 died"))
+    assert rollbacks.patience == 1
+    patience = []
+    for _ in range(4):
+        rollbacks.allow(StageHungError("run/trainer-0 hangs"))
+        patience.append(rollbacks.patience)
+    assert patience == [2, 4, 4, 4]
+
+    folder.update(last="step-000000010")
+    rollbacks.allow(RuntimeError("run/trainer-0 died"))
+    assert rollbacks.patience == 1
