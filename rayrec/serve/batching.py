@@ -305,8 +305,11 @@ class Batcher(Generic[Request, Answer]):
                 each.future.set_exception(error)
             return
         seconds = self._clock() - began
-        self.costs.observe(len(batch), seconds)
-        self._on_batch(len(batch), seconds)
+        try:
+            self.costs.observe(len(batch), seconds)
+            self._on_batch(len(batch), seconds)
+        except Exception:  # who watches must not keep answers back, nor end the thread
+            logger.exception("a batch of %d is not counted", len(batch))
         for each, answer in answered:
             if isinstance(answer, Exception):
                 each.future.set_exception(answer)

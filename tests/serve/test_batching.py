@@ -230,6 +230,16 @@ def test_an_error_of_the_computation_is_that_of_all_and_the_next_are_computed():
     batcher.close()
 
 
+def test_a_meter_that_fails_keeps_no_answer_back():
+    def fail(num_requests: int, seconds: float) -> None:
+        raise RuntimeError("no meter")
+
+    batcher = Batcher(lambda requests: requests, BatchCosts({1: 1e-6}), max_waiting=10, on_batch=fail)
+
+    assert [batcher.submit(name).result(timeout=10) for name in "ab"] == ["a", "b"]
+    batcher.close()
+
+
 def test_more_than_may_wait_are_refused(device, start):
     batcher = start(max_waiting=3)
     waiting = [batcher.submit(name) for name in "ab"]

@@ -25,7 +25,7 @@ class Circuit:
             UnavailableError: there was no answer, or none a moment ago.
         """
         if self._down is not None and self._clock() < self._down[0]:
-            raise self._down[1]
+            raise self._down[1].with_traceback(None)  # it would grow with every request that is refused
         try:
             answer = ask()
         except UnavailableError as error:

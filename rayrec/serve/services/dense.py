@@ -1,7 +1,7 @@
 """The dense part of inference: networks by version, asked with packed batches; and how the sparse part asks.
 
 sparse part: Recommender ─► RemoteRanker ─ one buffer ─► DensePart: the network of the batch's version
-                                                          └ not there: loaded now, the oldest one goes
+                                                          └ not there: loaded now, the least lately asked goes
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DensePart:
         self._load = load
         self._programs: OrderedDict[int | None, SequenceProgram] = OrderedDict()
         self._streams, self._of_thread = threading.Semaphore(streams), threading.local()
-        self._loading = threading.Lock()
+        self._loading, self._holding = threading.Lock(), threading.Lock()
 
     @staticmethod
     def open(run: str | Path, config: ServeConfig, streams: int = 1) -> DensePart:
@@ -69,8 +69,10 @@ class DensePart:
         return part
 
     def beam_width(self) -> int:
-        """Of the version that was loaded last; 0 of a model that scores every item."""
-        return next(reversed(self._programs.values())).num_beams(0)
+        """Of the version that was asked last; 0 of a model that scores every item."""
+        with self._holding:
+            program = next(reversed(self._programs.values()))
+        return program.num_beams(0)
 
     def hold(self, version: int | None) -> None:
         """Load a version, if it is not there.
@@ -90,8 +92,10 @@ class DensePart:
 
     def figures(self) -> dict[str, float]:
         """What a meter watches."""
-        figures = {"dense_versions": float(len(self._programs))}
-        for program in list(self._programs.values()):
+        with self._holding:
+            programs = list(self._programs.values())
+        figures = {"dense_versions": float(len(programs))}
+        for program in programs:
             if (kept := program.model.kept_contexts) is not None:
                 for name, value in kept.figures().items():
                     figures[name] = figures.get(name, 0) + value
@@ -105,16 +109,26 @@ class DensePart:
         return kept
 
     def _program(self, version: int | None) -> SequenceProgram:
-        if (program := self._programs.get(version)) is not None:
+        if (program := self._held(version)) is not None:
             return program
         with self._loading:  # batches of versions that are there do not wait for it
-            if version not in self._programs:
-                program = self._load(version)
-                synchronize(program.device)  # threads have streams of their own, which would not wait for it
+            if (program := self._held(version)) is not None:
+                return program
+            program = self._load(version)
+            synchronize(program.device)  # threads have streams of their own, which would not wait for it
+            with self._holding:
                 self._programs[version] = program
                 while len(self._programs) > MOST_VERSIONS:
                     self._programs.popitem(last=False)
-            return self._programs[version]
+            return program
+
+    def _held(self, version: int | None) -> SequenceProgram | None:
+        with self._holding:
+            if (program := self._programs.get(version)) is not None:
+                self._programs.move_to_end(
+                    version
+                )  # after a rollback, the one that answers is not the newest
+            return program
 
 
 class _VersionLoader:

@@ -43,7 +43,7 @@ from rayrec.serve.services.config import MAIN, ReplicasConfig, ServicesConfig
 from rayrec.serve.services.dense import DenseFollower, DensePart, RemoteRanker
 from rayrec.serve.services.features import FeaturesPart, RemoteState
 from rayrec.serve.services.gateway import Gateway, build_gateway, user_of
-from rayrec.serve.services.handle_calls import HandleCalls
+from rayrec.serve.services.handle_calls import HandleCalls, unanswered_by
 from rayrec.serve.services.http_messages import (
     HttpAnswer,
     HttpRequest,
@@ -130,7 +130,8 @@ class SparseReplica:
 
         def ranker_of(model: TrainedModel) -> ItemRanker:
             def ask(packed: bytes) -> bytes:
-                ranked: bytes = call(dense, "rank", packed, timeout_s=timeout_s)
+                with unanswered_by("the dense part"):
+                    ranked: bytes = call(dense, "rank", packed, timeout_s=timeout_s)
                 return ranked
 
             return RemoteRanker(ask, model.version, beam_width)

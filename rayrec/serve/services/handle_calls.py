@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from rayrec.platform.errors import UnavailableError
 from rayrec.serve.ray_ingress import by_message, of_session
 
 
@@ -59,3 +64,16 @@ class HandleCalls:
         """End the loop; calls that are under way are given up."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+
+
+@contextmanager
+def unanswered_by(service: str) -> Iterator[None]:
+    """Who calls here is told which service did not answer; what a replica raises itself stays as it is.
+
+    Raises:
+        UnavailableError: not in time, or no replica is there.
+    """
+    try:
+        yield
+    except (TimeoutError, RayActorError, RayServeException) as error:
+        raise UnavailableError(service, 1, str(error) or "no answer in time") from error

@@ -140,7 +140,21 @@ def test_no_more_versions_are_held_than_may_be():
         part.hold(version)
 
     assert MOST_VERSIONS == 3
-    assert loaded == [1, 2, 3, 4, 1]  # 4 takes the place of 1, which was loaded first
+    assert loaded == [1, 2, 3, 4, 3, 1]  # each takes the place of the one that was asked least lately
+
+
+def test_after_a_rollback_the_version_that_answers_stays():
+    loaded = []
+
+    def load(version):
+        loaded.append(version)
+        return SimpleNamespace(device=torch.device("cpu"))
+
+    part = DensePart(load)
+    for version in (1, 2, 3, 1, 4, 1):  # back to 1, then 4 is published
+        part.hold(version)
+
+    assert loaded == [1, 2, 3, 4]
 
 
 def test_a_dense_part_goes_where_the_store_points_before_it_is_asked(published):
