@@ -76,7 +76,7 @@ _DEVICES: dict[str, tuple[Device, Callable[[], str | None]]] = {
             visibility_variable=None,
             fused_optimizer=True,
             has_own_memory=False,
-            attention_backends=("grouped", "sdpa", "flex", "reference"),
+            attention_backends=("bucketed", "grouped", "sdpa", "flex", "reference"),
             attention_without_backward=("flex",),
         ),
         _cpu_is_there,

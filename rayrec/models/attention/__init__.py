@@ -7,7 +7,8 @@ bias             what distance and time add to a score
 call             all of that together, and what a backend is
 reference        backend: the definition
 sdpa, flex       backends: PyTorch's kernels, on padded rows
-grouped          backend for CPUs: rows of like length, in threads
+bucketed         backend for CPUs: PyTorch's kernel on rows of like length; histories' own pasts under a softmax
+grouped          backend for CPUs: everything, by rows of like length, in threads
 triton_backend   backend for CUDA: jagged, forward and backward (its kernels are in `triton_kernels`)
 ascend           backend for Ascend NPUs: the jagged kernel of torch_npu
 choice           which backend: by rule, by measurement, by name

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from rayrec.models.attention import ascend, flex, grouped, reference, sdpa, triton_backend
+from rayrec.models.attention import ascend, bucketed, flex, grouped, reference, sdpa, triton_backend
 from rayrec.models.attention.call import AttentionCall, Backend, Softmax
 from rayrec.models.attention.masks import Causal
 from rayrec.models.shape_classes import power_of_two
@@ -36,13 +36,14 @@ BACKENDS: dict[str, Backend] = {
         reference.BACKEND,
         sdpa.BACKEND,
         flex.BACKEND,
+        bucketed.BACKEND,
         grouped.BACKEND,
         triton_backend.BACKEND,
         ascend.BACKEND,
     )
 }
 PADDED_LONGEST = 50
-"""On a CPU, softmax attention over rows up to this length is padded: there is little to save."""
+"""On a CPU, softmax attention that is not a history's to itself is padded over rows up to this length."""
 PADDED_WASTE = 1.75
 """The same where padding does not make more than this many pairs out of one: the padded kernel is faster."""
 
@@ -163,7 +164,7 @@ def choice_named(name: str, path: Path | None = None) -> Choice:
 def by_rule(call: AttentionCall) -> Backend:
     """What is taken without a measurement; depends on nothing but the call."""
     names = device_of(call.query_NHC.device).attention_backends
-    is_little_padded = {"grouped": _is_even, "triton": _is_one_row}.get(names[0])
+    is_little_padded = {"bucketed": _is_even, "triton": _is_one_row}.get(names[0])
     if (
         is_little_padded
         and isinstance(call.scoring, Softmax)
@@ -228,6 +229,8 @@ def _is_one_row(call: AttentionCall) -> bool:
 def _is_even(call: AttentionCall) -> bool:
     """Whether padding the rows costs little."""
     queries, keys = call.queries, call.keys
+    if bucketed.why_not(call) is None:
+        return bool((queries.lengths_B == queries.longest).all())
     if max(queries.longest, keys.longest) <= PADDED_LONGEST:
         return True
     padded_pairs = queries.num_rows * queries.longest * keys.longest

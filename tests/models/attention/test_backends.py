@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from rayrec.models.attention import flex, grouped, reference, sdpa
+from rayrec.models.attention import bucketed, flex, grouped, reference, sdpa
 from rayrec.models.attention.call import Silu, Softmax
 from rayrec.models.attention.masks import Causal, Full, PrefixLM, SlidingWindow, TargetAware
 from tests.models.attention.calls import (
@@ -107,6 +107,47 @@ def test_grouped_equals_the_reference_on_any_rows(lengths, scoring, kind, data):
     call = make_call(Case(masks[kind], lengths, key_lengths), scoring)
 
     assert_equal_results(grouped.BACKEND, REFERENCE, call, TOLERANCE)
+
+
+@given(lengths=st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any))
+def test_bucketed_equals_the_reference_on_any_rows(lengths):
+    assert_equal_results(bucketed.BACKEND, REFERENCE, make_call(Case(Causal, lengths)), TOLERANCE)
+
+
+def test_bucketed_refuses_all_but_histories_that_look_at_their_own_past():
+    refusals = {
+        name: bucketed.BACKEND.why_not(make_call(case)) for name, case in CASES.items() if name != "causal"
+    }
+    assert refusals.pop("causal, rows of one") is None
+    assert all("own past" in reason for reason in refusals.values())
+    assert "softmax" in bucketed.BACKEND.why_not(make_call(CASES["causal"], Silu(5.0)))
+    assert "bias" in bucketed.BACKEND.why_not(make_call(CASES["causal"], biased=True))
+
+
+def test_bucketed_rows_are_padded_to_rows_of_like_length_alone():
+    lengths_B = np.random.default_rng(0).integers(0, 500, 60)
+
+    buckets = bucketed.rows_of_buckets(lengths_B)
+
+    assert sorted(np.concatenate(buckets)) == np.flatnonzero(lengths_B).tolist()
+    for rows in buckets:
+        longest, shortest = lengths_B[rows].max(), lengths_B[rows].min()
+        assert longest <= bucketed.SHORT or longest <= bucketed.LENGTH_RATIO * shortest + 1
+
+
+def test_bucketed_gives_the_same_bits_again():
+    call = make_call(Case(Causal, (70, 3, 64, 9, 0, 150)), dtype=torch.float32)
+
+    for first, second in zip(results(bucketed.BACKEND, call), results(bucketed.BACKEND, call), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_bucketed_in_bfloat16_is_near_what_float64_gives():
+    call = make_call(CASES["causal"], dtype=torch.bfloat16)
+    exact = call.with_inputs([tensor.detach().double().requires_grad_() for tensor in call.inputs])
+
+    for ours, theirs in zip(results(bucketed.BACKEND, call), results(REFERENCE, exact), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
 
 
 def test_grouped_gives_the_same_bits_again():

@@ -17,8 +17,8 @@ from rayrec.platform.devices import device_named
 from tests.models.attention.calls import CASES, Case, make_call
 
 
-def call_of(*lengths, **options):
-    return make_call(Case(Causal, lengths), **options)
+def call_of(*lengths, mask=Causal, **options):
+    return make_call(Case(mask, lengths), **options)
 
 
 def backend(name, seconds, clock, reason=None):
@@ -43,15 +43,19 @@ class Clock:
 @pytest.mark.parametrize(
     ("lengths", "options", "expected"),
     [
-        ((50, 1, 1), {}, "sdpa"),  # short
-        ((200, 190), {}, "sdpa"),  # long, but even
-        ((200, 1, 1), {}, "grouped"),
+        ((50, 50), {}, "sdpa"),  # nothing to put into buckets
+        ((50, 1, 1), {}, "bucketed"),
+        ((200, 190), {}, "bucketed"),
+        ((200, 1, 1), {}, "bucketed"),
+        ((50, 1, 1), {"mask": Full}, "sdpa"),  # short
+        ((200, 190), {"mask": Full}, "sdpa"),  # long, but even
+        ((200, 1, 1), {"mask": Full}, "grouped"),
         ((200, 190), {"scoring": Silu(200.0)}, "grouped"),
         ((200, 190), {"biased": True}, "grouped"),
-        ((200, 1, 1), {"gradients": False}, "grouped"),
+        ((200, 1, 1), {"gradients": False}, "bucketed"),
     ],
 )
-def test_on_a_cpu_the_rule_pads_what_is_short_or_even(lengths, options, expected):
+def test_on_a_cpu_the_rule_pads_rows_to_such_of_like_length(lengths, options, expected):
     assert Auto()(call_of(*lengths, **options)).name == expected
 
 
@@ -71,7 +75,7 @@ def test_a_backend_that_is_demanded_is_taken_or_refused():
 def test_no_backend_but_a_cpus_is_ever_chosen_on_a_cpu(name):
     able = BACKENDS[name].why_not(call_of(3)) is None
 
-    assert able == (name in ("reference", "sdpa", "grouped"))
+    assert able == (name in ("reference", "sdpa", "bucketed", "grouped"))
 
 
 def test_the_fastest_is_measured_once_for_a_class_of_calls():
@@ -111,8 +115,8 @@ def test_what_was_measured_is_kept_and_used_by_the_next_run(tmp_path):
     fast_first = [backend("sdpa", 1.0, clock), backend("grouped", 2.0, clock)]
     assert Measured(path, fast_first, clock)(call).name == "grouped"
     assert Auto(path)(call).name == "grouped"
-    assert Auto(path)(call_of(40, 2)).name == "sdpa"  # of another class: by the rule
-    assert Auto(tmp_path / "none.json")(call).name == "sdpa"
+    assert Auto(path)(call_of(40, 2)).name == "bucketed"  # of another class: by the rule
+    assert Auto(tmp_path / "none.json")(call).name == "bucketed"
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):

@@ -97,8 +97,8 @@ def test_fewer_heads_of_keys_are_each_there_for_their_neighbours_among_the_queri
         torch.testing.assert_close(seen[:, [head]], alone)
 
 
-def test_the_default_has_the_bits_of_the_padded_kernel_on_short_rows():
-    rows = layout([3, 9, 50])
+def test_the_default_has_the_bits_of_pytorchs_kernel_on_rows_of_one_length():
+    rows = layout([50, 50, 50])
     query, key, value = inputs(rows, rows, torch.float32)
     padded_BHTC = [rows.pad(x).transpose(1, 2) for x in (query, key, value)]
 
