@@ -49,7 +49,9 @@ class HstuBackboneConfig(HistoryReaderConfig):
     64 begins at five years. 0: no times are read."""
 
 
-Attention = Literal["auto", "measured", "reference", "sdpa", "flex", "bucketed", "grouped", "triton", "ascend"]
+Attention = Literal[
+    "auto", "measured", "reference", "sdpa", "flex", "bucketed", "grouped", "triton", "ascend"
+]
 """Who computes attention. `auto` goes by a fixed rule of device and lengths, so that runs repeat to the bit.
 `measured` times them in each trainer, once for each class of shapes, and writes what it takes into the run's
 folder, from which a resumed run reads it. A name demands one backend; see `rayrec.models.attention`."""

@@ -7,7 +7,7 @@ bias             what distance and time add to a score
 call             all of that together, and what a backend is
 reference        backend: the definition
 sdpa, flex       backends: PyTorch's kernels, on padded rows
-bucketed         backend for CPUs: PyTorch's kernel on rows of like length; histories' own pasts under a softmax
+bucketed         backend for CPUs: PyTorch's kernel on rows of like length; softmax over one's own past
 grouped          backend for CPUs: everything, by rows of like length, in threads
 triton_backend   backend for CUDA: jagged, forward and backward (its kernels are in `triton_kernels`)
 ascend           backend for Ascend NPUs: the jagged kernel of torch_npu

@@ -1,9 +1,10 @@
 """Causal attention of histories to themselves on a CPU: rows of like length go through PyTorch's fused kernel
 together.
 
-The kernel keeps no scores, and stops at the diagonal; what it wastes is padding. So rows are put into buckets of
-like length, tokens are brought into the rectangles of all buckets in one go, and come back in one go. Since each
-token has one slot, both ways are gathers or copies in the backward pass, too: nothing is added up.
+The kernel keeps no scores, and stops at the diagonal; what it wastes is padding. So rows are put into
+buckets of like length; tokens are brought into the rectangles of all buckets in one go, and come back in
+one go. Since each token has one slot, both ways are gathers or copies in the backward pass, too: nothing is
+added up.
 
 Axes: N tokens, H heads, C width of a query or key head, E width of a value head, R rows of a bucket, T its
 longest row, X slots of the rectangles of all buckets, one after the other.
@@ -76,8 +77,10 @@ def attend(call: AttentionCall) -> Tensor:
     sizes = [num_rows * longest for num_rows, longest in buckets.shapes]
     outs = []
     for shape, *inputs in zip(buckets.shapes, *(x.split(sizes) for x in (query, key, value)), strict=True):
-        of_rows = [x.unflatten(0, shape).transpose(1, 2) for x in inputs]
-        out_RHTE = functional.scaled_dot_product_attention(*of_rows, is_causal=True, scale=call.scale)
+        query_RHTC, key_RHTC, value_RHTE = (x.unflatten(0, shape).transpose(1, 2) for x in inputs)
+        out_RHTE = functional.scaled_dot_product_attention(
+            query_RHTC, key_RHTC, value_RHTE, is_causal=True, scale=call.scale
+        )
         outs.append(out_RHTE.transpose(1, 2).flatten(0, 1))
     return _Collect.apply(torch.cat(outs), buckets)
 
