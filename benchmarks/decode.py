@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,7 @@ def _bars(options: BenchOptions) -> list[Bar]:
     codes_IL, level_sizes = catalogue(options)
     model = recommender(codes_IL, level_sizes)
     ours, peer = Ours(model, codes_IL), Peer(model, codes_IL)
-    check_same_results(ours, peer, HistoryDraws(len(codes_IL), seed=1))
+    check_same_results(ours, peer, HistoryDraws(len(codes_IL), seed=1), sizes=tuple(TARGETS))
     bars = []
     for size, target in TARGETS.items():
         num_batches = options.steps if size == 1 else 1
@@ -230,9 +230,9 @@ class Peer:
         return items.reshape(shape), found.sequences_scores.double().numpy().reshape(shape)
 
 
-def check_same_results(ours: Ours, peer: Peer, draws: HistoryDraws) -> None:
+def check_same_results(ours: Ours, peer: Peer, draws: HistoryDraws, sizes: Sequence[int]) -> None:
     """Both sides find the same items with the same scores, or nothing is worth timing."""
-    for size in (8, 1):
+    for size in sizes:
         histories = draws.draw(size)
         found = ours.decode(histories)
         items_BW, scores_BW = found.items_BW.numpy(), found.log_probs_BW.double().numpy()

@@ -35,5 +35,8 @@ def test_both_sides_find_the_same_items_with_the_same_scores():
     model = decode.recommender(codes_IL, level_sizes, dim=32, num_layers=1)
 
     decode.check_same_results(
-        decode.Ours(model, codes_IL), decode.Peer(model, codes_IL), decode.HistoryDraws(len(codes_IL), seed=2)
+        decode.Ours(model, codes_IL),
+        decode.Peer(model, codes_IL),
+        decode.HistoryDraws(len(codes_IL), seed=2),
+        sizes=(8, 1),
     )

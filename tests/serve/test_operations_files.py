@@ -9,6 +9,9 @@ import promql_parser
 import pytest
 import yaml
 from fastapi.testclient import TestClient
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client.parser import text_string_to_metric_families
 
 from rayrec.pipelines.run_folder import RunFolder
@@ -69,6 +72,33 @@ def test_prometheus_loads_the_alerts():
     )
     assert checked.returncode == 0, checked.stderr
     assert f"{len(ALERTS['rules'])} rules found" in checked.stdout
+
+
+def test_grafanas_own_model_reads_the_whole_dashboard():
+    register_default_plugins()
+    read = json.loads(JSONEncoder().encode(Dashboard.from_json(DASHBOARD)))
+
+    assert list(_lost(DASHBOARD, read)) == []
+
+
+def test_a_setting_that_grafana_does_not_know_would_be_noticed():
+    register_default_plugins()
+    changed = DASHBOARD | {"titel": "RayRec", "panels": [DASHBOARD["panels"][0] | {"gridPosition": {}}]}
+    read = json.loads(JSONEncoder().encode(Dashboard.from_json(changed)))
+
+    assert set(_lost(changed, read)) == {"/titel", "/panels/0/gridPosition"}
+
+
+def _lost(written, read, path=""):
+    """Paths of what was written and not read."""
+    if isinstance(written, dict):
+        for key, value in written.items():
+            yield from _lost(value, read[key], f"{path}/{key}") if key in read else [f"{path}/{key}"]
+    elif isinstance(written, list) and len(written) == len(read):
+        for place, (value, other) in enumerate(zip(written, read, strict=True)):
+            yield from _lost(value, other, f"{path}/{place}")
+    elif written != read:
+        yield path
 
 
 def test_panels_have_places_of_their_own():
