@@ -79,6 +79,9 @@ class DataConfig(Config):
     """What to do about Parquet that cannot be decoded: stop, or leave the rows out and count them."""
     features: tuple[OperationConfig, ...] = ()
     """Operations on the columns of a row, in order; see `rayrec.samples.operations`."""
+    redraw_ties: bool = False
+    """Whether training reads events of one user at one time in an order drawn anew in every step, instead of
+    the one that the rows have. Needs the times of events."""
     cache: PreparedCacheConfig | None = None
     """None: rows are decoded and prepared anew in every epoch."""
     window_rows: int = Field(65_536, gt=0)

@@ -49,24 +49,27 @@ def features_of(config: RunConfig, columns: pa.Schema) -> RowFeatures | Impressi
         return impression_features_of(config, model, columns)
     dataset = Dataset.open(config.data.path, checksums=False)
     sequences = sequence_features(config, model, dataset, registry_of(config, model, dataset))
-    return row_features(config, model, dataset, sequences, compiled(config, history_columns(model), columns))
+    return row_features(
+        config, model, dataset, sequences, compiled(config, history_columns(config, model), columns)
+    )
 
 
 def _is_list_of_integers(dtype: pa.DataType) -> bool:
     return (pt.is_list(dtype) or pt.is_large_list(dtype)) and pt.is_integer(dtype.value_type)
 
 
-def history_columns(model: AnyModelConfig) -> Mapping[str, WantedColumn]:
+def history_columns(config: RunConfig, model: AnyModelConfig) -> Mapping[str, WantedColumn]:
     """Whose a row is, that user's items, oldest first, and their times and labels where they are needed."""
     wanted = {
         "user_id": WantedColumn(pt.is_integer, "integers"),
         "item_ids": WantedColumn(_is_list_of_integers, "lists of integers"),
     }
-    if model.needs_times:
+    if model.needs_times or config.data.redraw_ties:
         expected = "lists of seconds, or of dates and times"
-        wanted[TIMES] = WantedColumn(are_event_times, expected, "when events were")
+        reader = "the model reads" if model.needs_times else "data.redraw_ties goes by"
+        wanted[TIMES] = WantedColumn(are_event_times, expected, f"{reader} when events were")
     for label in model.needs_labels:
-        reason = f"the {label} of events"
+        reason = f"the model reads the {label} of events"
         wanted[LABEL_COLUMNS[label]] = WantedColumn(are_event_labels, "lists of codes", reason)
     return wanted
 
@@ -85,7 +88,7 @@ class HistoryRows:
 
     @property
     def wanted_columns(self) -> Mapping[str, WantedColumn]:
-        return history_columns(self.model)
+        return history_columns(self.config, self.model)
 
     def own_rows(self) -> ReadPlan:
         config = self.config
@@ -116,7 +119,9 @@ def row_features(
         stores_times=operates and dataset.has_times(),
         stores_labels=tuple(label for label in LABELS if operates and dataset.has_label(label)),
     )
-    return RowFeatures(sequences, program, config.seed, config.data.cache is not None, histories)
+    return RowFeatures(
+        sequences, program, config.seed, config.data.cache is not None, histories, config.data.redraw_ties
+    )
 
 
 def sequence_features(

@@ -65,7 +65,7 @@ def schema_of(model: ImpressionModelConfig, dataset: ImpressionDataset) -> Impre
 
 def impression_columns(schema: ImpressionSchema) -> Mapping[str, WantedColumn]:
     """Labels, numbers, ids and lists of ids."""
-    label = WantedColumn(_is_label, "0, 1 or null", "what is to be predicted")
+    label = WantedColumn(_is_label, "0, 1 or null", "the model learns what is to be predicted")
     number = WantedColumn(_is_number, "numbers")
     one, several = WantedColumn(pt.is_int64, "64-bit ids"), WantedColumn(_is_id_list, "lists of 64-bit ids")
     return {

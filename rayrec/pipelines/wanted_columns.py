@@ -18,7 +18,7 @@ class WantedColumn(NamedTuple):
     expected: str
     """The types that are, in words."""
     reason: str | None = None
-    """Why it is wanted, where not every model does."""
+    """Why it is wanted, where not every run does: a sentence."""
 
 
 def check_columns(program: FeatureProgram, wanted: Mapping[str, WantedColumn]) -> None:
@@ -31,7 +31,7 @@ def check_columns(program: FeatureProgram, wanted: Mapping[str, WantedColumn]) -
         if found is None or not is_right(found):
             raise InputError(
                 f"data.features: rows need a column {name!r} of {expected}"
-                + (f", since the model reads {reason}, and " if reason else ", and ")
+                + (f", since {reason}, and " if reason else ", and ")
                 + (f"it is {found}" if found is not None else f"there are {', '.join(program.schema.names)}")
                 + "; add an operation that makes it"
             )

@@ -28,6 +28,7 @@ from rayrec.samples.jagged import list_array
 from rayrec.samples.operations.columns import value_type
 from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.operations.program import FeatureProgram
+from rayrec.samples.ties import with_redrawn_ties
 
 
 class History(NamedTuple):
@@ -76,6 +77,7 @@ class RowFeatures:
         seed: int = 0,
         is_prepared: bool = False,
         histories: HistoryColumns | None = None,
+        redraws_ties: bool = False,
     ) -> None:
         """
         Args:
@@ -84,11 +86,13 @@ class RowFeatures:
             seed: of the run, for the program's random draws.
             is_prepared: training rows have been through the program already when they were read.
             histories: what is read of those to rank for; None: users and items.
+            redraws_ties: training rows have times, and an order of events of one time that is the step's.
         """
         self._sequences = sequences
         self._program = program
         self._seed = seed
         self._is_prepared = is_prepared
+        self._redraws_ties = redraws_ties
         self._histories = histories = histories or HistoryColumns()
         # Training rows may have more: labels of targets, which nobody knows of what comes next.
         self._of_histories = program.narrowed(histories.names)
@@ -115,7 +119,12 @@ class RowFeatures:
         if not self._is_prepared:
             context = RowContext(rows.row_keys_B, self._seed, step)
             rows = RowBatch(rows.row_keys_B, self._program(rows.rows, context), rows.cursor)
-        return self._sequences(SampleBatch.of(step, rows))
+        samples = SampleBatch.of(step, rows)
+        if self._redraws_ties:
+            samples = with_redrawn_ties(samples, self._seed)
+            if not self._histories.reads_times:
+                samples = replace(samples, times_N=None)
+        return self._sequences(samples)
 
     def ranking(self, samples: SampleBatch, is_prepared: bool = False) -> FeatureBatch:
         """Features to rank what comes next. A trigger is the newest event, which no operation sees.

@@ -162,6 +162,35 @@ def test_raw_rows_without_times_are_refused_when_the_run_is_checked(
     _ = assemble(config(dataset.root, "sasrec", samples=str(tmp_path))).features
 
 
+@pytest.mark.parametrize("model", ["sasrec", "hstu"])
+def test_ties_are_read_in_another_order_in_every_step_if_so_set(dataset: Dataset, tmp_path: Path, model: str):
+    items = dataset.items.ids_I[:8]
+    rows = {"user_id": [1], "item_ids": [items], "timestamps": [[5, 6, 6, 6, 6, 6, 6, 9]]}
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    settings = config(dataset.root, model, samples=str(tmp_path), redraw_ties=True)
+    assembly = assemble(settings)
+    features = features_of(settings, assembly.rows.columns)
+
+    rows_read = SampleReader(assembly.plan.spec).read_batch(assembly.plan.batch(0))
+    batches = [features.training(step, rows_read)[0] for step in range(5)]
+
+    read = [items[[*batch.items_N, *batch.targets_N[-1:]]].tolist() for batch in batches]
+    assert {order[0] for order in read} == {items[0]}
+    assert {order[-1] for order in read} == {items[-1]}
+    assert all(sorted(order) == sorted(items.tolist()) for order in read)
+    assert len({tuple(order) for order in read}) == 5
+    (again,) = features.training(2, rows_read)
+    assert again.items_N.tolist() == batches[2].items_N.tolist()
+    assert [batch.times_N is None for batch in batches] == [model == "sasrec"] * 5
+
+
+def test_rows_whose_ties_are_redrawn_have_to_have_times(dataset: Dataset, tmp_path: Path):
+    pq.write_table(pa.table({"user_id": [1], "item_ids": [[1, 2]]}), tmp_path / "a.parquet")
+
+    with pytest.raises(InputError, match=r"'timestamps' .* since data\.redraw_ties goes by when events were"):
+        _ = assemble(config(dataset.root, "sasrec", samples=str(tmp_path), redraw_ties=True)).features
+
+
 def test_an_event_store_gives_items_their_times(dataset: Dataset, tmp_path: Path):
     ids, moment = dataset.items.ids_I[:4], 1_700_000_000
     store = open_store(tmp_path / "store", create=StoreManifest(name="log", time_unit="us"))
