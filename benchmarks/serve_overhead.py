@@ -6,12 +6,14 @@ machine. One bar:
 
 * `serve-overhead`: 2 ms over the median of what the one takes longer than the other.
 
+The client is a bare socket: what an HTTP library takes to write requests and to parse answers is not the
+service's.
+
 `RAYREC_BENCH_STEPS` is the number of requests in a window, over 4.
 """
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import json
 import socket
@@ -28,6 +30,7 @@ from benchmarks.data_sets import beauty_sized
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.peer_process import PeerProcess
 from benchmarks.serve import CALLS_PER_STEP, THREADS, K, bodies_of, free_port, served, trained
+from benchmarks.socket_load import content_length
 from rayrec.platform.console import log
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.loading import load_service
@@ -75,25 +78,34 @@ def _ratio(
 @contextmanager
 def _connection(port: int) -> Iterator[Callable[[dict[str, object]], float]]:
     """Asks the service; gives the seconds until the answer was read."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.connect()
-    connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def ask(body: dict[str, object]) -> float:
-        encoded = json.dumps(body)
-        began = time.perf_counter()
-        connection.request("POST", "/v1/recommend", encoded, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        content = answer.read()
-        seconds = time.perf_counter() - began
-        if answer.status != 200:
-            raise RuntimeError(f"the service answers {answer.status}: {content[:200]!r}")
-        return seconds
+        def ask(body: dict[str, object]) -> float:
+            encoded = json.dumps(body)
+            request = (
+                f"POST /v1/recommend HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+                f"Content-Length: {len(encoded)}\r\n\r\n{encoded}"
+            ).encode()
+            began = time.perf_counter()
+            connection.sendall(request)
+            answer = _whole_answer(connection)
+            seconds = time.perf_counter() - began
+            if not answer.startswith(b"HTTP/1.1 200 "):
+                raise RuntimeError(f"the service answers {bytes(answer[:200])!r}")
+            return seconds
 
-    try:
         yield ask
-    finally:
-        connection.close()
+
+
+def _whole_answer(connection: socket.socket) -> bytearray:
+    answer = bytearray()
+    while received := connection.recv(65_536):
+        answer += received
+        head, end, body = answer.partition(b"\r\n\r\n")
+        if end and len(body) >= content_length(head):
+            return answer
+    raise RuntimeError("the service closed the connection in the middle of an answer")
 
 
 def _calls(run: str, config: ServeConfig) -> Callable[[dict[str, object]], float]:

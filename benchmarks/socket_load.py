@@ -82,7 +82,7 @@ class _Connection:
             return False
         if not head.startswith(b"HTTP/1.1 200 "):
             raise RuntimeError(f"the service answers {bytes(self._answer[:200])!r}")
-        if len(body) < _length(head):
+        if len(body) < content_length(head):
             return False
         self._answer.clear()
         with contextlib.suppress(OSError):  # closed, as the next read will find
@@ -90,7 +90,8 @@ class _Connection:
         return True
 
 
-def _length(head: bytearray) -> int:
+def content_length(head: bytearray) -> int:
+    """Bytes of the body that follows."""
     _, found, rest = head.lower().partition(b"\r\ncontent-length:")
     if not found:
         raise RuntimeError("an answer does not say how long it is")
