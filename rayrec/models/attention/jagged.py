@@ -9,6 +9,7 @@ Axes: N tokens of B rows, T the longest row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,3 +121,9 @@ class JaggedLayout:
     def unpad(self, x_BTD: Tensor) -> Tensor:
         """[B, T, ...] to [N, ...]; the inverse of `pad`."""
         return x_BTD.flatten(0, 1).index_select(0, self.slot_N)
+
+
+def length_class(length: int, short: int, ratio: float) -> int:
+    """Rows of one class may be padded together: all up to `short` are one, and of the others the longest is
+    at most `ratio` times the shortest."""
+    return 0 if length <= short else math.ceil(math.log(length / short, ratio))
