@@ -62,8 +62,19 @@ class JaggedLayout:
 
     @staticmethod
     def even(num_rows: int, length: int, device: torch.device) -> JaggedLayout:
-        """Rows of one length."""
-        return JaggedLayout.from_offsets(np.arange(num_rows + 1) * length, device)
+        """Rows of one length. Made on the device: a copy from the host would be waited for."""
+        token_N = torch.arange(num_rows * length, device=device)
+        row_B = torch.arange(num_rows, device=device)
+        return JaggedLayout(
+            num_rows,
+            length if num_rows else 0,
+            row_B.repeat_interleave(length),
+            torch.arange(length, device=device).repeat(num_rows),
+            token_N,
+            ((row_B + 1) * length - 1).clamp(min=0),
+            np.arange(num_rows + 1) * length,
+            {"lengths": torch.full_like(row_B, length)},
+        )
 
     def repeated(self, count: int) -> JaggedLayout:
         """`count` tokens in the place of each one."""

@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from rayrec.models.attention.call import HIDDEN, AttentionCall, Backend, Softmax
+from rayrec.platform.devices import without_autocast
 
 
 def attend(call: AttentionCall) -> Tensor:
-    with torch.autocast(call.query_NHC.device.type, enabled=False):
+    with without_autocast(call.query_NHC.device):
         return _attend(call)
 
 
