@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 
 from rayrec.models.tokenizers.extend import NewItems, extend_registry
-from rayrec.models.tokenizers.fit import quantized_registry, reconstruction_errors
+from rayrec.models.tokenizers.fit import VARIANCE, quantized_registry, reconstruction_errors
 from rayrec.models.tokenizers.item_tokenizer import FILES as TOKENIZER_FILES
 from rayrec.models.tokenizers.item_tokenizer import ItemTokenizer
 from rayrec.models.tokenizers.published import published_registry
@@ -177,10 +177,10 @@ def extend(
     tokenizer.save(path)
     extended.save(path)
     report = _measured(extended, dataset, categories)
-    if len(new_N) > 1:
-        codes_NL = tokenizer.quantizer.encode(vectors_ND)
+    if len(new_N):
+        codes_NL, variance = tokenizer.quantizer.encode(vectors_ND), registry.fit_report.get(VARIANCE)
         report["new_items_reconstruction_error"] = reconstruction_errors(
-            vectors_ND, codes_NL, tokenizer.quantizer
+            vectors_ND, codes_NL, tokenizer.quantizer, variance
         )
     return TokenizeReport(path, vectors.num_without_data, report)
 
