@@ -52,7 +52,7 @@ def resident_bytes(process: int) -> int:
 class ProcessorTime:
     """Of this process and all that it starts, while the block lasts.
 
-    Looked at again and again, as nobody says what a process took that has ended; its last moments are missing.
+    Looked at again and again, as nobody says what a process took that has ended: its end is missing.
     """
 
     def __init__(self, interval_s: float = 1.0) -> None:
