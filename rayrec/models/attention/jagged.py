@@ -64,16 +64,16 @@ class JaggedLayout:
     def even(num_rows: int, length: int, device: torch.device) -> JaggedLayout:
         """Rows of one length. Made on the device: a copy from the host would be waited for."""
         token_N = torch.arange(num_rows * length, device=device)
-        row_B = torch.arange(num_rows, device=device)
+        row_B, place_T = torch.arange(num_rows, device=device), torch.arange(length, device=device)
         return JaggedLayout(
             num_rows,
             length if num_rows else 0,
-            row_B.repeat_interleave(length),
-            torch.arange(length, device=device).repeat(num_rows),
+            row_B[:, None].expand(-1, length).flatten(),
+            place_T.expand(num_rows, -1).flatten(),
             token_N,
             ((row_B + 1) * length - 1).clamp(min=0),
             np.arange(num_rows + 1) * length,
-            {"lengths": torch.full_like(row_B, length)},
+            {"lengths": torch.full((num_rows,), length, device=device)},
         )
 
     def repeated(self, count: int) -> JaggedLayout:
