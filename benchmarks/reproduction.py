@@ -27,7 +27,6 @@ from typing import Any
 
 from benchmarks.processes import ProcessorTime
 from benchmarks.quality_page import DATASETS, METHODS, RECORDS, Method, write_page
-from rayrec.models.build import build_model
 from rayrec.models.tokenizers.registry import FILES as REGISTRY_FILES
 from rayrec.pipelines.assembly import assemble
 from rayrec.pipelines.config import RunConfig
@@ -151,7 +150,6 @@ def measure(row: Row, sources: Path, commit: str) -> dict[str, Any]:
     method = METHODS[row.method]
     config = _config(row, _data(row, method, sources))
     assembly = assemble(config)
-    model = build_model(config.model, assembly.task.catalogue, config.seed)
     with tempfile.TemporaryDirectory(prefix="rayrec-quality-") as folder:
         run = Path(folder) / "run"
         with progress_bar("train") as progress, ProcessorTime() as spent:
@@ -169,7 +167,7 @@ def measure(row: Row, sources: Path, commit: str) -> dict[str, Any]:
         "config": method.config,
         "results": report.to_json()["results"],
         "num_users": report.count,
-        "num_parameters": sum(parameter.numel() for parameter in model.parameters())
+        "num_parameters": sum(parameter.numel() for parameter in assembly.task.network().parameters())
         + _sparse_parameters(assembly),
         "training_minutes": result.training_s / 60,
         "processor_minutes": spent.seconds / 60,
