@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ from rayrec.models.tensor_batch import TensorBatch
 
 BEAMS = 256
 CONTEXTS = (1_000, 5_000)
+REPEATS = 10
+WARM_UP = 3
 QWEN3_1_7B = {
     "model_type": "qwen3",
     "hidden_size": 2048,
@@ -44,26 +46,38 @@ QWEN3_1_7B = {
     "rope_theta": 1_000_000.0,
 }
 SMALL = {"hidden_size": 128, "num_hidden_layers": 2, "head_dim": 16, "intermediate_size": 256}
+SMALL_CONTEXTS = (100, 500)
 
 
-def measure(device: torch.device, settings: dict[str, object], num_items: int, num_codes: int) -> None:
+def measure(
+    device: torch.device,
+    settings: dict[str, object],
+    num_items: int,
+    num_codes: int,
+    contexts: Sequence[int] = CONTEXTS,
+    repeats: int = REPEATS,
+) -> None:
     level_sizes = (num_codes,) * 3
     random = np.random.default_rng(0)
     codes_IL = np.unique(random.integers(num_codes, size=(num_items, len(level_sizes))), axis=0)
-    longest = max(CONTEXTS) // len(level_sizes) + 1
+    longest = max(contexts) // len(level_sizes) + 1
     with device:
         network = network_from_settings(settings, sum(level_sizes), (longest + 1) * len(level_sizes))
     backbone = CausalLmBackbone(network, torch.from_numpy(codes_IL).to(device), level_sizes, first_token=0)
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     backbone = backbone.to(device, dtype).eval()
     trie = CodeTrie.from_codes(codes_IL).to(device)
-    for num_tokens in CONTEXTS:
-        _measure_context(backbone, trie, num_tokens // len(level_sizes), random)
+    for num_tokens in contexts:
+        _measure_context(backbone, trie, num_tokens // len(level_sizes), random, repeats)
 
 
 @torch.inference_mode()
 def _measure_context(
-    backbone: CausalLmBackbone, trie: CodeTrie, num_events: int, random: np.random.Generator
+    backbone: CausalLmBackbone,
+    trie: CodeTrie,
+    num_events: int,
+    random: np.random.Generator,
+    repeats: int,
 ) -> None:
     device = trie.device
 
@@ -79,7 +93,7 @@ def _measure_context(
         return beam_search(ItemDistribution(backbone.start(contexts.pop()), trie, num_rows=1), BEAMS)
 
     histories, contexts, seconds = [], [], {"history": [], "beams": []}
-    for _ in range(13):
+    for _ in range(WARM_UP + repeats):
         histories.append(batch())
         for name, work in (("history", read), ("beams", search)):
             result, elapsed = _timed(device, work)
@@ -88,12 +102,11 @@ def _measure_context(
                 contexts.append(result)
             else:
                 assert bool((result.num_valid_B == BEAMS).all()), "every beam is an item"
-    # The first ones warm up.
-    both = [a + b for a, b in zip(*seconds.values(), strict=True)][3:]
+    both = [a + b for a, b in zip(*seconds.values(), strict=True)][WARM_UP:]
     print(
         f"context of {num_events * trie.depth} tokens, {BEAMS} beams, {trie.depth} codes: "
-        f"history {1e3 * statistics.median(seconds['history'][3:]):.1f} ms, "
-        f"beams {1e3 * statistics.median(seconds['beams'][3:]):.1f} ms, "
+        f"history {1e3 * statistics.median(seconds['history'][WARM_UP:]):.1f} ms, "
+        f"beams {1e3 * statistics.median(seconds['beams'][WARM_UP:]):.1f} ms, "
         f"both {1e3 * statistics.median(both):.1f} ms (worst of {len(both)}: {1e3 * max(both):.1f})"
     )
 
@@ -108,15 +121,17 @@ def _timed(device: torch.device, work: Callable[[], object]) -> tuple[object, fl
     return result, time.perf_counter() - started
 
 
-if __name__ == "__main__":
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="a tiny network, to see that it runs")
-    arguments = parser.parse_args()
-    settings = QWEN3_1_7B | SMALL if arguments.small else QWEN3_1_7B
-    measure(
-        torch.device(arguments.device),
-        settings,
-        num_items=20_000 if arguments.small else 1_000_000,
-        num_codes=256 if arguments.small else 8_192,
-    )
+    options = parser.parse_args(arguments)
+    device = torch.device(options.device)
+    if options.small:
+        measure(device, QWEN3_1_7B | SMALL, 20_000, 256, SMALL_CONTEXTS, repeats=2)
+    else:
+        measure(device, QWEN3_1_7B, 1_000_000, 8_192)
+
+
+if __name__ == "__main__":
+    main()

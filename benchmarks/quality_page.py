@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Literal
 
 from rayrec.pipelines.evaluate_recommender import MODEL, MODEL_UNMASKED, POPULARITY, POPULARITY_UNMASKED
@@ -165,18 +166,24 @@ def _table(dataset: str, records: Sequence[dict[str, Any]]) -> str:
             lines.append(f"| {method.title} | not measured yet |" + " |" * (len(METRICS) + 3))
             continue
         title = method.title + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
-        minutes = sum(record["training_minutes"] for record in seeds) / len(seeds)
         lines.append(
             _line(
                 title,
                 [record["results"][MODEL] for record in seeds],
                 [record["results"][MODEL_UNMASKED] for record in seeds],
                 f"{seeds[0]['num_parameters'] / 1e6:.2f} M",
-                f"{minutes:.1f} min",
+                _training(seeds),
                 "; ".join(f"{p.recall_at_10} ({p.where})" for p in method.published if p.dataset == dataset),
             )
         )
     return "\n".join(lines) + "\n"
+
+
+def _training(seeds: Sequence[Mapping[str, Any]]) -> str:
+    """Medians over the seeds: minutes, and those of processors where records have them."""
+    text = f"{median(seed['training_minutes'] for seed in seeds):.1f} min"
+    processors = [seed["processor_minutes"] for seed in seeds if "processor_minutes" in seed]
+    return f"{text} ({median(processors):.1f} of processors)" if processors else text
 
 
 def _line(
@@ -246,7 +253,9 @@ best by NDCG@10 on validation users. One recipe per method runs unchanged on all
 SASRec with full softmax, of HSTU and of the prefix decoder were tuned on Beauty's validation users; those of
 the others are first guesses that nobody tuned. Semantic IDs: 3 levels of 256 codes by residual k-means, and a
 digit for collisions; several seeds of a method share them. Two x86-64 cores, no accelerator; training times
-are those of the steps, and some rows were trained beside other work.
+are those of the steps, the median of several seeds, and some rows were trained beside other work. Minutes of
+processors, of rows measured since they are counted, are those of the driver, its actors and Ray, start and
+validations included.
 
 ```
 make quality SOURCES=... ROW=beauty/shuffled/generative      # one row again; rows are DATASET/TIES/METHOD

@@ -13,24 +13,28 @@ the records alone.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import ProcessorTime
 from benchmarks.quality_page import DATASETS, METHODS, RECORDS, Method, write_page
-from rayrec.models.build import build_model
+from rayrec.models.tokenizers.registry import FILES as REGISTRY_FILES
 from rayrec.pipelines.assembly import assemble
 from rayrec.pipelines.config import RunConfig
 from rayrec.pipelines.evaluate import evaluate
 from rayrec.pipelines.tokenize import TokenizeConfig, tokenize
 from rayrec.pipelines.train import train
 from rayrec.platform.checkout import CHECKOUT
+from rayrec.platform.config import Config
 from rayrec.platform.console import log, progress_bar
 from rayrec.platform.errors import InputError
 from rayrec.samples.config import PrepareConfig
@@ -39,6 +43,12 @@ from rayrec.samples.prepare import prepare
 TIES = ("shuffled", "file order")
 SEEDS_OF_BEAUTY = {"sasrec": 3, "hstu": 3, "generative": 3}
 """Seeds of the methods that have more than one, on Beauty with shuffled ties."""
+CAP_MINUTES = 60.0
+"""A training may take, its start and its validations included."""
+CAPS = {"generative": 90.0}
+"""The same of the methods that may take longer: the best generative one."""
+DECIDING = ("rayrec", "configs", "benchmarks/*.py")
+"""What a result could depend on, in words of git. Records and the page change while rows are measured."""
 KEPT = CHECKOUT / ".cache" / "quality"
 
 
@@ -50,6 +60,10 @@ class Row:
     ties: str
     method: str
     seed: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.dataset}/{self.ties.replace(' ', '-')}/{self.method}"
 
     @property
     def record(self) -> Path:
@@ -101,17 +115,51 @@ def _recorded(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", include={"model", "training", "evaluation"})
 
 
-def measure(row: Row, sources: Path) -> dict[str, Any]:
-    """Train and evaluate one row; the record of it."""
-    commit = _commit()  # before hours of training: outside of a git checkout there is none
+class OverCapError(RuntimeError):
+    """A training took longer than it may."""
+
+
+class Cap:
+    """Ends a training that takes too long."""
+
+    def __init__(self, row: Row, clock: Callable[[], float] = time.monotonic) -> None:
+        self._row, self._clock, self._began = row, clock, clock()
+        self._minutes = CAPS.get(row.method, CAP_MINUTES)
+
+    def check(self, done: int, total: int | None) -> None:
+        """
+        Raises:
+            OverCapError: names the row.
+        """
+        if self._clock() - self._began > 60 * self._minutes:
+            raise OverCapError(
+                f"{self._row.name}, seed {self._row.seed}: step {done} of {total} after more than the "
+                f"{self._minutes:g} minutes that a row may train"
+            )
+
+
+def measure(row: Row, sources: Path, commit: str) -> dict[str, Any]:
+    """Train and evaluate one row; the record of it.
+
+    Args:
+        commit: of the code that measures.
+
+    Raises:
+        OverCapError: the training took longer than a row's may.
+    """
     method = METHODS[row.method]
     config = _config(row, _data(row, method, sources))
     assembly = assemble(config)
-    model = build_model(config.model, assembly.task.catalogue, config.seed)
     with tempfile.TemporaryDirectory(prefix="rayrec-quality-") as folder:
         run = Path(folder) / "run"
-        with progress_bar("train") as progress:
-            result = train(config, run, on_step=lambda done, total, _: progress(done, total))
+        with progress_bar("train") as progress, ProcessorTime() as spent:
+            cap = Cap(row)
+
+            def on_step(done: int, total: int | None, _: float) -> None:
+                progress(done, total)
+                cap.check(done, total)
+
+            result = train(config, run, on_step=on_step)
         with progress_bar("evaluate") as progress:
             report = evaluate(run, on_batch=progress)
     return {
@@ -119,9 +167,10 @@ def measure(row: Row, sources: Path) -> dict[str, Any]:
         "config": method.config,
         "results": report.to_json()["results"],
         "num_users": report.count,
-        "num_parameters": sum(parameter.numel() for parameter in model.parameters())
+        "num_parameters": sum(parameter.numel() for parameter in assembly.task.network().parameters())
         + _sparse_parameters(assembly),
         "training_minutes": result.training_s / 60,
+        "processor_minutes": spent.seconds / 60,
         "epochs": result.epochs,
         "best_step": result.best_step,
         "semantic_ids": None if assembly.task.registry is None else assembly.task.registry.method,
@@ -135,10 +184,15 @@ def measure(row: Row, sources: Path) -> dict[str, Any]:
     }
 
 
-def _commit() -> str:
-    """Of the code that measured, marked where files differ from it."""
-    git = ["git", "-C", str(CHECKOUT), "describe", "--always", "--abbrev=12", "--dirty"]
-    return subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
+def commit_of(checkout: Path) -> str:
+    """Of the code that measures, marked where anything differs from it that could change a result."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(checkout), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", *DECIDING)
+    return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
 
 
 def _sparse_parameters(assembly: Any) -> int:
@@ -151,23 +205,32 @@ def _sparse_parameters(assembly: Any) -> int:
 
 def _data(row: Row, method: Method, sources: Path) -> list[str]:
     """Settings of the prepared data set and of the semantic IDs, made where they are missing."""
-    folder = KEPT / f"{row.dataset}-{row.ties.replace(' ', '-')}"
-    if not folder.is_dir():
-        ties = {"shuffled": "shuffle", "file order": "file"}[row.ties]
+    dataset = DATASETS[row.dataset]
+    ties = {"shuffled": "shuffle", "file order": "file"}[row.ties]
+    prepared = PrepareConfig.parse({"ties": ties, **dataset.prepare}, source="reproduction")
+    folder = KEPT / f"{row.dataset}-{row.ties.replace(' ', '-')}-{_hash(prepared)}"
+    if not folder.is_dir():  # it gets its name when it is whole
         with progress_bar("prepare") as progress:
             prepare(
-                sources / DATASETS[row.dataset].source,
+                sources / dataset.source,
                 folder,
-                PrepareConfig.parse({"ties": ties, **DATASETS[row.dataset].prepare}, source="reproduction"),
+                prepared,
                 progress=lambda phase, done, total: progress(done, total),
             )
     if method.vectors is None:
         return [f"data.path={folder}"]
-    ids = folder / f"semantic_ids-{method.vectors}"
-    if not ids.is_dir():
+    tokenized = TokenizeConfig(vectors=method.vectors)
+    ids = folder / f"semantic_ids-{method.vectors}-{_hash(tokenized)}"
+    if not (ids / REGISTRY_FILES.manifest).is_file():  # which is written last
         with progress_bar("tokenize") as progress:
-            tokenize(folder, ids, TokenizeConfig(vectors=method.vectors), progress=progress)
+            tokenize(folder, ids, tokenized, progress=progress)
     return [f"data.path={folder}", f"data.semantic_ids={ids}"]
+
+
+def _hash(settings: Config) -> str:
+    """Of all settings, defaults included: what was made by others is not taken for it."""
+    text = json.dumps(settings.model_dump(mode="json"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -185,9 +248,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = [row for row in all_rows() if not is_measured(row)]
     if not options.table and (options.sources is None or not rows):
         parser.error("say where the data sets are and which rows to measure, or --table")
+    # Once, before hours of training: outside of a git checkout there is none.
+    commit = commit_of(CHECKOUT) if rows else ""
     for row in rows:
-        log.print(f"{row.dataset}, ties {row.ties}, {row.method}, seed {row.seed}")
-        record = measure(row, options.sources)
+        log.print(f"{row.name}, seed {row.seed}")
+        record = measure(row, options.sources, commit)
         RECORDS.mkdir(exist_ok=True)
         row.record.write_text(json.dumps(record, indent=1) + "\n")
         write_page()

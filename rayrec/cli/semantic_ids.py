@@ -201,7 +201,7 @@ def _levels_table(title: str, reports: list[Any]) -> Table:
         table.add_column(column, justify="right")
     for place, report in enumerate(reports, start=1):
         facts = report.report
-        errors = facts.get("reconstruction_error", [])
+        errors = facts.get("reconstruction_error") or []
         pure = facts.get("purity", {}).get("levels", [])
         for number, level in enumerate(facts["levels"]):
             cells = [

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from rayrec.models.tensor_batch import TensorBatch
 
@@ -62,7 +63,7 @@ class SequenceModel(nn.Module, ABC):
 
 
 def rank_by_scores(scores_BI: Tensor, k: int, excluded_BE: Tensor | None) -> Ranking:
-    """Exhaustive ranking of a score for every item."""
+    """Exhaustive ranking of a score for every item; k columns, also where there are fewer items."""
     if excluded_BE is not None:
         # Padding goes to an extra column that is cut off again.
         mask_BI = torch.zeros(
@@ -72,4 +73,8 @@ def rank_by_scores(scores_BI: Tensor, k: int, excluded_BE: Tensor | None) -> Ran
         mask_BI.scatter_(1, columns_BE, True)
         scores_BI = scores_BI.masked_fill(mask_BI[:, :-1], -torch.inf)
     scores_BK, items_BK = scores_BI.topk(min(k, scores_BI.shape[1]), dim=1)
-    return Ranking(items_BK.masked_fill(scores_BK == -torch.inf, -1), scores_BK)
+    missing = (0, k - scores_BK.shape[1])
+    return Ranking(
+        functional.pad(items_BK.masked_fill(scores_BK == -torch.inf, -1), missing, value=-1),
+        functional.pad(scores_BK, missing, value=-torch.inf),
+    )

@@ -8,7 +8,6 @@ compare            registries of one catalogue, measured alike
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 from pydantic import Field
 
 from rayrec.models.tokenizers.extend import NewItems, extend_registry
-from rayrec.models.tokenizers.fit import quantized_registry, reconstruction_errors
+from rayrec.models.tokenizers.fit import VARIANCE, quantized_registry, reconstruction_errors
 from rayrec.models.tokenizers.item_tokenizer import FILES as TOKENIZER_FILES
 from rayrec.models.tokenizers.item_tokenizer import ItemTokenizer
 from rayrec.models.tokenizers.published import published_registry
@@ -48,7 +47,7 @@ class TokenizeConfig(Config):
     quantised autoencoder, or optimised product quantisation, whose levels do not refine one another."""
     num_levels: int = Field(3, ge=1, le=8)
     codebook_size: int | None = Field(None, ge=2, le=32_768)
-    """Values a code may have; None takes 256, or fewer where the catalogue is too small to fill them."""
+    """Values a code may have; None takes 256, or fewer where too few distinct items would fill them."""
     iterations: int | None = Field(None, ge=1)
     """Rounds over the vectors (of `rq_vae`, epochs); None takes what suits the tokenizer."""
     collisions: Literal["extra_digit", "reassign", "share"] = "extra_digit"
@@ -103,7 +102,7 @@ def tokenize(
             blocks,
             ids_I,
             config.num_levels,
-            config.codebook_size or _usual_codebook_size(len(dataset.items)),
+            config.codebook_size,
             config.seed,
             config.iterations,
             {name: weights[name] for name in blocks},
@@ -177,10 +176,10 @@ def extend(
     tokenizer.save(path)
     extended.save(path)
     report = _measured(extended, dataset, categories)
-    if len(new_N) > 1:
-        codes_NL = tokenizer.quantizer.encode(vectors_ND)
+    if len(new_N):
+        codes_NL, variance = tokenizer.quantizer.encode(vectors_ND), registry.fit_report.get(VARIANCE)
         report["new_items_reconstruction_error"] = reconstruction_errors(
-            vectors_ND, codes_NL, tokenizer.quantizer
+            vectors_ND, codes_NL, tokenizer.quantizer, variance
         )
     return TokenizeReport(path, vectors.num_without_data, report)
 
@@ -265,8 +264,3 @@ def _tokenizer_of(registry: SemanticIdRegistry, folder: Path) -> ItemTokenizer:
 
 def _folder(data: str | Path, out: str | Path | None) -> Path:
     return Path(out) if out is not None else Path(data) / SEMANTIC_IDS_FOLDER
-
-
-def _usual_codebook_size(num_items: int) -> int:
-    """A power of two that leaves four items to a code on average: clusters of one leave nothing to code."""
-    return max(2, min(256, 2 ** int(math.log2(max(num_items, 8) / 4))))

@@ -70,6 +70,8 @@ def train(
     unread = sorted(set(config.sparse.tables) - {table.name for table in assembly.tables})
     if unread:
         logger.warning("the model does not read %s, which sparse.tables has settings of", ", ".join(unread))
+    for note in assembly.task.notes():
+        logger.warning("%s", note)
     _ = assembly.features  # footers are read, and operations fit, before anything starts
     if starts_cluster(config.cluster):
         get_device(config.device)  # trainers will run on this machine; elsewhere they may have what it lacks

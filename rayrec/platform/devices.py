@@ -182,6 +182,15 @@ def autocast(device: torch.device, enabled: bool) -> torch.autocast:
     return torch.autocast(device.type, getattr(torch, device_of(device).autocast_type), enabled=enabled)
 
 
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Around what is to be computed in the types that it comes in, also on a device that has no autocast."""
+    import torch
+
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
 def profile(device: torch.device) -> Any:
     """A profiler of this process and of the device's kernels, as a context; see `torch.profiler.profile`."""
     known = device_of(device)

@@ -36,6 +36,22 @@ def test_seeds_are_averaged_and_what_is_missing_is_said():
     assert text.count("Not measured yet.") == 2 * len(DATASETS) - 1
 
 
+def test_the_time_of_training_is_the_median_of_the_seeds():
+    """A machine that was busy once is no mean; records of before have no time of processors."""
+    seeds = [
+        record("hstu", seed, 0.08) | {"training_minutes": minutes}
+        for seed, minutes in enumerate((3.0, 4.0, 30.0))
+    ]
+    seeds[1]["processor_minutes"] = 6.0
+
+    lines = page([*seeds, record("tiger", 0, 0.06)]).splitlines()
+
+    (hstu,) = [line for line in lines if line.startswith(f"| {METHODS['hstu'].title} (3 seeds)")]
+    assert "| 4.0 min (6.0 of processors) |" in hstu
+    (tiger,) = [line for line in lines if line.startswith(f"| {METHODS['tiger'].title} ")]
+    assert "| 3.0 min |" in tiger
+
+
 def test_a_record_counts_while_the_recipe_is_what_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.reproduction.RECORDS", tmp_path)
     row = Row("beauty", "shuffled", "tiger")

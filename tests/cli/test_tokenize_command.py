@@ -1,5 +1,6 @@
 """`rayrec tokenize`, as a person meets it."""
 
+import dataclasses
 import json
 import shutil
 
@@ -126,6 +127,36 @@ def test_an_extension_gives_an_item_the_prefix_that_it_would_have_had(
     raw_IL = tokenizer.encode({"text": text_block(dataset)}, dataset.items.ids_I)
     for key, codes in zip(dataset.items.keys.to_pylist(), raw_IL.tolist(), strict=True):
         assert new[key][:2] == codes[:2]
+
+
+def strict(text):
+    """JSON as others read it: without Infinity and NaN."""
+    return json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
+
+
+def test_the_errors_of_new_items_are_relative_to_those_that_were_fitted(
+    data, grown, tmp_path, words_as_vectors, monkeypatch
+):
+    """They may all have one text, and no variance of their own."""
+    answer("tokenize", data, "--vectors", "text", "--out", tmp_path / "old", "--codebook-size", 4)
+    monkeypatch.setattr(
+        "rayrec.pipelines.item_blocks.text_vectors", lambda texts, _: np.ones((len(texts), 6), np.float32)
+    )
+
+    code, stdout, _ = rayrec(
+        "tokenize", grown, "--extend", tmp_path / "old", "--out", tmp_path / "new", "--json"
+    )
+
+    assert code == 0
+    errors = strict(stdout.splitlines()[-1])["new_items_reconstruction_error"]
+    assert len(errors) == 3
+    assert all(0 < error < 100 for error in errors)
+    # One of an earlier version does not say what its variance was.
+    registry = SemanticIdRegistry.load(tmp_path / "old")
+    fit_report = {key: value for key, value in registry.fit_report.items() if key != "vectors_variance"}
+    dataclasses.replace(registry, fit_report=fit_report).save(tmp_path / "old")
+    report = answer("tokenize", grown, "--extend", tmp_path / "old", "--out", tmp_path / "newer")
+    assert report["new_items_reconstruction_error"] is None
 
 
 def test_without_texts_new_items_have_no_data_and_that_is_said(data, grown, tmp_path):

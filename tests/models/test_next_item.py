@@ -125,7 +125,8 @@ def test_rank_is_the_order_of_inner_products_without_excluded_items(sampled):
 def test_no_more_items_are_ranked_than_there_are():
     ranking = rank_by_scores(torch.tensor([[1.0, 3.0, 2.0]]), k=10, excluded_BE=None)
 
-    assert ranking.items_BK.tolist() == [[1, 2, 0]]
+    assert ranking.items_BK.tolist() == [[1, 2, 0, *[-1] * 7]]
+    assert ranking.scores_BK.tolist() == [[3.0, 2.0, 1.0, *[-torch.inf] * 7]]
 
 
 def test_the_users_row_is_added_to_every_event():

@@ -74,6 +74,18 @@ def test_a_device_ranks_as_the_host(name, device):
     assert ranked.items_BK.tolist() == expected.items_BK.tolist()
 
 
+@pytest.mark.parametrize("name", ["prefix_decoder", "encoder_decoder"])
+def test_a_network_that_ranks_before_it_trains_trains_alike(name, device):
+    """As one does that is judged first: what ranking has copied to the device is training's, too."""
+    (features,) = features_of(name)
+    trained = program(name, device)
+    trained.rank(features, table_rows(features), 3, None)
+
+    losses = train(trained, name, range(STEPS))
+
+    np.testing.assert_allclose(losses, train(program(name, device), name, range(STEPS)), rtol=1e-5)
+
+
 def test_what_a_device_saved_the_host_goes_on_with_and_the_other_way_round(device):
     name = "light_decoder"
     whole = train(program(name, HOST.torch), name, range(2 * STEPS))

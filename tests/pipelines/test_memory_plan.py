@@ -107,6 +107,39 @@ def test_dense_weights_and_state_are_those_of_the_program(dataset, model):
     assert trainer.optimizer_bytes == sum(value.nbytes for value in state.values())
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_the_driver_counts_weights_that_it_does_not_hold(dataset, model):
+    settings = {"data": {"path": str(dataset.root)}, "model": MODELS[model]}
+    assembly = assemble(RunConfig.parse(settings))
+
+    network = assembly.task.network()
+
+    held = build_model(assembly.config.model, assembly.task.catalogue, 0)
+    assert all(weight.is_meta for weight in network.parameters())
+    for ours, theirs in (
+        (network.named_parameters(), held.named_parameters()),
+        (network.named_buffers(), held.named_buffers()),
+    ):
+        assert {name: (part.shape, part.dtype) for name, part in ours} == {
+            name: (part.shape, part.dtype) for name, part in theirs
+        }
+    assert dict(network.named_buffers()).keys() >= ({"codes_IL"} if assembly.task.registry else set())
+
+
+def test_what_a_folders_generation_settings_say_in_vain_is_a_note_of_the_run(dataset, tmp_path):
+    def notes(content):
+        (tmp_path / "generation_config.json").write_text(content)
+        network = {"kind": "folder", "folder": str(tmp_path)}
+        model = {"name": "causal_lm", "backbone": {"network": network}}
+        return assemble(RunConfig.parse({"data": {"path": str(dataset.root)}, "model": model})).task.notes()
+
+    (note,) = notes('{"num_beams": 4, "eos_token_id": 2}')
+    assert "generation_config.json: num_beams is ignored" in note
+    assert notes("{}") == []
+    with pytest.raises(InputError, match=r"generation_config\.json: expected an object"):
+        notes("null")
+
+
 def test_a_cache_is_part_of_a_trainer(dataset):
     without, cached = (
         plan_memory(assembly_of(dataset, sparse={"cache_rows": rows})).trainer for rows in (0, 10)

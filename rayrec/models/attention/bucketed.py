@@ -12,7 +12,6 @@ longest row, X slots of the rectangles of all buckets, one after the other.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from rayrec.models.attention.call import AttentionCall, Backend, Softmax
-from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.models.attention.jagged import JaggedLayout, length_class
 from rayrec.models.attention.masks import Causal
 from rayrec.platform.devices import device_of
 
@@ -65,7 +64,7 @@ def rows_of_buckets(lengths_B: np.ndarray) -> list[np.ndarray]:
     rows_of: dict[int, list[int]] = defaultdict(list)
     for row, length in enumerate(lengths_B.tolist()):
         if length:
-            rows_of[_length_class(length)].append(row)
+            rows_of[length_class(length, SHORT, LENGTH_RATIO)].append(row)
     return [np.array(rows) for _, rows in sorted(rows_of.items())]
 
 
@@ -93,10 +92,6 @@ def why_not(call: AttentionCall) -> str | None:
     if not (isinstance(call.mask, Causal) and call.is_self):
         return "it has no mask but that of a history that looks at its own past"
     return None if call.bias is None else "it has no bias"
-
-
-def _length_class(length: int) -> int:
-    return 0 if length <= SHORT else math.ceil(math.log(length / SHORT, LENGTH_RATIO))
 
 
 class _Spread(torch.autograd.Function):

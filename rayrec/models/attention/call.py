@@ -84,6 +84,12 @@ class AttentionCall:
             bias = replace(bias, place_HP=place_HP, time_HD=tables.pop(0) if tables else None)
         return replace(self, query_NHC=query_NHC, key_MHC=key_MHC, value_MHE=value_MHE, bias=bias)
 
+    def padded(self) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, H, T, C] queries, [B, H, S, C] keys and [B, H, S, E] values, zeros behind each row."""
+        query_BTHC, key_BSHC = self.queries.pad(self.query_NHC), self.keys.pad(self.key_MHC)
+        value_BSHE = self.keys.pad(self.value_MHE)
+        return query_BTHC.transpose(1, 2), key_BSHC.transpose(1, 2), value_BSHE.transpose(1, 2)
+
     @property
     def needs_gradients(self) -> bool:
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.inputs)

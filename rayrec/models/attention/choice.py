@@ -15,8 +15,10 @@ A class of calls is a device, a torch, a dtype and powers of two of the sizes (`
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +31,8 @@ from rayrec.models.attention.call import AttentionCall, Backend, Softmax
 from rayrec.models.attention.masks import Causal
 from rayrec.models.shape_classes import power_of_two
 from rayrec.platform.devices import device_of, hardware_name, synchronize
+
+logger = logging.getLogger(__name__)
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
@@ -94,7 +98,8 @@ class Auto:
 
 
 class Measured:
-    """The fastest when a class of calls was first met.
+    """The fastest when a class of calls was first met. One that fails meanwhile, for want of memory say, is
+    not taken for that class.
 
     Args:
         path: where choices are read from and written to; None keeps them in the process.
@@ -132,10 +137,23 @@ class Measured:
         able = [backend for backend in self._backends if backend.why_not(call) is None]
         if len(able) < 2:
             return able[0] if able else by_rule(call)
+        times: dict[str, list[float]] = {backend.name: [] for backend in able}
+        failure: RuntimeError | None = None
         # In turns, and the shortest of each: what else the machine does meets all of them alike.
-        rounds = [[seconds(backend, call, self._clock) for backend in able] for _ in range(1 + ROUNDS)]
-        shortest = [min(times) for times in zip(*rounds[1:], strict=True)]  # the first was to warm up
-        return able[shortest.index(min(shortest))]
+        for _ in range(1 + ROUNDS):
+            for backend in tuple(able):
+                try:
+                    times[backend.name].append(seconds(backend, call, self._clock))
+                except RuntimeError as error:
+                    logger.warning("attention backend %r is not taken: %s", backend.name, error)
+                    # Its frames hold what it had computed, which is memory that the others need.
+                    traceback.clear_frames(error.__traceback__)
+                    able.remove(backend)
+                    failure = error
+        if not able:
+            assert failure is not None
+            raise failure
+        return min(able, key=lambda backend: min(times[backend.name][1:]))  # the first was to warm up
 
 
 AUTO = Auto()

@@ -22,14 +22,7 @@ BLOCK = 128
 
 
 def attend(call: AttentionCall) -> Tensor:
-    query, key, value = (
-        layout.pad(x).transpose(1, 2)
-        for layout, x in (
-            (call.queries, call.query_NHC),
-            (call.keys, call.key_MHC),
-            (call.keys, call.value_MHE),
-        )
-    )
+    query, key, value = call.padded()
     blocks = call.queries.derived(("flex", call.mask, call.keys), lambda: _block_mask(call))
     out_BHTE = _flex_attention(device_of(query.device).has_own_memory)(
         query, key, value, block_mask=blocks, scale=call.scale

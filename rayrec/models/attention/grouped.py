@@ -16,7 +16,6 @@ K buckets of a bias table.
 
 from __future__ import annotations
 
-import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +33,7 @@ from torch.nn import functional
 
 from rayrec.models.attention.bias import RelativeBias, place_buckets, time_buckets
 from rayrec.models.attention.call import HIDDEN, AttentionCall, Backend, Scoring, Softmax
-from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.models.attention.jagged import JaggedLayout, length_class
 from rayrec.models.attention.masks import Spans, own_places_N, visible
 from rayrec.platform.devices import HOST, device_of
 
@@ -118,9 +117,10 @@ def cut(queries: JaggedLayout, keys: JaggedLayout, spans: Spans, num_heads: int)
     Rows without queries or without keys are in none.
     """
     rows_of: dict[tuple[int, int], list[int]] = defaultdict(list)
+    classes = partial(length_class, short=SHORT, ratio=LENGTH_RATIO)
     for row, lengths in enumerate(zip(queries.lengths_B.tolist(), keys.lengths_B.tolist(), strict=True)):
         if all(lengths):
-            rows_of[_length_class(lengths[0]), _length_class(lengths[1])].append(row)
+            rows_of[classes(lengths[0]), classes(lengths[1])].append(row)
     own_N = own_places_N(queries, keys)
     rows_of_pieces = []
     for _, rows in sorted(rows_of.items(), reverse=True):
@@ -140,10 +140,6 @@ def _piece(queries: JaggedLayout, keys: JaggedLayout, spans: Spans, own_N: Tenso
         stop_RTW = stop_RTW.masked_fill(is_padding_X.view(*token_RT.shape, 1), 0)
     blocks = list(_blocks(first_RTW, stop_RTW, padded_keys.token_RT.shape[1]))
     return Piece(padded, padded_keys, own_N[token_RT], blocks)
-
-
-def _length_class(length: int) -> int:
-    return 0 if length <= SHORT else math.ceil(math.log(length / SHORT, LENGTH_RATIO))
 
 
 def _padded(layout: JaggedLayout, rows: list[int]) -> Padded:

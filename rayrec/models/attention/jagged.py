@@ -9,6 +9,7 @@ Axes: N tokens of B rows, T the longest row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,8 +62,19 @@ class JaggedLayout:
 
     @staticmethod
     def even(num_rows: int, length: int, device: torch.device) -> JaggedLayout:
-        """Rows of one length."""
-        return JaggedLayout.from_offsets(np.arange(num_rows + 1) * length, device)
+        """Rows of one length. Made on the device: a copy from the host would be waited for."""
+        token_N = torch.arange(num_rows * length, device=device)
+        row_B, place_T = torch.arange(num_rows, device=device), torch.arange(length, device=device)
+        return JaggedLayout(
+            num_rows,
+            length if num_rows else 0,
+            row_B[:, None].expand(-1, length).flatten(),
+            place_T.expand(num_rows, -1).flatten(),
+            token_N,
+            ((row_B + 1) * length - 1).clamp(min=0),
+            np.arange(num_rows + 1) * length,
+            {"lengths": torch.full((num_rows,), length, device=device)},
+        )
 
     def repeated(self, count: int) -> JaggedLayout:
         """`count` tokens in the place of each one."""
@@ -120,3 +132,9 @@ class JaggedLayout:
     def unpad(self, x_BTD: Tensor) -> Tensor:
         """[B, T, ...] to [N, ...]; the inverse of `pad`."""
         return x_BTD.flatten(0, 1).index_select(0, self.slot_N)
+
+
+def length_class(length: int, short: int, ratio: float) -> int:
+    """Rows of one class may be padded together: all up to `short` are one, and of the others the longest is
+    at most `ratio` times the shortest."""
+    return 0 if length <= short else math.ceil(math.log(length / short, ratio))

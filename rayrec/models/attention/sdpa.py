@@ -14,14 +14,7 @@ from rayrec.models.attention.masks import Causal
 
 
 def attend(call: AttentionCall) -> Tensor:
-    query, key, value = (
-        layout.pad(x).transpose(1, 2)
-        for layout, x in (
-            (call.queries, call.query_NHC),
-            (call.keys, call.key_MHC),
-            (call.keys, call.value_MHE),
-        )
-    )
+    query, key, value = call.padded()
     if isinstance(call.mask, Causal) and call.is_self and call.bias is None:
         # Rows are padded on the right, so the causal mask alone keeps padding out of every token's sight.
         out_BHTE = functional.scaled_dot_product_attention(

@@ -81,7 +81,10 @@ class CodeTrie:
         is_there = (keys[found] == wanted) & (nodes >= 0) & (codes < num_codes)
         return torch.where(is_there, found, -1)
 
+    # What is kept is made outside of inference mode, whoever asks first: training reads it, too.
+
     @cached_property
+    @torch.inference_mode(False)
     def leaf_of_I(self) -> Tensor:
         """Leaf of each catalogue position: the inverse of `leaf_items_I`."""
         leaf_of_I = torch.empty_like(self.leaf_items_I)
@@ -89,6 +92,7 @@ class CodeTrie:
         return leaf_of_I
 
     @cached_property
+    @torch.inference_mode(False)
     def nodes_IL(self) -> Tensor:
         """[I, L] the node of each prefix of each item, by catalogue position."""
         return torch.stack(
@@ -149,6 +153,7 @@ class CodeTrie:
             tuple(num_codes),
         )
 
+    @torch.inference_mode(False)
     def to(self, device: torch.device | str) -> CodeTrie:
         """A copy on another device."""
         return CodeTrie(

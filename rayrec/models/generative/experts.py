@@ -2,10 +2,11 @@
 
     token ─► gate: softmax over the experts ─► the k most probable ─► their outputs, times these probabilities
 
-In training, experts that a token does not choose are not computed for it; an accelerator is waited for once
-in a layer, to know how many tokens each has. For few tokens without gradients, as in decoding for a request,
-all are computed, and nothing is waited for. Probabilities are not normalised again over the chosen ones: with
-one expert per token its factor would be 1 and teach the gate nothing (Switch).
+Experts that a token does not choose are not computed for it. In training an accelerator is waited for once in
+a layer, to know how many tokens each has. Without gradients, as in decoding, it is not: its tokens stand in
+blocks of one expert each, of which there are never more than is known beforehand (MegaBlocks); and for few
+tokens all experts are computed, which is less to do. Probabilities are not normalised again over the chosen
+ones: with one expert per token its factor would be 1 and teach the gate nothing (Switch).
 
 **Balance.** The loss is Switch's, E Σ_e f_e P_e with f the share of choices and P the mean probability that
 an expert got, but over the tokens of one row instead of the batch, as in DeepSeek-V3's sequence-wise term. A
@@ -17,10 +18,11 @@ rows are one target each, has none (its settings refuse it); an expert may die t
 without a loss (DeepSeek-V3) fits worse here: it is state beside weights and optimizer that every trainer
 would have to hear the others' counts for, and that snapshots do not have.
 
-Sources: Fedus et al., "Switch Transformers", JMLR 2022, arXiv:2101.03961; DeepSeek-AI, arXiv:2412.19437.
+Sources: Fedus et al., "Switch Transformers", JMLR 2022, arXiv:2101.03961; DeepSeek-AI, arXiv:2412.19437; Gale
+et al., "MegaBlocks", MLSys 2023, arXiv:2211.15841.
 
-Axes: N tokens (S sequences of Q each), M tokens of one expert, E experts, K experts of a token, D width,
-F hidden width of an expert.
+Axes: N tokens (S sequences of Q each), M = N * K choices, P tokens of one expert, E experts, K experts of a
+token, D width, F hidden width of an expert; G blocks of T tokens, X slots of all blocks.
 """
 
 from __future__ import annotations
@@ -34,9 +36,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.platform.devices import without_autocast
 
 MOST_DENSE = 1024
 """Tokens without gradients for which every expert is computed."""
+BLOCK = 128
+"""Tokens of a block: more would be more padding, and the fewer there are, the more often an expert's weights
+are read."""
+MAX_WEIGHTS = 1 << 24
+"""Numbers of one matrix of the experts of all blocks that are computed at once: 64 MiB of float32."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class Experts(nn.Module):
 
     def gates(self, x_ND: Tensor) -> Gates:
         """In float32 whatever autocast says; of equal probabilities the first expert's wins."""
-        with torch.autocast(x_ND.device.type, enabled=False):
+        with without_autocast(x_ND.device):
             probs_NE = functional.linear(x_ND.float(), self.gate_ED.float()).softmax(1)
         best_NK = probs_NE.sort(dim=1, descending=True, stable=True).indices[:, : self.per_token]
         is_chosen_NE = torch.zeros_like(probs_NE, dtype=torch.bool).scatter(1, best_NK, True)
@@ -88,8 +96,11 @@ class Experts(nn.Module):
             keys_N: for it; only while training.
         """
         gates = self.gates(x_ND)
-        if keys_N is None and len(x_ND) <= MOST_DENSE and not torch.is_grad_enabled():
-            return self._all(x_ND, gates), gates
+        if keys_N is None and not torch.is_grad_enabled():
+            if len(x_ND) <= MOST_DENSE:
+                return self._all(x_ND, gates), gates
+            if not x_ND.is_cpu or torch.compiler.is_exporting():  # the host knows how many without waiting
+                return self.in_blocks(x_ND, gates), gates
         return self._chosen(x_ND, gates, dropout, keys_N), gates
 
     def _all(self, x_ND: Tensor, gates: Gates) -> Tensor:
@@ -117,13 +128,48 @@ class Experts(nn.Module):
         if not parts:
             return torch.zeros_like(x_ND)
         place_M = order_M.argsort()  # of each choice among them
-        out_NKD = torch.cat(parts)[place_M].unflatten(0, (-1, num_chosen))
-        return (out_NKD * gates.probs_NE.gather(1, gates.best_NK)[:, :, None]).sum(1).to(x_ND.dtype)
+        return _mixed(torch.cat(parts)[place_M].unflatten(0, (-1, num_chosen)), gates, x_ND.dtype)
+
+    def in_blocks(self, x_ND: Tensor, gates: Gates) -> Tensor:
+        """Each expert for its tokens and for some padding; nobody has to know how many choose which."""
+        num_chosen, num_experts = gates.best_NK.shape[1], gates.probs_NE.shape[1]
+        expert_M, order_M = gates.best_NK.flatten().sort(stable=True)
+        counts_E = gates.is_chosen_NE.sum(0)
+        num_blocks_E = (counts_E + BLOCK - 1) // BLOCK
+        ends_E = num_blocks_E.cumsum(0)
+        # Of each choice, expert after expert: its place among those of its expert, and its slot.
+        place_M = torch.arange(len(order_M), device=x_ND.device) - (counts_E.cumsum(0) - counts_E)[expert_M]
+        slot_M = (ends_E - num_blocks_E)[expert_M] * BLOCK + place_M
+        most_blocks = len(order_M) // BLOCK + num_experts
+        # What is left of the blocks is padding, for which any token and any expert will do.
+        token_X = slot_M.new_zeros(most_blocks * BLOCK).scatter(0, slot_M, order_M // num_chosen)
+        expert_G = torch.searchsorted(ends_E, torch.arange(most_blocks, device=x_ND.device), right=True)
+        expert_G = expert_G.clamp(max=num_experts - 1)
+        size = max(1, MAX_WEIGHTS // self.up_EFD[0].numel())
+        parts = [
+            self._blocks(x_ND[token_GT], expert_G)
+            for token_GT, expert_G in zip(
+                token_X.unflatten(0, (-1, BLOCK)).split(size), expert_G.split(size), strict=True
+            )
+        ]
+        slot_NK = torch.empty_like(slot_M).scatter(0, order_M, slot_M).view_as(gates.best_NK)
+        return _mixed(torch.cat(parts).flatten(0, 1)[slot_NK], gates, x_ND.dtype)
+
+    def _blocks(self, x_GTD: Tensor, expert_G: Tensor) -> Tensor:
+        """[G, T, D] of blocks of one expert each."""
+        up_GDF, down_GFD = (weight[expert_G].transpose(1, 2) for weight in (self.up_EFD, self.down_EDF))
+        hidden_GTF = functional.gelu(torch.baddbmm(self.up_bias_EF[expert_G, None], x_GTD, up_GDF))
+        return torch.baddbmm(self.down_bias_ED[expert_G, None], hidden_GTF, down_GFD)
 
     def _experts(self) -> Iterator[tuple[Tensor, ...]]:
         """The weights of each."""
         weights = (self.up_EFD, self.up_bias_EF, self.down_EDF, self.down_bias_ED)
         return zip(*(weight.unbind() for weight in weights), strict=True)
+
+
+def _mixed(out_NKD: Tensor, gates: Gates, dtype: torch.dtype) -> Tensor:
+    """[N, D] what the chosen experts made of each token, times their probabilities."""
+    return (out_NKD * gates.probs_NE.gather(1, gates.best_NK)[:, :, None]).sum(1).to(dtype)
 
 
 def _through(

@@ -73,17 +73,16 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
             _vectors(self._trie.num_nodes(depth + 1), dim) for depth in range(self._trie.depth)
         )
         codes_IL = codes_IL.long()
+        self.register_buffer("codes_IL", codes_IL, persistent=False)
         nodes_IL = torch.stack([self._nodes(codes_IL[:, : d + 1]) for d in range(len(level_sizes))], dim=1)
         self._knows_all = known_I is None or bool((nodes_IL >= 0).all())
-        self.register_buffer("codes_IL", codes_IL, persistent=False)
         self.register_buffer("nodes_IL", nodes_IL, persistent=False)
 
     @property
     def trie(self) -> CodeTrie:
         """Of the catalogue it is trained on."""
-        device = self.own_VD[0].device
-        if self._trie.device != device:  # it is no buffer that Module.to() would move
-            self._trie = self._trie.to(device)
+        if self._trie.device != self.codes_IL.device:  # it is no buffer that Module.to() would move
+            self._trie = self._trie.to(self.codes_IL.device)
         return self._trie
 
     def prefix_vectors(self) -> list[Tensor]:

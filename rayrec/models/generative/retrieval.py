@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.platform.devices import without_autocast
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class HistoryRetrieval(nn.Module):
 
     def _scores(self, asked_R: Tensor, vectors_ED: Tensor, row_E: Tensor) -> Tensor:
         """[E] float32: query · key of each event, with the key's projection moved to the query's side."""
-        with torch.autocast(asked_R.device.type, enabled=False):
+        with without_autocast(asked_R.device):
             query_RD = functional.linear(asked_R.double(), self.query.weight.double())
             query_RD = query_RD @ self.key.weight.double()
             return (query_RD[row_E] * vectors_ED.double()).sum(1).float()
@@ -110,7 +111,7 @@ class HistoryRetrieval(nn.Module):
             vectors_RD: of the targets; no gradient goes there.
             vectors_SD: of the negatives, likewise.
         """
-        with torch.autocast(asked_R.device.type, enabled=False):
+        with without_autocast(asked_R.device):
             # The weights may be held in bfloat16.
             query_weight, key_weight = self.query.weight.float(), self.key.weight.float()
             query_RD = functional.linear(asked_R.float(), query_weight) / self.settings.q2i_temperature

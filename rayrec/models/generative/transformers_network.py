@@ -8,9 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import json
-import logging
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,8 @@ from torch import nn
 
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.generative.transformers_attention import ATTENTION, PackedRows, register
+from rayrec.models.hollow import weights_are_hollow
 from rayrec.platform.errors import InputError
-
-logger = logging.getLogger(__name__)
 
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 """Of a vocabulary that has codes alone there are none."""
@@ -71,7 +68,8 @@ def network_from_settings(settings: Mapping[str, Any], num_codes: int, num_posit
 def network_from_folder(folder: str | Path, num_codes: int, num_positions: int) -> tuple[nn.Module, int]:
     """(A saved network with new tokens for the codes behind its vocabulary, the first of these).
 
-    Weights are float32, as training needs them. The folder's `generation_config.json` has no say.
+    Weights are float32, as training needs them; where they are to be hollow (`rayrec.models.hollow`), the
+    folder's are not read. Its `generation_config.json` has no say, see `ignored_generation_settings`.
 
     Raises:
         InputError: as `network_from_settings`; or there is no such folder. A name of a hub is none: nothing
@@ -83,18 +81,22 @@ def network_from_folder(folder: str | Path, num_codes: int, num_positions: int) 
             f"model.backbone.network.folder: {folder} is no folder with a config.json of transformers; "
             "nothing is downloaded from a hub: save the model to a folder first"
         )
-    _tell_of_generation_settings(Path(folder).resolve())
+    _ = ignored_generation_settings(folder)  # or it refuses the file, by its name
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         _without_dropout(config)
-        network: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            attn_implementation=ATTENTION,
-            dtype=torch.float32,
-            local_files_only=True,
-            use_safetensors=True,  # a pickle could run code
-        )
+        as_ours = {"attn_implementation": ATTENTION, "dtype": torch.float32}
+        network: Any
+        if weights_are_hollow():
+            network = transformers.AutoModelForCausalLM.from_config(config, **as_ours)
+        else:
+            network = transformers.AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                local_files_only=True,
+                use_safetensors=True,  # a pickle could run code
+                **as_ours,
+            )
     except Exception as error:
         raise InputError(
             f"model.backbone.network.folder: transformers {transformers.__version__} cannot load a causal "
@@ -130,22 +132,31 @@ def _without_dropout(config: Any) -> None:
             setattr(config, name, 0.0)
 
 
-@cache  # said once for a folder: the plan of a run and its trainer both load it
-def _tell_of_generation_settings(folder: Path) -> None:
-    path = folder / "generation_config.json"
+def ignored_generation_settings(folder: str | Path) -> str | None:
+    """A sentence on what a folder's `generation_config.json` sets in vain; None if that is nothing.
+
+    Raises:
+        InputError: the file cannot be read, or is no object of JSON.
+    """
+    path = Path(folder) / "generation_config.json"
     if not path.is_file():
-        return
-    ignored = sorted(
-        name
-        for name in json.loads(path.read_text())
-        if not name.startswith("_") and name not in WITHOUT_EFFECT
-    )
-    if ignored:
-        logger.warning(
-            "%s: %s ignored; how items are decoded follows from the settings of the run alone",
-            path,
-            ", ".join(ignored) + (" is" if len(ignored) == 1 else " are"),
+        return None
+    try:
+        settings = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as JSON: {error}; mend it, or remove it") from error
+    if not isinstance(settings, dict):
+        raise InputError(
+            f"{path}: expected an object of settings, got {json.dumps(settings)[:40]}; mend it, or remove it"
         )
+    ignored = sorted(name for name in settings if not name.startswith("_") and name not in WITHOUT_EFFECT)
+    if not ignored:
+        return None
+    verb = "is" if len(ignored) == 1 else "are"
+    return (
+        f"{path}: {', '.join(ignored)} {verb} ignored; how items are decoded follows from the settings of "
+        "the run alone"
+    )
 
 
 def _checked(network: Any, num_positions: int, source: str) -> nn.Module:

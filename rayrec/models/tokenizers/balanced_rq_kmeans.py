@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from rayrec.models.tokenizers.kmeans import chunks, cluster_sums, nearest_centroids
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
@@ -49,9 +50,9 @@ class BalancedResidualKMeans(ResidualKMeans):
         super().__init__(num_levels, codebook_size, seed, num_iterations)
         self._prices: list[Tensor] = []
 
-    def fit(self, vectors_ID: Tensor) -> Self:
+    def fit(self, vectors_ID: Tensor, may_leave_unused: bool = False) -> Self:
         self._prices = []
-        return super().fit(vectors_ID)
+        return super().fit(vectors_ID, may_leave_unused)
 
     def arrays(self) -> dict[str, NDArray[np.float32]]:
         return super().arrays() | {"prices_LK": torch.stack(self._prices).cpu().numpy()}
@@ -75,7 +76,7 @@ class BalancedResidualKMeans(ResidualKMeans):
                 prices_K = _evened(some_ID, centroids_KD, prices_K, softness)
             centroids_KD = _moved(some_ID, centroids_KD, prices_K)
         prices_K = _most_even(points_ID, centroids_KD, prices_K, unit)
-        self._prices.append(prices_K)
+        self._prices.append(functional.pad(prices_K, (0, self.codebook_size - len(prices_K))))
         return centroids_KD, nearest_centroids(points_ID, centroids_KD, prices_K)[0]
 
     def _penalties_K(self, level: int) -> Tensor | None:

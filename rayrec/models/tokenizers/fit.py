@@ -18,6 +18,9 @@ from rayrec.models.tokenizers.quantizer import Quantizer
 from rayrec.models.tokenizers.registry import SemanticIdRegistry, smallest_code_dtype
 from rayrec.models.tokenizers.report import collision_counts
 
+VARIANCE = "vectors_variance"
+"""Key of a registry's fit report: what errors of items that come later are relative to."""
+
 
 def fit_registry(
     vectors_ID: NDArray[np.floating] | Tensor,
@@ -91,6 +94,7 @@ def quantized_registry(
     raw = raw_codes_IL.cpu().numpy()
     evidence = Evidence(quantizer.codebook_size, last_level_distances, popularity_I)
     codes_IL = policy.resolve(raw, evidence)
+    variance = vectors_variance(vectors_ID)
     level_sizes = (quantizer.codebook_size,) * quantizer.num_levels
     if policy.digit != "none":
         level_sizes += (int(codes_IL[:, -1].max()) + 1,)
@@ -105,20 +109,33 @@ def quantized_registry(
         codebooks_CKD=quantizer.codebooks_LKD.cpu().numpy(),
         fit_report={
             "collisions": collision_counts(raw),
-            "reconstruction_error": reconstruction_errors(vectors_ID, raw_codes_IL, quantizer),
+            "reconstruction_error": reconstruction_errors(vectors_ID, raw_codes_IL, quantizer, variance),
+            VARIANCE: variance,
         },
         uniform_digit=policy.digit == "uniform",
         tokenizer_version=tokenizer_version,
     )
 
 
-def reconstruction_errors(vectors_ID: Tensor, codes_IL: Tensor, quantizer: Quantizer) -> list[float]:
-    """Squared error of the first level, the first two, ... relative to the vectors' variance."""
-    spread = (vectors_ID - vectors_ID.mean(dim=0)).square().sum()
+def vectors_variance(vectors_ID: Tensor) -> float:
+    """Mean squared distance from the mean."""
+    return float((vectors_ID - vectors_ID.mean(dim=0)).square().sum(dim=1).mean())
+
+
+def reconstruction_errors(
+    vectors_ID: Tensor, codes_IL: Tensor, quantizer: Quantizer, variance: float | None
+) -> list[float] | None:
+    """Mean squared error of the first level, the first two, ... relative to a variance; None without one.
+
+    Args:
+        variance: of the vectors that the quantiser was fitted on. A few others may have none of their own.
+    """
+    if not variance:
+        return None
     errors = []
     for depth in range(1, codes_IL.shape[1] + 1):
         difference_ID = vectors_ID - quantizer.decode(codes_IL[:, :depth])
-        errors.append(float(difference_ID.square().sum() / spread))
+        errors.append(float(difference_ID.square().sum(dim=1).mean()) / variance)
     return errors
 
 

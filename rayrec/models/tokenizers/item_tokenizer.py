@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.models.tokenizers.balanced_rq_kmeans import BalancedResidualKMeans
+from rayrec.models.tokenizers.kmeans import checked_vectors, usual_codebook_size
 from rayrec.models.tokenizers.opq import OptimizedProductQuantizer
 from rayrec.models.tokenizers.quantizer import Quantizer
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
@@ -57,13 +58,13 @@ class ItemTokenizer:
         blocks: Mapping[str, FloatArray],
         item_ids_I: NDArray[np.int64],
         num_levels: int,
-        codebook_size: int,
+        codebook_size: int | None,
         seed: int = 0,
         num_iterations: int | None = None,
         weights: Mapping[str, float] | None = None,
         num_components: int = 64,
     ) -> ItemTokenizer:
-        """Fit the preparation, then the quantiser of this name.
+        """Fit the preparation, then the quantiser of this name; see `fitted_quantizer`.
 
         Raises:
             ValueError: unknown name, blocks that cannot be combined, vectors that cannot be quantised.
@@ -143,16 +144,23 @@ def fitted_quantizer(
     name: str,
     vectors_ID: Tensor,
     num_levels: int,
-    codebook_size: int,
+    codebook_size: int | None,
     seed: int = 0,
     num_iterations: int | None = None,
 ) -> Quantizer:
     """The quantiser of this name in `TOKENIZERS`, fitted; runs on the device of the vectors.
 
+    Args:
+        codebook_size: None takes what the distinct vectors fill; later levels may then leave codes unused.
+
     Raises:
         ValueError: unknown name, or vectors that cannot be quantised.
     """
-    return _class_named(name)(num_levels, codebook_size, seed, num_iterations).fit(vectors_ID)
+    quantizer = _class_named(name)
+    if codebook_size is None:
+        size = usual_codebook_size(checked_vectors(vectors_ID))
+        return quantizer(num_levels, size, seed, num_iterations).fit(vectors_ID, may_leave_unused=True)
+    return quantizer(num_levels, codebook_size, seed, num_iterations).fit(vectors_ID)
 
 
 def _class_named(name: str) -> type[Quantizer]:

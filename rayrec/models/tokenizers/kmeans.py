@@ -10,16 +10,35 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 # Elements of the largest intermediate, a [P, K] block of distances: 16 MiB of float32.
 _CHUNK_ELEMENTS = 1 << 22
+_FAR = 1e15
+"""Coordinate of a centroid that nothing is near to; sums of its squares fit into float32."""
+_VECTORS_PER_CODE = 4
 
 
-def starting_centroids(points_ID: Tensor, size: int, generator: torch.Generator, what: str) -> Tensor:
+def usual_codebook_size(vectors_ID: Tensor) -> int:
+    """A power of two, at most 256, that leaves four distinct vectors to a code on average: clusters of one
+    leave nothing to code."""
+    num_distinct = len(vectors_ID.unique(dim=0))
+    return max(2, min(256, 2 ** int(math.log2(max(num_distinct, 8) / _VECTORS_PER_CODE))))
+
+
+def with_unused(centroids_KD: Tensor, size: int) -> Tensor:
+    """As many centroids as `size`: those behind the given ones are near to nothing."""
+    return functional.pad(centroids_KD, (0, 0, 0, size - len(centroids_KD)), value=_FAR)
+
+
+def starting_centroids(
+    points_ID: Tensor, size: int, generator: torch.Generator, what: str, may_be_fewer: bool = False
+) -> Tensor:
     """[K, D] greedy k-means++: of a few points drawn by squared distance, keep the one that helps most.
 
     Args:
         what: The points are, for the error.
+        may_be_fewer: Have no more centroids than there are distinct points, instead of raising.
 
     Raises:
         ValueError: fewer distinct points than `size`.
@@ -34,6 +53,8 @@ def starting_centroids(points_ID: Tensor, size: int, generator: torch.Generator,
         # The running sum is taken on the CPU in double: on a GPU its order of additions may vary.
         mass_I = squares_I.cpu().double().cumsum(0)
         if float(mass_I[-1]) <= 0.0:
+            if may_be_fewer:
+                break
             raise ValueError(_too_few(size, len(chosen), len(points_ID), what))
         draws_T = torch.rand(num_trials, generator=generator, dtype=torch.float64) * mass_I[-1]
         # A draw equal to the total would fall behind the last point.

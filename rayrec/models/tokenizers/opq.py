@@ -27,6 +27,7 @@ from rayrec.models.tokenizers.kmeans import (
     nearest_centroids,
     squared_distances,
     starting_centroids,
+    with_unused,
 )
 
 
@@ -68,7 +69,7 @@ class OptimizedProductQuantizer:
             f"seed {self.seed}, {self.num_iterations} iterations"
         )
 
-    def fit(self, vectors_ID: Tensor) -> Self:
+    def fit(self, vectors_ID: Tensor, may_leave_unused: bool = False) -> Self:
         """Learn rotation and codebooks.
 
         Raises:
@@ -89,7 +90,8 @@ class OptimizedProductQuantizer:
         codebooks = []
         for level, part_IW in enumerate(rotated_ID.chunk(self.num_levels, dim=1)):
             what = "item vectors" if self.num_levels == 1 else f"parts of vectors in subspace {level}"
-            codebooks.append(starting_centroids(part_IW, self.codebook_size, generator, what))
+            may_be_fewer = may_leave_unused and self.num_levels > 1
+            codebooks.append(starting_centroids(part_IW, self.codebook_size, generator, what, may_be_fewer))
         for _ in range(self.num_iterations):
             parts = rotated_ID.chunk(self.num_levels, dim=1)
             codebooks = [
@@ -107,7 +109,10 @@ class OptimizedProductQuantizer:
             rotated_ID = centred_ID @ rotation_DD
         parts = rotated_ID.chunk(self.num_levels, dim=1)
         self._codebooks_LKW = torch.stack(
-            [lloyd(p, book, 1) for p, book in zip(parts, codebooks, strict=True)]
+            [
+                with_unused(lloyd(p, book, 1), self.codebook_size)
+                for p, book in zip(parts, codebooks, strict=True)
+            ]
         )
         self._rotation_DD = rotation_DD
         return self

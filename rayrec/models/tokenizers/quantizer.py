@@ -35,8 +35,12 @@ class Quantizer(Protocol):
     def description(self) -> str:
         """How the codes are made, for people."""
 
-    def fit(self, vectors_ID: Tensor) -> Self:
+    def fit(self, vectors_ID: Tensor, may_leave_unused: bool = False) -> Self:
         """Learn from [I, D] vectors.
+
+        Args:
+            may_leave_unused: where the levels before leave fewer distinct residuals than codes, or parts of
+                vectors have fewer distinct values, let codes be unused instead of raising.
 
         Raises:
             ValueError: a vector holds NaN or infinity, or there are fewer distinct vectors than codes.

@@ -27,6 +27,7 @@ from rayrec.models.tokenizers.kmeans import (
     nearest_centroids,
     squared_distances,
     starting_centroids,
+    with_unused,
 )
 
 
@@ -74,7 +75,7 @@ class ResidualKMeans:
             f"at most {self.num_iterations} iterations"
         )
 
-    def fit(self, vectors_ID: Tensor) -> Self:
+    def fit(self, vectors_ID: Tensor, may_leave_unused: bool = False) -> Self:
         """Learn the codebooks of all levels.
 
         Raises:
@@ -86,10 +87,12 @@ class ResidualKMeans:
         codebooks = []
         for level in range(self.num_levels):
             what = "item vectors" if level == 0 else f"residuals left for level {level}"
-            centroids_KD = starting_centroids(residuals_ID, self.codebook_size, generator, what)
+            centroids_KD = starting_centroids(
+                residuals_ID, self.codebook_size, generator, what, may_leave_unused and level > 0
+            )
             centroids_KD, codes_I = self._clustered(residuals_ID, centroids_KD)
             residuals_ID -= centroids_KD[codes_I]
-            codebooks.append(centroids_KD)
+            codebooks.append(with_unused(centroids_KD, self.codebook_size))
         self._codebooks_LKD = torch.stack(codebooks)
         return self
 

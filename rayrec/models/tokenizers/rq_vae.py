@@ -35,6 +35,7 @@ from rayrec.models.tokenizers.kmeans import (
     nearest_centroids,
     squared_distances,
     starting_centroids,
+    with_unused,
 )
 from rayrec.models.tokenizers.rq_kmeans import sum_of_centroids
 
@@ -94,7 +95,7 @@ class RqVae:
             f"{self.num_iterations} epochs"
         )
 
-    def fit(self, vectors_ID: Tensor) -> Self:
+    def fit(self, vectors_ID: Tensor, may_leave_unused: bool = False) -> Self:
         """Train on the device of the vectors.
 
         Raises:
@@ -110,7 +111,7 @@ class RqVae:
         if self.settings.standardise:
             network.standardise(vectors_ID)
         if self.settings.start_at_items:
-            network.start_at_items(vectors_ID, generator)
+            network.start_at_items(vectors_ID, generator, may_leave_unused)
         self._train(network, vectors_ID, generator)
         self._network = network.eval().requires_grad_(False)
         return self
@@ -229,13 +230,13 @@ class _Network(nn.Module):
         self.scale.copy_((vectors_ID - self.mean_D).square().mean().sqrt())
 
     @torch.no_grad()
-    def start_at_items(self, vectors_ID: Tensor, generator: torch.Generator) -> None:
+    def start_at_items(self, vectors_ID: Tensor, generator: torch.Generator, may_leave_unused: bool) -> None:
         residuals_IZ = self.latents(vectors_ID)
         num_codes = self.codebooks_LKZ.shape[1]
         for level, centroids_KZ in enumerate(self.codebooks_LKZ):
             what = "item vectors" if level == 0 else f"residuals left for level {level}"
-            start_KZ = starting_centroids(residuals_IZ, num_codes, generator, what)
-            centroids_KZ.copy_(lloyd(residuals_IZ, start_KZ, 10))
+            start_KZ = starting_centroids(residuals_IZ, num_codes, generator, what, may_leave_unused)
+            centroids_KZ.copy_(with_unused(lloyd(residuals_IZ, start_KZ, 10), num_codes))
             residuals_IZ = residuals_IZ - centroids_KZ[nearest_centroids(residuals_IZ, centroids_KZ)[0]]
 
     @torch.no_grad()

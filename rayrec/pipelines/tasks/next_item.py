@@ -7,13 +7,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from ray.actor import ActorHandle
 from torch import nn
 
 from rayrec.models.build import Catalogue, build_model
-from rayrec.models.config import AnyModelConfig, NextItemConfig, history_length
+from rayrec.models.config import AnyModelConfig, CausalLmConfig, NextItemConfig, history_length
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.generative.transformers_network import ignored_generation_settings
+from rayrec.models.hollow import HollowWeights
 from rayrec.models.sequence_program import SequenceProgramSpec
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.config import RunConfig
@@ -30,7 +31,6 @@ from rayrec.pipelines.instructions import check_labels, evaluation_instruction
 from rayrec.pipelines.ranking_metrics import LIST_LENGTH, summarise, target_places
 from rayrec.pipelines.tasks.task import Task
 from rayrec.pipelines.validation import answers
-from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Part
 from rayrec.samples.batches import Int64Array, SampleBatch
@@ -158,10 +158,16 @@ class NextItemTask(Task):
         return num_tokens
 
     def network(self) -> nn.Module:
-        # An item matrix may be what does not fit into memory. The generative model reads the items' codes
-        # while it is built, and has no part that grows with the catalogue but these.
-        with torch.device("meta" if isinstance(self.model, NextItemConfig) else HOST.kind):
+        # An item matrix, vectors of prefixes or a language model may be what does not fit into memory. The
+        # items' codes, from which other sizes follow, are there, and the tree of them while it is built.
+        with HollowWeights():
             return build_model(self.model, self.catalogue, self.config.seed)
+
+    def notes(self) -> list[str]:
+        if not isinstance(self.model, CausalLmConfig) or self.model.backbone.network.kind != "folder":
+            return []
+        note = ignored_generation_settings(self.model.backbone.network.folder)
+        return [] if note is None else [note]
 
     @property
     def catalogue_bytes(self) -> int:

@@ -115,6 +115,15 @@ class Task(ABC):
     def network(self) -> nn.Module:
         """As trainers will build it, if possible without memory for its weights."""
 
+    def notes(self) -> list[str]:
+        """Sentences for a run's log on what of its settings has no effect. For the driver, which says them
+        once.
+
+        Raises:
+            InputError: a file that would say so cannot be read.
+        """
+        return []
+
     @property
     def catalogue_bytes(self) -> int:
         """Rows of all items that every trainer holds while it ranks."""

@@ -195,6 +195,33 @@ def test_grouped_computes_in_float32_what_comes_in_bfloat16():
         torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("backend", "scoring"),
+    [
+        (REFERENCE, Softmax()),
+        (REFERENCE, Silu(20.0)),
+        (sdpa.BACKEND, Softmax()),
+        (grouped.BACKEND, Softmax()),
+        (grouped.BACKEND, Silu(20.0)),
+    ],
+)
+@pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
+def test_what_comes_in_bfloat16_may_have_bias_tables_in_float32(autocast, backend, scoring):
+    """As under autocast, where tables are weights and the rest comes of matrix products."""
+    call = make_call(CASES["targets"], scoring, biased=True, dtype=torch.bfloat16)
+    tables = [table.detach().float().requires_grad_() for table in call.bias.tables]
+    call = call.with_inputs([*call.inputs[:3], *tables])
+    assert backend.why_not(call) is None
+    exact = call.with_inputs([tensor.detach().double().requires_grad_() for tensor in call.inputs])
+
+    with torch.autocast("cpu", enabled=autocast):
+        assert backend.attend(call).dtype == torch.bfloat16
+        found = results(backend, call)
+
+    for ours, theirs in zip(found, results(REFERENCE, exact), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=5e-2, atol=5e-2)
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("case", CASES)
 def test_flex_equals_the_reference_forward(case):

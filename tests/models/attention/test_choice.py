@@ -96,6 +96,35 @@ def test_the_fastest_is_measured_once_for_a_class_of_calls():
     assert len(clock.calls) > num_runs
 
 
+def failing(name, error, clock, works=0):
+    """Raises after it has worked so many times."""
+
+    def attend(call):
+        if clock.calls.count(name) == works:
+            raise error
+        return backend(name, 0.1, clock).attend(call)
+
+    return Backend(name, lambda call: None, attend)
+
+
+@pytest.mark.parametrize("works", [0, 2], ids=["at once", "in a later round"])
+def test_a_backend_that_runs_out_of_memory_while_it_is_measured_is_not_taken(works, caplog):
+    clock = Clock()
+    full = torch.OutOfMemoryError("tried to allocate 64 GiB")
+    backends = [failing("sdpa", full, clock, works), backend("grouped", 2.0, clock)]
+
+    assert Measured(backends=backends, clock=clock)(call_of(5, 2)).name == "grouped"
+    assert "'sdpa' is not taken: tried to allocate 64 GiB" in caplog.text
+
+
+def test_where_every_backend_fails_the_last_ones_error_is_raised():
+    clock = Clock()
+    backends = [failing(name, RuntimeError(name), clock) for name in ("sdpa", "grouped")]
+
+    with pytest.raises(RuntimeError, match="grouped"):
+        Measured(backends=backends, clock=clock)(call_of(5, 2))
+
+
 def test_measuring_leaves_no_gradients_behind():
     call = call_of(5, 2)
 

@@ -55,3 +55,14 @@ def test_the_last_of_a_row_without_tokens_is_zero(lengths):
     for row, length in enumerate(lengths):
         end += length
         assert torch.equal(last_BD[row], x_ND[end - 1] if length else torch.zeros(3))
+
+
+@given(st.integers(0, 4), st.integers(0, 4))
+def test_rows_of_one_length_are_a_layout_like_others(num_rows, length):
+    even, expected = JaggedLayout.even(num_rows, length, CPU), layout([length] * num_rows)
+
+    assert (even.num_rows, even.longest) == (expected.num_rows, expected.longest)
+    assert even.offsets_B1.tolist() == expected.offsets_B1.tolist()
+    for name in ("row_N", "place_N", "slot_N", "last_B"):
+        assert torch.equal(getattr(even, name), getattr(expected, name))
+    assert torch.equal(even.lengths_on_device_B(), expected.lengths_on_device_B())

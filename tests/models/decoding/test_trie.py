@@ -92,3 +92,14 @@ def test_a_node_that_is_none_has_no_children():
     assert is_child.tolist() == [[[False] * 3, [True, False, False], [True] * 3]]
     assert children[0, 2].tolist() == [0, 1, 2]
     assert children[0, 1, 0].item() == 3
+
+
+def test_what_is_made_while_ranking_may_be_trained_with():
+    """Whoever asks first may do so in inference mode, whose tensors no gradient may need."""
+    trie = CodeTrie.from_codes(np.array([[2, 0], [0, 1]]))
+
+    with torch.inference_mode():
+        made = [*vars(trie.to("meta")).values(), trie.leaf_of_I, trie.nodes_IL]
+
+    tensors = [part for whole in made for part in (whole if isinstance(whole, tuple) else [whole])]
+    assert not [part for part in tensors if torch.is_tensor(part) and part.is_inference()]

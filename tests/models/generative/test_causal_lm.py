@@ -15,6 +15,8 @@ from rayrec.models.config import CausalLmConfig
 from rayrec.models.decoding.beam import beam_search
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.generative.transformers_network import ignored_generation_settings
+from rayrec.models.hollow import HollowWeights
 from rayrec.models.sequence_program import SequenceProgram
 from rayrec.platform.errors import InputError
 from rayrec.platform.schedule import RateSchedule
@@ -272,22 +274,59 @@ def test_codes_follow_the_words_of_a_saved_network(tmp_path):
     torch.testing.assert_close(logits_K, own_K, rtol=1e-5, atol=1e-5)
 
 
-def test_generation_settings_of_a_folder_are_ignored_and_that_is_said_once(tmp_path, caplog):
+def test_generation_settings_of_a_folder_are_ignored(tmp_path, caplog):
     quiet, loud = (tmp_path / name for name in ("quiet", "loud"))
     expected = recommender(saved(quiet)).rank(ranking_batch(), 4, None)
     network = saved(loud, num_beams=1, temperature=0.1, forced_eos_token_id=2)
     (quiet / "model.safetensors").rename(loud / "model.safetensors")
 
     with caplog.at_level(logging.WARNING, logger="rayrec"):
-        rankings = [recommender(network).rank(ranking_batch(), 4, None) for _ in range(2)]
+        ranking = recommender(network).rank(ranking_batch(), 4, None)
 
-    (message,) = [
-        record.getMessage() for record in caplog.records if "generation_config" in record.getMessage()
-    ]
-    assert "forced_eos_token_id, num_beams, temperature are ignored" in message
-    for ranking in rankings:
-        assert torch.equal(ranking.items_BK, expected.items_BK)
-        assert torch.equal(ranking.scores_BK, expected.scores_BK)
+    # Every process that builds the network would say so: it is the driver's to say.
+    assert not [record for record in caplog.records if "generation_config" in record.getMessage()]
+    assert "forced_eos_token_id, num_beams, temperature are ignored" in ignored_generation_settings(loud)
+    assert ignored_generation_settings(quiet) is None
+    assert torch.equal(ranking.items_BK, expected.items_BK)
+    assert torch.equal(ranking.scores_BK, expected.scores_BK)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{not json", "cannot be read as JSON"),
+        ("null", "an object of settings, got null"),
+        ("[]", r"an object of settings, got \[\]"),
+        ('"beams"', 'got "beams"'),
+    ],
+)
+def test_generation_settings_that_are_no_object_are_refused_by_the_name_of_their_file(
+    content, message, tmp_path
+):
+    network = saved(tmp_path)
+    (tmp_path / "generation_config.json").write_text(content)
+
+    with pytest.raises(InputError, match=rf"{tmp_path}/generation_config.json: .*{message}"):
+        recommender(network)
+
+
+@pytest.mark.parametrize("kind", ["saved", *NETWORKS])
+def test_a_network_is_counted_without_its_weights(kind, tmp_path):
+    network = saved(tmp_path) if kind == "saved" else NETWORKS[kind]
+    expected = recommender(network)
+    for file in tmp_path.glob("*.safetensors"):
+        file.unlink()  # nobody reads it
+
+    config = CausalLmConfig.parse(
+        {"name": "causal_lm", "backbone": {"max_length": 6, "network": network}, "beam_width": NUM_ITEMS}
+    )
+    with HollowWeights():
+        hollow = build_model(config, CATALOGUE, 0)
+
+    shapes = {name: weight.shape for name, weight in hollow.named_parameters()}
+    assert shapes == {name: weight.shape for name, weight in expected.named_parameters()}
+    # Norms are made of ones, which are few.
+    assert all(weight.is_meta for weight in hollow.parameters() if weight.ndim > 1)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rayrec.models.generative.experts import Experts, ExpertSettings, Gates, balance_losses
+from rayrec.models.generative import experts as experts_module
+from rayrec.models.generative.experts import MOST_DENSE, Experts, ExpertSettings, Gates, balance_losses
 from rayrec.models.keyed_random import KeyedDropout
 from tests.models.networks import layout
 
@@ -137,6 +138,42 @@ def test_few_tokens_without_gradients_go_through_all_experts_and_wait_for_nothin
 
     torch.testing.assert_close(y_ND, expected_ND, atol=1e-5, rtol=1e-5)
     assert waits.operations == []
+
+
+@pytest.mark.parametrize("num_tokens", [1, 127, 700])
+@pytest.mark.parametrize("per_token", [1, 2])
+def test_blocks_of_one_expert_each_give_what_its_tokens_give(per_token, num_tokens, monkeypatch):
+    monkeypatch.setattr(experts_module, "MAX_WEIGHTS", 3 * DIM * HIDDEN)  # several passes
+    mixture, x_ND = experts(per_token), torch.randn(num_tokens, DIM)
+    expected_ND, gates = mixture(x_ND, NO_DROPOUT)
+
+    with Waits() as waits:
+        y_ND = mixture.in_blocks(x_ND, gates)
+
+    torch.testing.assert_close(y_ND, expected_ND, atol=1e-5, rtol=1e-5)
+    assert waits.operations == []
+
+
+def test_blocks_do_not_mind_experts_that_nobody_or_everybody_chooses():
+    mixture = experts(1)
+    with torch.no_grad():
+        mixture.gate_ED.zero_()
+        mixture.up_EFD[1:] = torch.nan
+    x_ND = torch.randn(300, DIM)
+    expected_ND, gates = mixture(x_ND, NO_DROPOUT)
+
+    torch.testing.assert_close(mixture.in_blocks(x_ND, gates), expected_ND, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_tokens", [20, MOST_DENSE + 1])
+def test_an_accelerator_is_not_waited_for_without_gradients(num_tokens):
+    """A tensor of this device has no values: whoever asks for one fails."""
+    mixture = experts(2).to("meta")
+
+    with torch.no_grad():
+        y_ND, _ = mixture(torch.empty(num_tokens, DIM, device="meta"), NO_DROPOUT)
+
+    assert y_ND.shape == (num_tokens, DIM)
 
 
 def test_dropout_of_hidden_values_is_that_of_the_token():

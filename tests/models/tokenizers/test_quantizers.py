@@ -100,6 +100,23 @@ def test_vectors_that_cannot_be_told_apart_are_refused(name):
 
 
 @ALL
+@pytest.mark.parametrize(("num_distinct", "codebook_size"), [(40, 8), (10, 2), (2, 2)])
+def test_without_a_codebook_size_distinct_vectors_decide(name, num_distinct, codebook_size):
+    """Items that repeat share codes; where too little is left of their vectors, codes are unused."""
+    kinds_ID = item_like_vectors(num_items=num_distinct, dim=6)
+    kind_I = torch.arange(500) % num_distinct
+
+    quantizer = fitted(name, kinds_ID[kind_I], codebook_size=None)
+
+    codes_IL = quantizer.encode(kinds_ID[kind_I])
+    assert quantizer.codebooks_LKD.shape[:2] == (3, codebook_size)
+    assert quantizer.codebooks_LKD.isfinite().all()
+    assert torch.equal(codes_IL, codes_IL[:num_distinct][kind_I])
+    assert len(codes_IL[:, 0].unique()) == codebook_size
+    assert quantizer.decode(codes_IL).abs().max() < 10
+
+
+@ALL
 def test_nothing_is_encoded_before_it_is_fitted(name):
     quantizer = TOKENIZERS[name](2, 4, 0)
     with pytest.raises(ValueError, match="no codebooks yet"):

@@ -222,6 +222,7 @@ def test_first_level_error_is_the_worked_number():
     # Two pairs at distance 1 around -10 and 10: variance 4 * 100.25, error 4 * 0.25.
     vectors_ID = np.array([[-10.5], [-9.5], [9.5], [10.5]])
     _, report = fit_registry(vectors_ID, np.arange(4), "f00d", num_levels=1, codebook_size=2)
+    assert report["vectors_variance"] == pytest.approx(100.25)
     assert report["reconstruction_error"] == [pytest.approx(0.25 / 100.25)]
     assert report["collisions"] == {"items": 4, "groups": 2, "largest_group": 2}
     assert report["levels"][0]["perplexity"] == pytest.approx(2.0)

@@ -1,0 +1,129 @@
+"""Rows of QUALITY.md on a tiny log: what is made, kept, recorded and refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks import quality_page, reproduction
+from benchmarks.quality_page import DATASETS, METHODS, METRICS, DataSet, Method
+from benchmarks.reproduction import Cap, OverCapError, Row, commit_of, is_measured, main, measure
+from rayrec.models.tokenizers.registry import SemanticIdRegistry
+from rayrec.pipelines.evaluate_recommender import MODEL
+from tests.data import random_events, write_source
+from tests.runs import MODELS
+
+ROW = Row("tiny", "shuffled", "tiny")
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch) -> Path:
+    """A log, a recipe of one epoch, and places for records, page and what is kept."""
+    write_source(tmp_path / "sources" / "log", random_events(40, 30))
+    settings = {
+        "data": {"path": "data"},
+        "model": MODELS["prefix"],
+        "training": {"epochs": 1, "batch_size": 16},
+        "pipeline": {"trainer_threads": 1},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings))
+    few = {"allow": ["short-users", "cold-items"]}
+    monkeypatch.setitem(DATASETS, "tiny", DataSet("A tiny log", "log", few))
+    monkeypatch.setitem(METHODS, "tiny", Method("tiny", str(tmp_path / "recipe"), "interactions"))
+    monkeypatch.setattr(reproduction, "KEPT", tmp_path / "kept")
+    for module in (reproduction, quality_page):
+        monkeypatch.setattr(module, "RECORDS", tmp_path / "records")
+    monkeypatch.setattr(quality_page, "PAGE", tmp_path / "QUALITY.md")
+    return tmp_path / "sources"
+
+
+@pytest.mark.ray
+def test_a_row_is_made_recorded_and_on_the_page(ray_cluster, sources, tmp_path):
+    assert not is_measured(ROW)
+
+    main([str(sources), ROW.name])
+
+    record = json.loads(ROW.record.read_text())
+    assert (record["dataset"], record["ties"], record["method"], record["seed"]) == (*ROW.name.split("/"), 0)
+    assert set(METRICS) <= set(record["results"][MODEL])
+    assert record["num_users"] == 40
+    assert record["epochs"] == 1
+    assert record["num_parameters"] > 0
+    assert record["training_minutes"] > 0
+    assert 0 < record["processor_minutes"] < 60
+    assert record["made_of"]["commit"] == commit_of(reproduction.CHECKOUT)
+    assert is_measured(ROW)
+    (line,) = [
+        line for line in (tmp_path / "QUALITY.md").read_text().splitlines() if line.startswith("| tiny ")
+    ]
+    assert "of processors)" in line
+
+
+@pytest.mark.ray
+def test_a_row_that_trains_too_long_fails_with_its_name(ray_cluster, sources, monkeypatch):
+    monkeypatch.setattr(reproduction, "CAP_MINUTES", 0.0)
+
+    with pytest.raises(OverCapError, match="tiny/shuffled/tiny, seed 0: step 1 of"):
+        measure(ROW, sources, "commit")
+
+
+def test_the_best_generative_method_may_take_longer():
+    now = 0.0
+    caps = {name: Cap(Row("beauty", "shuffled", name), lambda: now) for name in ("sasrec", "generative")}
+    now = 60 * 60.0
+    for cap in caps.values():
+        cap.check(1, 9)
+    now = 61 * 60.0
+    caps["generative"].check(1, 9)
+    with pytest.raises(OverCapError, match=r"beauty/shuffled/sasrec.* 60 minutes"):
+        caps["sasrec"].check(1, 9)
+
+
+def kept(sources) -> list[Path]:
+    """Folders of data and IDs that a row trains on."""
+    return [Path(setting.split("=")[1]) for setting in reproduction._data(ROW, METHODS["tiny"], sources)]
+
+
+def test_what_is_kept_is_whole_and_of_the_settings_asked_for(sources, monkeypatch):
+    data, ids = kept(sources)
+    written = (ids / "registry.json").stat().st_mtime_ns
+    assert kept(sources) == [data, ids]
+    assert (ids / "registry.json").stat().st_mtime_ns == written
+
+    # As a tokenize leaves it that was interrupted: the registry comes last.
+    (ids / "registry.json").unlink()
+    assert kept(sources) == [data, ids]
+    SemanticIdRegistry.load(ids)
+
+    others = {"allow": ["short-users", "cold-items"], "seed": 5}
+    monkeypatch.setitem(DATASETS, "tiny", DataSet("A tiny log", "log", others))
+    assert kept(sources)[0] != data
+
+
+def test_a_commit_is_dirty_where_something_differs_that_decides(tmp_path):
+    def git(*arguments: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", "-C", str(tmp_path), *who, *arguments], check=True, capture_output=True)
+
+    for name in ("rayrec/a.py", "configs/a.yaml", "benchmarks/a.py", "benchmarks/QUALITY.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("one")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    clean = commit_of(tmp_path)
+    assert len(clean) == 12
+
+    (tmp_path / "benchmarks" / "QUALITY.md").write_text("another table")
+    (tmp_path / "benchmarks" / "quality").mkdir()
+    (tmp_path / "benchmarks" / "quality" / "a-new-record.json").write_text("{}")
+    assert commit_of(tmp_path) == clean
+    for name in ("rayrec/a.py", "configs/a.yaml", "benchmarks/a.py"):
+        (tmp_path / name).write_text("two")
+        assert commit_of(tmp_path) == clean + "-dirty"
+        git("checkout", name)
+    assert commit_of(tmp_path) == clean
