@@ -14,11 +14,12 @@ import logging
 import math
 import threading
 import time
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -187,7 +188,7 @@ class Batcher(Generic[Request, Answer]):
 
         Returns:
             The answer, its own exception, or a `DeadlineError`. One that is cancelled before its turn is not
-            computed.
+            computed, and takes no place any more.
 
         Raises:
             TooManyWaitingError: nothing was done.
@@ -204,7 +205,17 @@ class Batcher(Generic[Request, Answer]):
             self._check_room(new, now)
             insort(self._waiting, new)
             self._changed.notify()
+        future.add_done_callback(partial(self._left, new))
         return future
+
+    def _left(self, gone: _Waiting[Request, Answer], future: Future[Answer]) -> None:
+        """One that is cancelled gives its place to others: it would else be refused, or computed, with them."""
+        if not future.cancelled():
+            return
+        with self._changed:
+            place = bisect_left(self._waiting, gone)
+            if place < len(self._waiting) and self._waiting[place].number == gone.number:
+                del self._waiting[place]
 
     def check_room(self, timeout_s: float) -> None:
         """Say what `submit` would of a request that goes together with what waits; takes nothing.

@@ -275,6 +275,31 @@ def test_one_that_is_cancelled_is_not_computed(device, start):
     assert device.batches == [["first"], ["there"]]
 
 
+def test_those_that_are_cancelled_leave_their_places_to_others(device, start):
+    batcher = start({1: 1.0, 2: 1.1}, max_waiting=4)
+    gone = [batcher.submit(name, timeout_s=3.5) for name in "abc"]
+    assert all(future.cancel() for future in gone)
+
+    assert (batcher.in_hand, batcher.wait_s()) == (1, 1.0)
+    there = [batcher.submit(name, timeout_s=3.5) for name in "de"]
+    device.free(2)
+
+    assert results(there) == ["answer to d", "answer to e"]
+    assert device.batches == [["first"], ["d", "e"]]
+
+
+def test_one_that_is_being_computed_cannot_be_cancelled(device, start):
+    batcher = start()
+    waiting = batcher.submit("a")
+    device.free()
+    device.wait_until_busy()
+
+    assert not waiting.cancel()
+    assert batcher.in_hand == 1
+    device.free()
+    assert results([waiting]) == ["answer to a"]
+
+
 def test_closing_answers_what_waits(device, start):
     batcher = start()
     waiting = batcher.submit("a")
