@@ -23,7 +23,7 @@ from rayrec.samples.batches import Int64Array
 from rayrec.samples.dataset import Dataset
 from rayrec.serve.access.config import StepName
 from rayrec.serve.access.degrade import NOT_LOWERED, Lowered
-from rayrec.serve.batching import BatchCosts
+from rayrec.serve.batch_costs import BatchCosts
 from rayrec.serve.compilation import CompileService
 from rayrec.serve.events.intake import ids_of
 from rayrec.serve.events.merging import with_recent
@@ -144,6 +144,17 @@ class RecommendationService:
     def group_of(request: RecommendRequest) -> Hashable:
         """Requests of one group may be computed together."""
         return request.k, request.exclude_seen, request.rank is not False, _lowered(request)
+
+    def width_of(self, request: RecommendRequest) -> int:
+        """What its group costs by, see `CostsByWidth`: its beams, up to the next power of two; 1 where every
+        item is scored, and 0 where the model is not asked."""
+        lowered = _lowered(request)
+        if not lowered.asks_model:
+            return 0
+        k = min(request.k, self.max_k, len(self._item_keys))
+        stage = self._stage if lowered.ranks and request.rank is not False else None
+        num_beams = (stage or self._recommender).num_beams(k, lowered.effort)
+        return 1 << max(num_beams - 1, 0).bit_length()
 
     def recommend_all(self, requests: Sequence[RecommendRequest]) -> list[RecommendAnswer | Exception]:
         """Answers of requests of one group; what `recommend` would raise stands where an answer would.
@@ -268,7 +279,7 @@ class RecommendationService:
             costs[size] = min(self._seconds_for(size) for _ in range(repeats))
             if costs[size] > most_s:
                 break
-        return BatchCosts(costs)
+        return BatchCosts(costs, self.width_of(self._users_request(0)))
 
     def _seconds_for(self, size: int) -> float:
         requests = [self._users_request(place) for place in range(size)]

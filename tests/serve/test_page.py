@@ -10,7 +10,8 @@ from fastapi.testclient import TestClient
 
 from rayrec.platform.errors import UnavailableError
 from rayrec.serve.api import ANSWERING_ROUTES, build_api
-from rayrec.serve.batching import BatchCosts, Batcher
+from rayrec.serve.batch_costs import BatchCosts
+from rayrec.serve.batching import Batcher
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.events.user_state import ProcessState
 from rayrec.serve.page.recent import SECONDS, RecentActivity

@@ -137,7 +137,7 @@ class Access:
             group = pinned.group_of(request)
             # The batcher computes with a service that stays the same.
             compute = None if pinned is self._service else pinned.recommend_all
-            future = self._batcher.submit(request, group, timeout_s, compute)
+            future = self._batcher.submit(request, group, timeout_s, compute, pinned.width_of(request))
         except BaseException:
             leave()
             raise

@@ -15,11 +15,12 @@ from rayrec.serve.access.callers import Origin
 from rayrec.serve.access.config import AccessConfig
 from rayrec.serve.access.deadlines import HEADER, HeaderError
 from rayrec.serve.access.limits import CallerLimitError, ServiceLimitError
-from rayrec.serve.batching import BatchCosts, Batcher, DeadlineError, TooManyWaitingError
+from rayrec.serve.batch_costs import BatchCosts
+from rayrec.serve.batching import Batcher, DeadlineError, TooManyWaitingError
 from rayrec.serve.schemas import RecommendAnswer, RecommendRequest
 from rayrec.serve.service import RecommendationService, RefusedRequestError
 from tests.serve.access.clocks import Clock
-from tests.serve.fake_recommender import FakeRecommender
+from tests.serve.fake_recommender import WIDTH, FakeRecommender
 
 ANN = {"X-Caller-Key": "ann"}
 MAX_WAITING = 4
@@ -35,7 +36,7 @@ class Model:
         self._may_compute = threading.Event()
         self._may_compute.set()
         self._entered = threading.Semaphore(0)
-        costs = BatchCosts({1: 1.0})
+        costs = BatchCosts({1: 1.0}, WIDTH)
         self.batcher = Batcher(self._compute, costs, MAX_WAITING, clock=self.clock)
         self.access = Access(
             AccessConfig.parse(config), self.service, self.batcher, timeout_s=10.0, clock=self.clock

@@ -10,7 +10,8 @@ from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.stores.join import JoinHistoryConfig
 from rayrec.serve.api import build_api
-from rayrec.serve.batching import BatchCosts, Batcher
+from rayrec.serve.batch_costs import BatchCosts
+from rayrec.serve.batching import Batcher
 from rayrec.serve.events.config import EventsConfig, LogConfig, RequestLogConfig
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.request_log import RequestLog
