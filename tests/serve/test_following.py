@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from rayrec.pipelines.loading import TrainedModel
 from rayrec.pipelines.recommender import Recommender
 from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import read_snapshot
+from rayrec.pipelines.snapshots import WEIGHTS, read_snapshot
 from rayrec.pipelines.versions.loading import load_version
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
@@ -20,9 +20,10 @@ from rayrec.serve import loading
 from rayrec.serve.compile_config import CompileConfig
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.current import CurrentService
-from rayrec.serve.following import AGAIN_AFTER_S, VersionFollower
+from rayrec.serve.following import VersionFollower
 from rayrec.serve.loading import device_of, load_api, load_service
 from rayrec.serve.metrics import PrometheusMeter
+from rayrec.serve.pointer import AGAIN_AFTER_S
 from rayrec.serve.service import RecommendationService
 from tests.runs import make_run
 
@@ -87,7 +88,7 @@ def test_a_published_version_answers_after_a_look_and_going_back_builds_nothing(
     assert current.held(2) is not None
     assert current.held(1) is None
     figures = follower.figures()
-    assert (figures["serving_version"], figures["serving_versions_behind"]) == (3, 0)
+    assert (figures["serving_version"], figures["serving_version_not_loaded"]) == (3, False)
 
 
 def test_a_version_that_cannot_be_loaded_leaves_the_one_before_and_is_tried_again(run, store, caplog):
@@ -102,8 +103,9 @@ def test_a_version_that_cannot_be_loaded_leaves_the_one_before_and_is_tried_agai
         assert not follower.look()
     assert current.model.version == 1
     figures = follower.figures()
-    assert (figures["serving_versions_behind"], figures["serving_version_errors"]) == (1, 1)
-    assert "version 1 goes on answering" in caplog.text
+    assert (figures["serving_version_wanted"], figures["serving_version_not_loaded"]) == (2, True)
+    assert figures["serving_version_errors"] == 1
+    assert "what is held goes on answering" in caplog.text
     assert "item-00000.parquet" in caplog.text
     path.write_bytes(content)
     assert not follower.look()  # not yet
@@ -114,6 +116,22 @@ def test_a_version_that_cannot_be_loaded_leaves_the_one_before_and_is_tried_agai
     assert not follower.look()
     assert current.model.version == 2
     assert built == [1, 2]
+
+
+def test_going_back_to_what_cannot_be_loaded_is_shown(run, store):
+    publish(run, store, 0)
+    publish(run, store, 1)
+    current, follower, built = followed(store)
+    (store.fetch(store.version(1).weights) / WEIGHTS).write_bytes(b"")
+    store.point_to(1, is_held=True)
+    assert not follower.look()
+    assert (current.model.version, built) == (2, [2])
+    figures = follower.figures()
+    assert (figures["serving_version"], figures["serving_version_wanted"]) == (2, 1)
+    assert figures["serving_version_not_loaded"]
+    store.point_to(2, is_held=False)
+    assert not follower.look()
+    assert not follower.figures()["serving_version_not_loaded"]
 
 
 def test_each_answer_is_entirely_of_one_version_while_versions_change(run, store, answers_by_step):

@@ -101,10 +101,16 @@ def test_a_state_that_cannot_be_read_leaves_the_history_of_the_data():
 
 
 def test_the_status_tells_how_old_a_published_version_is(client):
-    figures = {"serving_version_age_s": 90.5, "serving_versions_behind": 2, "serving_version": 7}
+    figures = {
+        "serving_version_age_s": 90.5,
+        "serving_version_wanted": 7,
+        "serving_version_not_loaded": False,
+    }
     following = TestClient(page_api(version_figures=lambda: figures))
 
-    assert following.get("/v1/status").json()["version"] == {"age_s": 90.5, "behind": 2}
+    assert following.get("/v1/status").json()["version"] == {"age_s": 90.5, "wanted": None}
+    figures |= {"serving_version_wanted": 3, "serving_version_not_loaded": True}
+    assert following.get("/v1/status").json()["version"] == {"age_s": 90.5, "wanted": 3}
     assert client.get("/v1/status").json()["version"] is None
 
 
@@ -152,7 +158,11 @@ def test_without_the_page_no_history_is_told():
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium; make packages installs it where it may")
 def test_a_browser_shows_a_user_and_recommendations(tmp_path):
-    figures = {"serving_version_age_s": 300.0, "serving_versions_behind": 2}
+    figures = {
+        "serving_version_age_s": 300.0,
+        "serving_version_wanted": 9,
+        "serving_version_not_loaded": True,
+    }
     with listening(page_api(AwayState(), version_figures=lambda: figures)) as address:
         shown = subprocess.run(
             [
@@ -178,6 +188,6 @@ def test_a_browser_shows_a_user_and_recommendations(tmp_path):
     assert items.count("<li>") == 3, "as many as there are films"
     assert "Film 0" in items
     assert "films, step 100" in shown
-    assert "5 min, 2 behind" in shown
+    assert "5 min, 9 is wanted" in shown
     assert "the newest cannot be read" in shown
     assert '<p id="problem" role="alert"></p>' in shown
