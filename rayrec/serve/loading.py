@@ -94,7 +94,7 @@ def load_api(
     if config.events is not None:
         intake = EventIntake.open(config.events, lambda: opened.service.pinned.dataset)
         opened.build.user_state = opened.first.user_state = intake.state
-    request_log = None if config.request_log is None else RequestLog(config.request_log)
+    request_log = None if config.request_log is None else RequestLog(config.request_log, config.target)
     opened.first.warm_up()
     if compilation is not None:
         opened.first.compile(compilation)

@@ -229,7 +229,13 @@ def targets_of(run: str, config: ServeConfig, services: ServicesConfig) -> dict[
     for name, target in services.targets.items():
         own = {"snapshot": target.snapshot, "data": target.data, "ranking": None}
         targets[name] = absolute(target.run), config.model_copy(update=own)
-    return targets
+
+    def named(name: str, settings: ServeConfig) -> ServeConfig:
+        # What nobody is shown is no answer, but whoever reads the log would take it for one.
+        log = None if services.answers_nobody(name) else settings.request_log
+        return settings.model_copy(update={"target": name, "request_log": log})
+
+    return {name: (of_target, named(name, settings)) for name, (of_target, settings) in targets.items()}
 
 
 def resources_of(run: str | Path, config: ServeConfig) -> list[tuple[dict[str, Any], int]]:

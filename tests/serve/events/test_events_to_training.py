@@ -33,7 +33,7 @@ def test_a_click_is_in_the_next_recommendation_and_in_the_rows_of_training(recom
     service = RecommendationService(recommender, max_k=50)
     intake = EventIntake.open(EventsConfig(log=log, store=store), lambda: recommender.dataset)
     service.user_state = intake.state
-    requests = RequestLog(RequestLogConfig(folder=str(tmp_path / "requests"), share=1.0))
+    requests = RequestLog(RequestLogConfig(folder=str(tmp_path / "requests"), share=1.0), "new")
     batcher = Batcher(service.recommend_all, BatchCosts({1: 1e-6, 8: 1e-6}), 8)
     api = build_api(service, batcher, 20.0, intake=intake, request_log=requests)
     items = recommender.dataset.items
@@ -75,6 +75,7 @@ def test_a_click_is_in_the_next_recommendation_and_in_the_rows_of_training(recom
         (0, "new"),
         (1, "nobody"),
     ]
+    assert {row["target"] for row in logged.values()} == {"new"}
     assert logged["r"]["item_ids"] == items.ids_I[:2].tolist()
     assert logged["r"]["recommended"] == [item["item_id"] for item in after.json()["items"]]
     if store is not None:
