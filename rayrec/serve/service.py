@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -206,7 +205,7 @@ class RecommendationService:
 
     def users_like(self, text: str, limit: int) -> list[str]:
         """The first users of the run's data whose key begins with a text, in order."""
-        keys = self._user_keys
+        keys = self._recommender.dataset.sorted_user_keys
         first = bisect_left(keys, text)
         stop = bisect_left(keys, text + chr(sys.maxunicode), lo=first)
         return keys[first : min(stop, first + limit)]
@@ -240,10 +239,6 @@ class RecommendationService:
             if place >= 0
         ]
         return KnownHistory(len(history_ids), newest, lacks_events=recent is None)
-
-    @cached_property
-    def _user_keys(self) -> list[str]:
-        return sorted(self._recommender.dataset.users["user_key"].to_pylist())
 
     def warm_up(self) -> None:
         """Take every path once, so that the first request does not wait for tables and compilers."""

@@ -39,6 +39,7 @@ class FakeDataset:
         ids_I=np.array(list(ITEM_IDS.values()), dtype=np.int64),
     )
     users = pa.table({"user_key": list(USER_IDS), "user_id": list(USER_IDS.values())})
+    sorted_user_keys = sorted(USER_IDS)
 
     def user_by_key(self, key: str) -> int | None:
         return USER_IDS.get(key)

@@ -91,6 +91,16 @@ def test_a_published_version_answers_after_a_look_and_going_back_builds_nothing(
     assert (figures["serving_version"], figures["serving_version_not_loaded"]) == (3, False)
 
 
+def test_versions_of_one_data_set_share_its_sorted_users(run, store):
+    publish(run, store, 0)
+    current, follower, _ = followed(store)
+    first = current.pinned.dataset.sorted_user_keys
+    assert first == sorted(first)
+    publish(run, store, 1)
+    assert follower.look()
+    assert current.pinned.dataset.sorted_user_keys is first
+
+
 def test_a_version_that_cannot_be_loaded_leaves_the_one_before_and_is_tried_again(run, store, caplog):
     now = 0.0
     publish(run, store, 0)

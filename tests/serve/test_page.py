@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 
@@ -49,6 +52,32 @@ def test_users_can_be_found_by_how_their_id_begins(client):
     assert client.get("/v1/users?like=a").json() == {"users": ["ann"]}
     assert client.get("/v1/users?like=b").json() == {"users": []}
     assert client.get("/v1/users?limit=1").json() == {"users": ["42"]}
+
+
+def test_looking_for_users_holds_nobody_up():
+    """The first time all are sorted, which takes seconds of millions."""
+    service = RecommendationService(FakeRecommender(), max_k=50)
+    asked, let = threading.Event(), threading.Event()
+
+    class Slow(type(service._recommender.dataset)):
+        @property
+        def sorted_user_keys(self):
+            asked.set()
+            assert let.wait(20)
+            return ["ann"]
+
+    service._recommender.dataset = Slow()
+    batcher = Batcher(service.recommend_all, BatchCosts({1: 1e-6}), 4)
+    api = build_api(service, batcher, 10.0, meters=[RecentActivity(ANSWERING_ROUTES)])
+    with listening(api) as address, ThreadPoolExecutor(1) as pool:
+        users = pool.submit(httpx.get, f"http://{address}/v1/users", trust_env=False, timeout=20)
+        try:
+            assert asked.wait(20)
+            live = httpx.get(f"http://{address}/v2/health/live", trust_env=False, timeout=20)
+            assert live.json() == {"live": True}
+        finally:
+            let.set()
+        assert users.result().json() == {"users": ["ann"]}
 
 
 def test_a_history_is_shown_newest_first_with_titles(client):

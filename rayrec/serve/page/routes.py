@@ -127,7 +127,7 @@ def page_router(
         )
 
     @router.get("/v1/users")
-    async def users(
+    def users(  # in a thread, since the first time all of them are sorted
         like: Annotated[str, Query(max_length=256)] = "",
         limit: Annotated[int, Query(ge=1, le=MAX_USERS)] = 20,
     ) -> UsersAnswer:
