@@ -12,6 +12,7 @@ from rayrec.pipelines.loading import TrainedModel
 from rayrec.pipelines.recommender import Recommender
 from rayrec.pipelines.run_folder import RunFolder
 from rayrec.pipelines.snapshots import WEIGHTS, read_snapshot
+from rayrec.pipelines.versions import publisher
 from rayrec.pipelines.versions.loading import load_version
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
@@ -24,6 +25,7 @@ from rayrec.serve.following import VersionFollower
 from rayrec.serve.loading import device_of, load_api, load_service
 from rayrec.serve.metrics import PrometheusMeter
 from rayrec.serve.pointer import AGAIN_AFTER_S
+from rayrec.serve.schemas import RecommendRequest
 from rayrec.serve.service import RecommendationService
 from tests.runs import make_run
 
@@ -142,6 +144,28 @@ def test_going_back_to_what_cannot_be_loaded_is_shown(run, store):
     store.point_to(2, is_held=False)
     assert not follower.look()
     assert not follower.figures()["serving_version_not_loaded"]
+
+
+def test_where_changes_do_not_build_on_what_is_held_all_rows_are_read(
+    run, store, answers_by_step, monkeypatch
+):
+    """As after a snapshot that does not say what has changed since the version before."""
+    publish(run, store, 0)
+    publish(run, store, 1)
+    current, follower, _ = followed(store)
+    with monkeypatch.context() as patched:
+        patched.setattr(publisher, "load_changes", lambda *arguments: None)
+        publish(run, store, 2)
+    assert [segment.since for segment in store.serving().segments] == [None]
+    assert follower.look()
+    answer = current.pinned.recommend(RecommendRequest(user_id="u1", k=5))
+    assert [(item.item_id, item.score) for item in answer.items] == answers_by_step[answer.model.step]
+    assert answer.model.version == 3
+    held = store.version(2).segments[0].bundle
+    for file in store.fetch(held).iterdir():
+        file.unlink()
+    store.point_to(2, is_held=True)
+    assert follower.look()  # which is held, though its own base is gone
 
 
 def test_each_answer_is_entirely_of_one_version_while_versions_change(run, store, answers_by_step):
