@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from rayrec.embeddings.threads import give_way
 from rayrec.pipelines.versions.store import VersionStore
 
 logger = logging.getLogger(__name__)
@@ -41,10 +40,13 @@ class PointerFollower:
         self._thread: threading.Thread | None = None
 
     def start(self, every_s: float) -> None:
-        """Look from now on, on a thread of low priority."""
+        """Look from now on, on a thread of its own.
+
+        Its priority is that of the others. With a lower one, on a machine whose cores are all busy, it would
+        sit on the interpreter's lock while it waits for a core, and whoever answers would wait with it.
+        """
 
         def run() -> None:
-            give_way()
             while not self._stopping.wait(every_s):
                 self.look()
 

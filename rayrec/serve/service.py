@@ -92,15 +92,31 @@ class _Asked:
 class RecommendationService:
     """Answers requests with one model, and a ranking stage behind it if there is one. Not thread-safe."""
 
-    def __init__(self, recommender: Recommender, max_k: int, stage: RankingStage | None = None) -> None:
+    def __init__(
+        self,
+        recommender: Recommender,
+        max_k: int,
+        stage: RankingStage | None = None,
+        before: RecommendationService | None = None,
+    ) -> None:
+        """
+        Args:
+            before: of another version; what it has made of the same catalogue is shared.
+        """
         self._recommender = recommender
         self._stage = stage
         self.max_k = max_k
         # Of our own: keys are looked up all at once, a thousand take hardly longer than one.
-        self._item_keys = pd.Index(recommender.dataset.items.keys.to_pandas())
-        registry = recommender.semantic_ids
-        self.item_texts = None if registry is None else ItemTexts(self._item_keys, registry.codes_IL)
+        self._item_keys: pd.Index
+        self.item_texts: ItemTexts | None
         """Items as the tokens of their semantic IDs; None for a model that knows none."""
+        if before is not None and before._has_catalogue_of(recommender):
+            # Made anew, they would hold the interpreter's lock for a third of a second per million items.
+            self._item_keys, self.item_texts = before._item_keys, before.item_texts
+        else:
+            self._item_keys = pd.Index(recommender.dataset.items.keys.to_pandas())
+            registry = recommender.semantic_ids
+            self.item_texts = None if registry is None else ItemTexts(self._item_keys, registry.codes_IL)
         self.model = ModelInfo(
             run=recommender.run, step=recommender.committed_step + 1, version=recommender.version
         )
@@ -134,6 +150,10 @@ class RecommendationService:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    def _has_catalogue_of(self, recommender: Recommender) -> bool:
+        mine = self._recommender
+        return mine.dataset is recommender.dataset and mine.semantic_ids is recommender.semantic_ids
 
     @property
     def dataset(self) -> Dataset:

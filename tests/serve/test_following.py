@@ -93,6 +93,27 @@ def test_a_published_version_answers_after_a_look_and_going_back_builds_nothing(
     assert (figures["serving_version"], figures["serving_version_not_loaded"]) == (3, False)
 
 
+def test_versions_of_one_catalogue_share_what_was_made_of_it(tmp_path):
+    """Made anew for each, of millions of items, it would stop requests for as long as it takes."""
+    run = RunFolder.open(make_run(tmp_path, "prefix", snapshots_after=(0,)))
+    other = make_run(tmp_path / "other", "prefix")
+    store = VersionStore(tmp_path / "store")
+    publish(run, store, 0)
+    publish(run, store, 1)
+    first = load_version(store, store.version(1))
+    second = load_version(store, store.version(2), held=first)
+    before = RecommendationService(Recommender(first.model), max_k=50)
+    service = RecommendationService(Recommender(second.model), max_k=50, before=before)
+    elsewhere = RecommendationService(Recommender.load(other), max_k=50, before=before)
+
+    assert service.item_texts is before.item_texts is not None
+    assert service._item_keys is before._item_keys
+    assert elsewhere.item_texts is not before.item_texts
+    alone = RecommendationService(Recommender(load_version(store, store.version(2)).model), max_k=50)
+    request = RecommendRequest(user_id="u1", k=5)
+    assert service.recommend(request).items == alone.recommend(request).items
+
+
 def test_versions_of_one_data_set_share_its_sorted_users(run, store):
     publish(run, store, 0)
     current, follower, _ = followed(store)
