@@ -99,12 +99,14 @@ def rollback_command(
     versions = VersionStore(store)
     serving, numbers = versions.serving().number, versions.numbers()
     if undo:
-        to = numbers[-1]
-    elif to is None:
+        to = versions.let_newest_serve()
+        out.print(f"Version {to} serves now")
+        return {"serving": to, "before": serving, "is_held": False}
+    if to is None:
         earlier = [number for number in numbers if number < serving]
         if not earlier:
             raise InputError(f"{store}: version {serving} serves, and there is none before it")
         to = earlier[-1]
-    versions.point_to(to, is_held=not undo)
-    out.print(f"Version {to} serves now" + ("" if undo else ", whatever comes; --undo lets go of it"))
-    return {"serving": to, "before": serving, "is_held": not undo}
+    versions.point_to(to, is_held=True)
+    out.print(f"Version {to} serves now, whatever comes; --undo lets go of it")
+    return {"serving": to, "before": serving, "is_held": True}

@@ -271,6 +271,12 @@ class Dataset:
         return values_N[offsets_U1[row] : offsets_U1[row + 1]]
 
     @cached_property
+    def sorted_user_keys(self) -> list[str]:
+        """Of all users."""
+        keys: list[str] = self.users["user_key"].to_pylist()
+        return sorted(keys)
+
+    @cached_property
     def _item_index(self) -> pd.Index:
         return pd.Index(self.items.ids_I)
 

@@ -11,17 +11,17 @@ told at once: under load it would else be told when the time is over. It knows n
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
-from bisect import insort
-from collections import deque
+from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
-import numpy as np
+from rayrec.serve.batch_costs import BatchCosts, CostsByWidth
 
 logger = logging.getLogger(__name__)
 
@@ -40,89 +40,13 @@ class DeadlineError(RuntimeError):
     """The time in which the answer was wanted is over, or would be before it is computed."""
 
 
-class BatchCosts:
-    """Seconds that a batch takes by its size: measured at some sizes, then as batches are seen to take."""
-
-    _WEIGHT_OF_NEW = 0.1
-    _MOST_AT_ONCE = 2.0
-    """Times a cost: a batch that takes longer was stalled, and counts as one that takes so long."""
-    _OVERRUN_SHARE = 0.9
-    _NUM_OVERRUNS = 50
-    _PART_OF_PARTS = 0.95
-    """Of what a batch's parts take one after the other: less than all of it, so that it is tried again."""
-
-    def __init__(self, seconds_by_size: dict[int, float]) -> None:
-        """
-        Args:
-            seconds_by_size: at least of size 1; the largest is the most that a batch may have.
-        """
-        if 1 not in seconds_by_size:
-            raise ValueError("the cost of a single request is not among those measured")
-        self._sizes = np.array(sorted(seconds_by_size))
-        self._seconds = np.array([seconds_by_size[size] for size in self._sizes.tolist()])
-        self._overruns: deque[float] = deque(maxlen=self._NUM_OVERRUNS)
-        """Times what was expected of them, what the last batches have taken."""
-        self._caution = 1.0
-
-    @property
-    def max_size(self) -> int:
-        return int(self._sizes[-1])
-
-    def of(self, size: int) -> float:
-        """Between sizes that were measured, on a straight line."""
-        return float(np.interp(size, self._sizes, self._seconds))
-
-    @property
-    def caution(self) -> float:
-        """Times what a batch is expected to take, in which nearly all are done; at least 1."""
-        return self._caution
-
-    def observe(self, size: int, seconds: float) -> None:
-        """Move the costs of the measured sizes beside `size` towards what a batch has just taken.
-
-        Sizes that are not computed any more are not seen either. So a larger batch never takes less than this
-        one, nor a smaller one more, and one that would take longer than its parts comes to be tried again.
-        """
-        expected = self.of(size)
-        seconds = min(seconds, self._MOST_AT_ONCE * expected)
-        self._overruns.append(seconds / expected)
-        # Sorted rather than by NumPy, which takes longer than all else here while an answer waits.
-        place = math.ceil(self._OVERRUN_SHARE * (len(self._overruns) - 1))
-        self._caution = max(sorted(self._overruns)[place], 1.0)
-        right = int(np.searchsorted(self._sizes, size))
-        places = [right] if self._sizes[right] == size else [right - 1, right]
-        for place in places:
-            changed = self._seconds[place] + self._WEIGHT_OF_NEW * (seconds - expected)
-            self._seconds[place] = max(changed, 0.1 * self._seconds[place])  # no cost is ever 0 or below
-        first, last = places[0], places[-1]
-        np.minimum(self._seconds[:first], self._seconds[first], out=self._seconds[:first])
-        above = self._seconds[last + 1 :]
-        np.maximum(above, self._seconds[last], out=above)
-        of_parts = self._PART_OF_PARTS * self._seconds[last] * self._sizes[last + 1 :] / self._sizes[last]
-        above -= self._WEIGHT_OF_NEW * np.maximum(above - of_parts, 0.0)
-
-    def best_size(self, most: int, budget_s: float) -> int:
-        """The size of most requests per second that is done within the budget; 1 where none is.
-
-        Args:
-            most: requests that wait.
-        """
-        sizes = np.arange(1, min(most, self.max_size) + 1)
-        seconds = np.interp(sizes, self._sizes, self._seconds)
-        in_time = seconds <= budget_s
-        if not in_time.any():
-            return 1
-        # Of equally good sizes the larger one, which leaves fewer waiting.
-        rates = np.where(in_time, sizes / seconds, 0.0)
-        return int(sizes[len(rates) - 1 - int(np.argmax(rates[::-1]))])
-
-
 @dataclass(order=True)
 class _Waiting(Generic[Request, Answer]):
     deadline: float
     number: int
     request: Request = field(compare=False)
     group: Hashable = field(compare=False)
+    width: int = field(compare=False)
     compute: Compute[Request, Answer] = field(compare=False)
     future: Future[Answer] = field(compare=False)
 
@@ -140,18 +64,20 @@ class Batcher(Generic[Request, Answer]):
     ) -> None:
         """
         Args:
+            costs: as they were measured.
             on_batch: called after each batch that was computed, on its thread, with its size and seconds.
             compute: answers of requests of one group; an exception in the place of an answer is that
                 request's alone. One that it raises is that of all.
             max_waiting: requests in hand at most, those being computed included.
         """
-        self.costs = costs
+        self.costs = CostsByWidth(costs)
         self.max_waiting = max_waiting
         self._compute = compute
         self._clock = clock
         self._on_batch = on_batch
         self._waiting: list[_Waiting[Request, Answer]] = []
         self._num_computing = 0
+        self._width_computing = costs.width
         self._free_at = float("-inf")
         """When the batch that is being computed is likely to be done."""
         self._num_submitted = 0
@@ -167,10 +93,17 @@ class Batcher(Generic[Request, Answer]):
             return len(self._waiting) + self._num_computing
 
     def wait_s(self) -> float:
-        """Seconds, by what batches take, until all that is in hand would be answered if it were one group."""
-        in_hand = self.in_hand
-        size = self.costs.best_size(in_hand, float("inf")) if in_hand else 1
-        return in_hand / size * self.costs.of(size)
+        """Seconds, by what batches take, until all that is in hand would be answered, if what is of one width
+        were one group."""
+        with self._changed:
+            in_hand = Counter(each.width for each in self._waiting)
+            in_hand[self._width_computing] += self._num_computing
+        seconds = 0.0
+        for width, num_requests in in_hand.items():
+            costs = self.costs.at(width)
+            size = costs.best_size(max(num_requests, 1), float("inf"))
+            seconds += num_requests / size * costs.of(size)
+        return seconds
 
     def submit(
         self,
@@ -178,16 +111,18 @@ class Batcher(Generic[Request, Answer]):
         group: Hashable = None,
         timeout_s: float = float("inf"),
         compute: Compute[Request, Answer] | None = None,
+        width: int | None = None,
     ) -> Future[Answer]:
         """
         Args:
             group: requests of different groups are not computed together.
+            width: of all requests of the group, see `CostsByWidth`; None: that whose costs were measured.
             timeout_s: time in which the answer is of use.
             compute: for this request, instead of the batcher's; it is computed with others of the same alone.
 
         Returns:
             The answer, its own exception, or a `DeadlineError`. One that is cancelled before its turn is not
-            computed.
+            computed, and takes no place any more.
 
         Raises:
             TooManyWaitingError: nothing was done.
@@ -200,11 +135,22 @@ class Batcher(Generic[Request, Answer]):
             self._num_submitted += 1
             now = self._clock()
             compute = compute or self._compute
-            new = _Waiting(now + timeout_s, self._num_submitted, request, group, compute, future)
+            width = self.costs.measured_width if width is None else width
+            new = _Waiting(now + timeout_s, self._num_submitted, request, group, width, compute, future)
             self._check_room(new, now)
             insort(self._waiting, new)
             self._changed.notify()
+        future.add_done_callback(partial(self._left, new))
         return future
+
+    def _left(self, gone: _Waiting[Request, Answer], future: Future[Answer]) -> None:
+        """One that is cancelled takes no place of a batch any more, and nobody is refused for it."""
+        if not future.cancelled():
+            return
+        with self._changed:
+            place = bisect_left(self._waiting, gone)
+            if place < len(self._waiting) and self._waiting[place].number == gone.number:
+                del self._waiting[place]
 
     def check_room(self, timeout_s: float) -> None:
         """Say what `submit` would of a request that goes together with what waits; takes nothing.
@@ -214,10 +160,12 @@ class Batcher(Generic[Request, Answer]):
         """
         with self._changed:
             now = self._clock()
-            number, group, compute = self._num_submitted + 1, None, self._compute
+            group, width, compute = None, self.costs.measured_width, self._compute
             if self._waiting:
-                group, compute = self._waiting[-1].group, self._waiting[-1].compute
-            self._check_room(_Waiting(now + timeout_s, number, None, group, compute, Future()), now)
+                last = self._waiting[-1]
+                group, width, compute = last.group, last.width, last.compute
+            number, future = self._num_submitted + 1, Future[Answer]()
+            self._check_room(_Waiting(now + timeout_s, number, None, group, width, compute, future), now)
 
     def _check_room(self, new: _Waiting[Any, Answer], now: float) -> None:
         in_hand = self.in_hand
@@ -243,7 +191,9 @@ class Batcher(Generic[Request, Answer]):
                     return
                 late, batch = self._next_batch()
                 self._num_computing = len(late) + len(batch)
-                self._free_at = self._clock() + self.costs.caution * self.costs.of(len(batch))
+                if batch:
+                    self._width_computing = batch[0].width
+                    self._free_at = self._clock() + self._cautious_s(batch)
             for each in late:
                 each.future.set_exception(DeadlineError("the time in which the answer was wanted is over"))
             if batch:
@@ -254,9 +204,9 @@ class Batcher(Generic[Request, Answer]):
     def _next_batch(self) -> tuple[list[_Waiting[Request, Answer]], list[_Waiting[Request, Answer]]]:
         """Takes from those that wait: such as are too late, and what is computed next."""
         now = self._clock()
-        least_s = self.costs.of(1)
-        there = [each for each in self._waiting if each.deadline >= now + least_s]
-        late = [each for each in self._waiting if each.deadline < now + least_s]
+        least_s = {width: self.costs.at(width).of(1) for width in {each.width for each in self._waiting}}
+        there = [each for each in self._waiting if each.deadline >= now + least_s[each.width]]
+        late = [each for each in self._waiting if each.deadline < now + least_s[each.width]]
         if not there and late[-1].deadline > now:
             # Computed all the same: costs that are too high by now would otherwise never be seen to fall.
             there.append(late.pop())
@@ -273,8 +223,8 @@ class Batcher(Generic[Request, Answer]):
         """Those that go together first, if the device is free, and the others."""
         first = waiting[0]
         same = [each for each in waiting if (each.group, each.compute) == (first.group, first.compute)]
-        budget_s = (first.deadline - now) / self.costs.caution
-        taken = same[: self.costs.best_size(len(same), budget_s)]
+        costs = self.costs.at(first.width)
+        taken = same[: costs.best_size(len(same), (first.deadline - now) / costs.caution)]
         numbers = {each.number for each in taken}
         return taken, [each for each in waiting if each.number not in numbers]
 
@@ -291,9 +241,14 @@ class Batcher(Generic[Request, Answer]):
         done_at = max(now, self._free_at)
         while waiting:
             taken, waiting = self._divided(waiting, done_at)
-            done_at += self.costs.caution * self.costs.of(len(taken))
+            done_at += self._cautious_s(taken)
             late |= {each.number for each in taken if each.deadline < done_at}
         return late
+
+    def _cautious_s(self, batch: list[_Waiting[Request, Answer]]) -> float:
+        """In which such a batch is nearly always done."""
+        costs = self.costs.at(batch[0].width)
+        return costs.caution * costs.of(len(batch))
 
     def _answer(self, batch: list[_Waiting[Request, Answer]]) -> None:
         began = self._clock()
@@ -306,7 +261,7 @@ class Batcher(Generic[Request, Answer]):
             return
         seconds = self._clock() - began
         try:
-            self.costs.observe(len(batch), seconds)
+            self.costs.observe(batch[0].width, len(batch), seconds)
             self._on_batch(len(batch), seconds)
         except Exception:  # who watches must not keep answers back, nor end the thread
             logger.exception("a batch of %d is not counted", len(batch))

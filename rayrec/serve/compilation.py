@@ -223,7 +223,10 @@ class Compiler:
                 self._changed.notify_all()
 
     def _is_there(self, order: _Order) -> bool:
-        return self._folders.find(order.programs.job(order.bucket).key) is not None
+        try:
+            return self._folders.find(order.programs.job(order.bucket).key) is not None
+        except Exception:  # said when its turn has come, and no other one's is lost
+            return False
 
     def _fill(self, order: _Order) -> None:
         job = order.programs.job(order.bucket)

@@ -66,6 +66,8 @@ class ServeConfig(Config):
     """What becomes of events that are posted; None takes none."""
     request_log: RequestLogConfig | None = None
     """What is taken down of requests and answers; None: nothing."""
+    target: str | None = None
+    """Of services, which one this is; it is in the log of requests. None: the only one."""
     services: ServicesConfig | None = None
     """Access, features and inference as deployments of their own; None: replicas that do it all."""
     cluster: ClusterConfig = ClusterConfig()
@@ -133,6 +135,18 @@ class ServeConfig(Config):
             )
         if self.compile is not None:
             raise ValueError("--compile is for models that are whole in one process; leave out --services")
+        return self
+
+    @model_validator(mode="after")
+    def _shadows_are_not_logged(self) -> Self:
+        services = self.services
+        if services is None or services.shadow is None or self.request_log is None:
+            return self
+        if not services.answers_nobody(name := services.shadow.target):
+            raise ValueError(
+                f"shadow.target: {name!r} has a weight too, so the log of requests would have what was shown "
+                "and what was not; name another one, give it the weight 0, or leave out --request-log"
+            )
         return self
 
     @field_validator("device")

@@ -1,4 +1,4 @@
-"""A replica follows a store of versions: it looks, loads beside the requests, and flips.
+"""A replica follows a store of versions: it loads beside the requests, and flips.
 
 pointer has moved ─► version held already? ─────────────────────────► flip
                      └ else: segments on the rows that are held, weights ─► warmed up ─┘
@@ -7,20 +7,16 @@ pointer has moved ─► version held already? ───────────
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 
-from rayrec.embeddings.threads import give_way
 from rayrec.pipelines.versions.loading import LoadedVersion, load_version
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.serve.current import CurrentService
+from rayrec.serve.pointer import PointerFollower
 from rayrec.serve.service import RecommendationService
 
 logger = logging.getLogger(__name__)
-
-AGAIN_AFTER_S = 10.0
-"""After a version that could not be loaded."""
 
 
 class VersionFollower:
@@ -47,51 +43,26 @@ class VersionFollower:
         self._store, self._current, self._build, self._device = store, current, build, device
         self._clock = clock
         self._loaded = {loaded.manifest.number: loaded}
-        self._serving = self._newest = loaded.manifest.number
-        self._num_errors = 0
-        self._last_error: str | None = None
-        self._not_before = 0.0
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._serving = loaded.manifest.number
+        self._pointer = PointerFollower(store, self._go_to, clock)
 
     def start(self, every_s: float) -> None:
-        """Look from now on, on a thread of low priority."""
-
-        def run() -> None:
-            give_way()
-            while not self._stopping.wait(every_s):
-                self.look()
-
-        self._thread = threading.Thread(target=run, name="versions", daemon=True)
-        self._thread.start()
+        """As `PointerFollower.start`."""
+        self._pointer.start(every_s)
 
     def stop(self) -> None:
-        """Return when nothing is loaded any more."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
+        """As `PointerFollower.stop`."""
+        self._pointer.stop()
 
     def look(self) -> bool:
         """Go where the store points; whether another version answers now."""
-        try:
-            pointer = self._store.current()
-            if pointer is None or pointer.version == self._serving:
-                return False
-            if pointer.version == self._newest and self._clock() < self._not_before:
-                return False
-            self._newest = pointer.version
-            self._go_to(pointer.version)
-        except Exception as error:  # of a store, a file, or a model: what answers is not touched by it
-            self._num_errors += 1
-            self._not_before = self._clock() + AGAIN_AFTER_S
-            if str(error) != self._last_error:
-                self._last_error = str(error)
-                logger.error("version %d goes on answering: %s", self._serving, error)
-            return False
-        self._last_error, self._not_before = None, 0.0
-        return True
+        before = self._serving
+        self._pointer.look()
+        return self._serving != before
 
     def _go_to(self, number: int) -> None:
+        if number == self._serving:
+            return
         service = self._current.held(number)
         if service is None:
             manifest = self._store.version(number)
@@ -107,12 +78,14 @@ class VersionFollower:
         )
 
     def figures(self) -> dict[str, float]:
-        """For meters."""
-        serving = self._loaded[self._serving]
+        """For meters. What is wanted, and not loaded, is an earlier version where somebody went back."""
+        serving, wanted = self._loaded[self._serving], self._pointer.wanted
+        wanted = self._serving if wanted is None else wanted
         return {
             "serving_version": self._serving,
             "serving_version_age_s": self._clock() - serving.manifest.published_at,
-            "serving_versions_behind": self._newest - self._serving,
+            "serving_version_wanted": wanted,
+            "serving_version_not_loaded": float(wanted != self._serving),
             "serving_version_rows": serving.tables.num_rows,
-            "serving_version_errors": self._num_errors,
+            "serving_version_errors": self._pointer.num_errors,
         }

@@ -94,7 +94,7 @@ def load_api(
     if config.events is not None:
         intake = EventIntake.open(config.events, lambda: opened.service.pinned.dataset)
         opened.build.user_state = opened.first.user_state = intake.state
-    request_log = None if config.request_log is None else RequestLog(config.request_log)
+    request_log = None if config.request_log is None else RequestLog(config.request_log, config.target)
     opened.first.warm_up()
     if compilation is not None:
         opened.first.compile(compilation)
@@ -186,7 +186,7 @@ def _open(
     current = CurrentService(service)
 
     def build_next(version: LoadedVersion) -> RecommendationService:
-        following = build(version.model)
+        following = build(version.model, current.pinned)
         if compilation is not None:  # what has a program keeps it, and nobody waits for others
             following.compile(compilation, waits=False)
         following.warm_up()
@@ -210,8 +210,13 @@ class _Builder:
                 if self._scorer.compile(sizes):
                     logger.info("the ranking model scores up to %d rows by programs of XLA", sizes[-1])
 
-    def __call__(self, model: TrainedModel) -> RecommendationService:
+    def __call__(
+        self, model: TrainedModel, before: RecommendationService | None = None
+    ) -> RecommendationService:
         """
+        Args:
+            before: as `RecommendationService` takes it.
+
         Raises:
             InputError: the ranking model cannot rank for this one.
         """
@@ -222,6 +227,6 @@ class _Builder:
         if self._scorer is not None:
             assert self._config.ranking is not None
             stage = RankingStage(recommender, self._scorer, self._config.ranking)
-        service = RecommendationService(recommender, self._config.max_k, stage)
+        service = RecommendationService(recommender, self._config.max_k, stage, before)
         service.user_state = self.user_state
         return service

@@ -6,7 +6,7 @@
     rayrec_batch_requests                         requests that were computed together
     rayrec_batch_seconds                          s of computing them
     rayrec_serving_in_hand                        requests that were admitted and have no answer yet
-    rayrec_serving_load                           of the last request, 1 is full; 0 without steps under load
+    rayrec_serving_load                           now, 1 is full; 0 without steps under load
     rayrec_serving_degrade_steps                  in force
     rayrec_serving_callers                        of which something is remembered
     rayrec_serving_refused                        requests so far that were too many

@@ -37,6 +37,7 @@ SCHEMA = pa.schema(
         ("scores", pa.list_(pa.float64())),
         ("source", pa.string()),
         ("degraded", pa.list_(pa.string())),
+        ("target", pa.string()),  # of several that share the requests; null: there is one
         ("run", pa.string()),
         ("step", pa.int64()),
         ("version", pa.int64()),
@@ -53,8 +54,17 @@ def request_id_of(header: str | None) -> str:
 class RequestLog:
     """Never refuses: what finds no room is counted."""
 
-    def __init__(self, config: RequestLogConfig, clock: Callable[[], float] = time.time) -> None:
-        self._share, self._clock = config.share, clock
+    def __init__(
+        self,
+        config: RequestLogConfig,
+        target: str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """
+        Args:
+            target: that answers, where there are several.
+        """
+        self._share, self._target, self._clock = config.share, target, clock
         self.log = ParquetLog(config.folder, SCHEMA, config.roll_s, config.roll_rows, config.max_queued)
 
     def wants(self, request_id: str) -> bool:
@@ -93,6 +103,7 @@ class RequestLog:
                 "scores": [item.score for item in answer.items],
                 "source": answer.source,
                 "degraded": list(answer.degraded),
+                "target": self._target,
                 "run": answer.model.run,
                 "step": answer.model.step,
                 "version": answer.model.version,

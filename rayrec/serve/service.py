@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -23,7 +22,7 @@ from rayrec.samples.batches import Int64Array
 from rayrec.samples.dataset import Dataset
 from rayrec.serve.access.config import StepName
 from rayrec.serve.access.degrade import NOT_LOWERED, Lowered
-from rayrec.serve.batching import BatchCosts
+from rayrec.serve.batch_costs import BatchCosts
 from rayrec.serve.compilation import CompileService
 from rayrec.serve.events.intake import ids_of
 from rayrec.serve.events.merging import with_recent
@@ -93,15 +92,31 @@ class _Asked:
 class RecommendationService:
     """Answers requests with one model, and a ranking stage behind it if there is one. Not thread-safe."""
 
-    def __init__(self, recommender: Recommender, max_k: int, stage: RankingStage | None = None) -> None:
+    def __init__(
+        self,
+        recommender: Recommender,
+        max_k: int,
+        stage: RankingStage | None = None,
+        before: RecommendationService | None = None,
+    ) -> None:
+        """
+        Args:
+            before: of another version; what it has made of the same catalogue is shared.
+        """
         self._recommender = recommender
         self._stage = stage
         self.max_k = max_k
         # Of our own: keys are looked up all at once, a thousand take hardly longer than one.
-        self._item_keys = pd.Index(recommender.dataset.items.keys.to_pandas())
-        registry = recommender.semantic_ids
-        self.item_texts = None if registry is None else ItemTexts(self._item_keys, registry.codes_IL)
+        self._item_keys: pd.Index
+        self.item_texts: ItemTexts | None
         """Items as the tokens of their semantic IDs; None for a model that knows none."""
+        if before is not None and before._has_catalogue_of(recommender):
+            # Made anew, they would hold the interpreter's lock for a third of a second per million items.
+            self._item_keys, self.item_texts = before._item_keys, before.item_texts
+        else:
+            self._item_keys = pd.Index(recommender.dataset.items.keys.to_pandas())
+            registry = recommender.semantic_ids
+            self.item_texts = None if registry is None else ItemTexts(self._item_keys, registry.codes_IL)
         self.model = ModelInfo(
             run=recommender.run, step=recommender.committed_step + 1, version=recommender.version
         )
@@ -136,6 +151,10 @@ class RecommendationService:
             raise answer
         return answer
 
+    def _has_catalogue_of(self, recommender: Recommender) -> bool:
+        mine = self._recommender
+        return mine.dataset is recommender.dataset and mine.semantic_ids is recommender.semantic_ids
+
     @property
     def dataset(self) -> Dataset:
         return self._recommender.dataset
@@ -144,6 +163,17 @@ class RecommendationService:
     def group_of(request: RecommendRequest) -> Hashable:
         """Requests of one group may be computed together."""
         return request.k, request.exclude_seen, request.rank is not False, _lowered(request)
+
+    def width_of(self, request: RecommendRequest) -> int:
+        """What its group costs by, see `CostsByWidth`: its beams, up to the next power of two; 1 where every
+        item is scored, and 0 where the model is not asked."""
+        lowered = _lowered(request)
+        if not lowered.asks_model:
+            return 0
+        k = min(request.k, self.max_k, len(self._item_keys))
+        stage = self._stage if lowered.ranks and request.rank is not False else None
+        num_beams = (stage or self._recommender).num_beams(k, lowered.effort)
+        return 1 << max(num_beams - 1, 0).bit_length()
 
     def recommend_all(self, requests: Sequence[RecommendRequest]) -> list[RecommendAnswer | Exception]:
         """Answers of requests of one group; what `recommend` would raise stands where an answer would.
@@ -195,7 +225,7 @@ class RecommendationService:
 
     def users_like(self, text: str, limit: int) -> list[str]:
         """The first users of the run's data whose key begins with a text, in order."""
-        keys = self._user_keys
+        keys = self._recommender.dataset.sorted_user_keys
         first = bisect_left(keys, text)
         stop = bisect_left(keys, text + chr(sys.maxunicode), lo=first)
         return keys[first : min(stop, first + limit)]
@@ -229,10 +259,6 @@ class RecommendationService:
             if place >= 0
         ]
         return KnownHistory(len(history_ids), newest, lacks_events=recent is None)
-
-    @cached_property
-    def _user_keys(self) -> list[str]:
-        return sorted(self._recommender.dataset.users["user_key"].to_pylist())
 
     def warm_up(self) -> None:
         """Take every path once, so that the first request does not wait for tables and compilers."""
@@ -268,7 +294,7 @@ class RecommendationService:
             costs[size] = min(self._seconds_for(size) for _ in range(repeats))
             if costs[size] > most_s:
                 break
-        return BatchCosts(costs)
+        return BatchCosts(costs, self.width_of(self._users_request(0)))
 
     def _seconds_for(self, size: int) -> float:
         requests = [self._users_request(place) for place in range(size)]

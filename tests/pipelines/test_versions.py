@@ -16,7 +16,7 @@ from rayrec.pipelines.versions.loading import LoadedVersion, load_version
 from rayrec.pipelines.versions.manifest import ModelVersion
 from rayrec.pipelines.versions.published_run import PublishedRun
 from rayrec.pipelines.versions.publisher import Publisher
-from rayrec.pipelines.versions.store import VersionStore
+from rayrec.pipelines.versions.store import CURRENT, VersionStore
 from rayrec.platform.errors import InputError
 from tests.runs import SPARSE_SASREC, make_run
 
@@ -123,6 +123,55 @@ def test_what_was_gone_back_to_stays_until_somebody_lets_go(run_with_rows, tmp_p
     with pytest.raises(InputError, match="has no version 9; it has 1 to 4"):
         store.point_to(9, is_held=True)
     assert store.serving() == fourth
+
+
+class Interrupted(VersionStore):
+    """Somebody else does something when this one has looked at the pointer that publications move."""
+
+    def __init__(self, url, do) -> None:
+        super().__init__(url)
+        self._do = do
+
+    def _pointer(self, name):
+        found = super()._pointer(name)
+        if name == CURRENT and self._do is not None:
+            do, self._do = self._do, None
+            do()
+        return found
+
+
+def test_going_back_while_a_version_is_published_is_not_lost(run_with_rows, tmp_path):
+    names = run_with_rows.snapshot_names()
+    publish(run_with_rows, VersionStore(tmp_path), names[:2])
+    store = Interrupted(tmp_path, lambda: VersionStore(tmp_path).point_to(1, is_held=True))
+
+    publish(run_with_rows, store, names[2:])
+
+    pointer = VersionStore(tmp_path).current()
+    assert pointer is not None
+    assert (pointer.version, pointer.is_held) == (1, True)
+
+
+def test_a_version_that_is_published_while_somebody_lets_go_serves(run_with_rows, tmp_path):
+    names = run_with_rows.snapshot_names()
+    store = VersionStore(tmp_path)
+    publish(run_with_rows, store, names[:2])
+    store.point_to(1, is_held=True)
+    assert Interrupted(tmp_path, lambda: publish(run_with_rows, store, names[2:])).let_newest_serve() == 3
+    assert store.serving().number == 3
+
+
+def test_a_hold_of_a_store_that_has_no_file_for_it_holds(run_with_rows, tmp_path):
+    names = run_with_rows.snapshot_names()
+    store = VersionStore(tmp_path)
+    publish(run_with_rows, store, names[:2])
+    (tmp_path / CURRENT).write_text('{"version": 1, "moved_at": 1.0, "is_held": true}')
+    publish(run_with_rows, store, names[2:])
+    assert store.serving().number == 1
+    assert store.let_newest_serve() == 3
+    pointer = store.current()
+    assert pointer is not None
+    assert (pointer.version, pointer.is_held) == (3, False)
 
 
 def test_old_versions_go_with_what_only_they_need(run_with_rows, tmp_path):

@@ -19,13 +19,16 @@ from rayrec.pipelines.recommender import WHOLE, Answer, Effort, Query, Recommend
 from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.serve.access.config import OPEN, AccessConfig
 from rayrec.serve.api import build_api
-from rayrec.serve.batching import BatchCosts, Batcher
+from rayrec.serve.batch_costs import BatchCosts
+from rayrec.serve.batching import Batcher
 from rayrec.serve.service import RecommendationService
 
 ITEM_IDS = {"alien": 11, "7": 12, "brazil": 13}
 USER_IDS = {"ann": 0, "42": 1}
 HISTORIES = {"ann": [11, 12], "42": [13]}
 TIMES = {"ann": [100, 200], "42": [300]}
+WIDTH = 16
+"""Of its ten beams, by which batches cost."""
 
 
 class FakeDataset:
@@ -36,6 +39,7 @@ class FakeDataset:
         ids_I=np.array(list(ITEM_IDS.values()), dtype=np.int64),
     )
     users = pa.table({"user_key": list(USER_IDS), "user_id": list(USER_IDS.values())})
+    sorted_user_keys = sorted(USER_IDS)
 
     def user_by_key(self, key: str) -> int | None:
         return USER_IDS.get(key)
@@ -158,7 +162,7 @@ def api_of(
     access: AccessConfig = OPEN,
 ) -> FastAPI:
     """The application, with a thread that computes."""
-    costs = BatchCosts({1: 1e-6, max_batch: 1e-6})
+    costs = BatchCosts({1: 1e-6, max_batch: 1e-6}, WIDTH)
     return build_api(service, Batcher(service.recommend_all, costs, max_waiting), timeout_s, access)
 
 

@@ -11,7 +11,8 @@ from benchmarks.bad_requests import BadRequest, from_openapi, made_by_hand, why_
 from rayrec.pipelines.recommender import Recommender
 from rayrec.serve.access.config import AccessConfig
 from rayrec.serve.api import ANSWERING_ROUTES, build_api
-from rayrec.serve.batching import BatchCosts, Batcher
+from rayrec.serve.batch_costs import BatchCosts
+from rayrec.serve.batching import Batcher
 from rayrec.serve.events.config import EventsConfig, LogConfig
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.metrics import PrometheusMeter

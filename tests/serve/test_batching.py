@@ -8,7 +8,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from rayrec.serve.batching import BatchCosts, Batcher, DeadlineError, TooManyWaitingError
+from rayrec.serve.batch_costs import BatchCosts
+from rayrec.serve.batching import Batcher, DeadlineError, TooManyWaitingError
 
 CHEAPER_TOGETHER = {1: 1.0, 2: 1.2, 4: 1.6, 8: 2.4}
 
@@ -177,6 +178,32 @@ def test_other_groups_are_time_of_their_own(device, start):
     assert results([first, together]) == ["answer to a", "answer to b"]
 
 
+def test_wide_requests_do_not_make_narrow_ones_too_late():
+    now = 0.0
+    entered, may_compute = threading.Semaphore(0), threading.Semaphore(30)
+
+    def compute(requests: Sequence[float]) -> list[float]:
+        nonlocal now
+        entered.release()
+        assert may_compute.acquire(timeout=10)
+        now += sum(requests)
+        return list(requests)
+
+    batcher = Batcher(compute, BatchCosts({1: 0.01}, width=16), max_waiting=10, clock=lambda: now)
+    for _ in range(30):
+        assert batcher.submit(0.2, "wide", width=1024).result(timeout=10) == 0.2
+        assert entered.acquire(timeout=10)
+    batcher.submit(0.01, "narrow", width=16)
+    assert entered.acquire(timeout=10)
+    there = batcher.submit(0.01, "narrow", timeout_s=0.05, width=16)
+    with pytest.raises(DeadlineError):
+        batcher.submit(0.2, "wide", timeout_s=0.15, width=1024)
+    may_compute.release(3)
+
+    assert there.result(timeout=10) == 0.01
+    batcher.close()
+
+
 def test_costs_that_have_grown_too_high_are_found_out():
     """After a slow while nobody would be in time by the costs; one is tried, and they fall again."""
     now = 0.0
@@ -190,10 +217,10 @@ def test_costs_that_have_grown_too_high_are_found_out():
     batcher = Batcher(compute, BatchCosts({1: 0.01}), max_waiting=10, clock=lambda: now)
     for _ in range(len(stalls)):
         assert batcher.submit("stalls").result(timeout=10) == "stalls"
-    assert batcher.costs.of(1) > 5
+    assert batcher.costs.at(1).of(1) > 5
 
     assert [batcher.submit("next", timeout_s=5).result(timeout=10) for _ in range(30)] == ["next"] * 30
-    assert batcher.costs.of(1) < 1
+    assert batcher.costs.at(1).of(1) < 1
     batcher.close()
 
 
@@ -259,6 +286,8 @@ def test_a_wait_is_estimated_by_what_is_in_hand_and_what_batches_take(device, st
 
     assert batcher.in_hand == 16
     assert batcher.wait_s() == pytest.approx(2 * 2.4)  # two batches of eight
+    batcher.submit("wide", "another", width=4)
+    assert batcher.wait_s() == pytest.approx(2 * 2.4 + 4 * 1.0)
     device.free(100)
     results(waiting)
     batcher.close()
@@ -275,6 +304,31 @@ def test_one_that_is_cancelled_is_not_computed(device, start):
     assert device.batches == [["first"], ["there"]]
 
 
+def test_those_that_are_cancelled_leave_their_places_to_others(device, start):
+    batcher = start({1: 1.0, 2: 1.1}, max_waiting=4)
+    gone = [batcher.submit(name, timeout_s=3.5) for name in "abc"]
+    assert all(future.cancel() for future in gone)
+
+    assert (batcher.in_hand, batcher.wait_s()) == (1, 1.0)
+    there = [batcher.submit(name, timeout_s=3.5) for name in "de"]
+    device.free(2)
+
+    assert results(there) == ["answer to d", "answer to e"]
+    assert device.batches == [["first"], ["d", "e"]]
+
+
+def test_one_that_is_being_computed_cannot_be_cancelled(device, start):
+    batcher = start()
+    waiting = batcher.submit("a")
+    device.free()
+    device.wait_until_busy()
+
+    assert not waiting.cancel()
+    assert batcher.in_hand == 1
+    device.free()
+    assert results([waiting]) == ["answer to a"]
+
+
 def test_closing_answers_what_waits(device, start):
     batcher = start()
     waiting = batcher.submit("a")
@@ -285,63 +339,3 @@ def test_closing_answers_what_waits(device, start):
     assert waiting.done()
     with pytest.raises(RuntimeError, match="closed"):
         batcher.submit("b")
-
-
-def test_the_size_of_most_requests_per_second_is_best():
-    assert BatchCosts(CHEAPER_TOGETHER).best_size(100, float("inf")) == 8
-    assert BatchCosts(CHEAPER_TOGETHER).best_size(100, 1.5) == 3
-    assert BatchCosts(CHEAPER_TOGETHER).best_size(100, 0.1) == 1
-    assert BatchCosts({1: 1.0, 2: 1.5, 4: 10.0}).best_size(4, float("inf")) == 2
-
-
-def test_costs_follow_what_batches_take():
-    costs = BatchCosts(CHEAPER_TOGETHER)
-
-    for _ in range(200):
-        costs.observe(3, 5.0)
-
-    assert costs.of(3) == pytest.approx(5.0, rel=0.01)
-    assert costs.of(1) == 1.0
-    assert costs.best_size(100, float("inf")) == 8
-
-
-def test_where_one_batch_in_ten_takes_longer_there_is_time_for_it():
-    costs = BatchCosts({1: 1.0})
-    assert costs.caution == 1.0
-    for _ in range(20):
-        costs.observe(1, 0.5 * costs.of(1))
-    assert costs.caution == 1.0
-    for place in range(50):
-        costs.observe(1, (1.0 if place % 5 else 1.5) * costs.of(1))
-    assert costs.caution == pytest.approx(1.5)
-
-
-def test_one_stall_changes_little():
-    costs = BatchCosts(CHEAPER_TOGETHER)
-    for _ in range(50):
-        costs.observe(4, 1.6)
-    costs.observe(4, 100.0)
-
-    assert costs.of(4) == pytest.approx(1.76)
-    assert costs.caution == pytest.approx(1.0)
-
-
-def test_a_size_that_is_not_computed_any_more_does_not_keep_an_old_cost_for_ever():
-    costs = BatchCosts({1: 1.0, 2: 1.2, 4: 100.0})
-    assert costs.best_size(4, float("inf")) == 2
-    for _ in range(100):
-        costs.observe(2, 1.2)
-    assert costs.best_size(4, float("inf")) == 4
-
-    slow = BatchCosts({1: 50.0, 2: 60.0, 4: 1.6})
-    slow.observe(4, 1.6)
-    assert (slow.of(1), slow.of(2)) == (1.6, 1.6)
-    fast = BatchCosts({1: 1.0, 2: 1.0, 4: 1.0})
-    for _ in range(100):
-        fast.observe(1, 5.0)
-    assert fast.of(4) == pytest.approx(5.0, rel=0.01)
-
-
-def test_a_single_request_has_to_be_measured():
-    with pytest.raises(ValueError, match="single request"):
-        BatchCosts({2: 1.0})

@@ -10,7 +10,8 @@ from fastapi.testclient import TestClient
 
 from rayrec.platform.errors import InputError
 from rayrec.serve.api import build_api
-from rayrec.serve.batching import BatchCosts, Batcher
+from rayrec.serve.batch_costs import BatchCosts
+from rayrec.serve.batching import Batcher
 from rayrec.serve.bearer_token import OPEN_PATHS, VARIABLE, require_token, token_digest
 from rayrec.serve.metrics import PrometheusMeter
 from rayrec.serve.page.recent import RecentActivity

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -264,6 +265,54 @@ def test_a_program_that_fails_when_it_is_first_run_is_not_taken(run, tmp_path, m
     programs = ordered_from(Compiler(PackageFolders([tmp_path]), lambda job, place: None), run)
 
     assert programs.ready == []
+
+
+def test_looking_for_a_package_that_fails_costs_its_order_alone(tmp_path, caplog):
+    class Folders(PackageFolders):
+        def find(self, key: str) -> Path | None:
+            if key == "away":
+                raise RuntimeError("the disk is gone")
+            return super().find(key)
+
+    asked = []
+
+    def compile_package(job: Any, place: Path) -> None:
+        asked.append(job.key)
+        raise CompilationFailedError("stopped")
+
+    class Programs:
+        def __init__(self, key: str) -> None:
+            self.key = key
+
+        def job(self, bucket: Bucket) -> Any:
+            return self
+
+    compiler = Compiler(Folders([tmp_path]), compile_package)
+    for key in ("away", "here"):
+        compiler.order(Programs(key), ONE)
+        assert compiler.wait(60)
+    compiler.close()
+
+    assert asked == ["here"]
+    assert "stay with eager ranking: the disk is gone" in caplog.text
+
+
+def test_a_folder_that_cannot_be_looked_at_has_no_package(tmp_path, monkeypatch):
+    for name in ("away", "here"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "key.pt2").write_bytes(b"")
+        (tmp_path / name / "key.json").write_text("{}")
+    is_file = Path.is_file
+
+    def is_file_unless_away(path: Path) -> bool:
+        if path.parent.name == "away":
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", is_file_unless_away)
+
+    folders = PackageFolders([tmp_path / "away", tmp_path / "here"])
+    assert folders.find("key") == tmp_path / "here" / "key.pt2"
 
 
 def test_packages_go_where_can_be_written_and_are_found_in_any_folder(tmp_path):

@@ -11,7 +11,8 @@ from fastapi.testclient import TestClient
 from rayrec.pipelines.loading import TrainedModel
 from rayrec.pipelines.recommender import Recommender
 from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import read_snapshot
+from rayrec.pipelines.snapshots import WEIGHTS, read_snapshot
+from rayrec.pipelines.versions import publisher
 from rayrec.pipelines.versions.loading import load_version
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
@@ -20,9 +21,11 @@ from rayrec.serve import loading
 from rayrec.serve.compile_config import CompileConfig
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.current import CurrentService
-from rayrec.serve.following import AGAIN_AFTER_S, VersionFollower
+from rayrec.serve.following import VersionFollower
 from rayrec.serve.loading import device_of, load_api, load_service
 from rayrec.serve.metrics import PrometheusMeter
+from rayrec.serve.pointer import AGAIN_AFTER_S
+from rayrec.serve.schemas import RecommendRequest
 from rayrec.serve.service import RecommendationService
 from tests.runs import make_run
 
@@ -87,7 +90,38 @@ def test_a_published_version_answers_after_a_look_and_going_back_builds_nothing(
     assert current.held(2) is not None
     assert current.held(1) is None
     figures = follower.figures()
-    assert (figures["serving_version"], figures["serving_versions_behind"]) == (3, 0)
+    assert (figures["serving_version"], figures["serving_version_not_loaded"]) == (3, False)
+
+
+def test_versions_of_one_catalogue_share_what_was_made_of_it(tmp_path):
+    """Made anew for each, of millions of items, it would stop requests for as long as it takes."""
+    run = RunFolder.open(make_run(tmp_path, "prefix", snapshots_after=(0,)))
+    other = make_run(tmp_path / "other", "prefix")
+    store = VersionStore(tmp_path / "store")
+    publish(run, store, 0)
+    publish(run, store, 1)
+    first = load_version(store, store.version(1))
+    second = load_version(store, store.version(2), held=first)
+    before = RecommendationService(Recommender(first.model), max_k=50)
+    service = RecommendationService(Recommender(second.model), max_k=50, before=before)
+    elsewhere = RecommendationService(Recommender.load(other), max_k=50, before=before)
+
+    assert service.item_texts is before.item_texts is not None
+    assert service._item_keys is before._item_keys
+    assert elsewhere.item_texts is not before.item_texts
+    alone = RecommendationService(Recommender(load_version(store, store.version(2)).model), max_k=50)
+    request = RecommendRequest(user_id="u1", k=5)
+    assert service.recommend(request).items == alone.recommend(request).items
+
+
+def test_versions_of_one_data_set_share_its_sorted_users(run, store):
+    publish(run, store, 0)
+    current, follower, _ = followed(store)
+    first = current.pinned.dataset.sorted_user_keys
+    assert first == sorted(first)
+    publish(run, store, 1)
+    assert follower.look()
+    assert current.pinned.dataset.sorted_user_keys is first
 
 
 def test_a_version_that_cannot_be_loaded_leaves_the_one_before_and_is_tried_again(run, store, caplog):
@@ -102,8 +136,9 @@ def test_a_version_that_cannot_be_loaded_leaves_the_one_before_and_is_tried_agai
         assert not follower.look()
     assert current.model.version == 1
     figures = follower.figures()
-    assert (figures["serving_versions_behind"], figures["serving_version_errors"]) == (1, 1)
-    assert "version 1 goes on answering" in caplog.text
+    assert (figures["serving_version_wanted"], figures["serving_version_not_loaded"]) == (2, True)
+    assert figures["serving_version_errors"] == 1
+    assert "what is held goes on answering" in caplog.text
     assert "item-00000.parquet" in caplog.text
     path.write_bytes(content)
     assert not follower.look()  # not yet
@@ -114,6 +149,44 @@ def test_a_version_that_cannot_be_loaded_leaves_the_one_before_and_is_tried_agai
     assert not follower.look()
     assert current.model.version == 2
     assert built == [1, 2]
+
+
+def test_going_back_to_what_cannot_be_loaded_is_shown(run, store):
+    publish(run, store, 0)
+    publish(run, store, 1)
+    current, follower, built = followed(store)
+    (store.fetch(store.version(1).weights) / WEIGHTS).write_bytes(b"")
+    store.point_to(1, is_held=True)
+    assert not follower.look()
+    assert (current.model.version, built) == (2, [2])
+    figures = follower.figures()
+    assert (figures["serving_version"], figures["serving_version_wanted"]) == (2, 1)
+    assert figures["serving_version_not_loaded"]
+    store.point_to(2, is_held=False)
+    assert not follower.look()
+    assert not follower.figures()["serving_version_not_loaded"]
+
+
+def test_where_changes_do_not_build_on_what_is_held_all_rows_are_read(
+    run, store, answers_by_step, monkeypatch
+):
+    """As after a snapshot that does not say what has changed since the version before."""
+    publish(run, store, 0)
+    publish(run, store, 1)
+    current, follower, _ = followed(store)
+    with monkeypatch.context() as patched:
+        patched.setattr(publisher, "load_changes", lambda *arguments: None)
+        publish(run, store, 2)
+    assert [segment.since for segment in store.serving().segments] == [None]
+    assert follower.look()
+    answer = current.pinned.recommend(RecommendRequest(user_id="u1", k=5))
+    assert [(item.item_id, item.score) for item in answer.items] == answers_by_step[answer.model.step]
+    assert answer.model.version == 3
+    held = store.version(2).segments[0].bundle
+    for file in store.fetch(held).iterdir():
+        file.unlink()
+    store.point_to(2, is_held=True)
+    assert follower.look()  # which is held, though its own base is gone
 
 
 def test_each_answer_is_entirely_of_one_version_while_versions_change(run, store, answers_by_step):

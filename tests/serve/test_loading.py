@@ -9,7 +9,8 @@ from fastapi.testclient import TestClient
 
 from rayrec.platform.errors import InputError
 from rayrec.serve.api import build_api
-from rayrec.serve.batching import BatchCosts, Batcher
+from rayrec.serve.batch_costs import BatchCosts
+from rayrec.serve.batching import Batcher
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.loading import SWITCH_S, load_api
 from rayrec.serve.metrics import PrometheusMeter

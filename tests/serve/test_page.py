@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 
 from rayrec.platform.errors import UnavailableError
 from rayrec.serve.api import ANSWERING_ROUTES, build_api
-from rayrec.serve.batching import BatchCosts, Batcher
+from rayrec.serve.batch_costs import BatchCosts
+from rayrec.serve.batching import Batcher
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.events.user_state import ProcessState
 from rayrec.serve.page.recent import SECONDS, RecentActivity
@@ -48,6 +52,32 @@ def test_users_can_be_found_by_how_their_id_begins(client):
     assert client.get("/v1/users?like=a").json() == {"users": ["ann"]}
     assert client.get("/v1/users?like=b").json() == {"users": []}
     assert client.get("/v1/users?limit=1").json() == {"users": ["42"]}
+
+
+def test_looking_for_users_holds_nobody_up():
+    """The first time all are sorted, which takes seconds of millions."""
+    service = RecommendationService(FakeRecommender(), max_k=50)
+    asked, let = threading.Event(), threading.Event()
+
+    class Slow(type(service._recommender.dataset)):
+        @property
+        def sorted_user_keys(self):
+            asked.set()
+            assert let.wait(20)
+            return ["ann"]
+
+    service._recommender.dataset = Slow()
+    batcher = Batcher(service.recommend_all, BatchCosts({1: 1e-6}), 4)
+    api = build_api(service, batcher, 10.0, meters=[RecentActivity(ANSWERING_ROUTES)])
+    with listening(api) as address, ThreadPoolExecutor(1) as pool:
+        users = pool.submit(httpx.get, f"http://{address}/v1/users", trust_env=False, timeout=20)
+        try:
+            assert asked.wait(20)
+            live = httpx.get(f"http://{address}/v2/health/live", trust_env=False, timeout=20)
+            assert live.json() == {"live": True}
+        finally:
+            let.set()
+        assert users.result().json() == {"users": ["ann"]}
 
 
 def test_a_history_is_shown_newest_first_with_titles(client):
@@ -100,10 +130,16 @@ def test_a_state_that_cannot_be_read_leaves_the_history_of_the_data():
 
 
 def test_the_status_tells_how_old_a_published_version_is(client):
-    figures = {"serving_version_age_s": 90.5, "serving_versions_behind": 2, "serving_version": 7}
+    figures = {
+        "serving_version_age_s": 90.5,
+        "serving_version_wanted": 7,
+        "serving_version_not_loaded": False,
+    }
     following = TestClient(page_api(version_figures=lambda: figures))
 
-    assert following.get("/v1/status").json()["version"] == {"age_s": 90.5, "behind": 2}
+    assert following.get("/v1/status").json()["version"] == {"age_s": 90.5, "wanted": None}
+    figures |= {"serving_version_wanted": 3, "serving_version_not_loaded": True}
+    assert following.get("/v1/status").json()["version"] == {"age_s": 90.5, "wanted": 3}
     assert client.get("/v1/status").json()["version"] is None
 
 
@@ -151,7 +187,11 @@ def test_without_the_page_no_history_is_told():
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium; make packages installs it where it may")
 def test_a_browser_shows_a_user_and_recommendations(tmp_path):
-    figures = {"serving_version_age_s": 300.0, "serving_versions_behind": 2}
+    figures = {
+        "serving_version_age_s": 300.0,
+        "serving_version_wanted": 9,
+        "serving_version_not_loaded": True,
+    }
     with listening(page_api(AwayState(), version_figures=lambda: figures)) as address:
         shown = subprocess.run(
             [
@@ -177,6 +217,6 @@ def test_a_browser_shows_a_user_and_recommendations(tmp_path):
     assert items.count("<li>") == 3, "as many as there are films"
     assert "Film 0" in items
     assert "films, step 100" in shown
-    assert "5 min, 2 behind" in shown
+    assert "5 min, 9 is wanted" in shown
     assert "the newest cannot be read" in shown
     assert '<p id="problem" role="alert"></p>' in shown

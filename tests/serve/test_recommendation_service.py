@@ -193,6 +193,25 @@ def test_costs_are_measured_by_doubling_up_to_the_largest_batch_or_one_that_take
     assert costs.of(1) > 0
 
 
+def test_requests_cost_by_their_beams_in_powers_of_two(service):
+    service._item_keys = pd.Index([f"i{number}" for number in range(200)])
+    of_popular = LoweredRequest.of(RecommendRequest(k=17), lowered(asks_model=False))
+
+    assert service.width_of(RecommendRequest(k=1)) == 16  # ten beams
+    assert service.width_of(RecommendRequest(k=17)) == 32
+    assert service.width_of(RecommendRequest(k=10**9)) == 64  # of which no more than 50 are answered
+    assert service.width_of(of_popular) == 0
+
+
+def test_fewer_beams_are_narrower_and_a_model_that_scores_every_item_has_one_width(service):
+    fewer = lowered(effort=Effort(max_beams=3))
+
+    assert service.width_of(LoweredRequest.of(RecommendRequest(k=2), fewer)) == 4
+    service._recommender.num_beams = lambda k, effort: 0
+
+    assert service.width_of(RecommendRequest(k=3)) == 1
+
+
 def lowered(**how):
     return replace(NOT_LOWERED, **how)
 

@@ -12,7 +12,8 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from rayrec.serve.api import build_api
-from rayrec.serve.batching import BatchCosts, Batcher
+from rayrec.serve.batch_costs import BatchCosts
+from rayrec.serve.batching import Batcher
 from rayrec.serve.metrics import PrometheusMeter, RayMeter
 from rayrec.serve.service import RecommendationService
 from tests.serve.fake_recommender import FakeRecommender

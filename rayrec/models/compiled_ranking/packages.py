@@ -44,7 +44,7 @@ class PackageFolders:
         """A package that claims to be whole, and was not refused before."""
         for folder in self.folders:
             package = folder / f"{key}.pt2"
-            if package not in self._refused and package.is_file() and _manifest_of(package).is_file():
+            if package not in self._refused and _is_file(package) and _is_file(_manifest_of(package)):
                 return package
         return None
 
@@ -106,6 +106,14 @@ def load(package: Path) -> Run:
     except Exception as error:  # torch has no class of its own for it
         raise PackageError(f"{package}: {' '.join(str(error).split())[:300]}") from error
     return program
+
+
+def _is_file(path: Path) -> bool:
+    """A disk that is gone, or a folder that may not be read, has none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _manifest_of(package: Path) -> Path:

@@ -4,12 +4,14 @@
                      └ not here: `order(bucket)`, once; None, and the caller ranks eagerly
 
     another thread: programs.add(bucket, program), when it has come
+    a program that fails at a batch: given up, said once; None, and so for all batches of the bucket
 
 Axes: B rows of a batch, E excluded items, K items of an answer.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -26,6 +28,8 @@ from rayrec.models.compiled_ranking.program import weights_of
 from rayrec.models.program import RankedItems, Rows
 from rayrec.models.sequence_model import SequenceModel
 from rayrec.models.tensor_batch import Features
+
+logger = logging.getLogger(__name__)
 
 SCORED_WIDTHS = (16, 128, 1024)
 """Of models that score every item: a program gives so many, of which an answer is the first."""
@@ -109,6 +113,13 @@ class CompiledPrograms:
             )
         self._programs[bucket] = program
 
+    def give_up(self, bucket: Bucket, error: Exception) -> None:
+        """Have the bucket ranked eagerly from now on: what failed at one batch fails at the next, too."""
+        with self._changes:
+            if self._programs.pop(bucket, None) is None:
+                return
+        logger.warning("%s are ranked eagerly from now on, its program failed: %s", bucket, error)
+
 
 class CompiledRanking:
     """One version of a model, ranked by programs. As thread-safe as they are: for one thread."""
@@ -143,7 +154,7 @@ class CompiledRanking:
         excluded_BE: np.ndarray | None,
         max_beams: int | None = None,
     ) -> RankedItems | None:
-        """As `RankingProgram.rank`; None for a batch that no program is here for."""
+        """As `RankingProgram.rank`; None for a batch that no program is here for, or whose program fails."""
         found = self._rank(features, rows, k, excluded_BE, max_beams)
         self.answered["eager" if found is None else "compiled"] += 1
         return found
@@ -174,9 +185,13 @@ class CompiledRanking:
         inputs = programs.signature.padded(bucket, features, rows, excluded_BE)
         if inputs is None:
             return None
-        items, scores = program(self.weights, [each.to(programs.device) for each in inputs])
         num_rows = len(lengths_B)
-        return RankedItems(items[:num_rows, :k].cpu().numpy(), scores[:num_rows, :k].cpu().numpy())
+        try:
+            items, scores = program(self.weights, [each.to(programs.device) for each in inputs])
+            return RankedItems(items[:num_rows, :k].cpu().numpy(), scores[:num_rows, :k].cpu().numpy())
+        except Exception as error:  # torch has no class of its own for it
+            programs.give_up(bucket, error)
+            return None
 
     def width(self, k: int, max_beams: int | None = None) -> int | None:
         """Of the bucket for k items; None where no program is made for so many.

@@ -1,12 +1,14 @@
 """A folder, or a place in an object store, with the versions of one model that were published.
 
-    STORE/current.json                 which version serves, and whether it stays although newer ones come
+    STORE/current.json                 the version that serves, which every publication moves
+    STORE/held.json                    that which serves instead, while somebody has gone back to it
     STORE/versions/000017.json         a version's manifest
     STORE/bundles/NAME/...             files, each bundle written once
 
 A manifest appears when everything that it names is there, and the pointer moves after that; each is one file
 that is replaced as a whole. So whoever follows the pointer always finds a whole version. One process at a
-time publishes to a store.
+time publishes to a store, and writes one of the two; going back writes the other, so neither undoes what the
+other has just done.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.files import write_atomically
 from rayrec.platform.remote_files import remote_folder
 
-CURRENT, VERSIONS, BUNDLES = "current.json", "versions", "bundles"
+CURRENT, HELD, VERSIONS, BUNDLES = "current.json", "held.json", "versions", "bundles"
 
 
 class Pointer(Config):
@@ -76,13 +78,7 @@ class VersionStore:
             InputError: the pointer is damaged.
             OSError: the place does not answer.
         """
-        content = self._read(CURRENT)
-        if content is None:
-            return None
-        try:
-            return Pointer.parse(json.loads(content), source=self._there.shown(CURRENT))
-        except ValueError as error:
-            raise InputError(f"{self._there.shown(CURRENT)}: not a pointer to a version: {error}") from error
+        return self._pointer(HELD) or self._pointer(CURRENT)
 
     def serving(self) -> ModelVersion:
         """The version that serves.
@@ -98,12 +94,29 @@ class VersionStore:
     def point_to(self, number: int, is_held: bool) -> None:
         """Let a version serve.
 
+        Args:
+            is_held: although newer ones come. Otherwise nothing is held any more.
+
         Raises:
             InputError: there is no such version.
         """
         self.version(number)
-        pointer = Pointer(version=number, moved_at=time.time(), is_held=is_held)
-        self._write(CURRENT, (json.dumps(pointer.model_dump(mode="json")) + "\n").encode())
+        self._point(HELD if is_held else CURRENT, number)
+        if not is_held:
+            self._delete_held()
+
+    def let_newest_serve(self) -> int:
+        """Hold nothing any more; the version that serves now.
+
+        Raises:
+            InputError: a version or pointer is damaged.
+        """
+        newest, pointer = self.numbers()[-1], self._pointer(CURRENT)
+        # What is published meanwhile has moved it already, and is not to be undone.
+        if pointer is None or pointer.is_held or pointer.version < newest:
+            self._point(CURRENT, newest)
+        self._delete_held()
+        return self.serving().number
 
     def numbers(self) -> list[int]:
         """Of all versions that are there, oldest first."""
@@ -141,9 +154,9 @@ class VersionStore:
                 "let one run publish to a store"
             )
         self._write(name, version.to_bytes())
-        pointer = self.current()
-        if pointer is None or not pointer.is_held:
-            self.point_to(version.number, is_held=False)
+        pointer = self._pointer(CURRENT)
+        if pointer is None or not pointer.is_held:  # as stores without a file for it have it
+            self._point(CURRENT, version.number)
 
     def put(self, kind: str, files: Sequence[Path]) -> Bundle:
         """Publish files as a bundle, named by its kind and content; one that is there is not sent again."""
@@ -212,6 +225,23 @@ class VersionStore:
         for name in held - needed:
             filesystem.delete_dir(self._there.path_of(f"{BUNDLES}/{name}"))
 
+    def _point(self, name: str, number: int) -> None:
+        pointer = Pointer(version=number, moved_at=time.time(), is_held=name == HELD)
+        self._write(name, (json.dumps(pointer.model_dump(mode="json")) + "\n").encode())
+
+    def _delete_held(self) -> None:
+        if self._exists(HELD):
+            self._there.filesystem.delete_file(self._there.path_of(HELD))
+
+    def _pointer(self, name: str) -> Pointer | None:
+        content = self._read(name)
+        if content is None:
+            return None
+        try:
+            return Pointer.parse(json.loads(content), source=self._there.shown(name))
+        except ValueError as error:
+            raise InputError(f"{self._there.shown(name)}: not a pointer to a version: {error}") from error
+
     def _exists(self, name: str) -> bool:
         (info,) = self._there.filesystem.get_file_info([self._there.path_of(name)])
         return bool(info.type == fs.FileType.File)
@@ -219,8 +249,11 @@ class VersionStore:
     def _read(self, name: str) -> bytes | None:
         if not self._exists(name):
             return None
-        with self._there.filesystem.open_input_stream(self._there.path_of(name)) as file:
-            return bytes(file.read())
+        try:
+            with self._there.filesystem.open_input_stream(self._there.path_of(name)) as file:
+                return bytes(file.read())
+        except FileNotFoundError:  # deleted meanwhile
+            return None
 
     def _write(self, name: str, content: bytes) -> None:
         target = self._there.path_of(name)

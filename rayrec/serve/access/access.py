@@ -41,9 +41,9 @@ class AccessStatus:
     refused: int
     """Requests so far that were too many of all."""
     load: float
-    """When the last request came; 0 without steps."""
+    """Now, 1 is full; 0 without steps."""
     steps: tuple[StepName, ...]
-    """In force."""
+    """In force at that load: a request may find others, which it adds to."""
     cached: int
     """Answers that are kept."""
     cache_hits: int
@@ -75,7 +75,6 @@ class Access:
         self._cache: AnswerCache[RecommendAnswer] | None = None
         if any(step.do == "cached_answer" for step in config.degrade.steps):
             self._cache = AnswerCache(config.degrade.cache, clock)
-        self._last_load = 0.0
 
     def admit(self, origin: Origin) -> Callable[[], None]:
         """Admits what the batcher does not compute; what is returned has to be called when it is done.
@@ -137,7 +136,7 @@ class Access:
             group = pinned.group_of(request)
             # The batcher computes with a service that stays the same.
             compute = None if pinned is self._service else pinned.recommend_all
-            future = self._batcher.submit(request, group, timeout_s, compute)
+            future = self._batcher.submit(request, group, timeout_s, compute, pinned.width_of(request))
         except BaseException:
             leave()
             raise
@@ -177,13 +176,15 @@ class Access:
     @property
     def status(self) -> AccessStatus:
         admissions, cache = self._admissions, self._cache
+        # Not those of the last request: that may have come while there was much to do, hours ago.
+        load = self._load() if self._config.degrade.steps else 0.0
         return AccessStatus(
             in_hand=admissions.service.concurrency.in_hand,
             callers=0 if admissions.callers is None else len(admissions.callers),
             refused_callers=admissions.num_refused_callers,
             refused=admissions.num_refused,
-            load=self._last_load,
-            steps=tuple(self._ladder.names),
+            load=load,
+            steps=tuple(self._ladder.at(load)),
             cached=0 if cache is None else len(cache),
             cache_hits=0 if cache is None else cache.num_hits,
         )
@@ -191,14 +192,16 @@ class Access:
     def _lowered(self) -> Lowered:
         if not self._config.degrade.steps:
             return NOT_LOWERED
-        self._last_load = self._load()
-        return self._ladder.update(self._last_load)
+        return self._ladder.update(self._load(num_coming=1))
 
-    def _load(self) -> float:
-        """With the request that has just been admitted."""
+    def _load(self, num_coming: int = 0) -> float:
+        """
+        Args:
+            num_coming: requests that were admitted, and that the batcher does not have yet.
+        """
         if self._config.degrade.by == "wait":
             return self._batcher.wait_s() / self._timeout_s
-        load = (self._batcher.in_hand + 1) / self._batcher.max_waiting
+        load = (self._batcher.in_hand + num_coming) / self._batcher.max_waiting
         concurrency = self._admissions.service.concurrency
         if concurrency.most is not None:
             load = max(load, concurrency.in_hand / concurrency.most)

@@ -45,21 +45,25 @@ class Ladder:
 
     def update(self, load: float) -> Lowered:
         """Enter and leave steps; what is in force now."""
-        while self._level < len(self._steps) and load >= self._steps[self._level].enter:
-            self._level += 1
-        while self._level and load < self._steps[self._level - 1].leave:
-            self._level -= 1
+        self._level = self._level_at(load)
         return self._lowered[self._level]
+
+    def at(self, load: float) -> list[StepName]:
+        """The steps that would be in force, in the order in which they are entered; changes nothing."""
+        return [step.do for step in self._steps[: self._level_at(load)]]
+
+    def _level_at(self, load: float) -> int:
+        level = self._level
+        while level < len(self._steps) and load >= self._steps[level].enter:
+            level += 1
+        while level and load < self._steps[level - 1].leave:
+            level -= 1
+        return level
 
     @property
     def level(self) -> int:
         """Number of steps in force."""
         return self._level
-
-    @property
-    def names(self) -> list[StepName]:
-        """The steps in force, in the order in which they were entered."""
-        return [step.do for step in self._steps[: self._level]]
 
 
 def _after(before: Lowered, step: StepConfig) -> Lowered:

@@ -42,8 +42,8 @@ class VersionStatus(_Answer):
 
     age_s: float
     """Since it was published."""
-    behind: int
-    """Versions that were published since, and do not answer yet."""
+    wanted: int | None
+    """That the store points to, where it is another one: it is being loaded, or cannot be."""
 
 
 class StatusAnswer(_Answer):
@@ -110,8 +110,10 @@ def page_router(
         version = None
         if version_figures is not None:
             figures = version_figures()
+            wanted = int(figures["serving_version_wanted"])
             version = VersionStatus(
-                age_s=figures["serving_version_age_s"], behind=int(figures["serving_versions_behind"])
+                age_s=figures["serving_version_age_s"],
+                wanted=wanted if figures["serving_version_not_loaded"] else None,
             )
         return StatusAnswer(
             model=service.model,
@@ -125,7 +127,7 @@ def page_router(
         )
 
     @router.get("/v1/users")
-    async def users(
+    def users(  # in a thread, since the first time all of them are sorted
         like: Annotated[str, Query(max_length=256)] = "",
         limit: Annotated[int, Query(ge=1, le=MAX_USERS)] = 20,
     ) -> UsersAnswer:

@@ -90,11 +90,20 @@ class ServicesConfig(Config):
     """Which target answers; None: `main` does."""
     shadow: ShadowTargetConfig | None = None
 
+    @property
+    def weights(self) -> dict[str, float]:
+        """Shares of the targets that answer, those with 0 among them."""
+        return {MAIN: 1.0} if self.routing is None else self.routing.weights
+
+    def answers_nobody(self, target: str) -> bool:
+        """Whether nobody is shown what a target answers, as a shadow's."""
+        return not self.weights.get(target, 0.0) > 0
+
     @model_validator(mode="after")
     def _targets_are_used(self) -> Self:
         if MAIN in self.targets:
             raise ValueError(f"targets: {MAIN!r} is what the service is started with; choose another name")
-        weights = {MAIN: 1.0} if self.routing is None else self.routing.weights
+        weights = self.weights
         if unknown := set(weights) - {MAIN, *self.targets}:
             raise ValueError(f"routing.weights: there is no target {min(unknown)!r}")
         if self.shadow is not None and self.shadow.target not in {MAIN, *self.targets}:
@@ -110,7 +119,7 @@ class ServicesConfig(Config):
     @property
     def num_asked(self) -> int:
         """Targets that answer somebody."""
-        return 1 if self.routing is None else sum(weight > 0 for weight in self.routing.weights.values())
+        return sum(weight > 0 for weight in self.weights.values())
 
     @property
     def cpus(self) -> float:

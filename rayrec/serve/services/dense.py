@@ -6,7 +6,6 @@ sparse part: Recommender ─► RemoteRanker ─ one buffer ─► DensePart: th
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayrec.embeddings.threads import give_way
 from rayrec.models.program import RankedItems, Rows
 from rayrec.models.sequence_program import SequenceProgram
 from rayrec.pipelines.item_ranker import give_catalogue, item_ranker_of, kept_contexts
@@ -28,8 +26,6 @@ from rayrec.platform.devices import own_stream, synchronize
 from rayrec.samples.batches import FeatureBatch, Int64Array
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.services.packed_batch import RankBatch, packed_items, unpacked_items
-
-logger = logging.getLogger(__name__)
 
 MOST_VERSIONS = 3
 """Held: the one that answers, the one before, and one that sparse parts are going to or coming from."""
@@ -175,34 +171,6 @@ def _keep_contexts(program: SequenceProgram, model: TrainedModel, config: ServeC
     """
     if (max_bytes := config.max_context_bytes) is not None:
         kept_contexts(program, model, max_bytes)
-
-
-class DenseFollower:
-    """Has a dense part hold the version that a store points to, before it is asked for it."""
-
-    def __init__(self, store: VersionStore, part: DensePart, every_s: float) -> None:
-        self._store, self._part, self._every_s = store, part, every_s
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="versions", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Return when nothing is loaded any more."""
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        give_way()
-        said: str | None = None
-        while not self._stopping.wait(self._every_s):
-            try:
-                if (pointer := self._store.current()) is not None:
-                    self._part.hold(pointer.version)
-                said = None
-            except Exception as error:  # the versions that are held answer as before
-                if str(error) != said:
-                    said = str(error)
-                    logger.error("a version is not loaded: %s", error)
 
 
 class RemoteRanker:

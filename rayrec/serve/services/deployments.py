@@ -38,9 +38,10 @@ from rayrec.serve.config import ServeConfig
 from rayrec.serve.events.user_state import UserEvents
 from rayrec.serve.loading import device_of, load_api
 from rayrec.serve.metrics import RayMeter
+from rayrec.serve.pointer import PointerFollower
 from rayrec.serve.ray_ingress import by_message, of_session, sticky_routing
 from rayrec.serve.services.config import MAIN, ReplicasConfig, ServicesConfig
-from rayrec.serve.services.dense import DenseFollower, DensePart, RemoteRanker
+from rayrec.serve.services.dense import DensePart, RemoteRanker
 from rayrec.serve.services.features import FeaturesPart, RemoteState
 from rayrec.serve.services.gateway import Gateway, build_gateway, user_of
 from rayrec.serve.services.handle_calls import HandleCalls, unanswered_by
@@ -179,9 +180,10 @@ class DenseReplica:
         self._meter = RayMeter(Path(run).name)
         self._meter.watch(self._part.figures)
         self._threads = ThreadPoolExecutor(streams, "dense")
-        self._follower: DenseFollower | None = None
-        if VersionStore.is_there(run):
-            self._follower = DenseFollower(VersionStore(run), self._part, config.follow_every_s)
+        self._follower: PointerFollower | None = None
+        if VersionStore.is_there(run):  # a version is here before it is asked for, and stays while it answers
+            self._follower = PointerFollower(VersionStore(run), self._part.hold)
+            self._follower.start(config.follow_every_s)
 
     async def rank(self, packed: bytes) -> bytes:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._part.rank, packed)
@@ -191,7 +193,7 @@ class DenseReplica:
 
     def __del__(self) -> None:
         """Called by Ray Serve before it ends a replica."""
-        follower: DenseFollower | None = getattr(self, "_follower", None)
+        follower: PointerFollower | None = getattr(self, "_follower", None)
         if follower is not None:
             follower.stop()
 
@@ -227,7 +229,13 @@ def targets_of(run: str, config: ServeConfig, services: ServicesConfig) -> dict[
     for name, target in services.targets.items():
         own = {"snapshot": target.snapshot, "data": target.data, "ranking": None}
         targets[name] = absolute(target.run), config.model_copy(update=own)
-    return targets
+
+    def named(name: str, settings: ServeConfig) -> ServeConfig:
+        # What nobody is shown is no answer, but whoever reads the log would take it for one.
+        log = None if services.answers_nobody(name) else settings.request_log
+        return settings.model_copy(update={"target": name, "request_log": log})
+
+    return {name: (of_target, named(name, settings)) for name, (of_target, settings) in targets.items()}
 
 
 def resources_of(run: str | Path, config: ServeConfig) -> list[tuple[dict[str, Any], int]]:

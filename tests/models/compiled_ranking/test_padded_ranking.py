@@ -195,6 +195,31 @@ def test_a_shape_is_eager_until_its_program_comes_and_is_ordered_once(ranked):
     assert compiled.items_BK[2].tolist() == [-1, -1, -1]
 
 
+def test_a_program_that_fails_at_a_batch_is_given_up_and_the_batch_is_ranked_eagerly(ranked, caplog):
+    program, programs = ranked
+    _, features = asked([[1, 2, 3], [4], []])
+    bucket, fails = Bucket(4, LENGTH, BEAMS), []
+    eager = program.rank(features, {}, 3, None)
+    network = PaddedRanking(programs.model, programs.of.signature, bucket)
+
+    def run(weights: Any, inputs: Any) -> Any:
+        if fails:
+            raise RuntimeError("run_func_ failed")
+        return network(weights, inputs)
+
+    programs.of.add(bucket, run)
+    program.rank(features, {}, 3, None)
+    assert program.compiled.answered["compiled"] == 1
+    fails.append(True)
+    for _ in range(2):
+        assert program.rank(features, {}, 3, None).items_BK.tolist() == eager.items_BK.tolist()
+
+    assert program.compiled.answered == {"compiled": 1, "eager": 3}
+    assert caplog.text.count("run_func_ failed") == 1
+    assert programs.of.ready == []
+    assert programs.ordered == [bucket]  # it is not compiled again
+
+
 def test_more_excluded_items_than_events_read_are_a_longer_bucket(ranked):
     program, programs = ranked
     _, features = asked([[1, 2]])

@@ -15,11 +15,12 @@ from rayrec.serve.access.callers import Origin
 from rayrec.serve.access.config import AccessConfig
 from rayrec.serve.access.deadlines import HEADER, HeaderError
 from rayrec.serve.access.limits import CallerLimitError, ServiceLimitError
-from rayrec.serve.batching import BatchCosts, Batcher, DeadlineError, TooManyWaitingError
+from rayrec.serve.batch_costs import BatchCosts
+from rayrec.serve.batching import Batcher, DeadlineError, TooManyWaitingError
 from rayrec.serve.schemas import RecommendAnswer, RecommendRequest
 from rayrec.serve.service import RecommendationService, RefusedRequestError
 from tests.serve.access.clocks import Clock
-from tests.serve.fake_recommender import FakeRecommender
+from tests.serve.fake_recommender import WIDTH, FakeRecommender
 
 ANN = {"X-Caller-Key": "ann"}
 MAX_WAITING = 4
@@ -35,7 +36,7 @@ class Model:
         self._may_compute = threading.Event()
         self._may_compute.set()
         self._entered = threading.Semaphore(0)
-        costs = BatchCosts({1: 1.0})
+        costs = BatchCosts({1: 1.0}, WIDTH)
         self.batcher = Batcher(self._compute, costs, MAX_WAITING, clock=self.clock)
         self.access = Access(
             AccessConfig.parse(config), self.service, self.batcher, timeout_s=10.0, clock=self.clock
@@ -267,6 +268,8 @@ def test_steps_come_with_the_requests_in_hand_and_go_with_them(start):
         model.free()
         answers = await asyncio.gather(*tasks)
         await model.idle()
+        # Whoever looks sees what is so now, though nobody has asked since.
+        assert (model.access.status.load, model.access.status.steps) == (0.0, ())
         return [*answers, await model.ask(user_id="ann", k=1)]
 
     answers = run(scenario())
@@ -290,15 +293,15 @@ def test_load_may_be_the_wait_by_what_batches_take(start):
         loads = []
         tasks = []
         for num in range(3):
-            tasks += await model.occupy(1) if not num else [asyncio.create_task(model.ask(k=1))]
+            tasks += await model.occupy(1) if not num else [asyncio.create_task(model.ask(user_id="ann"))]
             await asyncio.sleep(0)
             loads.append(model.access.status.load)
         model.free()
         await asyncio.gather(*tasks)
         return loads
 
-    assert run(scenario()) == [0.0, 0.1, 0.2]  # each takes 1 of 10 seconds
-    assert model.access.status.steps == ("fewer_beams",)
+    assert run(scenario()) == [0.1, 0.2, 0.3]  # each takes 1 of 10 seconds
+    assert model.recommender.efforts[-1] == Effort(3, None)  # 0.2 when the last one came
 
 
 def test_the_services_own_limit_is_capacity_too(start):

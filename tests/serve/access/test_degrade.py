@@ -43,7 +43,19 @@ def test_a_step_keeps_those_before_it():
     assert (cached.takes_cached, cached.asks_model) == (True, True)
     assert (popular.takes_cached, popular.asks_model) == (True, False)
     assert (popular.effort, popular.ranks) == (Effort(max_beams=20, max_events=50), False)
-    assert ladder.names == [step.do for step in STEPS]
+    assert ladder.at(5.0) == [step.do for step in STEPS]
+
+
+def test_to_look_which_steps_are_in_force_enters_and_leaves_none():
+    ladder = Ladder(STEPS)
+    ladder.update(0.55)
+
+    assert [ladder.at(load) for load in (0.45, 0.65, 0.1)] == [
+        ["fewer_beams"],
+        ["fewer_beams", "shorter_history"],
+        [],
+    ]
+    assert ladder.level == 1
 
 
 def test_a_later_step_of_the_same_kind_takes_its_place():
@@ -65,7 +77,7 @@ def test_a_step_is_in_force_from_entering_to_leaving_and_never_comes_and_goes_in
             elif load < step.leave:
                 is_in_force[place] = False
         assert ladder.level == sum(is_in_force)
-        assert ladder.names == [step.do for step in STEPS[: ladder.level]]
+        assert ladder.at(load) == [step.do for step in STEPS[: ladder.level]]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import pytest
 
 from rayrec.serve.access.config import AccessConfig
 from rayrec.serve.api import build_api
-from rayrec.serve.batching import BatchCosts, Batcher
-from tests.serve.fake_recommender import HeldService, listening
+from rayrec.serve.batch_costs import BatchCosts
+from rayrec.serve.batching import Batcher
+from tests.serve.fake_recommender import WIDTH, HeldService, listening
 
 NOT_JSON = b"{"
 INFER = "/v2/models/recommend/infer"
@@ -27,7 +28,7 @@ def service():
 
 
 def api_of(service: HeldService, access: dict[str, Any], max_waiting: int = 4, cost_s: float = 1e-6):
-    batcher = Batcher(service.recommend_all, BatchCosts({1: cost_s}), max_waiting)
+    batcher = Batcher(service.recommend_all, BatchCosts({1: cost_s}, WIDTH), max_waiting)
     return build_api(service, batcher, 10.0, AccessConfig.parse(access))
 
 

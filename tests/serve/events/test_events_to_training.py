@@ -10,7 +10,8 @@ from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.stores.join import JoinHistoryConfig
 from rayrec.serve.api import build_api
-from rayrec.serve.batching import BatchCosts, Batcher
+from rayrec.serve.batch_costs import BatchCosts
+from rayrec.serve.batching import Batcher
 from rayrec.serve.events.config import EventsConfig, LogConfig, RequestLogConfig
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.request_log import RequestLog
@@ -32,7 +33,7 @@ def test_a_click_is_in_the_next_recommendation_and_in_the_rows_of_training(recom
     service = RecommendationService(recommender, max_k=50)
     intake = EventIntake.open(EventsConfig(log=log, store=store), lambda: recommender.dataset)
     service.user_state = intake.state
-    requests = RequestLog(RequestLogConfig(folder=str(tmp_path / "requests"), share=1.0))
+    requests = RequestLog(RequestLogConfig(folder=str(tmp_path / "requests"), share=1.0), "new")
     batcher = Batcher(service.recommend_all, BatchCosts({1: 1e-6, 8: 1e-6}), 8)
     api = build_api(service, batcher, 20.0, intake=intake, request_log=requests)
     items = recommender.dataset.items
@@ -74,6 +75,7 @@ def test_a_click_is_in_the_next_recommendation_and_in_the_rows_of_training(recom
         (0, "new"),
         (1, "nobody"),
     ]
+    assert {row["target"] for row in logged.values()} == {"new"}
     assert logged["r"]["item_ids"] == items.ids_I[:2].tolist()
     assert logged["r"]["recommended"] == [item["item_id"] for item in after.json()["items"]]
     if store is not None:

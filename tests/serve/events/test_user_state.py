@@ -11,7 +11,8 @@ from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.errors import UnavailableError
 from rayrec.serve.access.config import OPEN, AccessConfig
 from rayrec.serve.api import build_api
-from rayrec.serve.batching import BatchCosts, Batcher
+from rayrec.serve.batch_costs import BatchCosts
+from rayrec.serve.batching import Batcher
 from rayrec.serve.events.config import EventsConfig, LogConfig, RequestLogConfig
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.events.merging import with_recent

@@ -14,6 +14,7 @@ from rayrec.serve.config import ServeConfig
 from rayrec.serve.haproxy_config import NO_TIME_HEADER
 from rayrec.serve.metrics import PrometheusMeter
 from rayrec.serve.services.config import ServicesConfig
+from rayrec.serve.services.deployments import targets_of
 from rayrec.serve.services.gateway import Gateway, build_gateway
 from rayrec.serve.services.http_messages import HttpAnswer, HttpRequest
 
@@ -199,6 +200,27 @@ def test_replicas_in_front_have_room_for_what_those_behind_hold():
     assert ServeConfig.parse({"max_waiting": 7}).most_in_hand == 7
     limited = {"services": services, "access": {"service": {"concurrency": 20}}}
     assert ServeConfig.parse(limited).most_in_hand == 20
+
+
+def test_what_a_shadow_answers_is_not_logged_and_rows_name_their_target():
+    services = {
+        "targets": {"new": {"run": "other"}, "next": {"run": "third"}},
+        "routing": {"experiment": "e1", "weights": {"main": 0.5, "new": 0.5}},
+        "shadow": {"target": "next", "share": 0.5},
+    }
+    config = ServeConfig.parse({"services": services, "request_log": {"folder": "log"}})
+    settings = {name: each for name, (_, each) in targets_of("/run", config, config.services).items()}
+
+    assert {name: each.target for name, each in settings.items()} == {name: name for name in settings}
+    assert [name for name, each in settings.items() if each.request_log is None] == ["next"]
+
+
+def test_a_shadow_that_also_answers_cannot_be_logged():
+    services = {**SPLIT, "shadow": {"target": "new", "share": 0.1}}
+    ServeConfig.parse({"services": services})
+
+    with pytest.raises(InputError, match="'new' has a weight too"):
+        ServeConfig.parse({"services": services, "request_log": {"folder": "log"}})
 
 
 def test_the_example_is_one():

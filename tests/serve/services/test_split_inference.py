@@ -16,10 +16,9 @@ from rayrec.pipelines.snapshots import read_snapshot
 from rayrec.pipelines.versions.loading import load_version
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
-from rayrec.platform.errors import InputError
 from rayrec.samples.batches import FeatureBatch, TableLookup
 from rayrec.serve.config import ServeConfig
-from rayrec.serve.services.dense import MOST_VERSIONS, DenseFollower, DensePart, RemoteRanker
+from rayrec.serve.services.dense import MOST_VERSIONS, DensePart, RemoteRanker
 from rayrec.serve.services.packed_batch import RankBatch
 from tests.runs import SPARSE_SASREC, make_run
 
@@ -155,28 +154,6 @@ def test_after_a_rollback_the_version_that_answers_stays():
         part.hold(version)
 
     assert loaded == [1, 2, 3, 4]
-
-
-def test_a_dense_part_goes_where_the_store_points_before_it_is_asked(published):
-    _, store = published
-    held, reached = [], threading.Event()
-
-    class Part:
-        def hold(self, version):
-            held.append(version)
-            if len(held) == 1:
-                raise InputError("the disk is gone")
-            if version == 2:
-                reached.set()
-
-    follower = DenseFollower(store, Part(), every_s=0.01)
-    try:
-        store.point_to(2, is_held=False)
-        assert reached.wait(20)
-    finally:
-        follower.stop()
-        store.point_to(3, is_held=False)
-    assert len(held) > 1  # it was tried again
 
 
 @pytest.mark.parametrize("streams", [1, 2])
