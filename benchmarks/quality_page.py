@@ -46,6 +46,7 @@ class Method:
     config: str
     vectors: Literal["interactions", "text", "both"] | None = None
     """What the semantic IDs are made of, where there are any."""
+    max_codebook_size: int = 256
     published: tuple[Published, ...] = ()
 
 
@@ -81,7 +82,9 @@ METHODS = {
     ),
     "lazy": Method("lazy decoder, IDs from interactions", "beauty-lazy", "interactions"),
     "lazy-text": Method("lazy decoder, IDs from text and interactions", "beauty-lazy", "both"),
-    "generative": Method("prefix decoder, IDs from text and interactions", "beauty-generative", "both"),
+    "generative": Method(
+        "prefix decoder, IDs from text and interactions", "beauty-generative", "both", max_codebook_size=512
+    ),
 }
 
 

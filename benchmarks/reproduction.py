@@ -93,10 +93,12 @@ def is_measured(row: Row) -> bool:
         return False
     made_of = json.loads(row.record.read_text()).get("made_of", {})
     try:  # settings that came later had their defaults
-        config = RunConfig.parse({"data": {"path": "data"}, **made_of.get("settings", {})})
+        settings = made_of.get("settings", {})
+        config = RunConfig.parse(settings | {"data": {"path": "data"} | settings.get("data", {})})
     except InputError:
         return False
-    return _recorded(config) == recipe(row)
+    most_codes = made_of.get("max_codebook_size", 256)
+    return _recorded(config) == recipe(row) and most_codes == METHODS[row.method].max_codebook_size
 
 
 def _config(row: Row, data: Sequence[str] = ()) -> RunConfig:
@@ -112,7 +114,8 @@ def recipe(row: Row) -> dict[str, Any]:
 
 
 def _recorded(config: RunConfig) -> dict[str, Any]:
-    return config.model_dump(mode="json", include={"model", "training", "evaluation"})
+    parts = {"model": True, "training": True, "evaluation": True, "data": {"redraw_ties"}}
+    return config.model_dump(mode="json", include=parts)
 
 
 class OverCapError(RuntimeError):
@@ -179,6 +182,7 @@ def measure(row: Row, sources: Path, commit: str) -> dict[str, Any]:
             "dataset": assembly.task.dataset.fingerprint,
             "semantic_ids": assembly.task.semantic_ids_version,
             "settings": recipe(row),
+            "max_codebook_size": method.max_codebook_size,
         },
         "date": datetime.now(UTC).date().isoformat(),
     }
@@ -219,7 +223,7 @@ def _data(row: Row, method: Method, sources: Path) -> list[str]:
             )
     if method.vectors is None:
         return [f"data.path={folder}"]
-    tokenized = TokenizeConfig(vectors=method.vectors)
+    tokenized = TokenizeConfig(vectors=method.vectors, max_codebook_size=method.max_codebook_size)
     ids = folder / f"semantic_ids-{method.vectors}-{_hash(tokenized)}"
     if not (ids / REGISTRY_FILES.manifest).is_file():  # which is written last
         with progress_bar("tokenize") as progress:

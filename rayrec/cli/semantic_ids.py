@@ -55,8 +55,12 @@ def tokenize_command(
     tokenizer: Annotated[Tokenizer, typer.Option(help="What makes codes of vectors.")] = Tokenizer.rq_kmeans,
     levels: Annotated[int, typer.Option(help="Codes of an item.")] = 3,
     codebook_size: Annotated[
-        int | None, typer.Option(help="Values a code may have [256, fewer for a small catalogue].")
+        int | None,
+        typer.Option(help="Values a code may have [--max-codebook-size, fewer for a small catalogue]."),
     ] = None,
+    max_codebook_size: Annotated[
+        int, typer.Option(help="Most values that a code gets without --codebook-size.")
+    ] = 256,
     collisions: Annotated[
         Collisions,
         typer.Option(help="Items with the same codes: a further digit, other codes, or a tuple they share."),
@@ -100,6 +104,7 @@ def tokenize_command(
                 "tokenizer": tokenizer.value,
                 "num_levels": levels,
                 "codebook_size": codebook_size,
+                "max_codebook_size": max_codebook_size,
                 "iterations": iterations,
                 "collisions": collisions.value,
                 "text_weight": text_weight,

@@ -47,7 +47,10 @@ class TokenizeConfig(Config):
     quantised autoencoder, or optimised product quantisation, whose levels do not refine one another."""
     num_levels: int = Field(3, ge=1, le=8)
     codebook_size: int | None = Field(None, ge=2, le=32_768)
-    """Values a code may have; None takes 256, or fewer where too few distinct items would fill them."""
+    """Values a code may have; None takes `max_codebook_size`, or fewer where too few distinct items would fill
+    them."""
+    max_codebook_size: int = Field(256, ge=2, le=32_768)
+    """More are not taken by themselves."""
     iterations: int | None = Field(None, ge=1)
     """Rounds over the vectors (of `rq_vae`, epochs); None takes what suits the tokenizer."""
     collisions: Literal["extra_digit", "reassign", "share"] = "extra_digit"
@@ -107,6 +110,7 @@ def tokenize(
             config.iterations,
             {name: weights[name] for name in blocks},
             config.components,
+            config.max_codebook_size,
         )
         vectors = tokenizer.vectors(blocks, ids_I)
         registry = quantized_registry(

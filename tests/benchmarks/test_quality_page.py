@@ -64,6 +64,10 @@ def test_a_record_counts_while_the_recipe_is_what_it_was(tmp_path, monkeypatch):
     for made_of, counts in ((settings, True), (earlier, True), (other, False), (unknown, False), ({}, False)):
         row.record.write_text(json.dumps(record("tiger", 0, 0.06) | {"made_of": {"settings": made_of}}))
         assert is_measured(row) is counts
+    for redraws, most, counts in ((False, 256, True), (True, 256, False), (False, 512, False)):
+        made_of = {"settings": settings | {"data": {"redraw_ties": redraws}}, "max_codebook_size": most}
+        row.record.write_text(json.dumps(record("tiger", 0, 0.06) | {"made_of": made_of}))
+        assert is_measured(row) is counts
 
 
 def test_every_row_has_a_name_that_leads_back_to_it():

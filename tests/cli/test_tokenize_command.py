@@ -85,6 +85,13 @@ def test_every_tokenizer_makes_ids_that_are_reported_and_saved_with_it(name, dat
     assert registry.tokenizer_version == tokenizer.version
 
 
+@pytest.mark.parametrize(("most", "taken"), [(4, 4), (1024, 8)])
+def test_a_codebook_is_as_large_as_items_fill_it_up_to_a_most(most, taken, data, tmp_path):
+    answer("tokenize", data, "--out", tmp_path, "--max-codebook-size", most)
+
+    assert SemanticIdRegistry.load(tmp_path).level_sizes[:3] == (taken,) * 3
+
+
 def test_the_names_of_tokenizers_are_the_same_everywhere():
     assert set(TokenizeConfig.model_json_schema()["properties"]["tokenizer"]["enum"]) == set(TOKENIZERS)
 

@@ -63,6 +63,7 @@ class ItemTokenizer:
         num_iterations: int | None = None,
         weights: Mapping[str, float] | None = None,
         num_components: int = 64,
+        max_codebook_size: int = 256,
     ) -> ItemTokenizer:
         """Fit the preparation, then the quantiser of this name; see `fitted_quantizer`.
 
@@ -71,7 +72,9 @@ class ItemTokenizer:
         """
         preparation = VectorPreparation.fit(blocks, item_ids_I, weights, num_components, seed)
         vectors_ID = torch.from_numpy(preparation.apply(blocks, item_ids_I).vectors_ID)
-        quantizer = fitted_quantizer(name, vectors_ID, num_levels, codebook_size, seed, num_iterations)
+        quantizer = fitted_quantizer(
+            name, vectors_ID, num_levels, codebook_size, seed, num_iterations, max_codebook_size
+        )
         return cls(name, preparation, quantizer, seed)
 
     def vectors(self, blocks: Mapping[str, FloatArray], item_ids_I: NDArray[np.int64]) -> ItemVectors:
@@ -147,18 +150,20 @@ def fitted_quantizer(
     codebook_size: int | None,
     seed: int = 0,
     num_iterations: int | None = None,
+    max_codebook_size: int = 256,
 ) -> Quantizer:
     """The quantiser of this name in `TOKENIZERS`, fitted; runs on the device of the vectors.
 
     Args:
-        codebook_size: None takes what the distinct vectors fill; later levels may then leave codes unused.
+        codebook_size: None takes what the distinct vectors fill, up to `max_codebook_size`; later levels may
+            then leave codes unused.
 
     Raises:
         ValueError: unknown name, or vectors that cannot be quantised.
     """
     quantizer = _class_named(name)
     if codebook_size is None:
-        size = usual_codebook_size(checked_vectors(vectors_ID))
+        size = usual_codebook_size(checked_vectors(vectors_ID), max_codebook_size)
         return quantizer(num_levels, size, seed, num_iterations).fit(vectors_ID, may_leave_unused=True)
     return quantizer(num_levels, codebook_size, seed, num_iterations).fit(vectors_ID)
 

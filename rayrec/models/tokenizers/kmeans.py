@@ -19,11 +19,11 @@ _FAR = 1e15
 _VECTORS_PER_CODE = 4
 
 
-def usual_codebook_size(vectors_ID: Tensor) -> int:
-    """A power of two, at most 256, that leaves four distinct vectors to a code on average: clusters of one
-    leave nothing to code."""
+def usual_codebook_size(vectors_ID: Tensor, most: int) -> int:
+    """A power of two, or `most` if that is less, that leaves four distinct vectors to a code on average:
+    clusters of one leave nothing to code."""
     num_distinct = len(vectors_ID.unique(dim=0))
-    return max(2, min(256, 2 ** int(math.log2(max(num_distinct, 8) / _VECTORS_PER_CODE))))
+    return max(2, min(most, 2 ** int(math.log2(max(num_distinct, 8) / _VECTORS_PER_CODE))))
 
 
 def with_unused(centroids_KD: Tensor, size: int) -> Tensor:
