@@ -47,10 +47,10 @@ class TokenizeConfig(Config):
     quantised autoencoder, or optimised product quantisation, whose levels do not refine one another."""
     num_levels: int = Field(3, ge=1, le=8)
     codebook_size: int | None = Field(None, ge=2, le=32_768)
-    """Values a code may have; None takes `max_codebook_size`, or fewer where too few distinct items would fill
-    them."""
+    """Values a code may have; None takes `max_codebook_size`, or fewer where too few distinct items would
+    fill them."""
     max_codebook_size: int = Field(256, ge=2, le=32_768)
-    """More are not taken by themselves."""
+    """Most values that a code gets where `codebook_size` is None."""
     iterations: int | None = Field(None, ge=1)
     """Rounds over the vectors (of `rq_vae`, epochs); None takes what suits the tokenizer."""
     collisions: Literal["extra_digit", "reassign", "share"] = "extra_digit"
