@@ -14,6 +14,7 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.utils import InferenceServerException
 
 from rayrec.platform.errors import UnavailableError
+from rayrec.serve.access.config import AccessConfig
 from rayrec.serve.request_body import MAX_BODY_BYTES
 from rayrec.serve.service import RecommendationService
 from rayrec.serve.tensor_codec import HEADER_LENGTH
@@ -344,9 +345,24 @@ def test_rows_for_which_there_is_no_place_are_refused_together():
         finally:
             service.let.set()
     assert (too_many.status_code, too_many.headers["retry-after"]) == (503, "1")
-    assert too_many.json() == {"error": "3 requests are waiting already; try again in a second"}
+    sentence = "1 requests are waiting already, and 3 of one message come; try again in a second"
+    assert too_many.json() == {"error": sentence}
     assert first[0].status_code == 200
     assert service.batches == [1]
+
+
+def test_a_message_that_no_limit_would_ever_admit_is_not_told_to_come_again():
+    access = AccessConfig.parse({"callers": {"rate": 0.001, "burst": 4, "concurrency": 8}})
+    client = TestClient(api_of(RecommendationService(FakeRecommender(), max_k=50), 64, access=access))
+
+    too_large = client.post(INFER, json=infer_body(5))
+    answered = client.post(INFER, json=infer_body(4))  # all of its tokens, of which nothing was taken
+    too_early = client.post(INFER, json=infer_body(2))
+
+    assert (too_large.status_code, "retry-after" in too_large.headers) == (400, False)
+    assert too_large.json() == {"error": "5 rows in one request; send from 1 to 4"}
+    assert answered.status_code == 200
+    assert too_early.status_code == 429
 
 
 def test_a_failure_is_no_stack_trace():

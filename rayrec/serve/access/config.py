@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
@@ -31,6 +32,18 @@ class LimitConfig(Config):
     @property
     def admits_everything(self) -> bool:
         return self.rate is None and self.concurrency is None
+
+    @property
+    def most_of_burst(self) -> int | None:
+        """`burst`, or what stands for it; None without a rate."""
+        if self.rate is None:
+            return None
+        return self.burst or max(1, math.ceil(self.rate))
+
+    @property
+    def most_at_once(self) -> int | None:
+        """Requests that are admitted together after a pause; None is any number."""
+        return min((most for most in (self.most_of_burst, self.concurrency) if most), default=None)
 
 
 USER_HEADER = "X-User-Id"
