@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rayrec.platform.errors import InputError
 from rayrec.serve.errors import error_response
+from rayrec.serve.request_guard import RequestGuard
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +74,13 @@ def token_digest(file: Path | None, environment: MutableMapping[str, str] = os.e
 
 def require_token(api: FastAPI, digest: str | None) -> None:
     """From now on; None requires none."""
-    if digest is not None:
-        # The innermost, so that whatever counts and guards requests has those that are refused, too.
-        api.user_middleware.append(Middleware(BearerToken, digest=digest))
+    if digest is None:
+        return
+    # Inside of what counts and guards requests, which has those that are refused, too; in front of all else,
+    # such as what knows callers by what they say.
+    kinds = [each.cls for each in api.user_middleware]
+    place = kinds.index(RequestGuard) + 1 if RequestGuard in kinds else 0
+    api.user_middleware.insert(place, Middleware(BearerToken, digest=digest))
 
 
 class BearerToken:
