@@ -11,7 +11,10 @@ The log-probability that `logprobs` asks for is that of the whole item, which is
 Items that share a tuple of codes have one more token, which tells them apart; where the collision policy is
 `share` they are equally probable, and an item's probability is its tuple's, divided by their number.
 
-What the API does not have, and answers do: `item_id` of each choice, and `unread_events` of each prompt.
+Choice i is of prompt i // n: where one has fewer items than n, numbers are left out. `system_fingerprint` is
+the version that answers. What the API does not have, and answers do: `item_id` of each choice, and of each
+prompt `unread_events` and what was lowered of its answer (`degraded`), as in `/v1/recommend`. Popular items have
+no probability: while the service answers with these alone, completions are refused with status 503.
 
 Source: the reference of OpenAI's API, platform.openai.com/docs/api-reference/completions.
 """
@@ -71,7 +74,7 @@ class CompletionRequest(BaseModel):
     seed: StrictInt | None = None
     """Changes nothing: equal requests have equal answers."""
     user: StrictStr | None = None
-    """Changes nothing, as in OpenAI's API: it says who is answerable for the request."""
+    """For whom it is, which changes no item; where several models answer, it says which of them does."""
     exclude_seen: StrictBool = True
     """Not of OpenAI's: whether items of the prompt are left out."""
 
@@ -137,7 +140,9 @@ def completions_router(service: Service, access: Access) -> APIRouter:
         answers = await answers_of_all(access, pinned, requests, origin_of(request), error_of, request_id)
         response.headers[REQUEST_ID] = request_id
         for place, answer in enumerate(answers):
-            if answer.source != "model":  # popular items have no probability
+            if "popular_items" in answer.degraded:  # which have no probability
+                raise error_of(place, "the service has too much to do to ask the model; try again", 503)
+            if answer.source != "model":
                 raise error_of(place, "the run's operations leave nothing of it for the model")
         return _completion(asked, requests, answers, texts)
 
@@ -232,14 +237,15 @@ def _completion(
     texts: ItemTexts,
 ) -> dict[str, Any]:
     choices: list[dict[str, Any]] = []
-    for answer in answers:
+    for place, answer in enumerate(answers):
         top = {texts.text_of(item.item_id): item.score for item in answer.items[: asked.logprobs or 0]}
-        for item in answer.items[: asked.n]:
+        for rank, item in enumerate(answer.items[: asked.n]):
             text = texts.text_of(item.item_id)
             choices.append(
                 {
                     "text": text,
-                    "index": len(choices),
+                    # By which clients find the prompt of a choice: index // n.
+                    "index": place * asked.n + rank,
                     "logprobs": None if asked.logprobs is None else _logprobs(item, text, top),
                     "finish_reason": "stop",
                     "item_id": item.item_id,
@@ -258,7 +264,9 @@ def _completion(
             "completion_tokens": num_written,
             "total_tokens": num_read + num_written,
         },
+        "system_fingerprint": answers[0].model.label,
         "unread_events": [answer.unread_events for answer in answers],
+        "degraded": [answer.degraded for answer in answers],
     }
 
 

@@ -16,6 +16,9 @@ Either `history` or `user_id` is needed; all other inputs may be left out, and m
 `/v1/recommend`: a history takes the place of the stored one, even where it is empty. Parameters of a request
 are `k`, `exclude_seen` and `rank` from there; K is `k`, however few items there are.
 
+Where something was lowered of an answer, or the events of users could not be read, the parameter `degraded`
+of the message says what, of all its rows together: names of `/v1/recommend` with commas between them.
+
 Places without an item have the lowest finite score, not an infinite one or NaN, since JSON can write neither.
 
 Axes: B rows (users) of a request, T events of the longest history, K items asked for.
@@ -191,6 +194,8 @@ def open_inference_router(service: Service, access: Access) -> APIRouter:
         head: dict[str, Any] = {"model_name": MODEL_NAME, "model_version": pinned.model.label}
         if call.call_id is not None:
             head["id"] = call.call_id
+        if degraded := dict.fromkeys(name for answer in answers for name in answer.degraded):
+            head["parameters"] = {"degraded": ",".join(degraded)}
         content, length = write_answer(head, wanted, is_binary)
         headers = {REQUEST_ID: request_id}
         if length is None:

@@ -268,6 +268,33 @@ def test_what_is_wrong_with_a_request_is_said(client, body, sentence):
     assert sentence in refused(client, body)
 
 
+def test_headers_that_cannot_be_used_are_400_as_all_that_is_wrong_here(client):
+    sentence = refused(client, {"inputs": [HISTORY]}, **{"X-Request-Timeout-Ms": "0"})
+    assert sentence.startswith("X-Request-Timeout-Ms: expected a whole number of milliseconds")
+
+
+def test_what_was_lowered_of_the_answers_is_a_parameter():
+    steps = [{"do": "shorter_history", "to": 1, "enter": 0.01, "leave": 0.005}]
+    access = AccessConfig.parse({"degrade": {"steps": steps}})
+    service = RecommendationService(FakeRecommender(), max_k=50)
+
+    class Down:
+        behaviors = None
+
+        def histories(self, user_ids):
+            raise UnavailableError("redis://events", 2, "refused")
+
+    client = TestClient(api_of(service, access=access))
+    short = json_input("history", ["alien"], [1, 1])
+    assert "parameters" not in client.post(INFER, json={"inputs": [short]}).json()
+    long = json_input("history", ["alien", "7", "7", ""], [2, 2])
+    assert client.post(INFER, json={"inputs": [long]}).json()["parameters"] == {"degraded": "shorter_history"}
+    service.user_state = Down()
+    of_users = {"inputs": [json_input("user_id", ["ann", "42"], [2])]}
+    degraded = client.post(INFER, json=of_users).json()["parameters"]["degraded"]
+    assert degraded == "shorter_history,no_recent_events"
+
+
 def test_one_row_that_cannot_be_answered_is_named(client):
     body = {"inputs": [json_input("history", ["7"] * 3 * 10_001, [3, 10_001]),
                        json_input("history_length", [1, 10_001, 1], [3], "INT32")]}  # fmt: skip
