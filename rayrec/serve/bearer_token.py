@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import MutableMapping
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers
@@ -78,7 +79,7 @@ def require_token(api: FastAPI, digest: str | None) -> None:
         return
     # Inside of what counts and guards requests, which has those that are refused, too; in front of all else,
     # such as what knows callers by what they say.
-    kinds = [each.cls for each in api.user_middleware]
+    kinds: list[Any] = [each.cls for each in api.user_middleware]
     place = kinds.index(RequestGuard) + 1 if RequestGuard in kinds else 0
     api.user_middleware.insert(place, Middleware(BearerToken, digest=digest))
 

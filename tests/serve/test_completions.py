@@ -364,7 +364,7 @@ def test_completions_of_a_trained_model_are_its_items_with_their_probabilities(t
 
     asked = {"model": "recommend", "n": 5, "logprobs": 0}
     by_id = client.post("/v1/completions", json={**asked, "prompt": " ".join(history)}).json()
-    tokens = "".join(map(service.item_texts.text_of, history))
+    tokens = "".join(service.item_texts.texts_of(history))
     by_tokens = client.post("/v1/completions", json={**asked, "prompt": tokens}).json()
     plain = client.post("/v1/recommend", json={"history": history, "k": 5}).json()
 
