@@ -47,8 +47,16 @@ async def unpacked_body(request: Request) -> bytes:
         RequestError: it is packed in another way than gzip or deflate (415), not what its header says, or
             larger than allowed when unpacked (413).
     """
-    body = await request.body()
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    return unpacked(await request.body(), request.headers.get("content-encoding"))
+
+
+def unpacked(body: bytes, content_encoding: str | None) -> bytes:
+    """As `unpacked_body`.
+
+    Args:
+        content_encoding: the header, if there is one.
+    """
+    encoding = (content_encoding or "identity").strip().lower()
     if encoding in ("", "identity"):
         return body
     if encoding not in _WINDOW_BITS:
