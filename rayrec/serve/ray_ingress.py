@@ -55,8 +55,8 @@ FAST: Mapping[str, str] = {
     # They cost a third of the requests: a line to a process in Python for each. Replicas count them, too.
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
     # Of a client that sends nothing in the middle of a request, or takes nothing of its answer; an hour by
-    # default. The replica itself has as long for the whole body.
-    "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": f"{BODY_TIMEOUT_S:.0f}",
+    # default. Longer than a replica waits for a body, since that one says so in the form of the protocol.
+    "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": f"{2 * BODY_TIMEOUT_S:.0f}",
 }
 """What HAProxy's path sets, unless the environment has it already."""
 
@@ -256,6 +256,7 @@ def _fast(config: ServeConfig, haproxy: HAProxy, folder: Path) -> Ingress:
             "certificate": None if certificate is None else str(certificate),
         },
         "most": config.most_in_hand,
+        "has_token": config.token_sha256 is not None,
     }
     own = {HAPROXY_PROGRAM: str(write_program(folder, sys.executable, plan))}
     own |= {name: str(folder / file) for name, file in _FOLDERS.items()}
