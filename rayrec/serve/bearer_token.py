@@ -4,6 +4,10 @@ Probes of health are answered to anybody, since whoever starts and stops service
 that there is a service, and its model's name. Everything else needs the token: answers, descriptions (/docs),
 /metrics and the page. (A browser sends no token by itself: the page is then for a gateway that adds it.)
 
+What does not reach the application is answered by what is in front of it. HAProxy and Ray Serve's proxy say
+at `/-/healthz` whether there are replicas. Where there is a token, HAProxy does not answer `/-/routes`
+(`haproxy_config.py`); Serve's proxy, and the HAProxy of a cluster that is joined, tell anybody the routes.
+
 Processes of Ray get the token's SHA-256 and not the token: it is in no process's settings, in no memory that
 others of the cluster see, and in no log.
 """

@@ -14,12 +14,13 @@ StepName = Literal["fewer_beams", "shorter_history", "no_ranking", "cached_answe
 
 
 class LimitConfig(Config):
-    """What is admitted; by default everything."""
+    """What is admitted; by default everything. Each row of a message of tensors or prompts is a request."""
 
     rate: float | None = Field(None, gt=0)
     """Requests per second over time; None is any number."""
     burst: int | None = Field(None, ge=1)
-    """Requests that may come at once after a pause; None is those of one second, at least 1."""
+    """Requests that may come at once after a pause; None is those of one second, at least 1. No message may
+    have more rows than this, or than `concurrency`."""
     concurrency: int | None = Field(None, ge=1)
     """Requests in hand at most; None is any number."""
 

@@ -1,6 +1,6 @@
 """The access service: what comes over HTTP goes to a target, or is refused before anybody computes.
 
-    request ─► token? ─► a route that computes? ─► limits: 429, 503 ─► Router: its user's target ─► answer
+    request ─► token? ─► a route that computes? ─► body ─► limits, of each row: 429, 503 ─► Router ─► answer
                            │                                             └ Shadow: another target, not awaited
                            ├ /v1/events ─► features
                            └ all others ─► main
