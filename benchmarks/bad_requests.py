@@ -63,6 +63,8 @@ def made_by_hand(count: int, seed: int = 0) -> Iterator[BadRequest]:
         _odd_headers,
         _packed,
         _large,
+        _many_errors,
+        _wrong_everywhere,
         _odd_path,
     ]
     for place in range(count):
@@ -226,6 +228,42 @@ def _packed(draw: random.Random) -> BadRequest:
 def _large(draw: random.Random) -> BadRequest:
     path, body = draw.choice(_GOOD_BODIES)
     return BadRequest("POST", path, body + b" " * (MAX_BODY + draw.randint(1, 1_000)), JSON)
+
+
+def _many_errors(draw: random.Random) -> BadRequest:
+    """Of a route that takes no packed bodies."""
+    name, value = draw.choice(
+        [("history", "[]"), ("history", "{}"), ("history", "1.5"), ("timestamps", '""')]
+    )
+    values = ",".join([value] * (MAX_BODY // (len(value) + 1) - 20))
+    fields = ",".join(f'"f{number}": 1' for number in range(70_000))
+    body = draw.choice([f'{{"{name}": [{values}]}}', f"{{{fields}}}", f'{{"instruction": {{{fields}}}}}'])
+    return BadRequest("POST", "/v1/recommend", body.encode(), JSON)
+
+
+def _wrong_everywhere(draw: random.Random) -> BadRequest:
+    """As many mistakes as a body holds, in a kilobyte: whoever collects them all has nothing else to do."""
+    path, before, value, after = draw.choice(
+        [
+            ("/v1/completions", b'{"model": "recommend", "prompt": [', b"1", b"]}"),
+            ("/v1/completions", b'{"model": "recommend", "prompt": [', b'"i1"', b"]}"),
+            ("/v1/completions", b'{"model": "recommend", "prompt": "', b"<a_1>", b'"}'),
+            ("/v1/events", b"[", b"1", b"]"),
+            ("/v1/events", b"[", b"{}", b"]"),
+            (_INFER, b'{"inputs": [', b"1", b"]}"),
+            (_INFER, _tensor_of(b"INT64"), b"1", b"]}]}"),
+            (_INFER, _tensor_of(b"FP32"), b"1e39", b"]}]}"),
+            (_INFER, _tensor_of(b"BYTES"), b'""', b"]}]}"),
+            (_INFER, _tensor_of(b"BYTES"), b"[]", b"]}]}"),
+        ]
+    )
+    count = (MAX_BODY - len(before) - len(after)) // (len(value) + 1)
+    body = before.replace(b"COUNT", str(count).encode()) + b",".join([value] * (count - 8)) + after
+    return BadRequest("POST", path, zlib.compress(body), {**JSON, "content-encoding": "deflate"})
+
+
+def _tensor_of(datatype: bytes) -> bytes:
+    return b'{"inputs": [{"name": "history", "datatype": "%s", "shape": [1, COUNT], "data": [' % datatype
 
 
 def _odd_path(draw: random.Random) -> BadRequest:

@@ -16,7 +16,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from rayrec import __version__
@@ -41,7 +41,7 @@ from rayrec.serve.metrics import (
 from rayrec.serve.open_inference import open_inference_router
 from rayrec.serve.page.recent import RecentActivity
 from rayrec.serve.page.routes import page_router
-from rayrec.serve.request_body import MAX_BODY_BYTES
+from rayrec.serve.request_body import MAX_BODY_BYTES, CheckedRoute
 from rayrec.serve.request_guard import RequestGuard
 from rayrec.serve.request_log import REQUEST_ID, RequestLog, request_id_of
 from rayrec.serve.schemas import (
@@ -119,7 +119,9 @@ def build_api(
     api.add_middleware(RequestMeter, meters=meters)
     add_error_handlers(api)
 
-    @api.post(
+    recommending = APIRouter(route_class=CheckedRoute)
+
+    @recommending.post(
         "/v1/recommend",
         responses={status: {"model": ErrorAnswer, "description": text} for status, text in _ERRORS.items()},
     )
@@ -130,6 +132,8 @@ def build_api(
         request_id = request_id_of(http.headers.get(REQUEST_ID))
         response.headers[REQUEST_ID] = request_id
         return await access.begin(request, origin_of(http), request_id=request_id)
+
+    api.include_router(recommending)
 
     @api.get("/health/ready")
     async def ready() -> ReadyAnswer:

@@ -4,6 +4,10 @@ Probes of health are answered to anybody, since whoever starts and stops service
 that there is a service, and its model's name. Everything else needs the token: answers, descriptions (/docs),
 /metrics and the page. (A browser sends no token by itself: the page is then for a gateway that adds it.)
 
+What does not reach the application is answered by what is in front of it. HAProxy and Ray Serve's proxy say
+at `/-/healthz` whether there are replicas. Where there is a token, HAProxy does not answer `/-/routes`
+(`haproxy_config.py`); Serve's proxy, and the HAProxy of a cluster that is joined, tell anybody the routes.
+
 Processes of Ray get the token's SHA-256 and not the token: it is in no process's settings, in no memory that
 others of the cluster see, and in no log.
 """
@@ -17,6 +21,7 @@ import os
 import re
 from collections.abc import MutableMapping
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers
@@ -25,6 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rayrec.platform.errors import InputError
 from rayrec.serve.errors import error_response
+from rayrec.serve.request_guard import RequestGuard
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +79,13 @@ def token_digest(file: Path | None, environment: MutableMapping[str, str] = os.e
 
 def require_token(api: FastAPI, digest: str | None) -> None:
     """From now on; None requires none."""
-    if digest is not None:
-        # The innermost, so that whatever counts and guards requests has those that are refused, too.
-        api.user_middleware.append(Middleware(BearerToken, digest=digest))
+    if digest is None:
+        return
+    # Inside of what counts and guards requests, which has those that are refused, too; in front of all else,
+    # such as what knows callers by what they say.
+    kinds: list[Any] = [each.cls for each in api.user_middleware]
+    place = kinds.index(RequestGuard) + 1 if RequestGuard in kinds else 0
+    api.user_middleware.insert(place, Middleware(BearerToken, digest=digest))
 
 
 class BearerToken:

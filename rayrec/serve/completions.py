@@ -11,7 +11,10 @@ The log-probability that `logprobs` asks for is that of the whole item, which is
 Items that share a tuple of codes have one more token, which tells them apart; where the collision policy is
 `share` they are equally probable, and an item's probability is its tuple's, divided by their number.
 
-What the API does not have, and answers do: `item_id` of each choice, and `unread_events` of each prompt.
+Choice i is of prompt i // n: where one has fewer items than n, numbers are left out. `system_fingerprint` is
+the version that answers. What the API does not have, and answers do: `item_id` of each choice, and of each
+prompt `unread_events` and what was lowered of its answer (`degraded`), as in `/v1/recommend`. Popular items
+have no probability: while the service answers with these alone, completions are refused with status 503.
 
 Source: the reference of OpenAI's API, platform.openai.com/docs/api-reference/completions.
 """
@@ -21,9 +24,10 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
 from rayrec.serve.access.access import Access
@@ -31,7 +35,7 @@ from rayrec.serve.access.callers import origin_of
 from rayrec.serve.current import Service
 from rayrec.serve.errors import RequestError, explain
 from rayrec.serve.item_texts import ItemTexts
-from rayrec.serve.request_body import json_object, unpacked_body
+from rayrec.serve.request_body import LARGE_BYTES, LARGE_ITEMS, beside_the_loop, json_object, unpacked_body
 from rayrec.serve.request_log import REQUEST_ID, request_id_of
 from rayrec.serve.rows import answers_of_all
 from rayrec.serve.schemas import MODEL_NAME, RecommendAnswer, RecommendedItem, RecommendRequest
@@ -61,7 +65,7 @@ class CompletionRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: StrictStr
-    prompt: StrictStr | list[StrictStr]
+    prompt: StrictStr | Annotated[list[StrictStr], Field(fail_fast=True)]
     n: StrictInt = Field(1, ge=1)
     best_of: StrictInt | None = Field(None, ge=1)
     """How many items are looked for; the n best of them are answered."""
@@ -71,7 +75,7 @@ class CompletionRequest(BaseModel):
     seed: StrictInt | None = None
     """Changes nothing: equal requests have equal answers."""
     user: StrictStr | None = None
-    """Changes nothing, as in OpenAI's API: it says who is answerable for the request."""
+    """For whom it is, which changes no item; where several models answer, it says which of them does."""
     exclude_seen: StrictBool = True
     """Not of OpenAI's: whether items of the prompt are left out."""
 
@@ -121,25 +125,36 @@ def completions_router(service: Service, access: Access) -> APIRouter:
         texts_of(name, service)
         return described
 
-    @router.post("/completions", openapi_extra={"requestBody": _BODY})
-    async def completions(request: Request, response: Response) -> dict[str, Any]:
+    @router.post("/completions", openapi_extra={"requestBody": _BODY}, response_model=None)
+    async def completions(request: Request) -> JSONResponse:
         """The items that the model expects next, as tokens of their semantic IDs."""
-        asked = read_request(json_object(await unpacked_body(request)))
+        body = await unpacked_body(request)
         pinned = service.pinned  # whose semantic IDs the prompts are read by
-        texts = texts_of(asked.model, pinned)
-        _check_numbers(asked, texts, service.max_k)
-        requests = requests_of(asked, texts, pinned.ranker is not None, access.most_at_once)
+
+        def read() -> tuple[CompletionRequest, ItemTexts, list[RecommendRequest]]:
+            asked = read_request(json_object(body))
+            texts = texts_of(asked.model, pinned)
+            _check_numbers(asked, texts, service.max_k)
+            return asked, texts, requests_of(asked, texts, pinned.ranker is not None, access.most_at_once)
+
+        asked, texts, requests = await beside_the_loop(len(body) > LARGE_BYTES, read)
 
         def error_of(place: int, sentence: str, status: int = 400) -> RequestError:
             return _of_prompt(place, len(requests), sentence, status)
 
         request_id = request_id_of(request.headers.get(REQUEST_ID))
         answers = await answers_of_all(access, pinned, requests, origin_of(request), error_of, request_id)
-        response.headers[REQUEST_ID] = request_id
+        headers = {REQUEST_ID: request_id}
         for place, answer in enumerate(answers):
-            if answer.source != "model":  # popular items have no probability
+            if "popular_items" in answer.degraded:  # which have no probability
+                raise error_of(place, "the service has too much to do to ask the model; try again", 503)
+            if answer.source != "model":
                 raise error_of(place, "the run's operations leave nothing of it for the model")
-        return _completion(asked, requests, answers, texts)
+        is_large = sum(len(answer.items) for answer in answers) > LARGE_ITEMS
+        # An answer that is done: the framework would check a mapping item by item, on the event loop.
+        return await beside_the_loop(
+            is_large, lambda: JSONResponse(_completion(asked, requests, answers, texts), headers=headers)
+        )
 
     return router
 
@@ -232,14 +247,18 @@ def _completion(
     texts: ItemTexts,
 ) -> dict[str, Any]:
     choices: list[dict[str, Any]] = []
-    for answer in answers:
-        top = {texts.text_of(item.item_id): item.score for item in answer.items[: asked.logprobs or 0]}
-        for item in answer.items[: asked.n]:
-            text = texts.text_of(item.item_id)
+    num_shown = max(asked.n, asked.logprobs or 0)
+    keys = dict.fromkeys(item.item_id for answer in answers for item in answer.items[:num_shown])
+    text_of = dict(zip(keys, texts.texts_of(list(keys)), strict=True))
+    for place, answer in enumerate(answers):
+        top = {text_of[item.item_id]: item.score for item in answer.items[: asked.logprobs or 0]}
+        for rank, item in enumerate(answer.items[: asked.n]):
+            text = text_of[item.item_id]
             choices.append(
                 {
                     "text": text,
-                    "index": len(choices),
+                    # By which clients find the prompt of a choice: index // n.
+                    "index": place * asked.n + rank,
                     "logprobs": None if asked.logprobs is None else _logprobs(item, text, top),
                     "finish_reason": "stop",
                     "item_id": item.item_id,
@@ -258,7 +277,9 @@ def _completion(
             "completion_tokens": num_written,
             "total_tokens": num_read + num_written,
         },
+        "system_fingerprint": answers[0].model.label,
         "unread_events": [answer.unread_events for answer in answers],
+        "degraded": [answer.degraded for answer in answers],
     }
 
 

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from rayrec.platform.errors import UnavailableError
 from rayrec.serve.access.deadlines import HeaderError
 from rayrec.serve.access.door import NO_ROOM, no_room
-from rayrec.serve.errors import RequestError, error_response, explain
+from rayrec.serve.errors import RequestError, error_response, explain, status_of_bad_request
 from rayrec.serve.schemas import Instruction, RecommendRequest
 from rayrec.serve.service import RefusedRequestError
 
@@ -54,7 +54,8 @@ async def _invalid_request(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _refused_request(request: Request, error: Exception) -> JSONResponse:
-    return error_response(request.url.path, 422, str(error))
+    path = request.url.path
+    return error_response(path, status_of_bad_request(path), str(error))
 
 
 async def _bad_request(request: Request, error: Exception) -> JSONResponse:

@@ -22,6 +22,7 @@ from fastapi.responses import JSONResponse
 from rayrec.serve.schemas import ErrorAnswer
 
 _OPENAI_PATHS = ("/v1/completions", "/v1/models", "/v1/chat")
+_TENSOR_PATHS = ("/v2",)
 
 
 class RequestError(ValueError):
@@ -63,13 +64,18 @@ def error_response(
     # JSON can write half of a surrogate pair, and a sentence may quote it.
     error = error.encode(errors="backslashreplace").decode()
     param = None if param is None else param.encode(errors="backslashreplace").decode()
-    if any(path == root or path.startswith(f"{root}/") for root in _OPENAI_PATHS):
+    if _is_below(path, _OPENAI_PATHS):
         said = error if error_id is None else f"{error} under {error_id}"
         kind = "server_error" if status >= 500 else "invalid_request_error"
         content = {"error": {"message": said, "type": kind, "param": param, "code": code}}
         return JSONResponse(content, status, headers)
     answer = ErrorAnswer(error=error, error_id=error_id)
     return JSONResponse(answer.model_dump(exclude_none=True), status, headers)
+
+
+def status_of_bad_request(path: str) -> int:
+    """By the table above, of a request that is HTTP and JSON."""
+    return 400 if _is_below(path, (*_OPENAI_PATHS, *_TENSOR_PATHS)) else 422
 
 
 def explain(problems: Sequence[Any], known_fields: Iterable[str]) -> str:
@@ -89,6 +95,10 @@ def explain(problems: Sequence[Any], known_fields: Iterable[str]) -> str:
         return f"{_dotted(location[:-1])}: expected a string or an integer"
     message = first["msg"].removeprefix("Value error, ")
     return f"{_dotted(location)}: {message[0].lower()}{message[1:]}"
+
+
+def _is_below(path: str, roots: Sequence[str]) -> bool:
+    return any(path == root or path.startswith(f"{root}/") for root in roots)
 
 
 def _dotted(location: Sequence[str | int]) -> str:

@@ -10,7 +10,10 @@ Serve writes HAProxy's configuration from a template that has no settings for an
 * every request is logged, with its query, to port 514 of this machine; here none is;
 * a replica gets whatever comes, and to refuse a request takes it longer than HAProxy, of the time in which it
   computes; here HAProxy refuses what is to be computed while the replicas have as much of it as they hold;
-* where no replica answers, callers get status 500; here 503, with the time after which to try again;
+* where no replica answers, callers get status 500; here 503, with the time after which to try again, in the
+  form of the protocol that was spoken;
+* whoever asks for `/-/routes` is told which applications there are; here nobody is where callers need a token
+  (`/-/healthz`, which says whether there are replicas, is a probe of health and stays open);
 * a replica does not know how long a request has waited for it; here HAProxy says when it came;
 * a user's requests, where they are to go to one replica, would all move when a replica comes or goes; here
   the hash is consistent, and none gets much more than the others.
@@ -63,6 +66,8 @@ class Plan(TypedDict):
     """Requests to compute something that a replica holds at once."""
     rest_ms: NotRequired[int]
     """See `REST_MS`."""
+    has_token: NotRequired[bool]
+    """Whether callers have to send a token, which the replicas ask for."""
 
 
 REST_MS = 20
@@ -75,7 +80,7 @@ _SENTENCE = "no replica has room for the request; try again in a second"
 NO_REPLICA = {"error": _SENTENCE}
 NO_REPLICA_OPENAI = {"error": {"message": _SENTENCE, "type": "server_error", "param": None, "code": None}}
 """In the form of that protocol, as `errors.py` has it."""
-_ERROR_FILE = "no-replica.http"
+NO_ROUTES = {"error": "this service needs a token, and does not tell its routes"}
 
 
 def write_program(folder: Path, python: str, plan: Plan) -> Path:
@@ -87,9 +92,6 @@ def write_program(folder: Path, python: str, plan: Plan) -> Path:
     """
     plan_file, program = folder / "plan.json", folder / "haproxy"
     plan_file.write_text(json.dumps(plan))
-    body = json.dumps(NO_REPLICA)
-    head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
-    (folder / _ERROR_FILE).write_bytes(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
     # Without site-packages (-S) and the environment's paths (-I), which nothing here needs.
     command = [python, "-I", "-S", str(Path(__file__).resolve()), str(plan_file)]
     program.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
@@ -97,13 +99,13 @@ def write_program(folder: Path, python: str, plan: Plan) -> Path:
     return program
 
 
-def rewritten(config: str, listen: Listen, most: int, error_file: str, rest_ms: int = REST_MS) -> str:
+def rewritten(config: str, listen: Listen, most: int, rest_ms: int = REST_MS, has_token: bool = False) -> str:
     """Serve's configuration with our addresses and bounds.
 
     Args:
         most: requests to compute something that a replica holds at once.
-        error_file: the answer where HAProxy has none of a replica.
         rest_ms: as `REST_MS`.
+        has_token: as in a `Plan`.
 
     Raises:
         ValueError: something listens in it that this module does not know, or what it knows is missing.
@@ -118,8 +120,11 @@ def rewritten(config: str, listen: Listen, most: int, error_file: str, rest_ms: 
         if section == "global" and words[:1] == ["log"]:
             continue
         if words[:1] == ["errorfile"]:
-            # Between such quotes HAProxy takes a path as it is.
-            lines.append(f"    errorfile {words[1]} '{error_file}'")
+            # A file would be the same for all paths; `_requests` says what is in this variable.
+            lines.append(
+                f"    http-error status {words[1]} content-type application/json "
+                "lf-string '%[var(txn.rayrec_no_replica)]' hdr Retry-After 1"
+            )
             continue
         if words[:1] != ["bind"]:
             lines.append(line)
@@ -135,7 +140,7 @@ def rewritten(config: str, listen: Listen, most: int, error_file: str, rest_ms: 
             raise ValueError(f"{section!r} listens in a way that is not known: {line.strip()!r}")
         seen.append(section)
         if section == REQUESTS:
-            lines += [found["indent"] + text for text in _requests(listen)]
+            lines += [found["indent"] + text for text in _requests(listen, has_token)]
         else:
             lines.append(f"{found['indent']}bind 127.0.0.1:{found['port']}")
     if sorted(seen) != sorted((FIGURES, REQUESTS, STATISTICS)):
@@ -143,18 +148,26 @@ def rewritten(config: str, listen: Listen, most: int, error_file: str, rest_ms: 
     return "\n".join(lines) + "\n"
 
 
-def _requests(listen: Listen) -> list[str]:
+def _requests(listen: Listen, has_token: bool) -> list[str]:
     family = f"ipv{ipaddress.ip_address(listen['host']).version}"
     bind = f"bind {family}@{listen['host']}:{listen['port']}"
     if listen["certificate"] is not None:
         bind += f" ssl crt '{listen['certificate']}' ssl-min-ver TLSv1.2 alpn http/1.1"
     scheme = "http" if listen["certificate"] is None else "https"
+    no_routes = "http-request return status 403 content-type application/json string"
+    of_openai = "if { path /v1/completions } or { path_beg /v1/models } or { path_beg /v1/chat }"
     return [
         bind,
         "http-request set-header X-Forwarded-For %[src]",
         f"http-request set-header X-Forwarded-Proto {scheme}",
         # As `access/deadlines.py` has it.
         "http-request set-header X-Request-Start %[date(0,ms)]",
+        f"http-request set-var-fmt(txn.rayrec_no_replica) '{json.dumps(NO_REPLICA)}'",
+        f"http-request set-var-fmt(txn.rayrec_no_replica) '{json.dumps(NO_REPLICA_OPENAI)}' {of_openai}",
+        # Of HAProxy's own answers: replicas have none of them.
+        "http-after-response set-status 503 if { status 502 504 }",
+        # In front of the rule that would tell them.
+        *([f"{no_routes} '{json.dumps(NO_ROUTES)}' if {{ path -i /-/routes }}"] if has_token else []),
     ]
 
 
@@ -199,9 +212,8 @@ def main(arguments: list[str]) -> NoReturn:
         # Serve's own file, since Serve knows its HAProxy by that path among its arguments.
         changed = file.with_name(f"{file.name}.changed")
         try:
-            error_file = str(Path(arguments[0]).with_name(_ERROR_FILE))
-            rest_ms = plan.get("rest_ms", REST_MS)
-            config = rewritten(file.read_text(), plan["listen"], plan["most"], error_file, rest_ms)
+            rest_ms, has_token = plan.get("rest_ms", REST_MS), plan.get("has_token", False)
+            config = rewritten(file.read_text(), plan["listen"], plan["most"], rest_ms, has_token)
             changed.write_text(config)
         except ValueError as error:
             sys.exit(f"rayrec: this version of Ray Serve configures HAProxy in a new way: {error}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from rayrec.models.tokenizers.code_tokens import CodeTexts
@@ -31,11 +33,11 @@ class ItemTexts:
         """Tokens of an item."""
         return self._codes.num_levels
 
-    def text_of(self, item_key: str) -> str:
-        """The tokens of an item of the catalogue."""
-        item = int(self._item_keys.get_indexer([item_key])[0])
-        assert item >= 0, f"{item_key!r} is not in the catalogue"
-        return self._codes.text(item)
+    def texts_of(self, item_keys: Sequence[str]) -> list[str]:
+        """The tokens of items of the catalogue. Looked up together, many take hardly longer than one."""
+        items = self._item_keys.get_indexer(list(item_keys))
+        assert (items >= 0).all(), "an item that was recommended is not in the catalogue"
+        return [self._codes.text(item) for item in items.tolist()]
 
     def keys_in(self, text: str) -> list[str]:
         """Keys of the items that a text consists of: tokens such as `<a_12><b_3>`, or ids of items between

@@ -16,6 +16,9 @@ Either `history` or `user_id` is needed; all other inputs may be left out, and m
 `/v1/recommend`: a history takes the place of the stored one, even where it is empty. Parameters of a request
 are `k`, `exclude_seen` and `rank` from there; K is `k`, however few items there are.
 
+Where something was lowered of an answer, or the events of users could not be read, the parameter `degraded`
+of the message says what, of all its rows together: names of `/v1/recommend` with commas between them.
+
 Places without an item have the lowest finite score, not an infinite one or NaN, since JSON can write neither.
 
 Axes: B rows (users) of a request, T events of the longest history, K items asked for.
@@ -40,7 +43,7 @@ from rayrec.serve.access.access import Access
 from rayrec.serve.access.callers import origin_of
 from rayrec.serve.current import Service
 from rayrec.serve.errors import RequestError, explain
-from rayrec.serve.request_body import unpacked_body
+from rayrec.serve.request_body import LARGE_BYTES, LARGE_ITEMS, beside_the_loop, unpacked_body
 from rayrec.serve.request_log import REQUEST_ID, request_id_of
 from rayrec.serve.rows import answers_of_all
 from rayrec.serve.schemas import MODEL_NAME, RecommendAnswer, RecommendRequest
@@ -180,18 +183,28 @@ def open_inference_router(service: Service, access: Access) -> APIRouter:
         """Recommends to all rows; either all are answered or none."""
         pinned = check_model(name, version)
         body = await unpacked_body(request)
-        call = read_call(body, request.headers.get(HEADER_LENGTH))
-        is_binary = _wanted_outputs(call)
-        requests = rows_of(call, access.most_at_once)
+        header_length = request.headers.get(HEADER_LENGTH)
+
+        def read() -> tuple[InferenceCall, dict[str, bool], list[RecommendRequest]]:
+            call = read_call(body, header_length)
+            return call, _wanted_outputs(call), rows_of(call, access.most_at_once)
+
+        call, is_binary, requests = await beside_the_loop(len(body) > LARGE_BYTES, read)
         request_id = request_id_of(request.headers.get(REQUEST_ID))
         origin = origin_of(request)
         answers = await answers_of_all(access, pinned, requests, origin, _of_row, request_id)
-        found = outputs_of(answers, requests[0].k)
-        wanted = [found[output] for output in is_binary]
+
+        def written() -> tuple[bytes, int | None]:
+            found = outputs_of(answers, requests[0].k)
+            return write_answer(head, [found[output] for output in is_binary], is_binary)
+
         head: dict[str, Any] = {"model_name": MODEL_NAME, "model_version": pinned.model.label}
         if call.call_id is not None:
             head["id"] = call.call_id
-        content, length = write_answer(head, wanted, is_binary)
+        if degraded := dict.fromkeys(name for answer in answers for name in answer.degraded):
+            head["parameters"] = {"degraded": ",".join(degraded)}
+        # Places without an item are written, too.
+        content, length = await beside_the_loop(len(answers) * requests[0].k > LARGE_ITEMS, written)
         headers = {REQUEST_ID: request_id}
         if length is None:
             return Response(content, headers=headers, media_type="application/json")

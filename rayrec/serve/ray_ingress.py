@@ -36,6 +36,7 @@ from rayrec.serve.access.config import USER_HEADER
 from rayrec.serve.address import READY_TIMEOUT_S, ip_of
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.haproxy_config import Plan, write_program
+from rayrec.serve.request_guard import BODY_TIMEOUT_S
 from rayrec.serve.tls import link_for_haproxy
 
 if TYPE_CHECKING:  # Serve reads the environment when it is imported
@@ -53,6 +54,9 @@ FAST: Mapping[str, str] = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
     # They cost a third of the requests: a line to a process in Python for each. Replicas count them, too.
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
+    # Of a client that sends nothing in the middle of a request, or takes nothing of its answer; an hour by
+    # default. Longer than a replica waits for a body, since that one says so in the form of the protocol.
+    "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": f"{2 * BODY_TIMEOUT_S:.0f}",
 }
 """What HAProxy's path sets, unless the environment has it already."""
 
@@ -252,6 +256,7 @@ def _fast(config: ServeConfig, haproxy: HAProxy, folder: Path) -> Ingress:
             "certificate": None if certificate is None else str(certificate),
         },
         "most": config.most_in_hand,
+        "has_token": config.token_sha256 is not None,
     }
     own = {HAPROXY_PROGRAM: str(write_program(folder, sys.executable, plan))}
     own |= {name: str(folder / file) for name, file in _FOLDERS.items()}

@@ -30,11 +30,11 @@ async def answers_of_all(
 
     Raises:
         RequestError: a request is refused, or what it needs does not answer.
-        HeaderError, CallerLimitError, ServiceLimitError, TooManyWaitingError: not all of them are admitted;
-            none is computed that had not begun.
+        HeaderError, CallerLimitError, ServiceLimitError, TooManyWaitingError: not all of them are admitted,
+            and none is computed.
         DeadlineError: one would be answered too late.
     """
-    begun = await _begun(access, pinned, requests, origin, request_id)
+    begun = access.begin_all(requests, origin, pinned, request_id)
     found = await asyncio.gather(*begun, return_exceptions=True)
     answers: list[RecommendAnswer] = []
     for place, answer in enumerate(found):
@@ -47,22 +47,3 @@ async def answers_of_all(
             raise answer
         answers.append(answer)
     return answers
-
-
-async def _begun(
-    access: Access,
-    pinned: RecommendationService,
-    requests: Sequence[RecommendRequest],
-    origin: Origin,
-    request_id: str,
-) -> list[asyncio.Future[RecommendAnswer]]:
-    begun: list[asyncio.Future[RecommendAnswer]] = []
-    try:
-        for row, request in enumerate(requests):
-            begun.append(access.begin(request, origin, pinned, request_id, row))
-    except Exception:
-        for answered in begun:
-            answered.cancel()
-        await asyncio.sleep(0)  # of which the batcher hears in the loop's next turn
-        raise
-    return begun

@@ -13,6 +13,7 @@ from pydantic import (
     StrictBool,
     StrictInt,
     StrictStr,
+    model_validator,
 )
 
 from rayrec.pipelines.recommender import Query
@@ -47,7 +48,21 @@ class _Schema(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Instruction(_Schema):
+class Asked(_Schema):
+    """What callers send. A body may be wrong in a million places, and is answered with the first: to collect
+    them all would take seconds of the event loop. So lists in here are `fail_fast`, too."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_unknown_alone(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
+            return value
+        known = {name: value[name] for name in cls.model_fields if name in value}
+        unknown = next(name for name in value if name not in cls.model_fields)
+        return {**known, unknown: value[unknown]}
+
+
+class Instruction(Asked):
     """What the next item is wanted for, for models that were trained with instructions. What is left out is
     not said."""
 
@@ -60,16 +75,16 @@ class Instruction(_Schema):
     leaves it out."""
 
 
-class RecommendRequest(_Schema):
+class RecommendRequest(Asked):
     """Whom to recommend to: a known user, a history, or both; or a raw row. Without any of these, popular
     items come back."""
 
     user_id: Key | None = None
     """The user. A user of the training data brings the history that is stored there."""
-    history: list[Key] | None = Field(None, max_length=MAX_HISTORY)
+    history: list[Key] | None = Field(None, max_length=MAX_HISTORY, fail_fast=True)
     """Items, oldest first. Takes the place of the stored history, even if it is empty."""
     timestamps: list[Annotated[StrictInt, Field(ge=-LATEST_S, le=LATEST_S)]] | None = Field(
-        None, max_length=MAX_HISTORY
+        None, max_length=MAX_HISTORY, fail_fast=True
     )
     """When each item of `history` was, in UNIX seconds, none before the one to its left. Read by models of
     time; without them, such a model takes all items to be of one time. Other models ignore them."""

@@ -176,11 +176,11 @@ def decode_json(datatype: str, shape: Sequence[int], data: Any) -> NDArray[Any]:
         raise RequestError("FP16 has no form in JSON; send it as binary data")
     elements = _list(data, "data")
     count = _num_elements(shape)
-    if any(isinstance(element, list) for element in elements):
+    if list in set(map(type, elements)):
         elements = _flattened(elements, shape)
     if len(elements) != count:
         raise RequestError(f"{len(elements)} elements for the shape {list(shape)}; expected {count}")
-    return _array([_element(datatype, element) for element in elements], shape, DTYPES[datatype])
+    return _array(_checked_elements(datatype, elements), shape, DTYPES[datatype])
 
 
 class _Tail:
@@ -315,24 +315,40 @@ def _flattened(nested: list[Any], shape: Sequence[int]) -> list[Any]:
     return level
 
 
-def _element(datatype: str, value: Any) -> Any:
+def _checked_elements(datatype: str, elements: list[Any]) -> list[Any]:
+    """Elements as an array takes them. All at once: a body may have half a million."""
+    kinds: set[type] = set(map(type, elements))
+    allowed, bounds = _allowed_elements(datatype)
+    if not kinds <= allowed:
+        raise _no_element(datatype, next(value for value in elements if type(value) not in allowed))
+    if bounds is not None and elements:
+        for value in (min(elements), max(elements)):
+            if not bounds[0] <= value <= bounds[1]:
+                raise _no_element(datatype, value)
+    if datatype != "BYTES":
+        return elements
+    try:
+        return [value.encode() for value in elements]
+    except UnicodeEncodeError as error:  # half of a surrogate pair
+        raise RequestError("expected text that UTF-8 can encode") from error
+
+
+def _allowed_elements(datatype: str) -> tuple[set[type], tuple[float, float] | None]:
+    """Types of JSON's values, and the bounds of numbers."""
     dtype = DTYPES[datatype]
     if datatype == "BYTES":
-        if isinstance(value, str):
-            try:
-                return value.encode()
-            except UnicodeEncodeError as error:  # half of a surrogate pair
-                raise RequestError("expected text that UTF-8 can encode") from error
-    elif datatype == "BOOL":
-        if isinstance(value, bool):
-            return value
-    elif dtype.kind == "f":
+        return {str}, None
+    if datatype == "BOOL":
+        return {bool}, None
+    if dtype.kind == "f":
         largest = float(np.finfo(dtype).max)
-        if isinstance(value, int | float) and not isinstance(value, bool) and -largest <= value <= largest:
-            return value
-    elif _is_int(value) and np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
-        return value
-    raise RequestError(f"{_shown(value)} is no element of {datatype}")
+        return {int, float}, (-largest, largest)
+    limits = np.iinfo(dtype)
+    return {int}, (int(limits.min), int(limits.max))
+
+
+def _no_element(datatype: str, value: Any) -> RequestError:
+    return RequestError(f"{_shown(value)} is no element of {datatype}")
 
 
 def _check_keys(

@@ -9,6 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from rayrec.platform.errors import InputError
+from rayrec.serve.access.config import AccessConfig
 from rayrec.serve.api import build_api
 from rayrec.serve.batch_costs import BatchCosts
 from rayrec.serve.batching import Batcher
@@ -16,7 +17,7 @@ from rayrec.serve.bearer_token import OPEN_PATHS, VARIABLE, require_token, token
 from rayrec.serve.metrics import PrometheusMeter
 from rayrec.serve.page.recent import RecentActivity
 from rayrec.serve.service import RecommendationService
-from tests.serve.fake_recommender import FakeRecommender
+from tests.serve.fake_recommender import FakeRecommender, api_of
 
 TOKEN = "s3cret-of-enough-letters"
 DIGEST = hashlib.sha256(TOKEN.encode()).hexdigest()
@@ -73,6 +74,22 @@ def test_requests_without_it_are_counted(client):
     client.post("/v1/recommend", json={})
     page = client.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).text
     assert 'rayrec_requests_total{route="none",status="401"} 1.0' in page
+
+
+def test_who_lacks_it_neither_uses_up_nor_displaces_what_callers_have():
+    limits = AccessConfig.parse({"callers": {"rate": 0.001, "burst": 1, "most_kept": 2}})
+    api = api_of(RecommendationService(FakeRecommender(), max_k=50), access=limits)
+    require_token(api, DIGEST)
+    client = TestClient(api)
+    mine = {"Authorization": f"Bearer {TOKEN}", "X-Caller-Key": "me"}
+
+    def statuses(headers: dict[str, str], times: int) -> list[int]:
+        return [client.post("/v1/recommend", json={}, headers=headers).status_code for _ in range(times)]
+
+    assert statuses(mine, 2) == [200, 429]
+    for stranger in ("me", "s1", "s2", "s3"):
+        assert statuses({"X-Caller-Key": stranger}, 2) == [401, 401]
+    assert statuses(mine, 1) == [429]  # still remembered
 
 
 def test_a_token_comes_of_a_file_or_the_environment_which_then_lacks_it(tmp_path):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rayrec.models.tokenizers.code_tokens import CodeTexts
 from rayrec.pipelines.recommender import Recommender
+from rayrec.serve.access.config import AccessConfig
 from rayrec.serve.request_body import MAX_BODY_BYTES
 from rayrec.serve.service import RecommendationService
 from tests.runs import make_run
@@ -108,13 +109,43 @@ def test_prompts_may_be_ids_and_several(client, recommender):
     answer = client.completions.create(model="recommend", prompt=["7 brazil", f" {SEVEN}\n{BRAZIL} "], n=1)
     assert recommender.asked == [([12, 13], None, 1, True)] * 2
     assert [(choice.index, choice.text) for choice in answer.choices] == [(0, ALIEN), (1, ALIEN)]
-    assert answer.model_extra == {"unread_events": [0, 0]}
+    assert answer.model_extra == {"unread_events": [0, 0], "degraded": [[], []]}
+    assert answer.system_fingerprint == "100"  # steps; a published version has a number
     assert answer.choices[0].logprobs is None
 
 
 def test_events_that_are_too_old_for_the_model_are_counted(client):
     answer = client.completions.create(model="recommend", prompt=ALIEN * 5)
-    assert answer.model_extra == {"unread_events": [2]}
+    assert answer.model_extra["unread_events"] == [2]
+
+
+def test_a_choice_says_which_prompt_it_is_of_where_one_has_fewer(client):
+    answer = client.completions.create(model="recommend", prompt=["alien 7", "alien", "7 brazil"], n=2)
+    # Items of a prompt are not recommended to it.
+    assert [(choice.index // 2, choice.text) for choice in answer.choices] == [
+        *((0, BRAZIL), (1, SEVEN), (1, BRAZIL), (2, ALIEN)),
+    ]
+
+
+def lowered_by(*steps, codes=CODES):
+    """A service in which these steps are always in force."""
+    always = [{"enter": 0.01, "leave": 0.005, **step} for step in steps]
+    access = AccessConfig.parse({"degrade": {"steps": always}})
+    return TestClient(api_of(RecommendationService(FakeRecommender(codes), max_k=50), access=access))
+
+
+def test_what_was_lowered_of_an_answer_is_said():
+    client = lowered_by({"do": "fewer_beams", "to": 3}, {"do": "shorter_history", "to": 1})
+    answer = client.post("/v1/completions", json={**WANTED, "prompt": ["alien 7", "alien"]}).json()
+    assert answer["degraded"] == [["fewer_beams", "shorter_history"], ["fewer_beams"]]
+
+
+def test_while_popular_items_answer_there_are_no_completions_and_that_is_nobodys_fault():
+    answer = lowered_by({"do": "popular_items"}).post("/v1/completions", json=WANTED)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    error = answer.json()["error"]
+    assert error["message"] == "prompt: the service has too much to do to ask the model; try again"
+    assert error["type"] == "server_error"
 
 
 def test_values_that_change_nothing_are_taken(client):
@@ -195,6 +226,7 @@ def test_errors_of_every_kind_have_the_form_of_the_protocol(plain):
         (plain.post(path, json={"model": "recommend"}), 400, "prompt: field required"),
         (plain.post(path, json={**WANTED, "model": "x"}), 404, "there is no model 'x'"),
         (plain.post(path, content=b" " * (MAX_BODY_BYTES + 1)), 413, "the body is larger than"),
+        (plain.post(path, json=WANTED, headers={"X-Request-Timeout-Ms": "0"}), 400, "X-Request-Timeout-Ms: "),
         (plain.get(path), 405, "there is no GET /v1/completions"),
         (plain.post("/v1/chat/completions", json={}), 404, "there is no POST /v1/chat/completions"),
     ):
@@ -332,7 +364,7 @@ def test_completions_of_a_trained_model_are_its_items_with_their_probabilities(t
 
     asked = {"model": "recommend", "n": 5, "logprobs": 0}
     by_id = client.post("/v1/completions", json={**asked, "prompt": " ".join(history)}).json()
-    tokens = "".join(map(service.item_texts.text_of, history))
+    tokens = "".join(service.item_texts.texts_of(history))
     by_tokens = client.post("/v1/completions", json={**asked, "prompt": tokens}).json()
     plain = client.post("/v1/recommend", json={"history": history, "k": 5}).json()
 

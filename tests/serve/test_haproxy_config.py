@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -31,6 +30,7 @@ from ray.serve.config import HTTPOptions
 from rayrec.serve.haproxy_config import (
     NO_REPLICA,
     NO_REPLICA_OPENAI,
+    NO_ROUTES,
     NO_TIME_HEADER,
     REST_MS,
     Listen,
@@ -43,7 +43,6 @@ from tests.serve.certificates import make_certificate
 
 PLAIN: Listen = {"host": "10.1.2.3", "port": 8443, "certificate": None}
 MOST = 2
-ERROR_FILE = "/somewhere/no-replica.http"
 
 
 @pytest.fixture
@@ -89,16 +88,14 @@ def test_nothing_but_the_service_listens_outside_of_loopback(config_file):
         ":9101",
     ], "the template has changed: is the module still needed?"
 
-    changed = rewritten(written, PLAIN, MOST, ERROR_FILE)
+    changed = rewritten(written, PLAIN, MOST)
 
     assert addresses(changed) == ["127.0.0.1:8404", "127.0.0.1:9101", "ipv4@10.1.2.3:8443"]
-    assert addresses(rewritten(written, {**PLAIN, "host": "::1"}, MOST, ERROR_FILE))[-1] == "ipv6@::1:8443"
+    assert addresses(rewritten(written, {**PLAIN, "host": "::1"}, MOST))[-1] == "ipv6@::1:8443"
 
 
 def test_the_address_of_a_client_is_what_haproxy_sees_and_no_request_is_logged(config_file):
-    lines = [
-        line.strip() for line in rewritten(config_file.read_text(), PLAIN, MOST, ERROR_FILE).splitlines()
-    ]
+    lines = [line.strip() for line in rewritten(config_file.read_text(), PLAIN, MOST).splitlines()]
 
     place = lines.index("bind ipv4@10.1.2.3:8443")
     assert lines[place - 1] == "frontend http_frontend"
@@ -228,12 +225,18 @@ def test_after_a_while_a_replica_is_asked_again(tmp_path):
 
 @contextmanager
 def running_haproxy(
-    tmp_path: Path, most: int, *replica_ports: int, rest_ms: int = REST_MS, **settings: str
+    tmp_path: Path,
+    most: int,
+    *replica_ports: int,
+    rest_ms: int = REST_MS,
+    has_token: bool = False,
+    **settings: str,
 ) -> Iterator[int]:
     """The real one, before these replicas; the value is its port."""
     file, port = written_config(tmp_path, *replica_ports, **settings), free_port()
     listen: Listen = {"host": "127.0.0.1", "port": port, "certificate": None}
-    plan: Plan = {"haproxy": haproxy(), "listen": listen, "most": most, "rest_ms": rest_ms}
+    plan: Plan = {"haproxy": haproxy(), "listen": listen, "most": most}
+    plan |= {"rest_ms": rest_ms, "has_token": has_token}
     program = write_program(tmp_path, sys.executable, plan)
     text = file.read_text().replace("bind *:8404", f"bind *:{free_port()}")
     file.write_text(text.replace("bind :9101", f"bind :{free_port()}"))
@@ -314,29 +317,56 @@ def free_port() -> int:
         return port
 
 
-def test_where_no_replica_answers_it_is_said_when_to_come_back(config_file, tmp_path):
-    plan: Plan = {"haproxy": "/bin/true", "listen": PLAIN, "most": MOST}
-    folder = write_program(tmp_path, sys.executable, plan).parent
-    subprocess.run([folder / "haproxy", "-f", config_file], check=True)
+def test_where_no_replica_answers_it_is_said_when_to_come_back_in_the_form_of_the_protocol(tmp_path):
+    """With the real one, whose only replica takes no connection, and then one that ends them."""
+    paths = ("/v1/recommend", "/v2/models/recommend/infer", "/v1/completions", "/v1/models")
+    with running_haproxy(tmp_path, MOST, free_port()) as port, httpx.Client(trust_env=False) as client:
+        absent = [client.post(f"http://127.0.0.1:{port}{path}", content=b"{}") for path in paths]
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), DyingReplica) as server,
+        running_haproxy(tmp_path / "dying", MOST, server.server_port) as port,
+        httpx.Client(trust_env=False) as client,
+    ):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        dying = [client.post(f"http://127.0.0.1:{port}{path}", content=b"{}") for path in paths]
+        server.shutdown()
 
-    files = [line.split() for line in config_file.read_text().splitlines() if "errorfile" in line]
-    assert [words[1] for words in files] == ["502", "503", "504"]
-    (file,) = {words[2].strip("'") for words in files}
-    head, _, body = Path(file).read_bytes().decode().partition("\r\n\r\n")
-    assert head.startswith("HTTP/1.1 503 ")
-    assert "Retry-After: 1" in head
-    assert f"Content-Length: {len(body)}" in head
-    assert json.loads(body) == NO_REPLICA
+    for answers in (absent, dying):
+        assert [(answer.status_code, answer.headers["Retry-After"]) for answer in answers] == [(503, "1")] * 4
+        assert [answer.json() for answer in answers] == [NO_REPLICA] * 2 + [NO_REPLICA_OPENAI] * 2
+
+
+class DyingReplica(Replica):
+    """Ends the connection instead of an answer."""
+
+    def do_POST(self) -> None:
+        self.close_connection = True
+
+
+@pytest.mark.parametrize("has_token", [False, True])
+def test_where_a_token_is_needed_routes_are_not_told_and_health_is(tmp_path, has_token):
+    """By HAProxy itself, which here was not told of any: it answers with 503."""
+    with (
+        named_replicas(1) as ports,
+        running_haproxy(tmp_path, MOST, *ports, has_token=has_token) as port,
+        httpx.Client(trust_env=False, base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        wait_until(lambda: client.get("/v1/users").status_code == 200)
+        answers = [client.get(path) for path in ("/-/routes", "/-/ROUTES", "/-/routes?x=1")]
+        assert client.get("/-/healthz").status_code == 503
+
+    assert [answer.status_code for answer in answers] == [403 if has_token else 503] * 3
+    assert not has_token or answers[0].json() == NO_ROUTES
 
 
 def test_an_address_that_is_not_known_is_refused(config_file):
     written = config_file.read_text()
     with pytest.raises(ValueError, match="'listen debug' listens in a way that is not known: 'bind :7000'"):
-        rewritten(f"{written}\nlisten debug\n  bind :7000\n", PLAIN, MOST, ERROR_FILE)
+        rewritten(f"{written}\nlisten debug\n  bind :7000\n", PLAIN, MOST)
     with pytest.raises(ValueError, match="'listen stats' listens in a way that is not known"):
-        rewritten(written.replace("bind *:8404", "bind unix@/tmp/stats"), PLAIN, MOST, ERROR_FILE)
+        rewritten(written.replace("bind *:8404", "bind unix@/tmp/stats"), PLAIN, MOST)
     with pytest.raises(ValueError, match="expected one address of each section"):
-        rewritten(written.replace("bind :9101", ""), PLAIN, MOST, ERROR_FILE)
+        rewritten(written.replace("bind :9101", ""), PLAIN, MOST)
 
 
 @pytest.mark.parametrize("tls", [False, True])

@@ -14,6 +14,7 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.utils import InferenceServerException
 
 from rayrec.platform.errors import UnavailableError
+from rayrec.serve.access.config import AccessConfig
 from rayrec.serve.request_body import MAX_BODY_BYTES
 from rayrec.serve.service import RecommendationService
 from rayrec.serve.tensor_codec import HEADER_LENGTH
@@ -267,6 +268,33 @@ def test_what_is_wrong_with_a_request_is_said(client, body, sentence):
     assert sentence in refused(client, body)
 
 
+def test_headers_that_cannot_be_used_are_400_as_all_that_is_wrong_here(client):
+    sentence = refused(client, {"inputs": [HISTORY]}, **{"X-Request-Timeout-Ms": "0"})
+    assert sentence.startswith("X-Request-Timeout-Ms: expected a whole number of milliseconds")
+
+
+def test_what_was_lowered_of_the_answers_is_a_parameter():
+    steps = [{"do": "shorter_history", "to": 1, "enter": 0.01, "leave": 0.005}]
+    access = AccessConfig.parse({"degrade": {"steps": steps}})
+    service = RecommendationService(FakeRecommender(), max_k=50)
+
+    class Down:
+        behaviors = None
+
+        def histories(self, user_ids):
+            raise UnavailableError("redis://events", 2, "refused")
+
+    client = TestClient(api_of(service, access=access))
+    short = json_input("history", ["alien"], [1, 1])
+    assert "parameters" not in client.post(INFER, json={"inputs": [short]}).json()
+    long = json_input("history", ["alien", "7", "7", ""], [2, 2])
+    assert client.post(INFER, json={"inputs": [long]}).json()["parameters"] == {"degraded": "shorter_history"}
+    service.user_state = Down()
+    of_users = {"inputs": [json_input("user_id", ["ann", "42"], [2])]}
+    degraded = client.post(INFER, json=of_users).json()["parameters"]["degraded"]
+    assert degraded == "shorter_history,no_recent_events"
+
+
 def test_one_row_that_cannot_be_answered_is_named(client):
     body = {"inputs": [json_input("history", ["7"] * 3 * 10_001, [3, 10_001]),
                        json_input("history_length", [1, 10_001, 1], [3], "INT32")]}  # fmt: skip
@@ -344,9 +372,24 @@ def test_rows_for_which_there_is_no_place_are_refused_together():
         finally:
             service.let.set()
     assert (too_many.status_code, too_many.headers["retry-after"]) == (503, "1")
-    assert too_many.json() == {"error": "3 requests are waiting already; try again in a second"}
+    sentence = "1 requests are waiting already, and 3 of one message come; try again in a second"
+    assert too_many.json() == {"error": sentence}
     assert first[0].status_code == 200
     assert service.batches == [1]
+
+
+def test_a_message_that_no_limit_would_ever_admit_is_not_told_to_come_again():
+    access = AccessConfig.parse({"callers": {"rate": 0.001, "burst": 4, "concurrency": 8}})
+    client = TestClient(api_of(RecommendationService(FakeRecommender(), max_k=50), 64, access=access))
+
+    too_large = client.post(INFER, json=infer_body(5))
+    answered = client.post(INFER, json=infer_body(4))  # all of its tokens, of which nothing was taken
+    too_early = client.post(INFER, json=infer_body(2))
+
+    assert (too_large.status_code, "retry-after" in too_large.headers) == (400, False)
+    assert too_large.json() == {"error": "5 rows in one request; send from 1 to 4"}
+    assert answered.status_code == 200
+    assert too_early.status_code == 429
 
 
 def test_a_failure_is_no_stack_trace():

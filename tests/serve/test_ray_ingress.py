@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import stat
 from pathlib import Path
@@ -29,6 +30,7 @@ from rayrec.serve.ray_ingress import (
     of_session,
     sticky_routing,
 )
+from rayrec.serve.request_guard import BODY_TIMEOUT_S
 from rayrec.serve.tls import TlsConfig
 from tests.serve.certificates import make_certificate
 
@@ -81,6 +83,21 @@ def test_a_cluster_that_starts_here_gets_haproxy_and_an_environment_that_ends_wi
         assert ingress.said() == ("HAProxy in front of the replicas' own servers (HAProxy version 2.8.25)")
     assert dict(os.environ) == before
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("digest", [None, "0" * 64])
+def test_haproxy_is_told_whether_there_is_a_token_and_not_which(tmp_path, monkeypatch, digest):
+    monkeypatch.setenv(HAPROXY_PROGRAM, haproxy_of("2.8.25", tmp_path))
+    with ingress_of_own_cluster(ServeConfig(token_sha256=digest)):
+        plan = json.loads(Path(os.environ[HAPROXY_PROGRAM]).with_name("plan.json").read_text())
+    assert plan["has_token"] == (digest is not None)
+    assert "0" * 64 not in json.dumps(plan)
+
+
+def test_haproxy_waits_longer_for_a_body_than_replicas_do_and_not_for_an_hour(tmp_path, monkeypatch):
+    monkeypatch.setenv(HAPROXY_PROGRAM, haproxy_of("2.8.25", tmp_path))
+    waits_s = int(chosen().variables["RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S"])
+    assert BODY_TIMEOUT_S < waits_s <= 60
 
 
 def test_keys_are_not_copied(tmp_path, monkeypatch):

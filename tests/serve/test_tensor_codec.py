@@ -232,7 +232,8 @@ def test_sizes_that_do_not_add_up_are_refused(size, tail, header, sentence):
         (b"[]", "expected a JSON object"),
         (b'{"inputs": [], "mode": 1}', '"mode" is not known here'),
         (b'{"inputs": [], "outputs": [{"name": "a"}, {"name": "a"}]}', "'a' stands there twice"),
-        (b"[" * 100_000, "not valid JSON"),
+        (b"[" * 10_000, "not valid JSON"),
+        (b"[" * 100_000, "the body has more than 20000 arrays and objects"),
     ],
 )
 def test_messages_that_are_none_are_refused(body, sentence):

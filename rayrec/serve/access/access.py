@@ -1,7 +1,7 @@
 """What stands between the HTTP side and the batcher.
 
-    headers ─► deadline, caller ─► admitted? ─► load ─► steps in force ─► batcher ─► answer
-       └ `door.py` asks the same     └ 429, 503            └ an answer of before     └ kept for others
+    headers ─► deadline, caller ─► room? ─► load ─► steps in force ─► admitted ─► batcher ─► answer
+       └ `door.py` asks the same     └ 429, 503        └ an answer of before             └ kept for others
 
 Everything but the batcher runs on the event loop; only the counts of what is in hand, from which its thread
 takes, have a lock.
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,7 +22,7 @@ from rayrec.serve.access.config import AccessConfig, StepName
 from rayrec.serve.access.deadlines import timeout_of
 from rayrec.serve.access.degrade import NOT_LOWERED, Ladder, Lowered
 from rayrec.serve.access.limits import Admissions, Clock
-from rayrec.serve.batching import Batcher
+from rayrec.serve.batching import Batcher, TooManyWaitingError
 from rayrec.serve.current import Service
 from rayrec.serve.request_log import RequestLog
 from rayrec.serve.schemas import RecommendAnswer, RecommendRequest
@@ -48,6 +49,17 @@ class AccessStatus:
     """Answers that are kept."""
     cache_hits: int
     """Requests so far that were answered by one."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A request of a message, as the steps in force have it."""
+
+    request: RecommendRequest
+    key: bytes | None
+    """Of answers that are kept; None where none are."""
+    kept: RecommendAnswer | None
+    """An answer of before, which will do."""
 
 
 class Access:
@@ -92,17 +104,28 @@ class Access:
         origin: Origin,
         pinned: RecommendationService | None = None,
         request_id: str | None = None,
-        row: int = 0,
     ) -> asyncio.Future[RecommendAnswer]:
-        """Admits a request, and hands it to the batcher before it returns; call it on the event loop.
+        """`begin_all` of one."""
+        (answered,) = self.begin_all([request], origin, pinned, request_id)
+        return answered
+
+    def begin_all(
+        self,
+        requests: Sequence[RecommendRequest],
+        origin: Origin,
+        pinned: RecommendationService | None = None,
+        request_id: str | None = None,
+    ) -> list[asyncio.Future[RecommendAnswer]]:
+        """Admits the requests of one message, all or none, and hands them to the batcher before it returns;
+        call it on the event loop.
 
         Args:
+            requests: at most `most_at_once`.
             pinned: the model that is to answer; None: the one that answers now.
             request_id: of the message, for the log; None: it is not logged.
-            row: of the message.
 
         Returns:
-            The answer; or RefusedRequestError, UnavailableError, DeadlineError, as of service and batcher.
+            The answers; or RefusedRequestError, UnavailableError, DeadlineError, as of service and batcher.
             One that is cancelled before its turn is not computed.
 
         Raises:
@@ -110,42 +133,76 @@ class Access:
             CallerLimitError: too many of this caller.
             ServiceLimitError: too many of all callers.
             TooManyWaitingError: the batcher has too many in hand.
+            DeadlineError: one would be answered too late.
         """
         began = time.perf_counter()
-        answered = self._begun(request, origin, self._service.pinned if pinned is None else pinned)
+        all_answered = self._begun(requests, origin, self._service.pinned if pinned is None else pinned)
         log = self._request_log
         if log is not None and request_id is not None and log.wants(request_id):
-            answered.add_done_callback(partial(log.answered, request_id, row, request, began))
-        return answered
+            for row, (request, answered) in enumerate(zip(requests, all_answered, strict=True)):
+                answered.add_done_callback(partial(log.answered, request_id, row, request, began))
+        return all_answered
 
     def _begun(
-        self, request: RecommendRequest, origin: Origin, pinned: RecommendationService
-    ) -> asyncio.Future[RecommendAnswer]:
+        self, requests: Sequence[RecommendRequest], origin: Origin, pinned: RecommendationService
+    ) -> list[asyncio.Future[RecommendAnswer]]:
         timeout_s = timeout_of(origin.headers, self._timeout_s)
-        leave = self.admit(origin)
+        caller = caller_of(origin, self._config.callers.header)
+        self._admissions.check(caller, len(requests))
+        entries = self._entries(requests, pinned)
+        # Before any is submitted: an idle model computes the first at once, whatever becomes of the others.
+        self._check_places(sum(entry.kept is None for entry in entries))
+        leaves = self._admissions.admit_all(caller, len(requests))
+        # The batcher computes with a service that stays the same.
+        compute = None if pinned is self._service else pinned.recommend_all
+        submitted: list[Future[RecommendAnswer]] = []
+        all_answered: list[asyncio.Future[RecommendAnswer]] = []
         try:
-            lowered = self._lowered()
-            key = None if self._cache is None else key_of(request, pinned.model, pinned.ranker)
-            if lowered.takes_cached and (kept := self._kept(key)) is not None:
+            for entry, leave in zip(entries, leaves, strict=True):
+                if entry.kept is not None:
+                    leave()
+                    answered = asyncio.get_running_loop().create_future()
+                    answered.set_result(entry.kept)
+                else:
+                    group = pinned.group_of(entry.request)
+                    width = pinned.width_of(entry.request)
+                    future = self._batcher.submit(entry.request, group, timeout_s, compute, width)
+                    # A caller who goes away does not stop the model: the place is free when the batcher is
+                    # done with it.
+                    future.add_done_callback(partial(_left, leave))
+                    submitted.append(future)
+                    answered = asyncio.wrap_future(future)
+                    if entry.key is not None:
+                        answered.add_done_callback(partial(self._keep, entry.key))
+                all_answered.append(answered)
+        except BaseException:
+            for future in submitted:
+                future.cancel()
+            for leave in leaves[len(all_answered) :]:
                 leave()
-                answered = asyncio.get_running_loop().create_future()
-                answered.set_result(kept)
-                return answered
+            self._admissions.give_back(caller, len(requests))
+            raise
+        return all_answered
+
+    def _entries(self, requests: Sequence[RecommendRequest], pinned: RecommendationService) -> list[_Entry]:
+        """What is asked of the batcher, by the steps that would be in force for one after the other."""
+        entries = []
+        num_waiting = 0
+        for request in requests:
+            lowered = self._lowered(num_waiting)
+            key = None if self._cache is None else key_of(request, pinned.model, pinned.ranker)
+            kept = self._kept(key) if lowered.takes_cached else None
+            num_waiting += kept is None
             if lowered != NOT_LOWERED:
                 request = LoweredRequest.of(request, lowered)
-            group = pinned.group_of(request)
-            # The batcher computes with a service that stays the same.
-            compute = None if pinned is self._service else pinned.recommend_all
-            future = self._batcher.submit(request, group, timeout_s, compute, pinned.width_of(request))
-        except BaseException:
-            leave()
-            raise
-        # A caller who goes away does not stop the model: the place is free when the batcher is done with it.
-        future.add_done_callback(lambda _: leave())
-        answered = asyncio.wrap_future(future)
-        if key is not None:
-            answered.add_done_callback(partial(self._keep, key))
-        return answered
+            entries.append(_Entry(request, key, kept))
+        return entries
+
+    def _check_places(self, count: int) -> None:
+        in_hand = self._batcher.in_hand
+        if count and in_hand + count > self._batcher.max_waiting:
+            more = "" if count == 1 else f", and {count} of one message come"
+            raise TooManyWaitingError(f"{in_hand} requests are waiting already{more}")
 
     def check_room(self, origin: Origin) -> None:
         """Say what `begin` would for want of room, by the headers of a request; takes nothing.
@@ -171,7 +228,7 @@ class Access:
     @property
     def most_at_once(self) -> int:
         """Requests of one message that may have a place, if nobody else is there."""
-        return self._batcher.max_waiting
+        return min(self._batcher.max_waiting, self._admissions.most_at_once or self._batcher.max_waiting)
 
     @property
     def status(self) -> AccessStatus:
@@ -189,22 +246,23 @@ class Access:
             cache_hits=0 if cache is None else cache.num_hits,
         )
 
-    def _lowered(self) -> Lowered:
+    def _lowered(self, num_before: int) -> Lowered:
+        """Of a request that comes after so many others of its message."""
         if not self._config.degrade.steps:
             return NOT_LOWERED
-        return self._ladder.update(self._load(num_coming=1))
+        return self._ladder.update(self._load(num_before + 1))
 
     def _load(self, num_coming: int = 0) -> float:
         """
         Args:
-            num_coming: requests that were admitted, and that the batcher does not have yet.
+            num_coming: requests that are about to be admitted.
         """
         if self._config.degrade.by == "wait":
             return self._batcher.wait_s() / self._timeout_s
         load = (self._batcher.in_hand + num_coming) / self._batcher.max_waiting
         concurrency = self._admissions.service.concurrency
         if concurrency.most is not None:
-            load = max(load, concurrency.in_hand / concurrency.most)
+            load = max(load, (concurrency.in_hand + num_coming) / concurrency.most)
         return load
 
     def _kept(self, key: bytes | None) -> RecommendAnswer | None:
@@ -214,3 +272,7 @@ class Access:
         if answer is None:
             return None
         return answer.model_copy(update={"degraded": [*answer.degraded, "cached_answer"]})
+
+
+def _left(leave: Callable[[], None], future: Future[RecommendAnswer]) -> None:
+    leave()

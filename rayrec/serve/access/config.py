@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
@@ -13,12 +14,13 @@ StepName = Literal["fewer_beams", "shorter_history", "no_ranking", "cached_answe
 
 
 class LimitConfig(Config):
-    """What is admitted; by default everything."""
+    """What is admitted; by default everything. Each row of a message of tensors or prompts is a request."""
 
     rate: float | None = Field(None, gt=0)
     """Requests per second over time; None is any number."""
     burst: int | None = Field(None, ge=1)
-    """Requests that may come at once after a pause; None is those of one second, at least 1."""
+    """Requests that may come at once after a pause; None is those of one second, at least 1. No message may
+    have more rows than this, or than `concurrency`."""
     concurrency: int | None = Field(None, ge=1)
     """Requests in hand at most; None is any number."""
 
@@ -31,6 +33,18 @@ class LimitConfig(Config):
     @property
     def admits_everything(self) -> bool:
         return self.rate is None and self.concurrency is None
+
+    @property
+    def most_of_burst(self) -> int | None:
+        """`burst`, or what stands for it; None without a rate."""
+        if self.rate is None:
+            return None
+        return self.burst or max(1, math.ceil(self.rate))
+
+    @property
+    def most_at_once(self) -> int | None:
+        """Requests that are admitted together after a pause; None is any number."""
+        return min((most for most in (self.most_of_burst, self.concurrency) if most), default=None)
 
 
 USER_HEADER = "X-User-Id"

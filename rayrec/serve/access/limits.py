@@ -3,8 +3,8 @@
     request ─► its caller's Limit ─► the service's Limit ─► Admission, left when the answer is there
                      └ CallerLimitError      └ ServiceLimitError       each with the seconds to wait
 
-Whatever refuses has taken nothing: a request that the service has no room for costs its caller no token. One
-thread admits; any thread may leave.
+Whatever refuses has taken nothing: a request that the service has no room for costs its caller no token. The
+rows of one message are admitted together, or none of them is. One thread admits; any thread may leave.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 
 from rayrec.serve.access.config import CallersConfig, LimitConfig
 
@@ -69,19 +70,23 @@ class TokenBucket:
         self._tokens = float(burst)
         self._filled_at = clock()
 
-    def wait_s(self) -> float:
-        """Seconds until there is a token; 0 if there is one."""
+    def wait_s(self, count: int = 1) -> float:
+        """Seconds until there are so many tokens, at most `burst`; 0 if there are."""
         now = self._clock()
         self._tokens = min(self.burst, self._tokens + self.rate * max(now - self._filled_at, 0.0))
         self._filled_at = max(now, self._filled_at)
-        return 0.0 if self._tokens >= self._WHOLE else (1.0 - self._tokens) / self.rate
+        return 0.0 if self._tokens >= self._WHOLE * count else (count - self._tokens) / self.rate
 
-    def take(self) -> bool:
-        """Take a token, if there is one."""
-        if self.wait_s() > 0.0:
+    def take(self, count: int = 1) -> bool:
+        """Take so many tokens, if there are."""
+        if self.wait_s(count) > 0.0:
             return False
-        self._tokens -= 1.0
+        self._tokens -= count
         return True
+
+    def give_back(self, count: int) -> None:
+        """Tokens that were taken for nothing."""
+        self._tokens += count  # no more than were there: what is above `burst` is lost with time
 
 
 class ConcurrencyLimit:
@@ -101,12 +106,12 @@ class ConcurrencyLimit:
     def in_hand(self) -> int:
         return self._in_hand
 
-    def wait_s(self) -> float:
-        """Seconds until a place is likely to be free; 0 if there is one."""
-        if self.most is None or self._in_hand < self.most:
+    def wait_s(self, count: int = 1) -> float:
+        """Seconds until so many places are likely to be free; 0 if they are."""
+        if self.most is None or (lacking := self._in_hand + count - self.most) <= 0:
             return 0.0
         # Those in hand leave one after the other. Before any has, a second is as good as any.
-        return 1.0 if self._held_s is None else max(self._held_s / self.most, 1e-3)
+        return 1.0 if self._held_s is None else max(lacking * self._held_s / self.most, 1e-3)
 
     def enter(self) -> Callable[[], None]:
         """Take a place, which has to be free; what is returned gives it back, once."""
@@ -136,23 +141,28 @@ class Limit:
         self.concurrency = ConcurrencyLimit(config.concurrency, clock)
         self.bucket: TokenBucket | None = None
         if config.rate is not None:
-            burst = config.burst or max(1, math.ceil(config.rate))
-            self.bucket = TokenBucket(config.rate, burst, clock)
+            assert config.most_of_burst is not None, "as there is a rate"
+            self.bucket = TokenBucket(config.rate, config.most_of_burst, clock)
 
-    def refusal(self) -> tuple[str, float] | None:
-        """Why nothing is admitted now, and the seconds to wait; None if something is. Takes nothing."""
-        if wait_s := self.concurrency.wait_s():
-            return f"{self.concurrency.in_hand} requests are in hand already", wait_s
-        if self.bucket is not None and (wait_s := self.bucket.wait_s()):
-            return f"more than {self.bucket.rate:g} requests a second have come", wait_s
+    def refusal(self, count: int = 1) -> tuple[str, float] | None:
+        """Why so many are not admitted now, and the seconds to wait; None if they are. Takes nothing.
+
+        Args:
+            count: no more than the limit admits at once of those that find nobody.
+        """
+        more = "" if count == 1 else f", and {count} of one message come"
+        if wait_s := self.concurrency.wait_s(count):
+            return f"{self.concurrency.in_hand} requests are in hand already{more}", wait_s
+        if self.bucket is not None and (wait_s := self.bucket.wait_s(count)):
+            return f"more than {self.bucket.rate:g} requests a second have come{more}", wait_s
         return None
 
-    def enter(self) -> Callable[[], None]:
-        """Admit one, after `refusal` said None; what is returned gives back its place."""
+    def enter(self, count: int = 1) -> list[Callable[[], None]]:
+        """Admit so many, after `refusal` said None; each of what is returned gives back a place."""
         if self.bucket is not None:
-            taken = self.bucket.take()
+            taken = self.bucket.take(count)
             assert taken, "nothing else takes tokens"
-        return self.concurrency.enter()
+        return [self.concurrency.enter() for _ in range(count)]
 
 
 class Callers:
@@ -167,11 +177,17 @@ class Callers:
 
     def of(self, caller: Hashable) -> Limit:
         """The limit of this caller, who is then the one that was here last."""
-        limit = self._limits.get(caller)
+        limit = self.known(caller)
         if limit is None:
             self._forget()
             limit = self._limits[caller] = Limit(self._config, self._clock)
-        self._limits.move_to_end(caller)
+        return limit
+
+    def known(self, caller: Hashable) -> Limit | None:
+        """As `of`; None for one who is not remembered, and is not for having been asked about."""
+        limit = self._limits.get(caller)
+        if limit is not None:
+            self._limits.move_to_end(caller)
         return limit
 
     def _forget(self) -> None:
@@ -188,39 +204,60 @@ class Admissions:
 
     def __init__(self, service: LimitConfig, callers: CallersConfig, clock: Clock) -> None:
         self.service = Limit(service, clock)
+        bounds = [most for limit in (service, callers) if (most := limit.most_at_once) is not None]
+        self.most_at_once = min(bounds, default=None)
+        """Requests of one message that are admitted where nobody else is there; None is any number."""
         self.callers = None if callers.admits_everything else Callers(callers, clock)
         self.num_refused_callers = 0
         """Requests that were too many of their caller."""
         self.num_refused = 0
         """Requests that were too many of all."""
 
-    def check(self, caller: Hashable) -> list[Limit]:
-        """The limits that a request of this caller has to enter; takes nothing.
+    def check(self, caller: Hashable, count: int = 1) -> None:
+        """Whether so many requests of this caller would be admitted; takes nothing, and remembers nobody.
 
         Raises:
             CallerLimitError: too many of this caller.
             ServiceLimitError: too many of all callers.
         """
-        own = None if self.callers is None else self.callers.of(caller)
-        if own is not None and (refusal := own.refusal()):
+        # Who is not remembered has all of its limit, which no message is larger than.
+        own = None if self.callers is None else self.callers.known(caller)
+        if own is not None and (refusal := own.refusal(count)):
             self.num_refused_callers += 1
             raise CallerLimitError(f"of this caller, {refusal[0]}", refusal[1])
-        if refusal := self.service.refusal():
+        if refusal := self.service.refusal(count):
             self.num_refused += 1
             raise ServiceLimitError(f"of all callers, {refusal[0]}", refusal[1])
-        return [limit for limit in (own, self.service) if limit is not None]
 
     def admit(self, caller: Hashable) -> Callable[[], None]:
-        """Take the request in hand; what is returned has to be called when it no longer is.
+        """`admit_all` of one."""
+        (leave,) = self.admit_all(caller, 1)
+        return leave
+
+    def admit_all(self, caller: Hashable, count: int) -> list[Callable[[], None]]:
+        """Take the requests of one message in hand, all or none; each of what is returned has to be called
+        when its request no longer is.
+
+        Args:
+            count: at most `most_at_once`.
 
         Raises:
             CallerLimitError: too many of this caller.
             ServiceLimitError: too many of all callers.
         """
-        leaves = [limit.enter() for limit in self.check(caller)]
+        self.check(caller, count)
+        limits = [self.service] if self.callers is None else [self.callers.of(caller), self.service]
+        places = zip(*(limit.enter(count) for limit in limits), strict=True)
+        return [partial(_leave, leaves) for leaves in places]
 
-        def leave() -> None:
-            for each in leaves:
-                each()
+    def give_back(self, caller: Hashable, count: int) -> None:
+        """Tokens of requests that were admitted, and refused before anything was done; places are left."""
+        own = None if self.callers is None else self.callers.known(caller)
+        for limit in (own, self.service):
+            if limit is not None and limit.bucket is not None:
+                limit.bucket.give_back(count)
 
-        return leave
+
+def _leave(leaves: Sequence[Callable[[], None]]) -> None:
+    for leave in leaves:
+        leave()

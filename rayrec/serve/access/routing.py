@@ -1,4 +1,4 @@
-"""Which of several targets answers a request.
+"""Which of several targets answers a request; a service has several with `--services` only.
 
 By user, the target is the one of the highest score -w / ln(u), where w is its weight and u, between 0 and 1,
 a hash of experiment, target and user: highest random weight hashing. Shares are in proportion to weights. A

@@ -107,10 +107,7 @@ class EventIntake:
             LogFullError: the log has no room.
             UnavailableError: the event store does not answer.
         """
-        if len(events) > self._config.max_events:
-            raise RefusedEventError(
-                f"{len(events)} events are more than the {self._config.max_events} of one message"
-            )
+        self.check_count(len(events))
         if not events:
             return EventsAnswer(taken=0, repeated=0, unknown_items=0)
         users_E = self._ids([event.user_id for event in events], "user")
@@ -134,6 +131,16 @@ class EventIntake:
             self._repeated += answer.repeated
             self._unknown += unknown
         return answer
+
+    def check_count(self, count: int) -> None:
+        """
+        Raises:
+            RefusedEventError: so many events are too many of one message.
+        """
+        if count > self._config.max_events:
+            raise RefusedEventError(
+                f"{count} events are more than the {self._config.max_events} of one message"
+            )
 
     def figures(self) -> dict[str, float]:
         """What a meter watches."""

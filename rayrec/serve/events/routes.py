@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from rayrec.serve.access.callers import Origin, origin_of
 from rayrec.serve.errors import RequestError, explain
 from rayrec.serve.events.intake import EventIntake, LogFullError, RefusedEventError
 from rayrec.serve.events.schemas import Event, EventsAnswer
-from rayrec.serve.request_body import unpacked_body
+from rayrec.serve.request_body import parsed_json, unpacked_body
 
-_EVENTS: TypeAdapter[list[Event]] = TypeAdapter(list[Event])
+_EVENTS: TypeAdapter[list[Event]] = TypeAdapter(Annotated[list[Event], Field(fail_fast=True)])
 _BODY = {
     "required": True,
     "content": {
@@ -47,11 +46,12 @@ def events_router(intake: EventIntake | None, admit: Admit | None = None) -> API
         message are taken, or none."""
         if intake is None:
             raise RequestError("this service takes no events; start it with --events FILE", 404)
+        # The whole body first: whoever sends it slowly has no place meanwhile.
+        body = await unpacked_body(http)
         leave = None if admit is None else admit(origin_of(http))
         try:
-            posted = _checked(await unpacked_body(http))
             # A store may wait for its disk or its network, and nobody else shall.
-            return await asyncio.to_thread(intake.take, posted)
+            return await asyncio.to_thread(lambda: intake.take(checked_events(body, intake.check_count)))
         except RefusedEventError as error:
             raise RequestError(str(error), 422) from error
         except LogFullError as error:
@@ -63,12 +63,19 @@ def events_router(intake: EventIntake | None, admit: Admit | None = None) -> API
     return router
 
 
-def _checked(body: bytes) -> list[Event]:
-    try:
-        found: Any = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise RequestError("the body is not valid JSON") from error
+def checked_events(body: bytes, check_count: Callable[[int], None]) -> list[Event]:
+    """
+    Args:
+        check_count: as `EventIntake.check_count`, asked before the events are looked at.
+
+    Raises:
+        RequestError: the body is no JSON (400), or no events (422).
+        RefusedEventError: they are too many.
+    """
+    found = parsed_json(body)
     is_one = not isinstance(found, list)
+    if not is_one:
+        check_count(len(found))
     try:
         return _EVENTS.validate_python([found] if is_one else found)
     except ValidationError as error:

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import Field, StrictFloat, StrictInt, StrictStr
 
-from rayrec.serve.schemas import LATEST_S, Key, _Schema
+from rayrec.serve.schemas import LATEST_S, Asked, Key, _Schema
 
 
-class Event(_Schema):
+class Event(Asked):
     """Something that a user did with an item."""
 
     user_id: Key

@@ -43,7 +43,7 @@ from rayrec.serve.ray_ingress import by_message, of_session, sticky_routing
 from rayrec.serve.services.config import MAIN, ReplicasConfig, ServicesConfig
 from rayrec.serve.services.dense import DensePart, RemoteRanker
 from rayrec.serve.services.features import FeaturesPart, RemoteState
-from rayrec.serve.services.gateway import Gateway, build_gateway, user_of
+from rayrec.serve.services.gateway import Gateway, build_gateway
 from rayrec.serve.services.handle_calls import HandleCalls, unanswered_by
 from rayrec.serve.services.http_messages import (
     HttpAnswer,
@@ -52,6 +52,7 @@ from rayrec.serve.services.http_messages import (
     answered_by,
     lifespan_of,
 )
+from rayrec.serve.services.message_contents import user_of
 
 ACCESS, FEATURES, SPARSE, DENSE = "access", "features", "sparse", "dense"
 

@@ -1,6 +1,6 @@
 """The access service: what comes over HTTP goes to a target, or is refused before anybody computes.
 
-    request ─► token? ─► a route that computes? ─► limits: 429, 503 ─► Router: its user's target ─► answer
+    request ─► token? ─► a route that computes? ─► body ─► limits, of each row: 429, 503 ─► Router ─► answer
                            │                                             └ Shadow: another target, not awaited
                            ├ /v1/events ─► features
                            └ all others ─► main
@@ -12,37 +12,34 @@ load, and the deadline of a request, are the target's: it knows how long its bat
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
 from rayrec.serve.access.callers import caller_of, origin_of
-from rayrec.serve.access.config import USER_HEADER, AccessConfig
+from rayrec.serve.access.config import AccessConfig
 from rayrec.serve.access.limits import Admissions
 from rayrec.serve.access.routing import Routed, Router
 from rayrec.serve.access.shadow import Shadow, Shadowed
 from rayrec.serve.api import ANSWERING_ROUTES
 from rayrec.serve.error_handlers import add_error_handlers
-from rayrec.serve.errors import error_response
+from rayrec.serve.errors import RequestError, error_response
 from rayrec.serve.haproxy_config import NO_TIME_HEADER
 from rayrec.serve.metrics import Meter, RequestMeter
-from rayrec.serve.request_body import MAX_BODY_BYTES
+from rayrec.serve.request_body import MAX_BODY_BYTES, beside_the_loop
 from rayrec.serve.request_guard import RequestGuard
 from rayrec.serve.schemas import LiveAnswer
 from rayrec.serve.services.config import MAIN, ServicesConfig
 from rayrec.serve.services.http_messages import HttpAnswer, HttpRequest, SendHttp
+from rayrec.serve.services.message_contents import is_large, num_requests_of, user_of
 
 logger = logging.getLogger(__name__)
 
 TARGET = "X-Target"
 """Header of an answer: which target it is of."""
-_USER_FIELDS = ("user_id", "user")
-"""Of `/v1/recommend` and of `/v1/completions`."""
 
 
 class Gateway:
@@ -87,22 +84,38 @@ class Gateway:
 
         Raises:
             HeaderError: a header that cannot be used.
+            RequestError: it has more rows than are ever admitted together.
             RefusedError: too many requests.
         """
-        answer = await self._admitted(http, self._answer)
+        answer = await self._admitted(http, self._answer, has_rows=True)
         # HAProxy knows of no targets, and would refuse those of the others, too.
         return answer if self._routed is None else answer.without_header(NO_TIME_HEADER)
 
     async def take_events(self, http: Request) -> HttpAnswer:
         """Raises: as `compute`."""
-        return await self._admitted(http, self._events or self.main)
+        return await self._admitted(http, self._events or self.main, has_rows=False)
 
-    async def _admitted(self, http: Request, send: SendHttp) -> HttpAnswer:
-        leave = self._admissions.admit(caller_of(origin_of(http), self._callers_header))
+    async def _admitted(self, http: Request, send: SendHttp, has_rows: bool) -> HttpAnswer:
+        """
+        Args:
+            has_rows: whether a message counts as often as it has rows.
+        """
+        caller = caller_of(origin_of(http), self._callers_header)
+        # Under overload refusing is most of the work, so it comes before the body; places are taken after it,
+        # or whoever sends one slowly would have them meanwhile.
+        self._admissions.check(caller)
+        request = await HttpRequest.of(http)
+        most, num_rows = self._admissions.most_at_once, 1
+        if has_rows and most is not None:
+            num_rows = await beside_the_loop(is_large(request), lambda: num_requests_of(request))
+            if num_rows > most:
+                raise RequestError(f"{num_rows} rows or prompts in one request; send from 1 to {most}")
+        leaves = self._admissions.admit_all(caller, num_rows)
         try:
-            return await send(await HttpRequest.of(http))
+            return await send(request)
         finally:
-            leave()
+            for leave in leaves:
+                leave()
 
     def figures(self) -> dict[str, float]:
         """What a meter watches."""
@@ -185,19 +198,3 @@ class _Patient:
                 logger.warning("%s has not answered: %s", self._name, said)
         response = error_response(request.path, 503, f"{self._name} does not answer now; try again")
         return HttpAnswer(response.status_code, tuple(response.raw_headers), bytes(response.body))
-
-
-def user_of(request: HttpRequest) -> str | None:
-    """The user of a request, by its header, or by its body."""
-    if (named := request.header(USER_HEADER)) is not None:
-        return named
-    try:
-        body: Any = json.loads(request.body)
-    except (ValueError, RecursionError):  # the target says what is wrong with it
-        return None
-    if isinstance(body, dict):
-        for field in _USER_FIELDS:
-            if isinstance(user := body.get(field), (str, int)) and not isinstance(user, bool):
-                # JSON can write half of a surrogate pair, which cannot be hashed.
-                return str(user).encode(errors="backslashreplace").decode()
-    return None

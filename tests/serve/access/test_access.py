@@ -382,3 +382,64 @@ def test_popular_items_of_a_busy_moment_are_not_kept(start):
 
     assert run(scenario()) == [["popular_items"]] * 2
     assert model.access.status.cached == 0
+
+
+def ask_all(model: Model, num_rows: int, **fields: Any) -> list[asyncio.Future[RecommendAnswer]]:
+    return model.access.begin_all([RecommendRequest(k=1, **fields)] * num_rows, Origin({}, "10.0.0.1"))
+
+
+def test_a_message_of_rows_that_the_batcher_refuses_has_taken_nothing(start):
+    model = start(callers={"rate": 0.001, "burst": 4})
+
+    async def scenario() -> None:
+        tasks = await model.occupy(1)
+        for _ in range(3):
+            with pytest.raises(TooManyWaitingError, match="1 requests are waiting already, and 4 of one"):
+                model.access.begin_all([RecommendRequest()] * 4, Origin({}, "10.0.0.2"))
+        model.free()
+        await asyncio.gather(*tasks)
+        await model.idle()
+        await asyncio.gather(*model.access.begin_all([RecommendRequest()] * 4, Origin({}, "10.0.0.2")))
+
+    run(scenario())
+
+
+def test_rows_that_would_be_late_give_back_what_those_before_them_took(start):
+    model = start(callers={"rate": 0.001, "burst": 3}, service={"concurrency": 4})
+    late = Origin({HEADER: "2500"}, "10.0.0.2")  # each takes a second
+
+    async def scenario() -> None:
+        tasks = await model.occupy(1)
+        with pytest.raises(DeadlineError):
+            model.access.begin_all([RecommendRequest()] * 3, late)
+        assert (model.access.status.in_hand, model.batcher.in_hand) == (1, 1)
+        model.free()
+        await asyncio.gather(*tasks)
+        await model.idle()
+        await asyncio.gather(*model.access.begin_all([RecommendRequest()] * 3, Origin({}, "10.0.0.2")))
+
+    run(scenario())
+    assert len(model.recommender.asked) == 1  # of the history; the others have none
+
+
+def test_rows_of_a_message_are_lowered_as_one_after_the_other_would_be(start):
+    model = start(service={"concurrency": 4}, degrade=degrade(step("popular_items", 0.7)))
+
+    async def scenario() -> list[RecommendAnswer]:
+        return await asyncio.gather(*ask_all(model, 4, user_id="ann"))
+
+    assert [answer.degraded for answer in run(scenario())] == [[], [], ["popular_items"], ["popular_items"]]
+
+
+def test_rows_that_have_an_answer_of_before_need_no_place(start):
+    model = start(degrade=degrade(step("cached_answer", ALWAYS)))
+
+    async def scenario() -> list[RecommendAnswer]:
+        await model.ask(user_id="ann", k=1)
+        tasks = await model.occupy(MAX_WAITING - 1)
+        kept = await asyncio.gather(*ask_all(model, 4, user_id="ann"))
+        model.free()
+        await asyncio.gather(*tasks)
+        return kept
+
+    assert [answer.degraded for answer in run(scenario())] == [["cached_answer"]] * 4

@@ -169,7 +169,7 @@ def test_the_caller_who_was_away_longest_is_forgotten(clock):
 def test_a_caller_with_requests_in_hand_is_not_forgotten(clock):
     callers = Callers(CallersConfig(concurrency=1, most_kept=1), clock)
     ann = callers.of("ann")
-    leave = ann.enter()
+    (leave,) = ann.enter()
 
     callers.of("bob"), callers.of("cid")
 
@@ -177,6 +177,52 @@ def test_a_caller_with_requests_in_hand_is_not_forgotten(clock):
     leave()
     callers.of("dan")
     assert len(callers) == 1
+
+
+def test_the_requests_of_a_message_are_admitted_together_or_none_is(clock):
+    admissions = Admissions(LimitConfig(), CallersConfig(rate=1.0, burst=4, concurrency=4), clock)
+    first, second, third = admissions.admit_all("ann", 3)
+
+    with pytest.raises(CallerLimitError, match="3 requests are in hand already, and 2 of one message come"):
+        admissions.admit_all("ann", 2)
+    first(), second()
+    with pytest.raises(CallerLimitError, match="more than 1 requests a second have come, and 2 of") as late:
+        admissions.admit_all("ann", 2)
+    assert late.value.wait_s == pytest.approx(1.0)
+    admissions.admit("ann")()  # the token that neither of them took
+    clock.now += 2
+    for leave in (third, *admissions.admit_all("ann", 2)):
+        leave()
+    assert admissions.service.concurrency.in_hand == 0
+
+
+@pytest.mark.parametrize(
+    ("service", "callers", "most"),
+    [
+        ({}, {}, None),
+        ({"concurrency": 8}, {}, 8),
+        ({"concurrency": 8}, {"rate": 2.5}, 3),
+        ({"rate": 100, "burst": 5}, {"concurrency": 6}, 5),
+    ],
+)
+def test_a_message_has_at_most_what_every_limit_admits_after_a_pause(clock, service, callers, most):
+    admissions = Admissions(LimitConfig(**service), CallersConfig(**callers), clock)
+
+    assert admissions.most_at_once == most
+    if most is not None:
+        assert len(admissions.admit_all("ann", most)) == most
+
+
+def test_who_is_only_asked_about_is_not_remembered(clock):
+    admissions = Admissions(LimitConfig(), CallersConfig(rate=0.001, burst=1, most_kept=2), clock)
+    admissions.admit("ann")
+
+    for stranger in range(5):
+        admissions.check(stranger)
+
+    assert len(admissions.callers) == 1
+    with pytest.raises(CallerLimitError):
+        admissions.check("ann")
 
 
 @given(names=st.lists(st.integers(0, 50), max_size=200))

@@ -1,6 +1,7 @@
 """The gateway: who answers whom, and what nobody computes."""
 
 import asyncio
+import gzip
 import json
 from collections import Counter
 
@@ -17,6 +18,9 @@ from rayrec.serve.services.config import ServicesConfig
 from rayrec.serve.services.deployments import targets_of
 from rayrec.serve.services.gateway import Gateway, build_gateway
 from rayrec.serve.services.http_messages import HttpAnswer, HttpRequest
+from rayrec.serve.services.message_contents import num_requests_of, user_of
+from rayrec.serve.tensor_codec import HEADER_LENGTH
+from tests.serve.slow_bodies import posted, under_way
 
 SPLIT = {
     "targets": {"new": {"run": "other"}},
@@ -150,6 +154,77 @@ def test_limits_hold_for_all_targets_together_and_leave_the_rest_alone():
     assert sum(len(target.asked) for target in targets.values()) == 3
     assert client.get("/health/ready").status_code == 200
     assert client.post("/v1/events", json=[]).status_code == 429
+
+
+def infer_message(num_rows):
+    users = {"name": "user_id", "datatype": "BYTES", "shape": [num_rows], "data": ["u"] * num_rows}
+    return {"inputs": [users]}
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/v2/models/recommend/infer", infer_message),
+        ("/v2/models/recommend/versions/1/infer", infer_message),
+        ("/v1/completions", lambda count: {"model": "recommend", "prompt": ["i1"] * count}),
+    ],
+)
+def test_every_row_of_a_message_counts_as_in_one_process(path, message):
+    access = AccessConfig.parse({"callers": {"rate": 0.001, "burst": 5, "concurrency": 8}})
+    client, targets, _ = client_of(access=access)
+
+    answers = [client.post(path, json=message(count)) for count in (6, 3, 3, 2, 1)]
+
+    assert [answer.status_code for answer in answers] == [400, 200, 429, 200, 429]
+    error = answers[0].json()["error"]
+    sentence = "6 rows or prompts in one request; send from 1 to 5"
+    assert sentence == (error if isinstance(error, str) else error["message"])
+    assert len(targets["main"].asked) == 2
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_rows_are_counted_whatever_a_message_looks_like(packs):
+    def message(path, body, **headers):
+        body = body if isinstance(body, bytes) else json.dumps(body).encode()
+        if packs:
+            body, headers["content-encoding"] = gzip.compress(body), "gzip"
+        pairs = tuple((name.encode(), value.encode()) for name, value in headers.items())
+        return HttpRequest("POST", path, b"", pairs, body, None)
+
+    infer = "/v2/models/recommend/infer"
+    head = json.dumps(infer_message(7)).encode()
+    length = str(len(head))
+    assert num_requests_of(message(infer, head + b"\0\1", **{HEADER_LENGTH.lower(): length})) == 7
+    assert num_requests_of(message("/v1/completions", {"prompt": "i1"})) == 1
+    assert num_requests_of(message("/v1/recommend", {"user_id": 7})) == 1
+    assert user_of(message("/v1/recommend", {"user_id": 7})) == "7"
+    for odd in (
+        b"",
+        b"{",
+        b"[]",
+        {"inputs": [1, {"shape": [None]}, {"shape": 3}]},
+        {"prompt": []},
+        b"[" * 10**5,
+    ):
+        assert num_requests_of(message(infer, odd)) == 1
+        assert user_of(message(infer, odd)) is None
+
+
+def test_who_sends_a_body_slowly_has_no_place_meanwhile():
+    access = AccessConfig.parse({"service": {"concurrency": 1}})
+    target, events = Target("main"), Target("features")
+    api = build_gateway(Gateway(ServicesConfig(), access, {"main": target}, events, 5.0))
+
+    async def scenario():
+        slow = [await under_way(api, path) for path in ("/v1/recommend", "/v1/events")]
+        answered = await posted(api, "/v1/recommend", b"{}")
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+        return answered
+
+    assert asyncio.run(scenario()) == 200
+    assert len(target.asked) == 1
 
 
 def test_who_goes_away_is_asked_again_once_but_events_are_not_sent_twice():
