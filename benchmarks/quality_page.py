@@ -266,8 +266,8 @@ those of the driver, its actors and Ray, start and validations included.
 The prefix decoder generates code by code, and has no softmax over items. It does have a trained vector for
 every prefix of an ID, whole ones included, so its weights grow with the catalogue; TIGER and the lazy decoder
 have vectors for codes alone. It alone is trained with ties redrawn in every step (`data.redraw_ties`). That
-helps others, too: SASRec with full softmax, trained so, has a recall@10 of 0.1007 on Beauty with shuffled ties
-(RESULTS.md), so codes are not level with a softmax over items.
+helps others, too: SASRec with full softmax, trained so, has a recall@10 of 0.1007 on Beauty, ties shuffled
+([RESULTS.md](RESULTS.md)), so codes are not level with a softmax over items.
 
 ```
 make quality SOURCES=... ROW=beauty/shuffled/generative      # one row again; rows are DATASET/TIES/METHOD
