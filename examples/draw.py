@@ -30,6 +30,7 @@ from rayrec.models.tokenizers.item_tokenizer import ItemTokenizer
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.features import registry_folder
 from rayrec.pipelines.recommender import Query
+from rayrec.platform.errors import InputError
 
 NUM_RECOMMENDED, NUM_SHOWN, NUM_LABELS = 12, 10, 14
 INK, QUIET, PAPER, ACCENT = "#22262e", "#9aa1ad", "#fbfaf7", "#c2410c"
@@ -278,7 +279,11 @@ def main() -> None:
     parser.add_argument("--user", help="as the source of the data writes it; without, one is chosen")
     parser.add_argument("--out", type=Path, default=Path("picture.png"))
     arguments = parser.parse_args()
-    draw(load(arguments.run, arguments.user), arguments.out)
+    try:
+        scene = load(arguments.run, arguments.user)
+    except InputError as error:
+        parser.exit(2, f"draw.py: {error}\n")
+    draw(scene, arguments.out)
     print(f"wrote {arguments.out}")
 
 

@@ -54,7 +54,7 @@ ObjectiveOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="LABEL=WEIGHT",
-        help="What a ranking model ranks by: weights of its labels; may be repeated [its only label].",
+        help="What a ranking model ranks by: weights of its labels; may be repeated \\[its only label].",
     ),
 ]
 CombineOption = Annotated[
@@ -446,10 +446,10 @@ def serve_command(
     ] = False,
     page: Annotated[
         bool | None,
-        typer.Option(help="Show users' histories at / [only where no other machine reaches the service]."),
+        typer.Option(help="Show users' histories at / \\[only where no other machine reaches the service]."),
     ] = None,
     snapshot: WhichOption = "best",
-    device: Annotated[str | None, typer.Option(help="Device to answer on [that of the run].")] = None,
+    device: Annotated[str | None, typer.Option(help="Device to answer on \\[that of the run].")] = None,
     data: DataOption = None,
     ranker: RankerOption = None,
     candidates: CandidatesOption = 100,
@@ -464,12 +464,14 @@ def serve_command(
         float | None,
         typer.Option(
             min=0,
-            help="MiB for what a network has read of histories: users who return cost what is new [nothing].",
+            help="MiB for what a network has read of histories: users who return cost what is new \\[nothing].",
         ),
     ] = None,
     access: Annotated[
         Path | None,
-        typer.Option(help="YAML file: who is admitted, and what is lowered under load [everybody, nothing]."),
+        typer.Option(
+            help="YAML file: who is admitted, and what is lowered under load \\[everybody, nothing]."
+        ),
     ] = None,
     tls_cert: Annotated[
         Path | None, typer.Option(help="PEM file of the certificate chain to speak HTTPS with [HTTP].")
@@ -482,10 +484,11 @@ def serve_command(
         ),
     ] = None,
     events: Annotated[
-        Path | None, typer.Option(help="YAML file: what becomes of events that are posted [none are taken].")
+        Path | None,
+        typer.Option(help="YAML file: what becomes of events that are posted \\[none are taken]."),
     ] = None,
     request_log: Annotated[
-        Path | None, typer.Option(help="YAML file: what is taken down of requests and answers [nothing].")
+        Path | None, typer.Option(help="YAML file: what is taken down of requests and answers \\[nothing].")
     ] = None,
     services: Annotated[
         Path | None,

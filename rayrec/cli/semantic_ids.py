@@ -76,9 +76,12 @@ def tokenize_command(
     key_offset: Annotated[
         int, typer.Option(help="Added to the published file's keys, where it counts from another number.")
     ] = 0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Other IDs that lie there may go, and runs of them with them.")
+    ] = False,
     categories: Annotated[
         str | None,
-        typer.Option(help="Column of the items by which prefixes are measured [one that is called so]."),
+        typer.Option(help="Column of the items by which prefixes are measured \\[one that is called so]."),
     ] = None,
 ) -> Answer:
     """Give every item of a data set its semantic ID, and say what the IDs are like."""
@@ -92,11 +95,11 @@ def tokenize_command(
         return {"registries": [_answer(report) for report in reports]}
     if published is not None:
         report = pipeline.import_published(
-            data, published, to, collisions.value, key_offset, codebook_size, categories
+            data, published, to, collisions.value, key_offset, codebook_size, categories, overwrite
         )
     elif extend is not None:
         with progress_bar("texts") as progress:
-            report = pipeline.extend(data, extend, to, progress, categories)
+            report = pipeline.extend(data, extend, to, progress, categories, overwrite)
     else:
         config = pipeline.TokenizeConfig.parse(
             {
@@ -117,15 +120,15 @@ def tokenize_command(
             source="rayrec tokenize",
         )
         with progress_bar("texts") as progress:
-            report = pipeline.tokenize(data, to, config, progress)
+            report = pipeline.tokenize(data, to, config, progress, overwrite)
     print_rows("Semantic IDs", _rows(report))
     out.print(_levels_table("Level by level", [report]))
     return _answer(report)
 
 
 _WAYS = {
-    "extend": {"to", "categories"},
-    "published": {"to", "collisions", "codebook_size", "key_offset", "categories"},
+    "extend": {"to", "categories", "overwrite"},
+    "published": {"to", "collisions", "codebook_size", "key_offset", "categories", "overwrite"},
     "compare": {"categories"},
 }
 """Options that go with each of these; all but those of publication go with none of them."""

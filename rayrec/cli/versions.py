@@ -86,7 +86,7 @@ def versions_command(store: StoreArgument) -> Answer:
 @command(app, "rollback")
 def rollback_command(
     store: StoreArgument,
-    to: Annotated[int | None, typer.Option(help="Version to go to [the one before].")] = None,
+    to: Annotated[int | None, typer.Option(help="Version to go to \\[the one before].")] = None,
     undo: Annotated[
         bool, typer.Option("--undo", help="Let the newest version serve, and those that come.")
     ] = False,

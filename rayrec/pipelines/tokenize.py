@@ -81,14 +81,16 @@ def tokenize(
     out: str | Path | None = None,
     config: TokenizeConfig | None = None,
     progress: Progress | None = None,
+    overwrite: bool = False,
 ) -> TokenizeReport:
     """Fit a tokenizer on the items of a data set; write it, and their registry.
 
     Args:
         out: folder of the registry; `semantic_ids` inside the data set if None.
+        overwrite: whether other IDs of this data set that lie there may go.
 
     Raises:
-        InputError: no such data set, vectors that cannot be made or clustered.
+        InputError: no such data set, vectors that cannot be made or clustered, or other IDs lie there.
     """
     config = config or TokenizeConfig()
     dataset = Dataset.open(data)
@@ -126,6 +128,7 @@ def tokenize(
     except ValueError as error:
         raise InputError(f"{data}: {error} (--codebook-size, --levels)") from error
     path = _folder(data, out)
+    _check_target(path, registry, overwrite)
     # The registry last: it names the tokenizer beside it.
     tokenizer.save(path)
     registry.save(path)
@@ -138,6 +141,7 @@ def extend(
     out: str | Path | None = None,
     progress: Progress | None = None,
     categories: str | None = None,
+    overwrite: bool = False,
 ) -> TokenizeReport:
     """Give codes to the items that a data set has and a registry lacks, with the tokenizer fitted for that
     one.
@@ -149,6 +153,7 @@ def extend(
         data: a data set whose catalogue has all items of the registry.
         semantic_ids: folder of the registry, with its tokenizer.
         out: folder of the new registry; `semantic_ids` inside the data set if None.
+        overwrite: as of `tokenize`.
 
     Returns:
         `num_without_data` counts new items only.
@@ -166,6 +171,7 @@ def extend(
     registry = SemanticIdRegistry.load(semantic_ids)
     tokenizer = _tokenizer_of(registry, Path(semantic_ids))
     ids_I = dataset.items.ids_I
+    _check_all_are_there(registry, dataset, Path(semantic_ids))
     new_N = np.flatnonzero(~np.isin(ids_I, registry.item_ids_I))
     blocks = {}
     if TEXT in tokenizer.preparation.blocks and len(new_N):
@@ -177,6 +183,7 @@ def extend(
         extended = extend_registry(registry, tokenizer.quantizer, new, ids_I, dataset.fingerprint)
     except ValueError as error:
         raise InputError(f"{data}: {error}") from error
+    _check_target(path, extended, overwrite)
     tokenizer.save(path)
     extended.save(path)
     report = _measured(extended, dataset, categories)
@@ -196,10 +203,11 @@ def import_published(
     key_offset: int = 0,
     codebook_size: int | None = None,
     categories: str | None = None,
+    overwrite: bool = False,
 ) -> TokenizeReport:
     """Write a registry of codes that others published.
 
-    Arguments as those of `rayrec.models.tokenizers.published.published_registry`.
+    Arguments as those of `rayrec.models.tokenizers.published.published_registry`; `overwrite` as of `tokenize`.
 
     Raises:
         InputError: no such data set, or a file that is no such codes of its items.
@@ -216,6 +224,7 @@ def import_published(
         dataset.items.train_counts_I,
     )
     path = _folder(data, out)
+    _check_target(path, registry, overwrite)
     registry.save(path)
     TOKENIZER_FILES.remove(path)  # one that may lie there made other codes
     return TokenizeReport(path, 0, _measured(registry, dataset, categories))
@@ -264,6 +273,32 @@ def _tokenizer_of(registry: SemanticIdRegistry, folder: Path) -> ItemTokenizer:
             f"{registry.tokenizer_version}; put the files of one tokenizer together"
         )
     return tokenizer
+
+
+def _check_target(path: Path, registry: SemanticIdRegistry, overwrite: bool) -> None:
+    """Runs depend on the IDs that they were trained with, to the version."""
+    if overwrite or not path.is_dir():
+        return
+    try:
+        there = SemanticIdRegistry.load(path)
+    except InputError:  # none, or one that nobody can use
+        return
+    if there.dataset_fingerprint == registry.dataset_fingerprint and there.version != registry.version:
+        raise InputError(
+            f"{path}: has other semantic IDs of this data set already ({there.method}; version {there.version}), "
+            "and runs that were trained with them need them; name another folder with --out (and with "
+            "data.semantic_ids of a run), or set overwrite"
+        )
+
+
+def _check_all_are_there(registry: SemanticIdRegistry, dataset: Dataset, folder: Path) -> None:
+    missing_I = ~np.isin(registry.item_ids_I, dataset.items.ids_I)
+    if missing_I.any():
+        raise InputError(
+            f"{dataset.root}: {missing_I.sum()} of the {registry.num_items} items that have semantic IDs in "
+            f"{folder} are not in its catalogue; an extension keeps every item, so prepare the data with all "
+            "of them, or make the semantic IDs anew"
+        )
 
 
 def _folder(data: str | Path, out: str | Path | None) -> Path:

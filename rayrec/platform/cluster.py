@@ -41,7 +41,8 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
     """Be connected to Ray inside the block; a cluster started here ends with it.
 
     Raises:
-        InputError: the cluster that was joined has fewer CPUs than the run's actors ask for.
+        InputError: the cluster that was joined has fewer CPUs than the run's actors ask for, none answers at
+            its address, or none can be started here.
     """
     import ray
 
@@ -68,6 +69,14 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
         raise InputError(
             f"cluster.address: no Ray cluster answers at {address!r}; start one with "
             "'ray start --head', or leave the address out to start one for this run"
+        ) from error
+    except Exception as error:
+        if "timed out during startup" not in str(error):  # Ray has no class of its own for it
+            raise
+        ray.shutdown()
+        raise InputError(
+            "Ray did not start on this machine in time, which happens where others keep it busy or it is short "
+            "of memory; try again when there is less to do, or join a cluster that runs (cluster.address)"
         ) from error
     try:
         _check_capacity(cpus_needed)

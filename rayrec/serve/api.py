@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from fastapi_offline import FastAPIOffline
 
 from rayrec import __version__
 from rayrec.serve.access.access import Access
@@ -108,7 +109,7 @@ def build_api(
             except Exception:  # the others have to be closed all the same
                 logger.exception("something could not be closed")
 
-    api = FastAPI(
+    api = FastAPIOffline(
         title="RayRec",
         version=__version__,
         summary="Recommendations from a trained model.",

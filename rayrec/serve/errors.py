@@ -91,8 +91,10 @@ def explain(problems: Sequence[Any], known_fields: Iterable[str]) -> str:
         return "expected a JSON object, sent with the header 'Content-Type: application/json'"
     if first["type"] == "extra_forbidden":
         return f"{_dotted(location)}: unknown field; known are {', '.join(known_fields)}"
-    if location[-1] in ("str", "int"):  # the members of a key's union
-        return f"{_dotted(location[:-1])}: expected a string or an integer"
+    if location[-1] in ("str", "int"):  # the members of a union
+        members = {problem["loc"][-1] for problem in problems if problem["loc"][:-1] == location[:-1]}
+        expected = "a number" if "float" in members else "a string or an integer"
+        return f"{_dotted(location[:-1])}: expected {expected}"
     message = first["msg"].removeprefix("Value error, ")
     return f"{_dotted(location)}: {message[0].lower()}{message[1:]}"
 

@@ -92,6 +92,18 @@ def test_a_codebook_is_as_large_as_items_fill_it_up_to_a_most(most, taken, data,
     assert SemanticIdRegistry.load(tmp_path).level_sizes[:3] == (taken,) * 3
 
 
+def test_ids_that_runs_may_need_go_only_if_told_to(data, tmp_path):
+    made = answer("tokenize", data, "--out", tmp_path, "--codebook-size", 4)
+
+    assert answer("tokenize", data, "--out", tmp_path, "--codebook-size", 4)["version"] == made["version"]
+    said = refused("tokenize", data, "--out", tmp_path, "--codebook-size", 8)
+    assert made["version"] in said
+    assert "--out" in said
+    assert SemanticIdRegistry.load(tmp_path).version == made["version"]
+    other = answer("tokenize", data, "--out", tmp_path, "--codebook-size", 8, "--overwrite")
+    assert SemanticIdRegistry.load(tmp_path).version == other["version"] != made["version"]
+
+
 def test_the_names_of_tokenizers_are_the_same_everywhere():
     assert set(TokenizeConfig.model_json_schema()["properties"]["tokenizer"]["enum"]) == set(TOKENIZERS)
 
@@ -176,7 +188,7 @@ def test_without_texts_new_items_have_no_data_and_that_is_said(data, grown, tmp_
 def test_extensions_that_cannot_be_are_explained(data, grown, tmp_path):
     answer("tokenize", grown, "--out", tmp_path / "old", "--codebook-size", 4)
     old = tmp_path / "old"
-    assert "8 of the 48 items that have semantic IDs are not in the new catalogue" in refused(
+    assert "8 of the 48 items that have semantic IDs in" in refused(
         "tokenize", data, "--extend", old, "--out", tmp_path / "new"
     )
     assert not (tmp_path / "new").exists()
@@ -219,7 +231,8 @@ def test_published_ids_take_the_place_of_a_tokenizer(data, tmp_path):
     answer("tokenize", data, "--out", tmp_path)
     file = tmp_path / "theirs.json"
     file.write_text(json.dumps({f"i{n}": [n] for n in range(NUM_ITEMS)}))
-    answer("tokenize", data, "--published", file, "--out", tmp_path)
+    assert "need them" in refused("tokenize", data, "--published", file, "--out", tmp_path)
+    answer("tokenize", data, "--published", file, "--out", tmp_path, "--overwrite")
     assert not (tmp_path / "tokenizer.json").exists()
     assert SemanticIdRegistry.load(tmp_path).tokenizer_version is None
 

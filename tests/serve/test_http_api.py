@@ -1,6 +1,7 @@
 import asyncio
 import json
 import logging
+import re
 import threading
 
 import httpx
@@ -341,6 +342,17 @@ def test_a_request_may_say_that_it_does_not_wait_so_long():
 
     assert (late.status_code, patient.status_code) == (503, 200)
     assert late.json()["error"].startswith("the time in which the answer was wanted is over")
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc"])
+def test_pages_of_calls_need_no_other_host(client, path):
+    page = client.get(path)
+
+    parts = re.findall(r"""(?:src|href)=["']([^"']+)""", page.text)
+    assert len(parts) >= 2
+    for part in parts:
+        assert part.startswith("/")
+        assert client.get(part).status_code == 200, part
 
 
 def test_page_describes_fields_and_errors(client):

@@ -271,13 +271,16 @@ class VersionStore:
             raise InputError(f"{self._there.shown(name)}: missing from the published version") from error
 
 
+_GO_BACK = "publish again, or let an earlier version serve: rayrec rollback STORE"
+
+
 def _check(folder: Path, bundle: Bundle) -> None:
     for file in bundle.files:
         path = folder / file.name
         if not path.is_file():
-            raise InputError(f"{path}: missing from the published version")
+            raise InputError(f"{path}: missing from the published version; {_GO_BACK}")
         if path.stat().st_size != file.bytes or checksum_file(path) != file.checksum:
-            raise InputError(f"{path}: not as it was published: its checksum differs")
+            raise InputError(f"{path}: not as it was published: its checksum differs; {_GO_BACK}")
 
 
 def _manifest_name(number: int) -> str:

@@ -205,7 +205,7 @@ class EventIntake:
             at = now if event.timestamp is None else event.timestamp
             if at > latest:
                 raise RefusedEventError(
-                    f"{place}.timestamp: {at} is {at - now:.0f} s in the future; expected UNIX seconds, "
+                    f"{_field(events, place, 'timestamp')}: {at} is {at - now:.0f} s in the future; expected UNIX seconds, "
                     f"at most {self._config.max_ahead_s:g} s ahead of the service's clock"
                 )
             times.append(round(at * 1_000_000))
@@ -221,8 +221,15 @@ class EventIntake:
                 codes.append(names.index(event.behavior))
             else:
                 said = "is missing" if event.behavior is None else f"{event.behavior!r} is not known"
-                raise RefusedEventError(f"{place}.behavior: {said}; expected one of {', '.join(names)}")
+                raise RefusedEventError(
+                    f"{_field(events, place, 'behavior')}: {said}; expected one of {', '.join(names)}"
+                )
         return np.array(codes, dtype=np.int64)
+
+
+def _field(events: Sequence[Event], place: int, name: str) -> str:
+    """Of one event as the sender knows it: of one alone there is no place."""
+    return name if len(events) == 1 else f"{place}.{name}"
 
 
 def ids_of(keys: Sequence[str | int], kind: IdKind, entity: str) -> Int64Array:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, StrictFloat, StrictInt, StrictStr
+from pydantic import AfterValidator, Field, StrictFloat, StrictInt, StrictStr
 
 from rayrec.serve.schemas import LATEST_S, Asked, Key, _Schema
+
+
+def _is_seconds(value: float) -> float:
+    if value > LATEST_S:
+        raise ValueError(
+            f"expected seconds since 1970, and {value} of them end after the year 5000; give seconds, not "
+            "milliseconds"
+        )
+    return value
 
 
 class Event(Asked):
@@ -14,7 +23,10 @@ class Event(Asked):
 
     user_id: Key
     item_id: Key
-    timestamp: Annotated[StrictInt | StrictFloat, Field(ge=0, le=LATEST_S, allow_inf_nan=False)] | None = None
+    timestamp: (
+        Annotated[StrictInt | StrictFloat, Field(ge=0, allow_inf_nan=False), AfterValidator(_is_seconds)]
+        | None
+    ) = None
     """UNIX seconds; now, if not given. An event is the same again if user, item, time and behaviour are: give
     the time, so that a message that is sent twice counts once."""
     behavior: StrictStr | None = None

@@ -159,6 +159,9 @@ def test_what_cannot_be_taken_is_refused_in_whole(recommender, tmp_path):
             ([good | {"user_id": f"u{n}"} for n in range(6)], 422, "more than the 5"),
             ([good, {"user_id": "ann"}], 422, "1.item_id"),
             (good | {"colour": "red"}, 422, "colour"),
+            (good | {"timestamp": "2026-01-26"}, 422, "timestamp: expected a number"),
+            (good | {"timestamp": 1_700_000_000_000}, 422, "seconds, not milliseconds"),
+            (good | {"timestamp": 9_000_000_000}, 422, "timestamp: 9000000000 is"),
             ([good | {"user_id": f"u{n}"} for n in range(4)], 503, "no room"),
         ):
             answer = client.post("/v1/events", json=body)
