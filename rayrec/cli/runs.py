@@ -464,7 +464,7 @@ def serve_command(
         float | None,
         typer.Option(
             min=0,
-            help="MiB for what a network has read of histories: users who return cost what is new \\[nothing].",
+            help="MiB for what a network has read of histories, so that who returns costs what is new \\[0].",
         ),
     ] = None,
     access: Annotated[

@@ -207,7 +207,8 @@ def import_published(
 ) -> TokenizeReport:
     """Write a registry of codes that others published.
 
-    Arguments as those of `rayrec.models.tokenizers.published.published_registry`; `overwrite` as of `tokenize`.
+    Arguments as those of `rayrec.models.tokenizers.published.published_registry`, and `overwrite` as of
+    `tokenize`.
 
     Raises:
         InputError: no such data set, or a file that is no such codes of its items.
@@ -285,8 +286,8 @@ def _check_target(path: Path, registry: SemanticIdRegistry, overwrite: bool) -> 
         return
     if there.dataset_fingerprint == registry.dataset_fingerprint and there.version != registry.version:
         raise InputError(
-            f"{path}: has other semantic IDs of this data set already ({there.method}; version {there.version}), "
-            "and runs that were trained with them need them; name another folder with --out (and with "
+            f"{path}: has other semantic IDs of this data set already ({there.method}; version "
+            f"{there.version}), and runs that were trained with them need them; name another folder with --out (and with "
             "data.semantic_ids of a run), or set overwrite"
         )
 

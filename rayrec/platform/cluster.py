@@ -75,8 +75,8 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
             raise
         ray.shutdown()
         raise InputError(
-            "Ray did not start on this machine in time, which happens where others keep it busy or it is short "
-            "of memory; try again when there is less to do, or join a cluster that runs (cluster.address)"
+            "Ray did not start on this machine in time, which happens where others keep it busy or memory is "
+            "short; try again when there is less to do, or join a cluster that runs (cluster.address)"
         ) from error
     try:
         _check_capacity(cpus_needed)

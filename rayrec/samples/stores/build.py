@@ -358,7 +358,7 @@ def _files(source: Path) -> list[Path]:
         if not source.exists():
             raise InputError(f"{source}: no such file or folder; give the log of events")
         raise InputError(
-            f"{source}: no Parquet file in it, found {files_of(source)}; write the log as Parquet, for example by "
+            f"{source}: no Parquet file in it, found {files_of(source)}; write the log as Parquet, say by "
             'python -c \'import pandas; pandas.read_csv("LOG.csv").to_parquet("LOG.parquet")\''
         )
     return files

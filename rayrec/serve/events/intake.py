@@ -205,8 +205,8 @@ class EventIntake:
             at = now if event.timestamp is None else event.timestamp
             if at > latest:
                 raise RefusedEventError(
-                    f"{_field(events, place, 'timestamp')}: {at} is {at - now:.0f} s in the future; expected UNIX seconds, "
-                    f"at most {self._config.max_ahead_s:g} s ahead of the service's clock"
+                    f"{_field(events, place, 'timestamp')}: {at} is {at - now:.0f} s in the future; expected "
+                    f"UNIX seconds, at most {self._config.max_ahead_s:g} s ahead of the service's clock"
                 )
             times.append(round(at * 1_000_000))
         return np.array(times, dtype=np.int64)
