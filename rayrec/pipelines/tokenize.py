@@ -287,8 +287,8 @@ def _check_target(path: Path, registry: SemanticIdRegistry, overwrite: bool) -> 
     if there.dataset_fingerprint == registry.dataset_fingerprint and there.version != registry.version:
         raise InputError(
             f"{path}: has other semantic IDs of this data set already ({there.method}; version "
-            f"{there.version}), and runs that were trained with them need them; name another folder with --out (and with "
-            "data.semantic_ids of a run), or set overwrite"
+            f"{there.version}), and runs that were trained with them need them; name another folder "
+            "with --out (and with data.semantic_ids of a run), or set overwrite"
         )
 
 
