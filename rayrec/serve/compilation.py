@@ -246,7 +246,8 @@ class Compiler:
         self.num_compiled += 1
         self._take(order, package)
         self._num_failures = 0
-        logger.info("compiled %s in %.0f s", order.bucket, time.monotonic() - started)
+        num_left = len(self._waiting)
+        logger.info("compiled %s in %.0f s; %d to go", order.bucket, time.monotonic() - started, num_left)
 
     def _take(self, order: _Order, package: Path) -> None:
         order.programs.add(order.bucket, load(package))

@@ -84,6 +84,8 @@ def online_run(config_file: Path, overrides: Sequence[str], run: Path, service: 
         trainer = TrainerProcess(lambda: subprocess.Popen(command))
         stack.callback(trainer.stop)
         trainer.start()
+        if not VersionStore.is_there(place):
+            logger.info("nothing answers before the trainer's first snapshot, which is the first version")
         while not VersionStore.is_there(place):
             trainer.check(may_restart=False)
             if stopped.wait(LOOK_EVERY_S):
