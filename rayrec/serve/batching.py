@@ -196,10 +196,17 @@ class Batcher(Generic[Request, Answer]):
                     self._free_at = self._clock() + self._cautious_s(batch)
             for each in late:
                 each.future.set_exception(DeadlineError("the time in which the answer was wanted is over"))
-            if batch:
-                self._answer(batch)
+            answers, seconds = self._computed(batch)
             with self._changed:
                 self._num_computing = 0
+            # Before the batch is counted: whoever waits for an answer wakes up meanwhile.
+            for each, answer in zip(batch, answers, strict=True):
+                if isinstance(answer, Exception):
+                    each.future.set_exception(answer)
+                else:
+                    each.future.set_result(answer)
+            if seconds is not None:
+                self._count(batch, seconds)
 
     def _next_batch(self) -> tuple[list[_Waiting[Request, Answer]], list[_Waiting[Request, Answer]]]:
         """Takes from those that wait: such as are too late, and what is computed next."""
@@ -250,23 +257,24 @@ class Batcher(Generic[Request, Answer]):
         costs = self.costs.at(batch[0].width)
         return costs.caution * costs.of(len(batch))
 
-    def _answer(self, batch: list[_Waiting[Request, Answer]]) -> None:
+    def _computed(
+        self, batch: list[_Waiting[Request, Answer]]
+    ) -> tuple[Sequence[Answer | Exception], float | None]:
+        """(An answer for each, seconds that it took; None where nothing was computed)."""
+        if not batch:
+            return [], None
         began = self._clock()
         try:
             answers = batch[0].compute([each.request for each in batch])
-            answered = list(zip(batch, answers, strict=True))
+            if len(answers) != len(batch):
+                raise ValueError(f"{len(answers)} answers to {len(batch)} requests")
         except Exception as error:
-            for each in batch:
-                each.future.set_exception(error)
-            return
-        seconds = self._clock() - began
+            return [error] * len(batch), None
+        return answers, self._clock() - began
+
+    def _count(self, batch: list[_Waiting[Request, Answer]], seconds: float) -> None:
         try:
             self.costs.observe(batch[0].width, len(batch), seconds)
             self._on_batch(len(batch), seconds)
-        except Exception:  # who watches must not keep answers back, nor end the thread
+        except Exception:  # who watches must not end the thread
             logger.exception("a batch of %d is not counted", len(batch))
-        for each, answer in answered:
-            if isinstance(answer, Exception):
-                each.future.set_exception(answer)
-            else:
-                each.future.set_result(answer)
