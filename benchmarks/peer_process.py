@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -81,8 +81,9 @@ def _serve(
     connection: Connection, make_windows: Callable[..., Callable[[Any], Any]], args: tuple[Any, ...]
 ) -> None:
     measure = make_windows(*args)
-    while True:
-        connection.send(measure(connection.recv()))
+    with suppress(EOFError, BrokenPipeError):  # whoever asked is gone
+        while True:
+            connection.send(measure(connection.recv()))
 
 
 @contextmanager
