@@ -385,6 +385,11 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _impressions_want_nothing(self) -> RunConfig:
+        if isinstance(self.model, ImpressionModelConfig) and self.data.redraw_ties:
+            raise ValueError(
+                "data.redraw_ties is about histories that the next item is predicted of, and model "
+                f"{self.model.name!r} reads impressions; leave it out"
+            )
         if isinstance(self.model, ImpressionModelConfig) and self.evaluation.instruction is not None:
             raise ValueError(
                 f"evaluation.instruction is set, and {self.model.name!r} recommends nothing: leave it out"

@@ -171,7 +171,6 @@ def extend(
     registry = SemanticIdRegistry.load(semantic_ids)
     tokenizer = _tokenizer_of(registry, Path(semantic_ids))
     ids_I = dataset.items.ids_I
-    _check_all_are_there(registry, dataset, Path(semantic_ids))
     new_N = np.flatnonzero(~np.isin(ids_I, registry.item_ids_I))
     blocks = {}
     if TEXT in tokenizer.preparation.blocks and len(new_N):
@@ -289,16 +288,6 @@ def _check_target(path: Path, registry: SemanticIdRegistry, overwrite: bool) -> 
             f"{path}: has other semantic IDs of this data set already ({there.method}; version "
             f"{there.version}), and runs that were trained with them need them; name another folder "
             "with --out (and with data.semantic_ids of a run), or set overwrite"
-        )
-
-
-def _check_all_are_there(registry: SemanticIdRegistry, dataset: Dataset, folder: Path) -> None:
-    missing_I = ~np.isin(registry.item_ids_I, dataset.items.ids_I)
-    if missing_I.any():
-        raise InputError(
-            f"{dataset.root}: {missing_I.sum()} of the {registry.num_items} items that have semantic IDs in "
-            f"{folder} are not in its catalogue; an extension keeps every item, so prepare the data with all "
-            "of them, or make the semantic IDs anew"
         )
 
 

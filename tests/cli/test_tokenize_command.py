@@ -188,7 +188,7 @@ def test_without_texts_new_items_have_no_data_and_that_is_said(data, grown, tmp_
 def test_extensions_that_cannot_be_are_explained(data, grown, tmp_path):
     answer("tokenize", grown, "--out", tmp_path / "old", "--codebook-size", 4)
     old = tmp_path / "old"
-    assert "8 of the 48 items that have semantic IDs in" in refused(
+    assert "8 of the 48 items that have semantic IDs are not in the new catalogue" in refused(
         "tokenize", data, "--extend", old, "--out", tmp_path / "new"
     )
     assert not (tmp_path / "new").exists()

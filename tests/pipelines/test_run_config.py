@@ -83,6 +83,10 @@ def test_data_and_a_model_are_all_a_run_needs():
             "model.attention is 'sdpa', which has no scoring but the softmax, and HSTU's is not one; take ",
         ),
         (
+            {"data": {"path": "data", "redraw_ties": True}, "model": {"name": "deepfm"}},
+            "data.redraw_ties is about histories that the next item is predicted of, and model 'deepfm' reads",
+        ),
+        (
             {"training": {"parallel": "fsdp2"}},
             "training.parallel is 'fsdp2' and pipeline.num_trainers 1: one trainer has nobody to share",
         ),

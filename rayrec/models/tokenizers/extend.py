@@ -60,7 +60,7 @@ def extend_registry(
     if len(missing):
         raise ValueError(
             f"{len(missing)} of the {registry.num_items} items that have semantic IDs are not in the new "
-            f"catalogue, the first is {missing[0]}; an extension keeps every item, so prepare the data with "
+            f"catalogue; an extension keeps every item, so prepare the data with "
             "all of them, or make the semantic IDs anew"
         )
     if not np.array_equal(np.sort(new.ids_N), np.setdiff1d(item_ids_I, registry.item_ids_I)):
