@@ -23,6 +23,7 @@ from torch import Tensor
 
 from rayrec.models.decoding.leaf_filter import LeafFilter
 from rayrec.models.decoding.trie import CodeTrie
+from rayrec.platform.devices import HOST
 
 Step = Callable[[int, Tensor, Tensor | None], Tensor]
 """`step(depth, codes_BWd, parent_BW) -> logits_BWK`: scores of the next code of every prefix.
@@ -129,7 +130,7 @@ class Prefixes:
             return None  # one per row; and the type of its logits is that of all results
         if torch.compiler.is_exporting():
             return None  # their number hangs on the data, and a program of fixed shapes asks about all
-        if not self.nodes_BW.is_cpu:
+        if self.nodes_BW.device != HOST.torch:
             return None  # waiting for their number would cost more than the few that are closed
         first = self._distribution.trie.first_leaves[depth]
         is_open_BW = first[self.nodes_BW + 1] - first[self.nodes_BW] > 1

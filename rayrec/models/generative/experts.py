@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.attention.jagged import JaggedLayout
-from rayrec.platform.devices import without_autocast
+from rayrec.platform.devices import HOST, without_autocast
 
 MOST_DENSE = 1024
 """Tokens without gradients for which every expert is computed."""
@@ -99,7 +99,7 @@ class Experts(nn.Module):
         if keys_N is None and not torch.is_grad_enabled():
             if len(x_ND) <= MOST_DENSE:
                 return self._all(x_ND, gates), gates
-            if not x_ND.is_cpu or torch.compiler.is_exporting():  # the host knows how many without waiting
+            if x_ND.device != HOST.torch or torch.compiler.is_exporting():  # the host knows how many without waiting
                 return self.in_blocks(x_ND, gates), gates
         return self._chosen(x_ND, gates, dropout, keys_N), gates
 
