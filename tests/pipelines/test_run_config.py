@@ -84,7 +84,7 @@ def test_data_and_a_model_are_all_a_run_needs():
         ),
         (
             {"data": {"path": "data", "redraw_ties": True}, "model": {"name": "deepfm"}},
-            "data.redraw_ties is about histories that the next item is predicted of, and model 'deepfm' reads",
+            "data.redraw_ties is about histories that the next item is predicted of, and model 'deepfm'",
         ),
         (
             {"training": {"parallel": "fsdp2"}},

@@ -99,7 +99,8 @@ class Experts(nn.Module):
         if keys_N is None and not torch.is_grad_enabled():
             if len(x_ND) <= MOST_DENSE:
                 return self._all(x_ND, gates), gates
-            if x_ND.device != HOST.torch or torch.compiler.is_exporting():  # the host knows how many without waiting
+            # The host knows how many each expert has without waiting.
+            if x_ND.device != HOST.torch or torch.compiler.is_exporting():
                 return self.in_blocks(x_ND, gates), gates
         return self._chosen(x_ND, gates, dropout, keys_N), gates
 
