@@ -32,17 +32,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
-from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.snapshot import load_tables
-from rayrec.embeddings.table import EmbeddingTable
-from rayrec.pipelines.assembly import assemble
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import Snapshot, read_snapshot
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.snapshot.snapshot import load_tables
+from rayrec.embeddings.table.table import EmbeddingTable
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import Snapshot, read_snapshot
+from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log
-from rayrec.samples.config import PrepareConfig
-from rayrec.samples.prepare import prepare
+from rayrec.samples.prepare.prepare import prepare
+from rayrec.samples.types.config import PrepareConfig
 
 ROLES = ("driver", "sample_reader", "feature_worker", "parameter_server", "trainer")
 LAYOUTS = ((2, 1, 1), (3, 2, 2), (1, 1, 2), (2, 3, 1))

@@ -15,8 +15,8 @@ from pathlib import Path
 import ray
 
 from rayrec.actors.heartbeats import Account
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.train import train
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.training.train import train
 
 
 def main(config_file: str, run: str, journal: str, step_s: str) -> None:

@@ -38,9 +38,9 @@ from benchmarks.ctr_peers import CROSS_LAYERS, PEERS, PeerSettings
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from benchmarks.peer_process import MEMORY, SETTLE_S, PeerProcess, steps_per_second
 from benchmarks.spine import PipelineWindows
-from rayrec.pipelines.assembly import Assembly, assemble
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.stages import Stages, running_stages
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.tasks.assembly import Assembly, assemble
+from rayrec.pipelines.training.stages import Stages, running_stages
 from rayrec.platform.cluster import ray_cluster
 from rayrec.platform.console import log
 

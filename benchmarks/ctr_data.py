@@ -14,11 +14,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.contributions import UpdateTag
-from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.shard import EmbeddingShard
-from rayrec.embeddings.snapshot import write_table
+from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.shard.contributions import UpdateTag
+from rayrec.embeddings.shard.shard import EmbeddingShard
+from rayrec.embeddings.snapshot.snapshot import write_table
 from rayrec.platform.impression_schema import FEATURE_TABLE
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.ids import ids_of

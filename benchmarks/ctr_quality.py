@@ -32,24 +32,24 @@ from torch import nn
 
 from benchmarks.ctr_peers import CROSS_LAYERS, rechub_model
 from examples import keras_dlrm
-from rayrec.models.program import Placement
-from rayrec.pipelines.assembly import Assembly, assemble
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.estimate import Estimate
-from rayrec.pipelines.evaluate_scorer import SCORED, evaluate_scorer
-from rayrec.pipelines.scorer import Scorer
+from rayrec.models.program.program import Placement
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.evaluation.evaluate_scorer import SCORED, evaluate_scorer
+from rayrec.pipelines.inference.scorer import Scorer
+from rayrec.pipelines.metrics.estimate import Estimate
+from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.pipelines.tasks.impressions import ImpressionTask, Scored, labelled_rows
-from rayrec.pipelines.train import train
+from rayrec.pipelines.training.train import train
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log, out
 from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import FEATURE_TABLE
-from rayrec.samples.batches import Int64Array
 from rayrec.samples.impressions.batches import ImpressionBatch
 from rayrec.samples.impressions.features import ImpressionFeatures
-from rayrec.samples.read_plan import ReadPlan
-from rayrec.samples.reader import SampleReader
+from rayrec.samples.reading.read_plan import ReadPlan
+from rayrec.samples.reading.reader import SampleReader
+from rayrec.samples.types.batches import Int64Array
 
 TORCH, KERAS, OURS, RECHUB = "DLRM, PyTorch", "DLRM, Keras", "DCN-v2, RayRec", "DCN-v2, torch-rechub"
 RECHUB_LEARNING_RATES = (1e-3, 3e-4)

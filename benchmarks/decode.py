@@ -35,17 +35,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
-from rayrec.models.build import Catalogue, build_model
-from rayrec.models.config import CausalLmConfig
+from rayrec.models.base.config import CausalLmConfig
 from rayrec.models.decoding.beam import BeamResult, beam_search
 from rayrec.models.generative.causal_lm import CausalLmBackbone
 from rayrec.models.generative.recommender import GenerativeRecommender
-from rayrec.models.tensor_batch import TensorBatch
+from rayrec.models.registry.build import Catalogue, build_model
+from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
-from rayrec.pipelines.features import SEMANTIC_IDS_FOLDER
+from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
 from rayrec.platform.console import log
-from rayrec.samples.batches import SampleBatch
-from rayrec.samples.features import SequenceFeatures
+from rayrec.samples.features.features import SequenceFeatures
+from rayrec.samples.types.batches import SampleBatch
 
 BEAMS = 50
 TARGETS = {32: 20.0, 1: 8.0}

@@ -28,7 +28,7 @@ from rayrec.models.decoding.prefixes import ItemDistribution
 from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.generative.causal_lm import CausalLmBackbone, KeyValueContext
 from rayrec.models.generative.transformers_network import network_from_settings
-from rayrec.models.tensor_batch import TensorBatch
+from rayrec.models.sequence.tensor_batch import TensorBatch
 
 BEAMS = 256
 CONTEXTS = (1_000, 5_000)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
-from rayrec.models.master_weights import MasterWeights
+from rayrec.models.program.master_weights import MasterWeights
 from rayrec.platform.devices import HOST, autocast, get_device, synchronize
 
 NUM_MATRICES, WIDTH = 50, 447

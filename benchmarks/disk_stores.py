@@ -39,8 +39,8 @@ from numpy.typing import NDArray
 
 from benchmarks.disk import PAGE, RandomReads, scratch_folder
 from benchmarks.harness import Bar, BenchOptions, interleaved
-from rayrec.embeddings.page_reads import Pages
-from rayrec.embeddings.record_log import RecordLog
+from rayrec.embeddings.storage.disk.page_reads import Pages
+from rayrec.embeddings.storage.disk.record_log import RecordLog
 from rayrec.platform.console import log
 
 NUM_RECORDS, WORDS = 2_000_000, 68

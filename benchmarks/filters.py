@@ -18,8 +18,8 @@ from unittest import mock
 
 from rayrec.models.decoding.prefixes import ItemDistribution
 from rayrec.models.generative.recommender import GenerativeRecommender
-from rayrec.pipelines.evaluate_recommender import MODEL, evaluate_recommender
-from rayrec.pipelines.recommender import Recommender
+from rayrec.pipelines.evaluation.evaluate_recommender import MODEL, evaluate_recommender
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.console import log, progress_bar
 
 METRICS = ("recall@10", "recall@50", "ndcg@10")

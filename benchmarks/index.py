@@ -34,7 +34,7 @@ from numba.typed import Dict
 from numpy.typing import NDArray
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
-from rayrec.embeddings.index import IdIndex
+from rayrec.embeddings.storage.index import IdIndex
 from rayrec.platform.console import log
 from rayrec.platform.hashing import mix64
 

@@ -40,12 +40,12 @@ from benchmarks.sparse import Batches, ids_of_rows
 from rayrec.actors.lookup_modes import LookupSettings, make_lookups
 from rayrec.actors.parameter_server import spawn_parameter_servers
 from rayrec.actors.transport import TransportChoice, connect
-from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.contributions import UpdateTag
-from rayrec.embeddings.exact_prefetch import ExactPrefetch
-from rayrec.embeddings.lookups import LookupMode, TrainerLink
-from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.threaded_lookups import ThreadedLookups
+from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
+from rayrec.embeddings.lookup.lookups import LookupMode, TrainerLink
+from rayrec.embeddings.lookup.threaded_lookups import ThreadedLookups
+from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.console import log
 

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.harness import Bar, BenchOptions
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.evaluate import evaluate
-from rayrec.pipelines.evaluate_recommender import MODEL, POPULARITY
-from rayrec.pipelines.evaluation_report import EvaluationReport
-from rayrec.pipelines.train import train
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.evaluation.evaluate_recommender import MODEL, POPULARITY
+from rayrec.pipelines.metrics.evaluation_report import EvaluationReport
+from rayrec.pipelines.training.train import train
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log, progress_bar
 

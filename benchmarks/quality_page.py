@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from rayrec.pipelines.evaluate_recommender import MODEL, MODEL_UNMASKED, POPULARITY, POPULARITY_UNMASKED
+from rayrec.pipelines.evaluation.evaluate_recommender import (
+    MODEL,
+    MODEL_UNMASKED,
+    POPULARITY,
+    POPULARITY_UNMASKED,
+)
 from rayrec.platform.checkout import CHECKOUT
 
 RECORDS = CHECKOUT / "benchmarks" / "quality"

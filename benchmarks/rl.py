@@ -41,7 +41,7 @@ from benchmarks.data_sets import beauty_sized
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from benchmarks.untrained import LANGUAGE_MODEL, untrained_run
 from rayrec.models.generative.causal_lm import CausalLmBackbone
-from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.cluster import ray_cluster
 from rayrec.platform.console import log

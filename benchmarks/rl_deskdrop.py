@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from rayrec.pipelines.recommender import Recommender
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.console import out
-from rayrec.samples.dataset import Dataset
-from rayrec.samples.reader import evaluation_batches
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.reading.reader import evaluation_batches
 
 STRONG = ("LIKE", "BOOKMARK", "FOLLOW", "COMMENT CREATED")
 RESAMPLES = 1000

@@ -28,11 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import Bar, BenchOptions
-from rayrec.embeddings.client import LocalTransport, ShardClient
-from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.contributions import UpdateTag
-from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.shard import EmbeddingShard
+from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.shard.contributions import UpdateTag
+from rayrec.embeddings.shard.shard import EmbeddingShard
+from rayrec.embeddings.transport.client import LocalTransport, ShardClient
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log
 from rayrec.platform.deduplication import deduplicate

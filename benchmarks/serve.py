@@ -32,16 +32,16 @@ from benchmarks.data_sets import beauty_sized
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from benchmarks.http_load import Window, windows
 from benchmarks.peer_process import SETTLE_S, PeerProcess
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.train import train
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.training.train import train
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.console import log
-from rayrec.samples.dataset import Dataset
-from rayrec.serve.address import url_of, wait_until_ready
-from rayrec.serve.application import QUIET, build_application
-from rayrec.serve.config import ServeConfig
-from rayrec.serve.single_process import serving_here
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.http.address import url_of, wait_until_ready
+from rayrec.serve.launch.single_process import serving_here
+from rayrec.serve.ray.application import QUIET, build_application
 
 BEAMS, K, CONNECTIONS, THREADS = 20, 10, 32, 1
 REQUESTS_PER_STEP, CALLS_PER_STEP = 16, 4

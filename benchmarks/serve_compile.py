@@ -29,20 +29,20 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
-from rayrec.models.build import Catalogue, build_model
+from rayrec.models.base.config import PrefixDecoderConfig
+from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.compiled_ranking.buckets import Bucket, Buckets
 from rayrec.models.compiled_ranking.job import RankingModel
 from rayrec.models.compiled_ranking.packages import PackageFolders
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
-from rayrec.models.config import PrefixDecoderConfig
-from rayrec.models.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.sequence_program import SequenceProgram
+from rayrec.models.registry.build import Catalogue, build_model
+from rayrec.models.registry.sequence_program import SequenceProgram
 from rayrec.platform.console import log
 from rayrec.platform.schedule import RateSchedule
-from rayrec.samples.batches import FeatureBatch, Int64Array, SampleBatch
-from rayrec.samples.features import SequenceFeatures
-from rayrec.samples.jagged import offsets_from_lengths
-from rayrec.serve.compilation import Compiler
+from rayrec.samples.features.features import SequenceFeatures
+from rayrec.samples.types.batches import FeatureBatch, Int64Array, SampleBatch
+from rayrec.samples.types.jagged import offsets_from_lengths
+from rayrec.serve.engine.compilation import Compiler
 
 NUM_ITEMS, LEVEL_SIZES = 1_682, (64, 64, 64)
 MAX_LENGTH, BEAMS, K = 100, 100, 10

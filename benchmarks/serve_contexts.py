@@ -26,11 +26,11 @@ import torch
 from benchmarks.data_sets import beauty_sized
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from benchmarks.untrained import LANGUAGE_MODEL, untrained_run
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.recommender import Query, Recommender
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.inference.recommender import Query, Recommender
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log
-from rayrec.samples.batches import Int64Array
+from rayrec.samples.types.batches import Int64Array
 
 K = 10
 LONG = 50

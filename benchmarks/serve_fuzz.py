@@ -38,9 +38,9 @@ from benchmarks.harness import Bar, BenchOptions
 from benchmarks.peer_process import PeerProcess
 from benchmarks.serve import free_port, served, trained
 from rayrec.platform.console import log
-from rayrec.serve.access.config import AccessConfig
-from rayrec.serve.config import ServeConfig
-from rayrec.serve.events.config import EventsConfig, LogConfig, RequestLogConfig
+from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.config.events import EventsConfig, LogConfig, RequestLogConfig
+from rayrec.serve.config.serve import ServeConfig
 
 REQUESTS, WARM_SHARE = 10_000, 0.2
 MOST_FILES, MOST_BYTES = 8, 32 * 2**20

@@ -33,12 +33,12 @@ from benchmarks.harness import Bar, BenchOptions
 from benchmarks.peer_process import SETTLE_S, PeerProcess
 from benchmarks.serve import THREADS, K, free_port, trained
 from benchmarks.serve_overload import SECONDS_PER_STEP, service_in_process
-from rayrec.pipelines.loading import TrainedModel
-from rayrec.pipelines.recommender import Recommender
+from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.console import log
-from rayrec.serve.config import ServeConfig
-from rayrec.serve.ray_ingress import HAPROXY_SWITCH
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.ray.ray_ingress import HAPROXY_SWITCH
 
 CONNECTIONS, NUM_USERS, REPLICAS = 8, 500, 2
 MOST_FAILED = 0.001

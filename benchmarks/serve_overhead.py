@@ -32,9 +32,9 @@ from benchmarks.peer_process import PeerProcess
 from benchmarks.serve import CALLS_PER_STEP, THREADS, K, bodies_of, free_port, served, trained
 from benchmarks.socket_load import content_length
 from rayrec.platform.console import log
-from rayrec.serve.config import ServeConfig
-from rayrec.serve.loading import load_service
-from rayrec.serve.schemas import RecommendRequest
+from rayrec.serve.app.loading import load_service
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.wire.schemas import RecommendRequest
 
 OVERHEAD_S = 2e-3
 

@@ -44,9 +44,9 @@ from benchmarks.serve import THREADS, K, bodies_of, free_port, trained
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.console import log
-from rayrec.serve.access.config import AccessConfig
-from rayrec.serve.config import ServeConfig
-from rayrec.serve.launch import serving
+from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.launch.launch import serving
 
 ACCESS = CHECKOUT / "docs" / "operations" / "access.yaml"
 REPLICA = "ray::ServeReplica:"
@@ -147,8 +147,8 @@ def _replicas_running() -> int:
     """As Serve says it."""
     from ray import serve
 
-    from rayrec.serve.application import DEPLOYMENT
-    from rayrec.serve.on_ray import APPLICATION
+    from rayrec.serve.ray.application import DEPLOYMENT
+    from rayrec.serve.ray.on_ray import APPLICATION
 
     deployed = serve.status().applications[APPLICATION].deployments[DEPLOYMENT]
     return deployed.replica_states.get("RUNNING", 0)

@@ -12,9 +12,9 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from ray import serve
 
-from rayrec.serve.config import ServeConfig
-from rayrec.serve.loading import load_service
-from rayrec.serve.schemas import RecommendAnswer, RecommendRequest
+from rayrec.serve.app.loading import load_service
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
 
 MAX_REQUESTS = 256
 """In a replica at once: more than there are connections."""

@@ -42,9 +42,9 @@ from benchmarks.serve import (
 )
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.console import log
-from rayrec.serve.config import ServeConfig
-from rayrec.serve.launch import serving
-from rayrec.serve.services.config import ServicesConfig
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.config.services import ServicesConfig
+from rayrec.serve.launch.launch import serving
 
 HOPS, HOP_S = 2, 1e-3
 PROCESS, DEPLOYMENT, SERVICES = "one process", "one deployment", "three deployments"

@@ -28,15 +28,15 @@ from benchmarks.harness import Bar, BenchOptions
 from benchmarks.http_load import Window, windows
 from benchmarks.peer_process import SETTLE_S, PeerProcess
 from benchmarks.serve import REQUESTS_PER_STEP, THREADS, K, bodies_of, free_port, served
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import read_snapshot
-from rayrec.pipelines.train import train
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import read_snapshot
+from rayrec.pipelines.training.train import train
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log
-from rayrec.serve.config import ServeConfig
+from rayrec.serve.config.serve import ServeConfig
 
 CONNECTIONS = 8
 VISIBLE_S, ROLLBACK_S = 10.0, 2.0

@@ -46,13 +46,13 @@ from torch import Tensor
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from benchmarks.peer_process import MEMORY, PeerProcess
-from rayrec.embeddings.batch_rows import batch_memory, group_ids
-from rayrec.embeddings.compiled import LANES, copy_lanes, prefetch_words
-from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
-from rayrec.embeddings.records import Records
-from rayrec.embeddings.row_operations import RowOperations
-from rayrec.embeddings.table import EmbeddingTable
-from rayrec.embeddings.threads import in_parts
+from rayrec.embeddings.base.compiled import LANES, copy_lanes, prefetch_words
+from rayrec.embeddings.base.config import RowwiseAdagradConfig, TableConfig
+from rayrec.embeddings.base.threads import in_parts
+from rayrec.embeddings.storage.records import Records
+from rayrec.embeddings.table.batch_rows import batch_memory, group_ids
+from rayrec.embeddings.table.row_operations import RowOperations
+from rayrec.embeddings.table.table import EmbeddingTable
 from rayrec.platform.console import log
 from rayrec.platform.hashing import mix64
 

@@ -33,11 +33,11 @@ from benchmarks.data_sets import beauty_sized
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from benchmarks.peer_process import SETTLE_S, PeerProcess, steps_per_second
 from examples import one_file_trainer
-from rayrec.models.linear_cross_entropy import linear_cross_entropy
-from rayrec.pipelines.assembly import Assembly, assemble
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.stages import Stages, running_stages
-from rayrec.pipelines.training_pipeline import TrainingPipeline
+from rayrec.models.base.linear_cross_entropy import linear_cross_entropy
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.tasks.assembly import Assembly, assemble
+from rayrec.pipelines.training.pipeline import TrainingPipeline
+from rayrec.pipelines.training.stages import Stages, running_stages
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.cluster import ray_cluster
 from rayrec.platform.console import log

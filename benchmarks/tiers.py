@@ -38,9 +38,9 @@ from numpy.typing import NDArray
 from benchmarks.disk import RandomReads, scratch_folder
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from benchmarks.sparse import Batches, ids_of_rows
-from rayrec.embeddings.config import DiskConfig, RowwiseAdagradConfig, TableConfig
-from rayrec.embeddings.contributions import UpdateTag
-from rayrec.embeddings.shard import EmbeddingShard
+from rayrec.embeddings.base.config import DiskConfig, RowwiseAdagradConfig, TableConfig
+from rayrec.embeddings.shard.contributions import UpdateTag
+from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.platform.console import log
 
 DIM = 64

@@ -4,7 +4,7 @@ Two parameter server actors in processes of their own hold half of a million row
 pull asks both for 10,000 rows, waits, and copies them into memory of its own, where a trainer wants them;
 an update sends both 10,000 gradients and waits until they are committed. Three ways, to the same servers:
 
-* shared memory: `rayrec.embeddings.shared_memory`, what a run takes on one node;
+* shared memory: `rayrec.embeddings.transport.shared_memory`, what a run takes on one node;
 * Ray calls: `rayrec.actors.transport.RayTransport`, what it takes between nodes;
 * a Ray compiled graph over the same two actors, whose channels keep their buffers.
 
@@ -36,9 +36,9 @@ from ray.dag import InputNode, MultiOutputNode
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from rayrec.actors.parameter_server import spawn_parameter_servers
 from rayrec.actors.transport import RayTransport, connect
-from rayrec.embeddings.client import ShardTransport
-from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.contributions import UpdateTag
+from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.shard.contributions import UpdateTag
+from rayrec.embeddings.transport.client import ShardTransport
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.console import log
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rayrec.models.program import Placement
-from rayrec.pipelines.assembly import assemble
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import RunState, write_snapshot
+from rayrec.models.program.program import Placement
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import RunState, write_snapshot
+from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.platform.devices import HOST
-from rayrec.samples.cursor import Cursor
+from rayrec.samples.reading.cursor import Cursor
 
 LANGUAGE_MODEL: dict[str, Any] = {
     "name": "causal_lm",

@@ -24,21 +24,21 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.evaluate import evaluate
-from rayrec.pipelines.evaluate_recommender import MODEL, POPULARITY
-from rayrec.pipelines.evaluation_report import EvaluationReport
-from rayrec.pipelines.progress import TrainingResult
-from rayrec.pipelines.tokenize import TokenizeConfig, tokenize
-from rayrec.pipelines.train import train
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.evaluation.evaluate_recommender import MODEL, POPULARITY
+from rayrec.pipelines.metrics.evaluation_report import EvaluationReport
+from rayrec.pipelines.tokenize.tokenize import TokenizeConfig, tokenize
+from rayrec.pipelines.training.progress import TrainingResult
+from rayrec.pipelines.training.train import train
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.errors import InputError
-from rayrec.samples.config import PrepareConfig
-from rayrec.samples.dataset import Dataset
-from rayrec.samples.prepare import prepare
-from rayrec.samples.ray_jobs import run_partitions_on_ray
-from rayrec.serve.config import ServeConfig
-from rayrec.serve.launch import serving
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.prepare.prepare import prepare
+from rayrec.samples.prepare.ray_jobs import run_partitions_on_ray
+from rayrec.samples.types.config import PrepareConfig
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.launch.launch import serving
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 DATA = CHECKOUT / "data" / "movielens-100k"

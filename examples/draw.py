@@ -28,8 +28,8 @@ from matplotlib.path import Path as Curve
 import rayrec
 from rayrec.models.tokenizers.item_tokenizer import ItemTokenizer
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
-from rayrec.pipelines.features import registry_folder
-from rayrec.pipelines.recommender import Query
+from rayrec.pipelines.inference.recommender import Query
+from rayrec.pipelines.tasks.features import registry_folder
 from rayrec.platform.errors import InputError
 
 NUM_RECOMMENDED, NUM_SHOWN, NUM_LABELS = 12, 10, 14

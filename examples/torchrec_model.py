@@ -17,12 +17,12 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.models.dlrm import DLRM
 
 from rayrec.adapters.torchrec import adapt, split_kjt, table_configs
-from rayrec.embeddings.client import LocalTransport
-from rayrec.embeddings.config import RowwiseAdagradConfig
-from rayrec.embeddings.exact_prefetch import ExactPrefetch
-from rayrec.embeddings.lookups import TrainerLink
-from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.shard import EmbeddingShard
+from rayrec.embeddings.base.config import RowwiseAdagradConfig
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
+from rayrec.embeddings.lookup.lookups import TrainerLink
+from rayrec.embeddings.shard.shard import EmbeddingShard
+from rayrec.embeddings.transport.client import LocalTransport
 
 NUM_USERS, NUM_ITEMS, DIM, BATCH_SIZE = 1000, 200, 16, 256
 

@@ -19,37 +19,37 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "InputError": "rayrec.platform.errors",
-    "PrepareConfig": "rayrec.samples.config",
-    "prepare": "rayrec.samples.prepare",
-    "Dataset": "rayrec.samples.dataset",
-    "TokenizeConfig": "rayrec.pipelines.tokenize",
-    "tokenize": "rayrec.pipelines.tokenize",
-    "RunConfig": "rayrec.pipelines.config",
-    "train": "rayrec.pipelines.train",
-    "evaluate": "rayrec.pipelines.evaluate",
-    "Recommender": "rayrec.pipelines.recommender",
-    "Query": "rayrec.pipelines.recommender",
-    "ServeConfig": "rayrec.serve.config",
-    "serving": "rayrec.serve.launch",
+    "PrepareConfig": "rayrec.samples.types.config",
+    "prepare": "rayrec.samples.prepare.prepare",
+    "Dataset": "rayrec.samples.dataset.dataset",
+    "TokenizeConfig": "rayrec.pipelines.tokenize.tokenize",
+    "tokenize": "rayrec.pipelines.tokenize.tokenize",
+    "RunConfig": "rayrec.pipelines.config.run",
+    "train": "rayrec.pipelines.training.train",
+    "evaluate": "rayrec.pipelines.evaluation.evaluate",
+    "Recommender": "rayrec.pipelines.inference.recommender",
+    "Query": "rayrec.pipelines.inference.recommender",
+    "ServeConfig": "rayrec.serve.config.serve",
+    "serving": "rayrec.serve.launch.launch",
 }
 """Public name -> module that defines it."""
 
 __all__ = ["__version__", *_HOMES]
 
 if TYPE_CHECKING:
-    from rayrec.pipelines.config import RunConfig as RunConfig
-    from rayrec.pipelines.evaluate import evaluate as evaluate
-    from rayrec.pipelines.recommender import Query as Query
-    from rayrec.pipelines.recommender import Recommender as Recommender
-    from rayrec.pipelines.tokenize import TokenizeConfig as TokenizeConfig
-    from rayrec.pipelines.tokenize import tokenize as tokenize
-    from rayrec.pipelines.train import train as train
+    from rayrec.pipelines.config.run import RunConfig as RunConfig
+    from rayrec.pipelines.evaluation.evaluate import evaluate as evaluate
+    from rayrec.pipelines.inference.recommender import Query as Query
+    from rayrec.pipelines.inference.recommender import Recommender as Recommender
+    from rayrec.pipelines.tokenize.tokenize import TokenizeConfig as TokenizeConfig
+    from rayrec.pipelines.tokenize.tokenize import tokenize as tokenize
+    from rayrec.pipelines.training.train import train as train
     from rayrec.platform.errors import InputError as InputError
-    from rayrec.samples.config import PrepareConfig as PrepareConfig
-    from rayrec.samples.dataset import Dataset as Dataset
-    from rayrec.samples.prepare import prepare as prepare
-    from rayrec.serve.config import ServeConfig as ServeConfig
-    from rayrec.serve.launch import serving as serving
+    from rayrec.samples.dataset.dataset import Dataset as Dataset
+    from rayrec.samples.prepare.prepare import prepare as prepare
+    from rayrec.samples.types.config import PrepareConfig as PrepareConfig
+    from rayrec.serve.config.serve import ServeConfig as ServeConfig
+    from rayrec.serve.launch.launch import serving as serving
 
 
 def __getattr__(name: str) -> Any:

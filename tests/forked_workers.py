@@ -26,12 +26,12 @@ from pathlib import Path
 IMPORTED = (
     "pyarrow.dataset",
     "torch._dynamo",  # by every optimizer of torch
-    "rayrec.embeddings.shard",
-    "rayrec.embeddings.shared_memory",
-    "rayrec.models.program",
+    "rayrec.embeddings.shard.shard",
+    "rayrec.embeddings.transport.shared_memory",
+    "rayrec.models.program.program",
     "rayrec.samples.impressions.features",
-    "rayrec.samples.reader",
-    "rayrec.samples.row_features",
+    "rayrec.samples.reading.reader",
+    "rayrec.samples.features.row_features",
 )
 """Without Ray, by all of them."""
 STARTS_S = 120.0

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.config.run import RunConfig
 from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.prepare import prepare_impressions

@@ -9,26 +9,26 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rayrec.embeddings.client import LocalTransport
-from rayrec.embeddings.lookups import SyncLookups, TrainerLink
-from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.saved_files import SavedFile
-from rayrec.embeddings.shard import EmbeddingShard
-from rayrec.embeddings.snapshot import write_table
-from rayrec.models.program import Placement
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.lookup.lookups import SyncLookups, TrainerLink
+from rayrec.embeddings.shard.shard import EmbeddingShard
+from rayrec.embeddings.snapshot.saved_files import SavedFile
+from rayrec.embeddings.snapshot.snapshot import write_table
+from rayrec.embeddings.transport.client import LocalTransport
+from rayrec.models.program.program import Placement
 from rayrec.models.tokenizers.fit import fit_registry
-from rayrec.pipelines.assembly import Assembly, assemble
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.features import SEMANTIC_IDS_FOLDER
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import MANIFEST, RunState, checksum_of, write_snapshot
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import MANIFEST, RunState, checksum_of, write_snapshot
+from rayrec.pipelines.tasks.assembly import Assembly, assemble
+from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
 from rayrec.platform.devices import get_device
 from rayrec.platform.files import write_json
-from rayrec.samples.config import PrepareConfig
-from rayrec.samples.cursor import Cursor
-from rayrec.samples.dataset import Dataset
-from rayrec.samples.prepare import prepare
-from rayrec.samples.reader import SampleReader
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.prepare.prepare import prepare
+from rayrec.samples.reading.cursor import Cursor
+from rayrec.samples.reading.reader import SampleReader
+from rayrec.samples.types.config import PrepareConfig
 from tests.data import random_events, write_source
 
 NUM_USERS, NUM_ITEMS = 40, 30

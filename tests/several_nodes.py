@@ -22,9 +22,9 @@ import ray
 from ray.cluster_utils import Cluster
 
 from rayrec.actors.heartbeats import Account, monitor_name
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.train import train
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
 from tests.data import small_dataset
 from tests.forked_workers import forked_workers

@@ -13,7 +13,7 @@ from rayrec.platform.devices import HOST_COLLECTIVE_BACKEND
 
 
 class TrainerGroup:
-    """One trainer's end of the process group; an `Exchange` of `rayrec.embeddings.exchange`."""
+    """One trainer's end of the process group; an `Exchange` of `rayrec.embeddings.base.exchange`."""
 
     def __init__(self, num_trainers: int, rank: int) -> None:
         self.num_trainers = num_trainers

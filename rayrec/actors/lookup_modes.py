@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rayrec.embeddings.bounded_stale import BoundedStale
-from rayrec.embeddings.cached_lookups import CachedLookups
-from rayrec.embeddings.exact_prefetch import ExactPrefetch
-from rayrec.embeddings.exchange import Exchange
-from rayrec.embeddings.held_overlap import HeldOverlap
-from rayrec.embeddings.lookups import LookupMode, SyncLookups, TrainerLink
-from rayrec.embeddings.row_cache import MakeCache, RowCache
-from rayrec.embeddings.threaded_lookups import ThreadedLookups
+from rayrec.embeddings.base.exchange import Exchange
+from rayrec.embeddings.lookup.bounded_stale import BoundedStale
+from rayrec.embeddings.lookup.cache.cached_lookups import CachedLookups
+from rayrec.embeddings.lookup.cache.row_cache import MakeCache, RowCache
+from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
+from rayrec.embeddings.lookup.lookups import LookupMode, SyncLookups, TrainerLink
+from rayrec.embeddings.lookup.shared_row_write_back import HeldOverlap
+from rayrec.embeddings.lookup.threaded_lookups import ThreadedLookups
 from rayrec.platform.devices import Device
 
 
@@ -59,6 +59,6 @@ def caches_on(device: Device) -> MakeCache:
     if not device.has_own_memory:
         return RowCache
     # Only here: the sparse engine does without torch where it can.
-    from rayrec.embeddings.device_cache import device_caches
+    from rayrec.embeddings.lookup.cache.device_cache import device_caches
 
     return device_caches(device.torch)

@@ -16,15 +16,15 @@ from ray.actor import ActorHandle
 from rayrec.actors.heartbeats import Heart
 from rayrec.actors.spawning import ActorRole, Where, anywhere, spawn
 from rayrec.actors.transport import ServerPlace
-from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.contributions import KeptRecords, SparseUpdate, UpdateTag
-from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.saved_files import SavedFile
-from rayrec.embeddings.shard import EmbeddingShard, FetchReply, LookupReply, LookupRequest, ShardStats
-from rayrec.embeddings.shared_blocks import why_unavailable
-from rayrec.embeddings.shared_calls import CallServer
-from rayrec.embeddings.shared_memory import shard_methods
-from rayrec.embeddings.snapshot import load_tables, write_table
+from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.shard.contributions import KeptRecords, SparseUpdate, UpdateTag
+from rayrec.embeddings.shard.shard import EmbeddingShard, FetchReply, LookupReply, LookupRequest, ShardStats
+from rayrec.embeddings.snapshot.saved_files import SavedFile
+from rayrec.embeddings.snapshot.snapshot import load_tables, write_table
+from rayrec.embeddings.transport.shared_blocks import why_unavailable
+from rayrec.embeddings.transport.shared_calls import CallServer
+from rayrec.embeddings.transport.shared_memory import shard_methods
 from rayrec.platform.errors import InputError
 from rayrec.platform.metrics import MeterClock, RayStageMetrics, StageTimes
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from ray.actor import ActorHandle
 
-from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.routing import ShardMap
-from rayrec.samples.batches import FeatureBatch
+from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.base.routing import ShardMap
 from rayrec.samples.impressions.batches import ImpressionBatch
+from rayrec.samples.types.batches import FeatureBatch
 
 
 class ReadAhead:

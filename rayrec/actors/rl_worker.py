@@ -20,7 +20,7 @@ from ray.actor import ActorHandle
 from rayrec.actors.collective import TrainerGroup
 from rayrec.actors.heartbeats import Heart
 from rayrec.actors.spawning import ActorRole, Where, anywhere, spawn, spawn_stateless
-from rayrec.models.program import SumOverTrainers
+from rayrec.models.program.program import SumOverTrainers
 from rayrec.platform.devices import get_device, ray_claim
 
 

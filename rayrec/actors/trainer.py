@@ -4,7 +4,7 @@
     train(t)            rows ─► forward, backward ─► row gradients to the servers
                                                  ─► dense gradients summed over the trainers, one step
 
-The arithmetic is in the lookup modes of `rayrec.embeddings` and `rayrec.models.program`.
+The arithmetic is in the lookup modes of `rayrec.embeddings` and `rayrec.models.program.program`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from rayrec.actors.heartbeats import Heart
 from rayrec.actors.lookup_modes import LookupSettings, caches_on, make_lookups
 from rayrec.actors.spawning import ActorRole, Where, anywhere, spawn
 from rayrec.actors.transport import TransportChoice, connect
-from rayrec.embeddings.client import ShardClient
-from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.lookups import LookupStats, TrainerLink
-from rayrec.embeddings.routing import ShardMap
-from rayrec.models.compute import PLAIN, ComputeSettings
-from rayrec.models.matrix_rate import matrix_rate
-from rayrec.models.program import Placement, ProgramSpec, RankedItems, RankingProgram, ScoringProgram
-from rayrec.models.utilisation import Utilisation
+from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.lookup.lookups import LookupStats, TrainerLink
+from rayrec.embeddings.transport.client import ShardClient
+from rayrec.models.base.compute import PLAIN, ComputeSettings
+from rayrec.models.program.matrix_rate import matrix_rate
+from rayrec.models.program.program import Placement, ProgramSpec, RankedItems, RankingProgram, ScoringProgram
+from rayrec.models.program.utilization import Utilisation
 from rayrec.platform.devices import device_memory, get_device, ray_claim
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
-from rayrec.samples.batches import FeatureBatch
 from rayrec.samples.impressions.batches import ImpressionBatch
+from rayrec.samples.types.batches import FeatureBatch
 
 CATALOGUE_CHUNK = 65_536
 """Rows of the whole catalogue are read in pieces of this many items."""
@@ -86,7 +86,7 @@ class TrainerStats:
     """The part of the busy time that is forward, backward, meeting the other trainers and the optimizer."""
     lookups: LookupStats
     model_flops: float = 0.0
-    """Trained so far; see `rayrec.models.flops`."""
+    """Trained so far; see `rayrec.models.program.flops`."""
     matrix_rate: float = 1.0
     """FLOP/s that this trainer's device and threads reach in a product of matrices."""
 

@@ -11,11 +11,11 @@ import numpy as np
 import ray
 from ray.actor import ActorHandle
 
-from rayrec.embeddings.client import Reply, ShardTransport
-from rayrec.embeddings.contributions import KeptRecords, SparseUpdate, UpdateTag
-from rayrec.embeddings.shard import FetchReply, LookupReply, LookupRequest
-from rayrec.embeddings.shared_calls import Endpoint, ServerLostError
-from rayrec.embeddings.shared_memory import SharedMemoryTransport
+from rayrec.embeddings.shard.contributions import KeptRecords, SparseUpdate, UpdateTag
+from rayrec.embeddings.shard.shard import FetchReply, LookupReply, LookupRequest
+from rayrec.embeddings.transport.client import Reply, ShardTransport
+from rayrec.embeddings.transport.shared_calls import Endpoint, ServerLostError
+from rayrec.embeddings.transport.shared_memory import SharedMemoryTransport
 from rayrec.platform.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class ServerPlace:
 
 
 class RayReply(Generic[ResultT]):
-    """A reply of `rayrec.embeddings.client.ShardTransport` that is an object of Ray's."""
+    """A reply of `rayrec.embeddings.transport.client.ShardTransport` that is an object of Ray's."""
 
     def __init__(self, ref: Any) -> None:
         self._ref = ref

@@ -16,7 +16,7 @@ from rayrec.platform.errors import InputError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from rayrec.samples.partitions import PartitionFunction
+    from rayrec.samples.prepare.partitions import PartitionFunction
 
 
 class Layout(StrEnum):
@@ -88,9 +88,9 @@ def prepare_command(
     ] = False,
 ) -> Answer:
     """Turn a behaviour log into a data set: checked, sorted, split."""
-    from rayrec.samples.config import PrepareConfig
-    from rayrec.samples.partitions import run_partitions_locally
-    from rayrec.samples.prepare import prepare
+    from rayrec.samples.prepare.partitions import run_partitions_locally
+    from rayrec.samples.prepare.prepare import prepare
+    from rayrec.samples.types.config import PrepareConfig
 
     config = PrepareConfig.parse(
         {
@@ -127,7 +127,7 @@ def _run_partitions_on_cluster(
 ) -> Iterator[pa.Table]:
     """Starts or joins Ray only now: by then the source has been read and checked."""
     from rayrec.platform.cluster import ClusterConfig, ray_cluster
-    from rayrec.samples.ray_jobs import run_partitions_on_ray
+    from rayrec.samples.prepare.ray_jobs import run_partitions_on_ray
 
     with ray_cluster(ClusterConfig(dashboard=False), cpus_needed=1):
         yield from run_partitions_on_ray(table, key, num_partitions, function)

@@ -23,8 +23,8 @@ def online_command(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
 ) -> Answer:
     """Train on the events that a service takes, and serve what was learned, until interrupted."""
-    from rayrec.serve.config import ServeConfig
-    from rayrec.serve.online import online_run
+    from rayrec.serve.config.serve import ServeConfig
+    from rayrec.serve.launch.online import online_run
 
     folder = run or Path("runs") / config_file.stem
     service = ServeConfig.parse({"host": host, "port": port}, source="rayrec online")

@@ -17,8 +17,8 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.memory import human_size
 
 if TYPE_CHECKING:  # what a command needs is imported when it runs: --help stays quick
-    from rayrec.embeddings.plan import ShardPlan
-    from rayrec.pipelines.ranking_config import RankingConfig
+    from rayrec.embeddings.capacity import ShardPlan
+    from rayrec.pipelines.config.ranking import RankingConfig
 
 
 class EvaluationSplit(StrEnum):
@@ -73,7 +73,7 @@ def _ranking_of(
     Raises:
         InputError: an option has no meaning.
     """
-    from rayrec.pipelines.ranking_config import RankingConfig
+    from rayrec.pipelines.config.ranking import RankingConfig
 
     if ranker is None:
         if objective or combine != "sum" or generator_weight:
@@ -128,8 +128,8 @@ def train_command(
     """Train a model with the five-stage pipeline on Ray."""
     from dataclasses import asdict
 
-    from rayrec.pipelines.config import RunConfig
-    from rayrec.pipelines.train import train
+    from rayrec.pipelines.config.run import RunConfig
+    from rayrec.pipelines.training.train import train
 
     if snapshot is not None and not (resume or resume_if_begun):
         raise InputError("--snapshot says where to resume; it goes with --resume or --resume-if-begun")
@@ -207,7 +207,7 @@ def snapshot_command(
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for it.")] = 600.0,
 ) -> Answer:
     """Let a run that is training write a snapshot now; it trains on meanwhile."""
-    from rayrec.pipelines.snapshot_requests import request_snapshot
+    from rayrec.pipelines.runs.snapshot_requests import request_snapshot
 
     path = request_snapshot(run, timeout)
     print_rows("Snapshot", [("written", str(path))])
@@ -221,7 +221,7 @@ def runs_command(
     """List runs: how they stand, and why the last one stopped."""
     from dataclasses import asdict
 
-    from rayrec.pipelines.run_list import list_runs
+    from rayrec.pipelines.runs.run_list import list_runs
 
     runs = list_runs(folder)
     table = Table("run", "state", "steps saved", "best", "rollbacks", "why it stopped")
@@ -245,9 +245,9 @@ def plan_command(
     overrides: OverridesOption = None,
 ) -> Answer:
     """Say what each process of a run will hold in memory, and whether it fits; starts nothing."""
-    from rayrec.pipelines.assembly import assemble
-    from rayrec.pipelines.config import RunConfig
-    from rayrec.pipelines.memory_plan import plan_memory
+    from rayrec.pipelines.config.run import RunConfig
+    from rayrec.pipelines.tasks.assembly import assemble
+    from rayrec.pipelines.training.memory_plan import plan_memory
 
     plan = plan_memory(assemble(RunConfig.load(config_file, overrides or ()), checksums=False))
     _print_servers(plan.shards, plan.fullest)
@@ -337,7 +337,7 @@ def evaluate_command(
     generator_weight: GeneratorWeightOption = 0.0,
 ) -> Answer:
     """Rank the whole catalogue for every user; popularity beside it. Of ranking models: score impressions."""
-    from rayrec.pipelines.evaluate import evaluate
+    from rayrec.pipelines.evaluation.evaluate import evaluate
 
     ranking = _ranking_of(ranker, candidates, objective, combine, generator_weight)
     with progress_bar("evaluate") as progress:
@@ -361,7 +361,7 @@ def export_command(
     data: DataOption = None,
 ) -> Answer:
     """Write a ranking model of Keras on TensorFlow as a SavedModel."""
-    from rayrec.pipelines.scorer import export_run
+    from rayrec.pipelines.inference.scorer import export_run
 
     scorer = export_run(run, folder, snapshot, data)
     print_rows(
@@ -399,8 +399,8 @@ def recommend_command(
     """Recommend items to one user of the data set."""
     from dataclasses import asdict, replace
 
-    from rayrec.pipelines.ranking_stage import RankingStage
-    from rayrec.pipelines.recommender import Recommender
+    from rayrec.pipelines.inference.ranking_stage import RankingStage
+    from rayrec.pipelines.inference.recommender import Recommender
 
     ranking = _ranking_of(ranker, candidates, objective, combine, generator_weight)
     recommender = Recommender.load(run, snapshot, data=data)
@@ -499,12 +499,12 @@ def serve_command(
     ] = None,
 ) -> Answer:
     """Answer requests over HTTP until interrupted."""
-    from rayrec.serve.access.config import OPEN, AccessConfig
-    from rayrec.serve.bearer_token import token_digest
-    from rayrec.serve.config import ServeConfig
-    from rayrec.serve.events.config import EventsConfig, RequestLogConfig
-    from rayrec.serve.launch import serve_run
-    from rayrec.serve.services.config import ServicesConfig
+    from rayrec.serve.config.access import OPEN, AccessConfig
+    from rayrec.serve.config.events import EventsConfig, RequestLogConfig
+    from rayrec.serve.config.serve import ServeConfig
+    from rayrec.serve.config.services import ServicesConfig
+    from rayrec.serve.http.bearer_token import token_digest
+    from rayrec.serve.launch.launch import serve_run
 
     if (tls_cert is None) != (tls_key is None):
         raise InputError("--tls-cert and --tls-key belong together; give both of them, or none")

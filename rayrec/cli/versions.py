@@ -29,8 +29,8 @@ def publish_command(
     keep: Annotated[int, typer.Option(min=1, help="Newest versions that stay in the store.")] = 10,
 ) -> Answer:
     """Publish a run's model; services that follow the store answer with it at once."""
-    from rayrec.pipelines.run_folder import RunFolder
-    from rayrec.pipelines.snapshots import read_snapshot
+    from rayrec.pipelines.runs.run_folder import RunFolder
+    from rayrec.pipelines.runs.snapshots import read_snapshot
     from rayrec.pipelines.versions.publisher import Publisher
     from rayrec.pipelines.versions.store import VersionStore
 

@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from rayrec.pipelines.estimate import Estimate
+from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.platform.errors import InputError
 from rayrec.rl.config import RlConfig
 from rayrec.rl.judging import JudgedLists, Lists, diversity, relative_change, table_of
 from rayrec.rl.prompts import Prompts, evaluation_prompts, is_held_out, labels_of
 from rayrec.rl.rewards.mix import TOTAL
-from rayrec.samples.dataset import Dataset
-from rayrec.samples.manifest import Split
-from rayrec.samples.reader import evaluation_batches
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.dataset.manifest import Split
+from rayrec.samples.reading.reader import evaluation_batches
 
 logger = logging.getLogger(__name__)
 

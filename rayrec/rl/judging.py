@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayrec.pipelines.estimate import Estimate
-from rayrec.pipelines.ranking_metrics import target_places
+from rayrec.pipelines.metrics.estimate import Estimate
+from rayrec.pipelines.metrics.ranking_metrics import target_places
 from rayrec.platform.event_labels import UNKNOWN
 from rayrec.rl.prompts import Prompts
 from rayrec.rl.rewards.mix import TOTAL
-from rayrec.samples.batches import Int64Array
+from rayrec.samples.types.batches import Int64Array
 
 CUTOFFS = (1, 5, 10, 50)
 NUM_RESAMPLES = 1000

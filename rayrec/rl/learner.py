@@ -17,19 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayrec.models.compute import ComputeSettings
+from rayrec.models.base.compute import ComputeSettings
+from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.decoding.prefixes import item_code_log_probs
-from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.generative.recommender import GenerativeRecommender
-from rayrec.models.program import DivergedError, Rows, SumOverTrainers
-from rayrec.models.tensor_batch import TensorBatch
-from rayrec.models.torch_program import TorchProgram, TrainedModel
+from rayrec.models.program.program import DivergedError, Rows, SumOverTrainers
+from rayrec.models.program.torch_program import TorchProgram, TrainedModel
+from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.rl.loss import PolicyLoss
 from rayrec.rl.policy import Policy, distribution
 from rayrec.rl.rollouts import ReferenceLogProbs, Rewarded
 from rayrec.rl.sampled import Sampled
 from rayrec.rl.weights import Weights, views_of
-from rayrec.samples.batches import FeatureBatch, Int64Array, SampleBatch
+from rayrec.samples.types.batches import FeatureBatch, Int64Array, SampleBatch
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from rayrec.models.decoding.prefixes import ItemDistribution, item_code_log_prob
 from rayrec.models.decoding.sampling import DistinctItems, constrained_sample, stochastic_beam_search
 from rayrec.models.generative.backbone import Context
 from rayrec.models.generative.recommender import GenerativeRecommender
-from rayrec.models.tensor_batch import TensorBatch
-from rayrec.pipelines.item_ranker import item_ranker_of
-from rayrec.pipelines.loading import TrainedModel
-from rayrec.pipelines.ranking_metrics import LIST_LENGTH
+from rayrec.models.sequence.tensor_batch import TensorBatch
+from rayrec.pipelines.inference.item_ranker import item_ranker_of
+from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH
 from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
@@ -31,8 +31,8 @@ from rayrec.rl.config import RolloutConfig
 from rayrec.rl.judging import DrawnLists, Lists
 from rayrec.rl.prompts import Prompts
 from rayrec.rl.rollouts import ReferenceLogProbs, Rollouts
-from rayrec.samples.batches import FeatureBatch, Int64Array, SampleBatch
-from rayrec.samples.row_features import RowFeatures
+from rayrec.samples.features.row_features import RowFeatures
+from rayrec.samples.types.batches import FeatureBatch, Int64Array, SampleBatch
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from rayrec.pipelines.ranking_stage import RankingStage
-from rayrec.pipelines.recommender import Query, Recommender
+from rayrec.pipelines.inference.ranking_stage import RankingStage
+from rayrec.pipelines.inference.recommender import Query, Recommender
 from rayrec.rl.policy import Policy
 from rayrec.rl.prompts import Prompts
 from rayrec.rl.rewards.build import CatalogueFacts, build_rewards
 from rayrec.rl.rewards.candidates import CandidateLists
 from rayrec.rl.rewards.config import RankerConfig, RewardsConfig
 from rayrec.rl.rewards.mix import RewardMix
-from rayrec.samples.batches import Int64Array
+from rayrec.samples.types.batches import Int64Array
 
 
 class RewardInputs:

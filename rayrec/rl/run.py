@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import ray
 
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import read_snapshot
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.platform.cluster import ray_cluster
 from rayrec.platform.devices import HOST
 from rayrec.platform.metrics import RayFigures

@@ -6,7 +6,7 @@ RUN/metrics.jsonl         a line per step, and one per validation
 RUN/rl-evaluation.json    before and after
 RUN/snapshots/step-N/     the policy after N batches, with the embedding rows that it began with
 
-The rest is as in `rayrec.pipelines.run_folder`; `rayrec evaluate`, `recommend` and `serve` read it.
+The rest is as in `rayrec.pipelines.runs.run_folder`; `rayrec evaluate`, `recommend` and `serve` read it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.saved_files import SavedFile
-from rayrec.embeddings.snapshot import load_tables, write_table
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import RunState, Snapshot, read_snapshot, write_snapshot
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.snapshot.saved_files import SavedFile
+from rayrec.embeddings.snapshot.snapshot import load_tables, write_table
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import RunState, Snapshot, read_snapshot, write_snapshot
 from rayrec.platform.config import differing_keys
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import write_atomically, write_json
 from rayrec.rl.config import RlConfig
 from rayrec.rl.policy import Policy
-from rayrec.samples.cursor import Cursor
-from rayrec.samples.read_plan import ReadPosition
+from rayrec.samples.reading.cursor import Cursor
+from rayrec.samples.reading.read_plan import ReadPosition
 
 RL_CONFIG, RL_EVALUATION = "rl.yaml", "rl-evaluation.json"
 FREE_TO_CHANGE = ("placement", "steps", "evaluation.every_steps", "alarms", "learner.micro_batches")

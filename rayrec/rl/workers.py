@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayrec.models.compute import ComputeSettings
-from rayrec.models.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.program import SumOverTrainers
-from rayrec.pipelines.loading import TrainedModel
+from rayrec.models.base.compute import ComputeSettings
+from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.program.program import SumOverTrainers
+from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.platform.devices import HOST, device_named
 from rayrec.platform.schedule import RateSchedule
 from rayrec.rl.advantages import has_spread

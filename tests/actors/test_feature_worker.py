@@ -7,15 +7,15 @@ from rayrec.actors.feature_worker import BatchSummary, FeatureWorker
 from rayrec.actors.read_ahead import ReadAhead
 from rayrec.actors.sample_reader import SampleReaderActor
 from rayrec.actors.spawning import ActorRole
-from rayrec.embeddings.config import DiskConfig, TableConfig
-from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.base.config import DiskConfig, TableConfig
+from rayrec.embeddings.base.routing import ShardMap
 from rayrec.platform.metrics import PUBLISH_EVERY_BATCHES, RayStageMetrics
-from rayrec.samples.batches import FeatureBatch
-from rayrec.samples.features import SequenceFeatures
+from rayrec.samples.features.features import SequenceFeatures
+from rayrec.samples.features.row_features import RowFeatures
 from rayrec.samples.operations.program import FeatureProgram
-from rayrec.samples.read_plan import ReadPlan, readings
-from rayrec.samples.reader import SampleReader
-from rayrec.samples.row_features import RowFeatures
+from rayrec.samples.reading.read_plan import ReadPlan, readings
+from rayrec.samples.reading.reader import SampleReader
+from rayrec.samples.types.batches import FeatureBatch
 from tests.data import row_batch, sample_batch, small_dataset
 
 COLUMNS = pa.schema([("user_id", pa.int64()), ("item_ids", pa.list_(pa.int64()))])

@@ -7,18 +7,18 @@ import pytest
 import torch
 
 from rayrec.actors.lookup_modes import LookupSettings, caches_on, make_lookups
-from rayrec.embeddings.cached_lookups import CachedLookups
-from rayrec.embeddings.client import ShardClient
-from rayrec.embeddings.config import AdamConfig, TableConfig
-from rayrec.embeddings.exact_prefetch import ExactPrefetch
-from rayrec.embeddings.held_overlap import HeldOverlap
-from rayrec.embeddings.lookups import TrainerLink
-from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.row_cache import RowCache
-from rayrec.models.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.item_losses import CrossEntropy
-from rayrec.models.next_item import DenseNextItemModel
-from rayrec.models.sequence_program import SequenceProgram
+from rayrec.embeddings.base.config import AdamConfig, TableConfig
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.lookup.cache.cached_lookups import CachedLookups
+from rayrec.embeddings.lookup.cache.row_cache import RowCache
+from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
+from rayrec.embeddings.lookup.lookups import TrainerLink
+from rayrec.embeddings.lookup.shared_row_write_back import HeldOverlap
+from rayrec.embeddings.transport.client import ShardClient
+from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.registry.sequence_program import SequenceProgram
+from rayrec.models.sequence.item_losses import CrossEntropy
+from rayrec.models.sequence.next_item import DenseNextItemModel
 from rayrec.platform.devices import Device, device_named
 from rayrec.platform.schedule import RateSchedule
 from tests.embeddings.sparse_runs import AdversarialTransport, Board, ThreadExchange, make_shards

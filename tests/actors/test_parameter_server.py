@@ -9,10 +9,10 @@ import ray
 from rayrec.actors.parameter_server import ParameterServer, ServerSpec, spawn_parameter_servers
 from rayrec.actors.spawning import ActorRole
 from rayrec.actors.transport import RayTransport
-from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.contributions import UpdateTag
-from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.saved_files import checksum_file
+from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.shard.contributions import UpdateTag
+from rayrec.embeddings.snapshot.saved_files import checksum_file
 from rayrec.platform.errors import InputError
 from rayrec.platform.metrics import PUBLISH_EVERY_BATCHES, RayStageMetrics
 from rayrec.platform.ray_errors import root_cause

@@ -9,11 +9,11 @@ import ray
 
 from rayrec.actors.parameter_server import spawn_parameter_servers
 from rayrec.actors.transport import MixedTransport, RayTransport, ServerPlace, connect, reachable
-from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.contributions import UpdateTag
-from rayrec.embeddings.shared_blocks import why_unavailable
-from rayrec.embeddings.shared_calls import Endpoint, ServerLostError
-from rayrec.embeddings.shared_memory import SharedMemoryTransport
+from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.shard.contributions import UpdateTag
+from rayrec.embeddings.transport.shared_blocks import why_unavailable
+from rayrec.embeddings.transport.shared_calls import Endpoint, ServerLostError
+from rayrec.embeddings.transport.shared_memory import SharedMemoryTransport
 from rayrec.platform.errors import InputError
 
 HERE, THERE = Endpoint("run/parameter_server-0", "here"), Endpoint("run/parameter_server-1", "there")

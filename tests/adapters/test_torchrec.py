@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from rayrec.embeddings.client import LocalTransport
-from rayrec.embeddings.config import RowwiseAdagradConfig, SgdConfig
-from rayrec.embeddings.exact_prefetch import ExactPrefetch
-from rayrec.embeddings.lookups import SyncLookups, TrainerLink
-from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.shard import EmbeddingShard
-from rayrec.embeddings.table import EmbeddingTable
+from rayrec.embeddings.base.config import RowwiseAdagradConfig, SgdConfig
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
+from rayrec.embeddings.lookup.lookups import SyncLookups, TrainerLink
+from rayrec.embeddings.shard.shard import EmbeddingShard
+from rayrec.embeddings.table.table import EmbeddingTable
+from rayrec.embeddings.transport.client import LocalTransport
 from rayrec.platform.errors import InputError
 from rayrec.platform.schedule import RateSchedule
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.ctr_quality import KERAS, OURS, RECHUB, TORCH, compare
-from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.errors import InputError
 from rayrec.samples.impressions.synthetic import synthetic_impressions

@@ -6,7 +6,12 @@ import pytest
 
 from benchmarks.quality_page import DATASETS, METHODS, METRICS, RL_METRICS, page
 from benchmarks.reproduction import Row, all_rows, is_measured, recipe
-from rayrec.pipelines.evaluate_recommender import MODEL, MODEL_UNMASKED, POPULARITY, POPULARITY_UNMASKED
+from rayrec.pipelines.evaluation.evaluate_recommender import (
+    MODEL,
+    MODEL_UNMASKED,
+    POPULARITY,
+    POPULARITY_UNMASKED,
+)
 
 
 def record(method: str, seed: int, value: float) -> dict:

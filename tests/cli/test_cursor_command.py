@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from rayrec.cli import app
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import CURSOR
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import CURSOR
 from tests.data import write_log
 from tests.runs import change_manifest, make_run
 

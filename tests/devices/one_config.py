@@ -19,9 +19,9 @@ import ray
 import torch
 from ray.cluster_utils import Cluster
 
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.evaluate import evaluate
-from rayrec.pipelines.train import train
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.training.train import train
 from tests import simulated_npu
 from tests.data import small_dataset
 from tests.forked_workers import forked_workers

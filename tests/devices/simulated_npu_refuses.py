@@ -15,7 +15,7 @@ from rayrec.models.attention.masks import Causal, Full, SlidingWindow
 from rayrec.models.attention.reference import BACKEND as REFERENCE
 from rayrec.models.ctr.build import build_ctr_model
 from rayrec.models.ctr.tensors import ImpressionTensors
-from rayrec.models.tensor_batch import TensorBatch
+from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.platform.device_copies import CopiesBesideCompute
 from rayrec.platform.devices import get_device
 from tests.models.attention.calls import Case, make_call

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings.config import (
+from rayrec.embeddings.base.config import (
     AdagradConfig,
     AdamConfig,
     AdmissionConfig,
@@ -16,8 +16,8 @@ from rayrec.embeddings.config import (
     SgdConfig,
     TableConfig,
 )
-from rayrec.embeddings.routing import bucket_of
-from rayrec.embeddings.table import EmbeddingTable
+from rayrec.embeddings.base.routing import bucket_of
+from rayrec.embeddings.table.table import EmbeddingTable
 from tests.embeddings.dictionary_oracle import DictionaryTable
 
 OPTIMIZERS = (

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from rayrec.embeddings.aside import AsideRecords
-from rayrec.embeddings.routing import NUM_BUCKETS, bucket_of
+from rayrec.embeddings.base.routing import NUM_BUCKETS, bucket_of
+from rayrec.embeddings.storage.copy_on_write import AsideRecords
 
 BUCKET = 7
 

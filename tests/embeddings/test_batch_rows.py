@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayrec.embeddings import row_operations
-from rayrec.embeddings.batch_rows import IdGroups, batch_memory, group_ids, sum_groups
-from rayrec.embeddings.config import AdmissionConfig, DiskConfig, EvictionConfig, TableConfig
-from rayrec.embeddings.table import EmbeddingTable, TableRows
-from rayrec.embeddings.threads import in_given_parts, in_parts
+from rayrec.embeddings.base.config import AdmissionConfig, DiskConfig, EvictionConfig, TableConfig
+from rayrec.embeddings.base.threads import in_given_parts, in_parts
+from rayrec.embeddings.table import row_operations
+from rayrec.embeddings.table.batch_rows import IdGroups, batch_memory, group_ids, sum_groups
+from rayrec.embeddings.table.table import EmbeddingTable, TableRows
 
 NUM_IDS = 20_000
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from rayrec.embeddings.config import EvictionConfig, TableConfig
-from rayrec.embeddings.contributions import Part, UpdateTag
-from rayrec.embeddings.shard import EmbeddingShard
+from rayrec.embeddings.base.config import EvictionConfig, TableConfig
+from rayrec.embeddings.shard.contributions import Part, UpdateTag
+from rayrec.embeddings.shard.shard import EmbeddingShard
 from tests.embeddings.sparse_runs import ids
 
 TABLE = TableConfig(name="items", dim=4, seed=3)

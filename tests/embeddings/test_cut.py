@@ -15,11 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings import cut as cut_module
-from rayrec.embeddings import record_log, snapshot, tiered_rows
-from rayrec.embeddings import table as table_module
-from rayrec.embeddings.aside import ENTRY_BYTES
-from rayrec.embeddings.config import (
+from rayrec.embeddings.base.config import (
     AdamConfig,
     AdmissionConfig,
     DiskConfig,
@@ -27,16 +23,21 @@ from rayrec.embeddings.config import (
     RowwiseAdagradConfig,
     TableConfig,
 )
-from rayrec.embeddings.contributions import Part, UpdateTag
-from rayrec.embeddings.cut import Cut, CutEndedError, CutRecords
-from rayrec.embeddings.page_reads import ALIGNMENT
-from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.row_storage import MemoryRows
-from rayrec.embeddings.saved_files import checksum_file
-from rayrec.embeddings.shard import EmbeddingShard
-from rayrec.embeddings.snapshot import load_tables, write_table
-from rayrec.embeddings.table import TableRows
-from rayrec.embeddings.tiered_rows import TieredRows
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.shard.contributions import Part, UpdateTag
+from rayrec.embeddings.shard.shard import EmbeddingShard
+from rayrec.embeddings.snapshot import snapshot
+from rayrec.embeddings.snapshot.saved_files import checksum_file
+from rayrec.embeddings.snapshot.snapshot import load_tables, write_table
+from rayrec.embeddings.storage import consistent_snapshot as cut_module
+from rayrec.embeddings.storage.consistent_snapshot import Cut, CutEndedError, CutRecords
+from rayrec.embeddings.storage.copy_on_write import ENTRY_BYTES
+from rayrec.embeddings.storage.disk import record_log, tiered_rows
+from rayrec.embeddings.storage.disk.page_reads import ALIGNMENT
+from rayrec.embeddings.storage.disk.tiered_rows import TieredRows
+from rayrec.embeddings.storage.row_storage import MemoryRows
+from rayrec.embeddings.table import table as table_module
+from rayrec.embeddings.table.table import TableRows
 from tests.embeddings.dictionary_oracle import DictionaryTable
 
 PLAIN = TableConfig(name="items", dim=3, seed=1, optimizer=RowwiseAdagradConfig())

@@ -11,18 +11,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rayrec
-from rayrec.embeddings import device_kernels
-from rayrec.embeddings.cached_lookups import CachedLookups
-from rayrec.embeddings.cached_records import on_host
-from rayrec.embeddings.client import LocalTransport
-from rayrec.embeddings.config import RowwiseAdagradConfig, SgdConfig, TableConfig
-from rayrec.embeddings.device_cache import device_caches
-from rayrec.embeddings.lookups import SyncLookups, TrainerLink
-from rayrec.embeddings.plan import device_batch_bytes
-from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.row_cache import NOT_CACHED, RowCache
-from rayrec.embeddings.row_operations import RowOperations
-from rayrec.embeddings.threaded_lookups import ThreadedLookups
+from rayrec.embeddings.base.config import RowwiseAdagradConfig, SgdConfig, TableConfig
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.capacity import device_batch_bytes
+from rayrec.embeddings.lookup.cache.cached_lookups import CachedLookups
+from rayrec.embeddings.lookup.cache.cached_records import on_host
+from rayrec.embeddings.lookup.cache.device_cache import device_caches
+from rayrec.embeddings.lookup.cache.row_cache import NOT_CACHED, RowCache
+from rayrec.embeddings.lookup.lookups import SyncLookups, TrainerLink
+from rayrec.embeddings.lookup.threaded_lookups import ThreadedLookups
+from rayrec.embeddings.optim import device_kernels
+from rayrec.embeddings.table.row_operations import RowOperations
+from rayrec.embeddings.transport.client import LocalTransport
 from rayrec.platform.devices import KINDS, device_named, why_missing
 from tests.embeddings.sparse_runs import ITEMS, alone, make_shards
 from tests.embeddings.test_admission_and_eviction import OPTIMIZERS

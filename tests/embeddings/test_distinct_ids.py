@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.embeddings.distinct_ids import add_rows, first_repeated, places_among, sum_by_id
+from rayrec.embeddings.base.distinct_ids import add_rows, first_repeated, places_among, sum_by_id
 
 IDS = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([-(2**63), -1, 0, 1, 2**63 - 1])
 

@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from rayrec.embeddings.config import RowwiseAdagradConfig, SgdConfig, TableConfig
-from rayrec.embeddings.contributions import UpdateTag
-from rayrec.embeddings.distinct_ids import sum_by_id
-from rayrec.embeddings.shard import EmbeddingShard
-from rayrec.embeddings.threads import ROWS_PER_THREAD
+from rayrec.embeddings.base.config import RowwiseAdagradConfig, SgdConfig, TableConfig
+from rayrec.embeddings.base.distinct_ids import sum_by_id
+from rayrec.embeddings.base.threads import ROWS_PER_THREAD
+from rayrec.embeddings.shard.contributions import UpdateTag
+from rayrec.embeddings.shard.shard import EmbeddingShard
 
 # With this accumulator a step moves a row by its gradient, to within 1e-6: lr / sqrt(1e12) = 1.
 PLAIN = RowwiseAdagradConfig(lr=1e6, initial_accumulator=1e12)

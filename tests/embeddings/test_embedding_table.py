@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings import records
-from rayrec.embeddings.config import AdamConfig, RowwiseAdagradConfig, TableConfig
-from rayrec.embeddings.routing import bucket_of
-from rayrec.embeddings.table import EmbeddingTable, TableRows
+from rayrec.embeddings.base.config import AdamConfig, RowwiseAdagradConfig, TableConfig
+from rayrec.embeddings.base.routing import bucket_of
+from rayrec.embeddings.storage import records
+from rayrec.embeddings.table.table import EmbeddingTable, TableRows
 from rayrec.platform.hashing import combine64
 
 CONFIG = TableConfig(name="items", dim=3, seed=7, init_scale=0.1)

@@ -16,16 +16,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings import shard as shard_module
-from rayrec.embeddings.bounded_stale import BoundedStale
-from rayrec.embeddings.cached_lookups import CachedLookups
-from rayrec.embeddings.config import AdmissionConfig, EvictionConfig, TableConfig
-from rayrec.embeddings.device_cache import device_caches
-from rayrec.embeddings.exact_prefetch import ExactPrefetch
-from rayrec.embeddings.held_overlap import HeldOverlap
-from rayrec.embeddings.lookups import SyncLookups
-from rayrec.embeddings.row_cache import MakeCache, RowCache
-from rayrec.embeddings.threaded_lookups import ThreadedLookups
+from rayrec.embeddings.base.config import AdmissionConfig, EvictionConfig, TableConfig
+from rayrec.embeddings.lookup.bounded_stale import BoundedStale
+from rayrec.embeddings.lookup.cache.cached_lookups import CachedLookups
+from rayrec.embeddings.lookup.cache.device_cache import device_caches
+from rayrec.embeddings.lookup.cache.row_cache import MakeCache, RowCache
+from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
+from rayrec.embeddings.lookup.lookups import SyncLookups
+from rayrec.embeddings.lookup.shared_row_write_back import HeldOverlap
+from rayrec.embeddings.lookup.threaded_lookups import ThreadedLookups
+from rayrec.embeddings.shard import shard as shard_module
 from tests.embeddings.dictionary_oracle import DictionaryTable
 from tests.embeddings.sparse_runs import (
     AdversarialTransport,

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from rayrec.embeddings.client import LocalTransport, ShardClient
-from rayrec.embeddings.config import EvictionConfig
-from rayrec.embeddings.held_overlap import HeldOverlap
-from rayrec.embeddings.lookups import SyncLookups, TrainerLink
-from rayrec.embeddings.routing import ShardMap
+from rayrec.embeddings.base.config import EvictionConfig
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.lookup.lookups import SyncLookups, TrainerLink
+from rayrec.embeddings.lookup.shared_row_write_back import HeldOverlap
+from rayrec.embeddings.transport.client import LocalTransport, ShardClient
 from tests.embeddings.sparse_runs import ITEMS, alone, ids, make_shards
 
 

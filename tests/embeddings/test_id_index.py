@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings.index import HASHES, IdIndex, grouping_bytes, ordered_by_bucket
-from rayrec.embeddings.routing import NUM_BUCKETS, bucket_of
+from rayrec.embeddings.base.routing import NUM_BUCKETS, bucket_of
+from rayrec.embeddings.storage.index import HASHES, IdIndex, grouping_bytes, ordered_by_bucket
 
 INT64 = st.one_of(
     st.integers(-3, 3), st.integers(-(2**63), 2**63 - 1), st.sampled_from([-(2**63), 2**63 - 1])

@@ -8,12 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings import layered_tables
-from rayrec.embeddings.config import AdamConfig, EvictionConfig, TableConfig
-from rayrec.embeddings.layered_tables import LayeredTable, LayeredTables, reading_config, reading_rows
-from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.snapshot import write_table
-from rayrec.embeddings.table import EmbeddingTable, TableRows
+from rayrec.embeddings.base.config import AdamConfig, EvictionConfig, TableConfig
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.snapshot import layered_tables
+from rayrec.embeddings.snapshot.layered_tables import (
+    LayeredTable,
+    LayeredTables,
+    reading_config,
+    reading_rows,
+)
+from rayrec.embeddings.snapshot.snapshot import write_table
+from rayrec.embeddings.table.table import EmbeddingTable, TableRows
 from rayrec.platform.errors import InputError
 
 IDS = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, size=60)

@@ -6,13 +6,13 @@ import time
 import numpy as np
 import pytest
 
-from rayrec.embeddings.client import LocalTransport, ShardClient
-from rayrec.embeddings.config import EvictionConfig, TableConfig
-from rayrec.embeddings.exact_prefetch import ExactPrefetch
-from rayrec.embeddings.held_overlap import HeldOverlap
-from rayrec.embeddings.lookups import LookupMode, SyncLookups, TrainerLink
-from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.threaded_lookups import ThreadedLookups
+from rayrec.embeddings.base.config import EvictionConfig, TableConfig
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
+from rayrec.embeddings.lookup.lookups import LookupMode, SyncLookups, TrainerLink
+from rayrec.embeddings.lookup.shared_row_write_back import HeldOverlap
+from rayrec.embeddings.lookup.threaded_lookups import ThreadedLookups
+from rayrec.embeddings.transport.client import LocalTransport, ShardClient
 from tests.embeddings.sparse_runs import ITEMS, AdversarialTransport, Ids, alone, ids, make_shards
 
 

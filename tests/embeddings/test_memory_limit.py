@@ -5,10 +5,10 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from rayrec.embeddings.config import AdmissionConfig, TableConfig
-from rayrec.embeddings.contributions import UpdateTag
-from rayrec.embeddings.shard import EmbeddingShard
-from rayrec.embeddings.table import EmbeddingTable
+from rayrec.embeddings.base.config import AdmissionConfig, TableConfig
+from rayrec.embeddings.shard.contributions import UpdateTag
+from rayrec.embeddings.shard.shard import EmbeddingShard
+from rayrec.embeddings.table.table import EmbeddingTable
 
 ITEMS = TableConfig(name="items", dim=4)
 USERS = TableConfig(name="users", dim=16, seed=1)

@@ -7,8 +7,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from rayrec.embeddings.client import LocalTransport
-from rayrec.embeddings.config import (
+from rayrec.embeddings.base.config import (
     AdagradConfig,
     AdamConfig,
     AdmissionConfig,
@@ -19,12 +18,8 @@ from rayrec.embeddings.config import (
     SgdConfig,
     TableConfig,
 )
-from rayrec.embeddings.contributions import UpdateTag
-from rayrec.embeddings.device_cache import device_caches
-from rayrec.embeddings.held_overlap import HeldOverlap
-from rayrec.embeddings.index import IdIndex, index_bytes
-from rayrec.embeddings.lookups import TrainerLink
-from rayrec.embeddings.plan import (
+from rayrec.embeddings.base.routing import NUM_BUCKETS, ShardMap
+from rayrec.embeddings.capacity import (
     HELD_RECORDS,
     batch_bytes,
     cache_bytes,
@@ -34,13 +29,18 @@ from rayrec.embeddings.plan import (
     plan_table,
     spread,
 )
-from rayrec.embeddings.routing import NUM_BUCKETS, ShardMap
-from rayrec.embeddings.row_cache import RowCache
-from rayrec.embeddings.row_operations import RowOperations
-from rayrec.embeddings.saved_files import SavedFile
-from rayrec.embeddings.shard import EmbeddingShard
-from rayrec.embeddings.snapshot import load_tables, write_table
-from rayrec.embeddings.table import EmbeddingTable
+from rayrec.embeddings.lookup.cache.device_cache import device_caches
+from rayrec.embeddings.lookup.cache.row_cache import RowCache
+from rayrec.embeddings.lookup.lookups import TrainerLink
+from rayrec.embeddings.lookup.shared_row_write_back import HeldOverlap
+from rayrec.embeddings.shard.contributions import UpdateTag
+from rayrec.embeddings.shard.shard import EmbeddingShard
+from rayrec.embeddings.snapshot.saved_files import SavedFile
+from rayrec.embeddings.snapshot.snapshot import load_tables, write_table
+from rayrec.embeddings.storage.index import IdIndex, index_bytes
+from rayrec.embeddings.table.row_operations import RowOperations
+from rayrec.embeddings.table.table import EmbeddingTable
+from rayrec.embeddings.transport.client import LocalTransport
 from tests.embeddings.sparse_runs import alone, make_shards
 
 KINDS = [SgdConfig(), RowwiseAdagradConfig(), AdagradConfig(), AdamConfig(), PartialRowwiseAdamConfig()]

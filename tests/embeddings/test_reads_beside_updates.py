@@ -7,16 +7,16 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import numpy as np
 import pytest
 
-from rayrec.embeddings import shard as shard_module
-from rayrec.embeddings.config import (
+from rayrec.embeddings.base.config import (
     AdmissionConfig,
     DiskConfig,
     EvictionConfig,
     RowwiseAdagradConfig,
     TableConfig,
 )
-from rayrec.embeddings.contributions import SparseUpdate, UpdateTag
-from rayrec.embeddings.shard import EmbeddingShard
+from rayrec.embeddings.shard import shard as shard_module
+from rayrec.embeddings.shard.contributions import SparseUpdate, UpdateTag
+from rayrec.embeddings.shard.shard import EmbeddingShard
 
 # With this accumulator a step moves a row by its gradient, to within 1e-6: lr / sqrt(1e12) = 1.
 PLAIN = RowwiseAdagradConfig(lr=1e6, initial_accumulator=1e12)

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rayrec.embeddings import page_reads, record_log
-from rayrec.embeddings.record_log import RecordLog
+from rayrec.embeddings.storage.disk import page_reads, record_log
+from rayrec.embeddings.storage.disk.record_log import RecordLog
 from rayrec.platform import files
 from rayrec.platform.errors import InputError
 

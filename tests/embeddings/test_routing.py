@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings.routing import NUM_BUCKETS, ShardMap, bucket_of
+from rayrec.embeddings.base.routing import NUM_BUCKETS, ShardMap, bucket_of
 from rayrec.platform.compiled import extend64
 from rayrec.platform.compiled import mix64 as compiled_mix64
 from rayrec.platform.hashing import combine64, mix64

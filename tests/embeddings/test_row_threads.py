@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
-from rayrec.embeddings.optimizers import make_optimizer
-from rayrec.embeddings.records import Records
-from rayrec.embeddings.row_kernels import apply_row
-from rayrec.embeddings.row_operations import RowOperations
-from rayrec.embeddings.threads import ROWS_PER_THREAD
+from rayrec.embeddings.base.config import RowwiseAdagradConfig, TableConfig
+from rayrec.embeddings.base.threads import ROWS_PER_THREAD
+from rayrec.embeddings.optim.optimizers import make_optimizer
+from rayrec.embeddings.optim.row_kernels import apply_row
+from rayrec.embeddings.storage.records import Records
+from rayrec.embeddings.table.row_operations import RowOperations
 from rayrec.platform.compiled import kernel_input
 
 NUM_ROWS = 5 * ROWS_PER_THREAD

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from rayrec.embeddings import saved_files
-from rayrec.embeddings.saved_files import WrittenFile, checksum_file
+from rayrec.embeddings.snapshot import saved_files
+from rayrec.embeddings.snapshot.saved_files import WrittenFile, checksum_file
 
 
 @pytest.mark.parametrize("direct", [True, False])

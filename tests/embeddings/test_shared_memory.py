@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayrec.embeddings.client import LocalTransport
-from rayrec.embeddings.config import AdamConfig, TableConfig
-from rayrec.embeddings.contributions import UpdateTag
-from rayrec.embeddings.exact_prefetch import ExactPrefetch
-from rayrec.embeddings.held_overlap import HeldOverlap
-from rayrec.embeddings.lookups import SyncLookups
-from rayrec.embeddings.shard import EmbeddingShard
-from rayrec.embeddings.shared_blocks import why_unavailable
-from rayrec.embeddings.shared_calls import CallServer, Channel, Endpoint, ServerLostError
-from rayrec.embeddings.shared_memory import SharedMemoryTransport, shard_methods
+from rayrec.embeddings.base.config import AdamConfig, TableConfig
+from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
+from rayrec.embeddings.lookup.lookups import SyncLookups
+from rayrec.embeddings.lookup.shared_row_write_back import HeldOverlap
+from rayrec.embeddings.shard.contributions import UpdateTag
+from rayrec.embeddings.shard.shard import EmbeddingShard
+from rayrec.embeddings.transport.client import LocalTransport
+from rayrec.embeddings.transport.shared_blocks import why_unavailable
+from rayrec.embeddings.transport.shared_calls import CallServer, Channel, Endpoint, ServerLostError
+from rayrec.embeddings.transport.shared_memory import SharedMemoryTransport, shard_methods
 from tests.embeddings.sparse_runs import Ids, all_rows, ids, make_shards, run, without_exchange
 
 pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
@@ -235,7 +235,7 @@ def test_a_reply_for_which_there_is_no_memory_is_an_error_of_that_call(served, m
         raise MemoryError(f"no shared memory for a block of {num_bytes} bytes")
 
     with monkeypatch.context() as patched:
-        patched.setattr("rayrec.embeddings.shared_calls.new_block", no_block)
+        patched.setattr("rayrec.embeddings.transport.shared_calls.new_block", no_block)
         with pytest.raises(MemoryError, match="no shared memory for a block of 8000"):
             channel.call("ones", 1_000_000).result()
     assert channel.call("ones", 1_000_000).result().sum() == 1_000_000
@@ -244,7 +244,7 @@ def test_a_reply_for_which_there_is_no_memory_is_an_error_of_that_call(served, m
 def test_a_server_that_cannot_answer_hangs_up(served, monkeypatch):
     """A thread that ended without a word would leave the client waiting."""
     channel = served.transport(served.server({"fails": lambda empty: 1 // 0}))._reads[0]
-    monkeypatch.setattr("rayrec.embeddings.shared_calls._packed_error", None)
+    monkeypatch.setattr("rayrec.embeddings.transport.shared_calls._packed_error", None)
 
     with pytest.raises(ServerLostError, match="server 0 is gone"):
         channel.call("fails").result()
@@ -469,7 +469,7 @@ def test_the_server_frees_the_blocks_of_a_client_that_is_killed(served, start_pr
 def test_another_users_process_is_not_listened_to(served, monkeypatch):
     (shard,) = make_shards(ITEMS, 1)
     server = served.server(shard_methods(shard))
-    monkeypatch.setattr("rayrec.embeddings.shared_calls.is_own", lambda connection: False)
+    monkeypatch.setattr("rayrec.embeddings.transport.shared_calls.is_own", lambda connection: False)
 
     with pytest.raises(ServerLostError, match="another user's process answers there"):
         SharedMemoryTransport({0: server.endpoint})

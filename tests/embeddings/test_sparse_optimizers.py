@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayrec.embeddings.config import (
+from rayrec.embeddings.base.config import (
     AdagradConfig,
     AdamConfig,
     FtrlConfig,
@@ -13,7 +13,7 @@ from rayrec.embeddings.config import (
     SgdConfig,
     TableConfig,
 )
-from rayrec.embeddings.table import EmbeddingTable
+from rayrec.embeddings.table.table import EmbeddingTable
 from rayrec.platform.schedule import RateSchedule
 
 

@@ -6,8 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.embeddings import snapshot
-from rayrec.embeddings.config import (
+from rayrec.embeddings.base.config import (
     AdamConfig,
     AdmissionConfig,
     EvictionConfig,
@@ -15,13 +14,14 @@ from rayrec.embeddings.config import (
     SgdConfig,
     TableConfig,
 )
-from rayrec.embeddings.contributions import UpdateTag
-from rayrec.embeddings.cut import CutEndedError
-from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.saved_files import checksum_file
-from rayrec.embeddings.shard import EmbeddingShard
-from rayrec.embeddings.snapshot import load_tables, write_table
-from rayrec.embeddings.table import TableRows
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.shard.contributions import UpdateTag
+from rayrec.embeddings.shard.shard import EmbeddingShard
+from rayrec.embeddings.snapshot import snapshot
+from rayrec.embeddings.snapshot.saved_files import checksum_file
+from rayrec.embeddings.snapshot.snapshot import load_tables, write_table
+from rayrec.embeddings.storage.consistent_snapshot import CutEndedError
+from rayrec.embeddings.table.table import TableRows
 from rayrec.platform.errors import InputError
 
 TABLES = (

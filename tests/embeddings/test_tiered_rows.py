@@ -8,8 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rayrec.embeddings import record_log, tiered_rows
-from rayrec.embeddings.config import (
+from rayrec.embeddings.base.config import (
     AdamConfig,
     AdmissionConfig,
     DiskConfig,
@@ -17,9 +16,10 @@ from rayrec.embeddings.config import (
     RowwiseAdagradConfig,
     TableConfig,
 )
-from rayrec.embeddings.page_reads import ALIGNMENT
-from rayrec.embeddings.table import EmbeddingTable, TableRows
-from rayrec.embeddings.tiered_rows import TieredRows
+from rayrec.embeddings.storage.disk import record_log, tiered_rows
+from rayrec.embeddings.storage.disk.page_reads import ALIGNMENT
+from rayrec.embeddings.storage.disk.tiered_rows import TieredRows
+from rayrec.embeddings.table.table import EmbeddingTable, TableRows
 
 CONFIG = TableConfig(name="items", dim=3, seed=7)
 MEMORY = 64 * 2**20

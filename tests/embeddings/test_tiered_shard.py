@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings import record_log, snapshot, tiered_rows
-from rayrec.embeddings.config import AdmissionConfig, DiskConfig, EvictionConfig, TableConfig
-from rayrec.embeddings.contributions import UpdateTag
-from rayrec.embeddings.page_reads import ALIGNMENT
-from rayrec.embeddings.record_log import RecordLog
-from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.shard import EmbeddingShard
-from rayrec.embeddings.snapshot import load_tables, write_table
-from rayrec.embeddings.tiered_rows import TieredRows
+from rayrec.embeddings.base.config import AdmissionConfig, DiskConfig, EvictionConfig, TableConfig
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.shard.contributions import UpdateTag
+from rayrec.embeddings.shard.shard import EmbeddingShard
+from rayrec.embeddings.snapshot import snapshot
+from rayrec.embeddings.snapshot.snapshot import load_tables, write_table
+from rayrec.embeddings.storage.disk import record_log, tiered_rows
+from rayrec.embeddings.storage.disk.page_reads import ALIGNMENT
+from rayrec.embeddings.storage.disk.record_log import RecordLog
+from rayrec.embeddings.storage.disk.tiered_rows import TieredRows
 from tests.embeddings.sparse_runs import AdversarialTransport, make_shards, run
 from tests.embeddings.test_exactness import MODES, check_tables, runs, trained_dictionaries
 

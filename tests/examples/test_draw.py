@@ -10,8 +10,8 @@ from matplotlib.image import imread
 from examples import draw
 from rayrec.models.tokenizers.fit import quantized_registry
 from rayrec.models.tokenizers.item_tokenizer import ItemTokenizer
-from rayrec.pipelines.features import registry_folder
-from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.tasks.features import registry_folder
 from tests.runs import NUM_ITEMS, make_run
 
 

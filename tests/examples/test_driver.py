@@ -3,8 +3,8 @@
 import pytest
 
 from examples import driver
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.tokenize import TokenizeConfig, tokenize
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.tokenize.tokenize import TokenizeConfig, tokenize
 from tests.data import small_dataset
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.platform.checkout import CHECKOUT
 from tests.data import small_dataset
 

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from rayrec.models.attention.jagged import JaggedLayout
-from rayrec.models.backbones.transformer import CausalTransformer
-from rayrec.models.tensor_batch import TensorBatch
+from rayrec.models.sequence.backbones.transformer import CausalTransformer
+from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.platform.event_labels import Label, Part
-from rayrec.samples.batches import FeatureBatch, SampleBatch
-from rayrec.samples.features import SequenceFeatures
+from rayrec.samples.features.features import SequenceFeatures
+from rayrec.samples.types.batches import FeatureBatch, SampleBatch
 from tests.data import sample_batch
 
 CPU = torch.device("cpu")

@@ -3,7 +3,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from rayrec.models.feature_lookups import pooled, sequence
+from rayrec.models.sequence.feature_lookups import pooled, sequence
 
 ROWS = [[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]]
 INVERSE = [0, 2, 0, 1]

@@ -3,7 +3,7 @@ import sys
 import numpy as np
 import pytest
 
-from rayrec.models.item_vectors import interaction_vectors, text_vectors
+from rayrec.models.tokenizers.item_vectors import interaction_vectors, text_vectors
 from rayrec.platform.errors import InputError
 
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.models.keyed_random import KeyedDropout, token_keys
+from rayrec.models.base.keyed_random import KeyedDropout, token_keys
 from rayrec.platform import hashing
 from rayrec.platform.tensor_hashing import mix64
 

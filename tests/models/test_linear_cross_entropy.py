@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rayrec.models import linear_cross_entropy as module
-from rayrec.models.linear_cross_entropy import linear_cross_entropy
+from rayrec.models.base import linear_cross_entropy as module
+from rayrec.models.base.linear_cross_entropy import linear_cross_entropy
 
 
 @pytest.mark.parametrize("chunk_elements", [1, 3 * 11, 1 << 20])

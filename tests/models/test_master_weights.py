@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from rayrec.models.compute import ComputeSettings
-from rayrec.models.sequence_program import SequenceProgram
-from rayrec.pipelines.config import RunConfig
+from rayrec.models.base.compute import ComputeSettings
+from rayrec.models.registry.sequence_program import SequenceProgram
+from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.errors import InputError
 from tests.models.networks import CPU, table_rows
 from tests.models.test_recipes import MODELS, SETTINGS, features_of, model_of

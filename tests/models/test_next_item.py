@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from rayrec.models.backbones.history import contexts, last_contexts
-from rayrec.models.item_losses import CrossEntropy, SampledSoftmax
-from rayrec.models.next_item import DenseNextItemModel, SparseNextItemModel
-from rayrec.models.sequence_model import rank_by_scores
-from rayrec.models.tensor_batch import TensorBatch
+from rayrec.models.sequence.backbones.history import contexts, last_contexts
+from rayrec.models.sequence.item_losses import CrossEntropy, SampledSoftmax
+from rayrec.models.sequence.next_item import DenseNextItemModel, SparseNextItemModel
+from rayrec.models.sequence.sequence_model import rank_by_scores
+from rayrec.models.sequence.tensor_batch import TensorBatch
 from tests.models.networks import CPU, DIM, backbone, histories, shares, table_rows, tensor_batch
 
 NUM_ITEMS = 9

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from rayrec.models.compute import PLAIN, ComputeSettings
-from rayrec.models.sequence_program import SequenceProgram
+from rayrec.models.base.compute import PLAIN, ComputeSettings
+from rayrec.models.registry.sequence_program import SequenceProgram
 from rayrec.platform.devices import HOST, KINDS, device_memory, device_named, hardware_name, why_missing
 from tests.models.ctr.programs import RANKING, ranking_program
 from tests.models.keras import impressions

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from rayrec.models.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.item_losses import CrossEntropy, SampledSoftmax
-from rayrec.models.next_item import DenseNextItemModel, SparseNextItemModel
-from rayrec.models.sequence_program import SequenceProgram
+from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.registry.sequence_program import SequenceProgram
+from rayrec.models.sequence.item_losses import CrossEntropy, SampledSoftmax
+from rayrec.models.sequence.next_item import DenseNextItemModel, SparseNextItemModel
 from rayrec.platform.schedule import RateSchedule
 from tests.models.networks import CPU, DIM, backbone, histories, shares, table_rows
 

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from rayrec.models.build import Catalogue, build_model
-from rayrec.models.compiled_parts import compile_parts, explained
-from rayrec.models.compute import PLAIN, ComputeSettings
-from rayrec.models.config import EncoderDecoderConfig, NextItemConfig, sparse_tables
-from rayrec.models.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.linear_cross_entropy import linear_cross_entropy
-from rayrec.models.matrix_rate import matrix_rate
-from rayrec.models.sequence_program import SequenceProgram, flops_of
-from rayrec.models.tensor_batch import TensorBatch
-from rayrec.models.utilisation import Utilisation
-from rayrec.pipelines.config import RunConfig
+from rayrec.models.base.compute import PLAIN, ComputeSettings
+from rayrec.models.base.config import EncoderDecoderConfig, NextItemConfig, sparse_tables
+from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.base.linear_cross_entropy import linear_cross_entropy
+from rayrec.models.program.compiled_parts import compile_parts, explained
+from rayrec.models.program.matrix_rate import matrix_rate
+from rayrec.models.program.utilization import Utilisation
+from rayrec.models.registry.build import Catalogue, build_model
+from rayrec.models.registry.sequence_program import SequenceProgram, flops_of
+from rayrec.models.sequence.tensor_batch import TensorBatch
+from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.errors import InputError
 from rayrec.platform.schedule import RateSchedule
-from rayrec.samples.features import SequenceFeatures
+from rayrec.samples.features.features import SequenceFeatures
 from tests.data import sample_batch
 from tests.models.ctr.programs import RANKING, ranking_program
 from tests.models.keras import impressions

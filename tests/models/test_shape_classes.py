@@ -1,4 +1,4 @@
-from rayrec.models.shape_classes import power_of_two
+from rayrec.models.base.shape_classes import power_of_two
 
 
 def test_powers_of_two_are_those_that_are_not_less():

@@ -12,11 +12,11 @@ import torch
 import torch.multiprocessing as mp
 from torch import nn
 
-from rayrec.models.compute import PLAIN, ComputeSettings
-from rayrec.models.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.program import DivergedError
-from rayrec.models.sequence_program import SequenceProgram
-from rayrec.models.sharding import ShardedModel
+from rayrec.models.base.compute import PLAIN, ComputeSettings
+from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.program.program import DivergedError
+from rayrec.models.program.sharding import ShardedModel
+from rayrec.models.registry.sequence_program import SequenceProgram
 from rayrec.platform.schedule import RateSchedule
 from tests.models.ctr.programs import RANKING, ranking_program
 from tests.models.keras import impressions

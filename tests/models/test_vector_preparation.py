@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from rayrec.models.tokenizers.fit import fit_registry
-from rayrec.models.vector_preparation import BlockScaling, PrincipalComponents, VectorPreparation
+from rayrec.models.tokenizers.vector_preparation import BlockScaling, PrincipalComponents, VectorPreparation
 
 
 def combine(blocks, item_ids_I, weights=None, seed=0):

@@ -1,7 +1,7 @@
 """After which steps there is a cut."""
 
-from rayrec.pipelines.config import SnapshotConfig
-from rayrec.pipelines.cut_schedule import ASK_EVERY_S, CutSchedule
+from rayrec.pipelines.config.run import SnapshotConfig
+from rayrec.pipelines.runs.snapshot_schedule import ASK_EVERY_S, CutSchedule
 
 
 class Surroundings:

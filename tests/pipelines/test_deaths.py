@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import ray
 
-from rayrec.pipelines import deaths
-from rayrec.pipelines.deaths import death_behind
+from rayrec.pipelines.cluster import deaths
+from rayrec.pipelines.cluster.deaths import death_behind
 
 pytestmark = pytest.mark.ray
 

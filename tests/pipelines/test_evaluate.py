@@ -3,8 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from rayrec.pipelines.evaluate import evaluate
-from rayrec.pipelines.evaluate_recommender import (
+from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.evaluation.evaluate_recommender import (
     MODEL,
     MODEL_UNMASKED,
     POPULARITY,
@@ -12,13 +12,13 @@ from rayrec.pipelines.evaluate_recommender import (
     Popularity,
     evaluate_recommender,
 )
-from rayrec.pipelines.ranking_metrics import LIST_LENGTH, target_places, user_scores
-from rayrec.pipelines.recommender import Query, Recommender
+from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, target_places, user_scores
 from rayrec.pipelines.tasks.next_item import check_split
 from rayrec.platform.errors import InputError
-from rayrec.samples.config import PrepareConfig
-from rayrec.samples.dataset import Dataset
-from rayrec.samples.prepare import prepare
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.prepare.prepare import prepare
+from rayrec.samples.types.config import PrepareConfig
 from tests.data import write_source
 from tests.runs import NUM_USERS, make_run
 

@@ -9,16 +9,16 @@ import torch
 from rayrec.models.tokenizers.extend import NewItems, extend_registry
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
-from rayrec.pipelines.assembly import assemble
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.evaluate import evaluate
-from rayrec.pipelines.features import SEMANTIC_IDS_FOLDER
-from rayrec.pipelines.initial_weights import initial_snapshot
-from rayrec.pipelines.recommender import Query, Recommender
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.tasks.assembly import assemble
+from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
+from rayrec.pipelines.training.initial_weights import initial_snapshot
 from rayrec.platform.errors import InputError
-from rayrec.samples.config import PrepareConfig
-from rayrec.samples.dataset import Dataset
-from rayrec.samples.prepare import prepare
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.prepare.prepare import prepare
+from rayrec.samples.types.config import PrepareConfig
 from tests.data import random_events, write_source
 from tests.runs import NUM_ITEMS, NUM_USERS, make_run
 

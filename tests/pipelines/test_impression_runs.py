@@ -11,20 +11,20 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.models.program import Placement
-from rayrec.pipelines.assembly import assemble
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.evaluate import evaluate
-from rayrec.pipelines.memory_plan import plan_memory
-from rayrec.pipelines.recommender import Recommender
-from rayrec.pipelines.scorer import Scorer
+from rayrec.models.program.program import Placement
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.pipelines.inference.scorer import Scorer
+from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.tasks.impressions import LabelledRows, Scored
-from rayrec.pipelines.train import train
+from rayrec.pipelines.training.memory_plan import plan_memory
+from rayrec.pipelines.training.train import train
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
-from rayrec.samples.batches import RowBatch
 from rayrec.samples.impressions.dataset import ImpressionDataset
-from rayrec.samples.reader import SampleReader
+from rayrec.samples.reading.reader import SampleReader
+from rayrec.samples.types.batches import RowBatch
 from tests.impressions import NUM_ROWS, ctr_config, impression_dataset
 from tests.models.keras.programs import needs_tensorflow
 from tests.runs import make_run, trained

@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from rayrec.pipelines.assembly import assemble
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.initial_weights import initial_snapshot
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import read_snapshot
-from rayrec.pipelines.train import train
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import read_snapshot
+from rayrec.pipelines.tasks.assembly import assemble
+from rayrec.pipelines.training.initial_weights import initial_snapshot
+from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
 from tests.runs import make_run
 

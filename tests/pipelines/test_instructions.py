@@ -13,25 +13,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.models.config import history_length
-from rayrec.models.program import RankedItems
-from rayrec.pipelines.assembly import Assembly, assemble
-from rayrec.pipelines.config import EvaluationConfig, RunConfig, WantedConfig
-from rayrec.pipelines.evaluate_recommender import evaluate_recommender
-from rayrec.pipelines.features import features_of
-from rayrec.pipelines.instructions import check_labels
-from rayrec.pipelines.loading import TrainedModel
-from rayrec.pipelines.recommender import Query, Recommender
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import read_snapshot
-from rayrec.pipelines.stages import Stages
-from rayrec.pipelines.train import train
+from rayrec.models.base.config import history_length
+from rayrec.models.program.program import RankedItems
+from rayrec.pipelines.config.run import EvaluationConfig, RunConfig, WantedConfig
+from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_recommender
+from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import read_snapshot
+from rayrec.pipelines.tasks.assembly import Assembly, assemble
+from rayrec.pipelines.tasks.features import features_of
+from rayrec.pipelines.tasks.instructions import check_labels
+from rayrec.pipelines.training.stages import Stages
+from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
-from rayrec.samples.batches import FeatureBatch
-from rayrec.samples.dataset import Dataset
-from rayrec.samples.reader import SampleReader
-from rayrec.serve.schemas import RecommendRequest
-from rayrec.serve.service import RecommendationService, RefusedRequestError
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.reading.reader import SampleReader
+from rayrec.samples.types.batches import FeatureBatch
+from rayrec.serve.engine.service import RecommendationService, RefusedRequestError
+from rayrec.serve.wire.schemas import RecommendRequest
 from tests.runs import BACKBONE, change_manifest, make_run
 
 INSTRUCTION = {"parts": ["scenario", "behavior", "trigger_item"], "drop": 0.2}

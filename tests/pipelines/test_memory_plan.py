@@ -3,21 +3,21 @@
 import numpy as np
 import pytest
 
-from rayrec.embeddings.contributions import UpdateTag
-from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.shard import EmbeddingShard
-from rayrec.models.build import build_model
-from rayrec.models.sequence_program import SequenceProgram
-from rayrec.pipelines import memory_plan
-from rayrec.pipelines.assembly import assemble
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.memory_plan import plan_memory
-from rayrec.pipelines.tokenize import TokenizeConfig, tokenize
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.shard.contributions import UpdateTag
+from rayrec.embeddings.shard.shard import EmbeddingShard
+from rayrec.models.registry.build import build_model
+from rayrec.models.registry.sequence_program import SequenceProgram
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.tasks.assembly import assemble
+from rayrec.pipelines.tokenize.tokenize import TokenizeConfig, tokenize
+from rayrec.pipelines.training import memory_plan
+from rayrec.pipelines.training.memory_plan import plan_memory
 from rayrec.platform import files
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
-from rayrec.samples.batches import SampleBatch
-from rayrec.samples.reader import SampleReader
+from rayrec.samples.reading.reader import SampleReader
+from rayrec.samples.types.batches import SampleBatch
 from tests.data import small_dataset
 from tests.runs import MODELS
 

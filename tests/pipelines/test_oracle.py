@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from examples import one_file_trainer
-from rayrec.models.compute import PLAIN
+from rayrec.models.base.compute import PLAIN
 from rayrec.models.tokenizers.fit import fit_registry
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.progress import TrainingResult
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import read_snapshot
-from rayrec.pipelines.train import train
-from rayrec.samples.dataset import Dataset
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import read_snapshot
+from rayrec.pipelines.training.progress import TrainingResult
+from rayrec.pipelines.training.train import train
+from rayrec.samples.dataset.dataset import Dataset
 from tests.data import small_dataset
 
 BATCH_SIZE = 24

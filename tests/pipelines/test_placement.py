@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rayrec.pipelines import reservation
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.placement import ActorGroup, Node, NoRoomError, actor_groups, assign, selects
-from rayrec.pipelines.placement_check import check_possible, still_waiting
-from rayrec.pipelines.reservation import Reservation
+from rayrec.pipelines.cluster import reservation
+from rayrec.pipelines.cluster.placement import ActorGroup, Node, NoRoomError, actor_groups, assign, selects
+from rayrec.pipelines.cluster.placement_check import check_possible, still_waiting
+from rayrec.pipelines.cluster.reservation import Reservation
+from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.errors import InputError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 
-from rayrec.pipelines.progress import Progress
-from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.training.progress import Progress
 
 
 def test_what_is_no_number_does_not_stay_the_best():

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.pipelines.ranking_metrics import LIST_LENGTH, summarise, target_places, user_scores
+from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, summarise, target_places, user_scores
 
 
 def test_places_count_from_zero_and_missing_targets_come_after_every_list():

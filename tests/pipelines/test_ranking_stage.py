@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.pipelines.evaluate import evaluate
-from rayrec.pipelines.ranking_config import RankingConfig
-from rayrec.pipelines.ranking_objective import Objective
-from rayrec.pipelines.ranking_stage import RankingStage
-from rayrec.pipelines.recommender import WHOLE, Answer, Effort, Query, Recommender
-from rayrec.pipelines.scorer import Scorer
+from rayrec.pipelines.config.ranking import RankingConfig
+from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.inference.ranking_objective import Objective
+from rayrec.pipelines.inference.ranking_stage import RankingStage
+from rayrec.pipelines.inference.recommender import WHOLE, Answer, Effort, Query, Recommender
+from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.platform.errors import InputError
-from rayrec.samples.batches import RowBatch
 from rayrec.samples.impressions.ids import id_of
+from rayrec.samples.types.batches import RowBatch
 from tests.ranking import (
     prepared_clicks,
     prepared_histories,

@@ -5,13 +5,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.pipelines.assembly import assemble
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.evaluate import evaluate
-from rayrec.pipelines.recommender import Effort, Query, Recommender
-from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.inference.recommender import Effort, Query, Recommender
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.platform.errors import InputError
-from rayrec.samples.reader import SampleReader
+from rayrec.samples.reading.reader import SampleReader
 from rayrec.samples.stores import EventBatch, StoreManifest, open_store
 from tests.data import sample_batch, small_dataset
 from tests.runs import NUM_ITEMS, NUM_USERS, change_manifest, make_run

@@ -20,15 +20,15 @@ import ray
 
 from benchmarks.chaos import differences
 from rayrec.actors.heartbeats import Account, ProcessId, kill_process
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshot_requests import request_snapshot
-from rayrec.pipelines.snapshots import read_snapshot
-from rayrec.pipelines.train import train
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshot_requests import request_snapshot
+from rayrec.pipelines.runs.snapshots import read_snapshot
+from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
 from rayrec.platform.ray_errors import ActorDeathError
-from rayrec.samples.config import PrepareConfig
-from rayrec.samples.prepare import prepare
+from rayrec.samples.prepare.prepare import prepare
+from rayrec.samples.types.config import PrepareConfig
 from tests.runs import SPARSE_SASREC
 
 pytestmark = pytest.mark.ray

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.pipelines.response_metrics import auc, summarise
+from rayrec.pipelines.metrics.response_metrics import auc, summarise
 
 NAN = float("nan")
 ROWS = st.lists(

@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.rollbacks import Rollbacks
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.watch import StageHungError
+from rayrec.pipelines.cluster.rollbacks import Rollbacks
+from rayrec.pipelines.cluster.watch import StageHungError
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_folder import RunFolder
 
 CONFIG = RunConfig.parse({"data": {"path": "data"}, "model": {"name": "sasrec"}})
 

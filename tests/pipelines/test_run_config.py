@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.models.compute import PLAIN, ComputeSettings
-from rayrec.models.config import LightDecoderConfig, SasRecConfig
-from rayrec.pipelines.config import RunConfig
+from rayrec.models.base.compute import PLAIN, ComputeSettings
+from rayrec.models.base.config import LightDecoderConfig, SasRecConfig
+from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.config import differing_keys
 from rayrec.platform.devices import KINDS
 from rayrec.platform.errors import InputError

@@ -8,8 +8,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from rayrec.pipelines import run_copy
-from rayrec.pipelines.run_copy import RunCopy
+from rayrec.pipelines.runs import run_copy
+from rayrec.pipelines.runs.run_copy import RunCopy
 from rayrec.platform.errors import InputError
 
 URL = "memory://bucket/runs/mine"

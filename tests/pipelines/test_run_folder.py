@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.platform.errors import InputError
 
 
@@ -46,8 +46,8 @@ def test_a_run_that_ended_without_a_snapshot_is_replaced(tmp_path, state):
 TRAINING = """
 import sys, time
 from pathlib import Path
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_folder import RunFolder
 
 path = Path(sys.argv[1])
 with RunFolder.locked(path, "nothing"):

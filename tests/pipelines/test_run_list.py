@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.run_list import list_runs
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.run_list import list_runs
 from rayrec.platform.errors import InputError
 
 CONFIG = RunConfig.parse({"data": {"path": "data"}, "model": {"name": "sasrec"}})

@@ -12,18 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.models.tensor_batch import TensorBatch
-from rayrec.pipelines.assembly import Assembly, assemble
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.evaluate import evaluate
-from rayrec.pipelines.features import features_of
-from rayrec.pipelines.recommender import Query, Recommender
-from rayrec.pipelines.train import train
+from rayrec.models.sequence.tensor_batch import TensorBatch
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.tasks.assembly import Assembly, assemble
+from rayrec.pipelines.tasks.features import features_of
+from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
-from rayrec.samples.batches import FeatureBatch
-from rayrec.samples.dataset import Dataset
-from rayrec.samples.reader import SampleReader, evaluation_batches
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.reading.reader import SampleReader, evaluation_batches
 from rayrec.samples.stores import EventBatch, StoreManifest, open_store
+from rayrec.samples.types.batches import FeatureBatch
 from tests.data import small_dataset, without_history_times
 from tests.runs import MODELS, make_run
 

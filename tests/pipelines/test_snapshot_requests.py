@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshot_requests import Answer, SnapshotRequests, request_snapshot
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshot_requests import Answer, SnapshotRequests, request_snapshot
 from rayrec.platform.errors import InputError
 
 CONFIG = RunConfig.parse({"data": {"path": "data"}, "model": {"name": "sasrec"}})

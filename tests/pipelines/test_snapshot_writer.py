@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayrec.embeddings.cut import CutEndedError
-from rayrec.embeddings.saved_files import SavedFile, checksum_file
-from rayrec.pipelines.config import RunConfig, SnapshotConfig
-from rayrec.pipelines.run_copy import RunCopy
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshot_writer import Shown, SnapshotWriter
-from rayrec.pipelines.snapshots import RunState, base_of, read_snapshot
-from rayrec.pipelines.training_pipeline import Cut
-from rayrec.samples.cursor import Cursor
-from rayrec.samples.read_plan import ReadPosition
+from rayrec.embeddings.snapshot.saved_files import SavedFile, checksum_file
+from rayrec.embeddings.storage.consistent_snapshot import CutEndedError
+from rayrec.pipelines.config.run import RunConfig, SnapshotConfig
+from rayrec.pipelines.runs.run_copy import RunCopy
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import RunState, base_of, read_snapshot
+from rayrec.pipelines.training.pipeline import Cut
+from rayrec.pipelines.training.snapshot_writer import Shown, SnapshotWriter
+from rayrec.samples.reading.cursor import Cursor
+from rayrec.samples.reading.read_plan import ReadPosition
 
 CONFIG = RunConfig.parse({"data": {"path": "data"}, "model": {"name": "sasrec"}})
 STATE = RunState(0, 0, "data", None, ReadPosition(epoch=0, rows=0, order="of these rows"))

@@ -13,13 +13,13 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group_table
 
-from rayrec.pipelines import reservation
-from rayrec.pipelines import stages as stages_module
-from rayrec.pipelines.assembly import Assembly, assemble
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.stages import Stages, running_stages
-from rayrec.pipelines.training_pipeline import TrainingPipeline
-from rayrec.pipelines.watch import StageHungError
+from rayrec.pipelines.cluster import reservation
+from rayrec.pipelines.cluster.watch import StageHungError
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.tasks.assembly import Assembly, assemble
+from rayrec.pipelines.training import stages as stages_module
+from rayrec.pipelines.training.pipeline import TrainingPipeline
+from rayrec.pipelines.training.stages import Stages, running_stages
 from rayrec.platform.ray_errors import ActorDeathError
 from tests.data import small_dataset
 

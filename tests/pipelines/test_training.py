@@ -16,16 +16,16 @@ import pytest
 import ray
 import safetensors.numpy
 
-from rayrec.embeddings.saved_files import checksum_file
-from rayrec.embeddings.shared_blocks import why_unavailable
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import MANIFEST, Snapshot, read_snapshot
-from rayrec.pipelines.train import train
+from rayrec.embeddings.snapshot.saved_files import checksum_file
+from rayrec.embeddings.transport.shared_blocks import why_unavailable
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import MANIFEST, Snapshot, read_snapshot
+from rayrec.pipelines.training.train import train
 from rayrec.platform.devices import KINDS, why_missing
 from rayrec.platform.errors import InputError
-from rayrec.samples.config import PrepareConfig
-from rayrec.samples.prepare import prepare
+from rayrec.samples.prepare.prepare import prepare
+from rayrec.samples.types.config import PrepareConfig
 from tests.data import write_source
 from tests.runs import change_manifest
 
@@ -191,7 +191,7 @@ def test_a_run_that_is_terminated_says_so(ray_cluster, data, tmp_path, monkeypat
     def terminated(*arguments: object) -> None:
         raise SystemExit(15)
 
-    monkeypatch.setattr("rayrec.pipelines.train._train_until_over", terminated)
+    monkeypatch.setattr("rayrec.pipelines.training.train._train_until_over", terminated)
     with pytest.raises(SystemExit):
         train(settings(data), tmp_path / "run")
 
@@ -276,7 +276,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*arguments: object) -> None:
         raise AssertionError("a cluster was started or joined")
 
-    monkeypatch.setattr("rayrec.pipelines.train.ray_cluster", started)
+    monkeypatch.setattr("rayrec.pipelines.training.train.ray_cluster", started)
 
 
 @pytest.mark.parametrize(
@@ -398,7 +398,7 @@ ABSENT = next((kind for kind in KINDS if why_missing(kind) is not None), "")
 @pytest.mark.skipif(not ABSENT, reason="this machine has every device")
 def test_a_device_that_is_not_there_is_refused_before_anything_starts(data, tmp_path, monkeypatch):
     """Where the run would start a cluster of its own, on this machine."""
-    monkeypatch.setattr("rayrec.pipelines.train.starts_cluster", lambda config: True)
+    monkeypatch.setattr("rayrec.pipelines.training.train.starts_cluster", lambda config: True)
     no_cluster(monkeypatch)
 
     with pytest.raises(InputError, match=f"device: '{ABSENT}' was asked for"):

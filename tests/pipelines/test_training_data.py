@@ -16,15 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshot_requests import request_snapshot
-from rayrec.pipelines.train import train
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshot_requests import request_snapshot
+from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
-from rayrec.samples.config import PrepareConfig
-from rayrec.samples.intervals import Interval
-from rayrec.samples.prepare import prepare
+from rayrec.samples.prepare.prepare import prepare
 from rayrec.samples.stores import EventBatch, StoreManifest, StoreUnavailableError, open_store
+from rayrec.samples.types.config import PrepareConfig
+from rayrec.samples.types.intervals import Interval
 from tests.data import write_source
 from tests.pipelines.test_training import (
     assert_no_actor_survives,

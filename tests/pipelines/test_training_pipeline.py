@@ -12,13 +12,13 @@ import ray
 
 from rayrec.actors.feature_worker import BatchSummary
 from rayrec.actors.trainer import StepReport
-from rayrec.pipelines.stages import Stages
-from rayrec.pipelines.training_pipeline import BatchError, TrainingPipeline
-from rayrec.pipelines.watch import Watch
+from rayrec.pipelines.cluster.watch import Watch
+from rayrec.pipelines.training.pipeline import BatchError, TrainingPipeline
+from rayrec.pipelines.training.stages import Stages
 from rayrec.platform.errors import InputError
 from rayrec.platform.ray_errors import root_cause
-from rayrec.samples.intervals import Interval, Intervals
-from rayrec.samples.read_plan import BatchPlan, Reading, ReadPart, Window
+from rayrec.samples.reading.read_plan import BatchPlan, Reading, ReadPart, Window
+from rayrec.samples.types.intervals import Interval, Intervals
 
 pytestmark = pytest.mark.ray
 

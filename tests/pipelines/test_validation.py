@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import ray
 
-from rayrec.models.program import RankedItems
-from rayrec.pipelines.assembly import assemble
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.stages import Stages
-from rayrec.pipelines.watch import Watch
+from rayrec.models.program.program import RankedItems
+from rayrec.pipelines.cluster.watch import Watch
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.tasks.assembly import assemble
+from rayrec.pipelines.training.stages import Stages
 from tests.data import small_dataset
 
 pytestmark = pytest.mark.ray

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayrec.pipelines.config import PublishConfig, RunConfig
-from rayrec.pipelines.loading import TrainedModel
-from rayrec.pipelines.recommender import Query, Recommender
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import read_snapshot
-from rayrec.pipelines.train import train
+from rayrec.pipelines.config.run import PublishConfig, RunConfig
+from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import read_snapshot
+from rayrec.pipelines.training.train import train
 from rayrec.pipelines.versions.loading import LoadedVersion, load_version
 from rayrec.pipelines.versions.manifest import ModelVersion
 from rayrec.pipelines.versions.published_run import PublishedRun

@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from rayrec.actors.heartbeats import Account, Beat, HeartbeatMonitor, ProcessId, Pulse, kill_process
-from rayrec.pipelines.watch import StageHungError, Watch
+from rayrec.pipelines.cluster.watch import StageHungError, Watch
 
 pytestmark = pytest.mark.ray
 

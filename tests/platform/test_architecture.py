@@ -115,7 +115,7 @@ def test_importing_the_package_imports_neither_ray_nor_torch():
 
 def test_what_reads_rows_and_computes_features_starts_without_torch():
     # A process of these is started anew whenever one dies; torch takes longer than all the rest.
-    modules = "rayrec.pipelines.features, rayrec.actors.feature_worker, rayrec.actors.sample_reader"
+    modules = "rayrec.pipelines.tasks.features, rayrec.actors.feature_worker, rayrec.actors.sample_reader"
     program = f"import sys, {modules}; assert 'torch' not in sys.modules"
 
     subprocess.run([sys.executable, "-c", program], check=True, cwd=PACKAGE.parent, timeout=60)

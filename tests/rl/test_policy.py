@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayrec.models.program import DivergedError
+from rayrec.models.program.program import DivergedError
 from rayrec.platform.errors import InputError
 from rayrec.rl.config import PromptsConfig, RlConfig, RolloutConfig
 from rayrec.rl.learner import StepTotals, sampled_of

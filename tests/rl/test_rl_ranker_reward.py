@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayrec.pipelines.ranking_config import RankingConfig
-from rayrec.pipelines.ranking_stage import RankingStage
-from rayrec.pipelines.recommender import Query, Recommender
+from rayrec.pipelines.config.ranking import RankingConfig
+from rayrec.pipelines.inference.ranking_stage import RankingStage
+from rayrec.pipelines.inference.recommender import Query, Recommender
 from rayrec.platform.errors import InputError
 from rayrec.rl.config import PromptsConfig, RlConfig
 from rayrec.rl.prompts import PromptStream

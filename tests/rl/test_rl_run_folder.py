@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.rl.config import RlConfig
 from rayrec.rl.prompts import PromptStream
 from rayrec.rl.run_folder import RlRunFolder

@@ -12,9 +12,9 @@ import ray
 from typer.testing import CliRunner
 
 from rayrec.cli import app
-from rayrec.pipelines.recommender import Recommender
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import read_snapshot
+from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.platform.errors import InputError
 from rayrec.rl.config import RlConfig
 from rayrec.rl.controller import SingleController

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64, mix64
-from rayrec.samples.ids import assign_ids, hash_strings, refuse_collisions
+from rayrec.samples.prepare.ids import assign_ids, hash_strings, refuse_collisions
 
 
 def column(values, kind=None):

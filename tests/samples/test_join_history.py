@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from rayrec.platform.errors import InputError
-from rayrec.samples.ids import hash_strings
 from rayrec.samples.operations.config import OperationConfig
+from rayrec.samples.operations.join_history import JoinHistoryConfig
 from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.operations.sequences import ConcatConfig
+from rayrec.samples.prepare.ids import hash_strings
 from rayrec.samples.stores import (
     EventBatch,
     Histories,
@@ -24,7 +25,6 @@ from rayrec.samples.stores import (
     StoreUnavailableError,
     open_store,
 )
-from rayrec.samples.stores.join import JoinHistoryConfig
 from rayrec.samples.stores.lookup import histories_before
 from tests.redis_server import RedisServer
 

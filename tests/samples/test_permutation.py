@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from rayrec.samples.permutation import permutation
+from rayrec.samples.reading.permutation import permutation
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 5, 64, 65, 1000, 70_000, 131_072])

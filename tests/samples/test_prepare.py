@@ -9,12 +9,12 @@ import pytest
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import mix64
-from rayrec.samples.config import PrepareConfig
-from rayrec.samples.dataset import Dataset
+from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.importers.tables import RawTable
-from rayrec.samples.partitions import run_partitions_locally
-from rayrec.samples.prepare import prepare
-from rayrec.samples.validation import parse_times
+from rayrec.samples.prepare.partitions import run_partitions_locally
+from rayrec.samples.prepare.prepare import prepare
+from rayrec.samples.prepare.validation import parse_times
+from rayrec.samples.types.config import PrepareConfig
 from tests.data import random_events, real_data, small_dataset, write_source
 
 EVENTS = [(1, 10, 5), (1, 30, 7), (1, 20, 6), (1, 40, 8), (2, 20, 5), (2, 10, 9), (2, 40, 6)]
@@ -526,7 +526,7 @@ def test_a_manifest_that_was_changed_is_refused(tmp_path, old, new, message):
 
 @pytest.mark.ray
 def test_ray_data_writes_the_same_files(ray_cluster, tmp_path):
-    from rayrec.samples.ray_jobs import run_partitions_on_ray
+    from rayrec.samples.prepare.ray_jobs import run_partitions_on_ray
 
     events = [*random_events(60, 40), ("u0", "i0", 1), ("u0", "i0", 1)]
     local, local_report = prepared(tmp_path, events, allow=["duplicates"])

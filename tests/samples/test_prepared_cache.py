@@ -11,7 +11,7 @@ import pytest
 
 import rayrec
 from rayrec.platform.errors import InputError
-from rayrec.samples.prepared_cache import PreparedCache, cache_key
+from rayrec.samples.reading.prepared_cache import PreparedCache, cache_key
 
 
 def batch(number=0, num_rows=1000):
@@ -237,7 +237,7 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path):
 WORKER = """
 import sys
 import numpy as np
-from rayrec.samples.prepared_cache import PreparedCache
+from rayrec.samples.reading.prepared_cache import PreparedCache
 from tests.samples.test_prepared_cache import batch, key
 
 cache = PreparedCache(sys.argv[1], int(sys.argv[2]))

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
-from rayrec.samples.read_plan import Batching, ReadPlan, ReadSettings, readings
-from rayrec.samples.reader import SampleReader
+from rayrec.samples.reading.read_plan import Batching, ReadPlan, ReadSettings, readings
+from rayrec.samples.reading.reader import SampleReader
 from tests.data import write_log
 
 COLUMNS = ["user_id", "item_ids", "price", "country"]

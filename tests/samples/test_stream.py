@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.platform.errors import InputError
-from rayrec.samples.read_plan import Batching, ReadPlan, ReadSettings
-from rayrec.samples.reader import SampleReader
-from rayrec.samples.stream import Jagged, SampleStream, arrays
+from rayrec.samples.reading.read_plan import Batching, ReadPlan, ReadSettings
+from rayrec.samples.reading.reader import SampleReader
+from rayrec.samples.reading.stream import Jagged, SampleStream, arrays
 from tests.data import write_log
 
 COLUMNS = ("user_id", "item_ids", "price")

@@ -15,13 +15,13 @@ import pyarrow as pa
 import uvicorn
 from fastapi import FastAPI
 
-from rayrec.pipelines.recommender import WHOLE, Answer, Effort, Query, Recommendation
+from rayrec.pipelines.inference.recommender import WHOLE, Answer, Effort, Query, Recommendation
 from rayrec.platform.errors import InputError, UnavailableError
-from rayrec.serve.access.config import OPEN, AccessConfig
-from rayrec.serve.api import build_api
-from rayrec.serve.batch_costs import BatchCosts
-from rayrec.serve.batching import Batcher
-from rayrec.serve.service import RecommendationService
+from rayrec.serve.config.access import OPEN, AccessConfig
+from rayrec.serve.engine.batch_costs import BatchCosts
+from rayrec.serve.engine.batching import Batcher
+from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.http.api import build_api
 
 ITEM_IDS = {"alien": 11, "7": 12, "brazil": 13}
 USER_IDS = {"ann": 0, "42": 1}

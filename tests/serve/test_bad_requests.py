@@ -8,16 +8,16 @@ import pytest
 from fastapi.testclient import TestClient
 
 from benchmarks.bad_requests import BadRequest, from_openapi, made_by_hand, why_wrong
-from rayrec.pipelines.recommender import Recommender
-from rayrec.serve.access.config import AccessConfig
-from rayrec.serve.api import ANSWERING_ROUTES, build_api
-from rayrec.serve.batch_costs import BatchCosts
-from rayrec.serve.batching import Batcher
-from rayrec.serve.events.config import EventsConfig, LogConfig
+from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.config.events import EventsConfig, LogConfig
+from rayrec.serve.engine.batch_costs import BatchCosts
+from rayrec.serve.engine.batching import Batcher
+from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.intake import EventIntake
-from rayrec.serve.metrics import PrometheusMeter
-from rayrec.serve.page.recent import RecentActivity
-from rayrec.serve.service import RecommendationService
+from rayrec.serve.http.api import ANSWERING_ROUTES, build_api
+from rayrec.serve.http.metrics import PrometheusMeter
+from rayrec.serve.http.recent import RecentActivity
 from tests.runs import make_run
 from tests.serve.fake_recommender import listening
 

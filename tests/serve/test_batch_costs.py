@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rayrec.serve.batch_costs import BatchCosts, CostsByWidth
+from rayrec.serve.engine.batch_costs import BatchCosts, CostsByWidth
 
 CHEAPER_TOGETHER = {1: 1.0, 2: 1.2, 4: 1.6, 8: 2.4}
 

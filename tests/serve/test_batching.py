@@ -8,8 +8,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from rayrec.serve.batch_costs import BatchCosts
-from rayrec.serve.batching import Batcher, DeadlineError, TooManyWaitingError
+from rayrec.serve.engine.batch_costs import BatchCosts
+from rayrec.serve.engine.batching import Batcher, DeadlineError, TooManyWaitingError
 
 CHEAPER_TOGETHER = {1: 1.0, 2: 1.2, 4: 1.6, 8: 2.4}
 

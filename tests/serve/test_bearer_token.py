@@ -9,14 +9,14 @@ import pytest
 from fastapi.testclient import TestClient
 
 from rayrec.platform.errors import InputError
-from rayrec.serve.access.config import AccessConfig
-from rayrec.serve.api import build_api
-from rayrec.serve.batch_costs import BatchCosts
-from rayrec.serve.batching import Batcher
-from rayrec.serve.bearer_token import OPEN_PATHS, VARIABLE, require_token, token_digest
-from rayrec.serve.metrics import PrometheusMeter
-from rayrec.serve.page.recent import RecentActivity
-from rayrec.serve.service import RecommendationService
+from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.engine.batch_costs import BatchCosts
+from rayrec.serve.engine.batching import Batcher
+from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.http.api import build_api
+from rayrec.serve.http.bearer_token import OPEN_PATHS, VARIABLE, require_token, token_digest
+from rayrec.serve.http.metrics import PrometheusMeter
+from rayrec.serve.http.recent import RecentActivity
 from tests.serve.fake_recommender import FakeRecommender, api_of
 
 TOKEN = "s3cret-of-enough-letters"

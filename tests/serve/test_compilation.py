@@ -21,16 +21,16 @@ from fastapi.testclient import TestClient
 from rayrec.models.compiled_ranking.buckets import Bucket, Buckets
 from rayrec.models.compiled_ranking.packages import PackageError, PackageFolders, load
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
-from rayrec.pipelines.ranking_config import RankingConfig
-from rayrec.pipelines.recommender import Recommender
-from rayrec.serve import compilation
-from rayrec.serve.compilation import CompilationFailedError, Compiler, CompileService
-from rayrec.serve.compile_config import CompileConfig
-from rayrec.serve.config import ServeConfig
-from rayrec.serve.loading import load_api, load_service
-from rayrec.serve.metrics import PrometheusMeter
-from rayrec.serve.schemas import RecommendRequest
-from rayrec.serve.service import RecommendationService
+from rayrec.pipelines.config.ranking import RankingConfig
+from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.serve.app.loading import load_api, load_service
+from rayrec.serve.config.compile import CompileConfig
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.engine import compilation
+from rayrec.serve.engine.compilation import CompilationFailedError, Compiler, CompileService
+from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.http.metrics import PrometheusMeter
+from rayrec.serve.wire.schemas import RecommendRequest
 from tests.models.keras.programs import needs_tensorflow
 from tests.ranking import prepared_clicks, ranker_run
 from tests.runs import make_run

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.models.tokenizers.code_tokens import CodeTexts
-from rayrec.pipelines.recommender import Recommender
-from rayrec.serve.access.config import AccessConfig
-from rayrec.serve.request_body import MAX_BODY_BYTES
-from rayrec.serve.service import RecommendationService
+from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.wire.request_body import MAX_BODY_BYTES
 from tests.runs import make_run
 from tests.serve.fake_recommender import FakeRecommender, HeldService, api_of, listening
 from tests.serve.test_ranked_recommendations import FakeStage

@@ -14,15 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.checked_load import Checked, Expected, Window, checks
-from rayrec.pipelines.loading import TrainedModel
-from rayrec.pipelines.recommender import Recommender
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import read_snapshot
+from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
-from rayrec.serve.config import ServeConfig
-from rayrec.serve.events.config import EventsConfig, LogConfig, RequestLogConfig
-from rayrec.serve.launch import serving
+from rayrec.serve.config.events import EventsConfig, LogConfig, RequestLogConfig
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.launch.launch import serving
 from tests.runs import make_run
 
 K = 5

@@ -8,25 +8,25 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from rayrec.pipelines.loading import TrainedModel
-from rayrec.pipelines.recommender import Recommender
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import WEIGHTS, read_snapshot
+from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import WEIGHTS, read_snapshot
 from rayrec.pipelines.versions import publisher
 from rayrec.pipelines.versions.loading import load_version
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.errors import InputError
-from rayrec.serve import loading
-from rayrec.serve.compile_config import CompileConfig
-from rayrec.serve.config import ServeConfig
-from rayrec.serve.current import CurrentService
-from rayrec.serve.following import VersionFollower
-from rayrec.serve.loading import device_of, load_api, load_service
-from rayrec.serve.metrics import PrometheusMeter
-from rayrec.serve.pointer import AGAIN_AFTER_S
-from rayrec.serve.schemas import RecommendRequest
-from rayrec.serve.service import RecommendationService
+from rayrec.serve.app import loading
+from rayrec.serve.app.loading import device_of, load_api, load_service
+from rayrec.serve.config.compile import CompileConfig
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.engine.current import CurrentService
+from rayrec.serve.engine.following import VersionFollower
+from rayrec.serve.engine.pointer import AGAIN_AFTER_S
+from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.http.metrics import PrometheusMeter
+from rayrec.serve.wire.schemas import RecommendRequest
 from tests.runs import make_run
 
 SETTINGS = {"item_matrix": "sparse", "user_embedding": True}

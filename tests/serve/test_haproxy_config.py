@@ -27,7 +27,8 @@ from ray.serve._private.haproxy import (
 )
 from ray.serve.config import HTTPOptions
 
-from rayrec.serve.haproxy_config import (
+from rayrec.serve.config.tls import TlsConfig, link_for_haproxy
+from rayrec.serve.ray.haproxy_config import (
     NO_REPLICA,
     NO_REPLICA_OPENAI,
     NO_ROUTES,
@@ -38,7 +39,6 @@ from rayrec.serve.haproxy_config import (
     rewritten,
     write_program,
 )
-from rayrec.serve.tls import TlsConfig, link_for_haproxy
 from tests.serve.certificates import make_certificate
 
 PLAIN: Listen = {"host": "10.1.2.3", "port": 8443, "certificate": None}

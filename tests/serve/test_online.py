@@ -12,12 +12,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.errors import InputError
-from rayrec.samples.config import PrepareConfig
-from rayrec.samples.prepare import prepare
-from rayrec.serve.online import BAD_INPUT, MOST_RESTARTS, STEADY_S, TrainerProcess, events_of
+from rayrec.samples.prepare.prepare import prepare
+from rayrec.samples.types.config import PrepareConfig
+from rayrec.serve.launch.online import BAD_INPUT, MOST_RESTARTS, STEADY_S, TrainerProcess, events_of
 from tests.data import random_events, write_source
 from tests.serve.test_serve_command import free_port
 

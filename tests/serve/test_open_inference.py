@@ -14,10 +14,10 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.utils import InferenceServerException
 
 from rayrec.platform.errors import UnavailableError
-from rayrec.serve.access.config import AccessConfig
-from rayrec.serve.request_body import MAX_BODY_BYTES
-from rayrec.serve.service import RecommendationService
-from rayrec.serve.tensor_codec import HEADER_LENGTH
+from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.protocols.tensor_codec import HEADER_LENGTH
+from rayrec.serve.wire.request_body import MAX_BODY_BYTES
 from tests.serve.fake_recommender import FakeRecommender, HeldService, api_of, listening
 
 INFER = "/v2/models/recommend/infer"

@@ -14,16 +14,16 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client.parser import text_string_to_metric_families
 
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import read_snapshot
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.checkout import CHECKOUT
-from rayrec.serve.access.config import AccessConfig
-from rayrec.serve.config import ServeConfig
-from rayrec.serve.events.config import EventsConfig, LogConfig, RequestLogConfig
-from rayrec.serve.loading import load_api
-from rayrec.serve.metrics import PrometheusMeter
+from rayrec.serve.app.loading import load_api
+from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.config.events import EventsConfig, LogConfig, RequestLogConfig
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.http.metrics import PrometheusMeter
 from tests.runs import make_run
 
 FOLDER = CHECKOUT / "docs" / "operations"

@@ -12,13 +12,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from rayrec.platform.errors import UnavailableError
-from rayrec.serve.api import ANSWERING_ROUTES, build_api
-from rayrec.serve.batch_costs import BatchCosts
-from rayrec.serve.batching import Batcher
-from rayrec.serve.config import ServeConfig
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.engine.batch_costs import BatchCosts
+from rayrec.serve.engine.batching import Batcher
+from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.user_state import ProcessState
-from rayrec.serve.page.recent import SECONDS, RecentActivity
-from rayrec.serve.service import RecommendationService
+from rayrec.serve.http.api import ANSWERING_ROUTES, build_api
+from rayrec.serve.http.recent import SECONDS, RecentActivity
 from tests.serve.fake_recommender import FakeRecommender, api_of, listening
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

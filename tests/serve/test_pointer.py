@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rayrec.platform.errors import InputError
-from rayrec.serve.pointer import AGAIN_AFTER_S, PointerFollower
+from rayrec.serve.engine.pointer import AGAIN_AFTER_S, PointerFollower
 
 
 class Store:

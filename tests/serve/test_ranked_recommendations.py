@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 from fastapi.testclient import TestClient
 
-from rayrec.pipelines.recommender import WHOLE, Answer, Ranking, Recommendation
+from rayrec.pipelines.inference.recommender import WHOLE, Answer, Ranking, Recommendation
 from rayrec.platform.errors import UnavailableError
-from rayrec.serve.access.degrade import Lowered
-from rayrec.serve.schemas import RecommendRequest
-from rayrec.serve.service import LoweredRequest, RecommendationService, RefusedRequestError
+from rayrec.serve.engine.degradation import Lowered
+from rayrec.serve.engine.service import LoweredRequest, RecommendationService, RefusedRequestError
+from rayrec.serve.wire.schemas import RecommendRequest
 from tests.serve.fake_recommender import FakeRecommender, api_of
 
 

@@ -15,9 +15,11 @@ from ray.serve.config import HTTPOptions
 from ray.serve.handle import DeploymentHandle
 
 from rayrec.platform.errors import InputError
-from rayrec.serve import ray_ingress
-from rayrec.serve.config import ServeConfig
-from rayrec.serve.ray_ingress import (
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.config.tls import TlsConfig
+from rayrec.serve.http.guards import BODY_TIMEOUT_S
+from rayrec.serve.ray import ray_ingress
+from rayrec.serve.ray.ray_ingress import (
     FAST,
     HAPROXY_PROGRAM,
     HAPROXY_SWITCH,
@@ -30,8 +32,6 @@ from rayrec.serve.ray_ingress import (
     of_session,
     sticky_routing,
 )
-from rayrec.serve.request_guard import BODY_TIMEOUT_S
-from rayrec.serve.tls import TlsConfig
 from tests.serve.certificates import make_certificate
 
 

@@ -3,10 +3,10 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from rayrec.pipelines.recommender import Effort
-from rayrec.serve.access.degrade import NOT_LOWERED
-from rayrec.serve.schemas import RecommendRequest
-from rayrec.serve.service import LoweredRequest, RecommendationService, RefusedRequestError
+from rayrec.pipelines.inference.recommender import Effort
+from rayrec.serve.engine.degradation import NOT_LOWERED
+from rayrec.serve.engine.service import LoweredRequest, RecommendationService, RefusedRequestError
+from rayrec.serve.wire.schemas import RecommendRequest
 from tests.serve.fake_recommender import FakeRecommender
 
 

@@ -12,15 +12,15 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
-from rayrec.serve.completions import read_request
-from rayrec.serve.errors import RequestError
+from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.intake import RefusedEventError
-from rayrec.serve.events.routes import checked_events
-from rayrec.serve.events.schemas import Event
-from rayrec.serve.item_texts import ItemTexts
-from rayrec.serve.request_body import MAX_CONTAINERS, beside_the_loop, parsed_json
-from rayrec.serve.schemas import RecommendRequest
-from rayrec.serve.service import RecommendationService
+from rayrec.serve.http.events import checked_events
+from rayrec.serve.protocols.completions import read_request
+from rayrec.serve.wire.errors import RequestError
+from rayrec.serve.wire.event_schemas import Event
+from rayrec.serve.wire.item_texts import ItemTexts
+from rayrec.serve.wire.request_body import MAX_CONTAINERS, beside_the_loop, parsed_json
+from rayrec.serve.wire.schemas import RecommendRequest
 from tests.serve.fake_recommender import FakeRecommender, api_of
 
 MANY = 5_000

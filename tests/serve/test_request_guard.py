@@ -7,14 +7,14 @@ import asyncio
 import pytest
 from fastapi import FastAPI, Request
 
-from rayrec.serve.access.config import AccessConfig
-from rayrec.serve.api import build_api
-from rayrec.serve.batching import BatchCosts, Batcher
-from rayrec.serve.error_handlers import add_error_handlers
-from rayrec.serve.events.config import EventsConfig
+from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.config.events import EventsConfig
+from rayrec.serve.engine.batching import BatchCosts, Batcher
+from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.intake import EventIntake
-from rayrec.serve.request_guard import RequestGuard
-from rayrec.serve.service import RecommendationService
+from rayrec.serve.http.api import build_api
+from rayrec.serve.http.error_handlers import add_error_handlers
+from rayrec.serve.http.guards import RequestGuard
 from tests.serve.fake_recommender import FakeRecommender
 from tests.serve.slow_bodies import answer_of, posted, under_way
 

@@ -6,14 +6,14 @@ import urllib.request
 import pytest
 from ray import serve
 
-from rayrec.pipelines.ranking_config import RankingConfig
-from rayrec.pipelines.ranking_stage import RankingStage
-from rayrec.pipelines.recommender import Query, Recommender
+from rayrec.pipelines.config.ranking import RankingConfig
+from rayrec.pipelines.inference.ranking_stage import RankingStage
+from rayrec.pipelines.inference.recommender import Query, Recommender
 from rayrec.platform.errors import InputError
-from rayrec.serve.config import ServeConfig
-from rayrec.serve.launch import serving
-from rayrec.serve.on_ray import joined
-from rayrec.serve.ray_ingress import RunningServe
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.launch.launch import serving
+from rayrec.serve.ray.on_ray import joined
+from rayrec.serve.ray.ray_ingress import RunningServe
 from tests.models.keras.programs import needs_tensorflow
 from tests.ranking import prepared_clicks, ranker_run
 from tests.runs import make_run

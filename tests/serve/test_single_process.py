@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.pipelines.recommender import Recommender
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.errors import InputError
-from rayrec.serve.config import ServeConfig
-from rayrec.serve.launch import serving
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.launch.launch import serving
 from tests.runs import make_run
 
 

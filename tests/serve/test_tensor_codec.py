@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from rayrec.serve.errors import RequestError
-from rayrec.serve.tensor_codec import (
+from rayrec.serve.protocols.tensor_codec import (
     DTYPES,
     NamedTensor,
     decode_binary,
@@ -19,6 +18,7 @@ from rayrec.serve.tensor_codec import (
     read_call,
     write_answer,
 )
+from rayrec.serve.wire.errors import RequestError
 
 TEXTS = st.binary(max_size=6) | st.sampled_from([b" a\n", b"\0", b"\x01\0\0\0"])
 SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)

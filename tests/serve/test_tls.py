@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from rayrec.platform.errors import InputError
-from rayrec.serve.tls import TlsConfig, check_tls
+from rayrec.serve.config.tls import TlsConfig, check_tls
 from tests.serve.certificates import make_certificate
 
 

@@ -27,7 +27,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 
 from rayrec.adapters.torchrec.lookups import KjtLookups
 from rayrec.adapters.torchrec.tables import TableSpec, table_specs
-from rayrec.models.feature_lookups import Pooling, pooled, sequence
+from rayrec.models.sequence.feature_lookups import Pooling, pooled, sequence
 from rayrec.platform.errors import InputError
 
 _POOLING: dict[PoolingType, Pooling] = {PoolingType.SUM: "sum", PoolingType.MEAN: "mean"}

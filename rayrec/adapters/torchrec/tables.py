@@ -11,8 +11,8 @@ from torch import nn
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType
 from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
 
-from rayrec.embeddings.config import OptimizerConfig, RowwiseAdagradConfig, TableConfig
-from rayrec.embeddings.layout import WeightDtype
+from rayrec.embeddings.base.config import OptimizerConfig, RowwiseAdagradConfig, TableConfig
+from rayrec.embeddings.base.layout import WeightDtype
 from rayrec.platform.errors import InputError
 from rayrec.platform.schedule import RateSchedule
 
@@ -118,7 +118,7 @@ def table_configs(
 
 
 def expected_rows(tables: Tables) -> dict[str, int]:
-    """`num_embeddings` by table: what to plan memory for, see `rayrec.embeddings.plan`."""
+    """`num_embeddings` by table: what to plan memory for, see `rayrec.embeddings.capacity`."""
     return {spec.name: spec.num_embeddings for spec in table_specs(tables)}
 
 

@@ -29,7 +29,7 @@ import torch
 from rayrec.models.attention import ascend, bucketed, flex, grouped, reference, sdpa, triton_backend
 from rayrec.models.attention.call import AttentionCall, Backend, Softmax
 from rayrec.models.attention.masks import Causal
-from rayrec.models.shape_classes import power_of_two
+from rayrec.models.base.shape_classes import power_of_two
 from rayrec.platform.devices import device_of, hardware_name, synchronize
 
 logger = logging.getLogger(__name__)

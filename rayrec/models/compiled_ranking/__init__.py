@@ -1,7 +1,7 @@
 """Ranking as programs of fixed shapes, compiled by another process and loaded without tracing.
 
     batch ─► Bucket ─► padded inputs ─► program of that bucket, or None: the caller ranks eagerly, at once
-                └ unknown: ordered (a callback; see `rayrec.serve.compilation`)
+                └ unknown: ordered (a callback; see `rayrec.serve.engine.compilation`)
 
     compiler_process: Job ─► export, AOTInductor ─► compared with eager ─► KEY.pt2, KEY.json
 

@@ -25,14 +25,14 @@ import torch
 from torch import Tensor
 
 from rayrec.models.attention.jagged import JaggedLayout
-from rayrec.models.build import build_model
 from rayrec.models.compiled_ranking.buckets import Bucket
 from rayrec.models.compiled_ranking.inputs import Signature
 from rayrec.models.compiled_ranking.job import Job, environment
 from rayrec.models.compiled_ranking.packages import PackageFolders, load, publish
 from rayrec.models.compiled_ranking.program import PaddedRanking, first_difference, weights_of
-from rayrec.models.sequence_model import SequenceModel
-from rayrec.models.tensor_batch import TensorBatch
+from rayrec.models.registry.build import build_model
+from rayrec.models.sequence.sequence_model import SequenceModel
+from rayrec.models.sequence.tensor_batch import TensorBatch
 
 NEVER, CANNOT = 3, 4
 TOLERANCE = 1e-4
@@ -122,7 +122,7 @@ def network(job: Job) -> SequenceModel:
     """The model with weights large enough for its parts to matter."""
     from pydantic import TypeAdapter
 
-    from rayrec.models.config import ModelConfig
+    from rayrec.models.base.config import ModelConfig
 
     settings: Any = TypeAdapter(ModelConfig).validate_python(dict(job.model.settings))
     if settings.name == "hstu":  # whose backend for eager batches groups rows by what their lengths are

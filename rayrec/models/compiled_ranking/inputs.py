@@ -20,8 +20,8 @@ from torch import Tensor
 
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.compiled_ranking.buckets import Bucket
-from rayrec.models.program import Rows
-from rayrec.models.tensor_batch import Features, TensorBatch
+from rayrec.models.program.program import Rows
+from rayrec.models.sequence.tensor_batch import Features, TensorBatch
 
 Axis = Literal["event", "row", "excluded", "table"]
 

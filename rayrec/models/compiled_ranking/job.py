@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 import rayrec
-from rayrec.models.build import Catalogue
 from rayrec.models.compiled_ranking.buckets import Bucket
 from rayrec.models.compiled_ranking.inputs import Signature
+from rayrec.models.registry.build import Catalogue
 from rayrec.platform.devices import HOST, device_of, hardware_name
 
 JOB_FILE, CATALOGUE_FILE = "job.json", "catalogue.npz"

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from rayrec.models.compiled_ranking.buckets import Bucket
 from rayrec.models.compiled_ranking.inputs import Signature
-from rayrec.models.sequence_model import Ranking, SequenceModel
-from rayrec.models.tensor_batch import TensorBatch
+from rayrec.models.sequence.sequence_model import Ranking, SequenceModel
+from rayrec.models.sequence.tensor_batch import TensorBatch
 
 
 def weights_of(model: SequenceModel) -> dict[str, Tensor]:

@@ -25,9 +25,9 @@ from rayrec.models.compiled_ranking.inputs import Signature
 from rayrec.models.compiled_ranking.job import Job, RankingModel
 from rayrec.models.compiled_ranking.packages import Run
 from rayrec.models.compiled_ranking.program import weights_of
-from rayrec.models.program import RankedItems, Rows
-from rayrec.models.sequence_model import SequenceModel
-from rayrec.models.tensor_batch import Features
+from rayrec.models.program.program import RankedItems, Rows
+from rayrec.models.sequence.sequence_model import SequenceModel
+from rayrec.models.sequence.tensor_batch import Features
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rayrec.models.ctr.tensors import ImpressionTensors
-from rayrec.models.feature_lookups import pooled
+from rayrec.models.sequence.feature_lookups import pooled
 
 
 def stacked(batch: ImpressionTensors, lists: Sequence[str], others: Sequence[Tensor] = ()) -> Tensor:

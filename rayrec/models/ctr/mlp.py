@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from rayrec.models.keyed_random import KeyedDropout
+from rayrec.models.base.keyed_random import KeyedDropout
 
 MakeActivation = Callable[[int], nn.Module]
 """From the width of a layer to what follows it."""

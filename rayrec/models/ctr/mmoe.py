@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rayrec.models.base.keyed_random import KeyedDropout
 from rayrec.models.ctr.fields import concatenated
 from rayrec.models.ctr.losses import LabelLoss
 from rayrec.models.ctr.mlp import Mlp
 from rayrec.models.ctr.model import CtrModel
 from rayrec.models.ctr.tensors import ImpressionTensors
-from rayrec.models.keyed_random import KeyedDropout
 from rayrec.platform.impression_schema import ImpressionSchema
 
 

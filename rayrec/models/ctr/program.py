@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.ctr.build import build_ctr_model
 from rayrec.models.ctr.model import CtrModel
 from rayrec.models.ctr.tensors import Impressions, ImpressionTensors
-from rayrec.models.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.flops import ModelFlops
-from rayrec.models.program import Placement, Rows
-from rayrec.models.torch_program import TorchProgram
+from rayrec.models.program.flops import ModelFlops
+from rayrec.models.program.program import Placement, Rows
+from rayrec.models.program.torch_program import TorchProgram
 from rayrec.platform.impression_schema import ImpressionSchema
 
 if TYPE_CHECKING:  # the settings are pydantic models, which this room does not need to run

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rayrec.models.attention.jagged import JaggedLayout
-from rayrec.models.keyed_random import token_keys
+from rayrec.models.base.keyed_random import token_keys
 from rayrec.platform.device_copies import CopiesBesideCompute
 from rayrec.platform.impression_schema import FEATURE_TABLE
 

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.decoding.prefixes import Step
-from rayrec.models.tensor_batch import TensorBatch
+from rayrec.models.sequence.tensor_batch import TensorBatch
 
 
 class Context(Protocol):

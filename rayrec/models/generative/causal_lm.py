@@ -35,7 +35,7 @@ from rayrec.models.attention.past import Grown, KeysAndValues, Past
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.generative.backbone import GenerativeBackbone, summed_cross_entropy
 from rayrec.models.generative.transformers_attention import Attending, Continuations, PackedRows
-from rayrec.models.tensor_batch import TensorBatch
+from rayrec.models.sequence.tensor_batch import TensorBatch
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.models.base.keyed_random import level_keys
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.generative.backbone import GenerativeBackbone
 from rayrec.models.generative.cross_decoder import ContextKeys, CrossDecoder, Look
 from rayrec.models.generative.experts import balance_losses
 from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
-from rayrec.models.keyed_random import level_keys
-from rayrec.models.tensor_batch import TensorBatch
+from rayrec.models.sequence.tensor_batch import TensorBatch
 
 
 class CrossBackbone(GenerativeBackbone[ContextKeys]):

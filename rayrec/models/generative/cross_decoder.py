@@ -28,10 +28,10 @@ from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.attention.masks import Full
 from rayrec.models.attention.shared_context import own_codes_attention
 from rayrec.models.attention.uni_attention import attend
-from rayrec.models.backbones.transformer import INITIAL_STD
+from rayrec.models.base.keyed_random import KeyedDropout
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.generative.experts import Experts, ExpertSettings, Gates
-from rayrec.models.keyed_random import KeyedDropout
+from rayrec.models.sequence.backbones.transformer import INITIAL_STD
 
 FULL = Full()
 

@@ -29,14 +29,14 @@ from torch.nn import functional
 
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.attention.masks import Full
-from rayrec.models.backbones.transformer import INITIAL_STD, Block
+from rayrec.models.base.keyed_random import KeyedDropout, level_keys
 from rayrec.models.generative.backbone import weighted_sum
 from rayrec.models.generative.cross_backbone import CrossBackbone
 from rayrec.models.generative.cross_decoder import ContextKeys, CrossDecoder
 from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
 from rayrec.models.generative.retrieval import HistoryRetrieval
-from rayrec.models.keyed_random import KeyedDropout, level_keys
-from rayrec.models.tensor_batch import TensorBatch
+from rayrec.models.sequence.backbones.transformer import INITIAL_STD, Block
+from rayrec.models.sequence.tensor_batch import TensorBatch
 
 
 class EncoderDecoder(CrossBackbone):

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayrec.models.backbones.transformer import INITIAL_STD
-from rayrec.models.keyed_random import keyed_chance
-from rayrec.models.tensor_batch import TensorBatch
+from rayrec.models.base.keyed_random import keyed_chance
+from rayrec.models.sequence.backbones.transformer import INITIAL_STD
+from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.platform.event_labels import PARTS, UNKNOWN, Label
 
 Instruction = dict[str, Tensor]

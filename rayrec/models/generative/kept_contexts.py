@@ -28,7 +28,7 @@ from torch import Tensor
 
 from rayrec.models.attention.past import KeysAndValues, Past
 from rayrec.models.generative.backbone import Context
-from rayrec.models.tensor_batch import TensorBatch
+from rayrec.models.sequence.tensor_batch import TensorBatch
 
 C = TypeVar("C", bound=Context)
 C_co = TypeVar("C_co", bound=Context, covariant=True)

@@ -18,13 +18,13 @@ from torch.nn import functional
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.attention.masks import CausalGroups
 from rayrec.models.attention.uni_attention import attend
-from rayrec.models.backbones.transformer import INITIAL_STD
+from rayrec.models.base.keyed_random import KeyedDropout
 from rayrec.models.generative.backbone import weighted_sum
 from rayrec.models.generative.cross_backbone import CrossBackbone
 from rayrec.models.generative.cross_decoder import ContextKeys, CrossDecoder, Look
 from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
-from rayrec.models.keyed_random import KeyedDropout
-from rayrec.models.tensor_batch import TensorBatch
+from rayrec.models.sequence.backbones.transformer import INITIAL_STD
+from rayrec.models.sequence.tensor_batch import TensorBatch
 
 
 class LazyDecoder(CrossBackbone):

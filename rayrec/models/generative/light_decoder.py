@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayrec.models.backbones.history import contexts, last_contexts
-from rayrec.models.backbones.transformer import CausalTransformer
+from rayrec.models.base.keyed_random import KeyedDropout
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.generative.backbone import GenerativeBackbone, VectorContext, summed_cross_entropy
-from rayrec.models.keyed_random import KeyedDropout
-from rayrec.models.tensor_batch import TensorBatch
+from rayrec.models.sequence.backbones.history import contexts, last_contexts
+from rayrec.models.sequence.backbones.transformer import CausalTransformer
+from rayrec.models.sequence.tensor_batch import TensorBatch
 
 
 class CodeDecoder(nn.Module):

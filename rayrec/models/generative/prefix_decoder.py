@@ -30,12 +30,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.attention.past import KeysAndValues, Past
-from rayrec.models.backbones.history import contexts, last_contexts, read_on
-from rayrec.models.backbones.transformer import INITIAL_STD, CausalTransformer
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.generative.backbone import GenerativeBackbone, VectorContext, summed_cross_entropy
-from rayrec.models.tensor_batch import TensorBatch
+from rayrec.models.sequence.backbones.history import contexts, last_contexts, read_on
+from rayrec.models.sequence.backbones.transformer import INITIAL_STD, CausalTransformer
+from rayrec.models.sequence.tensor_batch import TensorBatch
 
 GATHER_COST = 8
 """A vector that is fetched by itself costs as much as so many in a product of matrices."""

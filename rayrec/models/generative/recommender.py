@@ -13,8 +13,8 @@ from rayrec.models.decoding.prefixes import ItemDistribution, Step
 from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.generative.backbone import Context, GenerativeBackbone
 from rayrec.models.generative.kept_contexts import KeptContexts, ReadsOn
-from rayrec.models.sequence_model import Ranking, SequenceModel
-from rayrec.models.tensor_batch import TensorBatch
+from rayrec.models.sequence.sequence_model import Ranking, SequenceModel
+from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.platform.event_labels import UNKNOWN
 
 MAX_LOGITS = 1 << 24

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.models.base.meta_device import weights_are_hollow
 from rayrec.models.generative.transformers_attention import ATTENTION, PackedRows, register
-from rayrec.models.hollow import weights_are_hollow
 from rayrec.platform.errors import InputError
 
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -68,7 +68,7 @@ def network_from_settings(settings: Mapping[str, Any], num_codes: int, num_posit
 def network_from_folder(folder: str | Path, num_codes: int, num_positions: int) -> tuple[nn.Module, int]:
     """(A saved network with new tokens for the codes behind its vocabulary, the first of these).
 
-    Weights are float32, as training needs them; where they are to be hollow (`rayrec.models.hollow`), the
+    Weights are float32, as training needs them; where they are to be hollow (`rayrec.models.base.meta_device`), the
     folder's are not read. Its `generation_config.json` has no say, see `ignored_generation_settings`.
 
     Raises:

@@ -24,7 +24,7 @@ from rayrec.models.keras.inputs import ModelInput, gather
 from rayrec.models.keras.runtime import load_keras, load_tensorflow
 from rayrec.models.keras.tensorflow_model import TensorFlowModel
 from rayrec.models.keras.tensors import to_tensorflow
-from rayrec.models.program import Rows
+from rayrec.models.program.program import Rows
 from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import write_json

@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rayrec.models.compute import PLAIN, ComputeSettings
+from rayrec.models.base.compute import PLAIN, ComputeSettings
+from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.ctr.program import CtrProgram
-from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.keras.build import build_keras_model
 from rayrec.models.keras.model import KerasModel
-from rayrec.models.program import Placement
+from rayrec.models.program.program import Placement
 from rayrec.platform.devices import device_of
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema

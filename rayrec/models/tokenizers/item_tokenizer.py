@@ -25,7 +25,7 @@ from rayrec.models.tokenizers.quantizer import Quantizer
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
 from rayrec.models.tokenizers.rq_vae import RqVae
 from rayrec.models.tokenizers.saved_pair import SavedPair, checksum
-from rayrec.models.vector_preparation import FloatArray, ItemVectors, VectorPreparation
+from rayrec.models.tokenizers.vector_preparation import FloatArray, ItemVectors, VectorPreparation
 from rayrec.platform.errors import InputError
 
 TOKENIZERS: dict[str, type[Quantizer]] = {

@@ -12,31 +12,31 @@ import torch
 from ray.actor import ActorHandle
 from torch import nn
 
+from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.ctr.build import build_ctr_model
 from rayrec.models.ctr.config import AnyCtrConfig
 from rayrec.models.ctr.program import CtrProgramSpec
-from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.keras.build import build_keras_model
 from rayrec.models.keras.config import KerasModelConfig
 from rayrec.models.keras.program import KerasProgramSpec, check_compute
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.estimate import Estimate
-from rayrec.pipelines.impression_rows import ImpressionRows, impression_features, schema_of
-from rayrec.pipelines.response_metrics import summarise
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.metrics.estimate import Estimate
+from rayrec.pipelines.metrics.response_metrics import summarise
+from rayrec.pipelines.tasks.impression_rows import ImpressionRows, impression_features, schema_of
 from rayrec.pipelines.tasks.task import Task
-from rayrec.pipelines.validation import answers
+from rayrec.pipelines.training.validation import answers
 from rayrec.platform.devices import device_named
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import FEATURE_TABLE, ImpressionSchema
-from rayrec.samples.batches import Int64Array, RowBatch
+from rayrec.samples.dataset.manifest import EVALUATION_FILES, Split
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.features import ImpressionFeatures
-from rayrec.samples.keys import row_keys
-from rayrec.samples.manifest import EVALUATION_FILES, Split
 from rayrec.samples.operations.program import FeatureProgram
+from rayrec.samples.types.batches import Int64Array, RowBatch
+from rayrec.samples.types.keys import row_keys
 
 if TYPE_CHECKING:
-    from rayrec.pipelines.stages import Stages
+    from rayrec.pipelines.training.stages import Stages
 
 
 class LabelledRows(NamedTuple):

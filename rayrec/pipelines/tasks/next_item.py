@@ -10,16 +10,17 @@ import numpy as np
 from ray.actor import ActorHandle
 from torch import nn
 
-from rayrec.models.build import Catalogue, build_model
-from rayrec.models.config import AnyModelConfig, CausalLmConfig, NextItemConfig, history_length
-from rayrec.models.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.base.config import AnyModelConfig, CausalLmConfig, NextItemConfig, history_length
+from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.base.meta_device import HollowWeights
 from rayrec.models.generative.transformers_network import ignored_generation_settings
-from rayrec.models.hollow import HollowWeights
-from rayrec.models.sequence_program import SequenceProgramSpec
+from rayrec.models.registry.build import Catalogue, build_model
+from rayrec.models.registry.sequence_program import SequenceProgramSpec
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.estimate import Estimate
-from rayrec.pipelines.features import (
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.metrics.estimate import Estimate
+from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, summarise, target_places
+from rayrec.pipelines.tasks.features import (
     HistoryRows,
     negatives_per_event_of,
     num_negatives_of,
@@ -27,23 +28,22 @@ from rayrec.pipelines.features import (
     row_features,
     sequence_features,
 )
-from rayrec.pipelines.instructions import check_labels, evaluation_instruction
-from rayrec.pipelines.ranking_metrics import LIST_LENGTH, summarise, target_places
+from rayrec.pipelines.tasks.instructions import check_labels, evaluation_instruction
 from rayrec.pipelines.tasks.task import Task
-from rayrec.pipelines.validation import answers
+from rayrec.pipelines.training.validation import answers
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Part
-from rayrec.samples.batches import Int64Array, SampleBatch
-from rayrec.samples.dataset import Dataset
-from rayrec.samples.features import SequenceFeatures, code_ids
-from rayrec.samples.manifest import Split
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.dataset.manifest import Split
+from rayrec.samples.features.features import SequenceFeatures, code_ids
+from rayrec.samples.features.row_features import RowFeatures
 from rayrec.samples.operations.program import FeatureProgram
-from rayrec.samples.reader import evaluation_batches
-from rayrec.samples.row_features import RowFeatures
+from rayrec.samples.reading.reader import evaluation_batches
+from rayrec.samples.types.batches import Int64Array, SampleBatch
 
 if TYPE_CHECKING:
-    from rayrec.pipelines.snapshots import RunState
-    from rayrec.pipelines.stages import Stages
+    from rayrec.pipelines.runs.snapshots import RunState
+    from rayrec.pipelines.training.stages import Stages
 
 
 @dataclass(frozen=True)

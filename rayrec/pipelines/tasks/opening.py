@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rayrec.models.ctr.config import ImpressionModelConfig
-from rayrec.pipelines.config import RunConfig
+from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.impressions import ImpressionTask
 from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.pipelines.tasks.task import Task

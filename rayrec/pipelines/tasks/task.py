@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 
-from rayrec.models.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.program import ProgramSpec
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.estimate import Estimate
-from rayrec.pipelines.training_rows import RowSource
+from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.program.program import ProgramSpec
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.metrics.estimate import Estimate
+from rayrec.pipelines.tasks.training_rows import RowSource
 from rayrec.platform.errors import InputError
-from rayrec.samples.batches import Int64Array, RowBatch
-from rayrec.samples.manifest import Split
+from rayrec.samples.dataset.manifest import Split
 from rayrec.samples.operations.program import FeatureProgram
+from rayrec.samples.types.batches import Int64Array, RowBatch
 
 if TYPE_CHECKING:
-    from rayrec.pipelines.snapshots import RunState
-    from rayrec.pipelines.stages import Stages
+    from rayrec.pipelines.runs.snapshots import RunState
+    from rayrec.pipelines.training.stages import Stages
 
 
 class TrainingFeatures(Protocol):

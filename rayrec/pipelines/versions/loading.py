@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import safetensors.numpy
 
-from rayrec.embeddings.layered_tables import LayeredTables, reading_config
-from rayrec.pipelines.assembly import Assembly, assemble
-from rayrec.pipelines.config import RunConfig
-from rayrec.pipelines.loading import TrainedModel
-from rayrec.pipelines.run_folder import COLUMNS_FILE, read_columns
-from rayrec.pipelines.snapshots import WEIGHTS
+from rayrec.embeddings.snapshot.layered_tables import LayeredTables, reading_config
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.runs.run_folder import COLUMNS_FILE, read_columns
+from rayrec.pipelines.runs.snapshots import WEIGHTS
+from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.pipelines.versions.manifest import ModelVersion
 from rayrec.pipelines.versions.publisher import SETTINGS
 from rayrec.pipelines.versions.store import VersionStore

@@ -7,10 +7,10 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from rayrec.pipelines.snapshots import RunState
+from rayrec.pipelines.runs.snapshots import RunState
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
-from rayrec.samples.read_plan import ReadPosition
+from rayrec.samples.reading.read_plan import ReadPosition
 
 FORMAT_VERSION = 1
 

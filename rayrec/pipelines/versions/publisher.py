@@ -14,20 +14,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rayrec.embeddings.layered_tables import reading_config, reading_rows
-from rayrec.embeddings.routing import ShardMap
-from rayrec.embeddings.snapshot import load_changes, load_tables, write_table
-from rayrec.embeddings.table import EmbeddingTable, TableRows
-from rayrec.pipelines.assembly import assemble
-from rayrec.pipelines.features import registry_folder
-from rayrec.pipelines.run_folder import COLUMNS_FILE, RunFolder
-from rayrec.pipelines.snapshots import WEIGHTS, Snapshot, SnapshotRows
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.snapshot.layered_tables import reading_config, reading_rows
+from rayrec.embeddings.snapshot.snapshot import load_changes, load_tables, write_table
+from rayrec.embeddings.table.table import EmbeddingTable, TableRows
+from rayrec.pipelines.runs.run_folder import COLUMNS_FILE, RunFolder
+from rayrec.pipelines.runs.snapshots import WEIGHTS, Snapshot, SnapshotRows
+from rayrec.pipelines.tasks.assembly import assemble
+from rayrec.pipelines.tasks.features import registry_folder
 from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.pipelines.versions.manifest import Bundle, ModelVersion, Segment, state_values
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.errors import InputError
-from rayrec.samples.dataset import Dataset
-from rayrec.samples.manifest import HISTORY_FILE, ITEMS_FILE, USERS_FILE
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.dataset.manifest import HISTORY_FILE, ITEMS_FILE, USERS_FILE
 
 SETTINGS = "config.yaml"
 _HELD = (ITEMS_FILE, USERS_FILE, HISTORY_FILE)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from pyarrow import fs
 
-from rayrec.embeddings.saved_files import checksum_file
+from rayrec.embeddings.snapshot.saved_files import checksum_file
 from rayrec.pipelines.versions.manifest import Bundle, BundleFile, ModelVersion
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from rayrec.pipelines.estimate import Estimate
+from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.rl.off_policy.logs import BanditLog, FloatArray
 
 CONFIDENCE = 0.95

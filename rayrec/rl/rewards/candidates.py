@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.samples.intervals import Int64Array
+from rayrec.samples.types.intervals import Int64Array
 
 if TYPE_CHECKING:
-    from rayrec.pipelines.recommender import Query
+    from rayrec.pipelines.inference.recommender import Query
 
 RewardArray = NDArray[np.float64]
 

@@ -16,7 +16,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rayrec.pipelines.ranking_config import RankingConfig
+from rayrec.pipelines.config.ranking import RankingConfig
 from rayrec.platform.config import Config
 from rayrec.platform.remote_files import absolute
 from rayrec.rl.rewards.mix import TOTAL, Normalise

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rayrec.rl.rewards.candidates import CandidateLists, RewardArray
-from rayrec.samples.intervals import Int64Array
+from rayrec.samples.types.intervals import Int64Array
 
 if TYPE_CHECKING:
-    from rayrec.pipelines.recommender import Query
+    from rayrec.pipelines.inference.recommender import Query
 
 Ranker = Callable[["Sequence[Query]", Int64Array], np.ndarray]
 """Queries of U users and [U, G] items -> [U, G] what showing each is worth, NaN at -1."""

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rayrec.platform.errors import InputError
-from rayrec.samples.config import PrepareConfig
 from rayrec.samples.importers.tables import (
     SUFFIXES,
     RawTable,
@@ -21,6 +20,7 @@ from rayrec.samples.importers.tables import (
     read_table,
     rename,
 )
+from rayrec.samples.types.config import PrepareConfig
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "user_id": ("userid", "user", "uid", "personid", "visitorid", "customerid", "memberid", "reviewerid"),

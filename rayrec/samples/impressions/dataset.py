@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
-from rayrec.samples.dataset_folder import check_files, train_files
+from rayrec.samples.dataset.dataset_folder import check_files, train_files
+from rayrec.samples.dataset.manifest import EVALUATION_FILES, Split
 from rayrec.samples.impressions.manifest import ImpressionManifest
-from rayrec.samples.manifest import EVALUATION_FILES, Split
 
 
 class ImpressionDataset:

@@ -12,7 +12,7 @@ from pydantic import Field
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
-from rayrec.samples.dataset_folder import IMPRESSIONS, FileEntry, read_manifest, write_manifest
+from rayrec.samples.dataset.dataset_folder import IMPRESSIONS, FileEntry, read_manifest, write_manifest
 from rayrec.samples.impressions.history_rule import HistoryRule
 from rayrec.samples.impressions.source import SplitName
 

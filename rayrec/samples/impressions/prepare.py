@@ -24,7 +24,8 @@ import pyarrow.parquet as pq
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
-from rayrec.samples.dataset_folder import IMPRESSIONS, TRAIN_FOLDER, FileEntry, train_files
+from rayrec.samples.dataset.dataset_folder import IMPRESSIONS, TRAIN_FOLDER, FileEntry, train_files
+from rayrec.samples.dataset.manifest import EVALUATION_FILES
 from rayrec.samples.impressions.columns import key_column, key_lists, label_column, number_column
 from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.division import Division, Progress, SplitCodes, divide
@@ -33,8 +34,7 @@ from rayrec.samples.impressions.manifest import ImpressionManifest, SchemaInfo, 
 from rayrec.samples.impressions.report import ImpressionsReport
 from rayrec.samples.impressions.source import SPLITS, ImpressionSource, SplitName
 from rayrec.samples.impressions.vocabulary import Vocabulary
-from rayrec.samples.manifest import EVALUATION_FILES
-from rayrec.samples.writer import RowGroupWriter, check_target, whole_folder
+from rayrec.samples.prepare.writer import RowGroupWriter, check_target, whole_folder
 
 _log = logging.getLogger(__name__)
 

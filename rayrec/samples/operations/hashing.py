@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rayrec.platform.compiled import extend64, kernel_input, reciprocal64, remainder64
-from rayrec.samples.batches import Int64Array
-from rayrec.samples.ids import hash_strings
 from rayrec.samples.operations.columns import (
     BoolArray,
     Int32Array,
@@ -35,6 +33,8 @@ from rayrec.samples.operations.columns import (
 )
 from rayrec.samples.operations.operation import OperationSettings, RowContext
 from rayrec.samples.operations.text_hash import hash_texts
+from rayrec.samples.prepare.ids import hash_strings
+from rayrec.samples.types.batches import Int64Array
 
 _KEYS = "texts, integers or booleans (bucketise other numbers first)"
 

@@ -17,7 +17,6 @@ from pydantic import Field
 
 from rayrec.platform.compiled import kernel_input
 from rayrec.platform.errors import InputError
-from rayrec.samples.batches import Int64Array
 from rayrec.samples.operations.columns import (
     Int32Array,
     Lists,
@@ -30,6 +29,7 @@ from rayrec.samples.operations.columns import (
     value_type,
 )
 from rayrec.samples.operations.operation import OperationSettings, RowContext
+from rayrec.samples.types.batches import Int64Array
 
 
 class CutConfig(OperationSettings):

@@ -1,4 +1,4 @@
-"""The 64-bit hash of texts that `rayrec.samples.ids` gives to users and items, compiled.
+"""The 64-bit hash of texts that `rayrec.samples.prepare.ids` gives to users and items, compiled.
 
 BLAKE2b (RFC 7693) without a key, with a digest of 8 bytes, read as a little-endian signed integer.
 """
@@ -13,7 +13,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from rayrec.platform.compiled import kernel_input
-from rayrec.samples.batches import Int64Array
+from rayrec.samples.types.batches import Int64Array
 
 _IV = np.array(
     [
@@ -54,7 +54,7 @@ _DIGEST_OF_8_BYTES = np.uint64(0x01010008)
 def hash_texts(texts: pa.StringArray) -> Int64Array:
     """[N] hash of each text, each distinct one computed once; what stands for a null means nothing.
 
-    Equal to `rayrec.samples.ids.hash_strings`.
+    Equal to `rayrec.samples.prepare.ids.hash_strings`.
     """
     encoded = texts.dictionary_encode()
     distinct, places = encoded.dictionary, encoded.indices

@@ -27,20 +27,20 @@ from pydantic import Field
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import mix64
-from rayrec.samples.batches import Int64Array
-from rayrec.samples.config import PrepareConfig, Role
-from rayrec.samples.dataset_folder import sha256_of
-from rayrec.samples.ids import ids_of_kind, is_integer_id
+from rayrec.samples.dataset.dataset_folder import sha256_of
+from rayrec.samples.dataset.manifest import IdKind
 from rayrec.samples.importers.events import roles_of
 from rayrec.samples.importers.tables import RawTable, files_of, missing_columns
-from rayrec.samples.manifest import IdKind
+from rayrec.samples.prepare.ids import ids_of_kind, is_integer_id
+from rayrec.samples.prepare.validation import check_ids, parse_times, refuse_nulls
 from rayrec.samples.stores import open_store
 from rayrec.samples.stores.errors import NoStoreError
 from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, TIMES, ColumnType, StoreManifest, TimeUnit
 from rayrec.samples.stores.retry import RetryConfig
 from rayrec.samples.stores.store import EventBatch, KeyValueEvents, SourceFile
 from rayrec.samples.stores.times import refuse_other_unit
-from rayrec.samples.validation import check_ids, parse_times, refuse_nulls
+from rayrec.samples.types.batches import Int64Array
+from rayrec.samples.types.config import PrepareConfig, Role
 
 Progress = Callable[[str, int, int], None]
 """(what is being done, how much is done, of how much)."""

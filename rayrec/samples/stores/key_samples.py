@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.prepare.writer import RowGroupWriter, whole_folder
 from rayrec.samples.stores.manifest import ITEMS
 from rayrec.samples.stores.store import Histories, KeyValueEvents
-from rayrec.samples.writer import RowGroupWriter, whole_folder
 
 ROWS_PER_GROUP = 65_536
 ROWS_PER_FILE = 4_194_304

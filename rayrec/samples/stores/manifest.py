@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
-from rayrec.samples.manifest import IdKind
+from rayrec.samples.dataset.manifest import IdKind
 
 FORMAT = 1
 

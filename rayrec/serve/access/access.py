@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from rayrec.serve.access.answer_cache import AnswerCache, key_of
-from rayrec.serve.access.callers import Origin, caller_of
-from rayrec.serve.access.config import AccessConfig, StepName
-from rayrec.serve.access.deadlines import timeout_of
-from rayrec.serve.access.degrade import NOT_LOWERED, Ladder, Lowered
 from rayrec.serve.access.limits import Admissions, Clock
-from rayrec.serve.batching import Batcher, TooManyWaitingError
-from rayrec.serve.current import Service
-from rayrec.serve.request_log import RequestLog
-from rayrec.serve.schemas import RecommendAnswer, RecommendRequest
-from rayrec.serve.service import LoweredRequest, RecommendationService
+from rayrec.serve.config.access import AccessConfig, StepName
+from rayrec.serve.engine.batching import Batcher, TooManyWaitingError
+from rayrec.serve.engine.current import Service
+from rayrec.serve.engine.degradation import NOT_LOWERED, Ladder, Lowered
+from rayrec.serve.engine.service import LoweredRequest, RecommendationService
+from rayrec.serve.events.request_log import RequestLog
+from rayrec.serve.wire.callers import Origin, caller_of
+from rayrec.serve.wire.deadlines import timeout_of
+from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
 
 
 @dataclass(frozen=True)

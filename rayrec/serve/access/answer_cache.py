@@ -8,9 +8,9 @@ from typing import Generic, TypeVar
 
 import xxhash
 
-from rayrec.serve.access.config import CacheConfig
 from rayrec.serve.access.limits import Clock
-from rayrec.serve.schemas import ModelInfo, RankerInfo, RecommendRequest
+from rayrec.serve.config.access import CacheConfig
+from rayrec.serve.wire.schemas import ModelInfo, RankerInfo, RecommendRequest
 
 Answer = TypeVar("Answer")
 

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
-from rayrec.serve.access.config import CallersConfig, LimitConfig
+from rayrec.serve.config.access import CallersConfig, LimitConfig
 
 Clock = Callable[[], float]
 """Seconds that never go back."""

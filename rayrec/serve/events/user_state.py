@@ -17,13 +17,13 @@ import numpy as np
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import UNKNOWN
-from rayrec.samples.batches import Int64Array
-from rayrec.samples.manifest import Manifest
+from rayrec.samples.dataset.manifest import Manifest
 from rayrec.samples.stores import EventBatch, KeyValueEvents, StoreManifest, open_store
 from rayrec.samples.stores.lookup import histories_before
 from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, PER_SECOND
+from rayrec.samples.types.batches import Int64Array
+from rayrec.serve.config.events import EventsConfig
 from rayrec.serve.events.circuit import Circuit
-from rayrec.serve.events.config import EventsConfig
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from rayrec.models.attention import choice
 from rayrec.models.attention.call import Backend, Silu, Softmax
 from rayrec.models.attention.choice import BACKENDS, Auto, Measured, Named, choice_named, shape_class
 from rayrec.models.attention.masks import Causal, Full
-from rayrec.models.build import Catalogue, build_model
-from rayrec.models.config import SILU_ATTENTIONS, Attention, SasRecConfig
+from rayrec.models.base.config import SILU_ATTENTIONS, Attention, SasRecConfig
+from rayrec.models.registry.build import Catalogue, build_model
 from rayrec.platform.devices import device_named
 from tests.models.attention.calls import CASES, Case, make_call
 

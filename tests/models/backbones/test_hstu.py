@@ -3,8 +3,8 @@ import math
 import torch
 from torch.nn import functional
 
-from rayrec.models.backbones.hstu import Hstu
-from rayrec.models.keyed_random import token_keys
+from rayrec.models.base.keyed_random import token_keys
+from rayrec.models.sequence.backbones.hstu import Hstu
 from tests.models.networks import DIM, layout
 
 HEADS, ATTENTION, VALUE, BUCKETS, LONGEST = 2, 3, 5, 9, 7

@@ -2,7 +2,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rayrec.models.keyed_random import token_keys
+from rayrec.models.base.keyed_random import token_keys
 from tests.models.networks import DIM, backbone, layout
 
 

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from rayrec.models.build import Catalogue
+from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.compiled_ranking.buckets import Bucket, Buckets
 from rayrec.models.compiled_ranking.compiler_process import difference, example, network
 from rayrec.models.compiled_ranking.inputs import Signature, TableInput
 from rayrec.models.compiled_ranking.job import Job, RankingModel
 from rayrec.models.compiled_ranking.program import PaddedRanking, first_difference, weights_of
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
-from rayrec.models.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.sequence_program import SequenceProgram
+from rayrec.models.registry.build import Catalogue
+from rayrec.models.registry.sequence_program import SequenceProgram
 from rayrec.platform.schedule import RateSchedule
-from rayrec.samples.batches import SampleBatch
-from rayrec.samples.features import SequenceFeatures
+from rayrec.samples.features.features import SequenceFeatures
+from rayrec.samples.types.batches import SampleBatch
 from tests.data import sample_batch
 
 NUM_ITEMS, DIM, LENGTH, BEAMS = 40, 8, 6, 5

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from rayrec.models.compute import PLAIN, ComputeSettings
+from rayrec.models.base.compute import PLAIN, ComputeSettings
 from rayrec.models.ctr.config import (
     AnyCtrConfig,
     DcnV2Config,
@@ -16,7 +16,7 @@ from rayrec.models.ctr.config import (
     MmoeConfig,
 )
 from rayrec.models.ctr.program import CtrProgram, CtrProgramSpec
-from rayrec.models.program import Placement, SumOverTrainers
+from rayrec.models.program.program import Placement, SumOverTrainers
 from rayrec.platform.devices import device_named
 from tests.models.keras.impressions import CPU, DIM, SCHEMA, SETTINGS
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rayrec.models.build import Catalogue, build_model
-from rayrec.models.config import CausalLmConfig
+from rayrec.models.base.config import CausalLmConfig
+from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.base.meta_device import HollowWeights
 from rayrec.models.decoding.beam import beam_search
 from rayrec.models.decoding.beam_cache import BeamCache
-from rayrec.models.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.generative.transformers_network import ignored_generation_settings
-from rayrec.models.hollow import HollowWeights
-from rayrec.models.sequence_program import SequenceProgram
+from rayrec.models.registry.build import Catalogue, build_model
+from rayrec.models.registry.sequence_program import SequenceProgram
 from rayrec.platform.errors import InputError
 from rayrec.platform.schedule import RateSchedule
 from tests.models.networks import CPU, histories, shares, tensor_batch
@@ -378,8 +378,8 @@ def test_without_the_package_the_extra_is_named():
     program = (
         "import sys, numpy as np\n"
         "sys.modules['transformers'] = None\n"
-        "from rayrec.models.build import Catalogue, build_model\n"
-        "from rayrec.models.config import CausalLmConfig\n"
+        "from rayrec.models.registry.build import Catalogue, build_model\n"
+        "from rayrec.models.base.config import CausalLmConfig\n"
         "catalogue = Catalogue(2, np.array([[0], [1]]), (2,))\n"
         "try: build_model(CausalLmConfig(name='causal_lm'), catalogue, 0)\n"
         "except ValueError as error: print(error)\n"

@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rayrec.models.base.keyed_random import KeyedDropout
 from rayrec.models.generative import experts as experts_module
 from rayrec.models.generative.experts import MOST_DENSE, Experts, ExpertSettings, Gates, balance_losses
-from rayrec.models.keyed_random import KeyedDropout
 from tests.models.networks import layout
 
 DIM, HIDDEN, COUNT = 6, 10, 4

@@ -3,11 +3,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rayrec.models.backbones.history import contexts
 from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
-from rayrec.models.tensor_batch import TensorBatch
-from rayrec.samples.features import code_ids
+from rayrec.models.sequence.backbones.history import contexts
+from rayrec.models.sequence.tensor_batch import TensorBatch
+from rayrec.samples.features.features import code_ids
 from tests.models.networks import DIM, backbone, histories, shares, tensor_batch
 
 CODES_IL = np.array([[0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 0], [1, 1, 1], [2, 0, 0], [2, 2, 0]])

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from rayrec.models.base.keyed_random import keyed_chance
 from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
 from rayrec.models.generative.recommender import GenerativeRecommender
-from rayrec.models.keyed_random import keyed_chance
 from tests.models.generative.test_backbones import (
     CODES,
     CODES_IL,

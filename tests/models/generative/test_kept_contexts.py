@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.models.build import Catalogue, build_model
-from rayrec.models.config import CausalLmConfig, LazyDecoderConfig, PrefixDecoderConfig
+from rayrec.models.base.config import CausalLmConfig, LazyDecoderConfig, PrefixDecoderConfig
+from rayrec.models.registry.build import Catalogue, build_model
 from tests.models.networks import histories, tensor_batch
 
 CODES_IL = np.array([[0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 0], [1, 1, 1], [2, 0, 0], [2, 2, 0]])

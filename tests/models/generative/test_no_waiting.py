@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from rayrec.models.attention.jagged import JaggedLayout
-from rayrec.models.build import Catalogue, build_model
-from rayrec.models.config import CausalLmConfig
+from rayrec.models.base.config import CausalLmConfig
 from rayrec.models.decoding import sampling
 from rayrec.models.decoding.beam import beam_search
 from rayrec.models.decoding.leaf_filter import LeafFilter
@@ -23,7 +22,8 @@ from rayrec.models.generative.lazy_decoder import LazyDecoder
 from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
 from rayrec.models.generative.prefix_decoder import PrefixDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
-from rayrec.models.tensor_batch import TensorBatch
+from rayrec.models.registry.build import Catalogue, build_model
+from rayrec.models.sequence.tensor_batch import TensorBatch
 from tests.models.networks import DIM, backbone, histories, tensor_batch
 
 META = torch.device("meta")

@@ -3,10 +3,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rayrec.models.backbones.history import contexts
 from rayrec.models.generative import prefix_decoder
 from rayrec.models.generative.prefix_decoder import PrefixDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
+from rayrec.models.sequence.backbones.history import contexts
 from tests.models.networks import DIM, backbone, histories, shares, tensor_batch
 
 CODES_IL = np.array([[0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 0], [1, 1, 1], [2, 0, 0], [2, 2, 0]])

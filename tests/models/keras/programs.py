@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rayrec.models.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.keras.config import KerasModelConfig
 from rayrec.models.keras.program import KerasProgram, KerasProgramSpec
-from rayrec.models.program import SumOverTrainers
+from rayrec.models.program.program import SumOverTrainers
 from rayrec.platform.impression_schema import ImpressionSchema
 from tests.models.keras.impressions import DIM, PLACEMENT, SCHEMA, SETTINGS, batch, table_rows
 

@@ -6,13 +6,13 @@ import torch
 from torch.nn import functional
 
 from examples.keras_dlrm import from_torch
-from rayrec.models.compute import ComputeSettings
+from rayrec.models.base.compute import ComputeSettings
 from rayrec.models.ctr.config import DlrmConfig
 from rayrec.models.ctr.program import CtrProgramSpec
 from rayrec.models.ctr.tensors import ImpressionTensors
 from rayrec.models.keras.config import KerasModelConfig
 from rayrec.models.keras.program import KerasProgramSpec
-from rayrec.models.program import DivergedError, ScoringProgram
+from rayrec.models.program.program import DivergedError, ScoringProgram
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import FEATURE_TABLE
 from tests.models.keras.impressions import (

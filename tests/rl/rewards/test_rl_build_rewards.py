@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from rayrec.pipelines.recommender import Query
+from rayrec.pipelines.inference.recommender import Query
 from rayrec.platform.errors import InputError
 from rayrec.rl.rewards.build import CatalogueFacts, build_guard, build_rewards
 from rayrec.rl.rewards.config import RewardsConfig

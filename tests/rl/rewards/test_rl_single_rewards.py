@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.pipelines.recommender import Query
+from rayrec.pipelines.inference.recommender import Query
 from rayrec.platform.errors import InputError
 from rayrec.rl.rewards.candidates import CandidateLists, Reward
 from rayrec.rl.rewards.item_facts import Novelty

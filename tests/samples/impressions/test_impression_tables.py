@@ -10,7 +10,7 @@ import pytest
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
-from rayrec.samples.dataset import Dataset
+from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.ids import id_of, ids_of, rare_id

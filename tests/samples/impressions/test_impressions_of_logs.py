@@ -7,8 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.platform.errors import InputError
-from rayrec.samples.config import PrepareConfig
-from rayrec.samples.dataset import Dataset
+from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.history_rule import HistoryRule
@@ -16,7 +15,8 @@ from rayrec.samples.impressions.ids import id_of, null_id
 from rayrec.samples.impressions.layouts.histories import histories_before, histories_now
 from rayrec.samples.impressions.prepare import prepare_impressions
 from rayrec.samples.impressions.query_rows import QueryRows
-from rayrec.samples.prepare import prepare
+from rayrec.samples.prepare.prepare import prepare
+from rayrec.samples.types.config import PrepareConfig
 from tests.data import real_data
 
 

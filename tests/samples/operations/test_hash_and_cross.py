@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64, mix64
-from rayrec.samples.ids import hash_strings
 from rayrec.samples.operations.text_hash import hash_texts
+from rayrec.samples.prepare.ids import hash_strings
 from tests.feature_operations import column, computed
 
 TEXTS, INTS = pa.list_(pa.string()), pa.list_(pa.int64())

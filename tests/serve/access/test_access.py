@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from rayrec.pipelines.recommender import WHOLE, Effort
+from rayrec.pipelines.inference.recommender import WHOLE, Effort
 from rayrec.serve.access.access import Access
-from rayrec.serve.access.callers import Origin
-from rayrec.serve.access.config import AccessConfig
-from rayrec.serve.access.deadlines import HEADER, HeaderError
 from rayrec.serve.access.limits import CallerLimitError, ServiceLimitError
-from rayrec.serve.batch_costs import BatchCosts
-from rayrec.serve.batching import Batcher, DeadlineError, TooManyWaitingError
-from rayrec.serve.schemas import RecommendAnswer, RecommendRequest
-from rayrec.serve.service import RecommendationService, RefusedRequestError
+from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.engine.batch_costs import BatchCosts
+from rayrec.serve.engine.batching import Batcher, DeadlineError, TooManyWaitingError
+from rayrec.serve.engine.service import RecommendationService, RefusedRequestError
+from rayrec.serve.wire.callers import Origin
+from rayrec.serve.wire.deadlines import HEADER, HeaderError
+from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
 from tests.serve.access.clocks import Clock
 from tests.serve.fake_recommender import WIDTH, FakeRecommender
 

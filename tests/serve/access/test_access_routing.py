@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
-from rayrec.serve.access.config import RoutingConfig
 from rayrec.serve.access.routing import Routed, Router
+from rayrec.serve.config.access import RoutingConfig
 
 NUM_USERS = 2000
 SIGMAS = 5.0

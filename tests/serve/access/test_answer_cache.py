@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rayrec.serve.access.answer_cache import AnswerCache, key_of
-from rayrec.serve.access.config import CacheConfig
-from rayrec.serve.schemas import ModelInfo, RecommendRequest
+from rayrec.serve.config.access import CacheConfig
+from rayrec.serve.wire.schemas import ModelInfo, RecommendRequest
 from tests.serve.access.clocks import Clock
 
 FILMS = ModelInfo(run="films", step=100)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rayrec.serve.access.deadlines import ARRIVED_HEADER, HEADER, HeaderError, timeout_of
+from rayrec.serve.wire.deadlines import ARRIVED_HEADER, HEADER, HeaderError, timeout_of
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.pipelines.recommender import Effort
+from rayrec.pipelines.inference.recommender import Effort
 from rayrec.platform.errors import InputError
-from rayrec.serve.access.config import DegradeConfig, StepConfig
-from rayrec.serve.access.degrade import NOT_LOWERED, Ladder
+from rayrec.serve.config.access import DegradeConfig, StepConfig
+from rayrec.serve.engine.degradation import NOT_LOWERED, Ladder
 
 STEPS = [
     StepConfig(do="fewer_beams", to=20, enter=0.5, leave=0.4),

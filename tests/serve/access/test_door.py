@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from rayrec.serve.access.config import AccessConfig
-from rayrec.serve.api import build_api
-from rayrec.serve.batch_costs import BatchCosts
-from rayrec.serve.batching import Batcher
+from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.engine.batch_costs import BatchCosts
+from rayrec.serve.engine.batching import Batcher
+from rayrec.serve.http.api import build_api
 from tests.serve.fake_recommender import WIDTH, HeldService, listening
 
 NOT_JSON = b"{"

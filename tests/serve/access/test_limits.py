@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
-from rayrec.serve.access.config import CallersConfig, LimitConfig
 from rayrec.serve.access.limits import (
     Admissions,
     CallerLimitError,
@@ -18,6 +17,7 @@ from rayrec.serve.access.limits import (
     ServiceLimitError,
     TokenBucket,
 )
+from rayrec.serve.config.access import CallersConfig, LimitConfig
 from tests.serve.access.clocks import Clock
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rayrec.serve.access.config import ShadowConfig
 from rayrec.serve.access.shadow import Shadow, ShadowCounts, Shadowed
+from rayrec.serve.config.access import ShadowConfig
 
 
 async def answered(request: str) -> str:

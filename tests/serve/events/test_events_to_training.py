@@ -5,17 +5,17 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
-from rayrec.pipelines.recommender import Recommender
+from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.samples.operations.join_history import JoinHistoryConfig
 from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.operations.program import FeatureProgram
-from rayrec.samples.stores.join import JoinHistoryConfig
-from rayrec.serve.api import build_api
-from rayrec.serve.batch_costs import BatchCosts
-from rayrec.serve.batching import Batcher
-from rayrec.serve.events.config import EventsConfig, LogConfig, RequestLogConfig
+from rayrec.serve.config.events import EventsConfig, LogConfig, RequestLogConfig
+from rayrec.serve.engine.batch_costs import BatchCosts
+from rayrec.serve.engine.batching import Batcher
+from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.intake import EventIntake
-from rayrec.serve.request_log import RequestLog
-from rayrec.serve.service import RecommendationService
+from rayrec.serve.events.request_log import RequestLog
+from rayrec.serve.http.api import build_api
 from tests.runs import make_run
 
 NOW = 1_700_000_000

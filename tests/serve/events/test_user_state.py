@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from rayrec.pipelines.recommender import Query, Recommender
+from rayrec.pipelines.inference.recommender import Query, Recommender
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.errors import UnavailableError
-from rayrec.serve.access.config import OPEN, AccessConfig
-from rayrec.serve.api import build_api
-from rayrec.serve.batch_costs import BatchCosts
-from rayrec.serve.batching import Batcher
-from rayrec.serve.events.config import EventsConfig, LogConfig, RequestLogConfig
+from rayrec.serve.config.access import OPEN, AccessConfig
+from rayrec.serve.config.events import EventsConfig, LogConfig, RequestLogConfig
+from rayrec.serve.engine.batch_costs import BatchCosts
+from rayrec.serve.engine.batching import Batcher
+from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.events.merging import with_recent
 from rayrec.serve.events.user_state import ProcessState, StoredState, UserEvents, open_state
-from rayrec.serve.service import RecommendationService
+from rayrec.serve.http.api import build_api
 from tests.runs import make_run
 
 NOW_US = 1_700_000_000 * 1_000_000

@@ -10,16 +10,16 @@ from fastapi.testclient import TestClient
 
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.errors import InputError
-from rayrec.serve.access.config import OPEN, AccessConfig
-from rayrec.serve.config import ServeConfig
-from rayrec.serve.haproxy_config import NO_TIME_HEADER
-from rayrec.serve.metrics import PrometheusMeter
-from rayrec.serve.services.config import ServicesConfig
-from rayrec.serve.services.deployments import targets_of
-from rayrec.serve.services.gateway import Gateway, build_gateway
-from rayrec.serve.services.http_messages import HttpAnswer, HttpRequest
-from rayrec.serve.services.message_contents import num_requests_of, user_of
-from rayrec.serve.tensor_codec import HEADER_LENGTH
+from rayrec.serve.config.access import OPEN, AccessConfig
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.config.services import ServicesConfig
+from rayrec.serve.http.metrics import PrometheusMeter
+from rayrec.serve.protocols.tensor_codec import HEADER_LENGTH
+from rayrec.serve.ray.deployments import targets_of
+from rayrec.serve.ray.gateway import Gateway, build_gateway
+from rayrec.serve.ray.haproxy_config import NO_TIME_HEADER
+from rayrec.serve.ray.http_messages import HttpAnswer, HttpRequest
+from rayrec.serve.ray.message_contents import num_requests_of, user_of
 from tests.serve.slow_bodies import posted, under_way
 
 SPLIT = {

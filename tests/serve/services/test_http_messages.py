@@ -7,8 +7,8 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 from starlette.testclient import TestClient
 
-from rayrec.serve.service import RecommendationService
-from rayrec.serve.services.http_messages import HttpAnswer, HttpRequest, answered_by
+from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.ray.http_messages import HttpAnswer, HttpRequest, answered_by
 from tests.serve.fake_recommender import FakeRecommender, api_of
 
 

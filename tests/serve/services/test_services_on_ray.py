@@ -5,11 +5,11 @@ import time
 import pytest
 from ray import serve
 
-from rayrec.pipelines.recommender import Recommender
-from rayrec.serve.config import ServeConfig
-from rayrec.serve.events.config import EventsConfig, LogConfig
-from rayrec.serve.launch import serving
-from rayrec.serve.on_ray import APPLICATION
+from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.serve.config.events import EventsConfig, LogConfig
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.launch.launch import serving
+from rayrec.serve.ray.on_ray import APPLICATION
 from tests.runs import make_run
 from tests.serve.test_serve_launch import fetch, free_port
 

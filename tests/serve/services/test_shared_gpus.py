@@ -3,8 +3,8 @@
 import pytest
 
 from rayrec.platform.errors import InputError
-from rayrec.serve.config import ServeConfig
-from rayrec.serve.services.deployments import resources_of
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.ray.deployments import resources_of
 from tests.runs import make_run
 
 

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from rayrec.models.program import RankedItems
-from rayrec.pipelines.loading import TrainedModel
-from rayrec.pipelines.recommender import Effort, Query, Recommender
-from rayrec.pipelines.run_folder import RunFolder
-from rayrec.pipelines.snapshots import read_snapshot
+from rayrec.models.program.program import RankedItems
+from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.inference.recommender import Effort, Query, Recommender
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.versions.loading import load_version
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
-from rayrec.samples.batches import FeatureBatch, TableLookup
-from rayrec.serve.config import ServeConfig
-from rayrec.serve.services.dense import MOST_VERSIONS, DensePart, RemoteRanker
-from rayrec.serve.services.packed_batch import RankBatch
+from rayrec.samples.types.batches import FeatureBatch, TableLookup
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.ray.dense import MOST_VERSIONS, DensePart, RemoteRanker
+from rayrec.serve.ray.packed_batch import RankBatch
 from tests.runs import SPARSE_SASREC, make_run
 
 RUNS = {

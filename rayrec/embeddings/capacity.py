@@ -1,0 +1,435 @@
+"""How many bytes the tables of a run take, before anything starts.
+
+    server     records, rounded up to huge pages │ index of ids │ what waits for admission, what was evicted
+               (of a table with rows on disk: as many rows as its own limit leaves room for)
+               one step's rows and gradients
+               and for a while (`Phase`), whichever of the first two is most, and the last one beside it:
+                 growing    the index's old slots beside the new ones, for the table that doubles
+                 evicting   ids and stamps of a table while victims are chosen
+                 saving     what steps have changed of the tables since the cut of a snapshot; and of one of
+                            them its ids, and a part of its rows with what is made of it
+               before a run is resumed: a part of the rows of a snapshot, beside the tables that they fill
+    trainer    one batch's rows, their copy on the device, their gradients
+               its cache: records, index, what is known of every slot
+    device     where a trainer has an accelerator, its cache's records, all of its capacity at once, and what
+               a step takes to work with them
+
+The formulas are those of `layout`, `index`, `table`, `snapshot` and `row_cache`; tests fill the real ones
+and compare.
+
+Axes: M ids of one call.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayrec.embeddings.base.config import DiskConfig, TableConfig
+from rayrec.embeddings.base.layout import record_words
+from rayrec.embeddings.base.routing import NUM_BUCKETS, ShardMap
+from rayrec.embeddings.snapshot.snapshot import PARTS_WAITING
+from rayrec.embeddings.storage.consistent_snapshot import most_aside_bytes, most_listed
+from rayrec.embeddings.storage.copy_on_write import ENTRY_BYTES
+from rayrec.embeddings.storage.index import grouping_bytes, index_bytes
+from rayrec.embeddings.table.row_operations import RowOperations
+
+Phase = Literal["growing", "evicting", "saving"]
+
+_HUGE_PAGE = 2 * 2**20
+_EXPORTED_STAMPS = 16
+"""Bytes of a row's id, last step and count in a copy of rows."""
+_LISTED_IDS = 3
+"""Copies of a list of ids while it is put in order."""
+_CHOOSING = 120
+"""Most bytes per row that choosing victims takes (113 measured, every bucket too full)."""
+_ROWS_PER_GROUP = 65_536
+"""Rows that the writer of snapshots encodes and compresses at once."""
+_WRITER_COPIES = 2
+"""Most copies of such a group that are there at once."""
+_FILE_BLOCK = 2**20
+"""Written at once."""
+_READER_COPIES = 3
+"""Copies of such a group that reading a snapshot makes."""
+_ID = 8
+_SIGHTING_RECORD, _TOMBSTONE_RECORD = 8, 4
+"""Of what is aside of ids that wait for admission, and of evicted ones."""
+_SIGHTING = 6
+_FREE_ROW = 8
+_FREE_LIST_ROOM = 2
+"""Most that the list of an index's free rows is larger than what is in it."""
+_ROW_IN_USE = 9
+"""Bytes per row in memory, where others are on disk: its id, and when it was used."""
+_MOVING_BYTES = 20 * 2**20
+"""Buffers of such a table."""
+_PART_BYTES = 2**20
+"""Rows of such a table that are copied at once, or one virtual bucket."""
+_CACHE_SLOT = 15
+"""Bytes per row of a cache's capacity, in use or not: its id, pins and marks."""
+_DEVICE_ROWS = 3
+"""Copies of a batch's weights on a device: rows, their gradients, and the rows of the batch that follows."""
+_DEVICE_RECORDS = 2
+"""Copies of its records there: those that come in, and those that an optimizer changes."""
+_DEVICE_WORKING = {"float32": 7, "bfloat16": 11, "float16": 11}
+"""Most float32 numbers per weight that optimizers take on the way (6.4 measured, for FTRL; 10.4 where hashes
+round the weights)."""
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """One table's part of one shard, in bytes."""
+
+    table: str
+    num_rows: int
+    weights_bytes: int
+    state_bytes: int
+    """Of the optimizer."""
+    stamps_bytes: int
+    """Last step and count of every row."""
+    index_bytes: int
+    waiting_bytes: int
+    """Counters of ids that wait for admission, and memory of evicted ones: at most one of each per id."""
+    loading_bytes: int
+    """What is read of a snapshot at once."""
+    aside_bytes: int
+    """Most that is kept of rows, and of ids that wait, which steps change while a snapshot is written."""
+    extra_bytes: dict[Phase, int]
+    """Taken for a while, beside the above."""
+    disk_bytes: int = 0
+    """Most that its file takes, for a table with rows on disk; the above are those in memory then."""
+    memory_limit: int | None = None
+    """Of such a table: `disk.memory`."""
+    least_bytes: int = 0
+    """What such a table cannot do without: what finds rows, and moves them between disk and memory."""
+
+    @property
+    def records_bytes(self) -> int:
+        return self.weights_bytes + self.state_bytes + self.stamps_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """What `EmbeddingTable.num_bytes` says at most when every expected row is there."""
+        return self.records_bytes + self.index_bytes + self.waiting_bytes
+
+    @property
+    def resident_bytes(self) -> int:
+        """The same with what is not in use of the last huge page."""
+        return self.num_bytes + -self.records_bytes % _HUGE_PAGE
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """What one parameter server will hold, in bytes."""
+
+    shard: int
+    tables: tuple[TablePlan, ...]
+    step_bytes: int
+    """Rows that are read and gradients that wait for a step to be whole."""
+
+    @property
+    def num_rows(self) -> int:
+        return sum(table.num_rows for table in self.tables)
+
+    @property
+    def num_bytes(self) -> int:
+        """What `ShardStats.num_bytes` says at most when every expected row is there."""
+        return sum(table.num_bytes for table in self.tables)
+
+    @property
+    def resident_bytes(self) -> int:
+        return sum(table.resident_bytes for table in self.tables)
+
+    @property
+    def extra_bytes(self) -> dict[Phase, int]:
+        """Taken for a while beside the tables; they do it one after the other."""
+        extra = {
+            phase: max((table.extra_bytes[phase] for table in self.tables), default=0)
+            for phase in get_args(Phase)
+        }
+        extra["saving"] += sum(table.aside_bytes for table in self.tables)  # of one cut through all of them
+        return extra
+
+    @property
+    def shared_bytes(self) -> int:
+        """What of `peak_bytes` more servers would share: not a step's rows, nor a part of a snapshot."""
+        return (
+            self.peak_bytes - self.step_bytes - max((t.extra_bytes["saving"] for t in self.tables), default=0)
+        )
+
+    @property
+    def peak_phase(self) -> Phase:
+        """What is being done when the run needs most."""
+        extra = self.extra_bytes
+        return max(extra, key=extra.__getitem__)
+
+    @property
+    def steady_bytes(self) -> int:
+        """What is there all the time, and while a step is applied."""
+        return self.resident_bytes + self.step_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most that the run needs at any time, also to begin from a snapshot, Python and libraries aside."""
+        extra = self.extra_bytes
+        return self.steady_bytes + extra["saving"] + max(extra["growing"], extra["evicting"])
+
+    @property
+    def loading_bytes(self) -> int:
+        """Most that is needed to fill the tables from a snapshot."""
+        reading = max((table.loading_bytes for table in self.tables), default=0)
+        return self.resident_bytes + reading + self.extra_bytes["growing"]
+
+
+def plan_table(config: TableConfig, num_ids: int, num_rows: int) -> TablePlan:
+    """One table on one shard.
+
+    Args:
+        num_ids: ids that may ask for a row.
+        num_rows: rows that are there at once; fewer, where some are given up.
+    """
+    if config.disk is not None:
+        return _plan_tiered_table(config, num_ids, num_rows, config.disk)
+    layout = RowOperations(config).layout
+    stamp_words = record_words(layout) - layout.weight_words - layout.state_size
+    exported = _EXPORTED_STAMPS + 4 * (layout.dim + layout.state_size)
+    index = index_bytes(num_rows)
+    part_rows = min(num_rows, _ROWS_PER_GROUP)
+    records, waiting = 4 * record_words(layout) * num_rows, _waiting_bytes(config, num_ids, num_rows)
+    return TablePlan(
+        table=config.name,
+        num_rows=num_rows,
+        weights_bytes=4 * layout.weight_words * num_rows,
+        state_bytes=4 * layout.state_size * num_rows,
+        stamps_bytes=4 * stamp_words * num_rows,
+        index_bytes=index,
+        waiting_bytes=waiting,
+        loading_bytes=_READER_COPIES * part_rows * exported,
+        aside_bytes=_aside_bytes(config, num_ids, num_rows, records + index, waiting),
+        extra_bytes={
+            "growing": index // 2 if index > index_bytes(0) else 0,
+            "evicting": 0 if config.eviction is None else _CHOOSING * num_rows,
+            "saving": _writing_bytes(num_rows, index, exported),
+        },
+    )
+
+
+def _plan_tiered_table(config: TableConfig, num_ids: int, num_rows: int, disk: DiskConfig) -> TablePlan:
+    """A table that keeps below its own limit, by the rules of `tiered_rows`."""
+    in_memory = plan_table(config.model_copy(update={"disk": None}), num_ids, num_rows)
+    limit = int(disk.memory)
+    words = RowOperations(config).num_words
+    # What is known of rows in memory has places for as many as an empty table could hold there.
+    at_first = _MOVING_BYTES + grouping_bytes(index_bytes(0))
+    most_rows = max(0, limit - at_first) // (4 * words + _ROW_IN_USE + _FREE_ROW)
+    in_order = grouping_bytes(in_memory.index_bytes)
+    finding = in_memory.index_bytes + num_rows // 4 + in_order + _MOVING_BYTES + _ROW_IN_USE * most_rows
+    beside = finding + in_memory.waiting_bytes
+    room = max(0, limit - beside) // (4 * words + _FREE_ROW)
+    share = min(1.0, room / num_rows) if num_rows else 0.0
+    aside = _aside_bytes(config, num_ids, num_rows, limit, in_memory.waiting_bytes)
+    held = replace(
+        in_memory,
+        weights_bytes=int(share * in_memory.weights_bytes),
+        state_bytes=int(share * in_memory.state_bytes),
+        stamps_bytes=int(share * in_memory.stamps_bytes),
+        index_bytes=finding + _FREE_ROW * int(share * num_rows),
+    )
+    unused = limit - held.num_bytes if share < 1 else 0
+    return replace(
+        held,
+        # Once it has rows on disk, it takes all that it may.
+        index_bytes=held.index_bytes + max(0, unused),
+        extra_bytes={
+            # Rows in memory make room for these two.
+            "growing": 0,
+            "evicting": 0,
+            "saving": in_memory.extra_bytes["saving"],
+        },
+        aside_bytes=aside,
+        disk_bytes=2 * 4 * (words + 2) * num_rows,
+        memory_limit=limit,
+        least_bytes=beside + in_memory.extra_bytes["growing"] + 64 * (4 * words + _FREE_ROW),
+    )
+
+
+def _writing_bytes(num_rows: int, index: int, row_bytes: int) -> int:
+    """While a table's rows are written: a list of ids, parts, and a group of rows on its way to the file."""
+    listed = min(num_rows, most_listed(index))
+    group = min(num_rows, _ROWS_PER_GROUP)
+    part = max(min(num_rows * row_bytes, _PART_BYTES), -(-num_rows // NUM_BUCKETS) * row_bytes)
+    parts = 3 * part + min(num_rows * row_bytes, PARTS_WAITING * part)
+    buckets = 4 * _ID * NUM_BUCKETS
+    return _LISTED_IDS * _ID * listed + buckets + parts + _FILE_BLOCK + _WRITER_COPIES * group * row_bytes
+
+
+def _aside_bytes(config: TableConfig, num_ids: int, num_rows: int, held: int, waiting: int) -> int:
+    """Of something that takes so much memory, and of the ids that wait beside it."""
+    found = _aside(num_rows, 4 * RowOperations(config).num_words, held)
+    if config.admission.min_sightings > 1:
+        found += _aside(num_ids, _SIGHTING_RECORD, waiting)
+    if config.eviction is not None:
+        found += _aside(num_ids, _TOMBSTONE_RECORD, waiting)
+    return found
+
+
+def _aside(num_records: int, record_bytes: int, held: int) -> int:
+    # What finds entries doubles when it grows.
+    num_aside = min(num_records, most_aside_bytes(held) // (record_bytes + ENTRY_BYTES))
+    return num_aside * (record_bytes + 2 * ENTRY_BYTES)
+
+
+def plan_shards(
+    tables: Sequence[TableConfig],
+    ids_by_shard: Mapping[str, Sequence[int]],
+    batch_ids: Mapping[str, int],
+    num_shards: int,
+    num_trainers: int,
+    max_staleness: int = 0,
+) -> tuple[ShardPlan, ...]:
+    """Every parameter server of a run.
+
+    Args:
+        ids_by_shard: ids of each table that may ask for rows, one number per shard; see `count_by_shard`
+            where they are known and `spread` where only their number is.
+        batch_ids: most distinct ids of each table in one trainer's share of a batch.
+        max_staleness: steps that trainers may be ahead; their updates wait here.
+    """
+    shard_map = ShardMap(num_shards)
+    step_ids = {name: num_trainers * spread(most, num_shards)[0] for name, most in batch_ids.items()}
+    step_bytes = 0
+    for config in tables:
+        row = 4 * config.dim
+        # Of several trainers one may be a step ahead, and the sum of their parts is one more array; a
+        # single trainer's part is applied as it came.
+        num_waiting = 1 + max_staleness + (num_trainers > 1)
+        step_bytes += step_ids[config.name] * (
+            row + num_waiting * (row + _ID) + (row if num_trainers > 1 else 0)
+        )
+    shards = []
+    for shard in range(num_shards):
+        planned = []
+        for config in tables:
+            num_ids = ids_by_shard[config.name][shard]
+            most_rows = _most_rows(config, len(shard_map.buckets(shard)), step_ids[config.name])
+            planned.append(plan_table(config, num_ids, min(num_ids, most_rows)))
+        shards.append(ShardPlan(shard, tuple(planned), step_bytes))
+    return tuple(shards)
+
+
+CACHE_RECORDS = 2
+"""Whole records of a batch beside a cache: those that come and those that leave."""
+HELD_RECORDS = 5
+"""And where the overlap of batches is held: those of two batches, of what they share, and of what leaves,
+which is split by shard."""
+_PLACES = 64
+"""Bytes per id that says where its record is, and of masks and places."""
+
+
+def batch_bytes(
+    tables: Sequence[TableConfig],
+    batch_ids: Mapping[str, int],
+    is_read_ahead: bool = False,
+    num_records: int = 0,
+) -> int:
+    """Most that one batch's rows take in a trainer.
+
+    They are there three times: first as rows, tensors and gradients; then as rows, gradients and the
+    parts of these that go to each shard.
+
+    Args:
+        is_read_ahead: the rows of the next batch are there, too.
+        num_records: how often whole records of a batch are there besides.
+    """
+    num_rows = 4 if is_read_ahead else 3
+    places = _PLACES if num_records else 2 * _ID
+    return sum(
+        (num_rows * 4 * config.dim + places + num_records * 4 * RowOperations(config).num_words)
+        * batch_ids[config.name]
+        for config in tables
+    )
+
+
+def cache_bytes(
+    tables: Sequence[TableConfig],
+    num_ids: Mapping[str, int],
+    cache_rows: int,
+    num_trainers: int,
+    on_device: bool = False,
+) -> dict[str, int]:
+    """By table, most host memory that one trainer's cache takes; every id belongs to one trainer's cache.
+
+    Args:
+        num_ids: ids of each table that may have rows.
+        cache_rows: rows of each table that a trainer may hold; 0 is no cache.
+        on_device: its records are not on the host; see `device_cache_bytes`.
+    """
+    if not cache_rows:
+        return {config.name: 0 for config in tables}
+    planned = {}
+    for config in tables:
+        num_rows = min(cache_rows, spread(num_ids[config.name], num_trainers)[0])
+        records = 0 if on_device else 4 * RowOperations(config).num_words * num_rows
+        planned[config.name] = (
+            records
+            + index_bytes(num_rows)
+            + _FREE_LIST_ROOM * _FREE_ROW * num_rows
+            + _CACHE_SLOT * cache_rows
+        )
+    return planned
+
+
+def device_cache_bytes(tables: Sequence[TableConfig], cache_rows: int) -> dict[str, int]:
+    """By table, what the records of a cache take on a trainer's device, however many are in use."""
+    return {config.name: 4 * RowOperations(config).num_words * cache_rows for config in tables}
+
+
+def device_batch_bytes(
+    tables: Sequence[TableConfig], batch_ids: Mapping[str, int], cache_rows: int = 0
+) -> int:
+    """Most that one batch's rows take on a trainer's device; with a cache, also while its records change."""
+    in_use, working = 0, 0
+    for config in tables:
+        num_ids = batch_ids[config.name]
+        in_use += _DEVICE_ROWS * 4 * config.dim * num_ids
+        if cache_rows:
+            in_use += _DEVICE_RECORDS * 4 * RowOperations(config).num_words * num_ids
+            # One table's after the other's.
+            working = max(working, _DEVICE_WORKING[config.weight_dtype] * 4 * config.dim * num_ids)
+    return in_use + working
+
+
+def count_by_shard(ids_M: NDArray[np.int64], num_shards: int) -> list[int]:
+    """How many of these distinct ids each shard holds."""
+    return np.bincount(ShardMap(num_shards).shard_of(ids_M), minlength=num_shards).tolist()
+
+
+def spread(num_ids: int, num_shards: int) -> list[int]:
+    """Ids of each shard where only their number is known: an even share and four deviations of chance."""
+    mean = num_ids / num_shards
+    most = math.ceil(mean + 4 * math.sqrt(mean))
+    return [min(num_ids, most)] * num_shards
+
+
+def _most_rows(config: TableConfig, num_buckets: int, new_rows_per_step: int) -> int:
+    """Most rows that eviction leaves, and those that come until it happens again."""
+    if config.eviction is None or config.eviction.max_rows_per_bucket is None:
+        return sys.maxsize
+    kept = config.eviction.max_rows_per_bucket * num_buckets
+    return kept + config.eviction.every_steps * new_rows_per_step
+
+
+def _waiting_bytes(config: TableConfig, num_ids: int, num_rows: int) -> int:
+    num_waiting = num_ids if config.admission.min_sightings > 1 else 0
+    places = 1 << (num_waiting - 1).bit_length() if num_waiting else 0
+    num_evicted = 0 if config.eviction is None else num_ids
+    # Indexes keep the rows of ids that left them, to give them out again.
+    num_free = num_waiting + (0 if config.eviction is None else num_rows)
+    counters = index_bytes(num_waiting) + _SIGHTING * places
+    tombstones = index_bytes(num_evicted) if num_evicted else 0
+    return counters + tombstones + _FREE_LIST_ROOM * _FREE_ROW * num_free

@@ -1,0 +1,736 @@
+"""One server's share of every table: lookups that wait for a step, steps that commit whole.
+
+    lookup(after_step=t-1) ──waits──► [ committed_step >= t-1 ] ──► rows
+                                            ▲ wakes
+    apply(step t, source 0) ─┐              │
+    apply(step t, source 1) ─┴► all there ──┴► summed in source order, committed to every table
+
+`apply` waits for nobody's call: it keeps a contribution until the last source's arrives, whose call
+commits the step. A refused contribution ends the incarnation: whoever waits for that step gets the error
+at once. A server that runs these calls on threads needs one for `apply` beside every lookup that may be
+waiting.
+
+Sources may send the head of a step first (see `contributions`): when all heads are there its rows take the
+step, and `apply_head` answers with rows that the next batch reads. Until the rest has come too, the tables
+are between two steps for nobody else.
+
+All of it happens under one lock. While a large step is applied, the lock is lent now and then, between
+two rows, to reads of rows that need no later step (not where a table has rows on disk, or evicts): they
+get whole rows, some of them with the step's changes, some without. Whoever names a step must be content
+with rows after a later one as well, since the request may be late; so each row may be either. A trainer
+asks early for ids that no step on its way touches, which are alike in both; one that takes stale rows has
+a bound that holds for every row. Everything else finds the tables as they are between two steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.shard.contributions import (
+    Contribution,
+    KeptRecords,
+    Part,
+    SparseUpdate,
+    StepContributions,
+    UpdateTag,
+)
+from rayrec.embeddings.shard.read_ahead import ReadAhead
+from rayrec.embeddings.shard.step_lock import StepLock
+from rayrec.embeddings.storage.consistent_snapshot import CutEndedError
+from rayrec.embeddings.table.table import EmbeddingTable, TableCounts, TableCut, TableRows
+from rayrec.platform.memory import human_size
+
+Int64Array = NDArray[np.int64]
+Float32Array = NDArray[np.float32]
+
+LookupRequest = Mapping[str, Int64Array]
+"""Distinct ids by table."""
+LookupReply = dict[str, Float32Array]
+"""[M, D] rows by table, in the order of the requested ids."""
+FetchReply = dict[str, tuple[NDArray[np.int32], NDArray[np.bool_]]]
+"""([M, W] whole records, [M] whether the id has a row) by table, in the order of the requested ids."""
+
+_LENT_EVERY = 2**19
+"""Gradient numbers that are applied before reads are let in: half a millisecond's work."""
+
+
+class StepTimeoutError(TimeoutError):
+    """A step was not committed in time, since an update of it has not come."""
+
+
+@dataclass(frozen=True)
+class ShardStats:
+    """What one shard holds and has done since it was made."""
+
+    num_rows: dict[str, int]
+    num_bytes: int
+    lookup_s: float
+    """Time spent reading rows."""
+    update_s: float
+    """Time spent changing them."""
+    counts: dict[str, TableCounts] = field(default_factory=dict)
+    """What has become of ids, by table."""
+    disk_bytes: int = 0
+    """Size of the files that hold rows, of tables larger than their memory."""
+    read_ahead_s: float = 0.0
+    """Time spent bringing rows up from disk before they are needed, beside other calls."""
+
+    @property
+    def busy_s(self) -> float:
+        return self.lookup_s + self.update_s
+
+
+@dataclass
+class _ShardCut:
+    step: int
+    tables: dict[str, TableCut] = field(default_factory=dict)
+    """None before the cut has taken effect."""
+
+
+class EmbeddingShard:
+    """Thread-safe; every row is read and changed under one lock.
+
+    Args:
+        max_staleness: steps that a source may train without the updates before them. A source may send a
+            step while another one's update of the step before is still on its way; further ahead it
+            cannot be, since sources wait for their own older updates and meet in every dense step.
+        memory_limit: most bytes that the tables may take; None for what the machine gives.
+        num_threads: that one call may use; the rows do not depend on it.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        shard: int,
+        num_sources: int,
+        incarnation: int = 0,
+        wait_timeout_s: float = 120.0,
+        max_staleness: int = 0,
+        memory_limit: int | None = None,
+        num_threads: int = 1,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        names = [config.name for config in tables]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"two tables are named {twice!r}; a table is known by its name")
+        self._configs = tuple(tables)
+        self._shard = shard
+        self._num_sources = num_sources
+        self._wait_timeout_s = wait_timeout_s
+        self._steps_ahead = 1 + max_staleness
+        self._memory_limit = memory_limit
+        self._num_threads = num_threads
+        self._clock = clock
+        self._lock = StepLock()
+        self._tables = self._empty_tables()
+        self._incarnation = incarnation
+        self._committed_step = -1
+        self._pending: dict[int, StepContributions] = {}
+        self._failure: Exception | None = None
+        self._cut: _ShardCut | None = None
+        self._is_restored = False
+        """Whether the rows are those of a snapshot, and no incarnation has begun with them."""
+        self._lookup_s = 0.0
+        self._update_s = 0.0
+        self._held_up_s = 0.0
+        """Time that steps spent waiting for the writer of a cut."""
+        self._has_disk = any(config.disk is not None for config in tables)
+        self._read_ahead = ReadAhead(shard, self._table, self._lock, clock)
+
+    @property
+    def committed_step(self) -> int:
+        """Last step whose update is in the rows; -1 before the first."""
+        return self._committed_step
+
+    @property
+    def incarnation(self) -> int:
+        return self._incarnation
+
+    def lookup(
+        self,
+        request: LookupRequest,
+        after_step: int | None = None,
+        empty: Callable[..., Float32Array] = np.empty,
+    ) -> LookupReply:
+        """Rows of the requested ids, once step `after_step` is committed; creates nothing.
+
+        Rows are whole, and each is as some step from `after_step` on left it. If a later step is being
+        applied, that may be the later one for some of them, where it touches them.
+
+        Args:
+            request: ids by table.
+            after_step: step to wait for; None or -1 waits for none.
+            empty: makes the arrays of the reply, so that a transport can have rows read right into its
+                memory; called as `np.empty`.
+
+        Raises:
+            ValueError: unknown table, or ids of the wrong shape or dtype; or the error with which the
+                update of a step it waits for was refused.
+            StepTimeoutError: the step was not committed in time.
+            RuntimeError: a new incarnation began meanwhile.
+            OSError: rows cannot be read from disk, or have to make room there for them and it is full.
+        """
+        needs = -1 if after_step is None else after_step
+        return self._rows(request, needs, lambda: self._committed_step >= needs, empty)
+
+    def fetch(
+        self,
+        request: LookupRequest,
+        after_step: int | None = None,
+        empty: Callable[..., NDArray[np.int32]] = np.empty,
+    ) -> FetchReply:
+        """Whole records of the requested ids, for a trainer's cache; otherwise as `lookup`."""
+        self._read_ahead.bring_up(request)
+        needs = -1 if after_step is None else after_step
+        with self._reading(needs, lambda: self._committed_step >= needs):
+            started = self._clock()
+            reply = {name: self._table(name).read_records(ids_M, empty) for name, ids_M in request.items()}
+            self._lookup_s += self._clock() - started
+            return reply
+
+    def announce(self, request: LookupRequest) -> None:
+        """Say that these rows will be looked up soon: those on disk are brought up in the background.
+
+        Changes no value and waits for nothing. An announcement that comes while several others wait is
+        forgotten, and so is one that fails: the lookup will bring the rows up itself, or raise.
+        """
+        if self._has_disk:
+            self._read_ahead.announce(request)
+
+    def evicted(self, since_step: int, after_step: int | None = None) -> dict[str, Int64Array]:
+        """By table, ids whose rows commits after `since_step` gave up and which have none now.
+
+        Waits and raises as `lookup`, but knows whole steps only.
+        """
+        with self._lock.between_steps():
+            if after_step is not None:
+                self._wait_until_committed(after_step)
+            found = {name: table.evicted_since(since_step).ids_V for name, table in self._tables.items()}
+            return {name: ids_V for name, ids_V in found.items() if len(ids_V)}
+
+    def write_back(self, incarnation: int, after_step: int, kept: KeptRecords) -> int:
+        """Take records that a trainer's cache has changed, between two steps; the same twice is as once.
+
+        Returns:
+            The last committed step.
+
+        Raises:
+            ValueError: another incarnation's call; or records of a wrong shape, of an id without a row, or
+                of one that comes twice: then no row has changed. Otherwise as `lookup`.
+        """
+        with self._lock.between_steps():
+            if incarnation != self._incarnation:
+                raise ValueError(
+                    f"shard {self._shard} is in incarnation {self._incarnation} and refuses rows that a "
+                    f"trainer of incarnation {incarnation} brings back"
+                )
+            self._wait_until_committed(after_step)
+            if self._committed_step == after_step:  # otherwise this is a call of long ago, come again
+                with self._refusing(f"records that a trainer brings back after step {after_step}"):
+                    for name, (ids_K, records_KW) in kept.items():
+                        self._table(name).check_records(ids_K, records_KW)
+                        self._table(name).check_distinct(ids_K)
+                        self._table(name).check_have_rows(ids_K)
+                for name, (ids_K, _) in kept.items():
+                    self._table(name).reserve(ids_K[:0], num_written=len(ids_K))
+                for name, (ids_K, records_KW) in kept.items():
+                    self._table(name).write_records(ids_K, records_KW)
+            return self._committed_step
+
+    def apply(self, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None) -> int:
+        """Take one source's contribution to a step; the last one commits the step to all tables.
+
+        A source sends one contribution for every step, empty if it has none. A contribution that came
+        before is dropped. All of a step is refused together: then no row has changed.
+
+        Args:
+            kept: rows that leave the source's cache or are needed here, with this step's changes if they
+                had any; none of them is in an update.
+
+        Returns:
+            The last committed step, after this call.
+
+        Raises:
+            ValueError: another incarnation's tag, a step too far ahead, an unknown source or table,
+                wrong shapes, a gradient that is not finite (names table, id and source), or a record of an
+                id without a row or that something else in the step changes.
+            MemoryError: no room for new rows, in the machine or within the limit; no row has changed.
+            OSError: the disk below the tables is full; no row has changed. Or it fails, which may be in the
+                middle of a step: restore before going on.
+        """
+        with self._lock.between_steps():
+            self._take(tag, Contribution(update, kept or {}, {}))
+            return self._committed_step
+
+    def apply_head(
+        self,
+        tag: UpdateTag,
+        head: SparseUpdate,
+        rest: Mapping[str, Int64Array],
+        wanted: LookupRequest,
+        empty: Callable[..., Float32Array] = np.empty,
+    ) -> LookupReply:
+        """`take_head`; then rows that its source needs next, once every head is there.
+
+        Args:
+            wanted: ids by table, that no rest of the step has.
+            empty: as for `lookup`.
+
+        Raises:
+            As `take_head` and `lookup` do.
+        """
+        self.take_head(tag, head, rest)
+        return self._rows(wanted, tag.step, lambda: self.has_heads(tag.step), empty)
+
+    def take_head(self, tag: UpdateTag, head: SparseUpdate, rest: Mapping[str, Int64Array]) -> None:
+        """Take the head of one source's contribution; the last one lets the rows of all heads take the step.
+
+        `apply` with the rest has to follow, also if there is none. Tables with rows on disk, and those that
+        evict at this step, have no heads: their rows are known only when the step is committed.
+
+        Args:
+            tag: with part `HEAD`.
+            rest: ids of what will follow, by table, for which room is made now.
+
+        Raises:
+            As `apply` does; then no row has changed.
+        """
+        with self._lock.between_steps():
+            self._take(tag, Contribution(head, {}, rest))
+
+    def begin(self, committed_step: int, incarnation: int) -> None:
+        """Start an incarnation whose next step is `committed_step + 1`; lookups that wait are woken.
+
+        Raises:
+            ValueError: an incarnation older than the current one.
+            RuntimeError: rows have a part of a step, and `restore` has not replaced them.
+        """
+        with self._lock.between_steps():
+            self._check_whole()
+            if incarnation < self._incarnation:
+                raise ValueError(
+                    f"shard {self._shard} is in incarnation {self._incarnation} and cannot return to "
+                    f"{incarnation}; a recovery raises the number"
+                )
+            self._incarnation = incarnation
+            if self._cut is not None:
+                self._end_cut(f"incarnation {incarnation} began")
+            if self._is_restored:
+                for table in self._tables.values():
+                    table.begin_changes(committed_step)
+            self._is_restored = False
+            self._committed_step = committed_step
+            self._pending = {}
+            self._failure = None
+            self._lock.changed.notify_all()
+
+    def export(self, table: str) -> TableRows:
+        """A copy of one table's rows, ordered by virtual bucket, then by id as uint64.
+
+        Raises:
+            RuntimeError: a step's head is in the rows and its rest is not.
+        """
+        with self._lock.between_steps():
+            self._check_whole()
+            return self._table(table).export()
+
+    def freeze(self, step: int) -> None:
+        """Keep what the tables hold after a step, while later ones go on, until `release`.
+
+        May be called before that step is committed, and until anything of the next one is applied; records
+        that trainers bring back after the step belong to it.
+
+        Raises:
+            ValueError: the next step has begun.
+            RuntimeError: there is another cut, which has not been released.
+        """
+        with self._lock.between_steps():
+            if self._cut is not None:
+                raise RuntimeError(
+                    f"shard {self._shard}: the cut after step {self._cut.step} is not written yet; a cut "
+                    f"after step {step} has to wait until it is released"
+                )
+            last = self._committed_step + self.has_heads(self._committed_step + 1)
+            if last > step:
+                raise ValueError(
+                    f"shard {self._shard}: too late for a cut after step {step}: rows have changes of "
+                    f"step {last}"
+                )
+            self._cut = _ShardCut(step)
+
+    def release(self, step: int) -> None:
+        """Give up the cut after this step, if there is one; whoever reads it gets a `CutEndedError`."""
+        with self._lock.changed:
+            if self._cut is not None and self._cut.step == step:
+                self._end_cut("it was released")
+
+    def export_cut(self, table: str, step: int, since: int | None = None) -> Generator[TableRows, None, None]:
+        """One table as it is in the cut, in parts by virtual bucket, while steps go on.
+
+        Once for each table: what was read is not kept.
+
+        Args:
+            step: that the cut follows; waited for.
+            since: step of an earlier cut: only what later steps have changed. It is everything all the same,
+                and the parts say so, where it is not known which rows were given up since then.
+
+        Raises:
+            RuntimeError: that step was not frozen.
+            CutEndedError: the cut was released, an incarnation began, there was no memory for it, or it was
+                read so slowly that steps had to wait longer than a lookup may.
+        """
+        with self._lock.changed:  # also if a step is held up for want of a reader
+            cut = self._cut
+            if cut is None or cut.step != step:
+                found = "there is none" if cut is None else f"the cut is one after step {cut.step}"
+                raise RuntimeError(
+                    f"shard {self._shard}: expected a cut after step {step} to read, but {found}; freeze it "
+                    "first"
+                )
+            if not cut.tables:
+                self._wait_until_committed(cut.step)
+                self._take_cut()
+            if self._cut is not cut:
+                raise CutEndedError(
+                    f"shard {self._shard}: the cut after step {cut.step} was given up meanwhile"
+                )
+            frozen = self._table(table)
+        yield from frozen.cut_parts(cut.tables[table], self._beside_steps, since)
+
+    def restore(self, rows: Mapping[str, Iterable[TableRows]]) -> None:
+        """Replace the contents of every table; until `begin` follows, contributions are refused.
+
+        The rows that were there are gone before the first new one is read: there may be no room for both.
+
+        Args:
+            rows: by table, in parts of any size.
+
+        Raises:
+            ValueError: a table is missing or unknown, and nothing has changed; or one does not fit, and the
+                tables are empty. So they are after any other error that comes of reading the parts.
+        """
+        if set(rows) != set(self._tables):
+            raise ValueError(
+                f"shard {self._shard} holds tables {sorted(self._tables)}, got rows of {sorted(rows)}"
+            )
+        self._replace_tables(self._empty_tables(), f"shard {self._shard} is being restored")
+        restored = self._empty_tables()
+        for name, table in restored.items():
+            table.load(rows[name])
+        self._replace_tables(restored, f"shard {self._shard} was restored; an incarnation has to begin")
+        self._is_restored = True
+
+    def _empty_tables(self) -> dict[str, EmbeddingTable]:
+        return {config.name: EmbeddingTable(config, self._num_threads) for config in self._configs}
+
+    def _replace_tables(self, tables: dict[str, EmbeddingTable], why_refused: str) -> None:
+        with self._lock.between_steps():
+            if self._cut is not None:
+                self._end_cut("other rows are restored")
+            self._tables = tables
+            # What is still on its way belongs to the rows that were here before.
+            self._pending = {}
+            self._failure = RuntimeError(why_refused)
+            self._lock.changed.notify_all()
+
+    def stats(self) -> ShardStats:
+        with self._lock.between_steps():
+            return ShardStats(
+                num_rows={name: table.num_rows for name, table in self._tables.items()},
+                num_bytes=sum(table.num_bytes for table in self._tables.values()),
+                lookup_s=self._lookup_s,
+                update_s=self._update_s,
+                counts={name: table.counts for name, table in self._tables.items()},
+                disk_bytes=sum(table.disk_bytes for table in self._tables.values()),
+                read_ahead_s=self._read_ahead.busy_s,
+            )
+
+    def _table(self, name: str) -> EmbeddingTable:
+        if name not in self._tables:
+            raise ValueError(f"there is no embedding table {name!r}; tables: {', '.join(self._tables)}")
+        return self._tables[name]
+
+    def _rows(
+        self,
+        request: LookupRequest,
+        step: int,
+        is_there: Callable[[], bool],
+        empty: Callable[..., Float32Array],
+    ) -> LookupReply:
+        """The rows, once what is needed of `step` is there; a later one may be half applied then."""
+        self._read_ahead.bring_up(request)
+        with self._reading(step, is_there):
+            started = self._clock()
+            reply = {name: self._table(name).lookup(ids_M, empty) for name, ids_M in request.items()}
+            self._lookup_s += self._clock() - started
+            return reply
+
+    @contextmanager
+    def _reading(self, step: int, is_there: Callable[[], bool]) -> Iterator[None]:
+        """Hold the lock once what is needed of `step` is there; a later one may be half applied then."""
+        with self._lock.reading(is_there, lambda: self._wait_for(step, is_there)):
+            yield
+
+    def has_heads(self, step: int) -> bool:
+        """Whether the rows of the step's heads have taken it."""
+        arrived = self._pending.get(step)  # once: other threads ask, too, without the lock
+        return self._committed_step >= step or (arrived is not None and arrived.is_begun)
+
+    def _check_whole(self) -> None:
+        step = self._committed_step + 1
+        if self.has_heads(step):
+            raise RuntimeError(
+                f"shard {self._shard} has applied a part of step {step} and waits for the rest from trainers "
+                f"{self._pending[step].missing()}"
+            )
+
+    def _let_reads_in(self) -> None:
+        # A read of a table on disk might move rows, and take the room there that was reserved for the step.
+        if self._has_disk or not self._lock.is_wanted:
+            return
+        started = self._clock()
+        self._lock.lend()
+        self._update_s -= self._clock() - started  # it is the reads' time
+
+    def _wait_until_committed(self, step: int) -> None:
+        """Returns between two steps."""
+        self._wait_for(step, lambda: self._committed_step >= step)
+        self._lock.wait_until_whole()
+
+    def _wait_for(self, step: int, is_there: Callable[[], bool]) -> None:
+        """Until what is needed of a step is there; a later one may be half applied then."""
+        incarnation = self._incarnation
+        in_time = self._lock.changed.wait_for(
+            lambda: is_there() or self._failure is not None or self._incarnation != incarnation,
+            self._wait_timeout_s,
+        )
+        if self._incarnation != incarnation:
+            raise RuntimeError(
+                f"shard {self._shard}: incarnation {self._incarnation} began while a lookup of "
+                f"incarnation {incarnation} waited for step {step}"
+            )
+        if is_there():
+            return
+        if self._failure is not None:
+            raise self._failure
+        assert not in_time
+        next_step = self._committed_step + 1
+        arrived = self._pending.get(next_step, StepContributions(self._num_sources))
+        raise StepTimeoutError(
+            f"shard {self._shard}: waited {self._wait_timeout_s:g} s for step {step}, but the last "
+            f"committed step is {self._committed_step}; no complete update of step {next_step} "
+            f"came from trainers {arrived.missing()}"
+        )
+
+    def _take(self, tag: UpdateTag, contribution: Contribution) -> None:
+        """With the lock held, between two steps: keep a contribution, and go as far as it allows."""
+        if self._is_duplicate(tag):
+            return
+        if self._failure is not None:
+            raise self._failure
+        self._check_order(tag)
+        started, held_up_s = self._clock(), self._held_up_s
+        try:
+            self._check_contribution(tag, contribution)
+            if tag.step not in self._pending:
+                self._pending[tag.step] = StepContributions(self._num_sources)
+            self._pending[tag.step].add(tag, contribution)
+            self._go_on()
+        except Exception as error:
+            if self.has_heads(self._committed_step + 1):
+                error.add_note(
+                    f"shard {self._shard}: rows of the head of step {self._committed_step + 1} have it; "
+                    "restore before going on"
+                )
+            self._failure = error
+            raise
+        finally:
+            self._update_s += self._clock() - started - (self._held_up_s - held_up_s)
+            self._lock.changed.notify_all()
+
+    def _is_duplicate(self, tag: UpdateTag) -> bool:
+        return tag.incarnation == self._incarnation and (
+            tag.step <= self._committed_step
+            or (tag.step in self._pending and self._pending[tag.step].has(tag))
+        )
+
+    def _check_order(self, tag: UpdateTag) -> None:
+        if tag.incarnation != self._incarnation:
+            raise ValueError(
+                f"shard {self._shard} is in incarnation {self._incarnation} and refuses the update of "
+                f"step {tag.step} from trainer {tag.source} of incarnation {tag.incarnation}"
+            )
+        if not 0 <= tag.source < self._num_sources:
+            raise ValueError(
+                f"shard {self._shard} expects trainers 0 to {self._num_sources - 1}, got an update from "
+                f"trainer {tag.source}"
+            )
+        if tag.step > self._committed_step + 1 + self._steps_ahead:
+            raise ValueError(
+                f"shard {self._shard}: the update of step {tag.step} from trainer {tag.source} leaves a "
+                f"gap after step {self._committed_step}, the last committed one; an update was lost"
+            )
+
+    def _check_contribution(self, tag: UpdateTag, contribution: Contribution) -> None:
+        with self._refusing(f"step {tag.step} because of trainer {tag.source}"):
+            for name, (ids_M, grads_MD) in contribution.update.items():
+                # Not that the ids are distinct, which would cost a tenth of an apply: that is asserted there.
+                self._table(name).check_update(ids_M, grads_MD)
+            for name, (ids_K, records_KW) in contribution.kept.items():
+                self._table(name).check_records(ids_K, records_KW)
+            if tag.part is Part.HEAD:
+                for name in contribution.update:
+                    config = self._table(name).config
+                    if config.disk is not None or config.evicts_at(tag.step):
+                        raise ValueError(f"table {name!r} takes no heads of steps: it evicts, or has a disk")
+
+    def _check_kept(self, step: int, kept: Sequence[KeptRecords], update: SparseUpdate) -> None:
+        """What can be said of checked records only when everything that the step changes is there."""
+        for source, records in enumerate(kept):
+            with self._refusing(f"step {step} because of trainer {source}"):
+                for name, (ids_K, _) in records.items():
+                    self._tables[name].check_have_rows(ids_K)
+        with self._refusing(f"step {step}"):
+            for name, table in self._tables.items():
+                parts = [records[name][0] for records in kept if name in records]
+                if parts:
+                    parts += [update[name][0]] if name in update else []
+                    table.check_distinct(np.concatenate(parts))
+
+    @contextmanager
+    def _refusing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:
+            raise ValueError(f"shard {self._shard} refuses {what}: {error}") from error
+
+    def _go_on(self) -> None:
+        """Commit the steps that are complete, and begin the next one if all its heads are there."""
+        while True:
+            step = self._committed_step + 1
+            arrived = self._pending.get(step)
+            if arrived is None:
+                return
+            if not arrived.missing():
+                self._take_cut()
+                self._commit(step, arrived.left(), arrived.kept())
+                del self._pending[step]
+                self._committed_step = step
+                continue
+            if arrived.has_all_heads() and not arrived.is_begun:
+                self._take_cut()
+                self._begin_step(step, arrived)
+            return
+
+    def _begin_step(self, step: int, arrived: StepContributions) -> None:
+        heads = arrived.heads()
+        self._check_sums(heads)
+        # Of the whole step: what refuses it should do so before a row has changed.
+        self._make_room(step, arrived.ids_of_all(), [])
+        self._apply(step, heads)
+        arrived.begin()
+
+    def _commit(
+        self,
+        step: int,
+        update: Mapping[str, tuple[Int64Array, Float32Array]],
+        kept: list[KeptRecords],
+    ) -> None:
+        """Records come in the order of their sources."""
+        self._check_sums(update)
+        self._check_kept(step, kept, update)
+        self._make_room(step, {name: ids_M for name, (ids_M, _) in update.items()}, kept)
+        # From here on nothing fails.
+        for records in kept:
+            for name, (ids_K, records_KW) in records.items():
+                self._tables[name].write_records(ids_K, records_KW)
+        self._apply(step, update)
+        for table in self._tables.values():
+            table.evict(step)
+
+    def _take_cut(self) -> None:
+        """With the lock held: let the cut begin, if it is one after the last committed step."""
+        cut = self._cut
+        if cut is not None and not cut.tables and cut.step == self._committed_step:
+            cut.tables = {
+                name: table.begin_cut(cut.step, self._wait_for_writer) for name, table in self._tables.items()
+            }
+
+    def _end_cut(self, why: str) -> None:
+        """With the lock held."""
+        assert self._cut is not None
+        error = CutEndedError(f"shard {self._shard}: the cut after step {self._cut.step} is given up: {why}")
+        for name, cut in self._cut.tables.items():
+            cut.end(error)
+            self._tables[name].end_cut()
+        self._cut = None
+        self._lock.changed.notify_all()
+
+    def _wait_for_writer(self, is_room: Callable[[], bool]) -> None:
+        started = self._clock()
+        if not self._lock.hold_up(is_room, self._wait_timeout_s):
+            self._end_cut(
+                "what steps have changed since then fills the memory that it may take, and writing it has "
+                f"made too little room in {self._wait_timeout_s:g} s"
+            )
+        self._held_up_s += self._clock() - started
+
+    @contextmanager
+    def _beside_steps(self) -> Iterator[None]:
+        """Hold the lock to read a cut, which may be anywhere in a step."""
+        with self._lock.changed:
+            yield
+            self._lock.notify_held_up()
+
+    def _check_sums(self, update: Mapping[str, tuple[Int64Array, Float32Array]]) -> None:
+        if self._num_sources > 1:  # finite numbers can have an infinite sum
+            for name, (ids_M, grads_MD) in update.items():
+                self._tables[name].check_update(ids_M, grads_MD)
+
+    def _make_room(self, step: int, ids: Mapping[str, Int64Array], kept: list[KeptRecords]) -> None:
+        self._check_memory(step, ids)
+        nothing = np.empty(0, dtype=np.int64)
+        for name, table in self._tables.items():
+            num_written = sum(len(records[name][0]) for records in kept if name in records)
+            table.reserve(ids.get(name, nothing), num_written)
+
+    def _apply(self, step: int, update: Mapping[str, tuple[Int64Array, Float32Array]]) -> None:
+        # A row that the step changes and gives up would be seen in between, as no step leaves it.
+        lends = not any(table.config.evicts_at(step) for table in self._tables.values())
+        for name, (ids_M, grads_MD) in update.items():
+            num_ids = max(1, _LENT_EVERY // grads_MD.shape[1])
+            for first in range(0, len(ids_M), num_ids):
+                part = slice(first, first + num_ids)
+                self._tables[name].apply_checked(ids_M[part], grads_MD[part], step)
+                if lends:
+                    self._let_reads_in()
+
+    def _check_memory(self, step: int, ids: Mapping[str, Int64Array]) -> None:
+        if self._memory_limit is None:
+            return
+        num_more = {name: len(ids.get(name, ())) for name in self._tables}
+        if self._bytes_after(num_more) <= self._memory_limit:
+            return  # even if every id were new: most steps need not look for their ids
+        num_more |= {name: self._tables[name].num_missing(ids_M) for name, ids_M in ids.items()}
+        needed = self._bytes_after(num_more)
+        if needed <= self._memory_limit:
+            return
+        fullest = max(num_more, key=lambda name: self._tables[name].bytes_after(num_more[name]))
+        table = self._tables[fullest]
+        raise MemoryError(
+            f"shard {self._shard} refuses step {step}: its tables would need {human_size(needed)} and may "
+            f"take {human_size(self._memory_limit)}; table {fullest!r} has {table.num_rows:,} rows "
+            f"({human_size(table.num_bytes)}) and {num_more[fullest]:,} more were to come; no row has "
+            "changed. Raise sparse.server_memory, use more servers, or let rows be evicted"
+        )
+
+    def _bytes_after(self, num_more: Mapping[str, int]) -> int:
+        return sum(self._tables[name].bytes_after(more) for name, more in num_more.items())

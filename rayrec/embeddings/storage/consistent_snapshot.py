@@ -1,0 +1,374 @@
+"""What some ids held at a step boundary, read while steps go on: copy on write of records.
+
+    steps    ── whatever is about to change or remove an id's record, sets it aside first ──► aside
+    reader   bucket after bucket: what is aside, and of the others what no later step has stamped
+
+Nothing is copied at the cut itself, and no list of ids is made: an id that comes later is known by the step
+in its record, which is later than the cut. What the reader has passed is no longer set aside, and the room
+that it took there is used again. An id may come aside twice, if a record without a later step came back
+from a trainer in between; what came first counts.
+
+The reader holds the lock for a small part at a time, less than a millisecond, so that steps wait for it no
+longer; whoever finds too much aside waits for the reader, which then has the lock to itself.
+
+Axes: M ids of one call, K ids of a part, W words of a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple
+
+import numpy as np
+from numba import carray, njit
+from numpy.typing import NDArray
+
+from rayrec.embeddings.base.compiled import (
+    RowAddresses,
+    int32_at,
+    prefetch,
+    row_address,
+)
+from rayrec.embeddings.base.layout import NEVER, STEP_WORD
+from rayrec.embeddings.base.routing import NUM_BUCKETS, bucket_of
+from rayrec.embeddings.storage.copy_on_write import ENTRY_BYTES, AsideRecords
+from rayrec.embeddings.storage.index import HASHES, MISSING, ordered_by_bucket
+from rayrec.embeddings.storage.records import RecordAccess, RecordArray
+from rayrec.embeddings.storage.row_storage import CutSource, Reading, Wanted
+from rayrec.platform.compiled import kernel_input, mix64
+
+Int64Array = NDArray[np.int64]
+Int32Array = NDArray[np.int32]
+
+Wait = Callable[[Callable[[], bool]], None]
+"""Called with the lock held: lets the reader go on, and returns when that says True or the cut has ended.
+
+It finds what is there, so whoever calls `keep` leaves everything as a step left it until that has returned.
+"""
+
+ABSENT = np.iinfo(np.int32).max
+"""Last step of an id that has no record: later than any cut."""
+
+_SCANNED_SLOTS = 2**16
+"""Slots that are looked at under the lock: a few tenths of a millisecond."""
+_PART_BYTES = 2**20
+"""Records that are copied under the lock, of those aside and of the others: half a millisecond each."""
+_LEAST_LISTED, _SLOTS_PER_LISTED_ID = 2**18, 8
+"""Ids that are listed at once: so many, or one for so many slots of the map. Each list takes a pass over
+these, and another one says where lists begin; a map has up to 0.6 ids per slot, which makes 5 lists."""
+_AHEAD = 24  # records asked for this many ids early
+_KEPT_IDS = 8192
+"""Ids that are set aside between two looks at whether there is room."""
+LEAST_ASIDE_BYTES, ASIDE_SHARE = 16 * 2**20, 4
+"""What is aside of a table may take so much, or a quarter of what the table takes in memory."""
+
+
+def most_aside_bytes(num_bytes: int) -> int:
+    """Of something that takes so much memory, what may be aside before a step waits for the reader."""
+    return max(LEAST_ASIDE_BYTES, num_bytes // ASIDE_SHARE)
+
+
+def most_listed(index_bytes: int) -> int:
+    """Ids of a map of so many bytes that are listed at once."""
+    return max(_LEAST_LISTED, index_bytes // 16 // _SLOTS_PER_LISTED_ID)
+
+
+class CutRecords(NamedTuple):
+    """Records of a part."""
+
+    ids_K: Int64Array
+    """By virtual bucket, then as uint64."""
+    records_KW: Int32Array
+
+
+class CutEndedError(RuntimeError):
+    """A cut was given up before all of it was read."""
+
+
+class Cut:
+    """One source's records as a step left them. Not thread-safe: the caller locks.
+
+    Args:
+        step: that the cut follows. Every change of a record from now on belongs to a later one.
+        most_bytes: that may be aside before `wait` is called.
+        wait: for the reader, when there is too much aside.
+    """
+
+    def __init__(self, source: CutSource, step: int, most_bytes: int, wait: Wait) -> None:
+        self.step = step
+        self._source = source
+        self._most_bytes = most_bytes
+        self._wait = wait
+        self._aside = AsideRecords(source.num_words)
+        self._passed = 0
+        """Buckets below this have been read."""
+        self._ended: Exception | None = None
+
+    @property
+    def num_aside(self) -> int:
+        """Records that are aside now."""
+        return len(self._aside)
+
+    def keep(self, ids_M: Int64Array, steps_M: Int32Array, read: Callable[[Int64Array], Int32Array]) -> None:
+        """Set aside what distinct ids hold before it changes, or goes.
+
+        Memory that is lacking for it is no reason to refuse a step: the cut is given up.
+
+        Args:
+            steps_M: last step that changed each record, `ABSENT` where there is none.
+            read: gives records of ids at these positions.
+        """
+        with self._ended_for_want_of_memory():
+            old_M = np.flatnonzero(steps_M <= self.step)  # others are later: what they were is aside
+            old_M = self._not_passed(ids_M, old_M)
+            self._keep(ids_M, old_M, lambda at_K, rows_K: self._aside.records.write(rows_K, 0, read(at_K)))
+
+    def keep_rows(self, ids_M: Int64Array, records: RecordAccess, rows_M: Int64Array) -> None:
+        """`keep` of records that end with step and count; -1 for an id that has none."""
+        with self._ended_for_want_of_memory():
+            rows_M, ids_M = kernel_input(rows_M, np.int64), kernel_input(ids_M, np.int64)
+            old_M = _older(records.addresses, rows_M, ids_M, self.step, self._passed)
+            self._keep(
+                ids_M, old_M, lambda at_K, to_K: records.copy_rows(rows_M[at_K], self._aside.records, to_K)
+            )
+
+    def _keep(
+        self, ids_M: Int64Array, old_M: Int64Array, copy: Callable[[Int64Array, Int64Array], None]
+    ) -> None:
+        """
+        Args:
+            copy: copies records of ids at the given positions to the given rows of those aside.
+        """
+        passed = self._passed
+        for first in range(0, len(old_M), _KEPT_IDS):
+            some_M = old_M[first : first + _KEPT_IDS]
+            if self._passed != passed:  # while one before these waited
+                some_M = self._not_passed(ids_M, some_M)
+            self._keep_some(ids_M, some_M, copy)
+
+    @contextmanager
+    def _ended_for_want_of_memory(self) -> Iterator[None]:
+        try:
+            yield
+        except MemoryError as error:
+            lacking = CutEndedError(
+                f"no memory for what steps change while the cut after step {self.step} is read"
+            )
+            lacking.__cause__ = error
+            self.end(lacking)
+
+    def _not_passed(self, ids_M: Int64Array, some_M: Int64Array) -> Int64Array:
+        """Positions of ids that are still to be read."""
+        return some_M[bucket_of(ids_M[some_M]) >= self._passed]
+
+    def end(self, error: Exception) -> None:
+        """Give up what has not been read; whoever reads it gets this error."""
+        self._ended = error
+        self._pass(NUM_BUCKETS)
+
+    def parts(
+        self, lock: Callable[[], AbstractContextManager[object]], after_step: int | None = None
+    ) -> Iterator[CutRecords]:
+        """Everything, in the order of buckets, in parts of whole ones; steps may go on in between.
+
+        Args:
+            lock: holds the lock.
+            after_step: only records that a step after this one has changed.
+
+        Raises:
+            Exception: what `end` was given.
+        """
+        for buckets in self._lists(lock):
+            ids_K, ends_B = self._list_ids(lock, buckets)
+            first, bucket = 0, buckets.start
+            while bucket < buckets.stop:
+                # As many whole buckets as fit, and at least the next one.
+                end = int(np.searchsorted(ends_B, first + self._part_rows, side="right"))
+                end = min(max(end, bucket + 1), buckets.stop)
+                part, end = self._part(lock, ids_K, first, ends_B, range(bucket, end), after_step)
+                if len(part.ids_K):
+                    yield part
+                first, bucket = int(ends_B[end - 1]), end
+
+    def _keep_some(
+        self, ids_M: Int64Array, some_M: Int64Array, copy: Callable[[Int64Array, Int64Array], None]
+    ) -> None:
+        bytes_after = (4 * self._source.num_words + ENTRY_BYTES) * len(some_M)
+
+        def is_room() -> bool:
+            return self._passed == NUM_BUCKETS or self._num_bytes + bytes_after <= self._most_bytes
+
+        if not is_room() and self.num_aside:
+            self._wait(is_room)
+            some_M = self._not_passed(ids_M, some_M)
+        copy(some_M, self._aside.add(ids_M[some_M]))
+
+    @property
+    def _part_rows(self) -> int:
+        return max(1, _PART_BYTES // (4 * self._source.num_words))
+
+    @property
+    def _num_bytes(self) -> int:
+        return (4 * self._source.num_words + ENTRY_BYTES) * self.num_aside
+
+    def _lists(self, lock: Callable[[], AbstractContextManager[object]]) -> Iterator[range]:
+        """Buckets whose ids are listed at once."""
+        with lock():
+            num_ids, most = len(self._source.ids), most_listed(self._source.ids.num_bytes)
+        if num_ids <= most:
+            yield range(NUM_BUCKETS)
+            return
+        counts_B = np.zeros(NUM_BUCKETS, dtype=np.int64)
+        for ids_K in self._scan(lock, range(NUM_BUCKETS)):
+            counts_B += np.bincount(bucket_of(ids_K), minlength=NUM_BUCKETS)
+        ends_B = np.cumsum(counts_B)
+        first = num_before = 0
+        while first < NUM_BUCKETS:
+            end = int(np.searchsorted(ends_B, num_before + most, side="right"))
+            end = max(end, first + 1)
+            yield range(first, end)
+            first, num_before = end, int(ends_B[end - 1])
+
+    def _list_ids(
+        self, lock: Callable[[], AbstractContextManager[object]], buckets: range
+    ) -> tuple[Int64Array, Int64Array]:
+        """Ids of these buckets that are there, ordered, with ends; what is gone since the cut is aside."""
+        return ordered_by_bucket(np.concatenate(list(self._scan(lock, buckets))))
+
+    def _scan(
+        self, lock: Callable[[], AbstractContextManager[object]], buckets: range
+    ) -> Iterator[Int64Array]:
+        first = 0
+        while first < HASHES:
+            with self._checked(lock):
+                ids_K, first = self._source.ids.ids_from(first, _SCANNED_SLOTS, buckets)
+            yield ids_K
+
+    def _part(
+        self,
+        lock: Callable[[], AbstractContextManager[object]],
+        ids_K: Int64Array,
+        first: int,
+        ends_B: Int64Array,
+        buckets: range,
+        after_step: int | None,
+    ) -> tuple[CutRecords, int]:
+        """What is in the cut of these buckets, or of the first of them: which is passed then, until where.
+
+        Args:
+            ids_K: as they are listed.
+            first: of the first bucket among them.
+            ends_B: of every bucket among them.
+        """
+        after = NEVER - 1 if after_step is None else after_step
+        with self._checked(lock):
+            end = self._aside.end_within(buckets, self._part_rows)
+            ids_K = ids_K[first : ends_B[end - 1]]
+            reading = self._source.begin_reading(ids_K)
+            if reading is None:
+                found = self._pass_part(None, ids_K, end, after)
+        if reading is not None:
+            try:
+                reading.read()
+                with self._checked(lock):
+                    found = self._pass_part(reading, ids_K, end, after)
+            finally:
+                with lock():
+                    reading.close()
+        live, aside = found
+        is_wanted_A = self._source.steps(aside.records_KW) > after
+        if not is_wanted_A.all():
+            aside = CutRecords(aside.ids_K[is_wanted_A], aside.records_KW[is_wanted_A])
+        return (_merged(live, aside) if len(aside.ids_K) else live), end
+
+    def _pass_part(
+        self, reading: Reading | None, ids_K: Int64Array, end: int, after: int
+    ) -> tuple[CutRecords, CutRecords]:
+        """Copies of what no step has changed since the cut, and of what is aside."""
+        aside = CutRecords(*self._aside.take(self._passed, end))
+        live_K = _not_among(ids_K, aside.ids_K)
+        at_K, records_KW = self._source.finish_reading(reading, Wanted(ids_K, live_K, after, self.step))
+        self._pass(end)
+        return CutRecords(ids_K[at_K], records_KW), aside
+
+    def _pass(self, end: int) -> None:
+        self._passed = end
+        if end == NUM_BUCKETS:
+            self._aside = AsideRecords(self._source.num_words)
+
+    @contextmanager
+    def _checked(self, lock: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+        with lock():
+            if self._ended is not None:
+                raise self._ended
+            yield
+
+
+def _merged(live: CutRecords, aside: CutRecords) -> CutRecords:
+    """Records of ids that are in only one of the two."""
+    places_L, places_A = _places(live.ids_K, aside.ids_K)
+    num_ids, num_words = len(places_L) + len(places_A), aside.records_KW.shape[1]
+    merged = CutRecords(np.empty(num_ids, np.int64), np.empty((num_ids, num_words), np.int32))
+    for part, places in ((live, places_L), (aside, places_A)):
+        merged.ids_K[places] = part.ids_K
+        RecordArray(part.records_KW).copy_to(np.arange(len(places)), merged.records_KW, places)
+    return merged
+
+
+@njit(nogil=True, cache=True)
+def _comes_before(id_: int, other: int) -> bool:
+    """In the order of buckets, and as uint64 within one."""
+    bucket = mix64(np.uint64(id_)) & np.uint64(NUM_BUCKETS - 1)
+    bucket_of_other = mix64(np.uint64(other)) & np.uint64(NUM_BUCKETS - 1)
+    comes_before = bucket < bucket_of_other
+    if bucket == bucket_of_other:
+        comes_before = np.uint64(id_) < np.uint64(other)
+    return bool(comes_before)
+
+
+@njit(nogil=True, cache=True)
+def _not_among(ids_K: Int64Array, others_A: Int64Array) -> Int64Array:
+    """Positions of ids that are not among others, both in the order of buckets."""
+    found_K = np.empty(len(ids_K), dtype=np.int64)
+    num_found = a = 0
+    for k in range(len(ids_K)):
+        while a < len(others_A) and _comes_before(others_A[a], ids_K[k]):
+            a += 1
+        if a == len(others_A) or others_A[a] != ids_K[k]:
+            found_K[num_found] = k
+            num_found += 1
+    return found_K[:num_found]
+
+
+@njit(nogil=True, cache=True)
+def _places(ids_L: Int64Array, others_A: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Where distinct ids of two lists, both in the order of buckets, stand in a list of all."""
+    places_L, places_A = np.empty(len(ids_L), dtype=np.int64), np.empty(len(others_A), dtype=np.int64)
+    live = a = 0
+    while live < len(ids_L) or a < len(others_A):
+        if a == len(others_A) or (live < len(ids_L) and _comes_before(ids_L[live], others_A[a])):
+            places_L[live] = live + a
+            live += 1
+        else:
+            places_A[a] = live + a
+            a += 1
+    return places_L, places_A
+
+
+@njit(nogil=True, cache=True)
+def _older(
+    rows: RowAddresses, rows_M: Int64Array, ids_M: Int64Array, step: int, first_bucket: int
+) -> Int64Array:
+    """Positions of ids from some bucket on whose records were changed last in this step or before."""
+    found_M = np.empty(len(rows_M), dtype=np.int64)
+    num_found, stamp = 0, np.uint64(4 * (rows.words + STEP_WORD))
+    for m in range(len(rows_M)):
+        if m + _AHEAD < len(rows_M) and rows_M[m + _AHEAD] != MISSING:
+            prefetch(row_address(rows, rows_M[m + _AHEAD]) + stamp)
+        if rows_M[m] == MISSING or carray(int32_at(row_address(rows, rows_M[m]) + stamp), 1)[0] > step:
+            continue
+        if np.int64(mix64(np.uint64(ids_M[m])) & np.uint64(NUM_BUCKETS - 1)) >= first_bucket:
+            found_M[num_found] = m
+            num_found += 1
+    return found_M[:num_found].copy()

@@ -1,0 +1,208 @@
+"""Which rows of a table are given up, and what is remembered of them.
+
+A victim is chosen by what committed steps have written into the records, bucket by bucket, so every mode
+and every number of shards gives up the same rows.
+
+Axes: R rows of a table, V victims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayrec.embeddings.base.config import EvictionConfig
+from rayrec.embeddings.base.routing import Int64Array, bucket_of
+from rayrec.embeddings.storage.consistent_snapshot import ABSENT, Cut, CutRecords
+from rayrec.embeddings.storage.index import MISSING, IdMap, ordered_by_bucket
+from rayrec.embeddings.storage.row_storage import Reading, Wanted
+from rayrec.platform.hashing import mix64
+
+Int32Array = NDArray[np.int32]
+
+
+def choose_victims(
+    config: EvictionConfig,
+    ids_R: Int64Array,
+    steps_R: NDArray[np.int32],
+    counts_R: NDArray[np.int32],
+    step: int,
+) -> NDArray[np.bool_]:
+    """[R] whether each row is given up when `step` commits.
+
+    Age first; of what is left, every bucket keeps its `max_rows_per_bucket` best rows. Recent means the
+    last step that changed the row, then the number of steps that did; frequent the other way round; ties
+    go by mix64 of the id, the larger stays.
+    """
+    victims_R = np.zeros(len(ids_R), dtype=np.bool_)
+    if config.max_age_steps is not None:
+        victims_R |= step - steps_R > config.max_age_steps
+    if config.max_rows_per_bucket is not None:
+        kept_K = np.flatnonzero(~victims_R)
+        buckets_K = bucket_of(ids_R[kept_K])
+        in_full_K = np.bincount(buckets_K)[buckets_K] > config.max_rows_per_bucket
+        kept_K, buckets_K = kept_K[in_full_K], buckets_K[in_full_K]  # the rest needs no sorting
+        best, second = steps_R[kept_K], counts_R[kept_K]
+        if config.keep == "frequent":
+            best, second = second, best
+        order_K = np.lexsort((~mix64(ids_R[kept_K]), -second, -best, buckets_K))
+        kept_K, buckets_K = kept_K[order_K], buckets_K[order_K]
+        place_K = np.arange(len(kept_K)) - np.searchsorted(buckets_K, buckets_K)  # within its bucket
+        victims_R[kept_K[place_K >= config.max_rows_per_bucket]] = True
+    return victims_R
+
+
+@dataclass(frozen=True)
+class Evicted:
+    """Ids whose rows were given up: tombstones for whoever holds copies."""
+
+    ids_V: Int64Array
+    steps_V: NDArray[np.int32]
+    """Step whose commit gave the row up."""
+
+    @classmethod
+    def nothing(cls) -> Evicted:
+        return cls(np.empty(0, np.int64), np.empty(0, np.int32))
+
+    @classmethod
+    def of(cls, part: CutRecords) -> Evicted:
+        """Of a cut of `Tombstones`."""
+        return cls(part.ids_K, np.ascontiguousarray(part.records_KW[:, 0]))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Evicted]) -> Evicted:
+        parts = [cls.nothing(), *parts]
+        return cls(
+            np.concatenate([part.ids_V for part in parts]), np.concatenate([part.steps_V for part in parts])
+        )
+
+    def __len__(self) -> int:
+        return len(self.ids_V)
+
+
+class Tombstones:
+    """The last eviction of every id that was evicted in the last `remember_steps` steps and has no row
+    since. Not thread-safe.
+    """
+
+    def __init__(self, remember_steps: int) -> None:
+        self._remember_steps = remember_steps
+        self._steps: IdMap | None = None
+        """Step by id; none where nothing was ever evicted."""
+        self.cut: Cut | None = None
+        """What is told of every change before it is made."""
+
+    @property
+    def ids(self) -> IdMap:
+        return IdMap() if self._steps is None else self._steps
+
+    @property
+    def num_words(self) -> int:
+        """Of a record for a cut: the step."""
+        return 1
+
+    @property
+    def num_bytes(self) -> int:
+        return 0 if self._steps is None else self._steps.num_bytes
+
+    def add(self, ids_V: Int64Array, step: int) -> None:
+        """Remember what this step gave up, and no longer what is too old."""
+        self._put(Evicted(ids_V, np.full(len(ids_V), step, dtype=np.int32)))
+        if self._steps is not None:
+            ids_V, steps_V = self._steps.items()
+            old_V = ids_V[step - steps_V > self._remember_steps]
+            self._keep(old_V)
+            self._steps.remove(old_V)
+
+    def forget(self, ids_M: Int64Array) -> None:
+        """These ids have rows again."""
+        if self._steps is not None:
+            self._keep(ids_M)
+            self._steps.remove(ids_M)
+
+    def since(self, step: int) -> Evicted:
+        """What commits after `step` gave up, by step and id."""
+        if self._steps is None:
+            return Evicted.nothing()
+        ids_V, steps_V = self._steps.items()
+        is_later_V = steps_V > step
+        ids_V, steps_V = ids_V[is_later_V], steps_V[is_later_V]
+        order_V = np.lexsort((ids_V, steps_V))
+        return Evicted(ids_V[order_V], steps_V[order_V].astype(np.int32))
+
+    def begin_reading(self, ids_M: Int64Array) -> None:
+        return None
+
+    def finish_reading(self, reading: Reading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
+        """Of those evicted after the one step and until the other: ([K] positions, [K, 1] records)."""
+        steps_K = self.ids.find(wanted.ids_K)  # from 0, so that MISSING is none
+        is_between_K = (steps_K != MISSING) & wanted.is_between(steps_K)
+        return wanted.at_K[is_between_K], steps_K[is_between_K, None].astype(np.int32)
+
+    def steps(self, records_KW: Int32Array) -> Int32Array:
+        return records_KW[:, 0]
+
+    def _keep(self, ids_M: Int64Array) -> None:
+        if self.cut is not None:
+            steps_M = self.ids.find(ids_M).astype(np.int32)
+            steps_M[steps_M == MISSING] = ABSENT
+            self.cut.keep(ids_M, steps_M, lambda at_K: steps_M[at_K, None])
+
+    def load(self, evicted: Evicted) -> None:
+        """Replace everything remembered so far."""
+        self._steps = None
+        self._put(evicted)
+
+    def _put(self, evicted: Evicted) -> None:
+        if len(evicted):
+            self._steps = self._steps or IdMap(len(evicted))
+            self._steps.assign(evicted.ids_V, evicted.steps_V.astype(np.int64))
+
+
+class GivenUp:
+    """Ids whose rows commits have given up after some step, for snapshots of what has changed since.
+
+    Tombstones will not do: they are forgotten, by their age and when an id has a row again. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._since: int | None = None
+        self._evictions: list[tuple[int, Int64Array]] = []
+        self._num_ids = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return 8 * self._num_ids
+
+    def begin(self, step: int) -> None:
+        """What later steps give up has to be known from now on, unless what earlier ones did is known too."""
+        if self._since is None:
+            self._since = step
+
+    def add(self, ids_V: Int64Array, step: int, most_ids: int) -> None:
+        """Remember what a step gave up; nothing at all if that makes more than so many ids."""
+        if self._since is None:
+            return
+        self._evictions.append((step, ids_V))
+        self._num_ids += len(ids_V)
+        if self._num_ids > most_ids:
+            self._since, self._evictions, self._num_ids = None, [], 0
+
+    def knows(self, since: int) -> bool:
+        """Whether everything is known that steps after this one gave up."""
+        return self._since is not None and self._since <= since
+
+    def forget(self, step: int) -> None:
+        """Nobody will ask for what steps until this one gave up."""
+        if self.knows(step):
+            self._since = step
+            self._evictions = [(of_step, ids_V) for of_step, ids_V in self._evictions if of_step > step]
+            self._num_ids = sum(len(ids_V) for _, ids_V in self._evictions)
+
+    def between(self, since: int, step: int) -> Int64Array:
+        """Distinct ids that steps after the one and until the other gave up, in the order of buckets."""
+        found = [ids_V for of_step, ids_V in self._evictions if since < of_step <= step]
+        return ordered_by_bucket(np.concatenate([np.empty(0, dtype=np.int64), *found]))[0]

@@ -1,0 +1,575 @@
+"""One embedding table: rows for 64-bit ids, created when an update first names them.
+
+A row's record is described in `rayrec.embeddings.base.layout`.
+
+An id that no update has named, that is not admitted yet, or whose row was evicted has its initial value
+(see `rayrec.embeddings.table.row_operations`).
+
+Axes: M ids of one call, D numbers of a row, S numbers of its optimizer state, W words of a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.base.distinct_ids import first_repeated
+from rayrec.embeddings.base.layout import NEVER, STEP_WORD
+from rayrec.embeddings.storage.consistent_snapshot import Cut, Wait, most_aside_bytes
+from rayrec.embeddings.storage.disk.tiered_rows import Fetch, TieredRows
+from rayrec.embeddings.storage.index import MISSING
+from rayrec.embeddings.storage.records import RecordAccess, RecordArray
+from rayrec.embeddings.storage.row_storage import CutSource, MemoryRows, RowStorage
+from rayrec.embeddings.table.admission import Sighted, SightingCounters
+from rayrec.embeddings.table.batch_rows import IdGroups, output
+from rayrec.embeddings.table.eviction import Evicted, GivenUp, Tombstones, choose_victims
+from rayrec.embeddings.table.row_operations import RowOperations
+from rayrec.platform.compiled import kernel_input
+
+Int64Array = NDArray[np.int64]
+Float32Array = NDArray[np.float32]
+Int32Array = NDArray[np.int32]
+
+_LEAST_GIVEN_UP, _GIVEN_UP_SHARE = 65_536, 4
+"""Most ids of which is known that their rows were given up: so many, or a quarter of the rows. A snapshot of
+what has changed since is not worth it beyond."""
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Rows of a table with everything needed to go on training them."""
+
+    ids_M: Int64Array
+    weights_MD: Float32Array
+    """Float32, also where the table keeps 16 bits of them."""
+    state_MS: Float32Array
+    steps_M: Int32Array
+    """Last step that changed the row."""
+    counts_M: Int32Array
+    """Steps that changed the row."""
+    sighted: Sighted = field(default_factory=Sighted.nothing)
+    """Ids that wait for admission."""
+    evicted: Evicted = field(default_factory=Evicted.nothing)
+    """Ids whose rows were given up."""
+    since: int | None = None
+    """With a step, these are not all rows, but those that a later step has changed."""
+    removed_X: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
+    """Ids whose rows steps after `since` gave up, to be done before rows are put in."""
+
+
+@dataclass(frozen=True)
+class TableCut:
+    """A table as a step left it, while it changes."""
+
+    step: int
+    step_before: int | None
+    """Of the cut before this one, if there was one."""
+    rows: Cut
+    sighted: Cut
+    evicted: Cut
+
+    def end(self, error: Exception) -> None:
+        for cut in (self.rows, self.sighted, self.evicted):
+            cut.end(error)
+
+
+@dataclass(frozen=True)
+class TableCounts:
+    """What has become of ids in this table since it was made."""
+
+    num_created: int = 0
+    num_evicted: int = 0
+    num_not_admitted: int = 0
+    """Gradients dropped because their id had not been seen often enough."""
+    num_waiting: int = 0
+    """Ids that are counted until they are admitted."""
+    num_from_disk: int = 0
+    """Rows that were brought back into memory."""
+
+
+class EmbeddingTable:
+    """Rows of one table, or of one shard of it. Not thread-safe; `EmbeddingShard` locks."""
+
+    def __init__(self, config: TableConfig, num_threads: int = 1) -> None:
+        """
+        Args:
+            num_threads: that lookups and updates may use; the rows do not depend on it.
+        """
+        self.config = config
+        self._num_threads = num_threads
+        self._ops = RowOperations(config, num_threads)
+        self._sightings = SightingCounters(config.admission)
+        self._tombstones = Tombstones(config.eviction.remember_steps if config.eviction else 0)
+        self._rows: RowStorage = self._empty_rows()
+        self._found: tuple[IdGroups, Int64Array] | None = None
+        """The batch that was looked up last and its rows, while no row has come or gone since."""
+        self._num_created = self._num_evicted = self._num_not_admitted = 0
+        self._cut: TableCut | None = None
+        self._last_cut_step: int | None = None
+        self._given_up = GivenUp()
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._rows)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the rows that were in use at once, of the index, and of what waits for admission."""
+        return self._rows.num_bytes + _waiting_bytes(self._sightings, self._tombstones)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Size of the file that holds what memory has no room for."""
+        return self._rows.disk_bytes if isinstance(self._rows, TieredRows) else 0
+
+    @property
+    def counts(self) -> TableCounts:
+        return TableCounts(
+            self._num_created,
+            self._num_evicted,
+            self._num_not_admitted,
+            len(self._sightings),
+            self._rows.num_from_disk if isinstance(self._rows, TieredRows) else 0,
+        )
+
+    def lookup(self, ids_M: Int64Array, empty: Callable[..., Float32Array] = np.empty) -> Float32Array:
+        """[M, D] weights of each id; creates nothing, an absent id has its initial value.
+
+        Args:
+            empty: makes the array of the rows where the caller wants them; called as `np.empty`.
+        """
+        self._check_ids(ids_M)
+        ids_M = kernel_input(ids_M, np.int64)
+        rows_MD = empty((len(ids_M), self.config.dim), dtype=np.float32)
+        for piece in self._rows.pieces(len(ids_M)):
+            rows_M = self._rows.find(ids_M[piece])
+            self._ops.gather(self._rows.records, rows_M, ids_M[piece], rows_MD[piece])
+        return rows_MD
+
+    def lookup_batch(self, groups: IdGroups, out_ND: Float32Array | None = None) -> Float32Array:
+        """[N, D] weights of each id of a batch: `lookup(ids_M)[inverse_N]`, but nothing lies in between.
+
+        Args:
+            out_ND: where to write them. `batch_memory` is the fastest.
+        """
+        rows_ND = output(out_ND, (len(groups.places_N), self.config.dim))
+        for piece in self._rows.pieces(len(groups.ids_M)):
+            rows_M = self._rows.find(groups.ids_M[piece])
+            self._ops.gather_batch(self._rows.records, rows_M, groups, piece.start, rows_ND)
+            self._found = (groups, rows_M) if self._rows.stay else None
+        return rows_ND
+
+    def read_records(
+        self, ids_M: Int64Array, empty: Callable[..., Int32Array] = np.empty
+    ) -> tuple[Int32Array, NDArray[np.bool_]]:
+        """([M, W] records, [M] whether there is a row); an absent id has the record of a new row.
+
+        Args:
+            empty: as for `lookup`.
+        """
+        self._check_ids(ids_M)
+        records_MW = empty((len(ids_M), self._ops.num_words), dtype=np.int32)
+        present_M = np.empty(len(ids_M), dtype=np.bool_)
+        for piece in self._rows.pieces(len(ids_M)):
+            rows_M = self._rows.find(ids_M[piece])
+            is_there_M = present_M[piece] = rows_M != MISSING
+            if is_there_M.all():  # most often, and then there is nothing to pick
+                self._rows.records.read_into(rows_M, 0, records_MW[piece])
+                continue
+            absent = np.flatnonzero(~is_there_M)
+            records_MW[piece][is_there_M] = self._rows.records.read(
+                rows_M[is_there_M], 0, self._ops.num_words
+            )
+            records_MW[piece][absent] = self._ops.new_records(ids_M[piece][absent])
+        return records_MW, present_M
+
+    def check_records(self, ids_M: Int64Array, records_MW: Int32Array) -> None:
+        """
+        Raises:
+            ValueError: wrong shape or dtype: there must be one whole record for each id.
+        """
+        self._check_ids(ids_M)
+        expected = (len(ids_M), self._ops.num_words)
+        if records_MW.shape != expected or records_MW.dtype != np.int32:
+            raise ValueError(
+                f"table {self.config.name!r}: records must be int32 of shape {expected}, one row per id; "
+                f"got {records_MW.dtype} of shape {records_MW.shape}"
+            )
+
+    def check_have_rows(self, ids_M: Int64Array) -> None:
+        """
+        Raises:
+            ValueError: an id has no row; names it.
+        """
+        missing_M = ~self._rows.present(ids_M)
+        if missing_M.any():
+            raise ValueError(
+                f"table {self.config.name!r}: id {ids_M[missing_M][0]} has no row for its record to come "
+                "back to; no row has changed"
+            )
+
+    def check_distinct(self, ids_M: Int64Array) -> None:
+        """
+        Raises:
+            ValueError: an id comes twice; names it.
+        """
+        repeated = first_repeated(ids_M)
+        if repeated is not None:
+            raise ValueError(f"table {self.config.name!r}: id {repeated} comes twice; no row has changed")
+
+    def write_records(self, ids_M: Int64Array, records_MW: Int32Array) -> None:
+        """Set the whole records of distinct ids, which must have rows: they were read from here."""
+        for piece in self._rows.pieces(len(ids_M)):
+            rows_M = self._rows.find(ids_M[piece])
+            assert not np.any(rows_M == MISSING), f"{self.config.name!r}: a record came back to no row"
+            self._keep(ids_M[piece], self._rows.records, rows_M)
+            self._rows.records.write(rows_M, 0, records_MW[piece])
+
+    def apply(self, ids_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
+        """One step's update: admit ids, create their rows, let the optimizer change all of them, evict.
+
+        Args:
+            ids_M: [M] distinct ids.
+            grads_MD: [M, D] their gradients, float32.
+            step: number of the step, from 0.
+
+        Raises:
+            ValueError: wrong shape or dtype, or a gradient that is not finite; nothing has changed.
+            MemoryError: no room for the new rows; nothing has changed.
+        """
+        self.check_update(ids_M, grads_MD)
+        self.reserve(ids_M)
+        self.apply_checked(ids_M, grads_MD, step)
+        self.evict(step)
+
+    def apply_batch(
+        self, groups: IdGroups, grads_ND: Float32Array, step: int, sums_MD: Float32Array | None = None
+    ) -> None:
+        """`apply` of a batch's gradients: those of each distinct id are added in the order of the batch.
+
+        Args:
+            grads_ND: [N, D] one gradient for each id of the batch, float32.
+            sums_MD: where to write their sums. `batch_memory` is the fastest.
+
+        Raises:
+            As `apply` does; nothing has changed.
+        """
+        sums_MD = self._ops.sum_batch(groups, grads_ND, sums_MD)
+        self.reserve(groups.ids_M)
+        found, self._found = self._found, None
+        for piece in self._rows.pieces(len(groups.ids_M)):
+            if found is not None and found[0] is groups:
+                rows_M = found[1]
+            else:
+                rows_M = self._rows.find(groups.ids_M[piece])
+            self._apply_piece(groups.ids_M[piece], rows_M, sums_MD[piece], step)
+        self.evict(step)
+
+    def check_update(self, ids_M: Int64Array, grads_MD: Float32Array) -> None:
+        """Raise the ValueError that `apply` would raise; changes nothing."""
+        self._ops.check_gradients(ids_M, grads_MD)
+
+    def has_rows(self, ids_M: Int64Array) -> NDArray[np.bool_]:
+        """[M] whether each id has a row; nothing is read from disk for it."""
+        return self._rows.present(kernel_input(ids_M, np.int64))
+
+    def num_missing(self, ids_M: Int64Array) -> int:
+        """How many of these distinct ids have no row."""
+        return int(np.count_nonzero(~self._rows.present(ids_M)))
+
+    def bytes_after(self, num_more: int) -> int:
+        """Most that `num_bytes` is, and takes on the way, when so many more ids have rows."""
+        waiting = _waiting_bytes(self._sightings, self._tombstones)
+        if self.config.admission.min_sightings > 1:
+            waiting += self._sightings.growth_bytes(num_more)
+        return self._rows.bytes_after(num_more) + waiting
+
+    def reserve(self, ids_M: Int64Array, num_written: int = 0) -> None:
+        """Make room for the rows of those ids, so that `apply_checked` cannot fail for memory or disk.
+
+        Args:
+            num_written: rows that `write_records` will set before it.
+
+        Raises:
+            MemoryError, OSError: there is none, in memory or on disk; nothing has changed.
+        """
+        num_new = len(ids_M)
+        is_counted = self.config.admission.min_sightings > 1
+        if is_counted or not self._rows.has_room(num_new):
+            num_new = self.num_missing(ids_M)
+        if num_new and is_counted:
+            self._sightings.reserve(num_new)
+        self._rows.reserve(num_new, len(ids_M) + num_written)
+
+    def apply_checked(self, ids_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
+        """The part of `apply` that changes rows, for an update that was checked and has room."""
+        ids_M = kernel_input(ids_M, np.int64)
+        for piece in self._rows.pieces(len(ids_M)):
+            self._apply_piece(ids_M[piece], self._rows.find(ids_M[piece]), grads_MD[piece], step)
+
+    def evict(self, step: int) -> None:
+        """Give up the rows that the config wants given up when this step commits."""
+        self._sightings.forget(step)
+        if self.config.eviction is None or not self.config.eviction.is_due(step):
+            return
+        found = []
+        eviction = self.config.eviction
+        by_bucket = eviction.max_rows_per_bucket is not None
+        for ids_M, records, rows_M in self._rows.parts(ordered=False) if by_bucket else self._rows.scan():
+            stamps_M2 = self._ops.stamps(records, rows_M)
+            victims_M = choose_victims(eviction, ids_M, stamps_M2[:, 0], stamps_M2[:, 1], step)
+            found.append(ids_M[victims_M])
+            self._keep(ids_M[victims_M], records, rows_M[victims_M])
+        ids_V = np.concatenate([np.empty(0, dtype=np.int64), *found])
+        self._tombstones.add(ids_V, step)
+        self._given_up.add(ids_V, step, max(_LEAST_GIVEN_UP, self.num_rows // _GIVEN_UP_SHARE))
+        self._rows.remove(ids_V)
+        self._found = None
+        self._num_evicted += len(ids_V)
+
+    def fetchable(self, ids_M: Int64Array) -> list[Int64Array]:
+        """Those of the ids whose rows are on disk, in parts that may be fetched one after the other."""
+        self._check_ids(ids_M)
+        return self._rows.fetchable(ids_M) if isinstance(self._rows, TieredRows) else []
+
+    def begin_fetch(self, ids_K: Int64Array) -> Fetch:
+        """Begin to bring up a part that `fetchable` gave; `Fetch.read` waits for the disk, without the table.
+
+        `finish_fetch` must follow.
+        """
+        assert isinstance(self._rows, TieredRows)
+        return self._rows.begin_fetch(ids_K)
+
+    def finish_fetch(self, fetch: Fetch) -> None:
+        """Put into memory what was read, unless it has moved or changed since."""
+        assert isinstance(self._rows, TieredRows)
+        self._rows.finish_fetch(fetch)
+
+    def evicted_since(self, step: int) -> Evicted:
+        """Ids whose rows commits after `step` gave up, and which have none now."""
+        return self._tombstones.since(step)
+
+    def export(self) -> TableRows:
+        """A copy of every row, ordered by virtual bucket, then by id as uint64."""
+        return joined(list(self.export_parts()))
+
+    def export_parts(self) -> Iterator[TableRows]:
+        """`export` in parts that follow each other, each a copy, no larger than the table's memory allows.
+
+        The first has what is not a row. Between parts rows may be read, but none may change.
+        """
+        sighted, evicted = self._sightings.export(), self._tombstones.since(NEVER)
+        for ids_M, records, rows_M in self._rows.parts(ordered=True):
+            weights_MD = np.empty((len(ids_M), self.config.dim), dtype=np.float32)
+            self._ops.gather(records, rows_M, ids_M, weights_MD)
+            stamps_M2 = self._ops.stamps(records, rows_M)
+            yield TableRows(
+                ids_M=ids_M,
+                weights_MD=weights_MD,
+                state_MS=self._ops.state(records, rows_M),
+                steps_M=np.ascontiguousarray(stamps_M2[:, 0]),
+                counts_M=np.ascontiguousarray(stamps_M2[:, 1]),
+                sighted=sighted,
+                evicted=evicted,
+            )
+            sighted, evicted = Sighted.nothing(), Evicted.nothing()
+
+    def begin_cut(self, step: int, wait: Wait) -> TableCut:
+        """Keep what the table holds now until it is read by `cut_parts`, or `end_cut` is called.
+
+        Args:
+            step: that was committed last.
+            wait: as for `Cut`.
+        """
+        assert self._cut is None, f"{self.config.name!r}: there is a cut already"
+
+        def cut_of(source: CutSource, num_bytes: int) -> Cut:
+            return Cut(source, step, most_aside_bytes(num_bytes), wait)
+
+        self._cut = TableCut(
+            step,
+            self._last_cut_step,
+            cut_of(self._rows, self._rows.num_bytes),
+            cut_of(self._sightings, self._sightings.num_bytes),
+            cut_of(self._tombstones, self._tombstones.num_bytes),
+        )
+        self._sightings.cut, self._tombstones.cut = self._cut.sighted, self._cut.evicted
+        self._given_up.begin(step)
+        self._last_cut_step = step
+        return self._cut
+
+    def begin_changes(self, step: int) -> None:
+        """Let a later cut say what has changed since this step, which was committed last."""
+        self._given_up.begin(step)
+
+    def end_cut(self) -> None:
+        """What changes from now on need not be kept."""
+        self._cut = self._sightings.cut = self._tombstones.cut = None
+
+    def cut_parts(
+        self, cut: TableCut, lock: Callable[[], AbstractContextManager[object]], since: int | None
+    ) -> Iterator[TableRows]:
+        """What the table held at the cut, in parts by virtual bucket, while steps go on.
+
+        Args:
+            lock: holds the table's lock.
+            since: only rows that steps after this one have changed, if the ids whose rows they gave up are
+                known; those come first. Sighted and evicted ids are there whole in any case.
+        """
+        with lock():
+            if since is not None and not self._given_up.knows(since):
+                since = None
+            removed_X = np.empty(0, np.int64)
+            if since is not None:
+                removed_X = self._given_up.between(since, cut.step)
+            # If this one comes to nothing, the next will be since the same step as this, or the cut before.
+            needed = cut.step_before if since is None else since
+            if needed is not None:
+                self._given_up.forget(needed)
+        nothing = replace(self._no_rows(), since=since)
+        yield replace(nothing, removed_X=removed_X)
+        for part in cut.evicted.parts(lock):
+            yield replace(nothing, evicted=Evicted.of(part))
+        for part in cut.sighted.parts(lock):
+            yield replace(nothing, sighted=Sighted.of(part))
+        for ids_K, records_KW in cut.rows.parts(lock, since):
+            yield replace(nothing, **self._unpacked(ids_K, records_KW))
+
+    def _unpacked(self, ids_K: Int64Array, records_KW: Int32Array) -> dict[str, Any]:
+        """Rows of whole records."""
+        records, rows_K = RecordArray(records_KW), np.arange(len(ids_K))
+        return {
+            "ids_M": ids_K,
+            "weights_MD": self._ops.weights(records_KW),
+            "state_MS": self._ops.state(records, rows_K),
+            "steps_M": np.ascontiguousarray(records_KW[:, STEP_WORD]),
+            "counts_M": np.ascontiguousarray(records_KW[:, STEP_WORD + 1]),
+        }
+
+    def _no_rows(self) -> TableRows:
+        return TableRows(
+            **self._unpacked(np.empty(0, np.int64), np.empty((0, self._ops.num_words), np.int32))
+        )
+
+    def load(self, parts: Iterable[TableRows]) -> None:
+        """Fill an empty table with rows that come in parts; what is not a row may be in any of them.
+
+        Parts with `since` change what those before them have filled in, and have all that is not a row.
+
+        Raises:
+            ValueError: the table has rows, an id comes twice, or a shape is not this table's.
+            MemoryError, OSError: no room, in memory or on disk.
+        """
+        if self.num_rows:
+            raise ValueError(f"table {self.config.name!r} has {self.num_rows} rows; load into an empty one")
+        filled = self._empty_rows()
+        sighted: list[Sighted] = []
+        evicted: list[Evicted] = []
+        for part in parts:
+            self._check_part(part)
+            if len(part.removed_X):
+                filled.remove(part.removed_X)
+            filled.reserve(len(part.ids_M), len(part.ids_M))
+            for piece in filled.pieces(len(part.ids_M)):
+                self._load_piece(filled, part, piece)
+            sighted.append(part.sighted)
+            evicted.append(part.evicted)
+        self._rows, self._found = filled, None
+        self._sightings.load(Sighted.joined(sighted))
+        self._tombstones.load(Evicted.joined(evicted))
+
+    def _check_part(self, rows: TableRows) -> None:
+        self._check_ids(rows.ids_M)
+        layout, num_rows = self._ops.layout, len(rows.ids_M)
+        found = (rows.weights_MD.shape, rows.state_MS.shape, rows.steps_M.shape, rows.counts_M.shape)
+        expected = ((num_rows, layout.dim), (num_rows, layout.state_size), (num_rows,), (num_rows,))
+        if found != expected:
+            raise ValueError(
+                f"table {self.config.name!r}: expected weights, state, steps and counts of shapes "
+                f"{expected}, found {found}"
+            )
+
+    def _load_piece(self, filled: RowStorage, rows: TableRows, piece: slice) -> None:
+        ids_M, num_before = rows.ids_M[piece], len(filled)
+        rows_M = filled.find(ids_M)
+        is_there_M = rows_M != MISSING
+        num_known = 0 if rows.since is None else int(np.count_nonzero(is_there_M))
+        new = np.flatnonzero(~is_there_M) if num_known else slice(None)
+        rows_M[new] = filled.add(ids_M[new])
+        if len(filled) != num_before + len(ids_M) - num_known:
+            ids_K, counts_K = np.unique(ids_M, return_counts=True)
+            is_repeated_K = counts_K > 1
+            repeated = ids_K[is_repeated_K][0] if is_repeated_K.any() else ids_M[is_there_M][0]
+            raise ValueError(f"table {self.config.name!r}: id {repeated} comes twice in the rows to load")
+        self._ops.set_weights(filled.records, rows_M, rows.weights_MD[piece])
+        self._ops.set_state(filled.records, rows_M, rows.state_MS[piece])
+        stamps_M2 = np.column_stack((rows.steps_M[piece], rows.counts_M[piece]))
+        self._ops.set_stamps(filled.records, rows_M, stamps_M2)
+
+    def _check_ids(self, ids_M: Int64Array) -> None:
+        if ids_M.ndim != 1 or ids_M.dtype != np.int64:
+            raise ValueError(
+                f"table {self.config.name!r}: ids must be one-dimensional int64, "
+                f"got {ids_M.dtype} of shape {ids_M.shape}"
+            )
+
+    def _empty_rows(self) -> RowStorage:
+        if self.config.disk is None:
+            return MemoryRows(self._ops.num_words, self._num_threads)
+        # Not a method of this table: the two would keep each other, and the disk's space, until a collection.
+        beside = partial(_waiting_bytes, self._sightings, self._tombstones)
+        return TieredRows(self.config.name, self._ops.num_words, self.config.disk, beside)
+
+    def _keep(self, ids_M: Int64Array, records: RecordAccess, rows_M: Int64Array) -> None:
+        """Before records change or go; -1 for an id without a row."""
+        if self._cut is not None:
+            self._cut.rows.keep_rows(ids_M, records, rows_M)
+
+    def _apply_piece(self, ids_M: Int64Array, rows_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
+        self._keep(ids_M, self._rows.records, rows_M)
+        missing = np.flatnonzero(rows_M == MISSING)
+        if len(missing):
+            admitted_M = self._sightings.admit(ids_M[missing], step)
+            new = missing[admitted_M]
+            rows_M[new] = self._create(ids_M[new])
+            if len(new) < len(missing):
+                self._num_not_admitted += len(missing) - len(new)
+                has_row_M = rows_M != MISSING
+                ids_M, rows_M, grads_MD = ids_M[has_row_M], rows_M[has_row_M], grads_MD[has_row_M]
+        self._ops.apply(self._rows.records, rows_M, ids_M, grads_MD, step)
+
+    def _create(self, ids_M: Int64Array) -> Int64Array:
+        """[M] rows of ids that have none yet."""
+        # First: it may let a cut be read, which would find rows that no step has stamped yet.
+        self._tombstones.forget(ids_M)
+        rows_M = self._rows.add(ids_M)
+        self._found = None
+        self._rows.records.write(rows_M, 0, self._ops.new_records(ids_M))
+        self._num_created += len(ids_M)
+        return rows_M
+
+
+def _waiting_bytes(sightings: SightingCounters, tombstones: Tombstones) -> int:
+    return sightings.num_bytes + tombstones.num_bytes
+
+
+def joined(parts: Sequence[TableRows]) -> TableRows:
+    """Parts that `export_parts` gave, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    return TableRows(
+        ids_M=np.concatenate([part.ids_M for part in parts]),
+        weights_MD=np.concatenate([part.weights_MD for part in parts]),
+        state_MS=np.concatenate([part.state_MS for part in parts]),
+        steps_M=np.concatenate([part.steps_M for part in parts]),
+        counts_M=np.concatenate([part.counts_M for part in parts]),
+        sighted=parts[0].sighted,
+        evicted=parts[0].evicted,
+    )

@@ -1,0 +1,415 @@
+"""All shards seen as one: split ids and gradients by shard, call every shard once, put rows together.
+
+Axes: M distinct ids of one table, D numbers of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from rayrec.embeddings.base.compiled import LANES, copy_lanes
+from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.shard.contributions import KeptRecords, Part, SparseUpdate, UpdateTag
+from rayrec.embeddings.shard.shard import EmbeddingShard, FetchReply, LookupReply, LookupRequest
+from rayrec.embeddings.table.row_operations import first_not_finite
+from rayrec.platform.compiled import kernel_input
+
+Int64Array = NDArray[np.int64]
+Float32Array = NDArray[np.float32]
+Int32Array = NDArray[np.int32]
+
+ReplyT_co = TypeVar("ReplyT_co", covariant=True)
+ResultT = TypeVar("ResultT")
+
+
+class Reply(Protocol[ReplyT_co]):
+    """An answer that may still be on its way."""
+
+    def result(self) -> ReplyT_co:
+        """Wait for the answer; raises what the server raised."""
+        ...
+
+
+class ShardTransport(Protocol):
+    """Reaches the shards; methods are those of `EmbeddingShard`.
+
+    A call is on its way when it returns, the answer is in the reply.
+    """
+
+    def lookup(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[LookupReply]: ...
+
+    def fetch(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[FetchReply]: ...
+
+    def memory(self, shard: int, num_bytes: int) -> Callable[..., NDArray[Any]]:
+        """As `np.empty`: where the arrays of this thread's next `apply` of the shard are best made.
+
+        They are that call's, and not to be used after it.
+        """
+        ...
+
+    def apply(
+        self, shard: int, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None
+    ) -> Reply[int]: ...
+
+    def apply_head(
+        self,
+        shard: int,
+        tag: UpdateTag,
+        head: SparseUpdate,
+        rest: LookupRequest,
+        wanted: LookupRequest,
+    ) -> Reply[LookupReply]: ...
+
+    def write_back(self, shard: int, incarnation: int, after_step: int, kept: KeptRecords) -> Reply[int]: ...
+
+    def evicted(
+        self, shard: int, since_step: int, after_step: int | None
+    ) -> Reply[dict[str, Int64Array]]: ...
+
+
+class LocalTransport:
+    """Shards in this process, called at once: for evaluation, serving and tests."""
+
+    def __init__(self, shards: Sequence[EmbeddingShard]) -> None:
+        self._shards = shards
+
+    def lookup(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[LookupReply]:
+        return _answered(lambda: self._shards[shard].lookup(request, after_step))
+
+    def fetch(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[FetchReply]:
+        return _answered(lambda: self._shards[shard].fetch(request, after_step))
+
+    def memory(self, shard: int, num_bytes: int) -> Callable[..., NDArray[Any]]:
+        return np.empty
+
+    def apply(
+        self, shard: int, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None
+    ) -> Reply[int]:
+        return _answered(lambda: self._shards[shard].apply(tag, update, kept))
+
+    def apply_head(
+        self,
+        shard: int,
+        tag: UpdateTag,
+        head: SparseUpdate,
+        rest: LookupRequest,
+        wanted: LookupRequest,
+    ) -> Reply[LookupReply]:
+        return _answered(lambda: self._shards[shard].apply_head(tag, head, rest, wanted))
+
+    def write_back(self, shard: int, incarnation: int, after_step: int, kept: KeptRecords) -> Reply[int]:
+        return _answered(lambda: self._shards[shard].write_back(incarnation, after_step, kept))
+
+    def evicted(self, shard: int, since_step: int, after_step: int | None) -> Reply[dict[str, Int64Array]]:
+        return _answered(lambda: self._shards[shard].evicted(since_step, after_step))
+
+
+def _answered(call: Callable[[], ResultT]) -> Future[ResultT]:
+    future: Future[ResultT] = Future()
+    try:
+        future.set_result(call())
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+SplitIds = list[dict[str, tuple[Int64Array, Int64Array]]]
+"""For each shard, by table: (ids that it holds, their places among the ids of a batch)."""
+
+
+def _ids_of(part: Mapping[str, tuple[Int64Array, Int64Array]]) -> dict[str, Int64Array]:
+    return {name: ids_M for name, (ids_M, _) in part.items()}
+
+
+def _places_of(part: Mapping[str, tuple[Int64Array, Int64Array]]) -> dict[str, Int64Array]:
+    return {name: places_M for name, (_, places_M) in part.items()}
+
+
+def _gradients_of(
+    part: Mapping[str, tuple[Int64Array, Int64Array]],
+    grads: Mapping[str, Float32Array],
+    empty: Callable[..., Float32Array] = np.empty,
+) -> dict[str, tuple[Int64Array, Float32Array]]:
+    """Of one shard; without the tables that have no gradients."""
+    found = {}
+    for name, (ids_M, places_M) in part.items():
+        if name in grads:
+            part_MD = empty((len(ids_M), grads[name].shape[1]), dtype=np.float32)
+            gather_rows(kernel_input(grads[name], np.float32), kernel_input(places_M, np.int64), part_MD)
+            found[name] = ids_M, part_MD
+    return found
+
+
+@njit(nogil=True, cache=True)
+def gather_rows(rows_MD: Float32Array, places_P: Int64Array, part_PD: Float32Array) -> None:
+    """part_PD = rows_MD[places_P]"""
+    dim = part_PD.shape[1]
+    whole, row_bytes = dim - dim % LANES, np.uint64(4 * dim)
+    rows, part = np.uint64(rows_MD.ctypes.data), np.uint64(part_PD.ctypes.data)
+    for p in range(len(places_P)):
+        source, target = rows + row_bytes * np.uint64(places_P[p]), part + row_bytes * np.uint64(p)
+        for d in range(0, whole, LANES):
+            copy_lanes(target + np.uint64(4 * d), source + np.uint64(4 * d))
+        for d in range(whole, dim):
+            part_PD[p, d] = rows_MD[places_P[p], d]
+
+
+class PendingRows:
+    """Rows that were requested from the shards."""
+
+    def __init__(self, parts: list[tuple[Reply[LookupReply], dict[str, Int64Array]]]) -> None:
+        self._parts = parts
+
+    def write_to(self, rows: Mapping[str, Float32Array]) -> None:
+        """Wait for every shard and write its rows to their places."""
+        for reply, places in self._parts:
+            for name, part_MD in reply.result().items():
+                scatter_rows(rows[name], places[name], kernel_input(part_MD, np.float32))
+
+
+@njit(nogil=True, cache=True)
+def scatter_rows(rows_MD: Float32Array, places_P: Int64Array, part_PD: Float32Array) -> None:
+    """rows_MD[places_P] = part_PD, which numpy takes three times as long for."""
+    for p in range(len(places_P)):
+        for d in range(part_PD.shape[1]):
+            rows_MD[places_P[p], d] = part_PD[p, d]
+
+
+class PendingRecords:
+    """Whole records that were requested from the shards."""
+
+    def __init__(self, parts: list[tuple[Reply[FetchReply], dict[str, Int64Array]]]) -> None:
+        self._parts = parts
+
+    def received(self) -> Iterator[tuple[str, Int64Array, Int32Array, NDArray[np.bool_]]]:
+        """Wait for the shards; yields (table, [M] places, [M, W] records, [M] whether there is a row)."""
+        for reply, places in self._parts:
+            for name, (records_MW, present_M) in reply.result().items():
+                yield name, places[name], records_MW, present_M
+
+
+class ShardClient:
+    """Reads and updates the tables wherever their shards are."""
+
+    def __init__(self, tables: Sequence[TableConfig], shard_map: ShardMap, transport: ShardTransport) -> None:
+        self._dims = {table.name: table.dim for table in tables}
+        self._shard_map = shard_map
+        self._transport = transport
+
+    def split_ids(self, ids: Mapping[str, Int64Array], places: Mapping[str, Int64Array]) -> SplitIds:
+        """The ids at the given places of each table's ids, by the shard that holds them."""
+        split: SplitIds = [{} for _ in range(self._shard_map.num_shards)]
+        for name, places_M in places.items():
+            self._dim(name)  # which refuses unknown tables
+            wanted_M = ids[name][places_M]
+            for part, at in zip(split, self._shard_map.split(wanted_M), strict=True):
+                if len(at):
+                    part[name] = wanted_M[at], places_M[at]
+        return split
+
+    def read(self, ids: Mapping[str, Int64Array], after_step: int | None = None) -> dict[str, Float32Array]:
+        """[M, D] rows of distinct ids by table, as they are now or once `after_step` is committed.
+
+        While steps are still being applied, each row is as some step from `after_step` on left it, not all
+        of them the same one. Between steps they are those of the last.
+        """
+        rows = self.empty_rows(ids)
+        self.request(ids, {name: np.arange(len(ids_M)) for name, ids_M in ids.items()}, after_step).write_to(
+            rows
+        )
+        return rows
+
+    def empty_rows(self, ids: Mapping[str, Int64Array]) -> dict[str, Float32Array]:
+        """Uninitialised [M, D] arrays by table, to be written to."""
+        return {
+            name: np.empty((len(ids_M), self._dim(name)), dtype=np.float32) for name, ids_M in ids.items()
+        }
+
+    def request(
+        self, ids: Mapping[str, Int64Array], places: Mapping[str, Int64Array], after_step: int | None
+    ) -> PendingRows:
+        """Ask for the ids at the given places of each table's ids; a shard that holds none is not called."""
+        return PendingRows(
+            [
+                (self._transport.lookup(shard, _ids_of(part), after_step), _places_of(part))
+                for shard, part in enumerate(self.split_ids(ids, places))
+                if part
+            ]
+        )
+
+    def request_records(
+        self, ids: Mapping[str, Int64Array], places: Mapping[str, Int64Array], after_step: int | None
+    ) -> PendingRecords:
+        """As `request`, for whole records."""
+        return PendingRecords(
+            [
+                (self._transport.fetch(shard, _ids_of(part), after_step), _places_of(part))
+                for shard, part in enumerate(self.split_ids(ids, places))
+                if part
+            ]
+        )
+
+    def send(
+        self,
+        tag: UpdateTag,
+        ids: Mapping[str, Int64Array],
+        grads: Mapping[str, Float32Array],
+        kept: KeptRecords | None = None,
+    ) -> list[Reply[int]]:
+        """Send one step's gradients, [M, D] by table; every shard is called, with nothing if need be.
+
+        Args:
+            kept: records that leave a cache, by table.
+
+        Raises:
+            ValueError: gradients of an unknown table, or not one row of gradients per id.
+        """
+        self.check_shapes(tag.step, ids, grads)
+        updates = self._split({name: (ids[name], grads_MD) for name, grads_MD in grads.items()})
+        if not kept:
+            return [self._transport.apply(shard, tag, update) for shard, update in enumerate(updates)]
+        kept_by_shard = self._split(kept)
+        return [
+            self._transport.apply(shard, tag, update, kept_by_shard[shard])
+            for shard, update in enumerate(updates)
+        ]
+
+    def send_head(
+        self,
+        tag: UpdateTag,
+        grads: Mapping[str, Float32Array],
+        head: SplitIds,
+        rest: SplitIds,
+        wanted: SplitIds,
+    ) -> PendingRows:
+        """Send the head of one step's contribution, and ask for rows that the rest does not touch.
+
+        Args:
+            head, rest: of the batch's ids, all of them; `send_split` of the rest follows.
+            wanted: of the next batch's.
+        """
+        tag = tag._replace(part=Part.HEAD)
+        return PendingRows(
+            [
+                (
+                    self._transport.apply_head(
+                        shard,
+                        tag,
+                        _gradients_of(first, grads),
+                        {name: ids_M for name, (ids_M, _) in then.items() if name in grads},
+                        _ids_of(next_),
+                    ),
+                    _places_of(next_),
+                )
+                for shard, (first, then, next_) in enumerate(zip(head, rest, wanted, strict=True))
+            ]
+        )
+
+    def send_split(
+        self,
+        tag: UpdateTag,
+        grads: Mapping[str, Float32Array],
+        split: SplitIds,
+        kept: KeptRecords | None = None,
+    ) -> list[Reply[int]]:
+        """`send` of the gradients at some places of the batch's ids; those elsewhere are not sent."""
+        kept_by_shard = self._split(kept) if kept else [None] * len(split)
+        replies = []
+        for shard, (part, records) in enumerate(zip(split, kept_by_shard, strict=True)):
+            empty = self._transport.memory(shard, self._bytes_of(part, records))
+            update = _gradients_of(part, grads, empty)
+            replies.append(self._transport.apply(shard, tag, update, records))
+        return replies
+
+    def _bytes_of(self, part: Mapping[str, tuple[Int64Array, Int64Array]], kept: KeptRecords | None) -> int:
+        """Of the arrays of an `apply`, each at the beginning of a cache line."""
+        arrays = [ids_M.nbytes for ids_M, _ in part.values()]
+        arrays += [4 * self._dim(name) * len(ids_M) for name, (ids_M, _) in part.items()]
+        arrays += [array.nbytes for pair in (kept or {}).values() for array in pair]
+        return sum(-(-num_bytes // 64) * 64 for num_bytes in arrays)
+
+    def check_finite(
+        self, step: int, ids: Mapping[str, Int64Array], grads: Mapping[str, Float32Array]
+    ) -> None:
+        """For what is not sent at once: servers that are told in parts must not learn half of a bad step.
+
+        Raises:
+            ValueError: a gradient is not finite; names step, table, id.
+        """
+        for name, grads_MD in grads.items():
+            bad = first_not_finite(grads_MD)
+            if bad >= 0:
+                value = grads_MD[bad][~np.isfinite(grads_MD[bad])][0]
+                raise ValueError(
+                    f"step {step}, table {name!r}: the gradient of id {ids[name][bad]} is {value}; nothing "
+                    "of the step was sent, and no row has changed"
+                )
+
+    def check_shapes(
+        self, step: int, ids: Mapping[str, Int64Array], grads: Mapping[str, Float32Array]
+    ) -> None:
+        """
+        Raises:
+            ValueError: gradients of an unknown table, of another type, or not one row of them per id.
+        """
+        for name, grads_MD in grads.items():
+            if name not in ids:
+                raise ValueError(
+                    f"step {step}: gradients of table {name!r}, which the batch does not read "
+                    f"(it reads {', '.join(ids) or 'none'})"
+                )
+            expected = (len(ids[name]), self._dim(name))
+            if grads_MD.shape != expected:
+                raise ValueError(
+                    f"step {step}, table {name!r}: expected gradients of shape {expected}, "
+                    f"one row per id, got {grads_MD.shape}"
+                )
+            if isinstance(grads_MD, np.ndarray) and grads_MD.dtype != np.float32:
+                raise ValueError(
+                    f"step {step}, table {name!r}: gradients must be float32, got {grads_MD.dtype}"
+                )
+
+    def write_back(self, incarnation: int, after_step: int, kept: KeptRecords) -> list[Reply[int]]:
+        """Send records that a cache has changed; shards that hold none of them are not called."""
+        return [
+            self._transport.write_back(shard, incarnation, after_step, records)
+            for shard, records in enumerate(self._split(kept))
+            if records
+        ]
+
+    def evicted(self, since_step: int, after_step: int) -> dict[str, Int64Array]:
+        """By table, ids whose rows commits after `since_step` gave up, once `after_step` is committed."""
+        replies = [
+            self._transport.evicted(shard, since_step, after_step)
+            for shard in range(self._shard_map.num_shards)
+        ]
+        found: dict[str, list[Int64Array]] = {}
+        for reply in replies:
+            for name, ids_V in reply.result().items():
+                found.setdefault(name, []).append(ids_V)
+        return {name: np.concatenate(parts) for name, parts in found.items()}
+
+    def _split(
+        self, values: Mapping[str, tuple[Int64Array, NDArray[Any]]]
+    ) -> list[dict[str, tuple[Int64Array, NDArray[Any]]]]:
+        """For each shard, the (ids, values of ids) it holds, by table."""
+        parts: list[dict[str, tuple[Int64Array, NDArray[Any]]]] = [
+            {} for _ in range(self._shard_map.num_shards)
+        ]
+        for name, (ids_M, values_M) in values.items():
+            for shard, at in enumerate(self._shard_map.split(ids_M)):
+                if len(at):
+                    parts[shard][name] = (ids_M[at], values_M.take(at, axis=0))
+        return parts
+
+    def _dim(self, table: str) -> int:
+        if table not in self._dims:
+            raise ValueError(f"there is no embedding table {table!r}; tables: {', '.join(self._dims)}")
+        return self._dims[table]

@@ -1,0 +1,105 @@
+"""Model FLOPs: operations that a step's products of matrices stand for, in forward and backward.
+
+What is computed twice to save memory, padding, and everything pointwise do not count, as is usual for MFU
+(Chowdhery et al., "PaLM", JMLR 2023, appendix B). Attention counts by the pairs that its mask shows
+(`rayrec.models.attention.counting`), everything else as PyTorch dispatches it, also inside of custom autograd
+functions.
+
+Counted is a hollow copy of the model, whose weights are one number each, seen in the shape of the weight: it
+takes no memory, and nothing that is trained comes near it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from rayrec.models.attention.counting import counted
+from rayrec.models.base.shape_classes import power_of_two
+
+ShapeClass = tuple[int, int]
+"""Powers of two of rows and tokens."""
+
+
+class ModelFlops:
+    """Says of each batch what it takes; counts on the first batch of every class of shapes.
+
+    Within a class, the number is taken to grow with the tokens.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        build: Callable[[Any, Mapping[str, np.ndarray | Tensor], bool], Any],
+        size_of: Callable[[Any], tuple[int, int]],
+    ) -> None:
+        """
+        Args:
+            model: with a `loss`, before it is compiled or split; it is not kept.
+            build: (features, rows, training) -> the batch that the loss is of.
+            size_of: features -> (rows, tokens).
+        """
+        self._model = _hollow(model, device)
+        self._build = build
+        self._size_of = size_of
+        self._per_token: dict[ShapeClass, float] = {}
+
+    def of(self, features: Any, dims: Mapping[str, int]) -> float:
+        """Of forward and backward of one trainer's share.
+
+        Args:
+            dims: width of the rows of each table that the share looks up.
+        """
+        num_rows, num_tokens = self._size_of(features)
+        if not num_tokens:
+            return 0.0
+        key = (power_of_two(num_rows), power_of_two(num_tokens))
+        if key not in self._per_token:
+            self._per_token[key] = self._count(features, dims) / num_tokens
+        return self._per_token[key] * num_tokens
+
+    def _count(self, features: Any, dims: Mapping[str, int]) -> int:
+        rows = {
+            name: np.zeros((len(lookup.ids_M), dims[name]), dtype=np.float32)
+            for name, lookup in features.lookups.items()
+        }
+        batch = self._build(features, rows, True)
+        self._model.train()
+        counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: _addmm_flops})
+        with torch.enable_grad(), counted() as attention, counter:
+            loss: Tensor = self._model.loss(batch)  # type: ignore[operator]
+            loss.backward()
+        return int(counter.get_total_flops()) + attention.total
+
+
+def _hollow(model: nn.Module, device: torch.device) -> nn.Module:
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = _hollow_weight(parameter, device)
+    for buffer in model.buffers():  # those are codes and rates of items, which data-dependent parts read
+        memo[id(buffer)] = buffer.to(device)
+    return copy.deepcopy(model, memo).to(device)
+
+
+def _hollow_weight(parameter: Tensor, device: torch.device) -> nn.Parameter:
+    seen = torch.zeros((), dtype=parameter.dtype, device=device).expand(parameter.shape)
+    hollow = nn.Parameter(seen, requires_grad=parameter.requires_grad)
+    if hollow.requires_grad:
+        hollow.register_post_accumulate_grad_hook(_forget_gradient)
+    return hollow
+
+
+def _forget_gradient(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+def _addmm_flops(_: Sequence[int], left: Sequence[int], right: Sequence[int], **others: Any) -> int:
+    """Of the product that is added in place, by the factors' shapes; PyTorch knows the one with a result."""
+    return 2 * left[0] * left[1] * right[1]

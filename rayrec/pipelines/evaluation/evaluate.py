@@ -1,0 +1,53 @@
+"""`rayrec evaluate`: a trained model judged on a split that it was not trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rayrec.pipelines.config.ranking import RankingConfig
+from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_recommender
+from rayrec.pipelines.evaluation.evaluate_scorer import evaluate_scorer
+from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.inference.ranking_stage import RankingStage
+from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.pipelines.inference.scorer import Scorer
+from rayrec.pipelines.metrics.evaluation_report import EvaluationReport, OnBatch
+from rayrec.pipelines.tasks.impressions import ImpressionTask
+from rayrec.platform.errors import InputError
+from rayrec.platform.files import write_json
+from rayrec.samples.dataset.manifest import Split
+
+
+def evaluate(
+    run: str | Path,
+    split: Split = "test",
+    which: str = "best",
+    batch_size: int = 512,
+    on_batch: OnBatch | None = None,
+    data: str | Path | None = None,
+    ranking: RankingConfig | None = None,
+) -> EvaluationReport:
+    """Rank the whole catalogue for every user of a split, or score every impression; also written to the
+    run's folder.
+
+    Args:
+        data: where the run's data set lies now, if it was moved.
+        ranking: of recommenders, a ranking stage that is judged beside the model.
+
+    Raises:
+        InputError: the run has no usable snapshot, the split has no users or impressions, or the ranking
+            model cannot rank for the run, or may have learned what is to be predicted.
+    """
+    model = TrainedModel.load(run, which, data=data)
+    if isinstance(model.assembly.task, ImpressionTask):
+        if ranking is not None:
+            raise InputError(
+                f"{model.run} is a ranking model itself; a ranking stage goes with a recommender"
+            )
+        report = evaluate_scorer(Scorer(model), split, batch_size, on_batch)
+    else:
+        recommender = Recommender(model)
+        stage = None if ranking is None else RankingStage.load(recommender, ranking)
+        report = evaluate_recommender(recommender, split, batch_size, on_batch, stage)
+    write_json(Path(run) / f"evaluation-{split}.json", report.to_json())
+    return report

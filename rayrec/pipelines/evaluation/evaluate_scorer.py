@@ -1,0 +1,54 @@
+"""Evaluating a ranking model: every impression scored, beside the rate of training, with intervals."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rayrec.pipelines.inference.scorer import Scorer
+from rayrec.pipelines.metrics.evaluation_report import EvaluationReport, OnBatch
+from rayrec.pipelines.tasks.impressions import Scored, labelled_rows
+from rayrec.samples.dataset.manifest import Split
+
+SCORED, TRAINING_RATE = "model", "rate of training"
+
+
+def evaluate_scorer(
+    scorer: Scorer, split: Split, batch_size: int = 512, on_batch: OnBatch | None = None
+) -> EvaluationReport:
+    """Every impression of a split scored; `rate of training` says of each label how frequent it was there.
+
+    Of several labels, each has a row of its own in the report: `model, like`.
+
+    Raises:
+        InputError: the split has no impressions.
+    """
+    task = scorer.task
+    task.check_split(split)
+    manifest = task.dataset.manifest
+    rates_T = np.array(
+        [
+            manifest.positives[label]["train"] / max(manifest.known[label]["train"], 1)
+            for label in scorer.labels
+        ]
+    )
+    scored, constant = Scored(scorer.labels), Scored(scorer.labels)
+    count, done = manifest.rows[split], 0
+    for labelled in labelled_rows(task.dataset, task.schema, scorer.features, split, batch_size):
+        predicted_BT = scorer.score(labelled.rows)
+        scored.add(labelled, predicted_BT)
+        constant.add(labelled, np.broadcast_to(rates_T, predicted_BT.shape))
+        done += len(predicted_BT)
+        if on_batch is not None:
+            on_batch(done, count)
+    return EvaluationReport(
+        run=scorer.run,
+        split=split,
+        snapshot_step=scorer.committed_step + 1,
+        count=count,
+        results={
+            name if len(scorer.labels) == 1 else f"{name}, {label}": figures
+            for name, predictions in ((SCORED, scored), (TRAINING_RATE, constant))
+            for label, figures in predictions.by_label().items()
+        },
+        unit="impressions",
+    )

@@ -1,0 +1,84 @@
+"""The dense part of a recommender: features and rows of a batch -> its best items.
+
+Recommender ─ features, rows, seen items ─► ItemRanker ─► RankedItems
+                                            ├─ a SequenceProgram, in the same process
+                                            └─ `serve.services`: one of another process
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from rayrec.models.generative.kept_contexts import KeptContexts
+from rayrec.models.program.program import RankedItems, Rows
+from rayrec.models.registry.build import build_model
+from rayrec.models.registry.sequence_program import SequenceProgram
+from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.tasks.next_item import NextItemTask
+from rayrec.platform.devices import get_device
+from rayrec.platform.errors import InputError
+from rayrec.samples.types.batches import FeatureBatch, Int64Array
+
+
+class ItemRanker(Protocol):
+    """What a recommender asks of a network."""
+
+    def rank(
+        self,
+        features: FeatureBatch,
+        rows: Rows,
+        k: int,
+        excluded_BE: Int64Array | None,
+        max_beams: int | None = None,
+    ) -> RankedItems:
+        """As `SequenceProgram.rank`."""
+        ...
+
+    def num_beams(self, k: int, max_beams: int | None = None) -> int:
+        """Beams of such a `rank`; 0 where every item is scored."""
+        ...
+
+
+def item_ranker_of(model: TrainedModel) -> SequenceProgram:
+    """The network with its weights; without the rows of the catalogue, see `give_catalogue`.
+
+    Raises:
+        InputError: the model ranks what is shown.
+    """
+    assembly = model.assembly
+    config, task = assembly.config, assembly.task
+    if not isinstance(task, NextItemTask):
+        raise InputError(f"{model.run}: {config.model.name!r} scores what is shown, and names no items")
+    program = SequenceProgram(
+        build_model(task.model, task.catalogue_known_to(model.state), config.seed),
+        assembly.dense_optimizer(),
+        get_device(config.device).torch,
+        config.seed,
+    )
+    program.load(dict(model.weights), optimizer_state=None)
+    return program
+
+
+def kept_contexts(program: SequenceProgram, model: TrainedModel, max_bytes: int) -> KeptContexts[Any]:
+    """Have the network keep what it reads of histories, at most so much of it.
+
+    Raises:
+        InputError: it reads them anew each time, or reads rows of tables, which change beside it.
+    """
+    name = model.assembly.config.model.name
+    kept = program.model.keep_contexts(max_bytes)
+    if kept is None or model.assembly.tables:
+        why = "reads each history as a whole" if kept is None else "reads rows of tables, which change"
+        raise InputError(
+            f"{model.run}: {name!r} {why}, so nothing can be kept of it for users who return; leave out "
+            "--keep-contexts, or serve a prefix_decoder or causal_lm without tables"
+        )
+    return kept
+
+
+def give_catalogue(program: SequenceProgram, model: TrainedModel) -> None:
+    """The rows of every item, to a network that needs them."""
+    if (table := program.table_of_catalogue) is not None:
+        assert isinstance(model.assembly.task, NextItemTask), "the program is of it"
+        item_ids_I = model.assembly.task.dataset.items.ids_I
+        program.set_catalogue(model.tables.read({table: item_ids_I})[table])

@@ -1,0 +1,101 @@
+"""What a trained run needs in one process, without Ray: its inputs, a snapshot, its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.shard.shard import EmbeddingShard
+from rayrec.embeddings.snapshot.snapshot import load_tables
+from rayrec.embeddings.transport.client import LocalTransport, ShardClient
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import RunState, Snapshot, read_snapshot
+from rayrec.pipelines.tasks.assembly import Assembly, assemble
+from rayrec.samples.types.batches import Int64Array
+
+
+class RowReader(Protocol):
+    """Tables that are read."""
+
+    def read(self, ids: Mapping[str, Int64Array]) -> dict[str, np.ndarray]:
+        """[M, D] rows of distinct ids by table."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """Inputs, weights and rows of one moment of a run, which belong together."""
+
+    run: str
+    """Its name."""
+    assembly: Assembly
+    state: RunState
+    """Of the run, at that moment."""
+    weights: Mapping[str, np.ndarray]
+    tables: RowReader
+    version: int | None = None
+    """Number of a published version; None of a run's snapshot."""
+
+    @classmethod
+    def load(
+        cls,
+        run: str | Path,
+        which: str = "best",
+        device: str | None = None,
+        data: str | Path | None = None,
+        with_rows: bool = True,
+    ) -> TrainedModel:
+        """A run's snapshot, checked against the run's inputs.
+
+        Args:
+            which: snapshot, as `RunFolder.chosen_snapshot` knows it.
+            device: overrides the device that the run was trained on.
+            data: where the run's data set lies now, if it was moved.
+            with_rows: False leaves the tables empty, for who reads none of them.
+
+        Raises:
+            InputError: no such run, an incomplete or changed snapshot, or one of other data.
+        """
+        folder = RunFolder.open(Path(run))
+        config = folder.config
+        if device is not None:
+            config = config.model_copy(update={"device": device})
+        if data is not None:
+            config = config.with_data(data)
+        snapshot = read_snapshot(folder.chosen_snapshot(which))
+        # Neither columns nor rates are asked of the training rows: they may be gone.
+        assembly = assemble(config.for_inference(), checksums=False, columns=folder.columns)
+        return cls.of(folder.name, assembly, snapshot, with_rows)
+
+    @classmethod
+    def of(cls, run: str, assembly: Assembly, snapshot: Snapshot, with_rows: bool = True) -> TrainedModel:
+        """
+        Raises:
+            InputError: the snapshot is one of other data.
+        """
+        assembly.task.check_state(snapshot.state, str(snapshot.path))
+        tables = local_tables(assembly, snapshot if with_rows else None)
+        return cls(run, assembly, snapshot.state, snapshot.weights, tables)
+
+
+def local_tables(assembly: Assembly, snapshot: Snapshot | None) -> ShardClient:
+    """The run's embedding tables as one shard in this process, read-only by use.
+
+    Args:
+        snapshot: None: tables without rows.
+    """
+    shard_map, num_servers = ShardMap(1), assembly.config.sparse.num_servers
+    # One shard has the rows of all servers, so where rows are on disk it needs the memory of all of them.
+    tables = [
+        table.model_copy(update={"disk": table.disk and table.disk.times(num_servers)})
+        for table in assembly.tables
+    ]
+    shard = EmbeddingShard(tables, shard=0, num_sources=1)
+    if tables and snapshot is not None:
+        shard.restore(load_tables(snapshot.sparse_chain, tables, shard_map, shard=0))
+    return ShardClient(tables, shard_map, LocalTransport([shard]))

@@ -1,0 +1,363 @@
+"""A trained model in one process, without Ray: what evaluation, the command line and a replica hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rayrec.models.compiled_ranking.job import RankingModel
+from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
+from rayrec.models.generative.kept_contexts import KeptContexts
+from rayrec.models.program.program import RankedItems
+from rayrec.models.registry.sequence_program import SequenceProgram
+from rayrec.models.tokenizers.registry import SemanticIdRegistry
+from rayrec.pipelines.inference.item_ranker import ItemRanker, give_catalogue, item_ranker_of, kept_contexts
+from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.tasks.instructions import instruction_of
+from rayrec.pipelines.tasks.next_item import NextItemTask
+from rayrec.platform.devices import get_device
+from rayrec.platform.event_labels import UNKNOWN, Label, Part
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.features.row_features import RowFeatures
+from rayrec.samples.types.batches import FeatureBatch, Int64Array, SampleBatch
+from rayrec.samples.types.jagged import offsets_from_lengths
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What a ranking stage thinks of an item."""
+
+    score: float
+    """What items are ordered by."""
+    probabilities: dict[str, float]
+    """That the label is 1 if the item is shown, by label."""
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """One recommended item."""
+
+    item_key: str
+    """The id as the source of the data writes it."""
+    title: str | None
+    score: float
+    """Generative models: the log-probability of the item; others: an inner product."""
+    ranking: Ranking | None = None
+    """Of a ranking stage, where there is one."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """Whom to recommend to."""
+
+    history_ids: Int64Array
+    """Item ids, oldest first; ids that are not in the catalogue are skipped."""
+    user_id: int | None = None
+    """Id of a user of the data set; None is nobody of it, whose row no training has touched."""
+    times: Int64Array | None = None
+    """UNIX seconds of the events of the history, for models and operations that need them. None: nothing is
+    known of them, and all are taken to have happened at once, which leaves such a model the order alone."""
+    labels: Mapping[Label, Int64Array] = field(default_factory=dict)
+    """Codes of the events of the history, for models and operations that need them; of a label that is
+    missing, nothing is known."""
+    instruction: Mapping[Part, int] = field(default_factory=dict)
+    """What is wanted, as `Recommender.instruction_of` has it."""
+    is_prepared: bool = False
+    """The operations of the run made this history; they do not run on it again."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is computed of an answer; None is as much as the run's config says."""
+
+    max_beams: int | None = None
+    """Beams of a generative model, as far as the items asked for allow; and the candidates of a ranking
+    stage behind it, for a beam search finds no more items than it has beams."""
+    max_events: int | None = None
+    """Newest events of a history that the recommender reads. It still leaves out items of older ones."""
+
+
+WHOLE = Effort()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What comes of one query."""
+
+    items: list[Recommendation]
+    """Best first."""
+    num_read: int
+    """Events that the model read, a trigger among them. Without any, there are no items."""
+    num_unread: int
+    """Known events that it did not read: older ones than it reads, or such as operations leave out."""
+
+
+class Recommender:
+    """Ranks the catalogue for histories. Not thread-safe."""
+
+    def __init__(self, model: TrainedModel, ranker: ItemRanker | None = None) -> None:
+        """
+        Args:
+            ranker: has the weights of this model; None: a network in this process.
+
+        Raises:
+            InputError: the model ranks what is shown.
+        """
+        assembly = model.assembly
+        self.run, self.version = model.run, model.version
+        self.committed_step = model.state.committed_step
+        if ranker is None:
+            ranker = item_ranker_of(model)
+            give_catalogue(ranker, model)
+        task, features = assembly.task, assembly.features
+        assert isinstance(task, NextItemTask), "there is a ranker of it"
+        assert isinstance(features, RowFeatures), "those of the task"
+        self._task, self._features = task, features
+        self.ranking_model = RankingModel(
+            task.model.model_dump(mode="json"), task.catalogue_known_to(model.state)
+        )
+        """What versions have in common that may be ranked by the same compiled programs."""
+        self._ranker, self._model = ranker, model
+        self._tables = model.tables
+        self.kept_contexts: KeptContexts[Any] | None = None
+        """What the network has read of histories, where that is kept."""
+
+    @classmethod
+    def load(
+        cls,
+        run: str | Path,
+        which: str = "best",
+        device: str | None = None,
+        data: str | Path | None = None,
+    ) -> Recommender:
+        """Load a run's `best` or `last` snapshot.
+
+        Args:
+            device: overrides the device that the run was trained on.
+            data: where the run's data set lies now, if it was moved.
+
+        Raises:
+            InputError: no such run, an incomplete or changed snapshot, or one of other data.
+        """
+        return cls(TrainedModel.load(run, which, device, data))
+
+    @property
+    def dataset(self) -> Dataset:
+        return self._task.dataset
+
+    @property
+    def semantic_ids(self) -> SemanticIdRegistry | None:
+        """Codes of the items in catalogue order, as the model has them; None for models that know none."""
+        return self._task.registry
+
+    @property
+    def needs_times(self) -> bool:
+        """Whether the model, or an operation before it, reads when the events of a history were."""
+        return self._features.needs_history_times
+
+    @property
+    def needs_labels(self) -> tuple[Label, ...]:
+        """Labels that the model, or an operation before it, reads of the events of a history."""
+        return self._features.history_labels
+
+    @property
+    def evaluation_instruction(self) -> Mapping[Part, int]:
+        """What users are ranked for in evaluation."""
+        return self._task.instruction
+
+    def instruction_of(self, names: Mapping[Part, str | None]) -> dict[Part, int]:
+        """What a query may want, from names: scenario and behavior as the log has them, and an item's key.
+
+        Raises:
+            InputError: a part that the model does not read, or an unknown name.
+        """
+        return instruction_of(self._task.model, self.dataset, names, "instruction")
+
+    @property
+    def device(self) -> torch.device:
+        return get_device(self._task.config.device).torch
+
+    def keep_contexts(self, max_bytes: int) -> None:
+        """Keep what the network reads of histories, at most so much of it, for whoever returns.
+
+        Raises:
+            InputError: it reads them anew each time, or reads rows of tables, which change beside it.
+        """
+        assert isinstance(self._ranker, SequenceProgram), "contexts are kept where the network is"
+        self.kept_contexts = kept_contexts(self._ranker, self._model, max_bytes)
+
+    def rank_with(self, programs: CompiledPrograms) -> CompiledRanking:
+        """Rank by compiled programs from now on, where there is one for a batch.
+
+        Raises:
+            ValueError: they are for weights of other shapes.
+        """
+        assert isinstance(self._ranker, SequenceProgram), "programs are compiled where the network is"
+        self._ranker.compiled = CompiledRanking(programs, self._ranker.model)
+        return self._ranker.compiled
+
+    def rank(self, samples: SampleBatch, k: int, exclude_seen: bool) -> RankedItems:
+        """Catalogue positions of the k best next items of each row; -1 where there are fewer.
+
+        A row without any known item gives the model nothing to go by and gets none.
+        """
+        features = self._features.ranking(samples)
+        return self._rank(features, k, self.seen(samples) if exclude_seen else None)
+
+    def _rank(
+        self, features: FeatureBatch, k: int, seen_BE: Int64Array | None, max_beams: int | None = None
+    ) -> RankedItems:
+        rows = self._tables.read({name: lookup.ids_M for name, lookup in features.lookups.items()})
+        return self._ranker.rank(features, rows, k, seen_BE, max_beams)
+
+    def seen(self, samples: SampleBatch) -> Int64Array:
+        """[B, E] catalogue positions of each history's items, padded with -1."""
+        return self._features.seen(samples)
+
+    def recommend(
+        self, queries: Sequence[Query], k: int, exclude_seen: bool = True
+    ) -> list[list[Recommendation]]:
+        """The k best items for each query, best first; an empty list where its history has no known item."""
+        return [answer.items for answer in self.answer(queries, k, exclude_seen)]
+
+    def num_beams(self, k: int, effort: Effort = WHOLE) -> int:
+        """Beams that such a question is answered with; 0 of a model that scores every item."""
+        return self._ranker.num_beams(k, effort.max_beams)
+
+    def answer(
+        self, queries: Sequence[Query], k: int, exclude_seen: bool = True, effort: Effort = WHOLE
+    ) -> list[Answer]:
+        """The same, and how much of each history was read."""
+        answers: dict[int, Answer] = {}
+        for is_prepared in (False, True):
+            places = [place for place, query in enumerate(queries) if query.is_prepared == is_prepared]
+            if not places:
+                continue
+            some = [queries[place] for place in places]
+            samples = self._as_samples(some)
+            seen_BE = self.seen(samples)  # of whole histories, however much of them is read
+            if (most := effort.max_events) is not None:
+                samples = self._as_samples([_newest(query, most) for query in some])
+            features = self._features.ranking(samples, is_prepared)
+            ranked = self._rank(features, k, seen_BE if exclude_seen else None, effort.max_beams)
+            answers |= zip(places, self._answers(features, seen_BE, ranked), strict=True)
+        return [answers[place] for place in range(len(queries))]
+
+    def _answers(self, features: FeatureBatch, seen_BE: Int64Array, ranked: RankedItems) -> list[Answer]:
+        num_read_B = np.diff(features.offsets_B1)
+        num_unread_B = np.maximum((seen_BE >= 0).sum(1) - num_read_B, 0)
+        lists = [
+            [self._describe(item, score) for item, score in zip(items_K, scores_K, strict=True) if item >= 0]
+            for items_K, scores_K in zip(ranked.items_BK.tolist(), ranked.scores_BK.tolist(), strict=True)
+        ]
+        return list(map(Answer, lists, num_read_B.tolist(), num_unread_B.tolist()))
+
+    def query_of(self, row: Mapping[str, Any]) -> Query:
+        """The query of a row as training rows are before `data.features`, by field name; for its history, the
+        same operations run as did in training.
+
+        Raises:
+            InputError: a field is missing, unknown or of the wrong type.
+            StoreUnavailableError: a store that an operation asks did not answer.
+        """
+        history = self._features.history_of(row)
+        return Query(history.item_ids_N, history.user_id, history.times_N, history.labels, is_prepared=True)
+
+    def query_of_user(self, user_key: str) -> Query | None:
+        """The query of a user of the data set with the whole stored history; None for an unknown user."""
+        dataset = self.dataset
+        history_ids, user_id = dataset.history_of(user_key), dataset.user_by_key(user_key)
+        if history_ids is None:
+            return None
+        times = dataset.history_times_of(user_key) if self.needs_times else None
+        labels = {label: dataset.history_labels_of(user_key, label) for label in self.needs_labels}
+        known = {label: codes for label, codes in labels.items() if codes is not None}
+        return Query(history_ids, user_id, times, known)
+
+    def popular(self, k: int, exclude_ids: Int64Array | None = None) -> list[Recommendation]:
+        """The items with most training events; what is left when nothing is known of a user."""
+        counts_I, order_I = self.dataset.items.train_counts_I, self._by_popularity_I
+        if exclude_ids is not None:
+            order_I = order_I[~np.isin(self.dataset.items.ids_I[order_I], exclude_ids)]
+        return [self._describe(item, float(counts_I[item])) for item in order_I[:k].tolist()]
+
+    @cached_property
+    def _by_popularity_I(self) -> Int64Array:
+        return np.argsort(-self.dataset.items.train_counts_I, kind="stable")
+
+    def _as_samples(self, queries: Sequence[Query]) -> SampleBatch:
+        histories = [np.asarray(query.history_ids, dtype=np.int64) for query in queries]
+        user_ids = [self._nobody if query.user_id is None else query.user_id for query in queries]
+        lengths = np.array([len(history) for history in histories], dtype=np.int64)
+        return SampleBatch(
+            step=0,
+            row_keys_B=np.arange(len(queries)),
+            user_ids_B=np.array(user_ids, dtype=np.int64),
+            item_ids_N=np.concatenate(histories) if histories else np.zeros(0, dtype=np.int64),
+            offsets_B1=offsets_from_lengths(lengths),
+            times_N=self._times_of(queries) if self.needs_times else None,
+            labels={label: _labels_of(label, queries) for label in self.needs_labels},
+            instruction={
+                part: np.array([query.instruction.get(part, UNKNOWN) for query in queries], dtype=np.int64)
+                for part in sorted({part for query in queries for part in query.instruction})
+            },
+        )
+
+    def _times_of(self, queries: Sequence[Query]) -> Int64Array:
+        """[N] times of all events; within a history without times, all alike."""
+        times = [np.zeros(0, dtype=np.int64)]
+        for query in queries:
+            if query.times is None:
+                times.append(np.zeros(len(query.history_ids), dtype=np.int64))
+                continue
+            if len(query.times) != len(query.history_ids):
+                raise ValueError(
+                    f"a query has {len(query.history_ids)} history_ids and {len(query.times)} times; give "
+                    "every event its time, or none"
+                )
+            times.append(np.asarray(query.times, dtype=np.int64))
+        return np.concatenate(times)
+
+    @cached_property
+    def _nobody(self) -> int:
+        """The smallest number from 0 that is the id of no user."""
+        ids_U = self.dataset.users["user_id"].to_numpy()
+        return int(np.setdiff1d(np.arange(len(ids_U) + 1), ids_U)[0])
+
+    def _describe(self, item: int, score: float) -> Recommendation:
+        items = self.dataset.items
+        return Recommendation(items.keys[item].as_py(), items.titles[item].as_py(), score)
+
+
+def _newest(query: Query, num_events: int) -> Query:
+    """The query with no other events than its newest."""
+    first = max(len(query.history_ids) - num_events, 0)
+    if not first:
+        return query
+    return replace(
+        query,
+        history_ids=query.history_ids[first:],
+        times=None if query.times is None else query.times[first:],
+        labels={label: codes[first:] for label, codes in query.labels.items()},
+    )
+
+
+def _labels_of(label: Label, queries: Sequence[Query]) -> Int64Array:
+    """[N] codes of all events; -1 within a history without."""
+    codes = [np.zeros(0, dtype=np.int64)]
+    for query in queries:
+        found = query.labels.get(label)
+        if found is not None and len(found) != len(query.history_ids):
+            raise ValueError(
+                f"a query has {len(query.history_ids)} history_ids and {len(found)} codes of {label}; give "
+                "every event one, or none"
+            )
+        unknown = np.full(len(query.history_ids), UNKNOWN)
+        codes.append(unknown if found is None else np.asarray(found, dtype=np.int64))
+    return np.concatenate(codes)

@@ -1,0 +1,185 @@
+"""From a run's settings to the features of its rows.
+
+Imports no torch: feature workers make their features with this, and start within a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from rayrec.models.base.config import (
+    AnyModelConfig,
+    EncoderDecoderConfig,
+    NextItemConfig,
+    history_length,
+    sparse_tables,
+)
+from rayrec.models.ctr.config import ImpressionModelConfig
+from rayrec.models.tokenizers.registry import SemanticIdRegistry
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.tasks.impression_rows import impression_features_of, impression_rows
+from rayrec.pipelines.tasks.training_rows import RowSource, compiled
+from rayrec.pipelines.tasks.wanted_columns import WantedColumn
+from rayrec.platform.errors import InputError
+from rayrec.platform.event_labels import LABELS
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.features.features import SequenceFeatures
+from rayrec.samples.features.row_features import HistoryColumns, RowFeatures
+from rayrec.samples.impressions.features import ImpressionFeatures
+from rayrec.samples.operations.program import FeatureProgram
+from rayrec.samples.reading.read_plan import ReadPlan
+from rayrec.samples.types.event_labels import LABEL_COLUMNS, are_event_labels
+from rayrec.samples.types.event_times import TIMES, are_event_times
+
+SEMANTIC_IDS_FOLDER = "semantic_ids"
+
+
+def features_of(config: RunConfig, columns: pa.Schema) -> RowFeatures | ImpressionFeatures:
+    """For the process of a feature worker, whenever it starts: the catalogue does not travel.
+
+    Nor are files of training rows looked at: one that vanishes is the readers' to report.
+    """
+    model = config.model
+    if isinstance(model, ImpressionModelConfig):
+        return impression_features_of(config, model, columns)
+    dataset = Dataset.open(config.data.path, checksums=False)
+    sequences = sequence_features(config, model, dataset, registry_of(config, model, dataset))
+    return row_features(
+        config, model, dataset, sequences, compiled(config, history_columns(config, model), columns)
+    )
+
+
+def _is_list_of_integers(dtype: pa.DataType) -> bool:
+    return (pt.is_list(dtype) or pt.is_large_list(dtype)) and pt.is_integer(dtype.value_type)
+
+
+def history_columns(config: RunConfig, model: AnyModelConfig) -> Mapping[str, WantedColumn]:
+    """Whose a row is, that user's items, oldest first, and their times and labels where they are needed."""
+    wanted = {
+        "user_id": WantedColumn(pt.is_integer, "integers"),
+        "item_ids": WantedColumn(_is_list_of_integers, "lists of integers"),
+    }
+    if model.needs_times or config.data.redraw_ties:
+        expected = "lists of seconds, or of dates and times"
+        reader = "the model reads" if model.needs_times else "data.redraw_ties goes by"
+        wanted[TIMES] = WantedColumn(are_event_times, expected, f"{reader} when events were")
+    for label in model.needs_labels:
+        reason = f"the model reads the {label} of events"
+        wanted[LABEL_COLUMNS[label]] = WantedColumn(are_event_labels, "lists of codes", reason)
+    return wanted
+
+
+@dataclass(frozen=True)
+class HistoryRows:
+    """The rows of a prepared data set: one user's history each."""
+
+    config: RunConfig
+    model: AnyModelConfig
+    dataset: Dataset
+
+    @property
+    def fingerprint(self) -> str:
+        return self.dataset.fingerprint
+
+    @property
+    def wanted_columns(self) -> Mapping[str, WantedColumn]:
+        return history_columns(self.config, self.model)
+
+    def own_rows(self) -> ReadPlan:
+        config = self.config
+        return ReadPlan.of(self.dataset, config.training.batch_size, config.seed, config.data.window_rows)
+
+
+def row_source(config: RunConfig) -> RowSource:
+    """
+    Raises:
+        InputError: there is no such data set.
+    """
+    if isinstance(config.model, ImpressionModelConfig):
+        return impression_rows(config, config.model)
+    return HistoryRows(config, config.model, Dataset.open(config.data.path, checksums=False))
+
+
+def row_features(
+    config: RunConfig,
+    model: AnyModelConfig,
+    dataset: Dataset,
+    sequences: SequenceFeatures,
+    program: FeatureProgram,
+) -> RowFeatures:
+    operates = not program.is_empty
+    histories = HistoryColumns(
+        reads_times=model.needs_times,
+        reads_labels=model.input_labels,
+        stores_times=operates and dataset.has_times(),
+        stores_labels=tuple(label for label in LABELS if operates and dataset.has_label(label)),
+    )
+    return RowFeatures(
+        sequences, program, config.seed, config.data.cache is not None, histories, config.data.redraw_ties
+    )
+
+
+def sequence_features(
+    config: RunConfig, model: AnyModelConfig, dataset: Dataset, registry: SemanticIdRegistry | None
+) -> SequenceFeatures:
+    return SequenceFeatures(
+        dataset.items.ids_I,
+        max_length=history_length(model),
+        tables=sparse_tables(model),
+        codes_IL=None if registry is None else registry.learned_codes_IL,
+        num_negatives=num_negatives_of(model),
+        negatives_per_event=negatives_per_event_of(model),
+        negatives=model.negative_sampling if isinstance(model, NextItemConfig) else "uniform",
+        train_counts_I=dataset.items.train_counts_I,
+        label_sizes={label: len(dataset.manifest.labels[label]) for label in model.needs_labels},
+        seed=config.seed,
+        num_trainers=config.pipeline.num_trainers,
+    )
+
+
+def num_negatives_of(model: AnyModelConfig) -> int:
+    """Drawn for every batch; 0 where the model needs none."""
+    if isinstance(model, NextItemConfig) and model.loss_or_default == "sampled_softmax":
+        return model.num_negatives
+    if isinstance(model, EncoderDecoderConfig) and model.retrieval is not None and model.retrieval.q2i_weight:
+        return model.retrieval.q2i_negatives
+    return 0
+
+
+def negatives_per_event_of(model: AnyModelConfig) -> int:
+    """Drawn for every event to be predicted; 0 where the model needs none."""
+    if isinstance(model, NextItemConfig) and model.loss_or_default == "bce":
+        return model.negatives_per_event
+    return 0
+
+
+def registry_of(config: RunConfig, model: AnyModelConfig, dataset: Dataset) -> SemanticIdRegistry | None:
+    """The semantic IDs, where the model generates them.
+
+    Raises:
+        InputError: there are none, or those of another data set.
+    """
+    if isinstance(model, NextItemConfig):
+        return None
+    folder = registry_folder(config)
+    if not folder.is_dir():
+        raise InputError(
+            f"{folder}: there are no semantic IDs, which the generative model needs; "
+            f"make them with: rayrec tokenize {config.data.path}"
+        )
+    registry = SemanticIdRegistry.load(folder)
+    if registry.dataset_fingerprint != dataset.fingerprint:
+        raise InputError(
+            f"{folder}: the semantic IDs were made for another data set than {config.data.path} is now; "
+            f"make them again with: rayrec tokenize {config.data.path}"
+        )
+    return registry
+
+
+def registry_folder(config: RunConfig) -> Path:
+    return Path(config.data.semantic_ids or Path(config.data.path) / SEMANTIC_IDS_FOLDER)

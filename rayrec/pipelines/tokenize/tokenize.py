@@ -1,0 +1,295 @@
+"""`rayrec tokenize`: a prepared data set in, the semantic IDs of its items out.
+
+tokenize           fit a tokenizer on the catalogue; registry and tokenizer are written side by side
+extend             a catalogue that has grown: new items get codes of that tokenizer, others keep theirs
+import_published   codes that others published
+compare            registries of one catalogue, measured alike
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from rayrec.models.tokenizers.extend import NewItems, extend_registry
+from rayrec.models.tokenizers.fit import VARIANCE, quantized_registry, reconstruction_errors
+from rayrec.models.tokenizers.item_tokenizer import FILES as TOKENIZER_FILES
+from rayrec.models.tokenizers.item_tokenizer import ItemTokenizer
+from rayrec.models.tokenizers.published import published_registry
+from rayrec.models.tokenizers.registry import SemanticIdRegistry
+from rayrec.models.tokenizers.report import prefix_purity
+from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
+from rayrec.pipelines.tokenize.item_blocks import INTERACTIONS, TEXT, Progress, interaction_block, text_block
+from rayrec.platform.config import Config
+from rayrec.platform.errors import InputError
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.dataset.item_labels import item_labels
+
+
+class TokenizeConfig(Config):
+    """How items get their codes."""
+
+    vectors: Literal["interactions", "text", "both"] = "interactions"
+    """What the codes are made of: co-occurrence in training sequences, the items'
+    texts (needs the extra `text`), or the two side by side."""
+    text_weight: float = Field(1.0, gt=0)
+    """With `both`: length of a text vector beside an interaction vector of length 1."""
+    components: int = Field(64, ge=1)
+    """Principal components of these vectors that are clustered; k-means fails in many more."""
+    tokenizer: Literal["rq_kmeans", "balanced_rq_kmeans", "rq_vae", "opq"] = "rq_kmeans"
+    """What makes codes of vectors: residual k-means, the same with clusters of nearly equal size, a residual
+    quantised autoencoder, or optimised product quantisation, whose levels do not refine one another."""
+    num_levels: int = Field(3, ge=1, le=8)
+    codebook_size: int | None = Field(None, ge=2, le=32_768)
+    """Values a code may have; None takes `max_codebook_size`, or fewer where too few distinct items would
+    fill them."""
+    max_codebook_size: int = Field(256, ge=2, le=32_768)
+    """Most values that a code gets where `codebook_size` is None."""
+    iterations: int | None = Field(None, ge=1)
+    """Rounds over the vectors (of `rq_vae`, epochs); None takes what suits the tokenizer."""
+    collisions: Literal["extra_digit", "reassign", "share"] = "extra_digit"
+    """Items with the same codes: number them with one more digit, move some to the nearest free tuple, or let
+    them share the tuple and its probability."""
+    dim: int = Field(64, ge=1)
+    """Width of the interaction vectors."""
+    window: int = Field(5, ge=1)
+    """Events of a user this many places apart or fewer count as neighbours."""
+    seed: int = Field(0, ge=0)
+    categories: str | None = None
+    """Column of the items by which the report measures prefixes; None takes one that is called so."""
+
+
+@dataclass(frozen=True)
+class TokenizeReport:
+    """What the codes look like."""
+
+    path: Path
+    num_without_data: int
+    """Items about which nothing was known; their codes are arbitrary."""
+    report: dict[str, Any]
+    """`SemanticIdRegistry.report()`, and `purity` where items have categories."""
+
+
+def tokenize(
+    data: str | Path,
+    out: str | Path | None = None,
+    config: TokenizeConfig | None = None,
+    progress: Progress | None = None,
+    overwrite: bool = False,
+) -> TokenizeReport:
+    """Fit a tokenizer on the items of a data set; write it, and their registry.
+
+    Args:
+        out: folder of the registry; `semantic_ids` inside the data set if None.
+        overwrite: whether other IDs of this data set that lie there may go.
+
+    Raises:
+        InputError: no such data set, vectors that cannot be made or clustered, or other IDs lie there.
+    """
+    config = config or TokenizeConfig()
+    dataset = Dataset.open(data)
+    ids_I = dataset.items.ids_I
+    blocks = {}
+    if config.vectors != TEXT:
+        blocks[INTERACTIONS] = interaction_block(dataset, config.dim, config.window, config.seed)
+    if config.vectors != INTERACTIONS:
+        blocks[TEXT] = text_block(dataset, progress)
+    weights = {INTERACTIONS: 1.0, TEXT: config.text_weight}
+    try:
+        tokenizer = ItemTokenizer.fit(
+            config.tokenizer,
+            blocks,
+            ids_I,
+            config.num_levels,
+            config.codebook_size,
+            config.seed,
+            config.iterations,
+            {name: weights[name] for name in blocks},
+            config.components,
+            config.max_codebook_size,
+        )
+        vectors = tokenizer.vectors(blocks, ids_I)
+        registry = quantized_registry(
+            tokenizer.quantizer,
+            torch.from_numpy(vectors.vectors_ID),
+            ids_I,
+            dataset.fingerprint,
+            config.collisions,
+            vectors_from=f"{vectors.vectors_ID.shape[1]} components of {config.vectors}",
+            popularity_I=dataset.items.train_counts_I,
+            tokenizer_version=tokenizer.version,
+        )
+    except ValueError as error:
+        raise InputError(f"{data}: {error} (--codebook-size, --levels)") from error
+    path = _folder(data, out)
+    _check_target(path, registry, overwrite)
+    # The registry last: it names the tokenizer beside it.
+    tokenizer.save(path)
+    registry.save(path)
+    return TokenizeReport(path, vectors.num_without_data, _measured(registry, dataset, config.categories))
+
+
+def extend(
+    data: str | Path,
+    semantic_ids: str | Path,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    categories: str | None = None,
+    overwrite: bool = False,
+) -> TokenizeReport:
+    """Give codes to the items that a data set has and a registry lacks, with the tokenizer fitted for that
+    one.
+
+    Text vectors of new items are made of their texts. What would be their interaction vectors is not known:
+    they have the mean of those that were fitted, and if there is nothing else, their codes are arbitrary.
+
+    Args:
+        data: a data set whose catalogue has all items of the registry.
+        semantic_ids: folder of the registry, with its tokenizer.
+        out: folder of the new registry; `semantic_ids` inside the data set if None.
+        overwrite: as of `tokenize`.
+
+    Returns:
+        `num_without_data` counts new items only.
+
+    Raises:
+        InputError: something is missing or does not belong together, an item of the registry is not in the
+            data set, or there is no room for a new one.
+    """
+    dataset, path = Dataset.open(data), _folder(data, out)
+    if path.resolve() == Path(semantic_ids).resolve():
+        raise InputError(
+            f"{path}: is the registry to be extended, which models may depend on; "
+            "name another folder with --out"
+        )
+    registry = SemanticIdRegistry.load(semantic_ids)
+    tokenizer = _tokenizer_of(registry, Path(semantic_ids))
+    ids_I = dataset.items.ids_I
+    new_N = np.flatnonzero(~np.isin(ids_I, registry.item_ids_I))
+    blocks = {}
+    if TEXT in tokenizer.preparation.blocks and len(new_N):
+        blocks[TEXT] = text_block(dataset, progress, new_N)
+    try:
+        vectors = tokenizer.vectors(blocks, ids_I[new_N])
+        vectors_ND = torch.from_numpy(vectors.vectors_ID)
+        new = NewItems(ids_I[new_N], vectors_ND, vectors.num_without_data)
+        extended = extend_registry(registry, tokenizer.quantizer, new, ids_I, dataset.fingerprint)
+    except ValueError as error:
+        raise InputError(f"{data}: {error}") from error
+    _check_target(path, extended, overwrite)
+    tokenizer.save(path)
+    extended.save(path)
+    report = _measured(extended, dataset, categories)
+    if len(new_N):
+        codes_NL, variance = tokenizer.quantizer.encode(vectors_ND), registry.fit_report.get(VARIANCE)
+        report["new_items_reconstruction_error"] = reconstruction_errors(
+            vectors_ND, codes_NL, tokenizer.quantizer, variance
+        )
+    return TokenizeReport(path, vectors.num_without_data, report)
+
+
+def import_published(
+    data: str | Path,
+    file: str | Path,
+    out: str | Path | None = None,
+    collisions: str = "extra_digit",
+    key_offset: int = 0,
+    codebook_size: int | None = None,
+    categories: str | None = None,
+    overwrite: bool = False,
+) -> TokenizeReport:
+    """Write a registry of codes that others published.
+
+    Arguments as those of `rayrec.models.tokenizers.published.published_registry`, and `overwrite` as of
+    `tokenize`.
+
+    Raises:
+        InputError: no such data set, or a file that is no such codes of its items.
+    """
+    dataset = Dataset.open(data)
+    registry = published_registry(
+        file,
+        dataset.items.keys.to_pylist(),
+        dataset.items.ids_I,
+        dataset.fingerprint,
+        collisions,
+        key_offset,
+        codebook_size,
+        dataset.items.train_counts_I,
+    )
+    path = _folder(data, out)
+    _check_target(path, registry, overwrite)
+    registry.save(path)
+    TOKENIZER_FILES.remove(path)  # one that may lie there made other codes
+    return TokenizeReport(path, 0, _measured(registry, dataset, categories))
+
+
+def compare(
+    data: str | Path, folders: Sequence[str | Path], categories: str | None = None
+) -> list[TokenizeReport]:
+    """Measure registries of one catalogue; nothing is written.
+
+    Raises:
+        InputError: no such data set or registry, or one of other items.
+    """
+    dataset = Dataset.open(data)
+    reports = []
+    for folder in folders:
+        registry = SemanticIdRegistry.load(folder)
+        if not np.array_equal(registry.item_ids_I, dataset.items.ids_I):
+            raise InputError(
+                f"{folder}: the registry has other items than {data}; compare those of one data set"
+            )
+        reports.append(TokenizeReport(Path(folder), 0, _measured(registry, dataset, categories)))
+    return reports
+
+
+def _measured(registry: SemanticIdRegistry, dataset: Dataset, categories: str | None) -> dict[str, Any]:
+    report = registry.report()
+    labels = item_labels(dataset, categories)
+    if labels is not None:
+        codes_IC = registry.codes_IL[:, : registry.num_codebooks]
+        purity = prefix_purity(codes_IC, labels.items_P, labels.labels_P)
+        report["purity"] = {"column": labels.column, "levels": purity}
+    return report
+
+
+def _tokenizer_of(registry: SemanticIdRegistry, folder: Path) -> ItemTokenizer:
+    if registry.tokenizer_version is None:
+        raise InputError(
+            f"{folder}: this registry has no tokenizer that could give codes to new items: it was published "
+            "by others or made before tokenizers were kept; make semantic IDs anew with: rayrec tokenize DATA"
+        )
+    tokenizer = ItemTokenizer.load(folder)
+    if tokenizer.version != registry.tokenizer_version:
+        raise InputError(
+            f"{folder}: the tokenizer there has version {tokenizer.version}, but the codes were made by "
+            f"{registry.tokenizer_version}; put the files of one tokenizer together"
+        )
+    return tokenizer
+
+
+def _check_target(path: Path, registry: SemanticIdRegistry, overwrite: bool) -> None:
+    """Runs depend on the IDs that they were trained with, to the version."""
+    if overwrite or not path.is_dir():
+        return
+    try:
+        there = SemanticIdRegistry.load(path)
+    except InputError:  # none, or one that nobody can use
+        return
+    if there.dataset_fingerprint == registry.dataset_fingerprint and there.version != registry.version:
+        raise InputError(
+            f"{path}: has other semantic IDs of this data set already ({there.method}; version "
+            f"{there.version}), and runs that were trained with them need them; name another folder "
+            "with --out (and with data.semantic_ids of a run), or set overwrite"
+        )
+
+
+def _folder(data: str | Path, out: str | Path | None) -> Path:
+    return Path(out) if out is not None else Path(data) / SEMANTIC_IDS_FOLDER

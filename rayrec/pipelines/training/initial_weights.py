@@ -1,0 +1,76 @@
+"""What a run begins with instead of random weights: the best snapshot of another (`training.init_from`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import Snapshot, read_snapshot
+from rayrec.pipelines.tasks.assembly import Assembly
+from rayrec.platform.config import differing_keys
+from rayrec.platform.errors import InputError
+
+FREE = (
+    "attention",
+    "beam_width",
+    "backbone.dropout",
+    "label_smoothing",
+    "loss",
+    "negatives_per_event",
+    "num_negatives",
+    "negative_sampling",
+    "behavior_weights",
+    "instruction.drop",
+    "experts.per_token",
+    "experts.balance_weight",
+    "retrieval.max_length",
+    "retrieval.num_events",
+    "retrieval.num_recent",
+    "retrieval.q2i_weight",
+    "retrieval.q2i_temperature",
+    "retrieval.q2i_negatives",
+)
+"""Settings of a model that its weights do not depend on."""
+
+
+def initial_snapshot(assembly: Assembly) -> Snapshot | None:
+    """Where the weights and rows come from; None for a run that begins with random ones.
+
+    It is the best one in validation, or the last of a run that validated nothing.
+
+    Raises:
+        InputError: it is no run or has no snapshot, the snapshot is damaged, or it is of another model, data
+            set or version of the semantic IDs: items are known by their place in the catalogue.
+    """
+    config = assembly.config
+    if config.training.init_from is None:
+        return None
+    folder = RunFolder.open(Path(config.training.init_from))
+    theirs = folder.config.model
+    changed = (
+        ["name"]
+        if theirs.name != config.model.name
+        else [
+            key
+            for key in differing_keys(theirs, config.model)
+            if key not in FREE and key.partition(".")[0] not in FREE
+        ]
+    )
+    if changed:
+        raise InputError(
+            f"training.init_from: the model of {folder.path} differs from this one in "
+            f"{', '.join(f'model.{key}' for key in changed)}, so that its weights do not fit; take its "
+            f"settings ({folder.path / 'config.yaml'}), or begin without init_from"
+        )
+    snapshot = read_snapshot(folder.chosen_snapshot("best" if folder.state["best"] is not None else "last"))
+    task = assembly.task
+    task.check_state(snapshot.state, str(snapshot.path))
+    if (task.semantic_ids_version, task.fingerprint) != (
+        snapshot.state.semantic_ids_version,
+        snapshot.state.dataset_fingerprint,
+    ):
+        raise InputError(
+            f"training.init_from: {snapshot.path} was trained on an earlier catalogue, which this one "
+            "extends; it can be served with this one, but not trained on: train anew"
+        )
+    return snapshot

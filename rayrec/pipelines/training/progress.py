@@ -1,0 +1,84 @@
+"""What a run knows of itself: how far it is, whether it is over, and how it ended."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from rayrec.pipelines.tasks.assembly import Assembly
+from rayrec.pipelines.training.pipeline import StepResult
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a run has to know of itself to go on; every snapshot has it."""
+
+    best_value: float | None = None
+    best_step: int = -1
+    stale: int = 0
+    """Validations since the best one."""
+    loss: float | None = None
+    """Of the last step."""
+    training_s: float = 0.0
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Dropped work, by reason."""
+    loss_sum: float = 0.0
+    """Over all targets since the last validation."""
+    num_targets: int = 0
+    """Their number."""
+
+    def judged(self, value: float, step: int) -> Progress:
+        """After a validation; of equal values the first is the best."""
+        since = replace(self, loss_sum=0.0, num_targets=0)
+        # What is no number is no best value, and does not stay one.
+        if self.best_value is None or value > self.best_value or math.isnan(self.best_value):
+            return replace(since, best_value=value, best_step=step, stale=0)
+        return replace(since, stale=self.stale + 1)
+
+    def trained(self, result: StepResult, seconds: float) -> Progress:
+        """After another step."""
+        dropped = dict(self.dropped)
+        for reason, count in result.counts.items():
+            dropped[reason] = dropped.get(reason, 0) + count
+        return replace(
+            self,
+            loss=result.loss,
+            training_s=self.training_s + seconds,
+            dropped=dropped,
+            loss_sum=self.loss_sum + result.loss * result.num_targets,
+            num_targets=self.num_targets + result.num_targets,
+        )
+
+    @property
+    def mean_loss(self) -> float:
+        """Per target, since the last validation."""
+        return self.loss_sum / max(self.num_targets, 1)
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """How a run ended."""
+
+    run: str
+    steps: int
+    epochs: float
+    final_loss: float
+    """Loss of the last step; equal for equal seeds in mode `sync`."""
+    best_metric: str
+    best_value: float
+    best_step: int
+    training_s: float
+    """Seconds spent in the training steps of the whole run, validation and start-up left out.
+
+    Of a run that was resumed, steps that were lost after a snapshot and trained again count once.
+    """
+    steps_per_s: float
+    stages: dict[str, float]
+    """Where the time of the actors went since they were last started."""
+
+
+def is_over(assembly: Assembly, step: int, progress: Progress) -> bool:
+    """Whether nothing is left to train before this step."""
+    patience, total_steps = assembly.config.evaluation.patience, assembly.total_steps
+    is_at_end = total_steps is not None and step >= total_steps
+    return is_at_end or (patience is not None and progress.stale >= patience)

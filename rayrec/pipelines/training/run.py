@@ -1,0 +1,328 @@
+"""One attempt at a run: training and validation in turn, and snapshots, until it is over or fails."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+import ray
+
+from rayrec.pipelines.metrics.estimate import Estimate
+from rayrec.pipelines.runs.accepted_files import AcceptedFiles
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshot_schedule import CutSchedule
+from rayrec.pipelines.runs.snapshots import RunState, Snapshot
+from rayrec.pipelines.tasks.assembly import Assembly
+from rayrec.pipelines.training.arrivals import Arrivals
+from rayrec.pipelines.training.pipeline import BatchError, Cut, StepResult, TrainingPipeline
+from rayrec.pipelines.training.progress import Progress, TrainingResult, is_over
+from rayrec.pipelines.training.snapshot_writer import Shown, SnapshotWriter
+from rayrec.pipelines.training.stages import Stages
+from rayrec.platform.errors import InputError
+from rayrec.platform.metrics import RayFigures
+from rayrec.samples.reading.cursor import Cursor
+from rayrec.samples.reading.followed_plan import FollowedPlan
+
+logger = logging.getLogger(__name__)
+
+OnStep = Callable[[int, int, float], None]
+"""Called with (steps done, steps of the whole run, loss) after every step."""
+
+METRICS_EVERY_STEPS = 20
+
+
+class TrainingRun:
+    """Alternates between training and validation until epochs or patience run out."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        folder: RunFolder,
+        stages: Stages,
+        on_step: OnStep | None,
+        snapshot: Snapshot | None = None,
+        initial: Snapshot | None = None,
+    ) -> None:
+        """
+        Args:
+            snapshot: the one to go on from.
+            initial: of another run, whose weights and rows this one begins with where it has no snapshot.
+        """
+        self._assembly = assembly
+        self._config = assembly.config
+        self._plan = assembly.plan
+        self._folder = folder
+        self._stages = stages
+        self._on_step = on_step
+        self._snapshot = snapshot
+        self._initial = initial
+        self._flops_at_record = (0.0, 0.0)
+        """Model FLOPs, and seconds of training, when validation was recorded last."""
+        self._pipeline = TrainingPipeline(stages, self._config.pipeline.queue_depth)
+        self._writer = SnapshotWriter(folder, stages, self._config.snapshots, snapshot)
+        self._schedule = CutSchedule(
+            self._config.snapshots,
+            lambda: self._writer.is_asked,
+            lambda: self._writer.is_writing,
+            time.monotonic,
+        )
+        self._metrics = RayFigures({"run": folder.name})
+        self._metric = assembly.task.metric
+        self._shown_metrics = tuple(dict.fromkeys([*assembly.task.shown_metrics, self._metric]))
+        self._arrivals = Arrivals(
+            assembly.rows,
+            self._config.data,
+            assembly.total_steps,
+            on_wait=self._while_waiting,
+            on_arrival=self._keep_accepted,
+        )
+        self._accepted = AcceptedFiles(folder.path)
+        self._total_steps = assembly.total_steps
+        """None where a folder is followed that grows."""
+        self._progress = Progress()
+        self._cursor = Cursor(assembly.rows.fingerprint)
+        self._incarnation = 0
+        """Of the servers: raised by every recovery, so that nothing of the time before is taken for new."""
+
+    def run(self) -> TrainingResult:
+        """Train until the run is over; its last snapshot is written then.
+
+        Raises:
+            Exception: what a stage failed with. Of batches that cannot be made, after a snapshot of the step
+                before.
+        """
+        try:
+            return self._run()
+        except BaseException:
+            # A snapshot that is being written need not be lost with the attempt.
+            with contextlib.suppress(Exception):
+                self._writer.wait()
+            raise
+
+    def _run(self) -> TrainingResult:
+        step = self._restore()
+        self._keep_accepted()
+        more = True
+        while more and not is_over(self._assembly, step, self._progress):
+            stop = self._assembly.next_validation(step)
+            reached = self._train(step, stop)
+            if reached > step:
+                step, loss = reached, self._progress.mean_loss
+                summary = self._assembly.task.validate(self._stages, self._assembly.features)
+                self._progress = self._progress.judged(summary[self._metric].value, step)
+                # First the record: a run that goes on behind the snapshot does not validate there again, and
+                # one that goes on before it forgets the record.
+                self._record(step, loss, summary)
+                self._cut_now(step)
+            more = reached == stop
+        self._writer.wait()
+        progress = self._progress
+        if progress.loss is None or progress.best_value is None:
+            raise InputError(f"{self._config.data.samples}: no row has come to train on")
+        return TrainingResult(
+            run=str(self._folder.path),
+            steps=step,
+            epochs=self._assembly.epochs_at(step),
+            final_loss=progress.loss,
+            best_metric=self._metric,
+            best_value=progress.best_value,
+            best_step=progress.best_step,
+            training_s=progress.training_s,
+            steps_per_s=step / max(progress.training_s, 1e-9),
+            stages=self._stages.stats().summary(),
+        )
+
+    def close(self) -> None:
+        """When the actors are gone: return when nothing writes to the folder any more."""
+        self._writer.close()
+
+    def _train(self, first: int, stop: int) -> int:
+        """Returns the step that it came to: `stop`, unless no rows come any more."""
+        step = first
+        while step < stop:
+            try:
+                there = min(stop, self._arrivals.after(step))
+            except InputError as error:
+                self._save_before(step, error)
+                raise
+            if there == step:
+                break
+            self._train_steps(step, there, stop)
+            step = there
+        return step
+
+    def _train_steps(self, first: int, stop: int, validation: int) -> None:
+        def wants_cut(step: int) -> bool:
+            # Behind the last step before a validation there will be one anyway.
+            return step + 1 < validation and self._schedule(step)
+
+        step, since = first, time.perf_counter()
+        try:
+            for result in self._pipeline.run(first, stop, wants_cut):
+                now = time.perf_counter()
+                self._take(result, now - since)
+                step, since = result.step + 1, now
+        except BatchError as error:
+            self._save_before(step, error)
+            raise error.reason from None
+
+    def _save_before(self, step: int, error: Exception) -> None:
+        """There is no batch for this step; those before it shall not be trained again."""
+        self._writer.wait()
+        if step > self._writer.saved_steps:
+            logger.error("%s; a snapshot of the steps before it is written", error)
+            self._cut_now(step)
+            self._writer.wait()
+
+    def _keep_accepted(self) -> None:
+        if isinstance(self._plan, FollowedPlan):
+            self._accepted.keep(self._plan)
+
+    def _while_waiting(self, step: int) -> None:
+        """Nothing is there to train on, and all steps before this one are committed."""
+        self._writer.check()
+        if step == 0 or self._writer.is_writing:
+            return
+        if step == self._writer.saved_steps:
+            if self._writer.is_asked:
+                self._cut_now(step)  # whoever asks gets the one that there is
+        elif self._schedule(step - 1):
+            self._cut_now(step)
+            self._schedule.taken()
+
+    def _take(self, result: StepResult, seconds: float) -> None:
+        """A step is committed."""
+        epoch, _ = self._plan.locate(result.step)
+        self._cursor.commit(epoch, result.rows, result.unreadable)
+        for file, start, stop in result.unreadable:
+            logger.warning("%s: rows %d to %d cannot be decoded and are left out", file, start, stop - 1)
+        self._progress = self._progress.trained(result, seconds)
+        if result.cut is not None:
+            self._write(result.cut)
+            self._schedule.taken()
+        self._writer.check()
+        done = result.step + 1
+        if self._on_step is not None:
+            self._on_step(done, self._known_steps, result.loss)
+        if done % METRICS_EVERY_STEPS == 0:
+            percent = 100.0 * done / self._known_steps
+            self._metrics.publish({"loss": result.loss, "step": done, "progress_percent": percent})
+
+    @property
+    def _known_steps(self) -> int:
+        """Of the whole run, as far as it is known."""
+        if self._total_steps is not None:
+            return self._total_steps
+        assert isinstance(self._plan, FollowedPlan)
+        return self._plan.known_steps
+
+    def _cut_now(self, step: int) -> None:
+        """A snapshot of the steps before this one, which are all committed."""
+        self._writer.wait()  # servers make one cut at a time
+        if step == self._writer.saved_steps:
+            self._writer.restate(*self._description(step - 1))
+        else:
+            self._write(self._pipeline.cut(step - 1))
+
+    def _write(self, cut: Cut) -> None:
+        state, shown = self._description(cut.step)
+        self._writer.begin(cut, state, self._cursor.to_table(), shown)
+
+    def _description(self, step: int) -> tuple[RunState, Shown]:
+        """What a snapshot after this step says of the run."""
+        task = self._assembly.task
+        progress = asdict(self._progress)
+        state = RunState(
+            committed_step=step,
+            incarnation=self._incarnation,
+            dataset_fingerprint=task.fingerprint,
+            semantic_ids_version=task.semantic_ids_version,
+            read_position=self._plan.position(step + 1),
+            progress=progress,
+            followed=self._assembly.rows.state,
+            labels=task.labels,
+        )
+        return state, Shown(progress, is_best=self._progress.best_step == step + 1)
+
+    def _record(self, step: int, loss: float, summary: dict[str, Estimate]) -> None:
+        stages = self._stages.stats().summary()
+        figures = {name: estimate.value for name, estimate in summary.items()}
+        epoch = self._assembly.epochs_at(step)
+        mfu = self._mfu_since_record(stages)
+        self._folder.log(
+            {
+                "step": step,
+                "epoch": epoch,
+                "loss": loss,
+                "training_s": self._progress.training_s,
+                "mfu": mfu,
+                "valid": figures,
+                "stages": stages,
+                "dropped": self._progress.dropped,
+            }
+        )
+        self._metrics.publish({"valid_" + _metric_name(name): value for name, value in figures.items()})
+        logger.info(
+            "epoch %g: loss %.4f, valid %s, %.0f s of training, mfu %s",
+            epoch,
+            loss,
+            ", ".join(f"{name} {figures[name]:.4f}" for name in self._shown_metrics),
+            self._progress.training_s,
+            f"{100.0 * mfu:.2g} %" if mfu else "not counted",
+        )
+
+    def _mfu_since_record(self, stages: dict[str, float]) -> float:
+        """Model FLOPs over what the trainers' devices could have multiplied in the time that passed."""
+        flops_before, before_s = self._flops_at_record
+        self._flops_at_record = stages["model_flops"], self._progress.training_s
+        seconds = self._progress.training_s - before_s
+        return (stages["model_flops"] - flops_before) / max(seconds * stages["matrix_flops_per_s"], 1e-9)
+
+    def _restore(self) -> int:
+        """Give servers and trainers what the snapshot holds; returns the step to go on with."""
+        # A run that died before its next snapshot has recovered from this one before.
+        incarnation: int = self._folder.state.get("incarnation", 0)
+        if self._snapshot is None:
+            self._folder.forget_after(0)
+            if self._initial is not None:
+                self._incarnation = incarnation + 1
+                self._folder.update(incarnation=self._incarnation)
+                self._load(self._initial, committed_step=-1, weights_only=True)
+            return 0
+        snapshot = self._snapshot
+        self._incarnation = max(snapshot.state.incarnation, incarnation) + 1
+        # Also what run.json says of snapshots: of those behind this one nothing is to be used any more.
+        best = self._folder.snapshot_path(snapshot.state.progress["best_step"])
+        self._folder.update(
+            incarnation=self._incarnation,
+            last=snapshot.path.name,
+            best=best.name if best.exists() else None,
+            progress=snapshot.state.progress,
+        )
+        self._folder.forget_after(snapshot.committed_step + 1)
+        self._progress = Progress(**snapshot.state.progress)
+        self._cursor = snapshot.cursor
+        self._flops_at_record = (0.0, self._progress.training_s)
+        self._load(snapshot, snapshot.committed_step, weights_only=False)
+        return snapshot.committed_step + 1
+
+    def _load(self, snapshot: Snapshot, committed_step: int, weights_only: bool) -> None:
+        """Servers and trainers take what a snapshot holds, or of it what another run begins with."""
+        chain = [[str(path.resolve()) for path in files] for files in snapshot.sparse_chain]
+        servers, trainers, watch = self._stages.servers, self._stages.trainers, self._stages.watch
+        loading = [
+            server.load.remote(chain, committed_step, self._incarnation, weights_only) for server in servers
+        ]
+        watch.get(loading, may_take_long=True)
+        weights = ray.put(snapshot.weights)
+        optimizer_state = None if weights_only else ray.put(snapshot.optimizer_state)
+        watch.get([trainer.load.remote(weights, optimizer_state, self._incarnation) for trainer in trainers])
+
+
+def _metric_name(figure: str) -> str:
+    """Prometheus allows no others: `recall@10` is `recall_at_10`, and `auc of click` `auc_of_click`."""
+    return re.sub(r"\W", "_", figure.replace("@", "_at_"))

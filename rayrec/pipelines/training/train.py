@@ -1,0 +1,227 @@
+"""`rayrec train`: a config in, a run folder with snapshots out.
+
+train ─► assemble ─► RunFolder ─► ray_cluster ─► _attempt ─► running_stages ─► TrainingRun.run
+                                                  ▲                            TrainingPipeline.run ◄┘
+                                                  └─ a server or trainer is lost: back to the last snapshot
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Literal
+
+from rayrec.models.program.program import DivergedError
+from rayrec.pipelines.cluster.placement import actor_groups
+from rayrec.pipelines.cluster.placement_check import check_possible
+from rayrec.pipelines.cluster.reservation import cluster_nodes
+from rayrec.pipelines.cluster.rollbacks import Rollbacks
+from rayrec.pipelines.cluster.watch import StageHungError
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_copy import RunCopy
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import Snapshot, read_snapshot
+from rayrec.pipelines.tasks.assembly import Assembly, assemble, check_continues
+from rayrec.pipelines.training.initial_weights import initial_snapshot
+from rayrec.pipelines.training.memory_plan import plan_memory
+from rayrec.pipelines.training.progress import Progress, TrainingResult, is_over
+from rayrec.pipelines.training.run import OnStep, TrainingRun
+from rayrec.pipelines.training.stages import running_stages
+from rayrec.platform.cluster import check_accelerators, ray_cluster, starts_cluster
+from rayrec.platform.devices import get_device, ray_claim
+from rayrec.platform.errors import InputError
+from rayrec.platform.ray_errors import ActorDeathError, root_cause
+from rayrec.samples.reading.reader import SampleReader
+
+logger = logging.getLogger(__name__)
+
+SHOWN_INTERVALS = 8
+"""Places of a batch's rows that an error message names."""
+
+
+def train(
+    config: RunConfig,
+    run: str | Path,
+    resume: bool | Literal["if_begun"] = False,
+    on_step: OnStep | None = None,
+    snapshot: str = "last",
+) -> TrainingResult:
+    """Train a model as the config says.
+
+    A reader or feature worker that dies is replaced. When a server or trainer is lost the run goes back to
+    its last snapshot by itself, as often as `recovery` allows.
+
+    Args:
+        run: folder of the run; new or empty, unless it is resumed.
+        resume: continue the run that the folder, or its copy (`snapshots.copy_to`), holds. `if_begun`: if it
+            holds one, and begin it otherwise; for jobs that are started again when they fail.
+        snapshot: to resume from, in words of `RunFolder.chosen_snapshot`.
+
+    Raises:
+        InputError: the config, the data, the device or the folder cannot be used, or a run is alive in it:
+            nothing was started, and no run was changed. Or the cluster has too little of something, which
+            shows when it has been joined; `run.json` says so.
+        Exception: a stage's own error, after every actor has been stopped.
+    """
+    config = config.with_absolute_paths()
+    assembly = assemble(config)
+    assembly.task.check_validation()
+    unread = sorted(set(config.sparse.tables) - {table.name for table in assembly.tables})
+    if unread:
+        logger.warning("the model does not read %s, which sparse.tables has settings of", ", ".join(unread))
+    for note in assembly.task.notes():
+        logger.warning("%s", note)
+    _ = assembly.features  # footers are read, and operations fit, before anything starts
+    if starts_cluster(config.cluster):
+        get_device(config.device)  # trainers will run on this machine; elsewhere they may have what it lacks
+    path = Path(run)
+    copy = _copy_to_bring_back(path, config) if resume else None
+    if resume == "if_begun":
+        resume = copy is not None or (path / "run.json").exists()
+    memory = plan_memory(assembly)
+    memory.check()
+    memory.log()
+    if not resume:
+        _ = initial_snapshot(assembly)  # which refuses what does not fit
+    with RunFolder.locked(path, "part" if copy is not None else "run" if resume else "nothing"):
+        if copy is not None and not (path / "run.json").exists():
+            copy.restore(path)
+        folder = RunFolder.resume(path, config) if resume else RunFolder.create(path, config)
+        begins_with = _snapshot_to_resume(folder, assembly, snapshot)
+        if begins_with is not None and _is_finished(folder, assembly, begins_with):
+            logger.info("%s: is finished already", folder.path)
+            return replace(TrainingResult(**folder.state["result"]), run=str(folder.path))
+        _log_beginning(folder, assembly, begins_with)
+        folder.begin(config)
+        folder.keep_columns(assembly.rows.columns)
+        return _train_in(folder, assembly, begins_with, on_step)
+
+
+def _copy_to_bring_back(path: Path, config: RunConfig) -> RunCopy | None:
+    """Where a run is whose folder is gone, if there is one."""
+    if config.snapshots.copy_to is None or (path / "run.json").exists():
+        return None
+    copy = RunCopy(config.snapshots.copy_to)
+    return copy if copy.holds_run() else None
+
+
+def _snapshot_to_resume(folder: RunFolder, assembly: Assembly, which: str = "last") -> Snapshot | None:
+    """The snapshot, checked; None for a run that has none yet.
+
+    Raises:
+        InputError: it is damaged, or does not continue with this data or order.
+    """
+    if folder.state["last"] is None:
+        return None
+    path = folder.chosen_snapshot(which)
+    try:
+        snapshot = read_snapshot(path)
+    except InputError as error:
+        raise InputError(f"{error}; --snapshot previous goes on from the one before it") from error
+    assembly.task.check_state(snapshot.state, str(snapshot.path))
+    check_continues(snapshot, assembly.going_on_from(snapshot, folder.path))
+    return snapshot
+
+
+def _log_beginning(folder: RunFolder, assembly: Assembly, snapshot: Snapshot | None) -> None:
+    total = "" if assembly.total_steps is None else f" of {assembly.total_steps:,}"
+    if snapshot is None:
+        init_from = assembly.config.training.init_from
+        weights = "" if init_from is None else f" and the weights of {init_from}"
+        logger.info("%s: begins with step 1%s%s", folder.path, total, weights)
+    else:
+        step = snapshot.committed_step + 2  # counted from 1
+        logger.info("%s: goes on from %s with step %s%s", folder.path, snapshot.path.name, f"{step:,}", total)
+
+
+def _is_finished(folder: RunFolder, assembly: Assembly, snapshot: Snapshot) -> bool:
+    """Whether the run ended by itself, and these settings leave nothing to train."""
+    progress = Progress(**snapshot.state.progress)
+    return folder.state["state"] == "finished" and is_over(assembly, snapshot.committed_step + 1, progress)
+
+
+def _train_in(
+    folder: RunFolder, assembly: Assembly, snapshot: Snapshot | None, on_step: OnStep | None
+) -> TrainingResult:
+    """Everything that Ray takes part in; how it ends is left in the folder."""
+    config = assembly.config
+    try:
+        with ray_cluster(config.cluster, config.cpus_needed):
+            check_accelerators(
+                ray_claim(config.device),
+                config.pipeline.num_trainers,
+                "trainers",
+                "set another device, lower pipeline.num_trainers, or join a larger cluster",
+            )
+            check_possible(actor_groups(config), cluster_nodes())
+            result = _train_until_over(folder, assembly, snapshot, on_step)
+    except (KeyboardInterrupt, SystemExit) as stop:  # Ray's drivers exit on SIGTERM, which job managers send
+        folder.update(state="stopped", error="terminated" if isinstance(stop, SystemExit) else "interrupted")
+        if folder.state["last"] is not None:
+            logger.info("stopped; --resume continues from %s", folder.chosen_snapshot("last"))
+        raise
+    except Exception as error:
+        cause = root_cause(error)
+        if isinstance(cause, DivergedError):
+            cause = cause.with_note(
+                f"Rows of the batch: {rows_of_step(assembly.going_on_from(None, folder.path), cause.step)}"
+            )
+            folder.update(refused_steps=folder.state.get("refused_steps", 0) + 1)
+        folder.update(state="failed", error=f"{type(cause).__name__}: {cause}")
+        if cause is error:
+            raise
+        raise cause from error
+    folder.update(state="finished", error=None, result=asdict(result))
+    return result
+
+
+def _train_until_over(
+    folder: RunFolder, assembly: Assembly, snapshot: Snapshot | None, on_step: OnStep | None
+) -> TrainingResult:
+    """Attempts, each with actors of its own, from the snapshot that the one before has left."""
+    recovery = assembly.config.recovery
+    rollbacks = Rollbacks(recovery.max_rollbacks, folder)
+    while True:
+        hang_timeout_s = rollbacks.patience * recovery.hang_timeout_s
+        try:
+            return _attempt(folder, assembly, snapshot, hang_timeout_s, on_step)
+        except (ActorDeathError, StageHungError) as error:
+            rollbacks.allow(error)
+        snapshot = _snapshot_to_resume(folder, assembly)
+
+
+def _attempt(
+    folder: RunFolder,
+    assembly: Assembly,
+    snapshot: Snapshot | None,
+    hang_timeout_s: float,
+    on_step: OnStep | None,
+) -> TrainingResult:
+    assembly = assembly.going_on_from(snapshot, folder.path)
+    attempt: TrainingRun | None = None
+    try:
+        with running_stages(folder.name, assembly, folder.path.resolve(), hang_timeout_s) as stages:
+            stages.watch.get(
+                [server.check_sees.remote(str(folder.path / "run.json")) for server in stages.servers]
+            )
+            initial = initial_snapshot(assembly) if snapshot is None else None
+            attempt = TrainingRun(assembly, folder, stages, on_step, snapshot, initial)
+            return attempt.run()
+    finally:
+        if attempt is not None:
+            attempt.close()
+
+
+def rows_of_step(assembly: Assembly, step: int) -> str:
+    """Which rows of which files a step trains on; the reader gives the same ones every time."""
+    try:
+        batch = assembly.plan.batch(step)
+        assert batch is not None, "it has been trained on"
+        spec = replace(assembly.plan.spec, preparation=None)  # where they lie, not what is made of them
+        cursor = SampleReader(spec).read_batch(batch).cursor
+    except InputError as error:
+        return f"not to be had any more ({error})"
+    shown = [f"{part.file} {part.start} to {part.stop - 1}" for part in cursor[:SHOWN_INTERVALS]]
+    more = len(cursor) - len(shown)
+    return "; ".join(shown) + (f"; and {more} more places" if more else "")

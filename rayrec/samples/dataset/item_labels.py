@@ -1,0 +1,70 @@
+"""What kind of thing each item is, where the data says so.
+
+Axes: P pairs of an item and a label.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayrec.platform.errors import InputError
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.types.batches import Int64Array
+
+USUAL_COLUMNS = ("category", "categories", "genres", "genre", "class", "topic", "tags", "attributes", "brand")
+"""In the order in which they are taken."""
+
+
+@dataclass(frozen=True)
+class ItemLabels:
+    """Pairs of an item and a label, each once; an item may have several labels, or none."""
+
+    column: str
+    items_P: Int64Array
+    """Catalogue positions."""
+    labels_P: Int64Array
+    """Labels by number, from 0."""
+
+
+def item_labels(dataset: Dataset, column: str | None = None) -> ItemLabels | None:
+    """The values of a column of the items; those of a list are labels each.
+
+    Args:
+        column: one of the data set's; the first of `USUAL_COLUMNS` that it has if None.
+
+    Returns:
+        None if no column was named and there is none of the usual ones.
+
+    Raises:
+        InputError: there is no such column, or its values cannot be compared.
+    """
+    table = dataset.item_table
+    if column is None:
+        usual = [name for name in USUAL_COLUMNS if name in table.schema.names]
+        if not usual:
+            return None
+        column = usual[0]
+    elif column not in table.schema.names:
+        raise InputError(
+            f"{dataset.root}: its items have no column {column!r}; they have {', '.join(table.schema.names)}"
+        )
+    values = table[column].combine_chunks()
+    positions = pa.array(np.arange(len(values)))
+    kind = values.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        positions, values = pc.list_parent_indices(values), pc.list_flatten(values)
+    is_known = pc.is_valid(values)
+    positions, values = pc.filter(positions, is_known), pc.filter(values, is_known)
+    try:
+        numbers = pc.dictionary_encode(values).indices.to_numpy(zero_copy_only=False)
+    except pa.ArrowException as error:
+        raise InputError(
+            f"{dataset.root}: the column {column!r} ({kind}) holds no labels: {error}"
+        ) from error
+    pairs = np.stack([positions.to_numpy(zero_copy_only=False), numbers], axis=1).astype(np.int64)
+    distinct = np.unique(pairs, axis=0)
+    return ItemLabels(column, distinct[:, 0], distinct[:, 1])

@@ -1,0 +1,390 @@
+"""Feature computation: rows as read become jagged item positions and deduplicated table lookups.
+
+Axes beyond those of `batches`: I items of the catalogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from rayrec.platform.deduplication import deduplicate
+from rayrec.platform.errors import InputError
+from rayrec.platform.event_labels import UNKNOWN, Label
+from rayrec.platform.hashing import combine64
+from rayrec.platform.shares import balanced_bounds
+from rayrec.samples.types.batches import FeatureBatch, Int64Array, SampleBatch, TableLookup
+from rayrec.samples.types.jagged import concatenated_ranges, offsets_from_lengths
+
+NegativeDistribution = Literal["uniform", "popularity"]
+
+_NEGATIVES_STREAM = 2
+"""Negatives of a step come from `default_rng([seed, 2, step])`: part of what makes a run repeatable."""
+_EVENT_NEGATIVES_STREAM = 3
+"""Those of one event from the hash of (seed, 3, step, row, place of the event in its row, number)."""
+
+
+@dataclass(frozen=True)
+class _Share:
+    """One trainer's rows, as far as a table may ask for them."""
+
+    user_ids_B: Int64Array
+    items_N: Int64Array
+    targets_N: Int64Array | None
+    negatives: Int64Array | None
+    """Of either kind, one after the other."""
+
+
+class SequenceFeatures:
+    """SampleBatch -> one FeatureBatch per trainer, with about as many tokens each; needs nothing but arrays.
+
+    Training reads the newest `max_length + 1` known items s of a row: inputs are s[:-1], targets
+    s[1:]. Older ones are not read (`unread_events`), ids that are not in the catalogue are skipped
+    (`unknown_items`); a row with fewer than two known items stays in the batch without tokens
+    (`rows_without_target`).
+
+    The tables, by name, and the shape of their `inverse`:
+
+    * `item`: [N] ids of the input items. With sampled negatives [2N + S] or [2N + N K]: the input
+      items, then the targets, then the negatives, so that the output vectors come from the same lookup.
+    * `user`: [B] ids of the users.
+    * `code`: [N, L] codes of the input items; code c of level l has the id `l << 32 | c`.
+
+    Negatives of a batch are drawn once for the global one, from `(seed, step)`: every trainer sees the
+    same. Negatives of an event are uniform among the items that its row has nowhere, and depend on
+    `(seed, step)`, the row and the event's place alone.
+
+    Times and labels go where their items go. Where a batch has none, nor have its features.
+    """
+
+    def __init__(
+        self,
+        item_ids_I: Int64Array,
+        *,
+        max_length: int,
+        tables: Sequence[str] = ("item",),
+        codes_IL: NDArray[np.integer] | None = None,
+        num_negatives: int = 0,
+        negatives_per_event: int = 0,
+        negatives: NegativeDistribution = "uniform",
+        train_counts_I: Int64Array | None = None,
+        label_sizes: Mapping[Label, int] | None = None,
+        seed: int = 0,
+        num_trainers: int = 1,
+    ) -> None:
+        """
+        Args:
+            item_ids_I: the catalogue, `Dataset.items.ids_I`.
+            max_length: most input items of a row.
+            tables: names of the embedding tables that the model reads.
+            codes_IL: semantic codes per catalogue position; needed for the table `code`.
+            num_negatives: S, drawn for a batch; 0 for none.
+            negatives_per_event: K, drawn for every target; 0 for none.
+            negatives: those of a batch: every item alike, or in proportion to its training events.
+            train_counts_I: `Dataset.items.train_counts_I`; needed for popularity.
+            label_sizes: number of codes of each label that batches may have.
+        """
+        self._item_ids_I = np.asarray(item_ids_I, dtype=np.int64)
+        self._index = pd.Index(self._item_ids_I)
+        if not self._index.is_unique:
+            raise ValueError("item_ids_I holds an id twice; every item has one catalogue position")
+        if max_length < 1:
+            raise ValueError(f"max_length must be at least 1, got {max_length}: a row needs an input item")
+        if num_trainers < 1:
+            raise ValueError(f"num_trainers must be at least 1, got {num_trainers}")
+        if num_negatives and negatives_per_event:
+            raise ValueError("num_negatives and negatives_per_event are of two losses; set one of them to 0")
+        self._max_length = max_length
+        self._num_negatives = num_negatives
+        self._negatives_per_event = negatives_per_event
+        self._cumulative_I = _cumulative(negatives, len(self._item_ids_I), train_counts_I)
+        self._label_sizes = label_sizes or {}
+        self._seed = seed
+        self._num_trainers = num_trainers
+        self._code_ids_IL = None if codes_IL is None else self._code_ids(codes_IL)
+        known: Mapping[str, Callable[[_Share], Int64Array]] = {
+            "item": self._item_table,
+            "user": self._user_table,
+            "code": self._code_table,
+        }
+        unknown = sorted(set(tables) - set(known))
+        if unknown:
+            raise ValueError(f"there is no table {unknown[0]!r}; known tables: {', '.join(known)}")
+        if "code" in tables and codes_IL is None:
+            raise ValueError("the table 'code' needs codes_IL, the semantic codes of the items")
+        self._tables = {name: known[name] for name in tables}
+
+    def __call__(self, batch: SampleBatch) -> list[FeatureBatch]:
+        """Training features; trainer r gets the r-th contiguous share of the rows.
+
+        `counts` of the shares add up to those of the batch.
+
+        Raises:
+            InputError: a row has every item of the catalogue, so that no negative is left for its events.
+        """
+        known_N, offsets_B1, places_N = self._known(batch)
+        starts_B, lengths_B = _newest(offsets_B1, self._max_length + 1)
+        num_targets_B = np.maximum(lengths_B - 1, 0)
+        unread_B = np.diff(offsets_B1) - lengths_B
+        input_at_N = concatenated_ranges(starts_B, num_targets_B)
+        items_N, targets_N = known_N[input_at_N], known_N[input_at_N + 1]
+        negatives_NK = self._draw_event_negatives(batch, known_N, offsets_B1, num_targets_B)
+        unknown_B = np.diff(batch.offsets_B1) - np.diff(offsets_B1)
+        inputs_N, targets_at_N = places_N[input_at_N], places_N[input_at_N + 1]
+        offsets_B1 = offsets_from_lengths(num_targets_B)
+        negatives_S = self._draw_negatives(batch.step)
+        labels = self.check_labels(batch)
+
+        bounds = balanced_bounds(num_targets_B, self._num_trainers)
+        rows = [slice(low, high) for low, high in pairwise(bounds)]
+        tokens = [slice(offsets_B1[mine.start], offsets_B1[mine.stop]) for mine in rows]
+        lookups = self._lookups(
+            [
+                _Share(
+                    batch.user_ids_B[mine],
+                    items_N[held],
+                    targets_N[held],
+                    negatives_S if negatives_NK is None else negatives_NK[held].reshape(-1),
+                )
+                for mine, held in zip(rows, tokens, strict=True)
+            ]
+        )
+        return [
+            FeatureBatch(
+                step=batch.step,
+                row_keys_B=batch.row_keys_B[mine],
+                offsets_B1=offsets_B1[mine.start : mine.stop + 1] - offsets_B1[mine.start],
+                items_N=items_N[held],
+                targets_N=targets_N[held],
+                num_targets=len(targets_N),
+                lookups=lookups[rank],
+                negatives_S=negatives_S,
+                negatives_NK=None if negatives_NK is None else negatives_NK[held],
+                times_N=None if batch.times_N is None else batch.times_N[inputs_N[held]],
+                labels=_at(labels, inputs_N[held]),
+                target_labels=_at(labels, targets_at_N[held]),
+                counts={
+                    "unknown_items": int(unknown_B[mine].sum()),
+                    "unread_events": int(unread_B[mine].sum()),
+                    "rows_without_target": int((num_targets_B[mine] == 0).sum()),
+                },
+            )
+            for rank, (mine, held) in enumerate(zip(rows, tokens, strict=True))
+        ]
+
+    def ranking(self, batch: SampleBatch) -> FeatureBatch:
+        """Features to rank what comes next: the newest `max_length` known items of the history.
+
+        There are no targets and no negatives, so the table `item` is [N].
+        """
+        known_N, offsets_B1, places_N = self._known(batch)
+        unknown_B = np.diff(batch.offsets_B1) - np.diff(offsets_B1)
+        starts_B, lengths_B = _newest(offsets_B1, self._max_length)
+        held_N = concatenated_ranges(starts_B, lengths_B)
+        items_N = known_N[held_N]
+        (lookups,) = self._lookups([_Share(batch.user_ids_B, items_N, None, None)])
+        return FeatureBatch(
+            step=batch.step,
+            row_keys_B=batch.row_keys_B,
+            offsets_B1=offsets_from_lengths(lengths_B),
+            items_N=items_N,
+            targets_N=None,
+            num_targets=0,
+            lookups=lookups,
+            times_N=None if batch.times_N is None else batch.times_N[places_N[held_N]],
+            labels=_at(self.check_labels(batch), places_N[held_N]),
+            instruction=dict(batch.instruction),
+            counts={
+                "unknown_items": int(unknown_B.sum()),
+                "unread_events": len(known_N) - len(held_N),
+                "rows_without_history": int((lengths_B == 0).sum()),
+            },
+        )
+
+    def with_triggers(self, batch: SampleBatch) -> SampleBatch:
+        """With the trigger of each row's instruction as its newest event, as it is in training.
+
+        It happens when the newest event did, or at 0 without one, and nothing is known of it by labels. Where
+        it is the newest event already, it is not said twice.
+        """
+        if "trigger_item" not in batch.instruction:
+            return batch
+        position_B = batch.instruction["trigger_item"]
+        lengths_B = np.diff(batch.offsets_B1)
+        newest_B = np.where(lengths_B > 0, batch.offsets_B1[1:] - 1, -1)
+        padded_N1 = np.append(batch.item_ids_N, 0)  # at -1, of rows without events
+        ids_B = self._item_ids_I[np.maximum(position_B, 0)]
+        is_new_B = (position_B >= 0) & ((lengths_B == 0) | (padded_N1[newest_B] != ids_B))
+        at_T = batch.offsets_B1[1:][is_new_B]
+        times_N = batch.times_N
+        if times_N is not None:
+            times_N = np.insert(times_N, at_T, np.append(times_N, 0)[newest_B[is_new_B]])
+        return replace(
+            batch,
+            item_ids_N=np.insert(batch.item_ids_N, at_T, ids_B[is_new_B]),
+            offsets_B1=offsets_from_lengths(lengths_B + is_new_B),
+            times_N=times_N,
+            labels={label: np.insert(codes_N, at_T, UNKNOWN) for label, codes_N in batch.labels.items()},
+        )
+
+    def seen(self, batch: SampleBatch) -> Int64Array:
+        """[B, E] catalogue positions of every known item of each history, padded with -1.
+
+        All of the history, not only the newest `max_length` items that the model reads.
+        """
+        known_N, offsets_B1, _ = self._known(batch)
+        lengths_B = np.diff(offsets_B1)
+        seen_BE = np.full((batch.num_rows, lengths_B.max(initial=0)), -1, dtype=np.int64)
+        place_N = concatenated_ranges(np.zeros_like(lengths_B), lengths_B)
+        seen_BE[np.repeat(np.arange(batch.num_rows), lengths_B), place_N] = known_N
+        return seen_BE
+
+    def negative_log_q_I(self) -> NDArray[np.float64]:
+        """[I] log-probability of each item in one draw of a negative; -inf if it is never drawn."""
+        probabilities_I = np.diff(self._cumulative_I, prepend=0) / self._cumulative_I[-1]
+        with np.errstate(divide="ignore"):
+            return np.log(probabilities_I)
+
+    def check_labels(self, batch: SampleBatch) -> Mapping[Label, Int64Array]:
+        """The labels of the batch.
+
+        Raises:
+            InputError: a code that has no name.
+        """
+        for label, codes_N in batch.labels.items():
+            size = self._label_sizes[label]
+            if len(codes_N) and not UNKNOWN <= codes_N.min() <= codes_N.max() < size:
+                wrong = int(codes_N[(codes_N < UNKNOWN) | (codes_N >= size)][0])
+                raise InputError(
+                    f"an event has the {label} {wrong}, and the data set has names for {size}, from 0 on "
+                    f"({UNKNOWN} for unknown); give rows the codes of its dataset.json"
+                )
+        return batch.labels
+
+    def _known(self, batch: SampleBatch) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """(catalogue positions of the known items, their offsets_B1, their places among all items)."""
+        positions_N = self._positions(batch.item_ids_N)
+        known_N = positions_N >= 0
+        # Known items before each place: its differences at the old offsets are the new lengths.
+        known_before_N1 = offsets_from_lengths(known_N)
+        return positions_N[known_N], known_before_N1[batch.offsets_B1], np.flatnonzero(known_N)
+
+    def _positions(self, item_ids: Int64Array) -> Int64Array:
+        return self._index.get_indexer(pd.Index(item_ids)).astype(np.int64, copy=False)
+
+    def _draw_negatives(self, step: int) -> Int64Array | None:
+        if not self._num_negatives:
+            return None
+        random = np.random.default_rng([self._seed, _NEGATIVES_STREAM, step])
+        draws_S = random.integers(self._cumulative_I[-1], size=self._num_negatives)
+        return np.searchsorted(self._cumulative_I, draws_S, side="right")
+
+    def _draw_event_negatives(
+        self, batch: SampleBatch, known_N: Int64Array, offsets_B1: Int64Array, num_targets_B: Int64Array
+    ) -> Int64Array | None:
+        """[targets, K] negatives.
+
+        Args:
+            known_N: all known items of the rows, with their offsets_B1; none of a row's is drawn for it.
+        """
+        if not self._negatives_per_event:
+            return None
+        num_items = len(self._item_ids_I)
+        row_N = np.repeat(np.arange(len(num_targets_B)), num_targets_B)
+        place_N = concatenated_ranges(np.zeros_like(num_targets_B), num_targets_B)
+        bits_NK = combine64(
+            self._seed,
+            _EVENT_NEGATIVES_STREAM,
+            batch.step,
+            batch.row_keys_B[row_N][:, None],
+            place_N[:, None],
+            np.arange(self._negatives_per_event)[None, :],
+        )
+        # Distinct items of each row, sorted, as row * num_items + item.
+        had_H = np.unique(np.repeat(np.arange(batch.num_rows), np.diff(offsets_B1)) * num_items + known_N)
+        had_row_H = had_H // num_items
+        first_B = np.searchsorted(had_row_H, np.arange(batch.num_rows))
+        num_left_B = num_items - np.bincount(had_row_H, minlength=batch.num_rows)
+        if (without_B := (num_left_B == 0) & (num_targets_B > 0)).any():
+            raise InputError(
+                f"user {batch.user_ids_B[np.argmax(without_B)]} has all {num_items} items of the catalogue "
+                f"in a row of step {batch.step}, so that no negative is left to draw; leave such rows out "
+                "(data.filters), or take a softmax (model.loss)"
+            )
+        # The r-th item that a row lacks is r plus the items it has below that one, and as many items are
+        # below its j-th item, from 0, as lie j before it.
+        rank_NK = (bits_NK % num_left_B[row_N][:, None].astype(np.uint64)).astype(np.int64)
+        lacks_below_H = had_H - (np.arange(len(had_H)) - first_B[had_row_H])
+        wanted_NK = (row_N * num_items)[:, None] + rank_NK
+        return rank_NK + np.searchsorted(lacks_below_H, wanted_NK, side="right") - first_B[row_N][:, None]
+
+    def _lookups(self, shares: list[_Share]) -> list[dict[str, TableLookup]]:
+        """For each share: table name -> lookup; `touched` is common to all of them."""
+        lookups: list[dict[str, TableLookup]] = [{} for _ in shares]
+        for name, ids_of in self._tables.items():
+            deduplicated = [deduplicate(ids_of(share)) for share in shares]
+            touched = deduplicated[0][0]
+            if len(shares) > 1:
+                touched, _ = deduplicate(np.concatenate([ids_M for ids_M, _ in deduplicated]))
+            for mine, (ids_M, inverse) in zip(lookups, deduplicated, strict=True):
+                mine[name] = TableLookup(ids_M, inverse, touched)
+        return lookups
+
+    def _item_table(self, share: _Share) -> Int64Array:
+        positions = [share.items_N]
+        if share.targets_N is not None and share.negatives is not None:
+            positions += [share.targets_N, share.negatives]
+        return self._item_ids_I[np.concatenate(positions)]
+
+    def _user_table(self, share: _Share) -> Int64Array:
+        return share.user_ids_B
+
+    def _code_table(self, share: _Share) -> Int64Array:
+        assert self._code_ids_IL is not None, "checked in the constructor"
+        return self._code_ids_IL[share.items_N]
+
+    def _code_ids(self, codes_IL: NDArray[np.integer]) -> Int64Array:
+        if codes_IL.ndim != 2 or len(codes_IL) != len(self._item_ids_I):
+            raise ValueError(
+                f"codes_IL has shape {codes_IL.shape}, expected one row of codes for each of the "
+                f"{len(self._item_ids_I)} items"
+            )
+        if codes_IL.size and codes_IL.min() < 0:
+            position = int(np.argwhere(codes_IL < 0)[0, 0])
+            raise ValueError(f"codes_IL has a negative code at position {position}; every item needs codes")
+        return code_ids(codes_IL)
+
+
+def code_ids(codes_IL: NDArray[np.integer]) -> Int64Array:
+    """[I, L] ids of codes in the table `code`: `level << 32 | code`, levels from 0."""
+    levels_L = np.arange(codes_IL.shape[1], dtype=np.int64) << 32
+    return codes_IL.astype(np.int64) | levels_L
+
+
+def _newest(offsets_B1: Int64Array, most: int) -> tuple[Int64Array, Int64Array]:
+    """(starts_B, lengths_B) of the last `most` values of every row."""
+    lengths_B = np.minimum(np.diff(offsets_B1), most)
+    return offsets_B1[1:] - lengths_B, lengths_B
+
+
+def _at(labels: Mapping[Label, Int64Array], places_N: Int64Array) -> dict[Label, Int64Array]:
+    return {label: codes_N[places_N] for label, codes_N in labels.items()}
+
+
+def _cumulative(
+    negatives: NegativeDistribution, num_items: int, train_counts_I: Int64Array | None
+) -> Int64Array:
+    """[I] cumulated weights of the distribution of negatives."""
+    if negatives == "uniform":
+        return np.arange(1, num_items + 1)
+    if train_counts_I is None or len(train_counts_I) != num_items or not train_counts_I.sum():
+        raise ValueError(
+            f"negatives by popularity need train_counts_I, the training events of the {num_items} items"
+        )
+    return np.cumsum(train_counts_I)

@@ -1,0 +1,150 @@
+"""64-bit ids for users and items, whatever the source calls them.
+
+Integers stay what they are; anything else is hashed, and two strings with one hash are refused here,
+once, so that nothing later has to ask.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayrec.platform.errors import InputError
+from rayrec.samples.dataset.manifest import IdKind
+from rayrec.samples.types.batches import Int64Array
+
+# Only spellings that str(int) gives back: "007" and "7" are different strings, so neither is a number.
+_INTEGER = r"^(0|-?[1-9][0-9]*)$"
+
+
+@dataclass(frozen=True)
+class IdTable:
+    """Every distinct user or item: the key of the source and its 64-bit id."""
+
+    kind: IdKind
+    keys: pa.Array
+    """[K] distinct strings, in order of first appearance."""
+    ids_K: Int64Array
+
+    def places(self, ids: Int64Array) -> Int64Array:
+        """Row of each id in this table."""
+        return self._index.get_indexer(pd.Index(ids)).astype(np.int64, copy=False)
+
+    @cached_property
+    def _index(self) -> pd.Index:
+        return pd.Index(self.ids_K)
+
+
+def assign_ids(columns: Sequence[pa.ChunkedArray], entity: str) -> tuple[IdTable, list[Int64Array]]:
+    """Ids for columns that name the same kind of thing in several tables.
+
+    Args:
+        columns: integers or strings, without nulls.
+        entity: "user" or "item", for messages.
+
+    Returns:
+        The distinct ids, and the ids of each column.
+
+    Raises:
+        InputError: integers outside 64 bits, or two strings with the same hash.
+    """
+    encoded = [_dictionary(column) for column in columns]
+    joint = pa.concat_arrays([keys for keys, _ in encoded]).dictionary_encode()
+    keys = joint.dictionary
+    kind: IdKind = "integer" if pc.all(pc.match_substring_regex(keys, _INTEGER)).as_py() else "string"
+    ids_K = _parse_integers(keys, entity) if kind == "integer" else hash_strings(keys)
+    refuse_collisions(keys, ids_K, entity)
+    ids = ids_K[joint.indices.to_numpy()]
+    stops = np.cumsum([len(keys) for keys, _ in encoded])
+    ids_of_columns = [
+        part[codes_R] for part, (_, codes_R) in zip(np.split(ids, stops[:-1]), encoded, strict=True)
+    ]
+    return IdTable(kind, keys, ids_K), ids_of_columns
+
+
+def ids_of_kind(column: pa.ChunkedArray | pa.Array, kind: IdKind, entity: str) -> Int64Array:
+    """Ids of a column as `assign_ids` gave them when it found this kind.
+
+    Args:
+        column: integers or strings, without nulls.
+
+    Raises:
+        InputError: a text in the place of an integer, or an integer outside 64 bits.
+    """
+    if kind == "integer" and pa.types.is_integer(column.type):
+        if pa.types.is_uint64(column.type):
+            return column.to_numpy().view(np.int64)
+        return column.cast(pa.int64()).to_numpy()
+    keys, codes_R = _dictionary(column)
+    if kind == "string":
+        return hash_strings(keys)[codes_R]
+    is_integer_K = pc.match_substring_regex(keys, _INTEGER)
+    if not pc.all(is_integer_K).as_py():
+        text = keys.filter(pc.invert(is_integer_K))[0].as_py()
+        raise InputError(
+            f"{entity} id {text!r} is no integer, but all {entity} ids were integers when ids were assigned; "
+            "a log with such ids needs new ones for all of them: build from the whole log again"
+        )
+    return _parse_integers(keys, entity)[codes_R]
+
+
+def is_integer_id(column: pa.ChunkedArray | pa.Array) -> bool:
+    """Whether every id of a column is an integer; nulls aside."""
+    keys, _ = _dictionary(column.drop_null())
+    return pc.all(pc.match_substring_regex(keys, _INTEGER), min_count=0).as_py()
+
+
+def hash_strings(strings: pa.Array | pa.ChunkedArray | Sequence[str]) -> Int64Array:
+    """Signed 64-bit blake2b of each string (UTF-8, little endian); each distinct one is hashed once."""
+    if not isinstance(strings, pa.Array | pa.ChunkedArray):
+        strings = pa.array(strings, pa.string())
+    distinct, codes_R = _dictionary(strings)
+    ids = [
+        int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+        for text in distinct.to_pylist()
+    ]
+    return np.array(ids, dtype=np.int64)[codes_R]
+
+
+def refuse_collisions(keys: pa.Array, ids_K: Int64Array, entity: str) -> None:
+    """Raise InputError if two keys share an id."""
+    repeated_K = pd.Series(ids_K).duplicated().to_numpy()
+    if repeated_K.any():
+        second = int(np.flatnonzero(repeated_K)[0])
+        first = int(np.flatnonzero(ids_K == ids_K[second])[0])
+        raise InputError(
+            f"{entity} ids {keys[first].as_py()!r} and {keys[second].as_py()!r} have the same 64-bit id "
+            f"{ids_K[second]}; rename one of them in the source"
+        )
+
+
+def _dictionary(column: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, Int64Array]:
+    """Distinct values as strings, and the place of each value among them."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    encoded = column.dictionary_encode()
+    # Large strings: 32-bit offsets overflow at two gigabytes of keys.
+    return encoded.dictionary.cast(pa.large_string()), encoded.indices.to_numpy()
+
+
+def _parse_integers(keys: pa.Array, entity: str) -> Int64Array:
+    try:
+        return keys.cast(pa.int64()).to_numpy()
+    except pa.ArrowInvalid:
+        pass
+    try:
+        # Unsigned ids above 2**63, as some logs have them: the same bits, read as signed.
+        return keys.cast(pa.uint64()).to_numpy().view(np.int64)
+    except pa.ArrowInvalid:
+        offending = max(keys.to_pylist(), key=lambda key: abs(int(key)))
+        raise InputError(
+            f"{entity} id {offending} is outside 64 bits; expected an integer of 64 bits or a text, "
+            "so write it with a letter in front"
+        ) from None

@@ -1,0 +1,143 @@
+"""Writing a data set so that it is there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rayrec.platform.errors import InputError
+from rayrec.samples.dataset.dataset_folder import DatasetKind, FileEntry, kind_of
+
+
+def check_target(out: Path, kind: DatasetKind, overwrite: bool) -> None:
+    """Refuse a place that holds something else.
+
+    Raises:
+        InputError: `out` is a file, a folder of something else, or a data set of another kind or one that is
+            not to be replaced.
+    """
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise InputError(f"{out}: a file of this name is there; give a new folder for the data set")
+    if not any(out.iterdir()):
+        return
+    found = kind_of(out)
+    if found is None:
+        raise InputError(f"{out}: the folder is not empty and holds no data set; give a new folder")
+    if found != kind:
+        # Not even with overwrite: who prepares another kind of data has the name wrong.
+        raise InputError(f"{out}: a data set of {found.rows} is there; give a new folder")
+    if not overwrite:
+        raise InputError(
+            f"{out}: a data set is there already; give a new folder, or set overwrite (--overwrite)"
+        )
+
+
+@contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """A folder beside `out` to write into; it takes the place of `out` when the block ends well.
+
+    After an error it is gone, and `out` is as it was.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.unfinished-"))
+    try:
+        yield draft
+        draft.chmod(0o777 & ~_umask())
+        if out.exists():
+            # A folder cannot be renamed over a full one: move the old one aside, then delete it.
+            replaced = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.replaced-"))
+            out.rename(replaced / out.name)
+            try:
+                draft.rename(out)
+            except BaseException:
+                (replaced / out.name).rename(out)
+                replaced.rmdir()
+                raise
+            shutil.rmtree(replaced)
+        else:
+            draft.rename(out)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+class RowGroupWriter:
+    """Tables of any size -> Parquet files of full row groups; where the tables are cut does not show."""
+
+    def __init__(
+        self,
+        path_of: Callable[[int], Path],
+        schema: pa.Schema,
+        rows_per_group: int,
+        rows_per_file: int | None = None,
+    ) -> None:
+        """
+        Args:
+            path_of: number of a file, from 0, -> its path.
+            rows_per_file: most rows of a file, cut down to full row groups; None for a single file.
+        """
+        self._path_of = path_of
+        self._schema = schema
+        self._rows_per_group = rows_per_group
+        self._groups_per_file = None if rows_per_file is None else max(rows_per_file // rows_per_group, 1)
+        self._pending: list[pa.Table] = []
+        self._pending_rows = 0
+        self._groups_in_file = 0
+        self._rows: dict[Path, int] = {}
+        self._file: pq.ParquetWriter | None = self._open()
+
+    def write(self, table: pa.Table) -> None:
+        self._pending.append(table.cast(self._schema))
+        self._pending_rows += len(table)
+        if self._pending_rows >= self._rows_per_group:
+            rows = pa.concat_tables(self._pending)
+            full = len(rows) - len(rows) % self._rows_per_group
+            for start in range(0, full, self._rows_per_group):
+                self._write_group(rows.slice(start, self._rows_per_group))
+            self._pending, self._pending_rows = [rows.slice(full)], len(rows) - full
+
+    def close(self) -> dict[Path, int]:
+        """Write what is left; the rows of every file."""
+        if self._pending_rows:
+            self._write_group(pa.concat_tables(self._pending))
+        if self._file is not None:
+            self._file.close()
+        return self._rows
+
+    def _open(self) -> pq.ParquetWriter:
+        path = self._path_of(len(self._rows))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._rows[path] = 0
+        self._groups_in_file = 0
+        return pq.ParquetWriter(path, self._schema, compression="zstd")
+
+    def _write_group(self, rows: pa.Table) -> None:
+        if self._file is None:
+            self._file = self._open()
+        # One chunk: the pages of a group depend on its rows, not on how they arrived.
+        self._file.write_table(rows.combine_chunks(), row_group_size=self._rows_per_group)
+        self._rows[next(reversed(self._rows))] += len(rows)
+        self._groups_in_file += 1
+        if self._groups_in_file == self._groups_per_file:
+            self._file.close()
+            self._file = None
+
+
+def write_table(path: Path, table: pa.Table) -> FileEntry:
+    pq.write_table(table.combine_chunks(), path, compression="zstd")
+    return FileEntry.of(path, len(table))
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

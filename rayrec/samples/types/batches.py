@@ -1,0 +1,191 @@
+"""What travels between the stages: rows read, then rows turned into features.
+
+Axes: B samples of a batch, N tokens (history events of all samples, one after
+the other), M distinct ids of one table, L code levels, S negatives of a batch, K of a
+token, 1 an extra element (offsets_B1 has B + 1 entries). "Position" of an item is its place in the
+catalogue (`Dataset.items`), which is ordered by a hash of the id so that the
+number itself carries no information.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+
+from rayrec.platform.errors import InputError
+from rayrec.platform.event_labels import Label, Part
+from rayrec.samples.types.event_labels import LABEL_COLUMNS
+from rayrec.samples.types.event_times import TIMES, seconds
+from rayrec.samples.types.intervals import Int64Array, Intervals
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """Rows as they were read, still Arrow."""
+
+    row_keys_B: Int64Array
+    """Identity of each row; random draws for a row are keyed by it."""
+    rows: pa.RecordBatch
+    """[B] the columns asked for. Buffers of its own: it travels between processes."""
+    cursor: Intervals = field(default_factory=Intervals)
+    """Where the rows were read."""
+    unreadable: Intervals = field(default_factory=Intervals)
+    """Rows that were planned, cannot be decoded, and are left out because the settings allow it."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.row_keys_B)
+
+    @staticmethod
+    def concatenate(parts: Sequence[RowBatch]) -> RowBatch:
+        """The rows of one step, which may come of several windows."""
+        if len(parts) == 1:
+            return parts[0]
+        return RowBatch(
+            np.concatenate([part.row_keys_B for part in parts]),
+            pa.concat_batches([part.rows for part in parts]),
+            Intervals.joined(part.cursor for part in parts),
+            Intervals.joined(part.unreadable for part in parts),
+        )
+
+
+@dataclass(frozen=True)
+class SampleBatch:
+    """Rows of the data set as they were read; one row is one user's sequence."""
+
+    step: int
+    """Global training step, from 0; for evaluation, the number of the batch."""
+    row_keys_B: Int64Array
+    """Identity of each row; random draws for a row are keyed by it."""
+    user_ids_B: Int64Array
+    item_ids_N: Int64Array
+    """History of every row, oldest event first, concatenated."""
+    offsets_B1: Int64Array
+    """Row b owns item_ids_N[offsets_B1[b]:offsets_B1[b + 1]]."""
+    targets_B: Int64Array | None = None
+    """Evaluation only: id of the item that came next."""
+    times_N: Int64Array | None = None
+    """UNIX seconds of every event of the history, for models that need them; None for others."""
+    labels: Mapping[Label, Int64Array] = field(default_factory=dict)
+    """[N] codes of every event of the history, -1 where unknown, of the labels that the model needs."""
+    instruction: Mapping[Part, Int64Array] = field(default_factory=dict)
+    """[B] to rank for: what is wanted of the next item, -1 where nothing is. The codes of labels, and the
+    catalogue position of the item that triggers the request."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.user_ids_B)
+
+    @classmethod
+    def of(cls, step: int, batch: RowBatch) -> SampleBatch:
+        """From the columns `user_id` (integers), `item_ids` (lists of integers, null for none) and, if they
+        are there, `timestamps` (lists as long as those, of seconds or of dates and times), `behaviors` and
+        `scenarios` (lists as long as those, of codes).
+
+        Raises:
+            InputError: a user is null, or an item, time or code in a list; a row has more or fewer times or
+                codes than items, or times that are no seconds.
+        """
+        users, items = batch.rows["user_id"], batch.rows["item_ids"]
+        of_events = [name for name in (TIMES, *LABEL_COLUMNS.values()) if name in batch.rows.schema.names]
+        rows = f"the rows of step {step}" + (
+            f", which begin with row {batch.cursor[0].start} of {batch.cursor[0].file}"
+            if batch.cursor
+            else ""
+        )
+        events = items.flatten()
+        columns = {"user_id": users, "item_ids": events}
+        columns |= {name: batch.rows[name].flatten() for name in of_events}
+        for column, values in columns.items():
+            if values.null_count:
+                raise InputError(
+                    f"the column {column!r} has {values.null_count} nulls in {rows}"
+                    "; give them a value (op: fill) or leave such rows out (data.filters)"
+                )
+        lengths_B = _lengths(items)
+        for name in of_events:
+            if not np.array_equal(found_B := _lengths(batch.rows[name]), lengths_B):
+                row = int(np.argmax(found_B != lengths_B))
+                raise InputError(
+                    f"a row has {lengths_B[row]} item_ids and {found_B[row]} {name}: number {row + 1} of "
+                    f"{rows}; every event needs one: operations that change one have to change both"
+                )
+        times = columns.get(TIMES)
+        return cls(
+            step=step,
+            row_keys_B=batch.row_keys_B,
+            user_ids_B=_integers(users),
+            item_ids_N=_integers(events),
+            offsets_B1=np.concatenate([[0], np.cumsum(lengths_B, dtype=np.int64)]),
+            times_N=None if times is None else seconds(times, f"the column {TIMES!r} in {rows}"),
+            labels={
+                label: _integers(columns[name]) for label, name in LABEL_COLUMNS.items() if name in of_events
+            },
+        )
+
+    def instructed(self, instruction: Mapping[Part, int]) -> SampleBatch:
+        """The same rows, for each of which the same is wanted."""
+        wanted = {part: np.full(self.num_rows, value) for part, value in instruction.items()}
+        return replace(self, instruction=wanted)
+
+
+def _integers(values: pa.Array) -> Int64Array:
+    return values.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+
+
+def _lengths(lists: pa.ListArray) -> Int64Array:
+    return lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+
+
+@dataclass(frozen=True)
+class TableLookup:
+    """The ids of one embedding table that a batch reads, deduplicated once."""
+
+    ids_M: Int64Array
+    """Distinct ids."""
+    inverse: Int64Array
+    """Any shape; ids_M[inverse] restores the ids as the model wants them."""
+    touched: Int64Array
+    """Distinct ids that the whole global batch touches, over all trainers.
+
+    Equal to ids_M with one trainer. A later batch may read ahead every id that
+    is not in here.
+    """
+
+
+@dataclass(frozen=True)
+class FeatureBatch:
+    """One trainer's share of a global batch, ready for lookup and dense compute."""
+
+    step: int
+    row_keys_B: Int64Array
+    offsets_B1: Int64Array
+    items_N: Int64Array
+    """Catalogue position of every input token."""
+    targets_N: Int64Array | None
+    """Training: catalogue position of the item that follows each token."""
+    num_targets: int
+    """Targets in the *global* batch: the divisor of the summed loss."""
+    lookups: dict[str, TableLookup]
+    negatives_S: Int64Array | None = None
+    """Catalogue positions of sampled negatives, the same for every trainer."""
+    negatives_NK: Int64Array | None = None
+    """Catalogue positions of the negatives of each target, none of which is an item of its row."""
+    times_N: Int64Array | None = None
+    """UNIX seconds of every input token, for models that need them. Those of targets are in no batch: when
+    they will come is not known yet when they are to be predicted."""
+    labels: dict[Label, Int64Array] = field(default_factory=dict)
+    """[N] codes of every input token, -1 where unknown, of the labels that the model needs."""
+    target_labels: dict[Label, Int64Array] = field(default_factory=dict)
+    """Training: [N] those of the event that follows each token."""
+    instruction: dict[Part, Int64Array] = field(default_factory=dict)
+    """Ranking: [B] what is wanted; see `SampleBatch.instruction`."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Dropped work, by reason (`unknown_items`, `rows_without_target`, ...)."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.row_keys_B)

@@ -1,0 +1,232 @@
+"""From a run, or published versions, and settings to the application that answers, wherever it is held."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from fastapi import FastAPI
+
+from rayrec.pipelines.inference.item_ranker import ItemRanker
+from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.inference.ranking_stage import RankingStage
+from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.pipelines.inference.scorer import Scorer
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.versions.loading import LoadedVersion, load_version
+from rayrec.pipelines.versions.store import VersionStore
+from rayrec.platform.errors import InputError
+from rayrec.platform.remote_files import absolute
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.engine.batching import Batcher
+from rayrec.serve.engine.compilation import CompileService
+from rayrec.serve.engine.current import CurrentService, Service
+from rayrec.serve.engine.following import VersionFollower
+from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.events.intake import EventIntake
+from rayrec.serve.events.request_log import RequestLog
+from rayrec.serve.events.user_state import UserState
+from rayrec.serve.http.api import ANSWERING_ROUTES, build_api
+from rayrec.serve.http.metrics import Meter
+from rayrec.serve.http.recent import RecentActivity
+
+logger = logging.getLogger(__name__)
+
+RankerOf = Callable[[TrainedModel], ItemRanker]
+
+SWITCH_S = 0.0005
+"""After which a thread has to give the interpreter to another one that waits. The model's gives it away with
+every operation, hundreds of times for a batch, and under overload the one that reads requests never does by
+itself: with the 5 ms of a process that sets nothing, a batch took a second then."""
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What answers, and what lets it follow newer versions."""
+
+    service: Service
+    first: RecommendationService
+    """That answers to begin with."""
+    build: _Builder
+    """Of what answers after it."""
+    follower: VersionFollower | None = None
+
+
+def load_api(
+    run: str | Path,
+    config: ServeConfig,
+    meter: Meter,
+    ranker_of: RankerOf | None = None,
+    user_state: UserState | None = None,
+) -> FastAPI:
+    """The application, warmed up; the time that batches take has been measured, which takes a moment.
+
+    Sets the number of threads that PyTorch has in this process, and until the application shuts down the
+    interpreter's switch interval. What is loaded for good is spared the garbage collector: a look at it takes
+    a quarter of a second, in which nobody is answered. When the application shuts down, nothing is loaded in
+    the background any more, and the collector sees everything again.
+
+    Args:
+        run: folder of a run, or folder or URL with published versions, which are followed.
+        meter: for whoever operates the service.
+        ranker_of: the network of a model that is elsewhere; None: in this process.
+        user_state: what users did of late, where events come to another process.
+
+    Raises:
+        InputError: the run, the version, or that of the ranking stage, cannot be loaded.
+    """
+    torch.set_num_threads(config.threads)
+    switch_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    compilation = None
+    if config.compile is not None:
+        compilation = CompileService(_folder_of(run), config.compile, config.threads)
+    _spare_collector()
+    opened = _open(run, config, config.device, compilation, ranker_of)
+    intake = None
+    opened.build.user_state = opened.first.user_state = user_state
+    if config.events is not None:
+        intake = EventIntake.open(config.events, lambda: opened.service.pinned.dataset)
+        opened.build.user_state = opened.first.user_state = intake.state
+    request_log = None if config.request_log is None else RequestLog(config.request_log, config.target)
+    opened.first.warm_up()
+    if compilation is not None:
+        opened.first.compile(compilation)
+    costs = opened.first.measured_costs(config.max_batch, config.timeout_s / 2)
+    meters = [meter, RecentActivity(ANSWERING_ROUTES)] if config.shows_page else [meter]
+
+    def on_batch(num_requests: int, seconds: float) -> None:
+        for each in meters:
+            each.batch(num_requests, seconds)
+
+    batcher = Batcher(opened.first.recommend_all, costs, config.max_waiting, on_batch=on_batch)
+    on_close: list[Callable[[], None]] = [gc.unfreeze, partial(sys.setswitchinterval, switch_s)]
+    if opened.follower is None:
+        _spare_collector()
+    else:  # its model is replaced, and the collector has to find what is left of it
+        opened.follower.start(config.follow_every_s)
+        on_close.append(opened.follower.stop)
+    if compilation is not None:
+        on_close.append(compilation.close)
+    return build_api(
+        opened.service,
+        batcher,
+        config.timeout_s,
+        config.access,
+        meters,
+        intake,
+        request_log,
+        on_close,
+        None if opened.follower is None else opened.follower.figures,
+    )
+
+
+def _spare_collector() -> None:
+    """What is there now is not looked at for garbage any more."""
+    gc.collect()
+    gc.freeze()
+
+
+def load_service(run: str | Path, config: ServeConfig, device: str | None) -> RecommendationService:
+    """
+    Args:
+        run: as `load_api`.
+        device: to compute on; None takes that of the run.
+
+    Raises:
+        InputError: the run, the version, or that of the ranking stage, cannot be loaded.
+    """
+    return _open(run, config, device).first
+
+
+def device_of(run: str | Path, config: ServeConfig) -> str:
+    """That the model computes on.
+
+    Raises:
+        InputError: there is neither a run nor a version.
+    """
+    if config.device is not None:
+        return config.device
+    if VersionStore.is_there(run):
+        return VersionStore(run).serving().device
+    return RunFolder.open(Path(run)).config.device
+
+
+def _folder_of(run: str | Path) -> Path | None:
+    """That of a run, or of versions, if it is one of this machine."""
+    location = absolute(str(run))
+    return None if "://" in location else Path(location)
+
+
+def _open(
+    run: str | Path,
+    config: ServeConfig,
+    device: str | None,
+    compilation: CompileService | None = None,
+    ranker_of: RankerOf | None = None,
+) -> _Opened:
+    build = _Builder(config, device, ranker_of)
+    if not VersionStore.is_there(run):
+        service = build(TrainedModel.load(run, config.snapshot, device, config.data))
+        return _Opened(service, service, build)
+    if config.data is not None or config.snapshot != "best":
+        raise InputError(
+            f"{run}: holds published versions, which have their catalogue with them and are chosen with "
+            "`rayrec rollback`; leave out --data and --snapshot"
+        )
+    store = VersionStore(run)
+    loaded = load_version(store, store.serving(), device)
+    service = build(loaded.model)
+    current = CurrentService(service)
+
+    def build_next(version: LoadedVersion) -> RecommendationService:
+        following = build(version.model, current.pinned)
+        if compilation is not None:  # what has a program keeps it, and nobody waits for others
+            following.compile(compilation, waits=False)
+        following.warm_up()
+        return following
+
+    follower = VersionFollower(store, current, loaded, build_next, device)
+    return _Opened(current, service, build, follower)
+
+
+class _Builder:
+    """Services for one model after the other, with one ranking model behind them."""
+
+    def __init__(self, config: ServeConfig, device: str | None, ranker_of: RankerOf | None) -> None:
+        self.user_state: UserState | None = None
+        self._config, self._ranker_of = config, ranker_of
+        self._scorer: Scorer | None = None
+        if (ranking := config.ranking) is not None:
+            self._scorer = Scorer.load(ranking.run, ranking.snapshot, device, ranking.data)
+            if config.compile is not None:
+                sizes = [ranking.candidates * num_requests for num_requests in config.compile.row_counts]
+                if self._scorer.compile(sizes):
+                    logger.info("the ranking model scores up to %d rows by programs of XLA", sizes[-1])
+
+    def __call__(
+        self, model: TrainedModel, before: RecommendationService | None = None
+    ) -> RecommendationService:
+        """
+        Args:
+            before: as `RecommendationService` takes it.
+
+        Raises:
+            InputError: the ranking model cannot rank for this one.
+        """
+        ranker = None if self._ranker_of is None else self._ranker_of(model)
+        recommender, stage = Recommender(model, ranker), None
+        if ranker is None and (max_bytes := self._config.max_context_bytes) is not None:
+            recommender.keep_contexts(max_bytes)
+        if self._scorer is not None:
+            assert self._config.ranking is not None
+            stage = RankingStage(recommender, self._scorer, self._config.ranking)
+        service = RecommendationService(recommender, self._config.max_k, stage, before)
+        service.user_state = self.user_state
+        return service

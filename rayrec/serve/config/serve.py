@@ -1,0 +1,155 @@
+"""Settings of the HTTP service."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from rayrec.pipelines.config.ranking import RankingConfig
+from rayrec.platform.cluster import ClusterConfig
+from rayrec.platform.config import Config
+from rayrec.platform.devices import device_named
+from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.config.compile import CompileConfig
+from rayrec.serve.config.events import EventsConfig, RequestLogConfig
+from rayrec.serve.config.services import ServicesConfig
+from rayrec.serve.config.tls import TlsConfig
+
+
+class ServeConfig(Config):
+    """Where the service listens and how it answers."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; by default nothing outside this machine reaches the service."""
+    port: int = Field(8000, ge=1, le=65_535)
+    num_replicas: int = Field(1, ge=1)
+    """Processes that answer, each with the whole model."""
+    single_process: bool = False
+    """Answer in the process that starts the service, without Ray."""
+    threads: int = Field(1, ge=1)
+    """Threads of each replica's model, and the CPUs Ray reserves for it; more help large models only."""
+    max_k: int = Field(1000, ge=1)
+    """Most items a request may ask for."""
+    max_waiting: int = Field(64, ge=1)
+    """Requests a replica holds, those it computes included; it refuses more with status 503."""
+    max_batch: int = Field(32, ge=1)
+    """Most requests that a replica computes together; how many pay is measured when it starts."""
+    timeout_s: float = Field(10.0, gt=0)
+    """A request that a replica could not answer in this time is refused with status 503, not computed."""
+    snapshot: str = "best"
+    """Of the run: `best`, `last`, `previous`, or the name of one."""
+    follow_every_s: float = Field(1.0, gt=0)
+    """Published versions are looked for so often."""
+    device: str | None = None
+    """Device to compute on; None takes that of the run."""
+    data: str | None = None
+    """Where the run's data set lies now, if it was moved."""
+    ranking: RankingConfig | None = None
+    """A ranking stage behind the model."""
+    tls: TlsConfig | None = None
+    """Certificate to speak HTTPS with; None: HTTP."""
+    token_sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+    """Of the token that callers have to send, see `bearer_token.py`; None: none."""
+    page: bool | None = None
+    """Whether users' histories and the state of the service can be looked at, at `/`; None: only where no
+    other machine reaches it."""
+    access: AccessConfig = AccessConfig()
+    """Who is admitted, and what is lowered under load before anybody is refused."""
+    keep_contexts_mib: float | None = Field(None, gt=0)
+    """Memory of each network for what it has read of users' histories, so that one who returns costs what is
+    new; requests with the header `X-User-Id` go to the replica that has theirs. None: nothing is kept."""
+    compile: CompileConfig | None = None
+    """Batches that are ranked by compiled programs; None: all are ranked eagerly."""
+    events: EventsConfig | None = None
+    """What becomes of events that are posted; None takes none."""
+    request_log: RequestLogConfig | None = None
+    """What is taken down of requests and answers; None: nothing."""
+    target: str | None = None
+    """Of services, which one this is; it is in the log of requests. None: the only one."""
+    services: ServicesConfig | None = None
+    """Access, features and inference as deployments of their own; None: replicas that do it all."""
+    cluster: ClusterConfig = ClusterConfig()
+
+    @property
+    def most_in_hand(self) -> int:
+        """Requests to compute something that each replica which HTTP comes to has at once: its own, or, of
+        services, what sparse parts hold, divided among the replicas in front of them."""
+        most = self.max_waiting
+        if self.services is not None:
+            held = self.max_waiting * self.services.sparse.most * self.services.num_asked
+            most = -(-held // self.services.access.replicas)
+        return min(self.access.service.concurrency or most, most)
+
+    @property
+    def max_context_bytes(self) -> int | None:
+        return None if self.keep_contexts_mib is None else int(self.keep_contexts_mib * 2**20)
+
+    @property
+    def shows_page(self) -> bool:
+        return self.is_loopback if self.page is None else self.page
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether no other machine reaches the service."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:  # a name
+            return self.host == "localhost"
+
+    @model_validator(mode="after")
+    def _replicas_share_a_state(self) -> Self:
+        num_states = self.num_replicas if self.services is None else self.services.features.most
+        if self.events is not None and self.events.store is None and num_states > 1:
+            raise ValueError(
+                f"events.store is missing: {num_states} replicas would each know other events of a "
+                "user; name an event store"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _contexts_are_kept_by_one_thread(self) -> Self:
+        if self.keep_contexts_mib is None:
+            return self
+        if self.compile is not None:
+            raise ValueError(
+                "compiled programs read whole histories; leave out --compile, or --keep-contexts"
+            )
+        if self.services is not None and self.services.dense.streams > 1:
+            raise ValueError(
+                f"dense.streams: {self.services.dense.streams} threads would read what another one is still "
+                "writing; with --keep-contexts, let it be 1, and have more replicas"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _services_are_alone(self) -> Self:
+        if self.services is None:
+            return self
+        if self.single_process:
+            raise ValueError("services are several processes; leave out --single-process, or --services")
+        if self.num_replicas > 1:
+            raise ValueError(
+                f"replicas: {self.num_replicas} of what? With --services, its file says it of each deployment"
+            )
+        if self.compile is not None:
+            raise ValueError("--compile is for models that are whole in one process; leave out --services")
+        return self
+
+    @model_validator(mode="after")
+    def _shadows_are_not_logged(self) -> Self:
+        services = self.services
+        if services is None or services.shadow is None or self.request_log is None:
+            return self
+        if not services.answers_nobody(name := services.shadow.target):
+            raise ValueError(
+                f"shadow.target: {name!r} has a weight too, so the log of requests would have what was shown "
+                "and what was not; name another one, give it the weight 0, or leave out --request-log"
+            )
+        return self
+
+    @field_validator("device")
+    @classmethod
+    def _device_is_known(cls, value: str | None) -> str | None:
+        return None if value is None else device_named(value).kind  # which refuses other names

@@ -1,0 +1,132 @@
+"""Settings of a service that is several deployments, each with replicas of its own."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from rayrec.platform.config import Config
+from rayrec.serve.config.access import RoutingConfig, ShadowConfig
+
+MAIN = "main"
+"""Name of the target that the service was started with."""
+
+
+class ReplicasConfig(Config):
+    """How much there is of a deployment."""
+
+    replicas: int = Field(1, ge=1)
+    max_replicas: int | None = Field(None, ge=1)
+    """Ray Serve adds replicas under load, up to so many, and takes them away again; None: it does not."""
+    requests_per_replica: float = Field(4.0, gt=0)
+    """In hand, above which replicas are added."""
+    cpus: float = Field(1.0, gt=0)
+    """That Ray reserves for each."""
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> Self:
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise ValueError(
+                f"max_replicas: {self.max_replicas} are fewer than the {self.replicas} to begin with"
+            )
+        return self
+
+    @property
+    def most(self) -> int:
+        return self.max_replicas or self.replicas
+
+
+class MpsConfig(Config):
+    """Of processes that share a GPU."""
+
+    share: float = Field(0.5, gt=0, le=1)
+    """Of a GPU, that each replica claims of Ray, and of its multiprocessors, that it may use at once."""
+
+
+class DenseConfig(ReplicasConfig):
+    """Of the deployment that holds dense weights."""
+
+    threads: int = Field(1, ge=1)
+    """Of each replica's network, for each batch."""
+    streams: int = Field(1, ge=1)
+    """Batches that a replica computes at a time, of as many sparse replicas: each has a thread, and on an
+    accelerator a stream and buffers of its own."""
+    mps: MpsConfig | None = None
+    """Several replicas on a GPU of NVIDIA's, by its Multi-Process Service; None: each has one of its own."""
+
+
+class TargetConfig(Config):
+    """Another model beside the main one."""
+
+    run: str
+    """Folder of a run, or folder or URL of published versions, which are followed."""
+    snapshot: str = "best"
+    """Of a run: `best`, `last`, `previous`, or the name of one."""
+    data: str | None = None
+    """Where the run's data set lies now, if it was moved."""
+
+
+class ShadowTargetConfig(ShadowConfig):
+    """Which target is the shadow."""
+
+    target: str
+
+
+class ServicesConfig(Config):
+    """Access, features and inference as deployments of Ray Serve that scale alone."""
+
+    access: ReplicasConfig = ReplicasConfig()
+    """Limits, routing, shadow."""
+    features: ReplicasConfig = ReplicasConfig()
+    """Users' events."""
+    sparse: ReplicasConfig = ReplicasConfig()
+    """Of each target: catalogue, feature operations, tables, ranking stage."""
+    dense: DenseConfig = DenseConfig()
+    """Of each target: the network."""
+    targets: dict[str, TargetConfig] = Field(default_factory=dict)
+    """Beside `main`, by name."""
+    routing: RoutingConfig | None = None
+    """Which target answers; None: `main` does."""
+    shadow: ShadowTargetConfig | None = None
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Shares of the targets that answer, those with 0 among them."""
+        return {MAIN: 1.0} if self.routing is None else self.routing.weights
+
+    def answers_nobody(self, target: str) -> bool:
+        """Whether nobody is shown what a target answers, as a shadow's."""
+        return not self.weights.get(target, 0.0) > 0
+
+    @model_validator(mode="after")
+    def _targets_are_used(self) -> Self:
+        if MAIN in self.targets:
+            raise ValueError(f"targets: {MAIN!r} is what the service is started with; choose another name")
+        weights = self.weights
+        if unknown := set(weights) - {MAIN, *self.targets}:
+            raise ValueError(f"routing.weights: there is no target {min(unknown)!r}")
+        if self.shadow is not None and self.shadow.target not in {MAIN, *self.targets}:
+            raise ValueError(f"shadow.target: there is no target {self.shadow.target!r}")
+        asked = {name for name, weight in weights.items() if weight > 0}
+        asked |= set() if self.shadow is None else {self.shadow.target}
+        if idle := set(self.targets) - asked:
+            raise ValueError(
+                f"targets: nobody would ask {min(idle)!r}; give it a weight, or make it the shadow"
+            )
+        return self
+
+    @property
+    def num_asked(self) -> int:
+        """Targets that answer somebody."""
+        return sum(weight > 0 for weight in self.weights.values())
+
+    @property
+    def cpus(self) -> float:
+        """Of all replicas, to begin with."""
+        of_targets = self.sparse.replicas * self.sparse.cpus + self.dense.replicas * self.dense.cpus
+        return (
+            self.access.replicas * self.access.cpus
+            + self.features.replicas * self.features.cpus
+            + (1 + len(self.targets)) * of_targets
+        )

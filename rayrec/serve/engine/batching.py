@@ -1,0 +1,280 @@
+"""Requests that wait while the device computes go to it together, as soon as it is free.
+
+    submit ─► waiting, earliest deadline first ─► one thread: compute(as many as pay) ─► futures
+       └ too many, or too late by then: refused      └ past its deadline: refused, not computed
+
+No timer holds a request back: one that finds the device idle is computed alone, at once, and batches grow
+with the load by themselves. Whoever would be too late, or make another too late, behind what is in hand is
+told at once: under load it would else be told when the time is over. It knows nothing of models, HTTP or Ray.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from rayrec.serve.engine.batch_costs import BatchCosts, CostsByWidth
+
+logger = logging.getLogger(__name__)
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+
+
+Compute = Callable[[Sequence[Request]], Sequence[Answer | Exception]]
+
+
+class TooManyWaitingError(RuntimeError):
+    """As many requests are in hand as may."""
+
+
+class DeadlineError(RuntimeError):
+    """The time in which the answer was wanted is over, or would be before it is computed."""
+
+
+@dataclass(order=True)
+class _Waiting(Generic[Request, Answer]):
+    deadline: float
+    number: int
+    request: Request = field(compare=False)
+    group: Hashable = field(compare=False)
+    width: int = field(compare=False)
+    compute: Compute[Request, Answer] = field(compare=False)
+    future: Future[Answer] = field(compare=False)
+
+
+class Batcher(Generic[Request, Answer]):
+    """Computes answers on a thread of its own."""
+
+    def __init__(
+        self,
+        compute: Compute[Request, Answer],
+        costs: BatchCosts,
+        max_waiting: int,
+        clock: Callable[[], float] = time.monotonic,
+        on_batch: Callable[[int, float], None] = lambda num_requests, seconds: None,
+    ) -> None:
+        """
+        Args:
+            costs: as they were measured.
+            on_batch: called after each batch that was computed, on its thread, with its size and seconds.
+            compute: answers of requests of one group; an exception in the place of an answer is that
+                request's alone. One that it raises is that of all.
+            max_waiting: requests in hand at most, those being computed included.
+        """
+        self.costs = CostsByWidth(costs)
+        self.max_waiting = max_waiting
+        self._compute = compute
+        self._clock = clock
+        self._on_batch = on_batch
+        self._waiting: list[_Waiting[Request, Answer]] = []
+        self._num_computing = 0
+        self._width_computing = costs.width
+        self._free_at = float("-inf")
+        """When the batch that is being computed is likely to be done."""
+        self._num_submitted = 0
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
+        self._thread.start()
+
+    @property
+    def in_hand(self) -> int:
+        """Requests that wait or are being computed."""
+        with self._changed:  # between the two, a batch that is just being taken would be in neither
+            return len(self._waiting) + self._num_computing
+
+    def wait_s(self) -> float:
+        """Seconds, by what batches take, until all that is in hand would be answered, if what is of one width
+        were one group."""
+        with self._changed:
+            in_hand = Counter(each.width for each in self._waiting)
+            in_hand[self._width_computing] += self._num_computing
+        seconds = 0.0
+        for width, num_requests in in_hand.items():
+            costs = self.costs.at(width)
+            size = costs.best_size(max(num_requests, 1), float("inf"))
+            seconds += num_requests / size * costs.of(size)
+        return seconds
+
+    def submit(
+        self,
+        request: Request,
+        group: Hashable = None,
+        timeout_s: float = float("inf"),
+        compute: Compute[Request, Answer] | None = None,
+        width: int | None = None,
+    ) -> Future[Answer]:
+        """
+        Args:
+            group: requests of different groups are not computed together.
+            width: of all requests of the group, see `CostsByWidth`; None: that whose costs were measured.
+            timeout_s: time in which the answer is of use.
+            compute: for this request, instead of the batcher's; it is computed with others of the same alone.
+
+        Returns:
+            The answer, its own exception, or a `DeadlineError`. One that is cancelled before its turn is not
+            computed, and takes no place any more.
+
+        Raises:
+            TooManyWaitingError: nothing was done.
+            DeadlineError: it would be answered too late, or another one that waits; nothing was done.
+        """
+        future: Future[Answer] = Future()
+        with self._changed:
+            if self._is_closed:
+                raise RuntimeError("the batcher is closed")
+            self._num_submitted += 1
+            now = self._clock()
+            compute = compute or self._compute
+            width = self.costs.measured_width if width is None else width
+            new = _Waiting(now + timeout_s, self._num_submitted, request, group, width, compute, future)
+            self._check_room(new, now)
+            insort(self._waiting, new)
+            self._changed.notify()
+        future.add_done_callback(partial(self._left, new))
+        return future
+
+    def _left(self, gone: _Waiting[Request, Answer], future: Future[Answer]) -> None:
+        """One that is cancelled takes no place of a batch any more, and nobody is refused for it."""
+        if not future.cancelled():
+            return
+        with self._changed:
+            place = bisect_left(self._waiting, gone)
+            if place < len(self._waiting) and self._waiting[place].number == gone.number:
+                del self._waiting[place]
+
+    def check_room(self, timeout_s: float) -> None:
+        """Say what `submit` would of a request that goes together with what waits; takes nothing.
+
+        Raises:
+            TooManyWaitingError, DeadlineError: as `submit`.
+        """
+        with self._changed:
+            now = self._clock()
+            group, width, compute = None, self.costs.measured_width, self._compute
+            if self._waiting:
+                last = self._waiting[-1]
+                group, width, compute = last.group, last.width, last.compute
+            number, future = self._num_submitted + 1, Future[Answer]()
+            self._check_room(_Waiting(now + timeout_s, number, None, group, width, compute, future), now)
+
+    def _check_room(self, new: _Waiting[Any, Answer], now: float) -> None:
+        in_hand = self.in_hand
+        if in_hand >= self.max_waiting:
+            raise TooManyWaitingError(f"{in_hand} requests are waiting already")
+        if in_hand and self._makes_late(new, now):
+            raise DeadlineError(
+                f"{in_hand} requests are in hand, too many for another one to be answered in time"
+            )
+
+    def close(self) -> None:
+        """Answer what waits, and end the thread."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if not self._waiting:
+                    return
+                late, batch = self._next_batch()
+                self._num_computing = len(late) + len(batch)
+                if batch:
+                    self._width_computing = batch[0].width
+                    self._free_at = self._clock() + self._cautious_s(batch)
+            for each in late:
+                each.future.set_exception(DeadlineError("the time in which the answer was wanted is over"))
+            answers, seconds = self._computed(batch)
+            with self._changed:
+                self._num_computing = 0
+            # Before the batch is counted: whoever waits for an answer wakes up meanwhile.
+            for each, answer in zip(batch, answers, strict=True):
+                if isinstance(answer, Exception):
+                    each.future.set_exception(answer)
+                else:
+                    each.future.set_result(answer)
+            if seconds is not None:
+                self._count(batch, seconds)
+
+    def _next_batch(self) -> tuple[list[_Waiting[Request, Answer]], list[_Waiting[Request, Answer]]]:
+        """Takes from those that wait: such as are too late, and what is computed next."""
+        now = self._clock()
+        least_s = {width: self.costs.at(width).of(1) for width in {each.width for each in self._waiting}}
+        there = [each for each in self._waiting if each.deadline >= now + least_s[each.width]]
+        late = [each for each in self._waiting if each.deadline < now + least_s[each.width]]
+        if not there and late[-1].deadline > now:
+            # Computed all the same: costs that are too high by now would otherwise never be seen to fall.
+            there.append(late.pop())
+        late = [each for each in late if each.future.set_running_or_notify_cancel()]
+        if not there:
+            self._waiting = []
+            return late, []
+        taken, self._waiting = self._divided(there, now)
+        return late, [each for each in taken if each.future.set_running_or_notify_cancel()]
+
+    def _divided(
+        self, waiting: list[_Waiting[Request, Answer]], now: float
+    ) -> tuple[list[_Waiting[Request, Answer]], list[_Waiting[Request, Answer]]]:
+        """Those that go together first, if the device is free, and the others."""
+        first = waiting[0]
+        same = [each for each in waiting if (each.group, each.compute) == (first.group, first.compute)]
+        costs = self.costs.at(first.width)
+        taken = same[: costs.best_size(len(same), (first.deadline - now) / costs.caution)]
+        numbers = {each.number for each in taken}
+        return taken, [each for each in waiting if each.number not in numbers]
+
+    def _makes_late(self, new: _Waiting[Request, Answer], now: float) -> bool:
+        """Whether the new one, or one that is in time without it, would be too late with it."""
+        late = self._late(sorted([*self._waiting, new]), now)
+        return bool(late) and (new.number in late or not late <= self._late(self._waiting, now))
+
+    def _late(self, waiting: list[_Waiting[Request, Answer]], now: float) -> set[int]:
+        """Numbers of those that would be answered too late, if nothing else came."""
+        if not waiting or waiting[0].deadline == float("inf"):
+            return set()
+        late: set[int] = set()
+        done_at = max(now, self._free_at)
+        while waiting:
+            taken, waiting = self._divided(waiting, done_at)
+            done_at += self._cautious_s(taken)
+            late |= {each.number for each in taken if each.deadline < done_at}
+        return late
+
+    def _cautious_s(self, batch: list[_Waiting[Request, Answer]]) -> float:
+        """In which such a batch is nearly always done."""
+        costs = self.costs.at(batch[0].width)
+        return costs.caution * costs.of(len(batch))
+
+    def _computed(
+        self, batch: list[_Waiting[Request, Answer]]
+    ) -> tuple[Sequence[Answer | Exception], float | None]:
+        """(An answer for each, seconds that it took; None where nothing was computed)."""
+        if not batch:
+            return [], None
+        began = self._clock()
+        try:
+            answers = batch[0].compute([each.request for each in batch])
+            if len(answers) != len(batch):
+                raise ValueError(f"{len(answers)} answers to {len(batch)} requests")
+        except Exception as error:
+            return [error] * len(batch), None
+        return answers, self._clock() - began
+
+    def _count(self, batch: list[_Waiting[Request, Answer]], seconds: float) -> None:
+        try:
+            self.costs.observe(batch[0].width, len(batch), seconds)
+            self._on_batch(len(batch), seconds)
+        except Exception:  # who watches must not end the thread
+            logger.exception("a batch of %d is not counted", len(batch))

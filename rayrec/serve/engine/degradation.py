@@ -1,0 +1,79 @@
+"""Less is computed while there is much to do, before anybody is refused.
+
+A ladder of steps: each is entered at one load and left below a lower one. Between the two it stays what it
+was, or a load that hovers at the edge would change the answers from one request to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rayrec.pipelines.inference.recommender import WHOLE, Effort
+from rayrec.serve.config.access import StepConfig, StepName
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """What the steps in force make of an answer."""
+
+    effort: Effort = WHOLE
+    ranks: bool = True
+    """Whether a ranking stage ranks."""
+    asks_model: bool = True
+    """Whether anything is computed; popular items otherwise."""
+    takes_cached: bool = False
+    """Whether an answer of before will do."""
+
+
+NOT_LOWERED = Lowered()
+
+
+class Ladder:
+    """Which steps are in force. Not thread-safe."""
+
+    def __init__(self, steps: Sequence[StepConfig]) -> None:
+        """
+        Args:
+            steps: neither `enter` nor `leave` falls from one to the next.
+        """
+        self._steps = list(steps)
+        self._lowered = [NOT_LOWERED]
+        for step in self._steps:
+            self._lowered.append(_after(self._lowered[-1], step))
+        self._level = 0
+
+    def update(self, load: float) -> Lowered:
+        """Enter and leave steps; what is in force now."""
+        self._level = self._level_at(load)
+        return self._lowered[self._level]
+
+    def at(self, load: float) -> list[StepName]:
+        """The steps that would be in force, in the order in which they are entered; changes nothing."""
+        return [step.do for step in self._steps[: self._level_at(load)]]
+
+    def _level_at(self, load: float) -> int:
+        level = self._level
+        while level < len(self._steps) and load >= self._steps[level].enter:
+            level += 1
+        while level and load < self._steps[level - 1].leave:
+            level -= 1
+        return level
+
+    @property
+    def level(self) -> int:
+        """Number of steps in force."""
+        return self._level
+
+
+def _after(before: Lowered, step: StepConfig) -> Lowered:
+    effort = before.effort
+    if step.do == "fewer_beams":
+        return replace(before, effort=replace(effort, max_beams=step.to))
+    if step.do == "shorter_history":
+        return replace(before, effort=replace(effort, max_events=step.to))
+    if step.do == "no_ranking":
+        return replace(before, ranks=False)
+    if step.do == "cached_answer":
+        return replace(before, takes_cached=True)
+    return replace(before, asks_model=False)

@@ -1,0 +1,91 @@
+"""A replica follows a store of versions: it loads beside the requests, and flips.
+
+pointer has moved ─► version held already? ─────────────────────────► flip
+                     └ else: segments on the rows that are held, weights ─► warmed up ─┘
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from rayrec.pipelines.versions.loading import LoadedVersion, load_version
+from rayrec.pipelines.versions.store import VersionStore
+from rayrec.serve.engine.current import CurrentService
+from rayrec.serve.engine.pointer import PointerFollower
+from rayrec.serve.engine.service import RecommendationService
+
+logger = logging.getLogger(__name__)
+
+
+class VersionFollower:
+    """Keeps a service at the version that a store points to.
+
+    Whatever goes wrong, the version that answers goes on answering.
+    """
+
+    def __init__(
+        self,
+        store: VersionStore,
+        current: CurrentService,
+        loaded: LoadedVersion,
+        build: Callable[[LoadedVersion], RecommendationService],
+        device: str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """
+        Args:
+            loaded: the version that `current` answers with.
+            build: a service for a version, ready for requests.
+            device: overrides the device that the run was trained on.
+        """
+        self._store, self._current, self._build, self._device = store, current, build, device
+        self._clock = clock
+        self._loaded = {loaded.manifest.number: loaded}
+        self._serving = loaded.manifest.number
+        self._pointer = PointerFollower(store, self._go_to, clock)
+
+    def start(self, every_s: float) -> None:
+        """As `PointerFollower.start`."""
+        self._pointer.start(every_s)
+
+    def stop(self) -> None:
+        """As `PointerFollower.stop`."""
+        self._pointer.stop()
+
+    def look(self) -> bool:
+        """Go where the store points; whether another version answers now."""
+        before = self._serving
+        self._pointer.look()
+        return self._serving != before
+
+    def _go_to(self, number: int) -> None:
+        if number == self._serving:
+            return
+        service = self._current.held(number)
+        if service is None:
+            manifest = self._store.version(number)
+            held = self._loaded[self._serving]
+            loaded = load_version(self._store, manifest, self._device, held)
+            service = self._build(loaded)
+            self._loaded[number] = loaded
+        before, self._serving = self._serving, number
+        self._current.flip(service)
+        self._loaded = {each: self._loaded[each] for each in (before, number)}
+        logger.info(
+            "version %d answers, published %.1f s ago", number, self.figures()["serving_version_age_s"]
+        )
+
+    def figures(self) -> dict[str, float]:
+        """For meters. What is wanted, and not loaded, is an earlier version where somebody went back."""
+        serving, wanted = self._loaded[self._serving], self._pointer.wanted
+        wanted = self._serving if wanted is None else wanted
+        return {
+            "serving_version": self._serving,
+            "serving_version_age_s": self._clock() - serving.manifest.published_at,
+            "serving_version_wanted": wanted,
+            "serving_version_not_loaded": float(wanted != self._serving),
+            "serving_version_rows": serving.tables.num_rows,
+            "serving_version_errors": self._pointer.num_errors,
+        }

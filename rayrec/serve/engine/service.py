@@ -1,0 +1,473 @@
+"""What a request means: whose history counts, which items are known, and what to do when nothing is."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from bisect import bisect_left
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from rayrec.pipelines.inference.ranking_stage import RankingStage
+from rayrec.pipelines.inference.recommender import Query, Recommendation, Recommender
+from rayrec.platform.errors import InputError, UnavailableError
+from rayrec.platform.event_labels import Part
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.types.batches import Int64Array
+from rayrec.serve.config.access import StepName
+from rayrec.serve.engine.batch_costs import BatchCosts
+from rayrec.serve.engine.compilation import CompileService
+from rayrec.serve.engine.degradation import NOT_LOWERED, Lowered
+from rayrec.serve.events.intake import ids_of
+from rayrec.serve.events.merging import with_recent
+from rayrec.serve.events.user_state import UserEvents, UserState
+from rayrec.serve.wire.item_texts import ItemTexts
+from rayrec.serve.wire.schemas import (
+    ItemRanking,
+    Key,
+    ModelInfo,
+    RankerInfo,
+    RecommendAnswer,
+    RecommendedItem,
+    RecommendRequest,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class RefusedRequestError(ValueError):
+    """A well-formed request that this service does not answer; the message is for the caller."""
+
+
+class LoweredRequest(RecommendRequest):
+    """A request of which less is computed than it asks for."""
+
+    lowered: Lowered
+
+    @classmethod
+    def of(cls, request: RecommendRequest, lowered: Lowered) -> LoweredRequest:
+        # It was checked already, and is shared as it is: a history may have thousands of items.
+        return cls.model_construct(**dict(request), lowered=lowered)
+
+
+@dataclass(frozen=True)
+class KnownEvent:
+    """Of a history."""
+
+    item_key: str
+    title: str | None
+    is_new: bool
+    """Came to the service, and is not in the data set."""
+
+
+@dataclass(frozen=True)
+class KnownHistory:
+    """Of a user."""
+
+    num_events: int
+    newest: list[KnownEvent]
+    """Newest first."""
+    lacks_events: bool
+    """The user's state could not be read."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request that was understood."""
+
+    query: Query
+    ignored: list[Key]
+    has_something: bool
+    """Whether the model has anything to go by."""
+    lacks_events: bool = False
+    """The user's state could not be read."""
+
+
+class RecommendationService:
+    """Answers requests with one model, and a ranking stage behind it if there is one. Not thread-safe."""
+
+    def __init__(
+        self,
+        recommender: Recommender,
+        max_k: int,
+        stage: RankingStage | None = None,
+        before: RecommendationService | None = None,
+    ) -> None:
+        """
+        Args:
+            before: of another version; what it has made of the same catalogue is shared.
+        """
+        self._recommender = recommender
+        self._stage = stage
+        self.max_k = max_k
+        # Of our own: keys are looked up all at once, a thousand take hardly longer than one.
+        self._item_keys: pd.Index
+        self.item_texts: ItemTexts | None
+        """Items as the tokens of their semantic IDs; None for a model that knows none."""
+        if before is not None and before._has_catalogue_of(recommender):
+            # Made anew, they would hold the interpreter's lock for a third of a second per million items.
+            self._item_keys, self.item_texts = before._item_keys, before.item_texts
+        else:
+            self._item_keys = pd.Index(recommender.dataset.items.keys.to_pandas())
+            registry = recommender.semantic_ids
+            self.item_texts = None if registry is None else ItemTexts(self._item_keys, registry.codes_IL)
+        self.model = ModelInfo(
+            run=recommender.run, step=recommender.committed_step + 1, version=recommender.version
+        )
+        self.user_state: UserState | None = None
+        """What users did since the data set was made."""
+        self.ranker: RankerInfo | None = None
+        if stage is not None:
+            self.ranker = RankerInfo(
+                run=stage.scorer.run,
+                step=stage.scorer.committed_step + 1,
+                candidates=stage.config.candidates,
+            )
+
+    @property
+    def pinned(self) -> RecommendationService:
+        """This one: its model does not change."""
+        return self
+
+    def recommend(self, request: RecommendRequest) -> RecommendAnswer:
+        """The k best items for the request's history, or popular ones where there is nothing to read of it:
+        it has no known item, or the run's operations leave none.
+
+        Raises:
+            RefusedRequestError: more items are asked for than the service gives, they are to be ranked and
+                there is no ranking stage, the row is none that the run could have been trained on, the times
+                do not belong to a history, or the instruction is one that the model does not read or names
+                what the data does not know.
+            UnavailableError: an event store that the run's operations ask does not answer.
+        """
+        (answer,) = self.recommend_all([request])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _has_catalogue_of(self, recommender: Recommender) -> bool:
+        mine = self._recommender
+        return mine.dataset is recommender.dataset and mine.semantic_ids is recommender.semantic_ids
+
+    @property
+    def dataset(self) -> Dataset:
+        return self._recommender.dataset
+
+    @staticmethod
+    def group_of(request: RecommendRequest) -> Hashable:
+        """Requests of one group may be computed together."""
+        return request.k, request.exclude_seen, request.rank is not False, _lowered(request)
+
+    def width_of(self, request: RecommendRequest) -> int:
+        """What its group costs by, see `CostsByWidth`: its beams, up to the next power of two; 1 where every
+        item is scored, and 0 where the model is not asked."""
+        lowered = _lowered(request)
+        if not lowered.asks_model:
+            return 0
+        k = min(request.k, self.max_k, len(self._item_keys))
+        stage = self._stage if lowered.ranks and request.rank is not False else None
+        num_beams = (stage or self._recommender).num_beams(k, lowered.effort)
+        return 1 << max(num_beams - 1, 0).bit_length()
+
+    def recommend_all(self, requests: Sequence[RecommendRequest]) -> list[RecommendAnswer | Exception]:
+        """Answers of requests of one group; what `recommend` would raise stands where an answer would.
+
+        Raises:
+            Exception: the model fails, for all of them.
+        """
+        recent = self._recent_events(requests)
+        asked = [self._understood(request, recent) for request in requests]
+        k = min(requests[0].k, len(self._item_keys))
+        exclude_seen = requests[0].exclude_seen
+        lowered = _lowered(requests[0])
+        wanted = None if requests[0].rank is False else self._stage
+        stage = wanted if lowered.ranks else None
+        source = stage or self._recommender
+        to_model = [each.query for each in asked if isinstance(each, _Asked) and each.has_something]
+        if not lowered.asks_model:
+            to_model = []
+        found = iter(source.answer(to_model, k, exclude_seen, lowered.effort) if to_model else ())
+        of_all: list[StepName] = []
+        if lowered.effort.max_beams is not None and source.num_beams(k, lowered.effort) < source.num_beams(k):
+            of_all.append("fewer_beams")
+        if wanted is not None and stage is None:
+            of_all.append("no_ranking")
+        answers: list[RecommendAnswer | Exception] = []
+        for each in asked:
+            if isinstance(each, Exception):
+                answers.append(each)
+                continue
+            num_unread, degraded = 0, list[StepName]()
+            if each.has_something and not lowered.asks_model:
+                num_unread, degraded = len(each.query.history_ids), ["popular_items"]
+            elif each.has_something:
+                answer = next(found)
+                most = lowered.effort.max_events
+                is_cut = most is not None and len(each.query.history_ids) > most
+                degraded = [*of_all, "shorter_history"] if is_cut else of_all
+                if answer.num_read:
+                    ranker = None if stage is None else self.ranker
+                    answers.append(
+                        self._answer(each, answer.items, "model", answer.num_unread, ranker, degraded)
+                    )
+                    continue
+                num_unread = answer.num_unread
+            seen = each.query.history_ids if exclude_seen else None
+            popular = self._recommender.popular(k, seen)
+            answers.append(self._answer(each, popular, "popular", num_unread, degraded=degraded))
+        return answers
+
+    def users_like(self, text: str, limit: int) -> list[str]:
+        """The first users of the run's data whose key begins with a text, in order."""
+        keys = self._recommender.dataset.sorted_user_keys
+        first = bisect_left(keys, text)
+        stop = bisect_left(keys, text + chr(sys.maxunicode), lo=first)
+        return keys[first : min(stop, first + limit)]
+
+    def known_history(self, user_key: str, limit: int) -> KnownHistory | None:
+        """What is known of a user: the newest events of the data set and of the state; None for one of whom
+        nothing is known. May wait for the state, as no event loop should."""
+        dataset = self._recommender.dataset
+        recent = self._recent_events([RecommendRequest(user_id=user_key)])
+        history_ids = dataset.history_of(user_key)
+        is_new = np.zeros(0 if history_ids is None else len(history_ids), dtype=np.bool_)
+        events = None if recent is None else recent.get(user_key)
+        if events is not None and len(events.items_E):
+            stored = self._recommender.query_of_user(user_key)
+            merged = self._with_recent(user_key, stored, events)
+            times = dataset.history_times_of(user_key)
+            there = set[tuple[int, int]]()
+            if history_ids is not None and times is not None:
+                there.update(zip(history_ids.tolist(), times.tolist(), strict=True))
+            if merged.times is not None:  # else there is nothing new
+                pairs = zip(merged.history_ids.tolist(), merged.times.tolist(), strict=True)
+                is_new = np.array([pair not in there for pair in pairs], dtype=np.bool_)
+            history_ids = merged.history_ids
+        if history_ids is None:
+            return None
+        places = dataset.item_positions(history_ids[::-1][:limit])
+        titles = dataset.items.titles
+        newest = [
+            KnownEvent(self._item_keys[place], titles[place].as_py(), new)
+            for place, new in zip(places.tolist(), is_new[::-1].tolist(), strict=False)
+            if place >= 0
+        ]
+        return KnownHistory(len(history_ids), newest, lacks_events=recent is None)
+
+    def warm_up(self) -> None:
+        """Take every path once, so that the first request does not wait for tables and compilers."""
+        self.recommend(self._users_request(0))
+        self.recommend(RecommendRequest(history=[self._recommender.dataset.items.keys[0].as_py()]))
+        self.recommend(RecommendRequest())
+
+    def figures(self) -> dict[str, float]:
+        """What a meter watches."""
+        kept = self._recommender.kept_contexts
+        return {} if kept is None else kept.figures()
+
+    def compile(self, compilation: CompileService, waits: bool = True) -> None:
+        """Have batches ranked by compiled programs.
+
+        Args:
+            waits: for the first of them, see `CompileConfig`.
+        """
+        ranking = compilation.give(self._recommender)
+        if not waits:
+            return
+        self.warm_up()  # from which the programs' inputs are learnt
+        compilation.warm_up(ranking)
+
+    def measured_costs(self, max_batch: int, most_s: float = float("inf"), repeats: int = 2) -> BatchCosts:
+        """What batches of users' requests take, at sizes 1, 2, 4, ... and `max_batch`.
+
+        Args:
+            most_s: no larger batches than the first that takes longer.
+        """
+        costs: dict[int, float] = {}
+        for size in sorted({min(2**power, max_batch) for power in range(max_batch.bit_length() + 1)}):
+            costs[size] = min(self._seconds_for(size) for _ in range(repeats))
+            if costs[size] > most_s:
+                break
+        return BatchCosts(costs, self.width_of(self._users_request(0)))
+
+    def _seconds_for(self, size: int) -> float:
+        requests = [self._users_request(place) for place in range(size)]
+        began = time.perf_counter()
+        self.recommend_all(requests)
+        return time.perf_counter() - began
+
+    def _users_request(self, place: int) -> RecommendRequest:
+        keys = self._recommender.dataset.users["user_key"]
+        return RecommendRequest(user_id=keys[place % len(keys)].as_py())
+
+    def _recent_events(self, requests: Sequence[RecommendRequest]) -> dict[str, UserEvents] | None:
+        """Events of the state, of users who ask without a history, in one request to it; None: it does not
+        answer."""
+        if self.user_state is None:
+            return {}
+        keys = list(dict.fromkeys(str(request.user_id) for request in requests if _is_of_user(request)))
+        kind = self._recommender.dataset.manifest.id_kinds["user"]
+        ids: dict[str, int] = {}
+        for key in keys:
+            with suppress(InputError):  # such as no user of this data set can have
+                ids[key] = int(ids_of([key], kind, "user")[0])
+        if not ids:
+            return {}
+        try:
+            return dict(zip(ids, self.user_state.histories(list(ids.values())), strict=True))
+        except UnavailableError as error:
+            logger.warning("recommending without recent events: %s", error)
+            return None
+
+    def _understood(
+        self, request: RecommendRequest, recent: Mapping[str, UserEvents] | None
+    ) -> _Asked | Exception:
+        """What is asked of the model, or why it is not.
+
+        Args:
+            recent: events of the state by user; None: it does not answer.
+        """
+        try:
+            if request.k > self.max_k:
+                raise RefusedRequestError(
+                    f"k: {request.k} items are more than the {self.max_k} of one answer"
+                )
+            if request.rank and self._stage is None:
+                raise RefusedRequestError("rank: this service has no ranking stage; leave it out")
+            instruction = self._instruction_of(request)
+            if request.row is not None:
+                query, ignored = self._of_row(request)
+            elif request.history is not None:
+                query, ignored = self._of_history(request, request.history)
+            else:
+                query, ignored = self._of_user(request, recent or {}), []
+        except Exception as error:  # of this request alone, whatever it is
+            return error
+        has_something = len(query.history_ids) > 0 or "trigger_item" in instruction
+        lacks_events = recent is None and _is_of_user(request)
+        return _Asked(replace(query, instruction=instruction), ignored, has_something, lacks_events)
+
+    def _instruction_of(self, request: RecommendRequest) -> dict[Part, int]:
+        wanted = request.instruction
+        if wanted is None:
+            return {}
+        trigger = None if wanted.trigger_item is None else str(wanted.trigger_item)
+        try:
+            return self._recommender.instruction_of(
+                {"scenario": wanted.scenario, "behavior": wanted.behavior, "trigger_item": trigger}
+            )
+        except InputError as error:
+            raise RefusedRequestError(str(error)) from error
+
+    def _of_row(self, request: RecommendRequest) -> tuple[Query, list[Key]]:
+        """The query of a raw row, and the ids of its items that are unknown."""
+        assert request.row is not None
+        if request.user_id is not None or request.history is not None or request.timestamps is not None:
+            raise RefusedRequestError("row: stands for user_id and history; give it without them")
+        try:
+            query = self._recommender.query_of(request.row)
+        except InputError as error:
+            raise RefusedRequestError(f"row: {error}") from error
+        is_known = self._recommender.dataset.item_positions(query.history_ids) >= 0
+        unknown: list[Key] = list(dict.fromkeys(query.history_ids[~is_known].tolist()))
+        times = None if query.times is None else query.times[is_known]
+        labels = {label: codes[is_known] for label, codes in query.labels.items()}
+        known = replace(query, history_ids=query.history_ids[is_known], times=times, labels=labels)
+        return known, unknown
+
+    def _of_history(self, request: RecommendRequest, history: Sequence[Key]) -> tuple[Query, list[Key]]:
+        """The query of a history that came along, and the items of it that are unknown."""
+        places = self._item_keys.get_indexer([str(key) for key in history])
+        is_known = places >= 0
+        unknown = [key for key, known in zip(history, is_known.tolist(), strict=True) if not known]
+        times = None
+        if request.timestamps is not None:
+            times = _checked_times(request.timestamps, len(history))[is_known]
+        history_ids = self._recommender.dataset.items.ids_I[places[is_known]]
+        return Query(history_ids, self._user_id(request.user_id), times), list(dict.fromkeys(unknown))
+
+    def _of_user(self, request: RecommendRequest, recent: Mapping[str, UserEvents]) -> Query:
+        """The query of a user with the stored history, which is empty for one who is unknown, and what the
+        state has besides."""
+        if request.timestamps is not None:
+            raise RefusedRequestError("timestamps: are those of a history; give it, or leave them out")
+        if request.user_id is None:
+            return Query(np.zeros(0, dtype=np.int64))
+        key = str(request.user_id)
+        stored = self._recommender.query_of_user(key)
+        events = recent.get(key)
+        if events is None or not len(events.items_E):
+            return Query(np.zeros(0, dtype=np.int64)) if stored is None else stored
+        return self._with_recent(key, stored, events)
+
+    def _with_recent(self, key: str, stored: Query | None, events: UserEvents) -> Query:
+        assert self.user_state is not None, "events are of it"
+        recommender, dataset = self._recommender, self._recommender.dataset
+        times = None if stored is None else dataset.history_times_of(key)
+        if stored is None:
+            none = np.zeros(0, dtype=np.int64)
+            stored = Query(none, labels=dict.fromkeys(recommender.needs_labels, none))
+        stored_times = np.zeros(0, dtype=np.int64) if times is None else times
+        known = dataset.item_positions(events.items_E) >= 0
+        events = UserEvents(events.times_us_E[known], events.items_E[known], events.behaviors_E[known])
+        names = self.user_state.behaviors or ()
+        return with_recent(stored, stored_times, events, names, dataset.manifest.behaviors)
+
+    def _user_id(self, key: Key | None) -> int | None:
+        """Id of a known user; None for others."""
+        return None if key is None else self._recommender.dataset.user_by_key(str(key))
+
+    def _answer(
+        self,
+        asked: _Asked,
+        found: Sequence[Recommendation],
+        source: Literal["model", "popular"],
+        num_unread: int,
+        ranker: RankerInfo | None = None,
+        degraded: Sequence[StepName] = (),
+    ) -> RecommendAnswer:
+        return RecommendAnswer(
+            items=[_item(item) for item in found],
+            source=source,
+            ignored_items=asked.ignored,
+            unread_events=num_unread,
+            model=self.model,
+            ranker=ranker,
+            degraded=[*degraded, *(["no_recent_events"] if asked.lacks_events else [])],
+        ).of(asked.query)
+
+
+def _is_of_user(request: RecommendRequest) -> bool:
+    """Whether the history is that which is known of the user."""
+    return request.user_id is not None and request.history is None and request.row is None
+
+
+def _lowered(request: RecommendRequest) -> Lowered:
+    return request.lowered if isinstance(request, LoweredRequest) else NOT_LOWERED
+
+
+def _item(item: Recommendation) -> RecommendedItem:
+    ranking = None
+    if item.ranking is not None:
+        ranking = ItemRanking(score=item.ranking.score, probabilities=item.ranking.probabilities)
+    return RecommendedItem(item_id=item.item_key, title=item.title, score=item.score, ranking=ranking)
+
+
+def _checked_times(timestamps: Sequence[int], num_items: int) -> Int64Array:
+    times = np.array(timestamps, dtype=np.int64)
+    if len(times) != num_items:
+        raise RefusedRequestError(
+            f"timestamps: {len(times)} times for the {num_items} items of the history; give every item one"
+        )
+    if (earlier := np.diff(times) < 0).any():
+        place = int(np.argmax(earlier)) + 1
+        raise RefusedRequestError(
+            f"timestamps: {times[place]} is before {times[place - 1]}; give history and times oldest first"
+        )
+    return times

@@ -1,0 +1,119 @@
+"""What was asked and answered, for a share of the requests, in the form of training rows.
+
+A row has `user_id` and `item_ids` as histories have them, and apart from these what was recommended; what
+users then did can be joined to it by `request_id`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+import uuid
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from rayrec.serve.config.events import RequestLogConfig
+from rayrec.serve.events.intake import log_figures
+from rayrec.serve.events.parquet_log import ParquetLog
+from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
+
+REQUEST_ID = "X-Request-Id"
+MAX_REQUEST_ID = 128
+"""Characters; of a longer one, so many count."""
+
+SCHEMA = pa.schema(
+    [
+        ("request_id", pa.string()),
+        ("row", pa.int64()),  # of the message: protocols have several
+        ("time", pa.timestamp("us")),
+        ("user_key", pa.string()),
+        ("user_id", pa.int64()),
+        ("item_ids", pa.list_(pa.int64())),
+        ("timestamps", pa.list_(pa.int64())),
+        ("k", pa.int64()),
+        ("recommended", pa.list_(pa.string())),
+        ("scores", pa.list_(pa.float64())),
+        ("source", pa.string()),
+        ("degraded", pa.list_(pa.string())),
+        ("target", pa.string()),  # of several that share the requests; null: there is one
+        ("run", pa.string()),
+        ("step", pa.int64()),
+        ("version", pa.int64()),
+        ("latency_ms", pa.float64()),
+    ]
+)
+
+
+def request_id_of(header: str | None) -> str:
+    """The id that a request came with, or a new one."""
+    return (header or uuid.uuid4().hex)[:MAX_REQUEST_ID]
+
+
+class RequestLog:
+    """Never refuses: what finds no room is counted."""
+
+    def __init__(
+        self,
+        config: RequestLogConfig,
+        target: str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """
+        Args:
+            target: that answers, where there are several.
+        """
+        self._share, self._target, self._clock = config.share, target, clock
+        self.log = ParquetLog(config.folder, SCHEMA, config.roll_s, config.roll_rows, config.max_queued)
+
+    def wants(self, request_id: str) -> bool:
+        """Whether the request is of the share: the same wherever it is asked."""
+        digest = hashlib.blake2b(request_id.encode(errors="replace"), digest_size=8).digest()
+        return int.from_bytes(digest, "big") < self._share * 2.0**64
+
+    def answered(
+        self,
+        request_id: str,
+        row: int,
+        request: RecommendRequest,
+        began: float,
+        answered: asyncio.Future[RecommendAnswer],
+    ) -> None:
+        """Take down what became of a request; nothing where it has no answer.
+
+        Args:
+            began: by `time.perf_counter`.
+        """
+        if answered.cancelled() or answered.exception() is not None:
+            return
+        answer, seconds = answered.result(), time.perf_counter() - began
+        query = answer.query
+        self.log.offer(
+            {
+                "request_id": request_id,
+                "row": row,
+                "time": round(self._clock() * 1_000_000),
+                "user_key": None if request.user_id is None else str(request.user_id),
+                "user_id": None if query is None else query.user_id,
+                "item_ids": [] if query is None else query.history_ids.tolist(),
+                "timestamps": None if query is None or query.times is None else query.times.tolist(),
+                "k": request.k,
+                "recommended": [item.item_id for item in answer.items],
+                "scores": [item.score for item in answer.items],
+                "source": answer.source,
+                "degraded": list(answer.degraded),
+                "target": self._target,
+                "run": answer.model.run,
+                "step": answer.model.step,
+                "version": answer.model.version,
+                "latency_ms": 1000 * seconds,
+            }
+        )
+
+    def figures(self) -> dict[str, float]:
+        """What a meter watches."""
+        return log_figures("request_log", self.log)
+
+    def close(self) -> None:
+        self.log.close()

@@ -1,0 +1,164 @@
+"""The HTTP side of the service: routes and error answers.
+
+    event loop: room? ─► parse, check ─► access ─► batcher, at most `max_waiting` in hand ─► its thread:
+      /v1/recommend: here         │                      └ else 503                  service.recommend_all
+      /v2: `open_inference`       └ its limits: 429 for one caller, 503 for all
+      /v1/completions: `completions`
+      health answers
+
+Requests of all protocols meet in the batcher, so that they are computed together. It knows nothing of Ray, so
+that it can be tested, or embedded, without.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi_offline import FastAPIOffline
+
+from rayrec import __version__
+from rayrec.serve.access.access import Access
+from rayrec.serve.config.access import OPEN, AccessConfig
+from rayrec.serve.engine.batching import Batcher
+from rayrec.serve.engine.current import Service
+from rayrec.serve.events.intake import EventIntake
+from rayrec.serve.events.request_log import REQUEST_ID, RequestLog, request_id_of
+from rayrec.serve.http.error_handlers import add_error_handlers
+from rayrec.serve.http.events import events_router
+from rayrec.serve.http.guards import RequestGuard
+from rayrec.serve.http.load_shedding import Door
+from rayrec.serve.http.metrics import (
+    Figures,
+    Meter,
+    PrometheusMeter,
+    RequestMeter,
+    metrics_router,
+    serving_figures,
+)
+from rayrec.serve.http.pages import page_router
+from rayrec.serve.http.recent import RecentActivity
+from rayrec.serve.protocols.completions import completions_router
+from rayrec.serve.protocols.open_inference import open_inference_router
+from rayrec.serve.wire.callers import origin_of
+from rayrec.serve.wire.request_body import MAX_BODY_BYTES, CheckedRoute
+from rayrec.serve.wire.schemas import (
+    ErrorAnswer,
+    LiveAnswer,
+    ReadyAnswer,
+    RecommendAnswer,
+    RecommendRequest,
+)
+
+logger = logging.getLogger(__name__)
+
+ANSWERING_ROUTES = (
+    "/v1/recommend",
+    "/v1/completions",
+    "/v2/models/{name}/infer",
+    "/v2/models/{name}/versions/{version}/infer",
+)
+"""That compute something."""
+_ERRORS: dict[int, str] = {
+    400: "The body is not JSON.",
+    413: "The body is too large.",
+    422: "The request is not one the service answers.",
+    429: "This caller asks for more than it may; the header Retry-After says when to try again.",
+    500: "Something failed; the log says what, under the id of the answer.",
+    503: "More requests come or wait than the service takes, the answer would come too late, or an event "
+    "store does not answer; try again.",
+}
+
+
+def build_api(
+    service: Service,
+    batcher: Batcher[RecommendRequest, RecommendAnswer],
+    timeout_s: float,
+    access_config: AccessConfig = OPEN,
+    meters: Sequence[Meter] = (),
+    intake: EventIntake | None = None,
+    request_log: RequestLog | None = None,
+    on_close: Sequence[Callable[[], None]] = (),
+    version_figures: Figures | None = None,
+) -> FastAPI:
+    """The application that answers for one service.
+
+    Args:
+        batcher: computes what requests ask of the service.
+        timeout_s: a request that would not be answered by then is refused.
+        access_config: who is admitted, and what is lowered under load.
+        meters: measure requests; a `PrometheusMeter` is shown at /metrics, a `RecentActivity` on a page.
+        intake: takes events; closed when the application shuts down, as is the log.
+        request_log: of what is asked and answered, in any protocol.
+        on_close: called when the application shuts down, after the logs are closed.
+        version_figures: of a service that follows versions; metrics and the page show them.
+    """
+    access = Access(access_config, service, batcher, timeout_s, request_log=request_log)
+
+    @asynccontextmanager
+    async def lifespan(api: FastAPI) -> AsyncIterator[None]:
+        yield
+        # Logs first: whoever ends the service gives it a few seconds, and what they hold is nowhere else.
+        closing = [log.close for log in (intake, request_log) if log is not None]
+        for close in (*closing, *on_close):
+            try:
+                await run_in_threadpool(close)
+            except Exception:  # the others have to be closed all the same
+                logger.exception("something could not be closed")
+
+    api = FastAPIOffline(
+        title="RayRec",
+        version=__version__,
+        summary="Recommendations from a trained model.",
+        lifespan=lifespan,
+    )
+    api.add_middleware(Door, access=access)
+    api.add_middleware(RequestGuard, max_body_bytes=MAX_BODY_BYTES)
+    api.add_middleware(RequestMeter, meters=meters)
+    add_error_handlers(api)
+
+    recommending = APIRouter(route_class=CheckedRoute)
+
+    @recommending.post(
+        "/v1/recommend",
+        responses={status: {"model": ErrorAnswer, "description": text} for status, text in _ERRORS.items()},
+    )
+    async def recommend(request: RecommendRequest, http: Request, response: Response) -> RecommendAnswer:
+        """The items that the model expects next. With a header `X-Request-Timeout-Ms`, an answer that would
+        come later than in so many milliseconds is not computed. The answer has the `X-Request-Id` of the
+        request, or one of its own."""
+        request_id = request_id_of(http.headers.get(REQUEST_ID))
+        response.headers[REQUEST_ID] = request_id
+        return await access.begin(request, origin_of(http), request_id=request_id)
+
+    api.include_router(recommending)
+
+    @api.get("/health/ready")
+    async def ready() -> ReadyAnswer:
+        """Answers once the model is loaded."""
+        return ReadyAnswer(model=service.model)
+
+    @api.get("/health/live")
+    async def live() -> LiveAnswer:
+        """Answers while the process runs."""
+        return LiveAnswer()
+
+    for meter in meters:
+        meter.watch(lambda: serving_figures(access.status, service.model.step) | service.pinned.figures())
+        if intake is not None:
+            meter.watch(intake.figures)
+        if request_log is not None:
+            meter.watch(request_log.figures)
+        if version_figures is not None:
+            meter.watch(version_figures)
+        if isinstance(meter, PrometheusMeter):
+            api.include_router(metrics_router(meter))
+        elif isinstance(meter, RecentActivity):
+            api.include_router(page_router(service, access, meter, version_figures))
+    api.include_router(open_inference_router(service, access))
+    api.include_router(completions_router(service, access))
+    api.include_router(events_router(intake, access.admit))
+    return api

@@ -1,0 +1,73 @@
+"""Exceptions of routes as answers, for every application of the service."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import ClientDisconnect
+
+from rayrec.platform.errors import UnavailableError
+from rayrec.serve.engine.service import RefusedRequestError
+from rayrec.serve.http.load_shedding import NO_ROOM, no_room
+from rayrec.serve.wire.deadlines import HeaderError
+from rayrec.serve.wire.errors import RequestError, error_response, explain, status_of_bad_request
+from rayrec.serve.wire.schemas import Instruction, RecommendRequest
+
+
+def add_error_handlers(api: Starlette) -> None:
+    """Each of them answers with one sentence."""
+    api.add_exception_handler(StarletteHTTPException, _http_error)
+    api.add_exception_handler(RequestValidationError, _invalid_request)
+    api.add_exception_handler(RefusedRequestError, _refused_request)
+    api.add_exception_handler(RequestError, _bad_request)
+    api.add_exception_handler(UnavailableError, _unavailable)
+    api.add_exception_handler(ClientDisconnect, _cut_off)
+    for error in NO_ROOM:
+        api.add_exception_handler(error, _no_room)
+    api.add_exception_handler(HeaderError, _refused_request)
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, StarletteHTTPException)
+    text = error.detail
+    if error.status_code in (404, 405):
+        text = f"there is no {request.method} {request.url.path}; /docs lists what there is"
+    return error_response(request.url.path, error.status_code, text, headers=dict(error.headers or {}))
+
+
+async def _no_room(request: Request, error: Exception) -> JSONResponse:
+    return no_room(request.url.path, error)
+
+
+async def _invalid_request(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    problems = error.errors()
+    if any(problem["type"] == "json_invalid" for problem in problems):
+        return error_response(request.url.path, 400, "the body is not valid JSON")
+    for problem in problems:
+        problem["loc"] = problem["loc"][1:]  # without the leading "body"
+    fields = RecommendRequest.model_fields if len(problems[0]["loc"]) == 1 else Instruction.model_fields
+    return error_response(request.url.path, 422, explain(problems, fields))
+
+
+async def _refused_request(request: Request, error: Exception) -> JSONResponse:
+    path = request.url.path
+    return error_response(path, status_of_bad_request(path), str(error))
+
+
+async def _bad_request(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestError)
+    path = request.url.path
+    return error_response(path, error.status, str(error), param=error.param, code=error.code)
+
+
+async def _cut_off(request: Request, error: Exception) -> JSONResponse:
+    # Nobody reads it, as a rule; but it is no failure of ours, and is not to be counted or logged as one.
+    return error_response(request.url.path, 400, "the connection ended before the whole body had come")
+
+
+async def _unavailable(request: Request, error: Exception) -> JSONResponse:
+    return error_response(request.url.path, 503, f"a service that the row needs does not answer: {error}")

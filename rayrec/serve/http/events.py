@@ -1,0 +1,85 @@
+"""`POST /v1/events`: one event, or a list of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field, TypeAdapter, ValidationError
+
+from rayrec.serve.events.intake import EventIntake, LogFullError, RefusedEventError
+from rayrec.serve.wire.callers import Origin, origin_of
+from rayrec.serve.wire.errors import RequestError, explain
+from rayrec.serve.wire.event_schemas import Event, EventsAnswer
+from rayrec.serve.wire.request_body import parsed_json, unpacked_body
+
+_EVENTS: TypeAdapter[list[Event]] = TypeAdapter(Annotated[list[Event], Field(fail_fast=True)])
+_BODY = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": {
+                "oneOf": [Event.model_json_schema(), {"type": "array", "items": Event.model_json_schema()}]
+            }
+        }
+    },
+}
+
+
+Admit = Callable[[Origin], Callable[[], None]]
+"""As `Access.admit`."""
+
+
+def events_router(intake: EventIntake | None, admit: Admit | None = None) -> APIRouter:
+    """
+    Args:
+        intake: None: the service takes no events, and says so.
+        admit: counts a message like a request; None: whoever sent it here did that.
+    """
+    router = APIRouter(tags=["Events"])
+
+    @router.post("/v1/events", openapi_extra={"requestBody": _BODY})
+    async def events(http: Request) -> EventsAnswer:
+        """What users did: the next recommendation for them knows it when this is answered. All events of a
+        message are taken, or none."""
+        if intake is None:
+            raise RequestError("this service takes no events; start it with --events FILE", 404)
+        # The whole body first: whoever sends it slowly has no place meanwhile.
+        body = await unpacked_body(http)
+        leave = None if admit is None else admit(origin_of(http))
+        try:
+            # A store may wait for its disk or its network, and nobody else shall.
+            return await asyncio.to_thread(lambda: intake.take(checked_events(body, intake.check_count)))
+        except RefusedEventError as error:
+            raise RequestError(str(error), 422) from error
+        except LogFullError as error:
+            raise RequestError(f"{error}; try again in a few seconds", 503) from error
+        finally:
+            if leave is not None:
+                leave()
+
+    return router
+
+
+def checked_events(body: bytes, check_count: Callable[[int], None]) -> list[Event]:
+    """
+    Args:
+        check_count: as `EventIntake.check_count`, asked before the events are looked at.
+
+    Raises:
+        RequestError: the body is no JSON (400), or no events (422).
+        RefusedEventError: they are too many.
+    """
+    found = parsed_json(body)
+    is_one = not isinstance(found, list)
+    if not is_one:
+        check_count(len(found))
+    try:
+        return _EVENTS.validate_python([found] if is_one else found)
+    except ValidationError as error:
+        problems: list[Any] = [
+            {**problem, "loc": problem["loc"][1:] if is_one else problem["loc"]} for problem in error.errors()
+        ]
+        raise RequestError(explain(problems, Event.model_fields), 422) from error

@@ -1,0 +1,75 @@
+"""Between server and application: bodies stay small and come soon, and no failure leaves as a stack trace."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+
+from fastapi import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rayrec.serve.wire.errors import error_response
+
+logger = logging.getLogger(__name__)
+
+BODY_TIMEOUT_S = 10.0
+"""A body that is not whole by then is not waited for. The largest one comes in it at 100 kB a second."""
+
+
+class RequestGuard:
+    """ASGI middleware, outside of everything that may fail.
+
+    Args:
+        max_body_bytes: a larger body is refused with status 413 as soon as that much of it has come,
+            whatever length its header announces.
+        body_timeout_s: a body that takes longer is refused with status 408, and its connection closed. It
+            begins where the application begins to read.
+    """
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int, body_timeout_s: float = BODY_TIMEOUT_S) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+        self._body_timeout_s = body_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        num_bytes, is_whole, answering = 0, False, False
+        ends_at: float | None = None
+
+        async def receive_limited() -> Message:
+            nonlocal num_bytes, is_whole, ends_at
+            if is_whole:  # from now on it waits for the caller to go away
+                return await receive()
+            if ends_at is None:
+                ends_at = asyncio.get_running_loop().time() + self._body_timeout_s
+            try:
+                async with asyncio.timeout_at(ends_at):
+                    message = await receive()
+            except TimeoutError as error:
+                sentence = f"the whole body has not come in {self._body_timeout_s:g} s; send it at once"
+                raise HTTPException(408, sentence, {"Connection": "close"}) from error
+            is_whole = not message.get("more_body", False)
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._max_body_bytes:
+                # Raised where the application reads the body, which hands it to its error handlers.
+                raise HTTPException(413, f"the body is larger than {self._max_body_bytes} bytes; send less")
+            return message
+
+        async def send_noted(message: Message) -> None:
+            nonlocal answering
+            answering = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive_limited, send_noted)
+        except Exception:
+            error_id = uuid.uuid4().hex[:12]
+            logger.exception("%s %s failed, error %s", scope["method"], scope["path"], error_id)
+            if answering:  # too late for another answer: the server has to cut this one off
+                raise
+            sentence = "something failed in the service; its log says what"
+            answer = error_response(scope["path"], 500, sentence, error_id)
+            await answer(scope, receive, send)

@@ -1,0 +1,66 @@
+"""The service in this process, without Ray: for small installations, and for the least time per request.
+
+One process answers, with one model; nothing starts it again when it dies.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from rayrec.platform.errors import InputError
+from rayrec.serve.app.loading import load_api
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.config.tls import check_tls
+from rayrec.serve.http.address import check_port, url_of, wait_until_ready
+from rayrec.serve.http.bearer_token import require_token
+from rayrec.serve.http.metrics import PrometheusMeter
+
+STOP_TIMEOUT_S = 5
+"""In which requests in hand are answered when the service stops."""
+
+
+@contextmanager
+def serving_here(run: str | Path, config: ServeConfig) -> Iterator[str]:
+    """The service runs inside the block; the value is its base URL, such as `http://127.0.0.1:8000`.
+
+    Raises:
+        InputError: the run cannot be loaded, the port is taken, several replicas are asked for, or the
+            certificate cannot be used.
+        RuntimeError: the service does not answer.
+    """
+    if config.num_replicas > 1:
+        raise InputError(
+            f"{config.num_replicas} replicas are several processes; leave out --single-process, or --replicas"
+        )
+    check_port(config.host, config.port)
+    if config.tls is not None:
+        check_tls(config.tls)
+    api = load_api(run, config, PrometheusMeter())
+    require_token(api, config.token_sha256)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            api,
+            host=config.host,
+            port=config.port,
+            ssl_certfile=None if config.tls is None else config.tls.certificate,
+            ssl_keyfile=None if config.tls is None else config.tls.key,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=STOP_TIMEOUT_S,
+        )
+    )
+    # Of a thread: signals are the caller's, on the main one.
+    thread = threading.Thread(target=server.run, name="http", daemon=True)
+    thread.start()
+    try:
+        url = url_of(config.host, config.port, config.tls is not None)
+        wait_until_ready(url)
+        yield url
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -1,0 +1,204 @@
+"""The dense part of inference: networks by version, asked with packed batches; and how the sparse part asks.
+
+sparse part: Recommender ─► RemoteRanker ─ one buffer ─► DensePart: the network of the batch's version
+                                                          └ not there: loaded now, the least lately asked goes
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rayrec.models.program.program import RankedItems, Rows
+from rayrec.models.registry.sequence_program import SequenceProgram
+from rayrec.pipelines.inference.item_ranker import give_catalogue, item_ranker_of, kept_contexts
+from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.versions.loading import LoadedVersion, load_version
+from rayrec.pipelines.versions.store import VersionStore
+from rayrec.platform.devices import own_stream, synchronize
+from rayrec.samples.types.batches import FeatureBatch, Int64Array
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.ray.packed_batch import RankBatch, packed_items, unpacked_items
+
+MOST_VERSIONS = 3
+"""Held: the one that answers, the one before, and one that sparse parts are going to or coming from."""
+
+Load = Callable[[int | None], SequenceProgram]
+"""The network of a version."""
+
+
+class DensePart:
+    """Ranks packed batches. Safe to call from several threads."""
+
+    def __init__(self, load: Load, streams: int = 1) -> None:
+        """
+        Args:
+            streams: batches that are computed at a time.
+        """
+        self._load = load
+        self._programs: OrderedDict[int | None, SequenceProgram] = OrderedDict()
+        self._streams, self._of_thread = threading.Semaphore(streams), threading.local()
+        self._loading, self._holding = threading.Lock(), threading.Lock()
+
+    @staticmethod
+    def open(run: str | Path, config: ServeConfig, streams: int = 1) -> DensePart:
+        """Of a run, or of published versions.
+
+        Raises:
+            InputError: the run or the version cannot be loaded.
+        """
+        torch.set_num_threads(config.threads)
+        if VersionStore.is_there(run):
+            store = VersionStore(run)
+            part = DensePart(_VersionLoader(store, config), streams)
+            part.hold(store.serving().number)
+            return part
+        part = DensePart(lambda version: _of_run(run, config, version), streams)
+        part.hold(None)
+        return part
+
+    def beam_width(self) -> int:
+        """Of the version that was asked last; 0 of a model that scores every item."""
+        with self._holding:
+            program = next(reversed(self._programs.values()))
+        return program.num_beams(0)
+
+    def hold(self, version: int | None) -> None:
+        """Load a version, if it is not there.
+
+        Raises:
+            InputError: it cannot be loaded.
+        """
+        self._program(version)
+
+    def rank(self, packed: bytes) -> bytes:
+        """Best items of a packed `RankBatch`."""
+        batch = RankBatch.unpacked(packed)
+        program = self._program(batch.version)
+        with self._streams, self._stream_of_thread(program.device):
+            ranked = program.rank(batch.features, batch.rows, batch.k, batch.excluded_BE, batch.max_beams)
+        return packed_items(ranked)
+
+    def figures(self) -> dict[str, float]:
+        """What a meter watches."""
+        with self._holding:
+            programs = list(self._programs.values())
+        figures = {"dense_versions": float(len(programs))}
+        for program in programs:
+            if (kept := program.model.kept_contexts) is not None:
+                for name, value in kept.figures().items():
+                    figures[name] = figures.get(name, 0) + value
+        return figures
+
+    def _stream_of_thread(self, device: torch.device) -> AbstractContextManager[Any]:
+        """The same each time that a thread asks: the device's allocator keeps buffers by stream."""
+        if (stream := getattr(self._of_thread, "stream", None)) is None:
+            stream = self._of_thread.stream = own_stream(device)
+        kept: AbstractContextManager[Any] = stream
+        return kept
+
+    def _program(self, version: int | None) -> SequenceProgram:
+        if (program := self._held(version)) is not None:
+            return program
+        with self._loading:  # batches of versions that are there do not wait for it
+            if (program := self._held(version)) is not None:
+                return program
+            program = self._load(version)
+            synchronize(program.device)  # threads have streams of their own, which would not wait for it
+            with self._holding:
+                self._programs[version] = program
+                while len(self._programs) > MOST_VERSIONS:
+                    self._programs.popitem(last=False)
+            return program
+
+    def _held(self, version: int | None) -> SequenceProgram | None:
+        with self._holding:
+            if (program := self._programs.get(version)) is not None:
+                self._programs.move_to_end(
+                    version
+                )  # after a rollback, the one that answers is not the newest
+            return program
+
+
+class _VersionLoader:
+    """Networks of a store's versions, which share settings and catalogue where these are the same."""
+
+    def __init__(self, store: VersionStore, config: ServeConfig) -> None:
+        self._store, self._config, self._device = store, config, config.device
+        self._held: LoadedVersion | None = None
+        self._with_rows = False
+
+    def __call__(self, version: int | None) -> SequenceProgram:
+        assert version is not None, "sparse parts of a store name the version"
+        manifest = self._store.version(version)
+        loaded = load_version(self._store, manifest, self._device, self._held, self._with_rows)
+        program = item_ranker_of(loaded.model)
+        if program.table_of_catalogue is not None and not self._with_rows:
+            self._with_rows = True
+            loaded = load_version(self._store, manifest, self._device)
+        give_catalogue(program, loaded.model)
+        _keep_contexts(program, loaded.model, self._config)
+        self._held = loaded
+        return program
+
+
+def _of_run(run: str | Path, config: ServeConfig, version: int | None) -> SequenceProgram:
+    assert version is None, "a run has one version"
+
+    def load(with_rows: bool) -> TrainedModel:
+        return TrainedModel.load(run, config.snapshot, config.device, config.data, with_rows)
+
+    model = load(with_rows=False)
+    program = item_ranker_of(model)
+    if program.table_of_catalogue is not None:
+        model = load(with_rows=True)
+    give_catalogue(program, model)
+    _keep_contexts(program, model, config)
+    return program
+
+
+def _keep_contexts(program: SequenceProgram, model: TrainedModel, config: ServeConfig) -> None:
+    """
+    Raises:
+        InputError: it has to be, and the model cannot.
+    """
+    if (max_bytes := config.max_context_bytes) is not None:
+        kept_contexts(program, model, max_bytes)
+
+
+class RemoteRanker:
+    """The network of a version in a dense part elsewhere."""
+
+    def __init__(self, ask: Callable[[bytes], bytes], version: int | None, beam_width: int) -> None:
+        """
+        Args:
+            ask: `DensePart.rank`, wherever it runs.
+            beam_width: of the model, 0 where it scores every item.
+        """
+        self._ask, self._version, self._beam_width = ask, version, beam_width
+
+    def rank(
+        self,
+        features: FeatureBatch,
+        rows: Rows,
+        k: int,
+        excluded_BE: Int64Array | None,
+        max_beams: int | None = None,
+    ) -> RankedItems:
+        """As `SequenceProgram.rank`."""
+        arrays = {name: np.asarray(rows[name]) for name in features.lookups}
+        batch = RankBatch(self._version, features, arrays, k, excluded_BE, max_beams)
+        return unpacked_items(self._ask(batch.packed()))
+
+    def num_beams(self, k: int, max_beams: int | None = None) -> int:
+        """As `SequenceProgram.num_beams`."""
+        if not self._beam_width:
+            return 0
+        return max(k, self._beam_width if max_beams is None else min(self._beam_width, max_beams))

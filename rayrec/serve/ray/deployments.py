@@ -1,0 +1,318 @@
+"""The service as deployments of Ray Serve that scale alone.
+
+    HTTP ─► access ─► sparse ─► dense        of the main target
+                 │      └─────► features     users' events, read
+                 ├──► sparse.NAME ─► dense.NAME ...    of the others
+                 └──► features               events that are posted
+
+Thin shells: what they hold knows nothing of Ray. A batch goes from the sparse to the dense part when that one
+is free for it: the batcher's thread waits for the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from rayrec.pipelines.inference.item_ranker import ItemRanker
+from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.versions.store import VersionStore
+from rayrec.platform import mps
+from rayrec.platform.devices import device_named, ray_claim
+from rayrec.platform.errors import InputError
+from rayrec.platform.remote_files import absolute
+from rayrec.serve.app.loading import device_of, load_api
+from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.config.services import MAIN, ReplicasConfig, ServicesConfig
+from rayrec.serve.engine.pointer import PointerFollower
+from rayrec.serve.events.user_state import UserEvents
+from rayrec.serve.http.bearer_token import require_token
+from rayrec.serve.http.metrics import RayMeter
+from rayrec.serve.ray.application import QUIET, SPARE_REQUESTS
+from rayrec.serve.ray.dense import DensePart, RemoteRanker
+from rayrec.serve.ray.features import FeaturesPart, RemoteState
+from rayrec.serve.ray.gateway import Gateway, build_gateway
+from rayrec.serve.ray.handle_calls import HandleCalls, unanswered_by
+from rayrec.serve.ray.http_messages import (
+    HttpAnswer,
+    HttpRequest,
+    SendHttp,
+    answered_by,
+    lifespan_of,
+)
+from rayrec.serve.ray.message_contents import user_of
+from rayrec.serve.ray.ray_ingress import by_message, of_session, sticky_routing
+
+ACCESS, FEATURES, SPARSE, DENSE = "access", "features", "sparse", "dense"
+
+
+class AccessReplica:
+    """A shell around `Gateway`."""
+
+    def __init__(
+        self,
+        run: str,
+        config: ServeConfig,
+        targets: dict[str, DeploymentHandle],
+        features: DeploymentHandle | None,
+    ) -> None:
+        assert config.services is not None, "as these deployments are of it"
+        # Limits are here, of all targets together; what targets do under load is theirs.
+        gateway = Gateway(
+            config.services,
+            config.access,
+            {
+                name: _sender(by_message(handle), config.keep_contexts_mib is not None)
+                for name, handle in targets.items()
+            },
+            None if features is None else _sender(by_message(features)),
+            config.timeout_s + 1,  # the target refuses what it cannot answer in time, and says why
+        )
+        self._api = build_gateway(gateway, [RayMeter(Path(run).name)])
+        require_token(self._api, config.token_sha256)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called by Ray Serve after the constructor."""
+        return self._api
+
+
+class FeaturesReplica:
+    """A shell around `FeaturesPart`."""
+
+    def __init__(self, run: str, config: ServeConfig, working_directory: str) -> None:
+        os.chdir(working_directory)
+        self._part = FeaturesPart.open(run, config)
+        self._api = self._part.api([RayMeter(Path(run).name)])
+
+    async def http(self, request: HttpRequest) -> HttpAnswer:
+        return await answered_by(self._api, request)
+
+    async def histories(self, user_ids: Sequence[int]) -> list[UserEvents]:
+        # A store may wait for its disk or its network, and nobody else shall.
+        return await asyncio.to_thread(self._part.histories, user_ids)
+
+    async def behaviors(self) -> tuple[str, ...] | None:
+        return self._part.behaviors
+
+    def __del__(self) -> None:
+        """Called by Ray Serve before it ends a replica."""
+        if hasattr(self, "_part"):  # also of one that could not be made
+            self._part.close()
+
+
+class SparseReplica:
+    """A shell around `load_api`, whose network and users' events are elsewhere."""
+
+    def __init__(
+        self,
+        run: str,
+        config: ServeConfig,
+        working_directory: str,
+        dense: DeploymentHandle,
+        features: DeploymentHandle | None,
+    ) -> None:
+        os.chdir(working_directory)
+        self._calls = HandleCalls()
+        call, timeout_s = self._calls.call, config.timeout_s
+        # What comes here is of some users where their contexts are kept, which are then at one network.
+        session = None if config.keep_contexts_mib is None else uuid.uuid4().hex
+        dense = self._calls.handle_of(dense, session)
+        beam_width: int = call(dense, "beam_width", timeout_s=timeout_s)
+
+        def ranker_of(model: TrainedModel) -> ItemRanker:
+            def ask(packed: bytes) -> bytes:
+                with unanswered_by("the dense part"):
+                    ranked: bytes = call(dense, "rank", packed, timeout_s=timeout_s)
+                return ranked
+
+            return RemoteRanker(ask, model.version, beam_width)
+
+        state = None
+        if features is not None:
+            assert config.events is not None, "as there are features"
+            users = self._calls.handle_of(features)
+
+            def histories(user_ids: Sequence[int]) -> list[UserEvents]:
+                found: list[UserEvents] = call(users, "histories", list(user_ids), timeout_s=timeout_s)
+                return found
+
+            behaviors = call(users, "behaviors", timeout_s=timeout_s)
+            state = RemoteState(histories, behaviors, config.events.pause_s)
+        alone = config.model_copy(
+            update={"events": None, "services": None, "access": AccessConfig(degrade=config.access.degrade)}
+        )
+        self._api = load_api(run, alone, RayMeter(Path(run).name), ranker_of, state)
+        self._lifespan: AsyncExitStack | None = None
+
+    async def http(self, request: HttpRequest) -> HttpAnswer:
+        if self._lifespan is None:
+            self._lifespan = AsyncExitStack()
+            await self._lifespan.enter_async_context(lifespan_of(self._api))
+        return await answered_by(self._api, request)
+
+    async def __del__(self) -> None:
+        """Called by Ray Serve before it ends a replica."""
+        lifespan: AsyncExitStack | None = getattr(self, "_lifespan", None)  # also of one that was not made
+        if lifespan is not None:
+            await lifespan.aclose()
+
+
+class DenseReplica:
+    """A shell around `DensePart`."""
+
+    def __init__(self, run: str, config: ServeConfig, working_directory: str) -> None:
+        os.chdir(working_directory)
+        assert config.services is not None, "as these deployments are of it"
+        if config.services.dense.mps is not None:
+            mps.start_daemon()
+        streams = config.services.dense.streams
+        self._part = DensePart.open(run, config, streams)
+        self._meter = RayMeter(Path(run).name)
+        self._meter.watch(self._part.figures)
+        self._threads = ThreadPoolExecutor(streams, "dense")
+        self._follower: PointerFollower | None = None
+        if VersionStore.is_there(run):  # a version is here before it is asked for, and stays while it answers
+            self._follower = PointerFollower(VersionStore(run), self._part.hold)
+            self._follower.start(config.follow_every_s)
+
+    async def rank(self, packed: bytes) -> bytes:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._part.rank, packed)
+
+    async def beam_width(self) -> int:
+        return self._part.beam_width()
+
+    def __del__(self) -> None:
+        """Called by Ray Serve before it ends a replica."""
+        follower: PointerFollower | None = getattr(self, "_follower", None)
+        if follower is not None:
+            follower.stop()
+
+
+def build_services(run: str | Path, config: ServeConfig) -> serve.Application:
+    """What `ray.serve.run` takes; nothing is loaded until then."""
+    services = config.services
+    assert services is not None, "the caller looks"
+    here = os.getcwd()  # runs' configs may name their data relative to it
+    location = absolute(str(run))
+    features = None
+    if config.events is not None:
+        features = _deployed(FEATURES, FeaturesReplica, config, services.features).bind(
+            location, config, here
+        )
+    targets = {}
+    for name, (of_target, settings) in targets_of(location, config, services).items():
+        suffix = "" if name == MAIN else f".{name}"
+        claim = _dense_claim(of_target, settings)
+        dense = _deployed(DENSE + suffix, DenseReplica, settings, services.dense, claim, by_user=True).bind(
+            of_target, settings.model_copy(update={"threads": services.dense.threads}), here
+        )
+        sparse = _deployed(SPARSE + suffix, SparseReplica, settings, services.sparse, by_user=True)
+        targets[name] = sparse.bind(of_target, settings, here, dense, features)
+    in_front = config.model_copy(update={"max_waiting": config.most_in_hand})
+    access = _deployed(ACCESS, serve.ingress()(AccessReplica), in_front, services.access)
+    return access.bind(location, config, targets, features)
+
+
+def targets_of(run: str, config: ServeConfig, services: ServicesConfig) -> dict[str, tuple[str, ServeConfig]]:
+    """Where the model of each target is, and the settings of what serves it."""
+    targets = {MAIN: (run, config)}
+    for name, target in services.targets.items():
+        own = {"snapshot": target.snapshot, "data": target.data, "ranking": None}
+        targets[name] = absolute(target.run), config.model_copy(update=own)
+
+    def named(name: str, settings: ServeConfig) -> ServeConfig:
+        # What nobody is shown is no answer, but whoever reads the log would take it for one.
+        log = None if services.answers_nobody(name) else settings.request_log
+        return settings.model_copy(update={"target": name, "request_log": log})
+
+    return {name: (of_target, named(name, settings)) for name, (of_target, settings) in targets.items()}
+
+
+def resources_of(run: str | Path, config: ServeConfig) -> list[tuple[dict[str, Any], int]]:
+    """What actors ask of Ray and how many of them, for those that claim an accelerator."""
+    services = config.services
+    assert services is not None, "the caller looks"
+    return [
+        (
+            {"num_cpus": services.dense.cpus, **_dense_claim(of_target, settings)},
+            services.dense.replicas,
+        )
+        for of_target, settings in targets_of(absolute(str(run)), config, services).values()
+    ]
+
+
+def _dense_claim(run: str, config: ServeConfig) -> dict[str, Any]:
+    """Options of an actor with the network on its device.
+
+    Raises:
+        InputError: the device cannot be shared.
+    """
+    assert config.services is not None, "as these deployments are of it"
+    kind, sharing = device_of(run, config), config.services.dense.mps
+    if sharing is None:
+        return ray_claim(kind)
+    if not device_named(kind).has_mps:
+        raise InputError(
+            f"dense.mps: {kind} is not shared by NVIDIA's Multi-Process Service; leave it out, or choose "
+            "another device with --device"
+        )
+    variables = {"env_vars": mps.environment(sharing.share)}
+    return {**ray_claim(kind, sharing.share), "runtime_env": variables}
+
+
+def _deployed(
+    name: str,
+    replica: Any,
+    config: ServeConfig,
+    replicas: ReplicasConfig,
+    claim: dict[str, Any] | None = None,
+    by_user: bool = False,
+) -> serve.Deployment:
+    """
+    Args:
+        claim: of an accelerator.
+        by_user: whether it keeps what it has read of users.
+    """
+    scaling: dict[str, Any] = {"num_replicas": replicas.replicas}
+    if replicas.max_replicas is not None:
+        scaling = {
+            "autoscaling_config": {
+                "min_replicas": replicas.replicas,
+                "max_replicas": replicas.max_replicas,
+                "target_ongoing_requests": replicas.requests_per_replica,
+            }
+        }
+    return serve.deployment(
+        name=name,
+        **scaling,
+        **(sticky_routing() if by_user and config.keep_contexts_mib is not None else {}),
+        max_ongoing_requests=config.max_waiting + SPARE_REQUESTS,
+        ray_actor_options={"num_cpus": replicas.cpus, **(claim or {})},
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=5,
+        # What cannot be loaded cannot be loaded a second time either.
+        max_constructor_retry_count=1,
+        logging_config=QUIET,
+    )(replica)
+
+
+def _sender(handle: DeploymentHandle, by_user: bool = False) -> SendHttp:
+    async def send(request: HttpRequest) -> HttpAnswer:
+        asked = handle
+        if by_user and (user := user_of(request)) is not None:
+            asked = of_session(handle, user)
+        answer: HttpAnswer = await asked.http.remote(request)
+        return answer
+
+    return send

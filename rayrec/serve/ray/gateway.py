@@ -1,0 +1,200 @@
+"""The access service: what comes over HTTP goes to a target, or is refused before anybody computes.
+
+    request ─► token? ─► a route that computes? ─► body ─► limits, of each row: 429, 503 ─► Router ─► answer
+                           │                                             └ Shadow: another target, not awaited
+                           ├ /v1/events ─► features
+                           └ all others ─► main
+
+It forwards whole messages, so whatever protocol a target speaks is spoken here. Steps that are taken under
+load, and the deadline of a request, are the target's: it knows how long its batches take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from time import monotonic
+
+from fastapi import FastAPI, Request, Response
+
+from rayrec.serve.access.limits import Admissions
+from rayrec.serve.access.routing import Routed, Router
+from rayrec.serve.access.shadow import Shadow, Shadowed
+from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.config.services import MAIN, ServicesConfig
+from rayrec.serve.http.api import ANSWERING_ROUTES
+from rayrec.serve.http.error_handlers import add_error_handlers
+from rayrec.serve.http.guards import RequestGuard
+from rayrec.serve.http.metrics import Meter, RequestMeter
+from rayrec.serve.ray.haproxy_config import NO_TIME_HEADER
+from rayrec.serve.ray.http_messages import HttpAnswer, HttpRequest, SendHttp
+from rayrec.serve.ray.message_contents import is_large, num_requests_of, user_of
+from rayrec.serve.wire.callers import caller_of, origin_of
+from rayrec.serve.wire.errors import RequestError, error_response
+from rayrec.serve.wire.request_body import MAX_BODY_BYTES, beside_the_loop
+from rayrec.serve.wire.schemas import LiveAnswer
+
+logger = logging.getLogger(__name__)
+
+TARGET = "X-Target"
+"""Header of an answer: which target it is of."""
+
+
+class Gateway:
+    """Sends requests where they belong; on one event loop."""
+
+    def __init__(
+        self,
+        config: ServicesConfig,
+        access: AccessConfig,
+        targets: Mapping[str, SendHttp],
+        events: SendHttp | None,
+        timeout_s: float,
+    ) -> None:
+        """
+        Args:
+            access: its limits hold here, of all targets together.
+            targets: of every name in the settings; `main` is one of them.
+            events: takes those that are posted; None: `main` says that there is nobody.
+            timeout_s: in which targets answer.
+        """
+        self._callers_header = access.callers.header
+        self._admissions = Admissions(access.service, access.callers, monotonic)
+        sends = {name: _Patient(name, send, timeout_s) for name, send in targets.items()}
+        self.main, self._events = sends[MAIN], None
+        if events is not None:
+            # Events without a time would be other events the second time.
+            self._events = _Patient("features", events, timeout_s, attempts=1)
+        self.shadow: Shadow[HttpRequest] | None = None
+        self._routed: Routed[HttpRequest, HttpAnswer] | None = None
+        self._answer: SendHttp = self.main
+        if config.routing is not None:
+            asked = {name: sends[name] for name in config.routing.weights}
+            self._answer = self._routed = Routed(
+                Router(config.routing), asked, lambda request: (user_of(request), None)
+            )
+        if config.shadow is not None:
+            self.shadow = Shadow(sends[config.shadow.target], config.shadow)
+            self._answer = Shadowed(self._answer, self.shadow)
+
+    async def compute(self, http: Request) -> HttpAnswer:
+        """Of a route that computes something.
+
+        Raises:
+            HeaderError: a header that cannot be used.
+            RequestError: it has more rows than are ever admitted together.
+            RefusedError: too many requests.
+        """
+        answer = await self._admitted(http, self._answer, has_rows=True)
+        # HAProxy knows of no targets, and would refuse those of the others, too.
+        return answer if self._routed is None else answer.without_header(NO_TIME_HEADER)
+
+    async def take_events(self, http: Request) -> HttpAnswer:
+        """Raises: as `compute`."""
+        return await self._admitted(http, self._events or self.main, has_rows=False)
+
+    async def _admitted(self, http: Request, send: SendHttp, has_rows: bool) -> HttpAnswer:
+        """
+        Args:
+            has_rows: whether a message counts as often as it has rows.
+        """
+        caller = caller_of(origin_of(http), self._callers_header)
+        # Under overload refusing is most of the work, so it comes before the body; places are taken after it,
+        # or whoever sends one slowly would have them meanwhile.
+        self._admissions.check(caller)
+        request = await HttpRequest.of(http)
+        most, num_rows = self._admissions.most_at_once, 1
+        if has_rows and most is not None:
+            num_rows = await beside_the_loop(is_large(request), lambda: num_requests_of(request))
+            if num_rows > most:
+                raise RequestError(f"{num_rows} rows or prompts in one request; send from 1 to {most}")
+        leaves = self._admissions.admit_all(caller, num_rows)
+        try:
+            return await send(request)
+        finally:
+            for leave in leaves:
+                leave()
+
+    def figures(self) -> dict[str, float]:
+        """What a meter watches."""
+        found: dict[str, float] = {
+            "gateway_in_hand": self._admissions.service.concurrency.in_hand,
+            "gateway_refused": self._admissions.num_refused + self._admissions.num_refused_callers,
+        }
+        if self._routed is not None:
+            found |= {f"gateway_sent_to_{name}": count for name, count in self._routed.num_sent.items()}
+        if self.shadow is not None:
+            counts = self.shadow.counts
+            found |= {
+                "gateway_shadow_sent": counts.sent,
+                "gateway_shadow_answered": counts.answered,
+                "gateway_shadow_failed": counts.failed,
+                "gateway_shadow_dropped": counts.dropped,
+            }
+        return found
+
+    async def close(self) -> None:
+        """Give up what is at the shadow."""
+        if self.shadow is not None:
+            await self.shadow.close()
+
+
+def build_gateway(gateway: Gateway, meters: Sequence[Meter] = ()) -> FastAPI:
+    """The application; its documentation is that of `main`."""
+
+    @asynccontextmanager
+    async def lifespan(api: FastAPI) -> AsyncIterator[None]:
+        yield
+        await gateway.close()
+
+    api = FastAPI(title="RayRec, access", openapi_url=None, lifespan=lifespan)
+    api.add_middleware(RequestGuard, max_body_bytes=MAX_BODY_BYTES)
+    api.add_middleware(RequestMeter, meters=meters)
+    add_error_handlers(api)
+    for meter in meters:
+        meter.watch(gateway.figures)
+
+    @api.get("/health/live")
+    async def live() -> LiveAnswer:
+        return LiveAnswer()
+
+    async def compute(http: Request) -> Response:
+        return (await gateway.compute(http)).as_response()
+
+    for route in ANSWERING_ROUTES:
+        api.add_api_route(route, compute, methods=["POST"], response_model=None)
+
+    @api.post("/v1/events", response_model=None)
+    async def events(http: Request) -> Response:
+        return (await gateway.take_events(http)).as_response()
+
+    @api.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"])
+    async def other(path: str, http: Request) -> Response:
+        return (await gateway.main(await HttpRequest.of(http))).as_response()
+
+    return api
+
+
+class _Patient:
+    """Asks again where a replica went away while it answered, and says so where nobody does."""
+
+    def __init__(self, name: str, send: SendHttp, timeout_s: float, attempts: int = 2) -> None:
+        self._name, self._send, self._timeout_s, self._attempts = name, send, timeout_s, attempts
+
+    async def __call__(self, request: HttpRequest) -> HttpAnswer:
+        said = ""
+        for _ in range(self._attempts):
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    answer = await self._send(request)
+                return answer.with_header(TARGET, self._name)
+            except TimeoutError:
+                said = f"not in {self._timeout_s:g} s"
+                break
+            except Exception as error:  # of the way there: applications answer their own failures with 500
+                said = str(error).splitlines()[0] if str(error) else type(error).__name__
+                logger.warning("%s has not answered: %s", self._name, said)
+        response = error_response(request.path, 503, f"{self._name} does not answer now; try again")
+        return HttpAnswer(response.status_code, tuple(response.raw_headers), bytes(response.body))

@@ -1,0 +1,164 @@
+"""The service as replicas of Ray Serve, which share the load and are started again when they die.
+
+check run, port, certificate ─► ingress ─► ray_cluster ─► Ray Serve: ingress, replicas ─► ready ─► URL
+                                │                          └ runs already: joined, at its address
+                                └ sets the environment that a cluster which starts here has
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.serve.config import ProxyLocation
+
+from rayrec.platform.cluster import check_accelerators, ray_cluster, starts_cluster
+from rayrec.platform.devices import HOST
+from rayrec.platform.errors import InputError
+from rayrec.serve.app.loading import load_service
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.config.services import MAIN
+from rayrec.serve.config.tls import check_tls
+from rayrec.serve.http.address import check_port, url_of, wait_until_ready
+from rayrec.serve.ray.application import QUIET, build_application, replica_resources
+from rayrec.serve.ray.deployments import build_services, resources_of, targets_of
+from rayrec.serve.ray.ray_ingress import (
+    Ingress,
+    RunningServe,
+    ingress_of_joined_cluster,
+    ingress_of_own_cluster,
+    running_serve,
+)
+
+logger = logging.getLogger(__name__)
+
+APPLICATION = "rayrec"
+
+
+@contextmanager
+def serving_on_ray(run: str | Path, config: ServeConfig) -> Iterator[str]:
+    """The service runs inside the block; the value is its base URL, such as `http://127.0.0.1:8000`.
+
+    Raises:
+        InputError: the run cannot be loaded, the port is taken, the cluster has no room, or Ray Serve runs
+            there and has no place for this service; nothing was started.
+        RuntimeError: a replica could not be started.
+    """
+    run = str(run)
+    _check_run(run, config)
+    if config.tls is not None:
+        check_tls(config.tls)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it reports every step of its own
+    with ExitStack() as stack:
+        # Around the cluster, whose processes read their environment when they start.
+        own = None
+        if starts_cluster(config.cluster):
+            check_port(config.host, config.port)
+            own = stack.enter_context(ingress_of_own_cluster(config))
+        stack.enter_context(ray_cluster(config.cluster, _cpus(config)))
+        running = running_serve()
+        if running is not None:
+            config = joined(config, running)
+        elif own is None:
+            check_port(config.host, config.port)
+        for resources, count in _claims(run, config):
+            check_accelerators(
+                resources, count, "replicas", "choose another device with --device, or fewer replicas"
+            )
+        ingress = own or ingress_of_joined_cluster(config)
+        try:
+            if running is None:
+                serve.start(
+                    proxy_location=ProxyLocation.HeadOnly,
+                    http_options=dict(ingress.http_options),
+                    logging_config=QUIET,
+                )
+            yield _start(run, config, ingress, running is not None and running.has_tls)
+        finally:
+            # Serve's controller ends before it answers the call that ends it, as it should, and Ray
+            # reports that as a failed task on this process's standard output.
+            with redirect_stdout(io.StringIO()):
+                serve.shutdown() if running is None else serve.delete(APPLICATION)
+
+
+def _start(run: str, config: ServeConfig, ingress: Ingress, has_tls: bool) -> str:
+    try:
+        serve.run(_application(run, config), name=APPLICATION, route_prefix="/")
+    except RuntimeError as error:
+        raise RuntimeError(_why_not_running()) from error
+    url = url_of(config.host, config.port, has_tls or config.tls is not None)
+    wait_until_ready(url)  # the proxy hears of an application a moment after its replicas are up
+    logger.info("requests come by %s", ingress.said())
+    return url
+
+
+def _application(run: str, config: ServeConfig) -> serve.Application:
+    return build_application(run, config) if config.services is None else build_services(run, config)
+
+
+def _cpus(config: ServeConfig) -> float:
+    return config.num_replicas * config.threads if config.services is None else config.services.cpus
+
+
+def _claims(run: str, config: ServeConfig) -> list[tuple[dict[str, Any], int]]:
+    """What actors ask of Ray, and how many of them."""
+    if config.services is None:
+        return [(replica_resources(run, config), config.num_replicas)]
+    return resources_of(run, config)
+
+
+def _why_not_running() -> str:
+    """The reason that `serve.run` leaves out of its error: the last line of a replica's traceback."""
+    found = serve.status().applications.get(APPLICATION)
+    deployed = [] if found is None else list(found.deployments.values())
+    lines = [line for each in deployed for line in each.message.strip().splitlines()]
+    return f"the service could not be started: {lines[-1].strip() if lines else 'Ray Serve gives no reason'}"
+
+
+def _check_run(run: str, config: ServeConfig) -> None:
+    """Load the model as a replica will, so that one that cannot be loaded is refused in its own words."""
+    # On the CPU, which is always here; this machine may lack the device of the replicas.
+    load_service(run, config, HOST.kind)
+    if config.services is not None:
+        for name, (other, settings) in targets_of(run, config, config.services).items():
+            if name != MAIN:
+                load_service(other, settings, HOST.kind)
+
+
+def joined(config: ServeConfig, running: RunningServe) -> ServeConfig:
+    """The settings at the address of a Serve that runs; what of them is not in force is said.
+
+    Raises:
+        InputError: TLS is wanted and that Serve has none, or our routes or our name are taken.
+    """
+    if APPLICATION in running.routes:
+        raise InputError(
+            f"the Ray cluster serves an application {APPLICATION!r} already; stop it, or use another cluster"
+        )
+    for name, route in running.routes.items():
+        if route == "/":
+            raise InputError(
+                f"Ray Serve runs in the cluster, and its application {name!r} has all routes (/); give that "
+                "one a route_prefix, or use another cluster"
+            )
+    if config.tls is not None and not running.has_tls:
+        raise InputError(
+            f"Ray Serve runs in the cluster at {running.host}:{running.port}, without TLS; leave out "
+            "--tls-cert and --tls-key, or use another cluster"
+        )
+    there = config.model_copy(update={"host": running.host, "port": running.port})
+    asked = {"host": config.host, "port": config.port}
+    unheard = [f"--{name} {value}" for name, value in asked.items() if getattr(there, name) != value]
+    if unheard:
+        logger.warning(
+            "joined the Ray Serve that listens on %s:%d; not in force: %s",
+            running.host,
+            running.port,
+            ", ".join(unheard),
+        )
+    return there

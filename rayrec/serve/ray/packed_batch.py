@@ -1,0 +1,102 @@
+"""A batch between the sparse and the dense part as one buffer: arrays side by side, laid out by safetensors.
+
+sparse part: features, rows ─► RankBatch.packed ─► bytes ─► RankBatch.unpacked ─► dense part
+             best items     ◄─ unpacked_items   ◄─ bytes ◄─ packed_items       ◄─┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import safetensors.numpy
+
+from rayrec.models.program.program import RankedItems
+from rayrec.platform.event_labels import Label, Part
+from rayrec.samples.types.batches import FeatureBatch, Int64Array, TableLookup
+
+_NONE = -1
+"""Of a number that is not given."""
+
+
+@dataclass(frozen=True)
+class RankBatch:
+    """What a network is asked."""
+
+    version: int | None
+    """Of the model; None where there is one only."""
+    features: FeatureBatch
+    """Of a batch that is to be ranked."""
+    rows: Mapping[str, np.ndarray]
+    """[M, D] by table."""
+    k: int
+    excluded_BE: Int64Array | None
+    max_beams: int | None
+
+    def packed(self) -> bytes:
+        features = self.features
+        numbers = (self.version, self.k, self.max_beams, features.step)
+        arrays = {
+            "numbers": np.array([_NONE if each is None else each for each in numbers], dtype=np.int64),
+            "row_keys": features.row_keys_B,
+            "offsets": features.offsets_B1,
+            "items": features.items_N,
+        }
+        if features.times_N is not None:
+            arrays["times"] = features.times_N
+        if self.excluded_BE is not None:
+            arrays["excluded"] = self.excluded_BE
+        arrays |= {f"label {name}": codes for name, codes in features.labels.items()}
+        arrays |= {f"instruction {part}": codes for part, codes in features.instruction.items()}
+        for table, lookup in features.lookups.items():
+            arrays |= {f"ids {table}": lookup.ids_M, f"inverse {table}": lookup.inverse}
+            arrays[f"rows {table}"] = np.asarray(self.rows[table])
+        return _packed(arrays)
+
+    @staticmethod
+    def unpacked(packed: bytes) -> RankBatch:
+        arrays = safetensors.numpy.load(packed)
+        version, k, max_beams, step = arrays["numbers"].tolist()
+        tables = _named("ids", arrays)
+        inverse = _named("inverse", arrays)
+        features = FeatureBatch(
+            step=step,
+            row_keys_B=arrays["row_keys"],
+            offsets_B1=arrays["offsets"],
+            items_N=arrays["items"],
+            targets_N=None,
+            num_targets=0,
+            lookups={table: TableLookup(ids_M, inverse[table], ids_M) for table, ids_M in tables.items()},
+            times_N=arrays.get("times"),
+            labels=cast(dict[Label, Int64Array], _named("label", arrays)),
+            instruction=cast(dict[Part, Int64Array], _named("instruction", arrays)),
+        )
+        return RankBatch(
+            None if version == _NONE else version,
+            features,
+            _named("rows", arrays),
+            k,
+            arrays.get("excluded"),
+            None if max_beams == _NONE else max_beams,
+        )
+
+
+def packed_items(ranked: RankedItems) -> bytes:
+    return _packed({"items": ranked.items_BK, "scores": ranked.scores_BK})
+
+
+def unpacked_items(packed: bytes) -> RankedItems:
+    arrays = safetensors.numpy.load(packed)
+    return RankedItems(arrays["items"], arrays["scores"])
+
+
+def _packed(arrays: Mapping[str, np.ndarray]) -> bytes:
+    return safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+
+
+def _named(kind: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Arrays whose names are `kind`, a space, and their own."""
+    prefix = f"{kind} "
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,0 +1,208 @@
+"""Requests and answers of the HTTP service, as its OpenAPI page describes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    model_validator,
+)
+
+from rayrec.pipelines.inference.recommender import Query
+from rayrec.serve.config.access import StepName
+
+MODEL_NAME = "recommend"
+"""What the model is called by protocols that name models; there is one in a service."""
+
+MAX_HISTORY = 10_000
+"""Most items of a request's history: far above what a model reads, far below what would hold up others."""
+
+
+LATEST_S = 100_000_000_000
+"""Farthest time from 1970, the year 5138: a time in milliseconds is beyond it."""
+
+
+def _encodable(key: str | int) -> str | int:
+    """JSON can write half of a surrogate pair, which is no text that a source could hold."""
+    if isinstance(key, str) and not key.isascii():
+        try:
+            key.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("expected text that UTF-8 can encode") from error
+    return key
+
+
+Key = Annotated[StrictStr | StrictInt, AfterValidator(_encodable)]
+"""An id as the source of the data writes it; 7 and "7" are the same."""
+
+
+class _Schema(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Asked(_Schema):
+    """What callers send. A body may be wrong in a million places, and is answered with the first: to collect
+    them all would take seconds of the event loop. So lists in here are `fail_fast`, too."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_unknown_alone(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
+            return value
+        known = {name: value[name] for name in cls.model_fields if name in value}
+        unknown = next(name for name in value if name not in cls.model_fields)
+        return {**known, unknown: value[unknown]}
+
+
+class Instruction(Asked):
+    """What the next item is wanted for, for models that were trained with instructions. What is left out is
+    not said."""
+
+    scenario: StrictStr | None = None
+    """Where it will be shown, as the log has it: home, item page, search ..."""
+    behavior: StrictStr | None = None
+    """What the user is to do with it, as the log has it: LIKE, BUY ..."""
+    trigger_item: Key | None = None
+    """The item that the user is looking at. It counts as the newest of the history, so that `exclude_seen`
+    leaves it out."""
+
+
+class RecommendRequest(Asked):
+    """Whom to recommend to: a known user, a history, or both; or a raw row. Without any of these, popular
+    items come back."""
+
+    user_id: Key | None = None
+    """The user. A user of the training data brings the history that is stored there."""
+    history: list[Key] | None = Field(None, max_length=MAX_HISTORY, fail_fast=True)
+    """Items, oldest first. Takes the place of the stored history, even if it is empty."""
+    timestamps: list[Annotated[StrictInt, Field(ge=-LATEST_S, le=LATEST_S)]] | None = Field(
+        None, max_length=MAX_HISTORY, fail_fast=True
+    )
+    """When each item of `history` was, in UNIX seconds, none before the one to its left. Read by models of
+    time; without them, such a model takes all items to be of one time. Other models ignore them."""
+    row: dict[str, Any] | None = None
+    """Instead of user and history: a row as training rows are before any operation, by column name. The
+    operations of the run make user and history of it; a column that is left out is null."""
+    instruction: Instruction | None = None
+    """What is wanted; a model that does not read it refuses the request."""
+    k: StrictInt = Field(10, ge=1)
+    """How many items; fewer come back where there are not as many."""
+    exclude_seen: StrictBool = True
+    """Whether items of the history are left out."""
+    rank: StrictBool | None = None
+    """Whether the ranking stage orders the items: if not said, it does where there is one. True is refused
+    where there is none; false gives what the model alone would."""
+
+
+class ItemRanking(_Schema):
+    """What the ranking stage thinks of an item."""
+
+    score: float
+    """The objective that items are ordered by: a weighted sum or product of the probabilities, and of the
+    model's own score where the service blends them."""
+    probabilities: dict[str, float]
+    """That the user would do this if the item were shown, by label of the ranking model."""
+
+
+class RecommendedItem(_Schema):
+    """One item of an answer."""
+
+    item_id: str
+    """The id as the source of the data writes it."""
+    title: str | None
+    score: float
+    """Source `model`: log-probability (generative) or inner product, whether or not the ranking stage has
+    ordered the items; source `popular`: training events."""
+    ranking: ItemRanking | None = None
+    """Null where the ranking stage did not rank: there is none, the request turned it off, or the items are
+    popular ones."""
+
+
+class ModelInfo(_Schema):
+    """What the answer was computed with."""
+
+    run: str
+    """Name of the run's folder."""
+    step: int
+    """Training steps in the weights."""
+    version: int | None = None
+    """Number of the published version; null where a run's snapshot answers."""
+
+    @property
+    def label(self) -> str:
+        """For protocols that name one version of a model by a text."""
+        return str(self.step if self.version is None else self.version)
+
+
+class RankerInfo(_Schema):
+    """The model of the ranking stage."""
+
+    run: str
+    """Name of the run's folder."""
+    step: int
+    """Training steps in the weights."""
+    candidates: int
+    """Items of the recommender that it ranks, or as many as are asked for, if that is more."""
+
+
+class RecommendAnswer(_Schema):
+    """Recommended items, best first."""
+
+    items: list[RecommendedItem]
+    source: Literal["model", "popular"]
+    """`popular` where nothing is known of the user: no history, no item of it in the catalogue, or none that
+    the run's operations leave; or where the service has too much to do to ask the model."""
+    ignored_items: list[Key]
+    """Items of the request's history that are not in the catalogue, each once; of a row, their ids."""
+    unread_events: int
+    """Known events of the history, or of what a row was made, that the model did not read: older ones than it
+    reads, or such as the run's operations leave out."""
+    model: ModelInfo
+    ranker: RankerInfo | None = None
+    """What ordered the items; null where the ranking stage did not."""
+    degraded: list[StepName | Literal["no_recent_events"]] = []
+    """What was lowered of this answer because the service had much to do: fewer beams, a part of the history
+    read, no ranking, an answer given a short while ago, popular items. And `no_recent_events`, where the
+    store of the users' events does not answer: what the data set has of the user counts alone. Empty for an
+    answer in full."""
+    _query: Query | None = PrivateAttr(None)
+
+    @property
+    def query(self) -> Query | None:
+        """What the request was understood as, for the log; not part of what is sent."""
+        return self._query
+
+    def of(self, query: Query) -> RecommendAnswer:
+        """The answer, which remembers what it is an answer to."""
+        self._query = query
+        return self
+
+
+class ReadyAnswer(_Schema):
+    """The service can answer."""
+
+    status: Literal["ready"] = "ready"
+    model: ModelInfo
+
+
+class LiveAnswer(_Schema):
+    """The process runs."""
+
+    status: Literal["live"] = "live"
+
+
+class ErrorAnswer(_Schema):
+    """Why there is no answer."""
+
+    error: str
+    """A sentence for people."""
+    error_id: str | None = None
+    """Status 500 only: the log has the cause under this id."""
