@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from benchmarks.own_serve import deployment
-from rayrec.serve.ray.ray_ingress import by_message
+from rayrec.serve.on_ray.ray_ingress import by_message
 
 NO_CALLS, TWO_CALLS = "/0", "/2"
 BYTES = 2000

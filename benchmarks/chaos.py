@@ -41,8 +41,8 @@ from rayrec.pipelines.runs.snapshots import Snapshot, read_snapshot
 from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.prepare.prepare import prepare
-from rayrec.samples.types.config import PrepareConfig
 
 ROLES = ("driver", "sample_reader", "feature_worker", "parameter_server", "trainer")
 LAYOUTS = ((2, 1, 1), (3, 2, 2), (1, 1, 2), (2, 3, 1))

@@ -45,11 +45,11 @@ from rayrec.platform.console import log, out
 from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import FEATURE_TABLE
+from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.impressions.batches import ImpressionBatch
 from rayrec.samples.impressions.features import ImpressionFeatures
 from rayrec.samples.reading.read_plan import ReadPlan
 from rayrec.samples.reading.reader import SampleReader
-from rayrec.samples.types.batches import Int64Array
 
 TORCH, KERAS, OURS, RECHUB = "DLRM, PyTorch", "DLRM, Keras", "DCN-v2, RayRec", "DCN-v2, torch-rechub"
 RECHUB_LEARNING_RATES = (1e-3, 3e-4)

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 from rayrec.models.tokenizers.fit import fit_registry
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
 from rayrec.platform.console import log
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
-from rayrec.samples.types.config import PrepareConfig
 
 NUM_USERS, NUM_ITEMS, MEAN_LENGTH = 22_363, 12_101, 8.88
 """Of Amazon Beauty (5-core), which it resembles."""

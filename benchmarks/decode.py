@@ -44,8 +44,8 @@ from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
 from rayrec.platform.console import log
+from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.features.features import SequenceFeatures
-from rayrec.samples.types.batches import SampleBatch
 
 BEAMS = 50
 TARGETS = {32: 20.0, 1: 8.0}

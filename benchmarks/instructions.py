@@ -30,16 +30,16 @@ from rayrec.models.registry.build import build_model
 from rayrec.models.registry.sequence_program import SequenceProgram
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.metrics.ranking_metrics import target_places
+from rayrec.pipelines.semantic_ids.tokenization import tokenize
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.pipelines.tasks.instructions import instruction_of
-from rayrec.pipelines.tokenize.tokenize import tokenize
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log
 from rayrec.platform.event_labels import Part
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
 from rayrec.samples.reading.reader import SampleReader, evaluation_batches
-from rayrec.samples.types.config import PrepareConfig
 
 CONFIG = CHECKOUT / "configs" / "deskdrop-instructions.yaml"
 LOG = "users_interactions.csv.gz"

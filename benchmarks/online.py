@@ -28,8 +28,8 @@ from benchmarks.harness import Bar, BenchOptions
 from benchmarks.serve import free_port
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.prepare.prepare import prepare
-from rayrec.samples.types.config import PrepareConfig
 
 NUM_USERS, NUM_ITEMS, EVENTS_PER_USER, NEW_USERS = 2_000, 1_000, 20, 400
 TARGET_S, PATIENCE_S = 60.0, 300.0

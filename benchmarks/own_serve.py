@@ -13,9 +13,9 @@ from ray.serve.config import ProxyLocation
 from benchmarks.serve import free_port
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.serve.config.serve import ServeConfig
-from rayrec.serve.http.address import url_of, wait_until_ready
-from rayrec.serve.ray.application import QUIET
-from rayrec.serve.ray.ray_ingress import Ingress, Kind, ingress_of_own_cluster
+from rayrec.serve.on_ray.application import QUIET
+from rayrec.serve.on_ray.ray_ingress import Ingress, Kind, ingress_of_own_cluster
+from rayrec.serve.web.address import url_of, wait_until_ready
 
 MAX_ONGOING = 96
 """Requests that Serve lets a replica have at once: what `rayrec serve` sets by default."""

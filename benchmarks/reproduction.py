@@ -30,15 +30,15 @@ from benchmarks.quality_page import DATASETS, METHODS, RECORDS, Method, write_pa
 from rayrec.models.tokenizers.registry import FILES as REGISTRY_FILES
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, tokenize
 from rayrec.pipelines.tasks.assembly import assemble
-from rayrec.pipelines.tokenize.tokenize import TokenizeConfig, tokenize
 from rayrec.pipelines.training.train import train
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.config import Config
 from rayrec.platform.console import log, progress_bar
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.prepare.prepare import prepare
-from rayrec.samples.types.config import PrepareConfig
 
 TIES = ("shuffled", "file order")
 SEEDS_OF_BEAUTY = {"sasrec": 3, "hstu": 3, "generative": 3}

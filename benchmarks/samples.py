@@ -48,6 +48,7 @@ from benchmarks.harness import Bar, BenchOptions, interleaved
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.console import log
 from rayrec.platform.hashing import mix64
+from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.operations.config import (
     BucketiseConfig,
     ClipConfig,
@@ -61,7 +62,6 @@ from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.prepare.writer import whole_folder
 from rayrec.samples.reading.read_plan import Batching, ReadPlan, ReadSettings
 from rayrec.samples.reading.stream import Arrays, Jagged, SampleStream, arrays
-from rayrec.samples.types.batches import RowBatch
 
 NUM_ROWS, NUM_FILES, ROWS_PER_GROUP = 20_000_000, 20, 65_536
 BATCH, WINDOW_ROWS, LARGE_WINDOW_ROWS = 16_384, 131_072, 1_048_576

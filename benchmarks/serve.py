@@ -39,9 +39,9 @@ from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.console import log
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.serve.config.serve import ServeConfig
-from rayrec.serve.http.address import url_of, wait_until_ready
 from rayrec.serve.launch.single_process import serving_here
-from rayrec.serve.ray.application import QUIET, build_application
+from rayrec.serve.on_ray.application import QUIET, build_application
+from rayrec.serve.web.address import url_of, wait_until_ready
 
 BEAMS, K, CONNECTIONS, THREADS = 20, 10, 32, 1
 REQUESTS_PER_STEP, CALLS_PER_STEP = 16, 4

@@ -39,9 +39,9 @@ from rayrec.models.registry.build import Catalogue, build_model
 from rayrec.models.registry.sequence_program import SequenceProgram
 from rayrec.platform.console import log
 from rayrec.platform.schedule import RateSchedule
+from rayrec.samples.base.batches import FeatureBatch, Int64Array, SampleBatch
+from rayrec.samples.base.jagged import offsets_from_lengths
 from rayrec.samples.features.features import SequenceFeatures
-from rayrec.samples.types.batches import FeatureBatch, Int64Array, SampleBatch
-from rayrec.samples.types.jagged import offsets_from_lengths
 from rayrec.serve.engine.compilation import Compiler
 
 NUM_ITEMS, LEVEL_SIZES = 1_682, (64, 64, 64)

@@ -30,7 +30,7 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.inference.recommender import Query, Recommender
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log
-from rayrec.samples.types.batches import Int64Array
+from rayrec.samples.base.batches import Int64Array
 
 K = 10
 LONG = 50

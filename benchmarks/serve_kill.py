@@ -38,7 +38,7 @@ from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.console import log
 from rayrec.serve.config.serve import ServeConfig
-from rayrec.serve.ray.ray_ingress import HAPROXY_SWITCH
+from rayrec.serve.on_ray.ray_ingress import HAPROXY_SWITCH
 
 CONNECTIONS, NUM_USERS, REPLICAS = 8, 500, 2
 MOST_FAILED = 0.001

@@ -147,8 +147,8 @@ def _replicas_running() -> int:
     """As Serve says it."""
     from ray import serve
 
-    from rayrec.serve.ray.application import DEPLOYMENT
-    from rayrec.serve.ray.on_ray import APPLICATION
+    from rayrec.serve.on_ray.application import DEPLOYMENT
+    from rayrec.serve.on_ray.serving import APPLICATION
 
     deployed = serve.status().applications[APPLICATION].deployments[DEPLOYMENT]
     return deployed.replica_states.get("RUNNING", 0)

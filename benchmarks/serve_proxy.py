@@ -29,7 +29,7 @@ from benchmarks.own_serve import deployment, running
 from benchmarks.peer_process import PeerProcess
 from benchmarks.socket_load import rates
 from rayrec.platform.console import log
-from rayrec.serve.ray.ray_ingress import Kind
+from rayrec.serve.on_ray.ray_ingress import Kind
 
 CONNECTIONS, TARGET = 16, 5.0
 SECONDS_PER_STEP = 0.1

@@ -39,6 +39,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from rayrec.platform.console import log
+from rayrec.samples.base.batches import Int64Array
+from rayrec.samples.base.jagged import concatenated_ranges, list_rows, offsets_from_lengths
 from rayrec.samples.stores import EventBatch, RetryConfig, StoreManifest, open_store
 from rayrec.samples.stores.build import StoreBuildConfig, build_store
 from rayrec.samples.stores.encoding import Value
@@ -46,8 +48,6 @@ from rayrec.samples.stores.key_samples import write_key_samples
 from rayrec.samples.stores.lookup import histories_before
 from rayrec.samples.stores.retry import Retry
 from rayrec.samples.stores.store import Changes, KeyValueEvents, Read
-from rayrec.samples.types.batches import Int64Array
-from rayrec.samples.types.jagged import concatenated_ranges, list_rows, offsets_from_lengths
 
 NUM_USERS, MEAN_LENGTH, LONGEST, NUM_ITEMS = 30_000, 200, 20_000, 50_000
 BATCH, LAST, EXPONENT = 512, 200, 1.1

@@ -28,15 +28,15 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.evaluation.evaluate_recommender import MODEL, POPULARITY
 from rayrec.pipelines.metrics.evaluation_report import EvaluationReport
-from rayrec.pipelines.tokenize.tokenize import TokenizeConfig, tokenize
+from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, tokenize
 from rayrec.pipelines.training.progress import TrainingResult
 from rayrec.pipelines.training.train import train
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
 from rayrec.samples.prepare.ray_jobs import run_partitions_on_ray
-from rayrec.samples.types.config import PrepareConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.launch.launch import serving
 

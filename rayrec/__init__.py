@@ -19,11 +19,11 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "InputError": "rayrec.platform.errors",
-    "PrepareConfig": "rayrec.samples.types.config",
+    "PrepareConfig": "rayrec.samples.base.config",
     "prepare": "rayrec.samples.prepare.prepare",
     "Dataset": "rayrec.samples.dataset.dataset",
-    "TokenizeConfig": "rayrec.pipelines.tokenize.tokenize",
-    "tokenize": "rayrec.pipelines.tokenize.tokenize",
+    "TokenizeConfig": "rayrec.pipelines.semantic_ids.tokenization",
+    "tokenize": "rayrec.pipelines.semantic_ids.tokenization",
     "RunConfig": "rayrec.pipelines.config.run",
     "train": "rayrec.pipelines.training.train",
     "evaluate": "rayrec.pipelines.evaluation.evaluate",
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from rayrec.pipelines.evaluation.evaluate import evaluate as evaluate
     from rayrec.pipelines.inference.recommender import Query as Query
     from rayrec.pipelines.inference.recommender import Recommender as Recommender
-    from rayrec.pipelines.tokenize.tokenize import TokenizeConfig as TokenizeConfig
-    from rayrec.pipelines.tokenize.tokenize import tokenize as tokenize
+    from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig as TokenizeConfig
+    from rayrec.pipelines.semantic_ids.tokenization import tokenize as tokenize
     from rayrec.pipelines.training.train import train as train
     from rayrec.platform.errors import InputError as InputError
+    from rayrec.samples.base.config import PrepareConfig as PrepareConfig
     from rayrec.samples.dataset.dataset import Dataset as Dataset
     from rayrec.samples.prepare.prepare import prepare as prepare
-    from rayrec.samples.types.config import PrepareConfig as PrepareConfig
     from rayrec.serve.config.serve import ServeConfig as ServeConfig
     from rayrec.serve.launch.launch import serving as serving
 

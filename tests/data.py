@@ -13,13 +13,13 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
+from rayrec.samples.base.batches import RowBatch, SampleBatch
+from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.base.event_times import HISTORY_TIMES, TIMES
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.dataset_folder import FileEntry
 from rayrec.samples.dataset.manifest import EVALUATION_FILES, HISTORY_FILE, fingerprint_of
 from rayrec.samples.prepare.prepare import prepare
-from rayrec.samples.types.batches import RowBatch, SampleBatch
-from rayrec.samples.types.config import PrepareConfig
-from rayrec.samples.types.event_times import HISTORY_TIMES, TIMES
 
 Event = tuple[object, object, object]
 """user, item, timestamp"""

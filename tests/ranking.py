@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.pipelines.config.run import RunConfig
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.prepare import prepare_impressions
 from rayrec.samples.prepare.prepare import prepare
-from rayrec.samples.types.config import PrepareConfig
 from tests.data import Event, random_events, write_source
 from tests.impressions import ctr_config
 from tests.runs import MODELS, NUM_ITEMS, NUM_USERS, trained

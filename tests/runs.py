@@ -24,11 +24,11 @@ from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
 from rayrec.platform.devices import get_device
 from rayrec.platform.files import write_json
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
 from rayrec.samples.reading.cursor import Cursor
 from rayrec.samples.reading.reader import SampleReader
-from rayrec.samples.types.config import PrepareConfig
 from tests.data import random_events, write_source
 
 NUM_USERS, NUM_ITEMS = 40, 30

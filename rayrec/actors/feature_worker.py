@@ -12,11 +12,11 @@ from rayrec.actors.heartbeats import Heart
 from rayrec.actors.read_ahead import ReadAhead
 from rayrec.actors.spawning import ActorRole, Where, anywhere, spawn_stateless
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
+from rayrec.samples.base.batches import FeatureBatch, RowBatch, SampleBatch
+from rayrec.samples.base.intervals import Intervals
 from rayrec.samples.features.row_features import RowFeatures
 from rayrec.samples.impressions.batches import ImpressionBatch
 from rayrec.samples.impressions.features import ImpressionFeatures
-from rayrec.samples.types.batches import FeatureBatch, RowBatch, SampleBatch
-from rayrec.samples.types.intervals import Intervals
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from ray.actor import ActorHandle
 
 from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.samples.base.batches import FeatureBatch
 from rayrec.samples.impressions.batches import ImpressionBatch
-from rayrec.samples.types.batches import FeatureBatch
 
 
 class ReadAhead:

@@ -7,10 +7,10 @@ from ray.actor import ActorHandle
 from rayrec.actors.heartbeats import Heart
 from rayrec.actors.spawning import ActorRole, Where, anywhere, spawn_stateless
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
+from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.reading.decoding import ReadSpec
 from rayrec.samples.reading.read_plan import Reading
 from rayrec.samples.reading.reader import SampleReader
-from rayrec.samples.types.batches import RowBatch
 
 
 class SampleReaderActor:

@@ -35,8 +35,8 @@ from rayrec.models.program.program import Placement, ProgramSpec, RankedItems, R
 from rayrec.models.program.utilization import Utilisation
 from rayrec.platform.devices import device_memory, get_device, ray_claim
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
+from rayrec.samples.base.batches import FeatureBatch
 from rayrec.samples.impressions.batches import ImpressionBatch
-from rayrec.samples.types.batches import FeatureBatch
 
 CATALOGUE_CHUNK = 65_536
 """Rows of the whole catalogue are read in pieces of this many items."""

@@ -88,9 +88,9 @@ def prepare_command(
     ] = False,
 ) -> Answer:
     """Turn a behaviour log into a data set: checked, sorted, split."""
+    from rayrec.samples.base.config import PrepareConfig
     from rayrec.samples.prepare.partitions import run_partitions_locally
     from rayrec.samples.prepare.prepare import prepare
-    from rayrec.samples.types.config import PrepareConfig
 
     config = PrepareConfig.parse(
         {

@@ -503,8 +503,8 @@ def serve_command(
     from rayrec.serve.config.events import EventsConfig, RequestLogConfig
     from rayrec.serve.config.serve import ServeConfig
     from rayrec.serve.config.services import ServicesConfig
-    from rayrec.serve.http.bearer_token import token_digest
     from rayrec.serve.launch.launch import serve_run
+    from rayrec.serve.web.bearer_token import token_digest
 
     if (tls_cert is None) != (tls_key is None):
         raise InputError("--tls-cert and --tls-key belong together; give both of them, or none")

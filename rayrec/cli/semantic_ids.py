@@ -85,7 +85,7 @@ def tokenize_command(
     ] = None,
 ) -> Answer:
     """Give every item of a data set its semantic ID, and say what the IDs are like."""
-    from rayrec.pipelines.tokenize import tokenize as pipeline
+    from rayrec.pipelines.semantic_ids import tokenization as pipeline
 
     _refuse_without_effect(context)
     if compare:

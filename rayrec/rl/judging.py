@@ -20,7 +20,7 @@ from rayrec.pipelines.metrics.ranking_metrics import target_places
 from rayrec.platform.event_labels import UNKNOWN
 from rayrec.rl.prompts import Prompts
 from rayrec.rl.rewards.mix import TOTAL
-from rayrec.samples.types.batches import Int64Array
+from rayrec.samples.base.batches import Int64Array
 
 CUTOFFS = (1, 5, 10, 50)
 NUM_RESAMPLES = 1000

@@ -29,7 +29,7 @@ from rayrec.rl.policy import Policy, distribution
 from rayrec.rl.rollouts import ReferenceLogProbs, Rewarded
 from rayrec.rl.sampled import Sampled
 from rayrec.rl.weights import Weights, views_of
-from rayrec.samples.types.batches import FeatureBatch, Int64Array, SampleBatch
+from rayrec.samples.base.batches import FeatureBatch, Int64Array, SampleBatch
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ from rayrec.rl.config import RolloutConfig
 from rayrec.rl.judging import DrawnLists, Lists
 from rayrec.rl.prompts import Prompts
 from rayrec.rl.rollouts import ReferenceLogProbs, Rollouts
+from rayrec.samples.base.batches import FeatureBatch, Int64Array, SampleBatch
 from rayrec.samples.features.row_features import RowFeatures
-from rayrec.samples.types.batches import FeatureBatch, Int64Array, SampleBatch
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,14 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import LABELS, Label
 from rayrec.platform.hashing import combine64
 from rayrec.rl.config import PromptsConfig
+from rayrec.samples.base.batches import Int64Array, SampleBatch
+from rayrec.samples.base.event_labels import HISTORY_LABELS, LABEL_COLUMNS, TARGET_LABELS
+from rayrec.samples.base.event_times import HISTORY_TIMES, TIMES
+from rayrec.samples.base.jagged import list_values, take_rows
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import EVALUATION_FILES
 from rayrec.samples.reading.read_plan import ReadPlan, ReadPosition
 from rayrec.samples.reading.reader import SampleReader
-from rayrec.samples.types.batches import Int64Array, SampleBatch
-from rayrec.samples.types.event_labels import HISTORY_LABELS, LABEL_COLUMNS, TARGET_LABELS
-from rayrec.samples.types.event_times import HISTORY_TIMES, TIMES
-from rayrec.samples.types.jagged import list_values, take_rows
 
 HOLD_OUT_SALT = 0x52_4C
 """Hashed with the id of a user, so that no other choice of users by hash agrees with this one."""

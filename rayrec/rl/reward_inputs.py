@@ -16,7 +16,7 @@ from rayrec.rl.rewards.build import CatalogueFacts, build_rewards
 from rayrec.rl.rewards.candidates import CandidateLists
 from rayrec.rl.rewards.config import RankerConfig, RewardsConfig
 from rayrec.rl.rewards.mix import RewardMix
-from rayrec.samples.types.batches import Int64Array
+from rayrec.samples.base.batches import Int64Array
 
 
 class RewardInputs:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rayrec.rl.prompts import Prompts
-from rayrec.samples.types.batches import Int64Array
+from rayrec.samples.base.batches import Int64Array
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from rayrec.actors.spawning import ActorRole
 from rayrec.embeddings.base.config import DiskConfig, TableConfig
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.platform.metrics import PUBLISH_EVERY_BATCHES, RayStageMetrics
+from rayrec.samples.base.batches import FeatureBatch
 from rayrec.samples.features.features import SequenceFeatures
 from rayrec.samples.features.row_features import RowFeatures
 from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.reading.read_plan import ReadPlan, readings
 from rayrec.samples.reading.reader import SampleReader
-from rayrec.samples.types.batches import FeatureBatch
 from tests.data import row_batch, sample_batch, small_dataset
 
 COLUMNS = pa.schema([("user_id", pa.int64()), ("item_ids", pa.list_(pa.int64()))])

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from rayrec.cli import app
 from rayrec.models.keras.export import SavedModelScorer
 from rayrec.pipelines.inference.scorer import Scorer
-from rayrec.samples.types.batches import RowBatch
+from rayrec.samples.base.batches import RowBatch
 from tests.models.keras.programs import needs_tensorflow
 from tests.ranking import prepared_clicks, ranker_run
 from tests.runs import make_run

@@ -9,10 +9,10 @@ import pytest
 
 from rayrec.models.tokenizers.item_tokenizer import TOKENIZERS, ItemTokenizer
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
-from rayrec.pipelines.tokenize.tokenize import TokenizeConfig
+from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
-from rayrec.samples.types.config import PrepareConfig
 from tests.cli.test_commands import answer, rayrec, refused
 from tests.data import random_events, write_source
 
@@ -60,7 +60,7 @@ def words_as_vectors(monkeypatch):
         rows = [np.full(6, np.nan) if not text else sum(map(of_word, text.split())) for text in texts]
         return np.array(rows, dtype=np.float32).reshape(len(texts), 6)
 
-    monkeypatch.setattr("rayrec.pipelines.tokenize.item_blocks.text_vectors", vectors)
+    monkeypatch.setattr("rayrec.pipelines.semantic_ids.item_blocks.text_vectors", vectors)
 
 
 def codes_by_key(data, folder):
@@ -141,7 +141,7 @@ def test_an_extension_gives_an_item_the_prefix_that_it_would_have_had(
     new = codes_by_key(grown, tmp_path / "new")
 
     tokenizer, dataset = ItemTokenizer.load(tmp_path / "old"), Dataset.open(grown)
-    from rayrec.pipelines.tokenize.item_blocks import text_block
+    from rayrec.pipelines.semantic_ids.item_blocks import text_block
 
     raw_IL = tokenizer.encode({"text": text_block(dataset)}, dataset.items.ids_I)
     for key, codes in zip(dataset.items.keys.to_pylist(), raw_IL.tolist(), strict=True):
@@ -159,7 +159,7 @@ def test_the_errors_of_new_items_are_relative_to_those_that_were_fitted(
     """They may all have one text, and no variance of their own."""
     answer("tokenize", data, "--vectors", "text", "--out", tmp_path / "old", "--codebook-size", 4)
     monkeypatch.setattr(
-        "rayrec.pipelines.tokenize.item_blocks.text_vectors",
+        "rayrec.pipelines.semantic_ids.item_blocks.text_vectors",
         lambda texts, _: np.ones((len(texts), 6), np.float32),
     )
 

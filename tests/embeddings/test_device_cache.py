@@ -260,8 +260,12 @@ def test_the_order_of_a_sum_is_that_of_the_compiled_kernel():
 
 
 def test_a_run_without_an_accelerator_imports_no_torch_into_the_sparse_engine():
-    modules = sorted(path.stem for path in (Path(rayrec.__file__).parent / "embeddings").glob("*.py"))
-    names = [f"rayrec.embeddings.{name}" for name in modules if not name.startswith(("device_", "__"))]
+    package = Path(rayrec.__file__).parent
+    names = [
+        ".".join(("rayrec", *path.relative_to(package).with_suffix("").parts))
+        for path in sorted((package / "embeddings").rglob("*.py"))
+        if not path.name.startswith(("device_", "__"))
+    ]
     program = (
         f"import importlib, sys\nfor name in {names}: importlib.import_module(name)\n"
         "assert 'torch' not in sys.modules\n"

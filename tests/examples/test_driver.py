@@ -4,7 +4,7 @@ import pytest
 
 from examples import driver
 from rayrec.pipelines.runs.run_folder import RunFolder
-from rayrec.pipelines.tokenize.tokenize import TokenizeConfig, tokenize
+from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, tokenize
 from tests.data import small_dataset
 
 

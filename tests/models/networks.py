@@ -12,8 +12,8 @@ from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.sequence.backbones.transformer import CausalTransformer
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.platform.event_labels import Label, Part
+from rayrec.samples.base.batches import FeatureBatch, SampleBatch
 from rayrec.samples.features.features import SequenceFeatures
-from rayrec.samples.types.batches import FeatureBatch, SampleBatch
 from tests.data import sample_batch
 
 CPU = torch.device("cpu")

@@ -9,8 +9,8 @@ from rayrec.models.sequence.backbones.history import contexts
 from rayrec.models.sequence.item_losses import BinaryCrossEntropy, CrossEntropy, SampledSoftmax
 from rayrec.models.sequence.next_item import DenseNextItemModel, NextItemModel, SparseNextItemModel
 from rayrec.models.sequence.tensor_batch import TensorBatch
+from rayrec.samples.base.batches import FeatureBatch
 from rayrec.samples.features.features import SequenceFeatures
-from rayrec.samples.types.batches import FeatureBatch
 from tests.data import sample_batch
 from tests.models.networks import DIM, backbone, tensor_batch
 

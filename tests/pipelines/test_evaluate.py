@@ -16,9 +16,9 @@ from rayrec.pipelines.inference.recommender import Query, Recommender
 from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, target_places, user_scores
 from rayrec.pipelines.tasks.next_item import check_split
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
-from rayrec.samples.types.config import PrepareConfig
 from tests.data import write_source
 from tests.runs import NUM_USERS, make_run
 

@@ -16,9 +16,9 @@ from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
 from rayrec.pipelines.training.initial_weights import initial_snapshot
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
-from rayrec.samples.types.config import PrepareConfig
 from tests.data import random_events, write_source
 from tests.runs import NUM_ITEMS, NUM_USERS, make_run
 

@@ -22,9 +22,9 @@ from rayrec.pipelines.training.memory_plan import plan_memory
 from rayrec.pipelines.training.train import train
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.reading.reader import SampleReader
-from rayrec.samples.types.batches import RowBatch
 from tests.impressions import NUM_ROWS, ctr_config, impression_dataset
 from tests.models.keras.programs import needs_tensorflow
 from tests.runs import make_run, trained

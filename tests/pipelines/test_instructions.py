@@ -26,10 +26,11 @@ from rayrec.pipelines.tasks.features import features_of
 from rayrec.pipelines.tasks.instructions import check_labels
 from rayrec.pipelines.training.stages import Stages
 from rayrec.pipelines.training.train import train
+from rayrec.pipelines.training.validation import validate
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import FeatureBatch
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.reading.reader import SampleReader
-from rayrec.samples.types.batches import FeatureBatch
 from rayrec.serve.engine.service import RecommendationService, RefusedRequestError
 from rayrec.serve.wire.schemas import RecommendRequest
 from tests.runs import BACKBONE, change_manifest, make_run
@@ -315,7 +316,7 @@ def test_validation_reads_what_operations_read(of_likes: Recommender):
     watch: Any = SimpleNamespace(get=lambda answers, **_: answers)
     plan: Any = None
 
-    task.validate(Stages(plan, [], [worker], [], [trainer], watch), features)
+    validate(Stages(plan, [], [worker], [], [trainer], watch), task.validation(features))
 
     rows = of_likes.dataset.evaluation_rows("valid", labels=("behavior",))
     liked = [

@@ -9,15 +9,15 @@ from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.models.registry.build import build_model
 from rayrec.models.registry.sequence_program import SequenceProgram
 from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, tokenize
 from rayrec.pipelines.tasks.assembly import assemble
-from rayrec.pipelines.tokenize.tokenize import TokenizeConfig, tokenize
 from rayrec.pipelines.training import memory_plan
 from rayrec.pipelines.training.memory_plan import plan_memory
 from rayrec.platform import files
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.reading.reader import SampleReader
-from rayrec.samples.types.batches import SampleBatch
 from tests.data import small_dataset
 from tests.runs import MODELS
 

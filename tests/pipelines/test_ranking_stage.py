@@ -18,8 +18,8 @@ from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import WHOLE, Answer, Effort, Query, Recommender
 from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.impressions.ids import id_of
-from rayrec.samples.types.batches import RowBatch
 from tests.ranking import (
     prepared_clicks,
     prepared_histories,

@@ -27,8 +27,8 @@ from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
 from rayrec.platform.ray_errors import ActorDeathError
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.prepare.prepare import prepare
-from rayrec.samples.types.config import PrepareConfig
 from tests.runs import SPARSE_SASREC
 
 pytestmark = pytest.mark.ray

@@ -8,9 +8,9 @@ import pytest
 from rayrec.embeddings.snapshot.saved_files import SavedFile, checksum_file
 from rayrec.pipelines.runs.snapshots import RunState, base_of, read_snapshot, write_snapshot
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.intervals import Interval
 from rayrec.samples.reading.cursor import Cursor
 from rayrec.samples.reading.read_plan import ReadPosition
-from rayrec.samples.types.intervals import Interval
 
 WEIGHTS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}
 OPTIMIZER = {"step": np.array(7), "w/exp_avg": np.ones((2, 3), dtype=np.float32)}

@@ -20,10 +20,10 @@ from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.pipelines.tasks.features import features_of
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import FeatureBatch
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.reading.reader import SampleReader, evaluation_batches
 from rayrec.samples.stores import EventBatch, StoreManifest, open_store
-from rayrec.samples.types.batches import FeatureBatch
 from tests.data import small_dataset, without_history_times
 from tests.runs import MODELS, make_run
 

@@ -24,8 +24,8 @@ from rayrec.pipelines.runs.snapshots import MANIFEST, Snapshot, read_snapshot
 from rayrec.pipelines.training.train import train
 from rayrec.platform.devices import KINDS, why_missing
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.prepare.prepare import prepare
-from rayrec.samples.types.config import PrepareConfig
 from tests.data import write_source
 from tests.runs import change_manifest
 

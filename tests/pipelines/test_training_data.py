@@ -21,10 +21,10 @@ from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshot_requests import request_snapshot
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.base.intervals import Interval
 from rayrec.samples.prepare.prepare import prepare
 from rayrec.samples.stores import EventBatch, StoreManifest, StoreUnavailableError, open_store
-from rayrec.samples.types.config import PrepareConfig
-from rayrec.samples.types.intervals import Interval
 from tests.data import write_source
 from tests.pipelines.test_training import (
     assert_no_actor_survives,

@@ -17,8 +17,8 @@ from rayrec.pipelines.training.pipeline import BatchError, TrainingPipeline
 from rayrec.pipelines.training.stages import Stages
 from rayrec.platform.errors import InputError
 from rayrec.platform.ray_errors import root_cause
+from rayrec.samples.base.intervals import Interval, Intervals
 from rayrec.samples.reading.read_plan import BatchPlan, Reading, ReadPart, Window
-from rayrec.samples.types.intervals import Interval, Intervals
 
 pytestmark = pytest.mark.ray
 

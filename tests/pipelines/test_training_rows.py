@@ -20,10 +20,10 @@ from rayrec.pipelines.tasks.training_rows import training_rows
 from rayrec.pipelines.training.arrivals import Arrivals
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import remote_folder
+from rayrec.samples.base.batches import FeatureBatch, RowBatch
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.features.row_features import RowFeatures
 from rayrec.samples.reading.reader import SampleReader
-from rayrec.samples.types.batches import FeatureBatch, RowBatch
 from tests import operations_of_tests
 from tests.data import small_dataset, write_log, write_source
 
@@ -82,8 +82,8 @@ def ring(tmp_path_factory) -> Dataset:
     """A catalogue of the items 0 to 49 and of users that are numbers, as `write_log` has them."""
     folder = tmp_path_factory.mktemp("ring")
     events = [(user, (user + place) % 50, 1000 + place) for user in range(50) for place in range(4)]
+    from rayrec.samples.base.config import PrepareConfig
     from rayrec.samples.prepare.prepare import prepare
-    from rayrec.samples.types.config import PrepareConfig
 
     prepare(write_source(folder / "source", events), folder / "data", PrepareConfig(num_partitions=2))
     return Dataset.open(folder / "data")

@@ -12,6 +12,7 @@ from rayrec.pipelines.cluster.watch import Watch
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.training.stages import Stages
+from rayrec.pipelines.training.validation import validate
 from tests.data import small_dataset
 
 pytestmark = pytest.mark.ray
@@ -42,7 +43,7 @@ def test_no_more_users_are_ranked_than_asked_for(ray_cluster, tmp_path, max_user
     assembly = assemble(config)
     watch = Watch(monitor, frozenset(), hang_timeout_s=60.0)
     stages = Stages(assembly.plan, [], [worker], [], [trainer], watch)
-    figures = assembly.task.validate(stages, assembly.features)
+    figures = validate(stages, assembly.task.validation(assembly.features))
 
     assert figures["recall@10"].value == 0.0
     assert len(ranked) == num_users

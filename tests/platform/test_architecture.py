@@ -1,11 +1,10 @@
-"""Imports run one way, and the rooms that need no Ray have none."""
+"""Imports run one way between rooms and inside them, and the rooms that need no Ray have none."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 import rayrec
 
@@ -28,13 +27,25 @@ MAY_IMPORT = {
 `adapters` stands beside actors: models of other libraries on the data rooms, which no room needs.
 """
 
+ORDER = {
+    "samples": "base > dataset importers > prepare > stores > operations > reading features impressions",
+    "embeddings": "base > optim storage > table > shard snapshot > transport capacity > lookup",
+    "models": "base decoding tokenizers > attention > program sequence > generative ctr > registry keras"
+    " > compiled_ranking",
+    "pipelines": "config metrics > runs > tasks cluster > inference semantic_ids > versions evaluation"
+    " > training",
+    "serve": "config > wire > events > engine > access > protocols > web > app > on_ray > launch",
+}
+"""Inside a room, a sub-package imports only those to the left of its `>`; side by side are peers."""
+
 WITHOUT_RAY = ("samples", "embeddings", "models", "adapters")
-RAY_DATA_JOBS = PACKAGE / "samples" / "ray_jobs.py"
+RAY_DATA_JOBS = PACKAGE / "samples" / "prepare" / "ray_jobs.py"
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE)
 
 
-def imported(path: Path) -> set[str]:
+@functools.cache
+def imported(path: Path) -> frozenset[str]:
     """Dotted names of every module that a file imports, anywhere in it."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -44,47 +55,101 @@ def imported(path: Path) -> set[str]:
             assert not node.level, f"{path}: relative imports hide the room"
             names.add(node.module or "")
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    return frozenset(names)
 
 
 def label(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=label)
-def test_rooms_import_only_the_rooms_below_them(path):
-    room = path.relative_to(PACKAGE).parts[0]
-    own = {
-        name.removeprefix("rayrec.").split(".")[0] for name in imported(path) if name.startswith("rayrec.")
-    }
-
-    assert own - {room, "__version__"} <= MAY_IMPORT[room]
+def dotted(path: Path) -> str:
+    return "rayrec." + label(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if label(p).split("/")[0] in WITHOUT_RAY], ids=label)
-def test_data_rooms_do_without_ray(path):
-    packages = {name.split(".")[0] for name in imported(path)}
+def room_of(path: Path) -> str:
+    return label(path).split("/")[0]
 
-    assert ("ray" in packages) == (path == RAY_DATA_JOBS)
+
+def test_rooms_import_only_the_rooms_below_them():
+    wrong = [
+        f"{label(path)} imports {name}"
+        for path in MODULES
+        for name in imported(path)
+        if name.startswith("rayrec.")
+        and name.split(".")[1] not in {room_of(path), "__version__", *MAY_IMPORT[room_of(path)]}
+    ]
+
+    assert not wrong
+
+
+def test_sub_packages_import_only_those_below_them():
+    wrong = []
+    for room, order in ORDER.items():
+        layers = [layer.split() for layer in order.split(">")]
+        level = {name: number for number, layer in enumerate(layers) for name in layer}
+        for path in MODULES:
+            if room_of(path) != room or path == PACKAGE / room / "__init__.py":
+                continue
+            own = label(path).split("/")[1].removesuffix(".py")
+            assert own in level, f"{label(path)}: {own} has no place in the order of {room}"
+            for name in imported(path):
+                parts = name.split(".")
+                is_other = parts[:2] == ["rayrec", room] and len(parts) > 2 and parts[2] != own
+                if is_other and level[parts[2]] >= level[own]:
+                    wrong.append(f"{label(path)} imports {name}")
+
+    assert not wrong
+
+
+def test_no_files_import_each_other_in_a_circle():
+    files = {dotted(path): path for path in MODULES}
+    edges = {name: {other for other in imported(path) if other in files} for name, path in files.items()}
+    done: set[str] = set()
+
+    def visit(name: str, way: list[str]) -> None:
+        assert name not in way, " -> ".join([*way[way.index(name) :], name])
+        if name not in done:
+            for other in edges[name] - {name}:
+                visit(other, [*way, name])
+            done.add(name)
+
+    for name in files:
+        visit(name, [])
+
+
+def test_data_rooms_do_without_ray():
+    with_ray = [
+        path
+        for path in MODULES
+        if room_of(path) in WITHOUT_RAY and "ray" in {name.split(".")[0] for name in imported(path)}
+    ]
+
+    assert with_ray == [RAY_DATA_JOBS]
 
 
 CONTROL = ("controller.py", "training.py", "run.py")
 """Of `rl`: who says what runs where."""
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if label(p).split("/")[0] == "rl"], ids=label)
-def test_reinforcement_learning_does_without_ray_but_for_its_control(path):
-    packages = {name.split(".")[0] for name in imported(path)}
-    assert "ray" not in packages or path.name in CONTROL
+def test_reinforcement_learning_does_without_ray_but_for_its_control():
+    for path in MODULES:
+        packages = {name.split(".")[0] for name in imported(path)}
+        assert room_of(path) != "rl" or "ray" not in packages or path.name in CONTROL
+
+
+def test_every_sub_package_says_what_it_holds():
+    silent = [
+        label(path)
+        for path in MODULES
+        if path.name == "__init__.py" and ast.get_docstring(ast.parse(path.read_text())) is None
+    ]
+
+    assert not silent
 
 
 def test_models_import_with_torch_and_numpy_alone():
     """Every module of the room but its settings, in a process that has nothing else."""
-    modules = [
-        "rayrec." + label(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-        for path in MODULES
-        if label(path).startswith("models/") and path.name != "config.py"
-    ]
+    modules = [dotted(path) for path in MODULES if room_of(path) == "models" and path.name != "config.py"]
     blocked = [
         "pydantic",
         "pandas",
@@ -119,3 +184,23 @@ def test_what_reads_rows_and_computes_features_starts_without_torch():
     program = f"import sys, {modules}; assert 'torch' not in sys.modules"
 
     subprocess.run([sys.executable, "-c", program], check=True, cwd=PACKAGE.parent, timeout=60)
+
+
+def test_other_packages_import_from_a_shell_that_stands_inside_the_package():
+    # `platform/` is found there in the place of the standard module.
+    program = (
+        "import torch, asyncio, platform, sys\n"
+        "assert platform.system() and platform.__name__ == 'platform'\n"
+        "sys.path.insert(0, '..'); import rayrec.platform.errors"
+    )
+
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=PACKAGE, timeout=120)
+
+
+def test_only_the_room_platform_has_the_name_of_a_standard_module():
+    """Wherever a shell stands, the standard library and torch import what they mean."""
+    others = {*sys.stdlib_module_names, "ray", "torch", "numpy"}
+    modules = [path for path in PACKAGE.rglob("*") if path.is_dir() or path.suffix == ".py"]
+    hidden = [label(path) for path in modules if path.stem in others]
+
+    assert hidden == ["platform"]

@@ -10,7 +10,7 @@ from rayrec.rl.config import RlConfig
 from rayrec.rl.prompts import Prompts
 from rayrec.rl.rollouts import RolloutSummary
 from rayrec.rl.training import PolicyTraining
-from rayrec.samples.types.batches import SampleBatch
+from rayrec.samples.base.batches import SampleBatch
 
 
 def prompts_of(num_users: int) -> Prompts:

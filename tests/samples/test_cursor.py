@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.intervals import Interval
 from rayrec.samples.reading.cursor import SCHEMA, Cursor, FileProgress
 from rayrec.samples.reading.read_plan import Batching, ReadPlan, ReadSettings
 from rayrec.samples.reading.reader import SampleReader
-from rayrec.samples.types.intervals import Interval
 from tests.data import write_log
 
 

@@ -12,15 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import RowBatch, SampleBatch
+from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.base.event_labels import HISTORY_LABELS
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.dataset_folder import FileEntry
 from rayrec.samples.dataset.manifest import EVALUATION_FILES, fingerprint_of
 from rayrec.samples.features.features import SequenceFeatures
 from rayrec.samples.prepare.prepare import prepare
 from rayrec.samples.reading.reader import evaluation_batches
-from rayrec.samples.types.batches import RowBatch, SampleBatch
-from rayrec.samples.types.config import PrepareConfig
-from rayrec.samples.types.event_labels import HISTORY_LABELS
 from tests.data import small_dataset, write_source
 
 EVENTS = [

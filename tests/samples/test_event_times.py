@@ -8,13 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import RowBatch, SampleBatch
+from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.base.event_times import HISTORY_TIMES, TIMES, as_type, seconds
+from rayrec.samples.base.intervals import Interval, Intervals
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
 from rayrec.samples.reading.reader import evaluation_batches
-from rayrec.samples.types.batches import RowBatch, SampleBatch
-from rayrec.samples.types.config import PrepareConfig
-from rayrec.samples.types.event_times import HISTORY_TIMES, TIMES, as_type, seconds
-from rayrec.samples.types.intervals import Interval, Intervals
 from tests.data import without_history_times, write_source
 
 EVENTS = [("ann", 1, 50), ("ann", 2, 60), ("ann", 3, 70), ("ann", 4, 80)]

@@ -6,12 +6,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import RowBatch
+from rayrec.samples.base.intervals import Interval
 from rayrec.samples.reading.cursor import Cursor
 from rayrec.samples.reading.followed_plan import FollowedPlan
 from rayrec.samples.reading.read_plan import Batching, ReadSettings, readings
 from rayrec.samples.reading.reader import SampleReader
-from rayrec.samples.types.batches import RowBatch
-from rayrec.samples.types.intervals import Interval
 from tests.data import write_log
 
 SETTINGS = ReadSettings(Batching(batch_size=5), seed=3, window_rows=8)

@@ -6,8 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.importers import load_source
-from rayrec.samples.types.config import PrepareConfig
 from tests.data import real_data, write_source
 
 EVENTS = [("a", "x", 10), ("a", "y", 20), ("b", "x", 30)]

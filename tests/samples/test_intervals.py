@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.samples.types.intervals import Interval, Intervals
+from rayrec.samples.base.intervals import Interval, Intervals
 
 FILES = ("b", "a", "c")
 

@@ -3,8 +3,8 @@
 import pytest
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.importers import load_source
-from rayrec.samples.types.config import PrepareConfig
 
 GENRE_FLAGS = "|".join("1" if at in (3, 5) else "0" for at in range(19))
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.reading.read_plan import ReadPlan, readings
 from rayrec.samples.reading.reader import SampleReader, evaluation_batches
-from rayrec.samples.types.batches import SampleBatch
 from tests.data import small_dataset
 
 

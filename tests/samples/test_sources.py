@@ -6,11 +6,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import RowBatch
+from rayrec.samples.base.intervals import Interval
 from rayrec.samples.reading.read_plan import Batching, ReadPlan, ReadSettings
 from rayrec.samples.reading.reader import SampleReader
 from rayrec.samples.reading.sources import ParquetSource
-from rayrec.samples.types.batches import RowBatch
-from rayrec.samples.types.intervals import Interval
 from tests.data import write_log
 
 

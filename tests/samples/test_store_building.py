@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.operations.join_history import JoinHistoryConfig
 from rayrec.samples.operations.operation import RowContext
@@ -17,7 +18,6 @@ from rayrec.samples.stores import build as build_module
 from rayrec.samples.stores import open_store
 from rayrec.samples.stores.build import StoreBuildConfig, build_store
 from rayrec.samples.stores.key_samples import write_key_samples
-from rayrec.samples.types.config import PrepareConfig
 from tests.data import random_events, write_source
 
 DAY = 86_400

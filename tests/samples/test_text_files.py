@@ -5,9 +5,9 @@ import gzip
 import pytest
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.importers import load_source
 from rayrec.samples.prepare.validation import validate
-from rayrec.samples.types.config import PrepareConfig
 
 MARK = b"\xef\xbb\xbf"
 

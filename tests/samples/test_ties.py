@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.features.ties import with_redrawn_ties
-from rayrec.samples.types.batches import SampleBatch
 
 
 def batch_of(rows, step=0, keys=None):

@@ -21,7 +21,7 @@ from rayrec.serve.config.access import OPEN, AccessConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.service import RecommendationService
-from rayrec.serve.http.api import build_api
+from rayrec.serve.web.api import build_api
 
 ITEM_IDS = {"alien": 11, "7": 12, "brazil": 13}
 USER_IDS = {"ann": 0, "42": 1}

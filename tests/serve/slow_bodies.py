@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from starlette.types import ASGIApp, Message, Scope
 
-from rayrec.serve.ray.http_messages import HttpRequest
+from rayrec.serve.on_ray.http_messages import HttpRequest
 
 
 def scope_of(path: str) -> Scope:

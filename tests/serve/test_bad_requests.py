@@ -15,9 +15,9 @@ from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.intake import EventIntake
-from rayrec.serve.http.api import ANSWERING_ROUTES, build_api
-from rayrec.serve.http.metrics import PrometheusMeter
-from rayrec.serve.http.recent import RecentActivity
+from rayrec.serve.web.api import ANSWERING_ROUTES, build_api
+from rayrec.serve.web.metrics import PrometheusMeter
+from rayrec.serve.web.recent import RecentActivity
 from tests.runs import make_run
 from tests.serve.fake_recommender import listening
 

@@ -13,10 +13,10 @@ from rayrec.serve.config.access import AccessConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.service import RecommendationService
-from rayrec.serve.http.api import build_api
-from rayrec.serve.http.bearer_token import OPEN_PATHS, VARIABLE, require_token, token_digest
-from rayrec.serve.http.metrics import PrometheusMeter
-from rayrec.serve.http.recent import RecentActivity
+from rayrec.serve.web.api import build_api
+from rayrec.serve.web.bearer_token import OPEN_PATHS, VARIABLE, require_token, token_digest
+from rayrec.serve.web.metrics import PrometheusMeter
+from rayrec.serve.web.recent import RecentActivity
 from tests.serve.fake_recommender import FakeRecommender, api_of
 
 TOKEN = "s3cret-of-enough-letters"

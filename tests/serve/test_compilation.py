@@ -29,7 +29,7 @@ from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine import compilation
 from rayrec.serve.engine.compilation import CompilationFailedError, Compiler, CompileService
 from rayrec.serve.engine.service import RecommendationService
-from rayrec.serve.http.metrics import PrometheusMeter
+from rayrec.serve.web.metrics import PrometheusMeter
 from rayrec.serve.wire.schemas import RecommendRequest
 from tests.models.keras.programs import needs_tensorflow
 from tests.ranking import prepared_clicks, ranker_run

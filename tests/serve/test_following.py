@@ -25,7 +25,7 @@ from rayrec.serve.engine.current import CurrentService
 from rayrec.serve.engine.following import VersionFollower
 from rayrec.serve.engine.pointer import AGAIN_AFTER_S
 from rayrec.serve.engine.service import RecommendationService
-from rayrec.serve.http.metrics import PrometheusMeter
+from rayrec.serve.web.metrics import PrometheusMeter
 from rayrec.serve.wire.schemas import RecommendRequest
 from tests.runs import make_run
 

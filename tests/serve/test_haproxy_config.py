@@ -28,17 +28,17 @@ from ray.serve._private.haproxy import (
 from ray.serve.config import HTTPOptions
 
 from rayrec.serve.config.tls import TlsConfig, link_for_haproxy
-from rayrec.serve.ray.haproxy_config import (
+from rayrec.serve.on_ray.haproxy_config import (
     NO_REPLICA,
     NO_REPLICA_OPENAI,
     NO_ROUTES,
-    NO_TIME_HEADER,
     REST_MS,
     Listen,
     Plan,
     rewritten,
     write_program,
 )
+from rayrec.serve.wire.deadlines import NO_TIME_HEADER
 from tests.serve.certificates import make_certificate
 
 PLAIN: Listen = {"host": "10.1.2.3", "port": 8443, "certificate": None}

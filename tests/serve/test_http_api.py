@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rayrec.serve.config.access import AccessConfig
 from rayrec.serve.engine.service import RecommendationService
-from rayrec.serve.http.api import MAX_BODY_BYTES
+from rayrec.serve.web.api import MAX_BODY_BYTES
 from rayrec.serve.wire.schemas import MAX_HISTORY
 from tests.serve.fake_recommender import FakeRecommender, api_of
 
@@ -168,7 +168,7 @@ def test_a_failure_is_logged_under_the_id_that_is_answered(caplog):
     assert answer.status_code == 500
     assert answer.json()["error"] == "something failed in the service; its log says what"
     assert "secrets" not in answer.text
-    (record,) = [record for record in caplog.records if record.name == "rayrec.serve.http.guards"]
+    (record,) = [record for record in caplog.records if record.name == "rayrec.serve.web.guards"]
     assert answer.json()["error_id"] in record.getMessage()
     assert record.exc_info[0] is ZeroDivisionError
 

@@ -12,8 +12,8 @@ from rayrec.serve.app.loading import SWITCH_S, load_api
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher
-from rayrec.serve.http.api import build_api
-from rayrec.serve.http.metrics import PrometheusMeter
+from rayrec.serve.web.api import build_api
+from rayrec.serve.web.metrics import PrometheusMeter
 from tests.runs import make_run
 from tests.serve.fake_recommender import HeldService
 

@@ -23,7 +23,7 @@ from rayrec.serve.app.loading import load_api
 from rayrec.serve.config.access import AccessConfig
 from rayrec.serve.config.events import EventsConfig, LogConfig, RequestLogConfig
 from rayrec.serve.config.serve import ServeConfig
-from rayrec.serve.http.metrics import PrometheusMeter
+from rayrec.serve.web.metrics import PrometheusMeter
 from tests.runs import make_run
 
 FOLDER = CHECKOUT / "docs" / "operations"

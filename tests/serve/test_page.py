@@ -17,8 +17,8 @@ from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.user_state import ProcessState
-from rayrec.serve.http.api import ANSWERING_ROUTES, build_api
-from rayrec.serve.http.recent import SECONDS, RecentActivity
+from rayrec.serve.web.api import ANSWERING_ROUTES, build_api
+from rayrec.serve.web.recent import SECONDS, RecentActivity
 from tests.serve.fake_recommender import FakeRecommender, api_of, listening
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -17,9 +17,8 @@ from ray.serve.handle import DeploymentHandle
 from rayrec.platform.errors import InputError
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.tls import TlsConfig
-from rayrec.serve.http.guards import BODY_TIMEOUT_S
-from rayrec.serve.ray import ray_ingress
-from rayrec.serve.ray.ray_ingress import (
+from rayrec.serve.on_ray import ray_ingress
+from rayrec.serve.on_ray.ray_ingress import (
     FAST,
     HAPROXY_PROGRAM,
     HAPROXY_SWITCH,
@@ -32,6 +31,7 @@ from rayrec.serve.ray.ray_ingress import (
     of_session,
     sticky_routing,
 )
+from rayrec.serve.web.guards import BODY_TIMEOUT_S
 from tests.serve.certificates import make_certificate
 
 

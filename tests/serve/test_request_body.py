@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.intake import RefusedEventError
-from rayrec.serve.http.events import checked_events
 from rayrec.serve.protocols.completions import read_request
+from rayrec.serve.web.events import checked_events
 from rayrec.serve.wire.errors import RequestError
 from rayrec.serve.wire.event_schemas import Event
 from rayrec.serve.wire.item_texts import ItemTexts

@@ -12,9 +12,9 @@ from rayrec.serve.config.events import EventsConfig
 from rayrec.serve.engine.batching import BatchCosts, Batcher
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.intake import EventIntake
-from rayrec.serve.http.api import build_api
-from rayrec.serve.http.error_handlers import add_error_handlers
-from rayrec.serve.http.guards import RequestGuard
+from rayrec.serve.web.api import build_api
+from rayrec.serve.web.error_handlers import add_error_handlers
+from rayrec.serve.web.guards import RequestGuard
 from tests.serve.fake_recommender import FakeRecommender
 from tests.serve.slow_bodies import answer_of, posted, under_way
 

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from rayrec.platform.checkout import CHECKOUT
-from rayrec.serve.ray.ray_ingress import HAPROXY_SWITCH, VARIABLES
+from rayrec.serve.on_ray.ray_ingress import HAPROXY_SWITCH, VARIABLES
 from tests.runs import make_run
 from tests.serve.certificates import make_certificate
 from tests.serve.processes import environment_of, is_loopback, listening, marked_processes, speaks_http

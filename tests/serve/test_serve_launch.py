@@ -12,8 +12,8 @@ from rayrec.pipelines.inference.recommender import Query, Recommender
 from rayrec.platform.errors import InputError
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.launch.launch import serving
-from rayrec.serve.ray.on_ray import joined
-from rayrec.serve.ray.ray_ingress import RunningServe
+from rayrec.serve.on_ray.ray_ingress import RunningServe
+from rayrec.serve.on_ray.serving import joined
 from tests.models.keras.programs import needs_tensorflow
 from tests.ranking import prepared_clicks, ranker_run
 from tests.runs import make_run

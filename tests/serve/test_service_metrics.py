@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.service import RecommendationService
-from rayrec.serve.http.api import build_api
-from rayrec.serve.http.metrics import PrometheusMeter, RayMeter
+from rayrec.serve.web.api import build_api
+from rayrec.serve.web.metrics import PrometheusMeter, RayMeter
 from tests.serve.fake_recommender import FakeRecommender
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

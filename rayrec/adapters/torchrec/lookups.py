@@ -19,7 +19,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from rayrec.adapters.torchrec.tables import TableSpec
 from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.errors import InputError
-from rayrec.samples.types.batches import Int64Array, TableLookup
+from rayrec.samples.base.batches import Int64Array, TableLookup
 
 Share: TypeAlias = KeyedJaggedTensor | Sequence[KeyedJaggedTensor]
 """One batch, or one trainer's part of it; a model may take several (weighted features apart, for example)."""

@@ -32,7 +32,7 @@ Float32Array = NDArray[np.float32]
 
 
 class TableIds(Protocol):
-    """The ids of one table that a batch reads; `rayrec.samples.types.batches.TableLookup` is one."""
+    """The ids of one table that a batch reads; `rayrec.samples.base.batches.TableLookup` is one."""
 
     @property
     def ids_M(self) -> Int64Array:

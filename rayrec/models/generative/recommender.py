@@ -30,6 +30,7 @@ class GenerativeRecommender(SequenceModel):
 
     codes_IL: Tensor
     behavior_weights: Tensor | None
+    kept_contexts: KeptContexts[Any] | None = None
 
     def __init__(
         self,

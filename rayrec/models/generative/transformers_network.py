@@ -68,7 +68,7 @@ def network_from_settings(settings: Mapping[str, Any], num_codes: int, num_posit
 def network_from_folder(folder: str | Path, num_codes: int, num_positions: int) -> tuple[nn.Module, int]:
     """(A saved network with new tokens for the codes behind its vocabulary, the first of these).
 
-    Weights are float32, as training needs them; where they are to be hollow (`rayrec.models.base.meta_device`), the
+    Weights are float32, as training needs them; on the meta device (`rayrec.models.base.meta_device`), the
     folder's are not read. Its `generation_config.json` has no say, see `ignored_generation_settings`.
 
     Raises:

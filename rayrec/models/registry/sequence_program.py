@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +19,20 @@ from rayrec.models.sequence.tensor_batch import Features, TensorBatch
 
 if TYPE_CHECKING:  # the settings are pydantic models, which this room does not need to run
     from rayrec.models.base.config import AnyModelConfig
-    from rayrec.models.compiled_ranking.ranking import CompiledRanking
+
+
+class CompiledRanker(Protocol):
+    """Ranks with programs that were compiled elsewhere (`rayrec.models.compiled_ranking`)."""
+
+    def rank(
+        self,
+        features: Features,
+        rows: Rows,
+        k: int,
+        excluded_BE: np.ndarray | None,
+        max_beams: int | None = None,
+    ) -> RankedItems | None:
+        """As `SequenceProgram.rank`; None for a batch that has no program here."""
 
 
 class SequenceProgram(TorchProgram):
@@ -38,7 +51,7 @@ class SequenceProgram(TorchProgram):
         super().__init__(model, settings, device, seed, sum_over_trainers, compute, flops)
         self.model = model
         self.table_of_catalogue = model.table_of_catalogue
-        self.compiled: CompiledRanking | None = None
+        self.compiled: CompiledRanker | None = None
         """Ranks what it has programs for; the rest is ranked eagerly."""
 
     def _batch(self, features: Features, rows: Rows, training: bool) -> TensorBatch:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.sequence.tensor_batch import TensorBatch
-
-if TYPE_CHECKING:
-    from rayrec.models.generative.kept_contexts import KeptContexts
 
 
 class Ranking(NamedTuple):
@@ -24,6 +21,13 @@ class Ranking(NamedTuple):
     """Log-probabilities or inner products, as the model has them; -inf at -1."""
 
 
+class ContextCache(Protocol):
+    """What a network has read of histories, kept for users who return."""
+
+    def figures(self) -> dict[str, float]:
+        """What a meter watches."""
+
+
 class SequenceModel(nn.Module, ABC):
     """A network that learns which item follows a history, and ranks items for one."""
 
@@ -31,7 +35,7 @@ class SequenceModel(nn.Module, ABC):
     """Sparse table whose rows for every item `rank` needs; see `set_catalogue`."""
     catalogue_ID: Tensor | None = None
     """Those rows, as they were last set."""
-    kept_contexts: KeptContexts[Any] | None = None
+    kept_contexts: ContextCache | None = None
     """What `keep_contexts` has made."""
 
     @abstractmethod
@@ -49,7 +53,7 @@ class SequenceModel(nn.Module, ABC):
             max_beams: beams at most, as far as k allows; of no effect on a model without.
         """
 
-    def keep_contexts(self, max_bytes: int) -> KeptContexts[Any] | None:
+    def keep_contexts(self, max_bytes: int) -> ContextCache | None:
         """Have `rank` keep what it has read of histories; None of a model that reads them anew each time."""
         return None
 

@@ -24,7 +24,7 @@ class _Lookup(Protocol):
 
 
 class Features(Protocol):
-    """What the dense stage reads of `rayrec.samples.types.batches.FeatureBatch`."""
+    """What the dense stage reads of `rayrec.samples.base.batches.FeatureBatch`."""
 
     @property
     def step(self) -> int: ...
@@ -56,7 +56,7 @@ class Features(Protocol):
 
 @dataclass(frozen=True)
 class TensorBatch:
-    """Axes as in `rayrec.samples.types.batches`; `rows` are the looked-up table rows."""
+    """Axes as in `rayrec.samples.base.batches`; `rows` are the looked-up table rows."""
 
     layout: JaggedLayout
     keys_N: Tensor
@@ -153,7 +153,7 @@ class TensorBatch:
         )
 
     def _part_of(self, table: str, rows: slice, tokens: slice) -> Tensor:
-        """The part of an inverse that belongs to some rows; shapes as in `rayrec.samples.features.features`."""
+        """The part of an inverse that belongs to some rows; shapes as in `SequenceFeatures`."""
         inverse, num_tokens = self.inverse[table], len(self.items_N)
         match table:
             case "user":  # [B]

@@ -12,9 +12,9 @@ from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.metrics.evaluation_report import EvaluationReport, OnBatch
 from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, summarise, target_places
 from rayrec.pipelines.tasks.next_item import check_split
+from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.dataset.manifest import Split
 from rayrec.samples.reading.reader import evaluation_batches
-from rayrec.samples.types.batches import SampleBatch
 
 HYBRID = "model + ranker"
 """What the model gives, ranked again; see `RankingStage`."""

@@ -7,17 +7,17 @@ Recommender ─ features, rows, seen items ─► ItemRanker ─► RankedItems
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
-from rayrec.models.generative.kept_contexts import KeptContexts
 from rayrec.models.program.program import RankedItems, Rows
 from rayrec.models.registry.build import build_model
 from rayrec.models.registry.sequence_program import SequenceProgram
+from rayrec.models.sequence.sequence_model import ContextCache
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
-from rayrec.samples.types.batches import FeatureBatch, Int64Array
+from rayrec.samples.base.batches import FeatureBatch, Int64Array
 
 
 class ItemRanker(Protocol):
@@ -59,7 +59,7 @@ def item_ranker_of(model: TrainedModel) -> SequenceProgram:
     return program
 
 
-def kept_contexts(program: SequenceProgram, model: TrainedModel, max_bytes: int) -> KeptContexts[Any]:
+def kept_contexts(program: SequenceProgram, model: TrainedModel, max_bytes: int) -> ContextCache:
     """Have the network keep what it reads of histories, at most so much of it.
 
     Raises:

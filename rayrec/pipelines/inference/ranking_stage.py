@@ -23,9 +23,9 @@ from rayrec.pipelines.inference.ranking_objective import Objective
 from rayrec.pipelines.inference.recommender import WHOLE, Answer, Effort, Query, Ranking, Recommender
 from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import Int64Array, SampleBatch
+from rayrec.samples.base.jagged import offsets_from_lengths
 from rayrec.samples.impressions.query_rows import QueryRows
-from rayrec.samples.types.batches import Int64Array, SampleBatch
-from rayrec.samples.types.jagged import offsets_from_lengths
 
 _MOST_ROWS = 8192
 """Scored at once: each brings its history along, and an evaluation asks for thousands of users."""

@@ -13,9 +13,9 @@ import torch
 
 from rayrec.models.compiled_ranking.job import RankingModel
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
-from rayrec.models.generative.kept_contexts import KeptContexts
 from rayrec.models.program.program import RankedItems
 from rayrec.models.registry.sequence_program import SequenceProgram
+from rayrec.models.sequence.sequence_model import ContextCache
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.inference.item_ranker import ItemRanker, give_catalogue, item_ranker_of, kept_contexts
 from rayrec.pipelines.inference.loading import TrainedModel
@@ -23,10 +23,10 @@ from rayrec.pipelines.tasks.instructions import instruction_of
 from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.platform.devices import get_device
 from rayrec.platform.event_labels import UNKNOWN, Label, Part
+from rayrec.samples.base.batches import FeatureBatch, Int64Array, SampleBatch
+from rayrec.samples.base.jagged import offsets_from_lengths
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.features.row_features import RowFeatures
-from rayrec.samples.types.batches import FeatureBatch, Int64Array, SampleBatch
-from rayrec.samples.types.jagged import offsets_from_lengths
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Recommender:
         """What versions have in common that may be ranked by the same compiled programs."""
         self._ranker, self._model = ranker, model
         self._tables = model.tables
-        self.kept_contexts: KeptContexts[Any] | None = None
+        self.kept_contexts: ContextCache | None = None
         """What the network has read of histories, where that is kept."""
 
     @classmethod
@@ -199,8 +199,9 @@ class Recommender:
             ValueError: they are for weights of other shapes.
         """
         assert isinstance(self._ranker, SequenceProgram), "programs are compiled where the network is"
-        self._ranker.compiled = CompiledRanking(programs, self._ranker.model)
-        return self._ranker.compiled
+        compiled = CompiledRanking(programs, self._ranker.model)
+        self._ranker.compiled = compiled
+        return compiled
 
     def rank(self, samples: SampleBatch, k: int, exclude_seen: bool) -> RankedItems:
         """Catalogue positions of the k best next items of each row; -1 where there are fewer.

@@ -20,10 +20,10 @@ from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.tasks.impressions import ImpressionTask
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.impressions.batches import ImpressionBatch
 from rayrec.samples.impressions.features import ImpressionFeatures
 from rayrec.samples.impressions.keyed_columns import KeyedColumns
-from rayrec.samples.types.batches import RowBatch
 
 
 class Scorer:

@@ -1,0 +1,5 @@
+"""Metrics of ranking and of responses, with confidence intervals; what stages did.
+
+Start at `ranking_metrics.summarise`.
+May import nothing else of the room.
+"""

@@ -14,9 +14,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rayrec.pipelines.run_folder import ACCEPTED_FILE
+from rayrec.pipelines.runs.run_folder import ACCEPTED_FILE
 from rayrec.platform.files import sync, write_atomically
-from rayrec.samples.followed_plan import FollowedPlan
+from rayrec.samples.reading.followed_plan import FollowedPlan
 
 
 class AcceptedFiles:

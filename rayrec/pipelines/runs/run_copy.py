@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pyarrow import fs
 
-from rayrec.pipelines.run_folder import ACCEPTED_FILE, ATTENTION_FILES, COLUMNS_FILE
-from rayrec.pipelines.snapshots import MANIFEST
+from rayrec.pipelines.runs.run_folder import ACCEPTED_FILE, ATTENTION_FILES, COLUMNS_FILE
+from rayrec.pipelines.runs.snapshots import MANIFEST
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import remote_folder
 

@@ -30,7 +30,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from rayrec.pipelines.config import TABLE_SEEDS, RunConfig
+from rayrec.pipelines.config.run import TABLE_SEEDS, RunConfig
 from rayrec.platform.config import differing_keys
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import write_atomically, write_json

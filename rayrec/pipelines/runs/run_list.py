@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayrec.pipelines.run_folder import RunFolder
+from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.platform.errors import InputError
 
 

@@ -23,11 +23,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors.numpy
 
-from rayrec.embeddings.saved_files import SavedFile, checksum_file
+from rayrec.embeddings.snapshot.saved_files import SavedFile, checksum_file
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import sync, write_json
-from rayrec.samples.cursor import Cursor
-from rayrec.samples.read_plan import ReadPosition
+from rayrec.samples.reading.cursor import Cursor
+from rayrec.samples.reading.read_plan import ReadPosition
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"

@@ -27,14 +27,14 @@ from rayrec.pipelines.tasks.training_rows import RowSource, compiled
 from rayrec.pipelines.tasks.wanted_columns import WantedColumn
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import LABELS
+from rayrec.samples.base.event_labels import LABEL_COLUMNS, are_event_labels
+from rayrec.samples.base.event_times import TIMES, are_event_times
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.features.features import SequenceFeatures
 from rayrec.samples.features.row_features import HistoryColumns, RowFeatures
 from rayrec.samples.impressions.features import ImpressionFeatures
 from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.reading.read_plan import ReadPlan
-from rayrec.samples.types.event_labels import LABEL_COLUMNS, are_event_labels
-from rayrec.samples.types.event_times import TIMES, are_event_times
 
 SEMANTIC_IDS_FOLDER = "semantic_ids"
 

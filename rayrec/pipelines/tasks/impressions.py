@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import torch
-from ray.actor import ActorHandle
 from torch import nn
 
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
@@ -24,19 +23,15 @@ from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.metrics.response_metrics import summarise
 from rayrec.pipelines.tasks.impression_rows import ImpressionRows, impression_features, schema_of
 from rayrec.pipelines.tasks.task import Task
-from rayrec.pipelines.training.validation import answers
 from rayrec.platform.devices import device_named
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import FEATURE_TABLE, ImpressionSchema
+from rayrec.samples.base.batches import Int64Array, RowBatch
+from rayrec.samples.base.keys import row_keys
 from rayrec.samples.dataset.manifest import EVALUATION_FILES, Split
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.features import ImpressionFeatures
 from rayrec.samples.operations.program import FeatureProgram
-from rayrec.samples.types.batches import Int64Array, RowBatch
-from rayrec.samples.types.keys import row_keys
-
-if TYPE_CHECKING:
-    from rayrec.pipelines.training.stages import Stages
 
 
 class LabelledRows(NamedTuple):
@@ -136,21 +131,8 @@ class ImpressionTask(Task):
         with torch.device("meta"):
             return build_ctr_model(self.model, self.schema, self.config.seed)
 
-    def validate(self, stages: Stages, features: ImpressionFeatures) -> dict[str, Estimate]:
-        """Of the first `max_users` impressions, in the order of the file."""
-
-        def ask(worker: ActorHandle, trainer: ActorHandle, labelled: LabelledRows) -> Any:
-            prepared: Any = worker.scoring.remote(labelled.step, labelled.rows)
-            return trainer.predict.remote(prepared)
-
-        scored = Scored(self.schema.labels)
-        evaluation = self.config.evaluation
-        batches = labelled_rows(
-            self.dataset, self.schema, features, "valid", evaluation.batch_size, evaluation.max_users
-        )
-        for labelled, predicted_BT in answers(stages, batches, ask):
-            scored.add(labelled, predicted_BT)
-        return scored.figures()
+    def validation(self, features: ImpressionFeatures) -> ImpressionValidation:
+        return ImpressionValidation(self, features)
 
     @property
     def metric(self) -> str:
@@ -160,6 +142,30 @@ class ImpressionTask(Task):
     def shown_metrics(self) -> tuple[str, ...]:
         labels = self.schema.labels
         return tuple(_named(figure, label, labels) for label in labels for figure in ("auc", "log_loss"))
+
+
+@dataclass(frozen=True)
+class ImpressionValidation:
+    """Predict the labels of impressions of `valid`."""
+
+    task: ImpressionTask
+    features: ImpressionFeatures
+
+    def batches(self) -> Iterator[LabelledRows]:
+        """The first `max_users` impressions, in the order of the file."""
+        task, evaluation = self.task, self.task.config.evaluation
+        return labelled_rows(
+            task.dataset, task.schema, self.features, "valid", evaluation.batch_size, evaluation.max_users
+        )
+
+    def ask(self, worker: Any, trainer: Any, batch: LabelledRows) -> Any:
+        return trainer.predict.remote(worker.scoring.remote(batch.step, batch.rows))
+
+    def report(self, answers: Iterable[tuple[LabelledRows, np.ndarray]]) -> dict[str, Estimate]:
+        scored = Scored(self.task.schema.labels)
+        for labelled, predicted_BT in answers:
+            scored.add(labelled, predicted_BT)
+        return scored.figures()
 
 
 LIST_ELEMENTS = 50

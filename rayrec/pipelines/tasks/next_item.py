@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from ray.actor import ActorHandle
 from torch import nn
 
 from rayrec.models.base.config import AnyModelConfig, CausalLmConfig, NextItemConfig, history_length
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.base.meta_device import HollowWeights
 from rayrec.models.generative.transformers_network import ignored_generation_settings
+from rayrec.models.program.program import RankedItems
 from rayrec.models.registry.build import Catalogue, build_model
 from rayrec.models.registry.sequence_program import SequenceProgramSpec
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
@@ -30,20 +31,18 @@ from rayrec.pipelines.tasks.features import (
 )
 from rayrec.pipelines.tasks.instructions import check_labels, evaluation_instruction
 from rayrec.pipelines.tasks.task import Task
-from rayrec.pipelines.training.validation import answers
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Part
+from rayrec.samples.base.batches import Int64Array, SampleBatch
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import Split
 from rayrec.samples.features.features import SequenceFeatures, code_ids
 from rayrec.samples.features.row_features import RowFeatures
 from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.reading.reader import evaluation_batches
-from rayrec.samples.types.batches import Int64Array, SampleBatch
 
 if TYPE_CHECKING:
     from rayrec.pipelines.runs.snapshots import RunState
-    from rayrec.pipelines.training.stages import Stages
 
 
 @dataclass(frozen=True)
@@ -176,30 +175,8 @@ class NextItemTask(Task):
             return 4 * model.backbone.dim * len(self.dataset.items)
         return 0
 
-    def validate(self, stages: Stages, features: RowFeatures) -> dict[str, Estimate]:
-        """Over all items, seen ones masked. The users are in an order that hashes their ids, so the first
-        `max_users` are a random sample.
-        """
-        evaluation = self.config.evaluation
-        batches = evaluation_batches(
-            self.dataset,
-            "valid",
-            evaluation.batch_size,
-            evaluation.max_users,
-            with_times=features.needs_history_times,
-            labels=features.history_labels,
-        )
-
-        def ask(worker: ActorHandle, trainer: ActorHandle, samples: SampleBatch) -> Any:
-            prepared: Any = worker.ranking.remote(samples.instructed(self.instruction))
-            return trainer.rank.remote(prepared, LIST_LENGTH, exclude_seen=True)
-
-        places = []
-        for samples, ranked in answers(stages, batches, ask):
-            assert samples.targets_B is not None
-            targets_B = self.dataset.item_positions(samples.targets_B)
-            places.append(target_places(ranked.items_BK, targets_B))
-        return summarise(np.concatenate(places))
+    def validation(self, features: RowFeatures) -> NextItemValidation:
+        return NextItemValidation(self, features)
 
     @property
     def metric(self) -> str:
@@ -232,3 +209,35 @@ def check_split(dataset: Dataset, split: Split) -> None:
             f"{dataset.root}: no user has an item to predict in the split {split!r}; "
             "prepare the data set with another split"
         )
+
+
+@dataclass(frozen=True)
+class NextItemValidation:
+    """Rank all items for users of `valid`, seen ones masked."""
+
+    task: NextItemTask
+    features: RowFeatures
+
+    def batches(self) -> Iterator[SampleBatch]:
+        """The users are in an order that hashes their ids, so the first `max_users` are a random sample."""
+        evaluation = self.task.config.evaluation
+        return evaluation_batches(
+            self.task.dataset,
+            "valid",
+            evaluation.batch_size,
+            evaluation.max_users,
+            with_times=self.features.needs_history_times,
+            labels=self.features.history_labels,
+        )
+
+    def ask(self, worker: Any, trainer: Any, batch: SampleBatch) -> Any:
+        prepared = worker.ranking.remote(batch.instructed(self.task.instruction))
+        return trainer.rank.remote(prepared, LIST_LENGTH, exclude_seen=True)
+
+    def report(self, answers: Iterable[tuple[SampleBatch, RankedItems]]) -> dict[str, Estimate]:
+        places = []
+        for samples, ranked in answers:
+            assert samples.targets_B is not None
+            targets_B = self.task.dataset.item_positions(samples.targets_B)
+            places.append(target_places(ranked.items_BK, targets_B))
+        return summarise(np.concatenate(places))

@@ -8,7 +8,7 @@ The pipeline, its snapshots, recovery and memory plan know nothing else of the m
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
@@ -19,13 +19,12 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.tasks.training_rows import RowSource
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import Int64Array, RowBatch
 from rayrec.samples.dataset.manifest import Split
 from rayrec.samples.operations.program import FeatureProgram
-from rayrec.samples.types.batches import Int64Array, RowBatch
 
 if TYPE_CHECKING:
     from rayrec.pipelines.runs.snapshots import RunState
-    from rayrec.pipelines.training.stages import Stages
 
 
 class TrainingFeatures(Protocol):
@@ -33,6 +32,19 @@ class TrainingFeatures(Protocol):
 
     def training(self, step: int, rows: RowBatch) -> Sequence[Any]:
         """One share per trainer, each with `step`, `lookups`, `num_targets` and `counts`."""
+
+
+class Validation(Protocol):
+    """Questions to a run that is training, and what its answers amount to."""
+
+    def batches(self) -> Iterable[Any]:
+        """The samples, in batches."""
+
+    def ask(self, worker: Any, trainer: Any, batch: Any) -> Any:
+        """The promise of an answer; `worker` and `trainer` are handles of these actors."""
+
+    def report(self, answers: Iterable[tuple[Any, Any]]) -> dict[str, Estimate]:
+        """Metrics by name, from every batch with its answer, in order."""
 
 
 class Task(ABC):
@@ -130,8 +142,8 @@ class Task(ABC):
         return 0
 
     @abstractmethod
-    def validate(self, stages: Stages, features: Any) -> dict[str, Estimate]:
-        """Figures of the split `valid`, by name, with the weights and rows as they are now.
+    def validation(self, features: Any) -> Validation:
+        """Questions about the split `valid`.
 
         Args:
             features: what `Task.features` made.

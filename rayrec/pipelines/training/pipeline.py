@@ -39,8 +39,8 @@ from rayrec.actors.trainer import StepReport
 from rayrec.pipelines.training.stages import Stages
 from rayrec.platform.errors import InputError
 from rayrec.platform.ray_errors import ActorDeathError, root_cause
+from rayrec.samples.base.intervals import Intervals
 from rayrec.samples.reading.read_plan import readings
-from rayrec.samples.types.intervals import Intervals
 
 
 class BatchError(RuntimeError):

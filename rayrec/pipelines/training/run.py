@@ -22,6 +22,7 @@ from rayrec.pipelines.training.pipeline import BatchError, Cut, StepResult, Trai
 from rayrec.pipelines.training.progress import Progress, TrainingResult, is_over
 from rayrec.pipelines.training.snapshot_writer import Shown, SnapshotWriter
 from rayrec.pipelines.training.stages import Stages
+from rayrec.pipelines.training.validation import validate
 from rayrec.platform.errors import InputError
 from rayrec.platform.metrics import RayFigures
 from rayrec.samples.reading.cursor import Cursor
@@ -112,7 +113,7 @@ class TrainingRun:
             reached = self._train(step, stop)
             if reached > step:
                 step, loss = reached, self._progress.mean_loss
-                summary = self._assembly.task.validate(self._stages, self._assembly.features)
+                summary = validate(self._stages, self._assembly.task.validation(self._assembly.features))
                 self._progress = self._progress.judged(summary[self._metric].value, step)
                 # First the record: a run that goes on behind the snapshot does not validate there again, and
                 # one that goes on before it forgets the record.

@@ -1,40 +1,36 @@
-"""Validating with the actors of a run that is training: the same loop for every task."""
+"""Validation with the actors of a run that is training: one loop for every task."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
-from ray.actor import ActorHandle
-
-if TYPE_CHECKING:
-    from rayrec.pipelines.training.stages import Stages
-
-Batch = TypeVar("Batch")
+from rayrec.pipelines.metrics.estimate import Estimate
+from rayrec.pipelines.tasks.task import Validation
+from rayrec.pipelines.training.stages import Stages
 
 
-def answers(
-    stages: Stages, batches: Iterable[Batch], ask: Callable[[ActorHandle, ActorHandle, Batch], Any]
-) -> Iterator[tuple[Batch, Any]]:
-    """Every batch with what a trainer says of it, in order; few are on their way at a time.
+def validate(stages: Stages, validation: Validation) -> dict[str, Estimate]:
+    """Metrics of the split `valid` by name, with the weights and rows as they are now."""
+    return validation.report(_answers(stages, validation))
 
-    Args:
-        ask: (feature worker, trainer, batch) -> promise of the answer.
-    """
+
+def _answers(stages: Stages, validation: Validation) -> Iterator[tuple[Any, Any]]:
+    """Every batch with what a trainer says of it, in order; few are in flight at a time."""
     beginning = [trainer.begin_validation.remote() for trainer in stages.trainers]
     stages.watch.get(beginning, may_take_long=True)
-    in_flight: deque[tuple[Batch, Any]] = deque()
+    in_flight: deque[tuple[Any, Any]] = deque()
 
-    def oldest() -> tuple[Batch, Any]:
+    def oldest() -> tuple[Any, Any]:
         batch, promise = in_flight.popleft()
         (answer,) = stages.watch.get([promise])
         return batch, answer
 
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(validation.batches()):
         worker = stages.feature_workers[number % len(stages.feature_workers)]
         trainer = stages.trainers[number % len(stages.trainers)]
-        in_flight.append((batch, ask(worker, trainer, batch)))
+        in_flight.append((batch, validation.ask(worker, trainer, batch)))
         if len(in_flight) > 2 * len(stages.trainers):
             yield oldest()
     while in_flight:

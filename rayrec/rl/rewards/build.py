@@ -35,7 +35,7 @@ from rayrec.rl.rewards.logged_targets import Hit, PrefixMatch, RankPosition
 from rayrec.rl.rewards.mix import RewardMix, WeightedReward
 from rayrec.rl.rewards.ranker import LearnedRanker, Ranker
 from rayrec.rl.rewards.user_function import imported
-from rayrec.samples.types.intervals import Int64Array
+from rayrec.samples.base.intervals import Int64Array
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.samples.types.intervals import Int64Array
+from rayrec.samples.base.intervals import Int64Array
 
 if TYPE_CHECKING:
     from rayrec.pipelines.inference.recommender import Query

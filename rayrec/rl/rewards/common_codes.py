@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from rayrec.rl.rewards.candidates import RewardArray
-from rayrec.samples.types.intervals import Int64Array
+from rayrec.samples.base.intervals import Int64Array
 
 
 class CommonCodes:

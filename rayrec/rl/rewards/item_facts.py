@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from rayrec.platform.errors import InputError
 from rayrec.rl.rewards.candidates import CandidateLists, RewardArray
+from rayrec.samples.base.intervals import Int64Array
 from rayrec.samples.importers.tables import RawTable, read_table
-from rayrec.samples.types.intervals import Int64Array
 
 
 class ItemValue:

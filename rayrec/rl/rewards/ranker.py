@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rayrec.rl.rewards.candidates import CandidateLists, RewardArray
-from rayrec.samples.types.intervals import Int64Array
+from rayrec.samples.base.intervals import Int64Array
 
 if TYPE_CHECKING:
     from rayrec.pipelines.inference.recommender import Query

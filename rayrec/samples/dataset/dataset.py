@@ -14,6 +14,10 @@ import pyarrow.parquet as pq
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Label
+from rayrec.samples.base.batches import Int64Array
+from rayrec.samples.base.event_labels import HISTORY_LABELS, LABEL_COLUMNS, TARGET_LABELS
+from rayrec.samples.base.event_times import HISTORY_TIMES, TIMES
+from rayrec.samples.base.jagged import list_values
 from rayrec.samples.dataset.dataset_folder import check_files, train_files
 from rayrec.samples.dataset.manifest import (
     EVALUATION_FILES,
@@ -23,10 +27,6 @@ from rayrec.samples.dataset.manifest import (
     Manifest,
     Split,
 )
-from rayrec.samples.types.batches import Int64Array
-from rayrec.samples.types.event_labels import HISTORY_LABELS, LABEL_COLUMNS, TARGET_LABELS
-from rayrec.samples.types.event_times import HISTORY_TIMES, TIMES
-from rayrec.samples.types.jagged import list_values
 
 
 @dataclass(frozen=True)

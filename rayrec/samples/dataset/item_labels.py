@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.dataset.dataset import Dataset
-from rayrec.samples.types.batches import Int64Array
 
 USUAL_COLUMNS = ("category", "categories", "genres", "genre", "class", "topic", "tags", "attributes", "brand")
 """In the order in which they are taken."""

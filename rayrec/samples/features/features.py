@@ -19,8 +19,8 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import UNKNOWN, Label
 from rayrec.platform.hashing import combine64
 from rayrec.platform.shares import balanced_bounds
-from rayrec.samples.types.batches import FeatureBatch, Int64Array, SampleBatch, TableLookup
-from rayrec.samples.types.jagged import concatenated_ranges, offsets_from_lengths
+from rayrec.samples.base.batches import FeatureBatch, Int64Array, SampleBatch, TableLookup
+from rayrec.samples.base.jagged import concatenated_ranges, offsets_from_lengths
 
 NegativeDistribution = Literal["uniform", "popularity"]
 

@@ -20,15 +20,15 @@ import pyarrow.types as pt
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import LABELS, Label
+from rayrec.samples.base.batches import FeatureBatch, Int64Array, RowBatch, SampleBatch
+from rayrec.samples.base.event_labels import LABEL_COLUMNS, are_event_labels
+from rayrec.samples.base.event_times import TIMES, are_event_times, as_type
+from rayrec.samples.base.jagged import list_array
 from rayrec.samples.features.features import SequenceFeatures
 from rayrec.samples.features.ties import with_redrawn_ties
 from rayrec.samples.operations.columns import value_type
 from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.operations.program import FeatureProgram
-from rayrec.samples.types.batches import FeatureBatch, Int64Array, RowBatch, SampleBatch
-from rayrec.samples.types.event_labels import LABEL_COLUMNS, are_event_labels
-from rayrec.samples.types.event_times import TIMES, are_event_times, as_type
-from rayrec.samples.types.jagged import list_array
 
 
 class History(NamedTuple):

@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from rayrec.platform.hashing import combine64
-from rayrec.samples.types.batches import SampleBatch
-from rayrec.samples.types.jagged import concatenated_ranges
+from rayrec.samples.base.batches import SampleBatch
+from rayrec.samples.base.jagged import concatenated_ranges
 
 _STREAM = 4
 """Orders of a step come from the hash of (seed, 4, step, row, place of the event in its row)."""

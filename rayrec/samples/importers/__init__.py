@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.importers import events, folder, movielens, recbole, s3rec
 from rayrec.samples.importers.tables import RawTables, files_of
-from rayrec.samples.types.config import PrepareConfig
 
 _LAYOUTS: dict[str, tuple[Callable[[Path], bool], Callable[[Path, PrepareConfig], RawTables]]] = {
     "recbole": (recbole.recognises, recbole.load),

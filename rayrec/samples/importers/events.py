@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.importers.tables import (
     SUFFIXES,
     RawTable,
@@ -20,7 +21,6 @@ from rayrec.samples.importers.tables import (
     read_table,
     rename,
 )
-from rayrec.samples.types.config import PrepareConfig
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "user_id": ("userid", "user", "uid", "personid", "visitorid", "customerid", "memberid", "reviewerid"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.importers.tables import RawTable, RawTables, files_of, find_table, read_table, rename
-from rayrec.samples.types.config import PrepareConfig
 
 _AS_TEXT = ("user_id", "item_id", "timestamp", "behavior", "scenario", "title")
 

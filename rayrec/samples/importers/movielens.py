@@ -16,8 +16,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.importers.tables import RawTable, RawTables, files_of
-from rayrec.samples.types.config import PrepareConfig
 
 _GENRES_100K = (
     "unknown",

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.importers.events import ALIASES
 from rayrec.samples.importers.tables import RawTable, RawTables, files_of, line_of, not_utf8, rename
-from rayrec.samples.types.config import PrepareConfig
 
 _TYPES = ("token", "token_seq", "float", "float_seq")
 

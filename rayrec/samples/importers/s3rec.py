@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.importers.tables import RawTable, RawTables, files_of, read_table, read_text, rename
-from rayrec.samples.types.config import PrepareConfig
 
 _TIMES = "_time.txt"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.samples.types.batches import Int64Array, TableLookup
+from rayrec.samples.base.batches import Int64Array, TableLookup
 
 
 @dataclass(frozen=True)

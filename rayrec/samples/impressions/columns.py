@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.jagged import offsets_from_lengths, without_nulls
 from rayrec.samples.impressions.ids import key_texts
 from rayrec.samples.operations.columns import is_list, is_text
-from rayrec.samples.types.jagged import offsets_from_lengths, without_nulls
 
 Where = Callable[[int], str]
 """Place of a row of the batch in the source."""

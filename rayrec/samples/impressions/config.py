@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from rayrec.platform.config import Config
-from rayrec.samples.types.config import Boundary, option
+from rayrec.samples.base.config import Boundary, option
 
 LayoutName = Literal["criteo", "avazu", "table", "movielens", "deskdrop"]
 SplitRule = Literal["auto", "files", "order", "time", "random"]

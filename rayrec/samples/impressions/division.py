@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
+from rayrec.samples.base.batches import Int64Array
+from rayrec.samples.base.config import option
 from rayrec.samples.importers.tables import RawTable
 from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.manifest import ImpressionSplit
 from rayrec.samples.impressions.source import SPLITS, ImpressionSource, SourcePart
 from rayrec.samples.prepare.time_split import time_boundaries
 from rayrec.samples.prepare.validation import parse_times
-from rayrec.samples.types.batches import Int64Array
-from rayrec.samples.types.config import option
 
 SplitCodes = NDArray[np.int8]
 """[R] place in `SPLITS`."""

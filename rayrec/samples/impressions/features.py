@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import FEATURE_TABLE, ImpressionSchema
+from rayrec.samples.base.batches import Int64Array, RowBatch, TableLookup
+from rayrec.samples.base.jagged import list_values, without_nulls
 from rayrec.samples.impressions.batches import ImpressionBatch
 from rayrec.samples.impressions.ids import null_id
 from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.operations.program import FeatureProgram
-from rayrec.samples.types.batches import Int64Array, RowBatch, TableLookup
-from rayrec.samples.types.jagged import list_values, without_nulls
 
 
 class ImpressionFeatures:

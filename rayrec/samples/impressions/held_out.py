@@ -10,12 +10,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rayrec.samples.base.batches import Int64Array
+from rayrec.samples.base.event_times import TIMES
+from rayrec.samples.base.jagged import list_values
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import HISTORY_FILE
 from rayrec.samples.impressions.source import SPLITS
-from rayrec.samples.types.batches import Int64Array
-from rayrec.samples.types.event_times import TIMES
-from rayrec.samples.types.jagged import list_values
 
 TRAIN, VALID, TEST = range(len(SPLITS))
 _PER_SECOND = 1_000_000

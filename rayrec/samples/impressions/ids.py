@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
+from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.operations.text_hash import hash_texts
 from rayrec.samples.prepare.ids import hash_strings
-from rayrec.samples.types.batches import Int64Array
 
 _NULL = 0
 _RARE = 1

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.impressions.columns import Where, key_column, key_lists, number_column
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.ids import ids_of, rare_id
-from rayrec.samples.types.batches import Int64Array
 
 _SEPARATOR = "|"
 """Between the elements of a list that is written as a text."""

@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import Int64Array, RowBatch
+from rayrec.samples.base.jagged import list_rows
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.ids import ids_of
 from rayrec.samples.impressions.keyed_columns import KeyedColumns, distinct_ids
 from rayrec.samples.impressions.layouts import query_columns_of
 from rayrec.samples.impressions.layouts.histories import histories_now
-from rayrec.samples.types.batches import Int64Array, RowBatch
-from rayrec.samples.types.jagged import list_rows
 
 
 class QueryRows:

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
 from rayrec.platform.impression_schema import ImpressionSchema
+from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.impressions.bayes import auc, entropy, expected_auc
 from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.prepare import write_impressions
 from rayrec.samples.impressions.report import ImpressionsReport
 from rayrec.samples.impressions.source import BATCH_ROWS, SPLITS, ImpressionSource, SourcePart, SplitName
-from rayrec.samples.types.batches import Int64Array
 
 _NUM_FACTORS = 4
 _BIAS = -1.5

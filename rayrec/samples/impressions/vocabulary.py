@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.impressions.ids import ids_and_checks, null_id, rare_id
 from rayrec.samples.impressions.tally import IdCollisionError, IdTally
-from rayrec.samples.types.batches import Int64Array
 
 
 class Vocabulary:

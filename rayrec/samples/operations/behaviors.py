@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 from rayrec.platform.compiled import kernel_input
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.operations.columns import (
     Int32Array,
     both_valid,
@@ -32,7 +33,6 @@ from rayrec.samples.operations.columns import (
 )
 from rayrec.samples.operations.operation import OperationSettings, RowContext
 from rayrec.samples.operations.sequences import outputs_for, side_by_side
-from rayrec.samples.types.batches import Int64Array
 
 _OLDEST = np.iinfo(np.int64).min
 

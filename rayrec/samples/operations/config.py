@@ -6,12 +6,12 @@ from typing import Annotated
 
 from pydantic import Field
 
+from rayrec.samples.operations.arithmetic import BucketiseConfig, ClipConfig, LogConfig
 from rayrec.samples.operations.behaviors import MergeEventsConfig, SelectEventsConfig
 from rayrec.samples.operations.fill import FillConfig
 from rayrec.samples.operations.hashing import CrossConfig, HashConfig
 from rayrec.samples.operations.join_history import JoinHistoryConfig
 from rayrec.samples.operations.negatives import NegativesConfig
-from rayrec.samples.operations.numbers import BucketiseConfig, ClipConfig, LogConfig
 from rayrec.samples.operations.python_function import PythonConfig
 from rayrec.samples.operations.sequences import ConcatConfig, CutConfig
 from rayrec.samples.operations.times import AgeConfig, TimeFeaturesConfig

@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.jagged import list_rows
 from rayrec.samples.operations.columns import input_type, is_list, list_column, lists_of, map_values
 from rayrec.samples.operations.operation import OperationSettings, RowContext
 from rayrec.samples.operations.python_values import is_value_of
-from rayrec.samples.types.jagged import list_rows
 
 Scalar = bool | int | float | str
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rayrec.platform.compiled import extend64, kernel_input, reciprocal64, remainder64
+from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.operations.columns import (
     BoolArray,
     Int32Array,
@@ -34,7 +35,6 @@ from rayrec.samples.operations.columns import (
 from rayrec.samples.operations.operation import OperationSettings, RowContext
 from rayrec.samples.operations.text_hash import hash_texts
 from rayrec.samples.prepare.ids import hash_strings
-from rayrec.samples.types.batches import Int64Array
 
 _KEYS = "texts, integers or booleans (bucketise other numbers first)"
 

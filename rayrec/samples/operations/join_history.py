@@ -14,6 +14,8 @@ from pydantic import Field
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import absolute
+from rayrec.samples.base.batches import Int64Array
+from rayrec.samples.base.jagged import offsets_from_lengths
 from rayrec.samples.operations.columns import input_type, is_list, is_time, normal_type
 from rayrec.samples.operations.operation import OperationSettings, RowContext
 from rayrec.samples.prepare.ids import ids_of_kind
@@ -23,8 +25,6 @@ from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, TIMES, StoreManifes
 from rayrec.samples.stores.retry import RetryConfig
 from rayrec.samples.stores.store import EventStore
 from rayrec.samples.stores.times import converted, refuse_other_unit
-from rayrec.samples.types.batches import Int64Array
-from rayrec.samples.types.jagged import offsets_from_lengths
 
 _UNITS: dict[str, TimeUnit] = {"s": "s", "ms": "ms", "us": "us", "ns": "ns"}
 

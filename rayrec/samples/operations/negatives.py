@@ -23,11 +23,11 @@ from rayrec.platform.compiled import extend64, kernel_input, mix64
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
+from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.operations.columns import Int32Array, input_type, list_column
 from rayrec.samples.operations.operation import OperationSettings, RowContext
 from rayrec.samples.operations.sequences import joined_lists
 from rayrec.samples.prepare.ids import hash_strings
-from rayrec.samples.types.batches import Int64Array
 
 _TRIES = 32
 """Draws for one place before the next item that is not the row's own is taken."""

@@ -10,7 +10,7 @@ from typing import Protocol, Self
 import pyarrow as pa
 
 from rayrec.platform.config import Config
-from rayrec.samples.types.batches import Int64Array
+from rayrec.samples.base.batches import Int64Array
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from rayrec.platform.compiled import kernel_input
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.operations.columns import (
     Int32Array,
     Lists,
@@ -29,7 +30,6 @@ from rayrec.samples.operations.columns import (
     value_type,
 )
 from rayrec.samples.operations.operation import OperationSettings, RowContext
-from rayrec.samples.types.batches import Int64Array
 
 
 class CutConfig(OperationSettings):

@@ -13,7 +13,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from rayrec.platform.compiled import kernel_input
-from rayrec.samples.types.batches import Int64Array
+from rayrec.samples.base.batches import Int64Array
 
 _IV = np.array(
     [

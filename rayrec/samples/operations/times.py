@@ -24,6 +24,7 @@ from pydantic import Field, field_validator
 
 from rayrec.platform.compiled import kernel_input, reciprocal64, remainder64
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.operations.columns import (
     both_valid,
     column_of,
@@ -38,7 +39,6 @@ from rayrec.samples.operations.columns import (
     with_values,
 )
 from rayrec.samples.operations.operation import OperationSettings, RowContext
-from rayrec.samples.types.batches import Int64Array
 
 Unit = Literal["s", "ms", "us", "ns"]
 TimeFeature = Literal["hour", "weekday", "day_sin", "day_cos", "week_sin", "week_cos"]

@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import mix64
+from rayrec.samples.base.batches import Int64Array
+from rayrec.samples.base.config import option
 from rayrec.samples.importers.tables import RawTable
 from rayrec.samples.prepare.ids import IdTable
-from rayrec.samples.types.batches import Int64Array
-from rayrec.samples.types.config import option
 
 # An item's number must never reach a model, and a column of strings may well be one (a SKU, a code, a link).
 # So a column is text because its name says so or because the caller does, not because it holds strings.

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.dataset.manifest import IdKind
-from rayrec.samples.types.batches import Int64Array
 
 # Only spellings that str(int) gives back: "007" and "7" are different strings, so neither is a number.
 _INTEGER = r"^(0|-?[1-9][0-9]*)$"

@@ -19,6 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import Int64Array
+from rayrec.samples.base.config import Allowance, PrepareConfig
 from rayrec.samples.dataset.dataset_folder import HISTORIES, TRAIN_FOLDER, FileEntry
 from rayrec.samples.dataset.manifest import (
     EVALUATION_FILES,
@@ -39,8 +41,6 @@ from rayrec.samples.prepare.splits import SplitWriter
 from rayrec.samples.prepare.time_split import time_boundaries
 from rayrec.samples.prepare.validation import Events, validate
 from rayrec.samples.prepare.writer import check_target, whole_folder, write_table
-from rayrec.samples.types.batches import Int64Array
-from rayrec.samples.types.config import Allowance, PrepareConfig
 
 Progress = Callable[[str, int, int], None]
 """(what is being done, how much is done, of how much)."""

@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from rayrec.platform.event_labels import LABELS, Label
 from rayrec.platform.hashing import combine64, mix64
+from rayrec.samples.base.batches import Int64Array
+from rayrec.samples.base.event_labels import LABEL_COLUMNS, LABEL_TYPE
+from rayrec.samples.base.jagged import offsets_from_lengths
 from rayrec.samples.dataset.manifest import SplitInfo
 from rayrec.samples.prepare.validation import EVENT_COLUMNS, SOURCE_ROW
-from rayrec.samples.types.batches import Int64Array
-from rayrec.samples.types.event_labels import LABEL_COLUMNS, LABEL_TYPE
-from rayrec.samples.types.jagged import offsets_from_lengths
 
 PER_USER = ("num_train", "valid_at", "test_at", "duplicates", "first_duplicate", "first_row", "ties")
 """Columns of the result that the training rows do not have."""

@@ -12,6 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.platform.event_labels import LABELS, Label
+from rayrec.samples.base.batches import Int64Array
+from rayrec.samples.base.event_labels import HISTORY_LABELS, LABEL_COLUMNS, LABEL_TYPE, TARGET_LABELS
+from rayrec.samples.base.event_times import HISTORY_TIMES, TIMES
+from rayrec.samples.base.jagged import list_rows
 from rayrec.samples.dataset.dataset_folder import TRAIN_FOLDER, FileEntry
 from rayrec.samples.dataset.manifest import (
     EVALUATION_FILES,
@@ -19,10 +23,6 @@ from rayrec.samples.dataset.manifest import (
 )
 from rayrec.samples.prepare.sequences import PER_USER
 from rayrec.samples.prepare.writer import RowGroupWriter
-from rayrec.samples.types.batches import Int64Array
-from rayrec.samples.types.event_labels import HISTORY_LABELS, LABEL_COLUMNS, LABEL_TYPE, TARGET_LABELS
-from rayrec.samples.types.event_times import HISTORY_TIMES, TIMES
-from rayrec.samples.types.jagged import list_rows
 
 _EVALUATION = {
     "user_id": pa.int64(),

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import numpy as np
 
 from rayrec.platform.errors import InputError
-from rayrec.samples.types.batches import Int64Array
-from rayrec.samples.types.config import option
+from rayrec.samples.base.batches import Int64Array
+from rayrec.samples.base.config import option
 
 _PER_SECOND = 1_000_000
 

@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import LABELS, UNKNOWN, Label
+from rayrec.samples.base.batches import Int64Array
+from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.base.event_labels import LABEL_TYPE
 from rayrec.samples.importers.tables import RawTable, RawTables
 from rayrec.samples.prepare.ids import IdTable, assign_ids
-from rayrec.samples.types.batches import Int64Array
-from rayrec.samples.types.config import PrepareConfig
-from rayrec.samples.types.event_labels import LABEL_TYPE
 
 EVENT_COLUMNS = ("user_id", "item_id", "timestamp", "behavior")
 SOURCE_ROW = "__row"

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.platform.errors import InputError
-from rayrec.samples.types.intervals import Int64Array, Interval, Intervals
+from rayrec.samples.base.intervals import Int64Array, Interval, Intervals
 
 FORMAT = 1
 SCHEMA = pa.schema(

@@ -20,10 +20,10 @@ from pyarrow import fs
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import RemoteFolder
+from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.reading.filters import Filters, filter_columns, filter_expression
 from rayrec.samples.reading.sources import OnCorrupt, SourceFile, file_infos
-from rayrec.samples.types.batches import Int64Array
 
 KEPT_FOOTERS = 256
 """Parsed footers that a reader holds; a few ten kilobytes each."""

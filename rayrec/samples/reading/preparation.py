@@ -10,10 +10,10 @@ import threading
 import numpy as np
 import pyarrow as pa
 
+from rayrec.samples.base.keys import row_keys
 from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.reading.decoding import DecodedGroup, GroupDecoder, Preparation, ReadSpec, RowGroup
 from rayrec.samples.reading.prepared_cache import PreparedCache, cache_key
-from rayrec.samples.types.keys import row_keys
 
 _PLACES = "__row"
 """Column of an entry beside the program's: places of its rows in the file."""

@@ -30,12 +30,12 @@ from pyarrow import compute as pc
 from pyarrow import dataset as ds
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.intervals import Int64Array, Interval
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.reading.decoding import CorruptGroupError, GroupDecoder, ReadSpec, RowGroup
 from rayrec.samples.reading.filters import Filters, as_filters, filter_expression
 from rayrec.samples.reading.permutation import Int32Array, permutation
 from rayrec.samples.reading.sources import OnCorrupt, ParquetSource, SourceFile, columns_of
-from rayrec.samples.types.intervals import Int64Array, Interval
 
 logger = logging.getLogger(__name__)
 

@@ -19,16 +19,16 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.platform.event_labels import Label
+from rayrec.samples.base.batches import Int64Array, RowBatch, SampleBatch
+from rayrec.samples.base.intervals import Intervals
+from rayrec.samples.base.jagged import take_rows
+from rayrec.samples.base.keys import row_keys
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import EVALUATION_FILES, Split
 from rayrec.samples.reading.decoding import CorruptGroupError, DecodedGroup, GroupDecoder, ReadSpec, RowGroup
 from rayrec.samples.reading.preparation import PreparedGroups
 from rayrec.samples.reading.read_plan import BatchPlan, ReadPart, Window, corrupt_group
 from rayrec.samples.reading.scatter import keys_in_order, places_of, reordered
-from rayrec.samples.types.batches import Int64Array, RowBatch, SampleBatch
-from rayrec.samples.types.intervals import Intervals
-from rayrec.samples.types.jagged import take_rows
-from rayrec.samples.types.keys import row_keys
 
 DECODE_THREADS = 2
 

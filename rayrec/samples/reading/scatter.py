@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rayrec.platform.compiled import extend64
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
-from rayrec.samples.types.batches import Int64Array
+from rayrec.samples.base.batches import Int64Array
 
 Array = NDArray[Any]
 Int32Array = NDArray[np.int32]

@@ -20,9 +20,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.reading.read_plan import BatchPlan, Plan, Window
 from rayrec.samples.reading.reader import ShuffledWindow, WindowDecoder
-from rayrec.samples.types.batches import RowBatch
 
 RowProgram = Callable[[int, RowBatch], RowBatch]
 """(step, rows as they were read) -> rows with the columns that are wanted; called in several threads."""

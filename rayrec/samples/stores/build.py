@@ -27,6 +27,8 @@ from pydantic import Field
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import mix64
+from rayrec.samples.base.batches import Int64Array
+from rayrec.samples.base.config import PrepareConfig, Role
 from rayrec.samples.dataset.dataset_folder import sha256_of
 from rayrec.samples.dataset.manifest import IdKind
 from rayrec.samples.importers.events import roles_of
@@ -39,8 +41,6 @@ from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, TIMES, ColumnType, 
 from rayrec.samples.stores.retry import RetryConfig
 from rayrec.samples.stores.store import EventBatch, KeyValueEvents, SourceFile
 from rayrec.samples.stores.times import refuse_other_unit
-from rayrec.samples.types.batches import Int64Array
-from rayrec.samples.types.config import PrepareConfig, Role
 
 Progress = Callable[[str, int, int], None]
 """(what is being done, how much is done, of how much)."""

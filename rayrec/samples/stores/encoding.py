@@ -28,9 +28,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import Int64Array
+from rayrec.samples.base.jagged import concatenated_ranges, offsets_from_lengths
 from rayrec.samples.stores.manifest import StoreManifest
-from rayrec.samples.types.batches import Int64Array
-from rayrec.samples.types.jagged import concatenated_ranges, offsets_from_lengths
 
 Column = NDArray[Any]
 Value = bytes | memoryview

@@ -15,11 +15,11 @@ import numpy as np
 from numba import njit
 
 from rayrec.platform.deduplication import deduplicate
+from rayrec.samples.base.batches import Int64Array
+from rayrec.samples.base.jagged import offsets_from_lengths
 from rayrec.samples.stores.encoding import copy_ranges
 from rayrec.samples.stores.manifest import BEHAVIORS
 from rayrec.samples.stores.store import EventStore, Histories, Window
-from rayrec.samples.types.batches import Int64Array
-from rayrec.samples.types.jagged import offsets_from_lengths
 
 
 def histories_before(

@@ -30,12 +30,12 @@ from numba import njit
 from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
+from rayrec.samples.base.batches import Int64Array
+from rayrec.samples.base.jagged import concatenated_ranges, offsets_from_lengths
 from rayrec.samples.stores.encoding import Column, Directory, Layout, Value, Values, encode
 from rayrec.samples.stores.errors import NoStoreError
 from rayrec.samples.stores.manifest import ITEMS, TIMES, StoreManifest
 from rayrec.samples.stores.retry import Retry
-from rayrec.samples.types.batches import Int64Array
-from rayrec.samples.types.jagged import concatenated_ranges, offsets_from_lengths
 
 _T = TypeVar("_T")
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import numpy as np
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.stores.manifest import PER_SECOND, TimeUnit
-from rayrec.samples.types.batches import Int64Array
 
 _FIRST_S = 631_152_000
 _STOP_S = 4_102_444_800

@@ -32,9 +32,9 @@ from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.events.request_log import RequestLog
 from rayrec.serve.events.user_state import UserState
-from rayrec.serve.http.api import ANSWERING_ROUTES, build_api
-from rayrec.serve.http.metrics import Meter
-from rayrec.serve.http.recent import RecentActivity
+from rayrec.serve.web.api import ANSWERING_ROUTES, build_api
+from rayrec.serve.web.metrics import Meter
+from rayrec.serve.web.recent import RecentActivity
 
 logger = logging.getLogger(__name__)
 

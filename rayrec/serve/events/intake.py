@@ -21,10 +21,10 @@ import pyarrow as pa
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import UNKNOWN
 from rayrec.platform.hashing import combine64
+from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import IdKind
 from rayrec.samples.prepare.ids import hash_strings, ids_of_kind
-from rayrec.samples.types.batches import Int64Array
 from rayrec.serve.config.events import EventsConfig
 from rayrec.serve.events.parquet_log import ParquetLog
 from rayrec.serve.events.user_state import UserEvents, UserState, open_state

@@ -9,7 +9,7 @@ import numpy as np
 
 from rayrec.pipelines.inference.recommender import Query
 from rayrec.platform.event_labels import UNKNOWN
-from rayrec.samples.types.batches import Int64Array
+from rayrec.samples.base.batches import Int64Array
 from rayrec.serve.events.user_state import UserEvents
 
 

@@ -17,11 +17,11 @@ import numpy as np
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import UNKNOWN
+from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.dataset.manifest import Manifest
 from rayrec.samples.stores import EventBatch, KeyValueEvents, StoreManifest, open_store
 from rayrec.samples.stores.lookup import histories_before
 from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, PER_SECOND
-from rayrec.samples.types.batches import Int64Array
 from rayrec.serve.config.events import EventsConfig
 from rayrec.serve.events.circuit import Circuit
 

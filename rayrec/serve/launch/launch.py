@@ -48,7 +48,7 @@ def serving(run: str | Path, config: ServeConfig) -> AbstractContextManager[str]
         from rayrec.serve.launch.single_process import serving_here
 
         return serving_here(run, config)
-    from rayrec.serve.ray.on_ray import serving_on_ray  # which takes seconds to import
+    from rayrec.serve.on_ray.serving import serving_on_ray  # which takes seconds to import
 
     return serving_on_ray(run, config)
 

@@ -16,9 +16,9 @@ from rayrec.platform.errors import InputError
 from rayrec.serve.app.loading import load_api
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.tls import check_tls
-from rayrec.serve.http.address import check_port, url_of, wait_until_ready
-from rayrec.serve.http.bearer_token import require_token
-from rayrec.serve.http.metrics import PrometheusMeter
+from rayrec.serve.web.address import check_port, url_of, wait_until_ready
+from rayrec.serve.web.bearer_token import require_token
+from rayrec.serve.web.metrics import PrometheusMeter
 
 STOP_TIMEOUT_S = 5
 """In which requests in hand are answered when the service stops."""

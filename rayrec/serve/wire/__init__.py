@@ -1,0 +1,5 @@
+"""What requests and answers look like, whatever the protocol: schemas, errors, callers, deadlines.
+
+Start at `schemas`.
+May import `config`.
+"""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 HEADER = "X-Request-Timeout-Ms"
 ARRIVED_HEADER = "X-Request-Start"
 """Milliseconds since 1970 by the clock of who wrote it. HAProxy writes it over what callers say."""
-
-
+NO_TIME_HEADER = "X-No-Time"
+"""Of a replica's answer: it was refused since it would be late. Callers do not see it."""
 _MOST_DIGITS = 15
 
 

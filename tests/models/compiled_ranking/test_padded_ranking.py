@@ -19,8 +19,8 @@ from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRan
 from rayrec.models.registry.build import Catalogue
 from rayrec.models.registry.sequence_program import SequenceProgram
 from rayrec.platform.schedule import RateSchedule
+from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.features.features import SequenceFeatures
-from rayrec.samples.types.batches import SampleBatch
 from tests.data import sample_batch
 
 NUM_ITEMS, DIM, LENGTH, BEAMS = 40, 8, 6, 5

@@ -9,8 +9,8 @@ from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.program.program import Placement
 from rayrec.platform.impression_schema import FEATURE_TABLE, ImpressionSchema
 from rayrec.platform.schedule import RateSchedule
+from rayrec.samples.base.batches import TableLookup
 from rayrec.samples.impressions.batches import ImpressionBatch
-from rayrec.samples.types.batches import TableLookup
 
 CPU = torch.device("cpu")
 DIM = 4

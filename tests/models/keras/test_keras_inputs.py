@@ -8,8 +8,8 @@ from rayrec.models.ctr.tensors import ImpressionTensors
 from rayrec.models.keras.inputs import DeclaredInput, gather, match_inputs
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import FEATURE_TABLE, ImpressionSchema
+from rayrec.samples.base.batches import TableLookup
 from rayrec.samples.impressions.batches import ImpressionBatch
-from rayrec.samples.types.batches import TableLookup
 
 CPU = torch.device("cpu")
 SCHEMA = ImpressionSchema(

@@ -11,11 +11,11 @@ import pytest
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import FEATURE_TABLE, ImpressionSchema
+from rayrec.samples.base.batches import RowBatch
+from rayrec.samples.base.intervals import Interval, Intervals
 from rayrec.samples.impressions.features import ImpressionFeatures
 from rayrec.samples.impressions.ids import null_id
 from rayrec.samples.operations.program import FeatureProgram
-from rayrec.samples.types.batches import RowBatch
-from rayrec.samples.types.intervals import Interval, Intervals
 
 SCHEMA = ImpressionSchema(("click", "like"), ("price",), {"user": "user", "item": "item"}, {"seen": "item"})
 COLUMNS = pa.schema(

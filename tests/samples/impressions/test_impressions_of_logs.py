@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.dataset import ImpressionDataset
@@ -16,7 +17,6 @@ from rayrec.samples.impressions.layouts.histories import histories_before, histo
 from rayrec.samples.impressions.prepare import prepare_impressions
 from rayrec.samples.impressions.query_rows import QueryRows
 from rayrec.samples.prepare.prepare import prepare
-from rayrec.samples.types.config import PrepareConfig
 from tests.data import real_data
 
 

@@ -12,7 +12,7 @@ import pytest
 from rayrec.serve.config.access import AccessConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher
-from rayrec.serve.http.api import build_api
+from rayrec.serve.web.api import build_api
 from tests.serve.fake_recommender import WIDTH, HeldService, listening
 
 NOT_JSON = b"{"

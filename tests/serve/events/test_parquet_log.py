@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from rayrec.platform.remote_files import remote_folder
+from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.reading.followed_plan import FollowedPlan
 from rayrec.samples.reading.read_plan import Batching, ReadSettings
 from rayrec.samples.reading.reader import SampleReader
-from rayrec.samples.types.batches import RowBatch
 from rayrec.serve.events.parquet_log import ParquetLog
 
 SCHEMA = pa.schema([("number", pa.int64()), ("name", pa.string())])

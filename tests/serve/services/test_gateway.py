@@ -13,13 +13,13 @@ from rayrec.platform.errors import InputError
 from rayrec.serve.config.access import OPEN, AccessConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.services import ServicesConfig
-from rayrec.serve.http.metrics import PrometheusMeter
+from rayrec.serve.on_ray.deployments import targets_of
+from rayrec.serve.on_ray.gateway import Gateway, build_gateway
+from rayrec.serve.on_ray.http_messages import HttpAnswer, HttpRequest
+from rayrec.serve.on_ray.message_contents import num_requests_of, user_of
 from rayrec.serve.protocols.tensor_codec import HEADER_LENGTH
-from rayrec.serve.ray.deployments import targets_of
-from rayrec.serve.ray.gateway import Gateway, build_gateway
-from rayrec.serve.ray.haproxy_config import NO_TIME_HEADER
-from rayrec.serve.ray.http_messages import HttpAnswer, HttpRequest
-from rayrec.serve.ray.message_contents import num_requests_of, user_of
+from rayrec.serve.web.metrics import PrometheusMeter
+from rayrec.serve.wire.deadlines import NO_TIME_HEADER
 from tests.serve.slow_bodies import posted, under_way
 
 SPLIT = {

@@ -6,7 +6,7 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from rayrec.platform.errors import UnavailableError
-from rayrec.serve.ray.handle_calls import unanswered_by
+from rayrec.serve.on_ray.handle_calls import unanswered_by
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from rayrec.serve.engine.service import RecommendationService
-from rayrec.serve.ray.http_messages import HttpAnswer, HttpRequest, answered_by
+from rayrec.serve.on_ray.http_messages import HttpAnswer, HttpRequest, answered_by
 from tests.serve.fake_recommender import FakeRecommender, api_of
 
 

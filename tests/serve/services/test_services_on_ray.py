@@ -9,7 +9,7 @@ from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.serve.config.events import EventsConfig, LogConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.launch.launch import serving
-from rayrec.serve.ray.on_ray import APPLICATION
+from rayrec.serve.on_ray.serving import APPLICATION
 from tests.runs import make_run
 from tests.serve.test_serve_launch import fetch, free_port
 

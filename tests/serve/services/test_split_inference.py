@@ -16,10 +16,10 @@ from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.versions.loading import load_version
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
-from rayrec.samples.types.batches import FeatureBatch, TableLookup
+from rayrec.samples.base.batches import FeatureBatch, TableLookup
 from rayrec.serve.config.serve import ServeConfig
-from rayrec.serve.ray.dense import MOST_VERSIONS, DensePart, RemoteRanker
-from rayrec.serve.ray.packed_batch import RankBatch
+from rayrec.serve.on_ray.dense import MOST_VERSIONS, DensePart, RemoteRanker
+from rayrec.serve.on_ray.packed_batch import RankBatch
 from tests.runs import SPARSE_SASREC, make_run
 
 RUNS = {

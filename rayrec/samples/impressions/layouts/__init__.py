@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import option
 from rayrec.samples.impressions.config import ImpressionsConfig, LayoutName
 from rayrec.samples.impressions.layouts import avazu, criteo, deskdrop, movielens, table
 from rayrec.samples.impressions.layouts.query_columns import QueryColumns
 from rayrec.samples.impressions.manifest import ImpressionManifest
 from rayrec.samples.impressions.source import ImpressionSource
-from rayrec.samples.types.config import option
 
 _LAYOUTS: dict[LayoutName, Callable[[Path, ImpressionsConfig], ImpressionSource]] = {
     "criteo": criteo.load,

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from rayrec.samples.base.batches import Int64Array
+from rayrec.samples.base.jagged import list_rows
 from rayrec.samples.impressions.history_rule import HistoryRule
-from rayrec.samples.types.batches import Int64Array
-from rayrec.samples.types.jagged import list_rows
 
 
 @dataclass(frozen=True)

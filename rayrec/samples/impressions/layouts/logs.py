@@ -14,6 +14,8 @@ import pyarrow as pa
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
+from rayrec.samples.base.batches import Int64Array
+from rayrec.samples.base.config import option
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.importers.tables import RawTable
 from rayrec.samples.impressions.config import ImpressionsConfig
@@ -22,8 +24,6 @@ from rayrec.samples.impressions.history_rule import HistoryRule
 from rayrec.samples.impressions.source import SPLITS, ImpressionSource, rows_as_part
 from rayrec.samples.prepare.time_split import time_boundaries
 from rayrec.samples.prepare.validation import check_ids, parse_times
-from rayrec.samples.types.batches import Int64Array
-from rayrec.samples.types.config import option
 
 
 def checked_log(raw: RawTable, config: ImpressionsConfig) -> tuple[pa.Array, pa.Array, Int64Array]:

@@ -18,6 +18,8 @@ import pyarrow.compute as pc
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
+from rayrec.samples.base.batches import Int64Array
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.importers import load_source
 from rayrec.samples.importers.tables import RawTable
 from rayrec.samples.impressions.config import ImpressionsConfig
@@ -33,8 +35,6 @@ from rayrec.samples.impressions.layouts.logs import (
 )
 from rayrec.samples.impressions.layouts.query_columns import Columns, QueryColumns
 from rayrec.samples.impressions.source import ImpressionSource
-from rayrec.samples.types.batches import Int64Array
-from rayrec.samples.types.config import PrepareConfig
 
 LABEL = "liked"
 

@@ -19,6 +19,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rayrec.platform.compiled import kernel_input
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.operations.columns import (
     NUMBERS,
     both_valid,
@@ -31,7 +32,6 @@ from rayrec.samples.operations.columns import (
     with_values,
 )
 from rayrec.samples.operations.operation import OperationSettings, RowContext
-from rayrec.samples.types.batches import Int64Array
 
 _INT64 = np.iinfo(np.int64)
 _COMPARE_ALL = 32

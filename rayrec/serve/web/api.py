@@ -27,11 +27,13 @@ from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.current import Service
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.events.request_log import REQUEST_ID, RequestLog, request_id_of
-from rayrec.serve.http.error_handlers import add_error_handlers
-from rayrec.serve.http.events import events_router
-from rayrec.serve.http.guards import RequestGuard
-from rayrec.serve.http.load_shedding import Door
-from rayrec.serve.http.metrics import (
+from rayrec.serve.protocols.completions import completions_router
+from rayrec.serve.protocols.open_inference import open_inference_router
+from rayrec.serve.web.error_handlers import add_error_handlers
+from rayrec.serve.web.events import events_router
+from rayrec.serve.web.guards import RequestGuard
+from rayrec.serve.web.load_shedding import Door
+from rayrec.serve.web.metrics import (
     Figures,
     Meter,
     PrometheusMeter,
@@ -39,10 +41,8 @@ from rayrec.serve.http.metrics import (
     metrics_router,
     serving_figures,
 )
-from rayrec.serve.http.pages import page_router
-from rayrec.serve.http.recent import RecentActivity
-from rayrec.serve.protocols.completions import completions_router
-from rayrec.serve.protocols.open_inference import open_inference_router
+from rayrec.serve.web.pages import page_router
+from rayrec.serve.web.recent import RecentActivity
 from rayrec.serve.wire.callers import origin_of
 from rayrec.serve.wire.request_body import MAX_BODY_BYTES, CheckedRoute
 from rayrec.serve.wire.schemas import (

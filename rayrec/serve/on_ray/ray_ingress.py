@@ -35,9 +35,9 @@ from rayrec.platform.errors import InputError
 from rayrec.serve.config.access import USER_HEADER
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.tls import link_for_haproxy
-from rayrec.serve.http.address import READY_TIMEOUT_S, ip_of
-from rayrec.serve.http.guards import BODY_TIMEOUT_S
-from rayrec.serve.ray.haproxy_config import Plan, write_program
+from rayrec.serve.on_ray.haproxy_config import Plan, write_program
+from rayrec.serve.web.address import READY_TIMEOUT_S, ip_of
+from rayrec.serve.web.guards import BODY_TIMEOUT_S
 
 if TYPE_CHECKING:  # Serve reads the environment when it is imported
     from ray.serve.handle import DeploymentHandle

@@ -13,9 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rayrec.serve.access.access import Access
 from rayrec.serve.access.limits import CallerLimitError, RefusedError
 from rayrec.serve.engine.batching import DeadlineError, TooManyWaitingError
-from rayrec.serve.ray.haproxy_config import NO_TIME_HEADER
 from rayrec.serve.wire.callers import origin_of
-from rayrec.serve.wire.deadlines import HeaderError
+from rayrec.serve.wire.deadlines import NO_TIME_HEADER, HeaderError
 from rayrec.serve.wire.errors import error_response
 
 NO_ROOM = (RefusedError, TooManyWaitingError, DeadlineError)

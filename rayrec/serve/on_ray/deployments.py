@@ -37,22 +37,22 @@ from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.services import MAIN, ReplicasConfig, ServicesConfig
 from rayrec.serve.engine.pointer import PointerFollower
 from rayrec.serve.events.user_state import UserEvents
-from rayrec.serve.http.bearer_token import require_token
-from rayrec.serve.http.metrics import RayMeter
-from rayrec.serve.ray.application import QUIET, SPARE_REQUESTS
-from rayrec.serve.ray.dense import DensePart, RemoteRanker
-from rayrec.serve.ray.features import FeaturesPart, RemoteState
-from rayrec.serve.ray.gateway import Gateway, build_gateway
-from rayrec.serve.ray.handle_calls import HandleCalls, unanswered_by
-from rayrec.serve.ray.http_messages import (
+from rayrec.serve.on_ray.application import QUIET, SPARE_REQUESTS
+from rayrec.serve.on_ray.dense import DensePart, RemoteRanker
+from rayrec.serve.on_ray.features import FeaturesPart, RemoteState
+from rayrec.serve.on_ray.gateway import Gateway, build_gateway
+from rayrec.serve.on_ray.handle_calls import HandleCalls, unanswered_by
+from rayrec.serve.on_ray.http_messages import (
     HttpAnswer,
     HttpRequest,
     SendHttp,
     answered_by,
     lifespan_of,
 )
-from rayrec.serve.ray.message_contents import user_of
-from rayrec.serve.ray.ray_ingress import by_message, of_session, sticky_routing
+from rayrec.serve.on_ray.message_contents import user_of
+from rayrec.serve.on_ray.ray_ingress import by_message, of_session, sticky_routing
+from rayrec.serve.web.bearer_token import require_token
+from rayrec.serve.web.metrics import RayMeter
 
 ACCESS, FEATURES, SPARSE, DENSE = "access", "features", "sparse", "dense"
 

@@ -29,7 +29,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rayrec.platform.errors import InputError
-from rayrec.serve.http.guards import RequestGuard
+from rayrec.serve.web.guards import RequestGuard
 from rayrec.serve.wire.errors import error_response
 
 logger = logging.getLogger(__name__)

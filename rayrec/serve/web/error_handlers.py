@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 
 from rayrec.platform.errors import UnavailableError
 from rayrec.serve.engine.service import RefusedRequestError
-from rayrec.serve.http.load_shedding import NO_ROOM, no_room
+from rayrec.serve.web.load_shedding import NO_ROOM, no_room
 from rayrec.serve.wire.deadlines import HeaderError
 from rayrec.serve.wire.errors import RequestError, error_response, explain, status_of_bad_request
 from rayrec.serve.wire.schemas import Instruction, RecommendRequest

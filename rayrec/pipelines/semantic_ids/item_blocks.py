@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from rayrec.models.tokenizers.item_vectors import interaction_vectors, text_vectors
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.jagged import list_values
 from rayrec.samples.dataset.dataset import Dataset
-from rayrec.samples.types.jagged import list_values
 
 Progress = Callable[[int, int], None]
 """Called with (texts encoded, texts)."""

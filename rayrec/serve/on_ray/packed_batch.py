@@ -15,7 +15,7 @@ import safetensors.numpy
 
 from rayrec.models.program.program import RankedItems
 from rayrec.platform.event_labels import Label, Part
-from rayrec.samples.types.batches import FeatureBatch, Int64Array, TableLookup
+from rayrec.samples.base.batches import FeatureBatch, Int64Array, TableLookup
 
 _NONE = -1
 """Of a number that is not given."""

@@ -73,9 +73,9 @@ class Plan(TypedDict):
 REST_MS = 20
 """In which nobody asks again who has as little time, where a replica had none. What a replica has in hand
 then takes it many times as long, so it does not run out of work."""
-NO_TIME_HEADER = "X-No-Time"
-"""Of a replica's answer: it was refused since it would be late. Callers do not see it."""
 _UNBOUNDED_MS = 1_000_000_000
+_NO_TIME_HEADER = "X-No-Time"
+"""As `wire/deadlines.py` has it."""
 _SENTENCE = "no replica has room for the request; try again in a second"
 NO_REPLICA = {"error": _SENTENCE}
 NO_REPLICA_OPENAI = {"error": {"message": _SENTENCE, "type": "server_error", "param": None, "code": None}}
@@ -160,7 +160,7 @@ def _requests(listen: Listen, has_token: bool) -> list[str]:
         bind,
         "http-request set-header X-Forwarded-For %[src]",
         f"http-request set-header X-Forwarded-Proto {scheme}",
-        # As `access/deadlines.py` has it.
+        # As `wire/deadlines.py` has it.
         "http-request set-header X-Request-Start %[date(0,ms)]",
         f"http-request set-var-fmt(txn.rayrec_no_replica) '{json.dumps(NO_REPLICA)}'",
         f"http-request set-var-fmt(txn.rayrec_no_replica) '{json.dumps(NO_REPLICA_OPENAI)}' {of_openai}",
@@ -178,16 +178,16 @@ def _refusals(most: int, rest_ms: int) -> list[str]:
     full = "if rayrec_computes { var(txn.rayrec_room) -m int lt 0 }"
     # Variables that nobody has set are less than nothing: no rule holds then.
     late = "if rayrec_computes { var(txn.rayrec_rest) -m int lt 0 } { var(txn.rayrec_more) -m int le 0 }"
-    said_late = f"if {{ res.hdr({NO_TIME_HEADER}) -m found }}"
+    said_late = f"if {{ res.hdr({_NO_TIME_HEADER}) -m found }}"
     return [
-        # As `access/door.py` has them.
+        # As `http/load_shedding.py` has them.
         "acl rayrec_computes path /v1/recommend /v1/completions",
         "acl rayrec_computes path_reg ^/v2/models/.*/infer$",
         f"http-request set-var(txn.rayrec_most) nbsrv,mul({most})",
         # The request itself counts already.
         "http-request set-var(txn.rayrec_room) be_conn,neg,add(txn.rayrec_most)",
         f"http-request set-var(txn.rayrec_has_ms) int({_UNBOUNDED_MS})",
-        # As `access/deadlines.py` has it.
+        # As `wire/deadlines.py` has it.
         "http-request set-var(txn.rayrec_has_ms) req.hdr(X-Request-Timeout-Ms) "
         "if { req.hdr(X-Request-Timeout-Ms) -m reg ^[0-9]{1,9}$ }",
         "http-request set-var(txn.rayrec_more) var(txn.rayrec_has_ms),sub(proc.rayrec_late_ms)",
@@ -199,7 +199,7 @@ def _refusals(most: int, rest_ms: int) -> list[str]:
         ),
         f"http-response set-var(proc.rayrec_late_ms) var(txn.rayrec_has_ms) {said_late}",
         f"http-response set-var(proc.rayrec_late_until) date({rest_ms},ms) {said_late}",
-        f"http-response del-header {NO_TIME_HEADER}",
+        f"http-response del-header {_NO_TIME_HEADER}",
     ]
 
 

@@ -18,7 +18,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from rayrec.platform.errors import UnavailableError
-from rayrec.serve.ray.ray_ingress import by_message, of_session
+from rayrec.serve.on_ray.ray_ingress import by_message, of_session
 
 
 class HandleCalls:

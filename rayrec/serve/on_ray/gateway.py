@@ -24,14 +24,14 @@ from rayrec.serve.access.routing import Routed, Router
 from rayrec.serve.access.shadow import Shadow, Shadowed
 from rayrec.serve.config.access import AccessConfig
 from rayrec.serve.config.services import MAIN, ServicesConfig
-from rayrec.serve.http.api import ANSWERING_ROUTES
-from rayrec.serve.http.error_handlers import add_error_handlers
-from rayrec.serve.http.guards import RequestGuard
-from rayrec.serve.http.metrics import Meter, RequestMeter
-from rayrec.serve.ray.haproxy_config import NO_TIME_HEADER
-from rayrec.serve.ray.http_messages import HttpAnswer, HttpRequest, SendHttp
-from rayrec.serve.ray.message_contents import is_large, num_requests_of, user_of
+from rayrec.serve.on_ray.http_messages import HttpAnswer, HttpRequest, SendHttp
+from rayrec.serve.on_ray.message_contents import is_large, num_requests_of, user_of
+from rayrec.serve.web.api import ANSWERING_ROUTES
+from rayrec.serve.web.error_handlers import add_error_handlers
+from rayrec.serve.web.guards import RequestGuard
+from rayrec.serve.web.metrics import Meter, RequestMeter
 from rayrec.serve.wire.callers import caller_of, origin_of
+from rayrec.serve.wire.deadlines import NO_TIME_HEADER
 from rayrec.serve.wire.errors import RequestError, error_response
 from rayrec.serve.wire.request_body import MAX_BODY_BYTES, beside_the_loop
 from rayrec.serve.wire.schemas import LiveAnswer

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Label, Part
-from rayrec.samples.types.event_labels import LABEL_COLUMNS
-from rayrec.samples.types.event_times import TIMES, seconds
-from rayrec.samples.types.intervals import Int64Array, Intervals
+from rayrec.samples.base.event_labels import LABEL_COLUMNS
+from rayrec.samples.base.event_times import TIMES, seconds
+from rayrec.samples.base.intervals import Int64Array, Intervals
 
 
 @dataclass(frozen=True)

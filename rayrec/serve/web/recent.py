@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayrec.serve.http.metrics import Figures
+from rayrec.serve.web.metrics import Figures
 
 SECONDS = 10.0
 """That figures are of."""

@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict
 from rayrec.serve.access.access import Access
 from rayrec.serve.config.access import StepName
 from rayrec.serve.engine.current import Service
-from rayrec.serve.http.metrics import Figures
-from rayrec.serve.http.recent import RecentActivity, RecentFigures
+from rayrec.serve.web.metrics import Figures
+from rayrec.serve.web.recent import RecentActivity, RecentFigures
 from rayrec.serve.wire.errors import RequestError
 from rayrec.serve.wire.schemas import ModelInfo, RankerInfo
 
@@ -97,7 +97,7 @@ def page_router(
         version_figures: of a service that follows versions, see `VersionFollower`.
     """
     router = APIRouter(tags=["Page"])
-    html = files("rayrec.serve.http").joinpath("page.html").read_text(encoding="utf-8")
+    html = files("rayrec.serve.web").joinpath("page.html").read_text(encoding="utf-8")
 
     @router.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> HTMLResponse:

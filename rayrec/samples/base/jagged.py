@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.samples.types.batches import Int64Array
+from rayrec.samples.base.batches import Int64Array
 
 
 def offsets_from_lengths(lengths_R: NDArray[np.integer] | NDArray[np.bool_]) -> Int64Array:

@@ -24,16 +24,16 @@ from rayrec.serve.app.loading import load_service
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.services import MAIN
 from rayrec.serve.config.tls import check_tls
-from rayrec.serve.http.address import check_port, url_of, wait_until_ready
-from rayrec.serve.ray.application import QUIET, build_application, replica_resources
-from rayrec.serve.ray.deployments import build_services, resources_of, targets_of
-from rayrec.serve.ray.ray_ingress import (
+from rayrec.serve.on_ray.application import QUIET, build_application, replica_resources
+from rayrec.serve.on_ray.deployments import build_services, resources_of, targets_of
+from rayrec.serve.on_ray.ray_ingress import (
     Ingress,
     RunningServe,
     ingress_of_joined_cluster,
     ingress_of_own_cluster,
     running_serve,
 )
+from rayrec.serve.web.address import check_port, url_of, wait_until_ready
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from rayrec.platform.devices import ray_claim
 from rayrec.platform.remote_files import absolute
 from rayrec.serve.app.loading import device_of, load_api
 from rayrec.serve.config.serve import ServeConfig
-from rayrec.serve.http.bearer_token import require_token
-from rayrec.serve.http.metrics import RayMeter
-from rayrec.serve.ray.ray_ingress import sticky_routing
+from rayrec.serve.on_ray.ray_ingress import sticky_routing
+from rayrec.serve.web.bearer_token import require_token
+from rayrec.serve.web.metrics import RayMeter
 
 DEPLOYMENT = "recommend"
 QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)

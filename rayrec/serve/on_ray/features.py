@@ -18,15 +18,15 @@ from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.pipelines.versions.loading import assembly_of
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.errors import InputError, UnavailableError
+from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.dataset.dataset import Dataset
-from rayrec.samples.types.batches import Int64Array
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.events.circuit import Circuit
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.events.user_state import UserEvents
-from rayrec.serve.http.error_handlers import add_error_handlers
-from rayrec.serve.http.events import events_router
-from rayrec.serve.http.metrics import Meter
+from rayrec.serve.web.error_handlers import add_error_handlers
+from rayrec.serve.web.events import events_router
+from rayrec.serve.web.metrics import Meter
 
 
 class FeaturesPart:

@@ -23,9 +23,9 @@ from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.versions.loading import LoadedVersion, load_version
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.devices import own_stream, synchronize
-from rayrec.samples.types.batches import FeatureBatch, Int64Array
+from rayrec.samples.base.batches import FeatureBatch, Int64Array
 from rayrec.serve.config.serve import ServeConfig
-from rayrec.serve.ray.packed_batch import RankBatch, packed_items, unpacked_items
+from rayrec.serve.on_ray.packed_batch import RankBatch, packed_items, unpacked_items
 
 MOST_VERSIONS = 3
 """Held: the one that answers, the one before, and one that sparse parts are going to or coming from."""

@@ -24,8 +24,14 @@ from rayrec.models.tokenizers.item_tokenizer import ItemTokenizer
 from rayrec.models.tokenizers.published import published_registry
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.models.tokenizers.report import prefix_purity
+from rayrec.pipelines.semantic_ids.item_blocks import (
+    INTERACTIONS,
+    TEXT,
+    Progress,
+    interaction_block,
+    text_block,
+)
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
-from rayrec.pipelines.tokenize.item_blocks import INTERACTIONS, TEXT, Progress, interaction_block, text_block
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset.dataset import Dataset

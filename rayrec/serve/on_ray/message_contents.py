@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 from rayrec.serve.config.access import USER_HEADER
+from rayrec.serve.on_ray.http_messages import HttpRequest
 from rayrec.serve.protocols.tensor_codec import HEADER_LENGTH
-from rayrec.serve.ray.http_messages import HttpRequest
 from rayrec.serve.wire.errors import RequestError
 from rayrec.serve.wire.request_body import LARGE_BYTES, parsed_json, unpacked
 
