@@ -38,7 +38,7 @@ from rayrec.pipelines.evaluation.evaluate_scorer import SCORED, evaluate_scorer
 from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
-from rayrec.pipelines.tasks.impressions import ImpressionTask, Scored, labelled_rows
+from rayrec.pipelines.tasks.impressions import ImpressionTask, Scored, labeled_rows
 from rayrec.pipelines.training.train import train
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log, out
@@ -227,20 +227,20 @@ class RechubLoop:
     def figures(self, split: Any) -> dict[str, Estimate]:
         self._model.eval()
         scored = Scored(self._task.schema.labels)
-        for labelled in self._labelled(split):
-            predicted_B = self._model(self._inputs(self._features.scoring(labelled.step, labelled.rows)))
-            scored.add(labelled, predicted_B.numpy()[:, None])
+        for labeled in self._labeled(split):
+            predicted_B = self._model(self._inputs(self._features.scoring(labeled.step, labeled.rows)))
+            scored.add(labeled, predicted_B.numpy()[:, None])
         return scored.figures()
 
     def _all_batches(self, total_steps: int) -> Iterator[ImpressionBatch]:
         yield from map(self._training_batch, range(total_steps))
         for split in ("valid", "test"):
-            for labelled in self._labelled(split):
-                yield self._features.scoring(labelled.step, labelled.rows)
+            for labeled in self._labeled(split):
+                yield self._features.scoring(labeled.step, labeled.rows)
 
-    def _labelled(self, split: Any) -> Iterator[Any]:
+    def _labeled(self, split: Any) -> Iterator[Any]:
         task = self._task
-        return labelled_rows(task.dataset, task.schema, self._features, split, self._batch_size)
+        return labeled_rows(task.dataset, task.schema, self._features, split, self._batch_size)
 
     def _training_batch(self, step: int) -> ImpressionBatch:
         (batch,) = self._features.training(step, self._reader.read_batch(self._plan.batch(step)))

@@ -2,7 +2,7 @@
 
 The same network with the same weights on both sides: Qwen3-shaped, 4 layers of width 256, float32, random
 weights made large, so that what follows depends on the history and scores differ. Beams of 50 over the
-semantic IDs of a catalogue; a history enters as the codes of its items. Bars, ratios of rows per second:
+semantic IDs of a catalog; a history enters as the codes of its items. Bars, ratios of rows per second:
 
 * `decode-batch-32`: 32 histories at once.
 * `decode-batch-1`: one at a time, as a request comes.
@@ -16,7 +16,7 @@ way around that. Ours asks the network about no code that is certain; the result
 Both sides decode the same histories, none of them twice. Before anything is timed, their items and scores are
 compared: scores have to agree to 1e-4, items wherever scores do not tie with another within that.
 
-`RAYREC_BENCH_DATA` names a prepared data set with semantic IDs; without one, the catalogue is synthetic, of
+`RAYREC_BENCH_DATA` names a prepared data set with semantic IDs; without one, the catalog is synthetic, of
 the size of Amazon Beauty's: 12,101 items, three levels of 256 codes and a digit. Lengths of histories are
 drawn as they are there: 4 to 50 items, half of them no longer than 5, 8 in the mean.
 `RAYREC_BENCH_STEPS` is the number of single histories in a window; a batch of 32 is a window of its own.
@@ -39,7 +39,7 @@ from rayrec.models.base.config import CausalLmConfig
 from rayrec.models.decoding.beam import BeamResult, beam_search
 from rayrec.models.generative.causal_lm import CausalLmBackbone
 from rayrec.models.generative.recommender import GenerativeRecommender
-from rayrec.models.registry.build import Catalogue, build_model
+from rayrec.models.registry.build import Catalog, build_model
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
@@ -75,7 +75,7 @@ def bench(options: BenchOptions) -> list[Bar]:
 
 
 def _bars(options: BenchOptions) -> list[Bar]:
-    codes_IL, level_sizes = catalogue(options)
+    codes_IL, level_sizes = catalog(options)
     model = recommender(codes_IL, level_sizes)
     ours, peer = Ours(model, codes_IL), Peer(model, codes_IL)
     check_same_results(ours, peer, HistoryDraws(len(codes_IL), seed=1), sizes=tuple(TARGETS))
@@ -87,7 +87,7 @@ def _bars(options: BenchOptions) -> list[Bar]:
     return bars
 
 
-def catalogue(options: BenchOptions) -> tuple[Int64Array, tuple[int, ...]]:
+def catalog(options: BenchOptions) -> tuple[Int64Array, tuple[int, ...]]:
     """([I, L] codes of the items, codes of each level)."""
     if options.data is not None:
         registry = SemanticIdRegistry.load(options.data / SEMANTIC_IDS_FOLDER)
@@ -123,7 +123,7 @@ def recommender(
     config = CausalLmConfig.parse(
         {"name": "causal_lm", "backbone": {"network": network, "max_length": MAX_LENGTH}}
     )
-    model = build_model(config, Catalogue(len(codes_IL), codes_IL, level_sizes), seed=0)
+    model = build_model(config, Catalog(len(codes_IL), codes_IL, level_sizes), seed=0)
     assert isinstance(model, GenerativeRecommender)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -143,7 +143,7 @@ class HistoryDraws:
         self._length_probabilities = weights / weights.sum()
 
     def draw(self, size: int) -> Histories:
-        """Catalogue positions."""
+        """Catalog positions."""
         random = np.random.default_rng([self._seed, next(self._next)])
         lengths = random.choice(
             np.arange(MIN_LENGTH, MAX_LENGTH + 1), size=size, p=self._length_probabilities

@@ -1,4 +1,4 @@
-"""How long a large language model takes to rank a catalogue on a GPU: one history, beams of 256, three codes.
+"""How long a large language model takes to rank a catalog on a GPU: one history, beams of 256, three codes.
 
 A network in the shape of Qwen3-1.7B (28 layers of width 2,048, 16 query and 8 key heads of 128), random
 weights in bfloat16; three levels of 8,192 codes and a million items. For contexts of 1,000 and 5,000 tokens

@@ -240,7 +240,7 @@ class LmdbStore:
         self._cached = CachedFile(self._path / "data.mdb")
 
     def put(self, keys_M: Keys, words_MW: Words) -> None:
-        order_M = np.argsort(keys_M)  # neighbours lie on one page of the tree
+        order_M = np.argsort(keys_M)  # neighbors lie on one page of the tree
         pairs = zip(_key_bytes(keys_M[order_M]), _record_bytes(words_MW[order_M]), strict=True)
         with self._env.begin(write=True) as transaction, transaction.cursor() as cursor:
             cursor.putmulti(list(pairs))

@@ -4,7 +4,7 @@
 
 RUN is the folder of a trained generative run. Its test users are ranked twice, with what they have seen left
 out: once with every item's probability as it was without the filter, as serving does; once with a
-distribution that is normalised anew under each prefix, over what may be given, as sampling does. The second
+distribution that is normalized anew under each prefix, over what may be given, as sampling does. The second
 lifts items whose prefix is mostly seen.
 """
 
@@ -30,17 +30,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("run", type=Path)
     run = parser.parse_args(arguments).run
     distribution = GenerativeRecommender.distribution
-    for renormalised in (False, True):
+    for renormalized in (False, True):
 
         def ranked(
-            self: Any, *given: Any, renormalised: bool, as_is: bool = renormalised
+            self: Any, *given: Any, renormalized: bool, as_is: bool = renormalized
         ) -> ItemDistribution:
-            return distribution(self, *given, renormalised=as_is)
+            return distribution(self, *given, renormalized=as_is)
 
         with mock.patch.object(GenerativeRecommender, "distribution", ranked), progress_bar("rank") as done:
             found = evaluate_recommender(Recommender.load(run), "test", on_batch=done).results[MODEL]
         figures = ", ".join(f"{metric} {found[metric].value:.4f}" for metric in METRICS)
-        log.print(f"{'normalised anew' if renormalised else 'left out of the list'}: {figures}")
+        log.print(f"{'normalized anew' if renormalized else 'left out of the list'}: {figures}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Bars: ratios measured within one run, and what may be claimed of them.
 
 Rates of one machine differ from hour to hour by more than what is to be shown, so ours and the peer's
-are measured in turns, A B A B ..., and only the ratio of neighbours counts. Of these ratios a bar has
+are measured in turns, A B A B ..., and only the ratio of neighbors counts. Of these ratios a bar has
 the median and a lower bound of it.
 """
 

@@ -1,13 +1,13 @@
-"""Does a model that is told which behaviour is wanted find the items of that behaviour?
+"""Does a model that is told which behavior is wanted find the items of that behavior?
 
     python -m benchmarks.instructions SOURCE [--seeds 1]
 
-SOURCE is the folder of CI&T Deskdrop's log (five behaviours, VIEW and four strong ones). Two data sets are
+SOURCE is the folder of CI&T Deskdrop's log (five behaviors, VIEW and four strong ones). Two data sets are
 made of it: the log as it is, in which a strong event nearly always follows a view of its item; and one with
 a single event of each user and item, the first strong one, or the first view where there is none, in which
 items are met once. On each are trained, with one seed or several,
 
-* `configs/deskdrop-instructions.yaml`: instructions and weights of behaviours,
+* `configs/deskdrop-instructions.yaml`: instructions and weights of behaviors,
 * the same without either.
 
 Users' last events are ranked for, once with no instruction and once with each of two. What comes out is
@@ -106,7 +106,7 @@ def trained(assembly: Assembly) -> SequenceProgram:
     """The model after all epochs, trained in this process: it has no rows on servers."""
     config, plan = assembly.config, assembly.plan
     assert not assembly.tables, "a model of dense weights alone"
-    model = build_model(config.model, assembly.task.catalogue, config.seed)
+    model = build_model(config.model, assembly.task.catalog, config.seed)
     program = SequenceProgram(model, assembly.dense_optimizer(), torch.device("cpu"), config.seed)
     reader = SampleReader(plan.spec)
     for step in range(assembly.total_steps or 0):

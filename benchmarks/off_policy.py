@@ -30,7 +30,7 @@ from rayrec.rl.off_policy.estimators import (
     doubly_robust,
     estimates,
     inverse_propensity,
-    self_normalised,
+    self_normalized,
 )
 from rayrec.rl.off_policy.logs import BanditLog, FloatArray, read_open_bandit
 from rayrec.rl.off_policy.policies import logged_frequencies, uniform
@@ -44,7 +44,7 @@ Estimator = Callable[[BanditLog, FloatArray, FloatArray], Terms]
 ESTIMATORS: dict[str, Estimator] = {
     "direct-method": lambda log, target_NA, model_NA: direct_method(target_NA, model_NA),
     "inverse-propensity": lambda log, target_NA, model_NA: inverse_propensity(log, target_NA),
-    "self-normalised": lambda log, target_NA, model_NA: self_normalised(log, target_NA),
+    "self-normalized": lambda log, target_NA, model_NA: self_normalized(log, target_NA),
     "doubly-robust": doubly_robust,
 }
 

@@ -1,6 +1,6 @@
 """Does what is trained recommend well? Whole runs of our configs, evaluated on every user of the test split.
 
-Leave-one-out, the whole catalogue ranked, items of the history left out. The data set is prepared and, for
+Leave-one-out, the whole catalog ranked, items of the history left out. The data set is prepared and, for
 generative models, tokenized beforehand, as the head of each config says. A bar's value is a metric, its
 lower bound that of the bootstrap over users, its target a published figure or one that a plain program
 reaches: there is nothing to take turns with. A second bar is the ratio to the most popular items.

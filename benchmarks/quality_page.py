@@ -256,7 +256,7 @@ _TIES = {
 _HEAD = """# Quality
 
 Leave-one-out: a user's last event is the test, the one before it validates, the rest is trained on. Every
-user, the whole catalogue ranked, items of the history left out (nobody has an item twice) unless a column
+user, the whole catalog ranked, items of the history left out (nobody has an item twice) unless a column
 says otherwise. Intervals: 95 %, bootstrap over users; [least, most] of several seeds. The snapshot is the
 best by NDCG@10 on validation users. One recipe per method runs unchanged on all data sets. The recipe of
 SASRec with full softmax was found by recalls of Beauty's *test* users ([RESULTS.md](RESULTS.md) lists them),
@@ -269,7 +269,7 @@ and would take a fraction of that alone. Minutes of processors, of rows measured
 those of the driver, its actors and Ray, start and validations included.
 
 The prefix decoder generates code by code, and has no softmax over items. It does have a trained vector for
-every prefix of an ID, whole ones included, so its weights grow with the catalogue; TIGER and the lazy decoder
+every prefix of an ID, whole ones included, so its weights grow with the catalog; TIGER and the lazy decoder
 have vectors for codes alone. It alone is trained with ties redrawn in every step (`data.redraw_ties`). That
 helps others, too: SASRec with full softmax, trained so, has a recall@10 of 0.1007 on Beauty, ties shuffled
 ([RESULTS.md](RESULTS.md)), so codes are not level with a softmax over items. In file order it takes away what

@@ -200,7 +200,7 @@ def commit_of(checkout: Path) -> str:
 
 
 def _sparse_parameters(assembly: Any) -> int:
-    """Numbers in the rows of the catalogue's ids, for models whose tables are on the servers."""
+    """Numbers in the rows of the catalog's ids, for models whose tables are on the servers."""
     counts = {"item": len(assembly.task.dataset.items), "user": len(assembly.task.dataset.users)}
     if assembly.task.registry is not None:
         counts["code"] = sum(assembly.task.registry.level_sizes)

@@ -50,7 +50,7 @@ from rayrec.platform.console import log
 from rayrec.platform.hashing import mix64
 from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.operations.config import (
-    BucketiseConfig,
+    BucketizeConfig,
     ClipConfig,
     CrossConfig,
     HashConfig,
@@ -72,7 +72,7 @@ OPERATIONS = [
     HashConfig(op="hash", input="user_id", output="user", buckets=1_000_000),
     CrossConfig(op="cross", inputs=("user_id", "category"), output="user_category", buckets=1_000_000),
     ClipConfig(op="clip", input="price", output="usual_price", low=0.0, high=100.0),
-    BucketiseConfig(op="bucketise", input="price", output="price_level", boundaries=(1.0, 5.0, 20.0, 100.0)),
+    BucketizeConfig(op="bucketize", input="price", output="price_level", boundaries=(1.0, 5.0, 20.0, 100.0)),
     LogConfig(op="log", input="price", output="log_price", negatives="zero"),
     TimeFeaturesConfig(
         op="time_features",

@@ -1,6 +1,6 @@
 """What compiled ranking saves, and that no request waits for a compiler.
 
-The generative model of `configs/movielens-generative.yaml` with random weights, over a catalogue of the same
+The generative model of `configs/movielens-generative.yaml` with random weights, over a catalog of the same
 size: 1,682 items, three levels of 64 codes, histories of up to 100 events, 100 beams, every item of a history
 left out of its answer. One thread. Bars:
 
@@ -35,7 +35,7 @@ from rayrec.models.compiled_ranking.buckets import Bucket, Buckets
 from rayrec.models.compiled_ranking.job import RankingModel
 from rayrec.models.compiled_ranking.packages import PackageFolders
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
-from rayrec.models.registry.build import Catalogue, build_model
+from rayrec.models.registry.build import Catalog, build_model
 from rayrec.models.registry.sequence_program import SequenceProgram
 from rayrec.platform.console import log
 from rayrec.platform.schedule import RateSchedule
@@ -93,8 +93,8 @@ class Ranked:
                 "beam_width": BEAMS,
             }
         )
-        catalogue = Catalogue(NUM_ITEMS, codes_IL, LEVEL_SIZES)
-        model = build_model(config, catalogue, seed=0)
+        catalog = Catalog(NUM_ITEMS, codes_IL, LEVEL_SIZES)
+        model = build_model(config, catalog, seed=0)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
@@ -105,7 +105,7 @@ class Ranked:
             seed=0,
         )
         self.programs = CompiledPrograms(
-            RankingModel(config.model_dump(mode="json"), catalogue),
+            RankingModel(config.model_dump(mode="json"), catalog),
             Buckets([1, 2, 4, 8], [32, 64, MAX_LENGTH]),
             compiler.order,
             torch.device("cpu"),

@@ -5,7 +5,7 @@ same model, global batch and data set, the same number of threads for dense comp
 
 * `sasrec` and `generative`: against the file as it is. The first has no sparse table, in the second every
   event brings rows of its item and its codes from the parameter servers and gradients back.
-* `sasrec-same-softmax`: against the file with our softmax over the catalogue put in, which is faster
+* `sasrec-same-softmax`: against the file with our softmax over the catalog put in, which is faster
   than torch's. What is left is what the actors cost.
 
 How it is measured. Both sides are started, and one window of steps is run and thrown away: start-up,
@@ -93,7 +93,7 @@ def _one_file(config: dict[str, Any], our_softmax: bool) -> Callable[[int], floa
 
 
 class SasRecWithOurSoftmax(one_file_trainer.SasRec):
-    """The one file's model with RayRec's loss over the catalogue."""
+    """The one file's model with RayRec's loss over the catalog."""
 
     def forward(self, batch: one_file_trainer.Batch) -> Tensor:
         context_ND = self.backbone(functional.embedding(batch.items_N, self.items_ID), batch)

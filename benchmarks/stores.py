@@ -1,7 +1,7 @@
 """Which embedded store should hold histories, what a join from it costs, and what it saves.
 
 A log of 30,000 users with 200 events each on average (log-normal lengths, at most 20,000): 6 million events
-with item, time and behaviour, in stores with the same encoding, all of it in the page cache. A batch is 512
+with item, time and behavior, in stores with the same encoding, all of it in the page cache. A batch is 512
 samples, users drawn by Zipf's law (exponent 1.1), each at the time of one of its events; it is answered with
 the newest 200 events before that. A rate is events delivered per second, one thread. Bars:
 

@@ -1,4 +1,4 @@
-"""`make demo`: from a behaviour log to recommendations over HTTP, in a few minutes.
+"""`make demo`: from a behavior log to recommendations over HTTP, in a few minutes.
 
 Every step is one call that the `rayrec` command makes too. One Ray cluster is
 started for all of them.

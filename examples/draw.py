@@ -38,7 +38,7 @@ INK, QUIET, PAPER, ACCENT = "#22262e", "#9aa1ad", "#fbfaf7", "#c2410c"
 
 @dataclass(frozen=True)
 class Scene:
-    """One user, a catalogue and what the model says."""
+    """One user, a catalog and what the model says."""
 
     title: str
     codes_IL: np.ndarray
@@ -47,7 +47,7 @@ class Scene:
     titles_I: Sequence[str]
     counts_I: np.ndarray
     history: list[int]
-    """Catalogue positions, oldest first."""
+    """Catalog positions, oldest first."""
     probability_I: np.ndarray
     """Of each item to be the next one; those of the history left out."""
 
@@ -100,32 +100,32 @@ def _map(folder: Path, registry: SemanticIdRegistry) -> np.ndarray:
             np.eye(size)[codes_I] for size, codes_I in zip(registry.level_sizes, codes_IL.T, strict=False)
         ]
         vectors_ID = np.concatenate([same / 2**level for level, same in enumerate(same_L)], axis=1)
-    centred_ID = vectors_ID - np.mean(vectors_ID, axis=0)
-    _, _, directions_DD = np.linalg.svd(centred_ID, full_matrices=False)
+    centered_ID = vectors_ID - np.mean(vectors_ID, axis=0)
+    _, _, directions_DD = np.linalg.svd(centered_ID, full_matrices=False)
     # Ranks spread what would be a crowd in the middle.
-    ranks_I2 = (centred_ID @ directions_DD[:2].T).argsort(axis=0).argsort(axis=0)
+    ranks_I2 = (centered_ID @ directions_DD[:2].T).argsort(axis=0).argsort(axis=0)
     jitter_I2 = np.random.default_rng(0).normal(scale=0.004, size=ranks_I2.shape)
     place_I2: np.ndarray = ranks_I2 / len(ranks_I2) + jitter_I2
     return place_I2
 
 
-# %% The map: items of one first code share a colour; the user's way over it ends at the recommendations.
+# %% The map: items of one first code share a color; the user's way over it ends at the recommendations.
 def draw_map(axes: Axes, scene: Scene) -> None:
     first_I = scene.codes_IL[:, 0]
     sizes_K = np.bincount(first_I)
-    centre_K2 = np.stack([np.bincount(first_I, weights=xs) for xs in scene.place_I2.T], axis=1)
-    centre_K2 = centre_K2 / np.maximum(sizes_K, 1)[:, None]
-    colour = _colours(centre_K2)
-    axes.scatter(*scene.place_I2.T, s=6 + 1.5 * np.sqrt(scene.counts_I), c=colour[first_I], alpha=0.45, lw=0)
-    labelled: list[np.ndarray] = []
+    center_K2 = np.stack([np.bincount(first_I, weights=xs) for xs in scene.place_I2.T], axis=1)
+    center_K2 = center_K2 / np.maximum(sizes_K, 1)[:, None]
+    color = _colors(center_K2)
+    axes.scatter(*scene.place_I2.T, s=6 + 1.5 * np.sqrt(scene.counts_I), c=color[first_I], alpha=0.45, lw=0)
+    labeled: list[np.ndarray] = []
     for code in np.argsort(-sizes_K):
-        apart = all(abs(centre_K2[code] - other) @ (1.0, 4.0) > 0.3 for other in labelled)
-        if len(labelled) < NUM_LABELS and apart:
-            labelled.append(centre_K2[code])
+        apart = all(abs(center_K2[code] - other) @ (1.0, 4.0) > 0.3 for other in labeled)
+        if len(labeled) < NUM_LABELS and apart:
+            labeled.append(center_K2[code])
             members = np.flatnonzero(first_I == code)
             best = members[scene.counts_I[members].argmax()]
             axes.text(
-                *centre_K2[code],
+                *center_K2[code],
                 _short(scene.titles_I[best], 24),
                 fontsize=6.5,
                 ha="center",
@@ -147,16 +147,16 @@ def draw_map(axes: Axes, scene: Scene) -> None:
     axes.axis("off")
 
 
-def _colours(centre_K2: np.ndarray) -> np.ndarray:
-    """[K, 3] a colour for each code: neighbours on the map look alike."""
-    x_K, y_K = (centre_K2 - np.median(centre_K2, axis=0)).T
+def _colors(center_K2: np.ndarray) -> np.ndarray:
+    """[K, 3] a color for each code: neighbors on the map look alike."""
+    x_K, y_K = (center_K2 - np.median(center_K2, axis=0)).T
     hue_K = np.arctan2(y_K, x_K) / (2 * np.pi) % 1.0
     radius_K = np.hypot(x_K, y_K)
     strength_K = 0.35 + 0.6 * radius_K / radius_K.max()
-    colours: np.ndarray = matplotlib.colors.hsv_to_rgb(
+    colors: np.ndarray = matplotlib.colors.hsv_to_rgb(
         np.stack([hue_K, strength_K, 0.95 - 0.25 * strength_K], axis=1)
     )
-    return colours
+    return colors
 
 
 def draw_history(axes: Axes, scene: Scene) -> None:
@@ -176,7 +176,7 @@ def draw_history(axes: Axes, scene: Scene) -> None:
 def draw_beams(axes: Axes, scene: Scene) -> None:
     depth = scene.codes_IL.shape[1]
     best = np.argsort(-scene.probability_I)[:NUM_RECOMMENDED]
-    best = best[np.lexsort(scene.codes_IL[best].T[::-1])]  # neighbours in the trie, so that nothing crosses
+    best = best[np.lexsort(scene.codes_IL[best].T[::-1])]  # neighbors in the trie, so that nothing crosses
     mass: dict[tuple[int, ...], float] = defaultdict(float)
     for codes, probability in zip(scene.codes_IL.tolist(), scene.probability_I, strict=True):
         for length in range(depth + 1):

@@ -35,7 +35,7 @@ from rayrec.samples.reading.stream import Arrays, Jagged, SampleStream
 FEATURES = """
 features:
   - {op: hash, input: city, buckets: 1000}
-  - {op: bucketise, input: price, boundaries: [1, 2, 5, 10, 20, 50]}
+  - {op: bucketize, input: price, boundaries: [1, 2, 5, 10, 20, 50]}
   - {op: time_features, input: shown_at, unit: s, zone: Europe/Berlin, outputs: {hour: hour}}
   - {op: cross, inputs: [city, hour], output: city_hour, buckets: 10000}
   - {op: fill, input: history, value: []}

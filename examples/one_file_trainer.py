@@ -77,7 +77,7 @@ class TrainingData:
         lengths = np.concatenate([rows.value_lengths().to_numpy() for rows in lists])
         self.offsets = np.concatenate([[0], np.cumsum(lengths)])
         self.row_keys = torch.cat([hash64(n, torch.arange(len(rows))) for n, rows in enumerate(lists)])
-        # The model sees an item's place in the catalogue, never its id.
+        # The model sees an item's place in the catalog, never its id.
         self.item_ids = pq.read_table(folder / "items.parquet")["item_id"].to_numpy()
         by_id, ids = np.argsort(self.item_ids), np.concatenate([rows.flatten().to_numpy() for rows in lists])
         self.items = by_id[np.searchsorted(self.item_ids[by_id], ids)]

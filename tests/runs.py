@@ -59,7 +59,7 @@ def make_run(
     integer_users: bool = False,
     data_of: Callable[[Dataset], dict[str, Any]] = lambda dataset: {},
     collision_policy: str = "extra_digit",
-    labelled: bool = False,
+    labeled: bool = False,
     snapshots_after: Sequence[int] = (),
     **model_settings: object,
 ) -> Path:
@@ -69,11 +69,11 @@ def make_run(
         integer_users: users are 0, 1, ... instead of "u0", "u1", ...
         data_of: more settings of the data, such as `features`, for the data set that was made.
         collision_policy: of the semantic IDs.
-        labelled: whether events have a behaviour and a scenario.
+        labeled: whether events have a behavior and a scenario.
         snapshots_after: steps after which there are snapshots, too: a full one, then increments.
         model_settings: more settings of the model, such as `item_matrix="sparse"`.
     """
-    dataset = _dataset(folder, integer_users, labelled)
+    dataset = _dataset(folder, integer_users, labeled)
     if model not in ("sasrec", "hstu"):
         make_semantic_ids(dataset, collision_policy)
     config = RunConfig.parse(
@@ -105,10 +105,10 @@ def change_manifest(run: Path, **changes: Any) -> None:
     write_json(path, manifest | {"checksum": checksum_of(manifest)})
 
 
-def _dataset(folder: Path, integer_users: bool, labelled: bool) -> Dataset:
+def _dataset(folder: Path, integer_users: bool, labeled: bool) -> Dataset:
     events = random_events(NUM_USERS, NUM_ITEMS)
     labels = {}
-    if labelled:
+    if labeled:
         labels["behavior"] = [("VIEW", "LIKE", "VIEW", "SHARE")[place % 4] for place in range(len(events))]
         labels["scenario"] = [("home", "search")[place % 3 == 0] for place in range(len(events))]
     if integer_users:

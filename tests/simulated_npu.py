@@ -4,7 +4,7 @@
 
 registers it, for that process and for good; so whoever tests on it has a process of their own
 (`tests/devices/test_simulated_npu.py`). From then on `get_device("npu")` finds it as it finds an Ascend NPU,
-through `torch.npu`, and tests that are parametrised by the devices that are here run on it.
+through `torch.npu`, and tests that are parametrized by the devices that are here run on it.
 
 It proves that nothing in our code assumes CUDA or CPU: an operation that is not on the list is refused, and
 so is one of an NPU's tensor with a CPU's, but for the single numbers that torch takes along with pointwise
@@ -15,7 +15,7 @@ How it is built: PyTorch keeps the dispatch key PrivateUse1 for devices from out
 `_setup_privateuseone_for_python_backend` renames it and registers what PyTorch expects of a device (module,
 guard, hooks), so that autograd, with a thread of its own for the device, works as for any other. Tensors are
 wrapper subclasses (`__torch_dispatch__`): kernels of `torch.library` alone would see contiguous strides
-whatever they are, and not recognise the copies of tensors that autograd saves. Such kernels are there for
+whatever they are, and not recognize the copies of tensors that autograd saves. Such kernels are there for
 what is called without a tensor of the device, or below `__torch_dispatch__` (making tensors, and the copy
 inside `torch.tensor`), and for autocast, for which PyTorch registers nothing under this key.
 """

@@ -32,14 +32,14 @@ from rayrec.embeddings.transport.client import ShardClient
 from rayrec.models.base.compute import PLAIN, ComputeSettings
 from rayrec.models.program.matrix_rate import matrix_rate
 from rayrec.models.program.program import Placement, ProgramSpec, RankedItems, RankingProgram, ScoringProgram
-from rayrec.models.program.utilization import Utilisation
+from rayrec.models.program.utilization import Utilization
 from rayrec.platform.devices import device_memory, get_device, ray_claim
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
 from rayrec.samples.base.batches import FeatureBatch
 from rayrec.samples.impressions.batches import ImpressionBatch
 
-CATALOGUE_CHUNK = 65_536
-"""Rows of the whole catalogue are read in pieces of this many items."""
+CATALOG_CHUNK = 65_536
+"""Rows of the whole catalog are read in pieces of this many items."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class TrainerSpec:
     num_trainers: int
     num_threads: int
     compute: ComputeSettings = PLAIN
-    catalogue_ids_I: np.ndarray | None = None
+    catalog_ids_I: np.ndarray | None = None
     """Ids of all items, for programs that rank by their rows."""
     run_folder: Path | None = None
     """Where what trainers measure is kept with the run; None keeps it in the process."""
@@ -125,7 +125,7 @@ class Trainer:
             caches_on(self._device),
         )
         self._lookups = self._new_lookups(0)
-        self._utilisation = Utilisation(self._matrix_rate())
+        self._utilization = Utilization(self._matrix_rate())
         self._row_dims = {table.name: table.dim for table in spec.tables}
         self._program = spec.program.build(
             Placement(
@@ -169,7 +169,7 @@ class Trainer:
             self._lookups.update(features.step, features.lookups, gradients.row_grads)
             with self._dense_clock.busy():
                 self._program.update()
-            self._utilisation.add(self._program.flops(features, self._row_dims))
+            self._utilization.add(self._program.flops(features, self._row_dims))
         self._metrics.after_batch(self._times(), self._figures)
         return StepReport(features.step, gradients.loss_sum, features.num_targets, features.counts)
 
@@ -190,16 +190,14 @@ class Trainer:
         """Before ranking or scoring, by all trainers; gives the model the rows of every item, if it ranks by
         them."""
         # When it was measured before, other actors were starting.
-        self._utilisation.measured(self._matrix_rate())
+        self._utilization.measured(self._matrix_rate())
         self._program.begin_inference()
-        if not isinstance(self._program, RankingProgram) or self._program.table_of_catalogue is None:
+        if not isinstance(self._program, RankingProgram) or self._program.table_of_catalog is None:
             return
-        table, ids_I = self._program.table_of_catalogue, self._spec.catalogue_ids_I
+        table, ids_I = self._program.table_of_catalog, self._spec.catalog_ids_I
         assert ids_I is not None, "whoever starts trainers knows what their programs rank by"
-        chunks = np.array_split(ids_I, max(1, len(ids_I) // CATALOGUE_CHUNK))
-        self._program.set_catalogue(
-            np.concatenate([self._client.read({table: ids})[table] for ids in chunks])
-        )
+        chunks = np.array_split(ids_I, max(1, len(ids_I) // CATALOG_CHUNK))
+        self._program.set_catalog(np.concatenate([self._client.read({table: ids})[table] for ids in chunks]))
 
     def _matrix_rate(self) -> float:
         return matrix_rate(self._device.torch, self._spec.compute.matrix_dtype)
@@ -250,8 +248,8 @@ class Trainer:
             times,
             self._dense_clock.times().busy_s,
             self._lookups.stats,
-            self._utilisation.total_flops,
-            self._utilisation.matrix_rate,
+            self._utilization.total_flops,
+            self._utilization.matrix_rate,
         )
 
     def _figures(self) -> dict[str, float]:
@@ -262,7 +260,7 @@ class Trainer:
             "lookup_late_rows": stats.num_late,
             "lookup_max_staleness": stats.max_staleness,
             "cache_hit_rate": stats.num_cache_hits / max(num_asked, 1),
-            "mfu": self._utilisation.since_last(times.busy_s + times.waiting_s + times.blocked_s),
+            "mfu": self._utilization.since_last(times.busy_s + times.waiting_s + times.blocked_s),
             **self._memory_figures(),
         }
 
@@ -288,7 +286,7 @@ def spawn_trainers(
     where: Where = anywhere,
 ) -> list[ActorHandle]:
     options = {"num_cpus": num_cpus, **ray_claim(spec.device)}
-    shared = ray.put(spec)  # the catalogue's arrays travel once
+    shared = ray.put(spec)  # the catalog's arrays travel once
     return [
         spawn(
             Trainer,

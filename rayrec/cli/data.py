@@ -1,4 +1,4 @@
-"""`prepare`: a behaviour log in, a data set out."""
+"""`prepare`: a behavior log in, a data set out."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Allow(StrEnum):
 
 @command(app, "prepare")
 def prepare_command(
-    source: Annotated[Path, typer.Argument(help="Folder or file with the behaviour log.")],
+    source: Annotated[Path, typer.Argument(help="Folder or file with the behavior log.")],
     out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the data set to write.")],
     layout: Annotated[
         Layout, typer.Option(help="Layout of the source; `auto` looks at its files.")
@@ -55,7 +55,7 @@ def prepare_command(
     ties: Annotated[Ties, typer.Option(help="Order of a user's events of one time.")] = Ties.shuffle,
     seed: Annotated[int, typer.Option(help="Orders events of one time.")] = 0,
     behavior: Annotated[
-        list[str] | None, typer.Option(help="Keep only this behaviour; may be repeated.")
+        list[str] | None, typer.Option(help="Keep only this behavior; may be repeated.")
     ] = None,
     allow: Annotated[list[Allow] | None, typer.Option(help="Accept and count; may be repeated.")] = None,
     valid_start: Annotated[
@@ -87,7 +87,7 @@ def prepare_command(
         bool, typer.Option(help="Replace a data set that is there, with its semantic IDs.")
     ] = False,
 ) -> Answer:
-    """Turn a behaviour log into a data set: checked, sorted, split."""
+    """Turn a behavior log into a data set: checked, sorted, split."""
     from rayrec.samples.base.config import PrepareConfig
     from rayrec.samples.prepare.partitions import run_partitions_locally
     from rayrec.samples.prepare.prepare import prepare

@@ -264,7 +264,7 @@ def plan_command(
             ("codes, rates of items", human_size(trainer.dense.buffers_bytes)),
             ("cache of rows (sparse.cache_rows)", human_size(trainer.cache_bytes)),
             ("rows and gradients of a batch", human_size(trainer.batch_bytes)),
-            ("rows of the catalogue, when ranking", human_size(trainer.catalogue_bytes)),
+            ("rows of the catalog, when ranking", human_size(trainer.catalog_bytes)),
             ("peak", human_size(trainer.peak_bytes)),
             *(
                 [
@@ -336,7 +336,7 @@ def evaluate_command(
     combine: CombineOption = "sum",
     generator_weight: GeneratorWeightOption = 0.0,
 ) -> Answer:
-    """Rank the whole catalogue for every user; popularity beside it. Of ranking models: score impressions."""
+    """Rank the whole catalog for every user; popularity beside it. Of ranking models: score impressions."""
     from rayrec.pipelines.evaluation.evaluate import evaluate
 
     ranking = _ranking_of(ranker, candidates, objective, combine, generator_weight)
@@ -382,7 +382,7 @@ def recommend_command(
     user: Annotated[str, typer.Option(help="The user's id, as the source of the data writes it.")],
     k: Annotated[int, typer.Option("-k", min=1, help="Items to recommend.")] = 10,
     behavior: Annotated[
-        str | None, typer.Option(help="Behaviour that is wanted, of models with instructions.")
+        str | None, typer.Option(help="Behavior that is wanted, of models with instructions.")
     ] = None,
     scenario: Annotated[str | None, typer.Option(help="Scenario that the items are for, likewise.")] = None,
     trigger_item: Annotated[

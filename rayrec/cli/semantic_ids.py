@@ -56,7 +56,7 @@ def tokenize_command(
     levels: Annotated[int, typer.Option(help="Codes of an item.")] = 3,
     codebook_size: Annotated[
         int | None,
-        typer.Option(help="Values a code may have [--max-codebook-size, fewer for a small catalogue]."),
+        typer.Option(help="Values a code may have [--max-codebook-size, fewer for a small catalog]."),
     ] = None,
     max_codebook_size: Annotated[
         int, typer.Option(help="Most values that a code gets without --codebook-size.")
@@ -66,7 +66,7 @@ def tokenize_command(
         typer.Option(help="Items with the same codes: a further digit, other codes, or a tuple they share."),
     ] = Collisions.extra_digit,
     text_weight: Annotated[float, typer.Option(help="Weight of text beside interactions.")] = 1.0,
-    window: Annotated[int, typer.Option(help="Places between events that count as neighbours.")] = 5,
+    window: Annotated[int, typer.Option(help="Places between events that count as neighbors.")] = 5,
     dim: Annotated[int, typer.Option(help="Width of interaction vectors.")] = 64,
     components: Annotated[int, typer.Option(help="Principal components that are clustered.")] = 64,
     iterations: Annotated[

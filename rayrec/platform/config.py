@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import Any, Self, get_args, get_origin
+from typing import Any, ClassVar, Self, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -18,6 +18,19 @@ class Config(BaseModel):
     """Base of every component's settings: immutable, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    RENAMED: ClassVar[Mapping[str, str]] = {}
+    """Keys of version 0.1 to what they are called now; files and callers may still use them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _renamed_keys_are_read(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not cls.RENAMED.keys() & values.keys():
+            return values
+        for old in cls.RENAMED.keys() & values.keys():
+            if cls.RENAMED[old] in values:
+                raise ValueError(f"{old!r} is called {cls.RENAMED[old]!r} now; keep one of them")
+        return {cls.RENAMED.get(name, name): value for name, value in values.items()}
 
     @model_validator(mode="before")
     @classmethod

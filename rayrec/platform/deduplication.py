@@ -36,7 +36,7 @@ def _deduplicate(
         shift -= np.uint64(1)
     num_distinct = 0
     for n in range(len(ids_N)):
-        # Two rounds of multiply and fold (the finaliser of MurmurHash3) spread ids that count up, or
+        # Two rounds of multiply and fold (the finalizer of MurmurHash3) spread ids that count up, or
         # that differ in their high bits only; their own top bits then choose the slot.
         hashed = np.uint64(ids_N[n])
         hashed = (hashed ^ (hashed >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)

@@ -124,7 +124,7 @@ def why_missing(kind: str) -> str | None:
     try:
         return _DEVICES[kind][1]()
     except (ImportError, OSError, RuntimeError) as error:
-        return f"{kind} cannot be initialised: {error}"
+        return f"{kind} cannot be initialized: {error}"
 
 
 def device_named(kind: str) -> Device:

@@ -1,6 +1,6 @@
-"""64-bit integer hashing, vectorised and the same on every machine.
+"""64-bit integer hashing, vectorized and the same on every machine.
 
-`mix64` is the finaliser of splitmix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+`mix64` is the finalizer of splitmix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
 Generators", OOPSLA 2014): a bijection of the 64-bit integers in which every input bit moves every
 output bit.  Orders, shards and keys derived from it depend on the values alone.
 """
@@ -24,7 +24,7 @@ def as_uint64(values: ArrayLike) -> NDArray[np.uint64]:
 
 
 def mix64(values: ArrayLike) -> NDArray[np.uint64]:
-    """The splitmix64 finaliser of each integer; same shape, arithmetic modulo 2**64."""
+    """The splitmix64 finalizer of each integer; same shape, arithmetic modulo 2**64."""
     # At least one dimension while computing: numpy warns of wrap-around for scalars, not for arrays.
     given = as_uint64(values)
     z = np.atleast_1d(given) + _GOLDEN

@@ -18,7 +18,7 @@ FLAT = 1e-8
 """Groups whose rewards differ by no more than this have no spread."""
 
 
-def centred(rewards_UG: Tensor, weights_UG: Tensor) -> Tensor:
+def centered(rewards_UG: Tensor, weights_UG: Tensor) -> Tensor:
     """Rewards less their group's mean.
 
     Source: Dr. GRPO, arXiv:2503.20783, which leaves out the division by the standard deviation, since it
@@ -28,14 +28,14 @@ def centred(rewards_UG: Tensor, weights_UG: Tensor) -> Tensor:
     return torch.where(weights_UG > 0, rewards_UG - mean_U1, 0.0)
 
 
-def standardised(rewards_UG: Tensor, weights_UG: Tensor) -> Tensor:
+def standardized(rewards_UG: Tensor, weights_UG: Tensor) -> Tensor:
     """(R - mean) / std, of each group: the standard deviation is that of the group, not of a population.
 
     Source: GRPO, arXiv:2402.03300, section 4.1.2.
     """
-    centred_UG = centred(rewards_UG, weights_UG)
-    std_U1 = (weights_UG * centred_UG.square()).sum(dim=1, keepdim=True).sqrt()
-    return centred_UG / (std_U1 + SCALE_EPSILON)
+    centered_UG = centered(rewards_UG, weights_UG)
+    std_U1 = (weights_UG * centered_UG.square()).sum(dim=1, keepdim=True).sqrt()
+    return centered_UG / (std_U1 + SCALE_EPSILON)
 
 
 def leave_one_out(rewards_UG: Tensor, weights_UG: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def leave_one_out(rewards_UG: Tensor, weights_UG: Tensor) -> Tensor:
     Source: RLOO, Kool et al., "Buy 4 REINFORCE samples, get a baseline for free", 2019; arXiv:2402.14740.
     """
     others_UG = 1.0 - weights_UG
-    return torch.where(others_UG > FLAT, centred(rewards_UG, weights_UG) / others_UG.clamp(min=FLAT), 0.0)
+    return torch.where(others_UG > FLAT, centered(rewards_UG, weights_UG) / others_UG.clamp(min=FLAT), 0.0)
 
 
 def gated_by_target(advantages_UG: Tensor, rewards_UG: Tensor, target_rewards_U: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Policy losses by name. A new one is one function: `Sampled` and its settings in, an `Objective` out.
 
     rewards ─► advantages ─┐
-    log π, log π_old ─► ratio ─► clip, gate or bound ─► of_candidates ─► [U, G], to be maximised
+    log π, log π_old ─► ratio ─► clip, gate or bound ─► of_candidates ─► [U, G], to be maximized
 
 Axes: U users, G candidates of a user, L codes of a candidate.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rayrec.rl import settings as of
-from rayrec.rl.advantages import centred, gated_by_target, leave_one_out, standardised
+from rayrec.rl.advantages import centered, gated_by_target, leave_one_out, standardized
 from rayrec.rl.objectives import (
     bounded_old,
     clipped,
@@ -30,7 +30,7 @@ from rayrec.rl.sampled import Sampled
 
 
 class Objective(NamedTuple):
-    """What is to be maximised: the weighted sum over each group, in the mean over groups."""
+    """What is to be maximized: the weighted sum over each group, in the mean over groups."""
 
     values_UG: Tensor
     """Of each candidate, differentiable."""
@@ -62,7 +62,7 @@ def grpo(sampled: Sampled, settings: of.GrpoSettings) -> Objective:
     Source: GRPO, arXiv:2402.03300, eq. 3. `scale: false` with `mean: constant` is Dr. GRPO, arXiv:2503.20783;
     `clip_high` above `clip_low` with `mean: batch` is DAPO, arXiv:2503.14476.
     """
-    advantage = standardised if settings.scale else centred
+    advantage = standardized if settings.scale else centered
     advantages_UG1 = advantage(sampled.rewards_UG, sampled.weights_UG)[:, :, None]
     ratio_UGL = sampled.log_ratio_UGL.exp()
     low, high = settings.clip_low, settings.clip_high
@@ -76,7 +76,7 @@ def gspo(sampled: Sampled, settings: of.GspoSettings) -> Objective:
 
     Source: GSPO, arXiv:2507.18071, eq. 5 to 7.
     """
-    advantages_UG = standardised(sampled.rewards_UG, sampled.weights_UG)
+    advantages_UG = standardized(sampled.rewards_UG, sampled.weights_UG)
     ratio_UG = sequence_ratio(sampled, by_length=True)
     low, high = settings.clip_low, settings.clip_high
     return Objective(
@@ -89,7 +89,7 @@ def sapo(sampled: Sampled, settings: of.SapoSettings) -> Objective:
 
     Source: SAPO, arXiv:2511.20347.
     """
-    advantages_UG = standardised(sampled.rewards_UG, sampled.weights_UG)
+    advantages_UG = standardized(sampled.rewards_UG, sampled.weights_UG)
     return _soft(sampled, advantages_UG, settings)
 
 
@@ -98,7 +98,7 @@ def sa_gcpo(sampled: Sampled, settings: of.SapoSettings) -> Objective:
 
     Source: OxygenREC, arXiv:2512.22386.
     """
-    advantages_UG = standardised(sampled.rewards_UG, sampled.weights_UG)
+    advantages_UG = standardized(sampled.rewards_UG, sampled.weights_UG)
     gated_UG = gated_by_target(advantages_UG, sampled.rewards_UG, sampled.target_rewards_U)
     return _soft(sampled, gated_UG, settings)
 
@@ -115,7 +115,7 @@ def ecpo(sampled: Sampled, settings: of.EcpoSettings) -> Objective:
 
     Source: OneRec technical report, arXiv:2506.13695; whole candidates, as published.
     """
-    advantages_UG = standardised(sampled.rewards_UG, sampled.weights_UG)
+    advantages_UG = standardized(sampled.rewards_UG, sampled.weights_UG)
     log_probs_UG, old_UG = sampled.log_probs_UGL.sum(dim=2), sampled.old_log_probs_UGL.sum(dim=2)
     raised_UG = early_clipped_old(log_probs_UG, old_UG, settings.clip, settings.delta)
     ratio_UG = (log_probs_UG - raised_UG).exp()
@@ -128,7 +128,7 @@ def gbpo(sampled: Sampled, settings: of.GbpoSettings) -> Objective:
 
     Source: OneRec-V2 technical report, arXiv:2508.20900; whole candidates, as published.
     """
-    advantages_UG = standardised(sampled.rewards_UG, sampled.weights_UG)
+    advantages_UG = standardized(sampled.rewards_UG, sampled.weights_UG)
     log_probs_UG, old_UG = sampled.log_probs_UGL.sum(dim=2), sampled.old_log_probs_UGL.sum(dim=2)
     raised_UG = bounded_old(log_probs_UG, old_UG, advantages_UG)
     return Objective((log_probs_UG - raised_UG).exp() * advantages_UG, raised_UG > old_UG)

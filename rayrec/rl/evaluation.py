@@ -113,7 +113,7 @@ class Comparison:
     after: JudgedLists
     codes_IL: np.ndarray
     behaviors: Sequence[str] = ()
-    """Names of the codes of behaviours; empty where the data set has none."""
+    """Names of the codes of behaviors; empty where the data set has none."""
 
     def report(self) -> dict[str, Any]:
         """Every metric before and after with intervals, and the relative change of it."""

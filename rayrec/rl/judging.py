@@ -5,7 +5,7 @@
 Rows of users are kept, so that two policies can be compared user by user: their difference varies much less
 than either.
 
-Axes: U users, K places of a list, T temperatures, I items of the catalogue, L code levels.
+Axes: U users, K places of a list, T temperatures, I items of the catalog, L code levels.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class JudgedLists:
         return scores
 
 
-def summarised(scores_U: np.ndarray, seed: int = 0) -> Estimate:
+def summarized(scores_U: np.ndarray, seed: int = 0) -> Estimate:
     """Mean over users with its percentile bootstrap interval (Efron, 1979)."""
     means = _resampled(scores_U, seed)
     low, high = np.quantile(means, [0.025, 0.975])
@@ -139,10 +139,10 @@ def _resampled(scores_U: np.ndarray, seed: int) -> np.ndarray:
 
 
 def diversity(top_UK: Int64Array, codes_IL: np.ndarray, num_items: int) -> dict[str, float]:
-    """How much lists differ within themselves, and how much of the catalogue they show.
+    """How much lists differ within themselves, and how much of the catalog they show.
 
     `distance`: 1 less the mean share of leading codes that two items of a list have in common (intra-list
-    diversity, Ziegler et al., WWW 2005); `coverage`: share of the catalogue that is in any list (Ge et al.,
+    diversity, Ziegler et al., WWW 2005); `coverage`: share of the catalog that is in any list (Ge et al.,
     RecSys 2010).
     """
     shown = np.unique(top_UK[top_UK >= 0])
@@ -161,4 +161,4 @@ def diversity(top_UK: Int64Array, codes_IL: np.ndarray, num_items: int) -> dict[
 
 def table_of(judged: JudgedLists, temperature: int = 0) -> Mapping[str, Estimate]:
     """Every metric with its interval."""
-    return {name: summarised(scores_U) for name, scores_U in judged.scores(temperature).items()}
+    return {name: summarized(scores_U) for name, scores_U in judged.scores(temperature).items()}

@@ -1,6 +1,6 @@
 """Parts of which policy losses are made: ratios, clipping, soft gates, and how codes add up to a candidate.
 
-Everything here is to be *maximised*. What an objective is of each code comes down to one number for each
+Everything here is to be *maximized*. What an objective is of each code comes down to one number for each
 candidate (`of_candidates`), so that groups can be weighed, and cut among trainers, in one place.
 
 Axes: U users, G candidates of a user, L codes of a candidate.
@@ -40,7 +40,7 @@ def of_candidates(values_UGL: Tensor, sampled: Sampled, mean: CodeMean = "candid
 def sequence_ratio(sampled: Sampled, by_length: bool) -> Tensor:
     """[U, G] π / π_old of whole candidates; by length, its root of as many codes as had an alternative.
 
-    Source: the length-normalised ratio is that of GSPO, arXiv:2507.18071, eq. 7.
+    Source: the length-normalized ratio is that of GSPO, arXiv:2507.18071, eq. 7.
     """
     log_ratio_UG = sampled.log_ratio_UGL.sum(dim=2)
     if by_length:

@@ -169,13 +169,13 @@ def distribution(
 ) -> ItemDistribution:
     """What is drawn from: the filter is part of it. Rollouts and learner both call this."""
     leaf_filter = None if seen_UE is None else LeafFilter.excluding(network.trie, seen_UE)
-    return network.distribution(context, leaf_filter, temperature, renormalised=True)
+    return network.distribution(context, leaf_filter, temperature, renormalized=True)
 
 
 def importance_weights(drawn: DistinctItems) -> Tensor:
     """[U, G] p / q of each item of a sample without replacement, divided by their sum over the group.
 
-    Source: Kool, van Hoof and Welling, ICML 2019, arXiv:1903.06059, eq. 10 to 12 (normalised, which is biased
+    Source: Kool, van Hoof and Welling, ICML 2019, arXiv:1903.06059, eq. 10 to 12 (normalized, which is biased
     and varies less).
     """
     is_there_UG = drawn.items_BW >= 0

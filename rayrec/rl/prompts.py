@@ -42,7 +42,7 @@ class Prompts:
     samples: SampleBatch
     """`targets_B` are ids of items, as in evaluation."""
     targets_U: Int64Array
-    """Catalogue positions of the logged events; -1 where the catalogue lacks the item."""
+    """Catalog positions of the logged events; -1 where the catalog lacks the item."""
     chunk: int = 0
     """Within the step."""
     target_labels: dict[Label, Int64Array] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Prompts:
         return self.samples.step
 
     def chunks(self, num_users: int, multiple_of: int = 1) -> list[Prompts]:
-        """Neighbouring users, at most so many at a time, and of all chunks as many, give or take one.
+        """Neighboring users, at most so many at a time, and of all chunks as many, give or take one.
 
         Args:
             multiple_of: what divides the number of chunks; with fewer users, each is a chunk.

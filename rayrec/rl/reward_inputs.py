@@ -12,7 +12,7 @@ from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Query, Recommender
 from rayrec.rl.policy import Policy
 from rayrec.rl.prompts import Prompts
-from rayrec.rl.rewards.build import CatalogueFacts, build_rewards
+from rayrec.rl.rewards.build import CatalogFacts, build_rewards
 from rayrec.rl.rewards.candidates import CandidateLists
 from rayrec.rl.rewards.config import RankerConfig, RewardsConfig
 from rayrec.rl.rewards.mix import RewardMix
@@ -33,10 +33,10 @@ class RewardInputs:
             InputError: a reward does not fit the data set, or its ranking model is of other items or
                 impressions.
         """
-        codes_IL = self._policy.task.catalogue.codes_IL
+        codes_IL = self._policy.task.catalog.codes_IL
         assert codes_IL is not None, "the policy generates them"
         items = self._dataset.items
-        facts = CatalogueFacts(
+        facts = CatalogFacts(
             codes_IL=np.asarray(codes_IL),
             train_counts_I=items.train_counts_I,
             item_keys=pd.Index(items.keys.to_pandas()),

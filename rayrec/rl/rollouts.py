@@ -21,7 +21,7 @@ class Rollouts:
 
     prompts: Prompts
     items_UG: Int64Array
-    """Catalogue positions, in the order of the draw; -1 where a user has no further candidate."""
+    """Catalog positions, in the order of the draw; -1 where a user has no further candidate."""
     code_log_probs_UGL: np.ndarray
     """By the policy that drew, of each code given those before it, under its trie, filter and temperature; 0
     where there is no candidate."""

@@ -254,7 +254,7 @@ class _Run:
         test = prompts_of(dataset, "test", config.evaluation.batch_size, None, dataset.has_times())
         before = training.judge_reference(test, lists_of(config, [before_at]))
         after = training.judge(test, lists_of(config, [after_at]), weights)
-        codes_IL = np.asarray(self._policy.task.catalogue.codes_IL)
+        codes_IL = np.asarray(self._policy.task.catalog.codes_IL)
         behaviors = dataset.manifest.labels["behavior"]
         held_out_U = is_held_out(before.user_ids_U, config.prompts.held_out_share)
         report = {

@@ -113,7 +113,7 @@ class RewardSummary:
 
 
 class RewardWorker:
-    """Says what candidates are worth; keeps what rewards are normalised by."""
+    """Says what candidates are worth; keeps what rewards are normalized by."""
 
     def __init__(self, mix: RewardMix, guard: RewardGuard, inputs: RewardInputs) -> None:
         self._mix, self._guard, self._inputs = mix, guard, inputs
@@ -148,7 +148,7 @@ class RewardWorker:
         self, prompts: Prompts, items_UK: np.ndarray, log_probs_UK: np.ndarray
     ) -> Mapping[str, np.ndarray]:
         lists = self._inputs.lists(prompts, items_UK, log_probs_UK)
-        mixed = self._mix.mix(lists, learns=False, normalises=False)
+        mixed = self._mix.mix(lists, learns=False, normalizes=False)
         return {
             name: np.where(items_UK >= 0, reward_UK, 0.0)
             for name, reward_UK in {TOTAL: mixed.total_UG, **mixed.parts}.items()
@@ -224,7 +224,7 @@ def make_learner(
 def make_rewards(config: RlConfig, policy: Policy) -> RewardWorker:
     """
     Raises:
-        InputError: a reward does not fit the data set, or its ranker was trained on another catalogue.
+        InputError: a reward does not fit the data set, or its ranker was trained on another catalog.
     """
     inputs = RewardInputs(policy)
     return RewardWorker(inputs.build(config.rewards), build_guard(config.rewards.guard), inputs)

@@ -7,8 +7,8 @@ from benchmarks import decode
 from benchmarks.harness import BenchOptions
 
 
-def test_the_synthetic_catalogue_is_shaped_like_the_real_one():
-    codes_IL, level_sizes = decode.catalogue(BenchOptions())
+def test_the_synthetic_catalog_is_shaped_like_the_real_one():
+    codes_IL, level_sizes = decode.catalog(BenchOptions())
 
     assert codes_IL.shape == (12_101, 4)
     assert len(np.unique(codes_IL, axis=0)) == 12_101
@@ -31,7 +31,7 @@ def test_histories_are_as_long_as_real_ones_and_come_once():
 
 def test_both_sides_find_the_same_items_with_the_same_scores():
     pytest.importorskip("transformers")
-    codes_IL, level_sizes = decode.catalogue(BenchOptions())
+    codes_IL, level_sizes = decode.catalog(BenchOptions())
     model = decode.recommender(codes_IL, level_sizes, dim=32, num_layers=1)
 
     decode.check_same_results(

@@ -129,7 +129,7 @@ def test_new_items_get_ids_and_all_others_keep_theirs(policy, data, grown, tmp_p
     assert report["ancestors"] == [before["version"]]
     assert report["extension"]["items"] == 8
     assert report["extension"]["without_data"] == report["num_without_data"] == 2  # two of eight have no text
-    # The new catalogue is of the same kind: what was fitted is there to extend it further.
+    # The new catalog is of the same kind: what was fitted is there to extend it further.
     assert ItemTokenizer.load(tmp_path / "new").version == ItemTokenizer.load(tmp_path / "old").version
 
 
@@ -189,7 +189,7 @@ def test_without_texts_new_items_have_no_data_and_that_is_said(data, grown, tmp_
 def test_extensions_that_cannot_be_are_explained(data, grown, tmp_path):
     answer("tokenize", grown, "--out", tmp_path / "old", "--codebook-size", 4)
     old = tmp_path / "old"
-    assert "8 of the 48 items that have semantic IDs are not in the new catalogue" in refused(
+    assert "8 of the 48 items that have semantic IDs are not in the new catalog" in refused(
         "tokenize", data, "--extend", old, "--out", tmp_path / "new"
     )
     assert not (tmp_path / "new").exists()
@@ -238,12 +238,12 @@ def test_published_ids_take_the_place_of_a_tokenizer(data, tmp_path):
     assert SemanticIdRegistry.load(tmp_path).tokenizer_version is None
 
 
-def test_published_ids_of_another_catalogue_are_explained(data, tmp_path):
+def test_published_ids_of_another_catalog_are_explained(data, tmp_path):
     file = tmp_path / "theirs.json"
     file.write_text(json.dumps({f"i{n}": [n] for n in range(1, NUM_ITEMS + 1)}))
     line = refused("tokenize", data, "--published", file, "--out", tmp_path / "ids")
-    assert "1 of the catalogue's 40 items have no codes there, the first is 'i0'" in line
-    assert "1 of its items are not in the catalogue, the first is 'i40'" in line
+    assert "1 of the catalog's 40 items have no codes there, the first is 'i0'" in line
+    assert "1 of its items are not in the catalog, the first is 'i40'" in line
     assert not (tmp_path / "ids").exists()
 
 

@@ -62,7 +62,7 @@ class DictionaryTable:
         return Row(self._rounded(weights_D, i, -1), state_S)
 
     def _rounded(self, weights_D: np.ndarray, i: int, step: int) -> np.ndarray:
-        """To one of the two neighbours among the 16-bit numbers, the farther one the less likely."""
+        """To one of the two neighbors among the 16-bit numbers, the farther one the less likely."""
         dtype = self.config.weight_dtype
         if dtype == "float32":
             return weights_D

@@ -1,4 +1,4 @@
-"""Tiny networks and batches for them: item ids equal catalogue positions, table rows are random."""
+"""Tiny networks and batches for them: item ids equal catalog positions, table rows are random."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def backbone(dropout: float = 0.0, num_layers: int = 2, max_length: int = 6) -> 
 LABEL_SIZES: dict[Label, int] = {"behavior": 3, "scenario": 2}
 
 
-def labelled(batch: SampleBatch) -> SampleBatch:
+def labeled(batch: SampleBatch) -> SampleBatch:
     """With labels that follow from each event's item and its place in its row."""
     lengths = np.diff(batch.offsets_B1)
     place_N = np.arange(len(batch.item_ids_N)) - np.repeat(batch.offsets_B1[:-1], lengths)
@@ -67,7 +67,7 @@ def shares(
         num_trainers=num_trainers,
         label_sizes=LABEL_SIZES,
     )
-    return features(labelled(sample_batch(rows, step)))
+    return features(labeled(sample_batch(rows, step)))
 
 
 def histories(
@@ -86,7 +86,7 @@ def histories(
         np.arange(num_items), max_length=6, tables=tables, codes_IL=codes_IL, label_sizes=LABEL_SIZES
     )
     wanted = {part: np.array(values) for part, values in (instruction or {}).items()}
-    return features.ranking(dataclasses.replace(labelled(sample_batch(rows)), instruction=wanted))
+    return features.ranking(dataclasses.replace(labeled(sample_batch(rows)), instruction=wanted))
 
 
 def table_rows(features: FeatureBatch, dim: int = DIM) -> dict[str, np.ndarray]:

@@ -27,7 +27,7 @@ def test_items_bought_together_are_close_and_others_are_not():
     assert np.abs(similarity[:10, 10:]).max() < 0.1
 
 
-def test_neighbours_are_found_within_a_sequence_and_the_window_only():
+def test_neighbors_are_found_within_a_sequence_and_the_window_only():
     # 0 and 1 meet; 2 and 3 too. 1 and 2 stand side by side, but in different sequences.
     vectors_ID = interaction_vectors(*jagged([0, 1], [2, 3]), num_items=4, dim=4)
     similarity = np.abs(vectors_ID @ vectors_ID.T)
@@ -43,16 +43,16 @@ def test_neighbours_are_found_within_a_sequence_and_the_window_only():
 
 
 def test_the_decomposition_reproduces_the_information_matrix():
-    # A ring of four: each item meets its two neighbours equally often, so p(i, j) = 1/8 and
-    # p(i) = 1/4: the information of neighbours is ln 2, and smoothing changes nothing.
+    # A ring of four: each item meets its two neighbors equally often, so p(i, j) = 1/8 and
+    # p(i) = 1/4: the information of neighbors is ln 2, and smoothing changes nothing.
     vectors_ID = interaction_vectors(*jagged([0, 1], [1, 2], [2, 3], [3, 0]), num_items=4, dim=4)
 
-    # Opposite items have the same neighbours; M M^T = 2 (ln 2)^2 [same parity], so they coincide.
+    # Opposite items have the same neighbors; M M^T = 2 (ln 2)^2 [same parity], so they coincide.
     expected = (np.add.outer(np.arange(4), np.arange(4)) % 2 == 0).astype(float)
     np.testing.assert_allclose(vectors_ID @ vectors_ID.T, expected, atol=1e-5)
 
 
-def test_items_without_neighbours_get_nan():
+def test_items_without_neighbors_get_nan():
     vectors_ID = interaction_vectors(*jagged([0, 1, 3], [4]), num_items=6, dim=3)
     assert np.isnan(vectors_ID).all(axis=1).tolist() == [False, False, True, False, True, True]
 
@@ -63,7 +63,7 @@ def test_interaction_vectors_depend_on_nothing_but_data_and_seed():
     np.testing.assert_array_equal(first, interaction_vectors(*events, num_items=20, dim=4, seed=1))
 
 
-def test_a_small_catalogue_gives_fewer_dimensions():
+def test_a_small_catalog_gives_fewer_dimensions():
     assert interaction_vectors(*jagged([0, 1, 2]), num_items=3, dim=64).shape == (3, 3)
 
 

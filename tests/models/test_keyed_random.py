@@ -74,7 +74,7 @@ def test_masks_differ_between_seeds_steps_rows_places_and_layers():
             assert 0.2 < agreement < 0.8, (first, second)
 
 
-def test_neighbouring_elements_and_tokens_are_uncorrelated():
+def test_neighboring_elements_and_tokens_are_uncorrelated():
     keys_N = token_keys(0, 0, torch.zeros(4000, dtype=torch.int64), torch.arange(4000))
     mask_ND = masks(KeyedDropout(0.5, 2), keys_N, width=8).double()
 

@@ -68,7 +68,7 @@ def test_sampled_softmax_with_every_item_once_is_the_full_softmax():
 
 
 def test_sampled_softmax_estimates_the_partition_function_without_bias():
-    """Over all pairs of draws, the mean of the corrected mass is the whole catalogue's."""
+    """Over all pairs of draws, the mean of the corrected mass is the whole catalog's."""
     probabilities_I = np.random.default_rng(1).dirichlet(np.full(NUM_ITEMS, 5.0))
     expected_draws_I = torch.tensor(2 * probabilities_I, dtype=torch.float32)
     model = SparseNextItemModel(backbone(), SampledSoftmax(expected_draws_I.log())).eval()
@@ -102,18 +102,18 @@ def test_gradients_reach_inputs_targets_and_negatives():
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_rank_is_the_order_of_inner_products_without_excluded_items(sampled):
-    catalogue_ID = item_rows(range(NUM_ITEMS))
+    catalog_ID = item_rows(range(NUM_ITEMS))
     model = full_softmax()
     if sampled:
         model = SparseNextItemModel(backbone(), SampledSoftmax(torch.zeros(NUM_ITEMS))).eval()
-        model.set_catalogue(catalogue_ID)
+        model.set_catalog(catalog_ID)
     features = histories(ROWS, NUM_ITEMS, tables=("item",))
     batch = TensorBatch.build(features, table_rows(features), seed=0, device=CPU, training=False)
     excluded_BE = torch.tensor([[1, 4, 2], [3, 5, -1], [-1, -1, -1]])
 
     ranking = model.rank(batch, NUM_ITEMS, excluded_BE)
 
-    scores_BI = (last_contexts(model.backbone, model.embed_history(batch), batch) @ catalogue_ID.T).detach()
+    scores_BI = (last_contexts(model.backbone, model.embed_history(batch), batch) @ catalog_ID.T).detach()
     for row, excluded in enumerate([{1, 4, 2}, {3, 5}, set()]):
         allowed = sorted(set(range(NUM_ITEMS)) - excluded, key=lambda item: -float(scores_BI[row, item]))
         padding = [-1] * len(excluded)

@@ -64,8 +64,8 @@ def test_a_device_ranks_as_the_host(name, device):
         : len(features.offsets_B1) - 1
     ]
     for trained in (there, here):
-        if trained.table_of_catalogue is not None:
-            trained.set_catalogue(np.random.default_rng(0).normal(size=(9, 8)).astype(np.float32))
+        if trained.table_of_catalog is not None:
+            trained.set_catalog(np.random.default_rng(0).normal(size=(9, 8)).astype(np.float32))
 
     ranked = there.rank(features, table_rows(features), 3, excluded_BE)
 

@@ -243,13 +243,13 @@ def test_rows_without_history_get_no_items(rows):
         assert (items_K >= 0).all() == (scores_K > -np.inf).all() == bool(history)
 
 
-def test_the_catalogue_is_taken_as_arrays():
+def test_the_catalog_is_taken_as_arrays():
     model = SparseNextItemModel(backbone(), SampledSoftmax(torch.zeros(NUM_ITEMS)))
     sampled = SequenceProgram(model, SETTINGS, CPU, seed=0)
     features = histories([[1, 2]], NUM_ITEMS, tables=("item",))
 
-    assert sampled.table_of_catalogue == "item"
-    sampled.set_catalogue(np.eye(NUM_ITEMS, DIM, dtype=np.float32))
+    assert sampled.table_of_catalog == "item"
+    sampled.set_catalog(np.eye(NUM_ITEMS, DIM, dtype=np.float32))
     assert sampled.rank(features, table_rows(features), NUM_ITEMS, None).items_BK.shape == (1, NUM_ITEMS)
 
 

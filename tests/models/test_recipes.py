@@ -14,8 +14,8 @@ from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.base.linear_cross_entropy import linear_cross_entropy
 from rayrec.models.program.compiled_parts import compile_parts, explained
 from rayrec.models.program.matrix_rate import matrix_rate
-from rayrec.models.program.utilization import Utilisation
-from rayrec.models.registry.build import Catalogue, build_model
+from rayrec.models.program.utilization import Utilization
+from rayrec.models.registry.build import Catalog, build_model
 from rayrec.models.registry.sequence_program import SequenceProgram, flops_of
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.pipelines.config.run import RunConfig
@@ -75,8 +75,8 @@ def config_of(name: str):
 def model_of(name: str):
     config = config_of(name)
     rates = np.full(NUM_ITEMS, -np.log(NUM_ITEMS))
-    catalogue = Catalogue(NUM_ITEMS, CODES_IL, LEVELS, negative_log_q_I=rates, labels=LABELS)
-    return build_model(config, catalogue, seed=1)
+    catalog = Catalog(NUM_ITEMS, CODES_IL, LEVELS, negative_log_q_I=rates, labels=LABELS)
+    return build_model(config, catalog, seed=1)
 
 
 def features_of(name: str, step: int = 0, rows=ROWS, num_trainers: int = 1):
@@ -361,7 +361,7 @@ def test_a_matrix_rate_is_that_of_some_processor():
 
 
 def test_the_best_matrix_rate_counts():
-    account = Utilisation(matrix_rate=100.0)
+    account = Utilization(matrix_rate=100.0)
     for rate in (50.0, 200.0, 150.0):
         account.measured(rate)
     account.add(100.0)
@@ -369,8 +369,8 @@ def test_the_best_matrix_rate_counts():
     assert account.since_last(1.0) == 0.5
 
 
-def test_utilisation_is_that_of_the_time_since_it_was_asked():
-    account = Utilisation(matrix_rate=100.0)
+def test_utilization_is_that_of_the_time_since_it_was_asked():
+    account = Utilization(matrix_rate=100.0)
     account.add(50.0)
     assert account.since_last(2.0) == 0.25
     account.add(300.0)

@@ -17,7 +17,7 @@ def test_blocks_count_by_their_weight_whatever_their_scale():
     rng = np.random.default_rng(0)
     small = rng.standard_normal((50, 3)).astype(np.float32) * 0.01 + 7
     large = rng.standard_normal((50, 5)).astype(np.float32) * 100
-    out = combine({"behaviour": small, "text": large}, np.arange(50), {"text": 4.0})
+    out = combine({"behavior": small, "text": large}, np.arange(50), {"text": 4.0})
 
     assert out.num_without_data == 0
     assert out.vectors_ID.shape == (50, 8)
@@ -30,7 +30,7 @@ def test_blocks_count_by_their_weight_whatever_their_scale():
 def test_an_item_unknown_to_one_block_has_that_blocks_mean():
     block = np.array([[1.0], [3.0], [np.nan]], dtype=np.float32)
     other = np.array([[0.0], [1.0], [5.0]], dtype=np.float32)
-    out = combine({"behaviour": block, "text": other}, np.arange(3))
+    out = combine({"behavior": block, "text": other}, np.arange(3))
 
     assert out.num_without_data == 0
     np.testing.assert_allclose(out.vectors_ID[:, 0], [-1.0, 1.0, 0.0], atol=1e-6)
@@ -40,15 +40,15 @@ def test_items_without_data_get_distinct_noise_keyed_by_their_id():
     block = np.random.default_rng(0).standard_normal((6, 16)).astype(np.float32)
     block[[1, 4]] = np.nan
     ids_I = np.array([5, -7, 3, 1, 2**40, 8])
-    out = combine({"behaviour": block}, ids_I)
+    out = combine({"behavior": block}, ids_I)
 
     assert out.num_without_data == 2
     np.testing.assert_allclose(np.linalg.norm(out.vectors_ID[[1, 4]], axis=1), 1.0, rtol=1e-5)
     assert abs(out.vectors_ID[1] @ out.vectors_ID[4]) < 0.9
-    # Another order of the catalogue, the same noise.
-    back = combine({"behaviour": block[::-1]}, ids_I[::-1])
+    # Another order of the catalog, the same noise.
+    back = combine({"behavior": block[::-1]}, ids_I[::-1])
     np.testing.assert_allclose(back.vectors_ID[::-1], out.vectors_ID, atol=1e-6)
-    other_seed = combine({"behaviour": block}, ids_I, seed=1)
+    other_seed = combine({"behavior": block}, ids_I, seed=1)
     assert not np.allclose(other_seed.vectors_ID[1], out.vectors_ID[1])
 
 
@@ -76,8 +76,8 @@ def test_principal_components_keep_the_directions_of_largest_variance():
     assert components_IC.shape == (4000, 2)
     np.testing.assert_allclose(components_IC.std(axis=0), [5.0, 3.0], rtol=0.05)
     np.testing.assert_allclose(components_IC.mean(axis=0), 0.0, atol=1e-4)
-    centred_ID = vectors_ID - vectors_ID.mean(axis=0)
-    np.testing.assert_allclose(principal_components(vectors_ID, 9), centred_ID, rtol=1e-4, atol=1e-5)
+    centered_ID = vectors_ID - vectors_ID.mean(axis=0)
+    np.testing.assert_allclose(principal_components(vectors_ID, 9), centered_ID, rtol=1e-4, atol=1e-5)
 
 
 def test_codes_of_components_are_used_more_evenly_than_codes_of_wide_vectors():

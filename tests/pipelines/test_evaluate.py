@@ -113,7 +113,7 @@ def test_popularity_lists_stay_full_however_much_was_seen():
     assert items_BK[1].tolist() == list(range(50))
 
 
-def test_popularity_of_a_small_catalogue_counts_misses_as_misses():
+def test_popularity_of_a_small_catalog_counts_misses_as_misses():
     ranked = Popularity(np.array([3, 2, 1])).rank(np.array([[2]]))
 
     places_U = target_places(ranked.items_BK, np.array([2]))

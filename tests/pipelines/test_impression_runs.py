@@ -17,7 +17,7 @@ from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.pipelines.tasks.assembly import assemble
-from rayrec.pipelines.tasks.impressions import LabelledRows, Scored
+from rayrec.pipelines.tasks.impressions import LabeledRows, Scored
 from rayrec.pipelines.training.memory_plan import plan_memory
 from rayrec.pipelines.training.train import train
 from rayrec.platform.devices import get_device
@@ -139,7 +139,7 @@ def test_impressions_of_nobody_known_are_in_no_order(dataset: ImpressionDataset)
     scored = Scored(("click",))
     labels_BT = np.array([[1], [0], [1], [0]], np.float32)
     groups = pa.chunked_array([pa.array([7, 7, None, None])])
-    scored.add(LabelledRows(0, RowBatch(np.arange(4), pa.record_batch({})), labels_BT, groups), SCORES_BT)
+    scored.add(LabeledRows(0, RowBatch(np.arange(4), pa.record_batch({})), labels_BT, groups), SCORES_BT)
 
     assert scored.figures()["gauc"].value == 1.0
 

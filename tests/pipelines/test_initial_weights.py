@@ -74,7 +74,7 @@ def test_a_part_of_the_network_that_only_the_run_had_is_refused_by_name(tmp_path
         initial_snapshot(assemble(config_from(run, {"retrieval": None})))
 
 
-def test_another_catalogue_is_refused_by_name(pretrained, tmp_path):
+def test_another_catalog_is_refused_by_name(pretrained, tmp_path):
     other = make_run(tmp_path, "generative", integer_users=True)
     config = config_from(pretrained, data={"path": str(other.parent / "data")})
 

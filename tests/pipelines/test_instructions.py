@@ -42,7 +42,7 @@ INSTRUCTED: dict[str, Any] = {"instruction": INSTRUCTION, "event_labels": ["beha
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(tmp_path_factory.mktemp("run"), "encoder", labelled=True, **INSTRUCTED)
+    return make_run(tmp_path_factory.mktemp("run"), "encoder", labeled=True, **INSTRUCTED)
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ def test_a_request_gets_what_it_wants(recommender: Recommender):
 def test_a_request_for_what_nobody_knows_is_refused(recommender: Recommender, plain: Path):
     for names, message in (
         ({"behavior": "HATE"}, "instruction: no event has the behavior 'HATE'.*: LIKE, SHARE, VIEW"),
-        ({"trigger_item": "i99"}, "the trigger_item 'i99' is not in the catalogue of 30 items"),
+        ({"trigger_item": "i99"}, "the trigger_item 'i99' is not in the catalog of 30 items"),
     ):
         with pytest.raises(InputError, match=message):
             recommender.instruction_of(names)
@@ -210,8 +210,8 @@ def test_a_raw_row_brings_the_labels_of_its_events(recommender: Recommender):
     row = {"user_id": stored.user_id, "item_ids": stored.history_ids.tolist()}
 
     assert recommender.query_of(row).labels == {}
-    labelled = recommender.query_of(row | {"behaviors": stored.labels["behavior"].tolist()})
-    assert labelled.labels["behavior"].tolist() == stored.labels["behavior"].tolist()
+    labeled = recommender.query_of(row | {"behaviors": stored.labels["behavior"].tolist()})
+    assert labeled.labels["behavior"].tolist() == stored.labels["behavior"].tolist()
 
 
 def test_raw_rows_without_labels_are_refused_when_the_run_is_checked(dataset: Dataset, tmp_path: Path):
@@ -241,15 +241,15 @@ def test_evaluation_ranks_for_a_fixed_instruction(run: Path, recommender: Recomm
 
 
 def test_weights_learned_for_other_names_are_refused(tmp_path: Path):
-    run = make_run(tmp_path, "lazy", labelled=True, event_labels=["behavior"])
+    run = make_run(tmp_path, "lazy", labeled=True, event_labels=["behavior"])
     change_manifest(run, labels={"behavior": ["LIKE", "VIEW"]})
 
     with pytest.raises(InputError, match=r"behavior is one of LIKE, VIEW, and in .* LIKE, SHARE, VIEW"):
         Recommender.load(run)
 
 
-def test_weights_of_behaviours_ask_nothing_of_those_who_train_nothing(plain: Path, tmp_path: Path):
-    run = make_run(tmp_path, "prefix", labelled=True, behavior_weights={"LIKE": 2.0})
+def test_weights_of_behaviors_ask_nothing_of_those_who_train_nothing(plain: Path, tmp_path: Path):
+    run = make_run(tmp_path, "prefix", labeled=True, behavior_weights={"LIKE": 2.0})
     change_manifest(run, labels={"behavior": ["LIKE", "VIEW"]})
 
     weighted = Recommender.load(run)
@@ -264,7 +264,7 @@ def test_weights_of_behaviours_ask_nothing_of_those_who_train_nothing(plain: Pat
 
 
 def test_labels_of_targets_are_not_asked_of_histories(tmp_path: Path):
-    run = make_run(tmp_path, "lazy", labelled=True, instruction={"parts": ["behavior"]})
+    run = make_run(tmp_path, "lazy", labeled=True, instruction={"parts": ["behavior"]})
 
     instructed = Recommender.load(run)
 
@@ -279,7 +279,7 @@ LIKED = {"op": "select_events", "by": "behaviors", "values": [0], "inputs": ["it
 def of_likes(tmp_path_factory: pytest.TempPathFactory) -> Recommender:
     """Of a model that reads no labels, behind an operation that does."""
     folder = tmp_path_factory.mktemp("likes")
-    run = make_run(folder, "prefix", labelled=True, data_of=lambda dataset: {"features": [LIKED]})
+    run = make_run(folder, "prefix", labeled=True, data_of=lambda dataset: {"features": [LIKED]})
     return Recommender.load(run)
 
 
@@ -350,7 +350,7 @@ def test_popular_items_answer_a_history_of_which_an_operation_leaves_nothing(of_
 
 def test_an_operation_may_read_times_that_the_model_does_not(tmp_path: Path):
     features = [
-        {"op": "bucketise", "input": "timestamps", "output": "late", "boundaries": [1003]},
+        {"op": "bucketize", "input": "timestamps", "output": "late", "boundaries": [1003]},
         {"op": "select_events", "by": "late", "values": [1], "inputs": ["item_ids"]},
     ]
     run = make_run(tmp_path, "sasrec", data_of=lambda dataset: {"features": features})
@@ -401,8 +401,8 @@ def test_a_trigger_is_the_newest_event_and_is_not_recommended(recommender: Recom
     by_trigger = dataclasses.replace(stored, instruction=wanted)
     by_hand = Query(longer_ids, stored.user_id, labels=codes, instruction=wanted)
 
-    triggered, spelt = recommender.recommend([by_trigger, by_hand], k=30)
-    assert triggered == spelt
+    triggered, spelled = recommender.recommend([by_trigger, by_hand], k=30)
+    assert triggered == spelled
     assert recommender.dataset.items.keys[position].as_py() not in {item.item_key for item in triggered}
     (answer,) = recommender.answer([Query(np.zeros(0, dtype=np.int64), instruction=wanted)], k=3)
     assert (answer.num_read, len(answer.items)) == (1, 3)

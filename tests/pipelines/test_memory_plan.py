@@ -91,7 +91,7 @@ def test_no_batch_has_more_ids_than_was_planned(dataset, model, num_trainers):
 def test_dense_weights_and_state_are_those_of_the_program(dataset, model):
     assembly = assembly_of(dataset, model)
     program = SequenceProgram(
-        build_model(assembly.config.model, assembly.task.catalogue, 0),
+        build_model(assembly.config.model, assembly.task.catalog, 0),
         assembly.dense_optimizer(),
         get_device("cpu").torch,
         0,
@@ -114,7 +114,7 @@ def test_the_driver_counts_weights_that_it_does_not_hold(dataset, model):
 
     network = assembly.task.network()
 
-    held = build_model(assembly.config.model, assembly.task.catalogue, 0)
+    held = build_model(assembly.config.model, assembly.task.catalog, 0)
     assert all(weight.is_meta for weight in network.parameters())
     for ours, theirs in (
         (network.named_parameters(), held.named_parameters()),

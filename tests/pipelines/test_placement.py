@@ -64,11 +64,11 @@ def test_what_does_not_fit_is_counted(strategy, count, num_missing):
 
 def test_those_who_can_choose_leave_room_for_those_who_cannot():
     """Whatever the order in which they are named."""
-    nodes = [node("small", CPU=1), node("labelled", "trainer", CPU=2)]
+    nodes = [node("small", CPU=1), node("labeled", "trainer", CPU=2)]
     anywhere, there = group(1), group(2, "PACK", "trainer", labels={"role": "trainer"})
 
     for groups in ([anywhere, there], [there, anywhere]):
-        assert places(groups, nodes) == {"parameter_server": ["small"], "trainer": ["labelled"] * 2}
+        assert places(groups, nodes) == {"parameter_server": ["small"], "trainer": ["labeled"] * 2}
 
 
 def test_nodes_with_accelerators_are_for_those_who_use_them():

@@ -42,7 +42,7 @@ def history(recommender: Recommender, user: str) -> np.ndarray:
     return found
 
 
-def test_recommendations_are_new_items_of_the_catalogue_best_first(recommender):
+def test_recommendations_are_new_items_of_the_catalog_best_first(recommender):
     queries = [Query(history(recommender, user)) for user in ("u0", "u1", "u2")]
 
     for query, answers in zip(queries, recommender.recommend(queries, k=5), strict=True):
@@ -175,7 +175,7 @@ def test_data_that_was_moved_is_pointed_at(tmp_path):
         Recommender.load(run, data=other)
 
 
-def test_ranks_are_catalogue_positions(run):
+def test_ranks_are_catalog_positions(run):
     recommender = Recommender.load(run)
     ids = recommender.dataset.items.ids_I[:3].tolist()
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.pipelines.metrics.response_metrics import auc, summarise
+from rayrec.pipelines.metrics.response_metrics import auc, summarize
 
 NAN = float("nan")
 ROWS = st.lists(
@@ -44,19 +44,19 @@ def test_gauc_weighs_each_group_with_both_labels_by_its_impressions(rows):
             weighted, weight = weighted + len(labels) * value, weight + len(labels)
 
     table = np.array(rows, dtype=float).reshape(-1, 3)
-    found = summarise(table[:, 0], table[:, 1], table[:, 2].astype(int), num_resamples=2)
+    found = summarize(table[:, 0], table[:, 1], table[:, 2].astype(int), num_resamples=2)
 
     assert found["gauc"].value == pytest.approx(weighted / weight if weight else NAN, nan_ok=True)
 
 
 def test_worked_numbers():
-    found = summarise(np.array([1, 0, 0, 0]), np.array([0.5, 0.25, 0.25, 0.5]), num_resamples=2)
+    found = summarize(np.array([1, 0, 0, 0]), np.array([0.5, 0.25, 0.25, 0.5]), num_resamples=2)
 
     log_loss = -(2 * np.log(0.5) + 2 * np.log(0.75)) / 4
     entropy = -(0.25 * np.log(0.25) + 0.75 * np.log(0.75))
     assert found["auc"].value == pytest.approx(2.5 / 3)
     assert found["log_loss"].value == pytest.approx(log_loss)
-    assert found["normalised_entropy"].value == pytest.approx(log_loss / entropy)
+    assert found["normalized_entropy"].value == pytest.approx(log_loss / entropy)
     assert found["calibration"].value == pytest.approx(0.375 / 0.25)
     assert "gauc" not in found
 
@@ -67,7 +67,7 @@ def test_metrics_are_those_of_scikit_learn():
     predictions = rng.random(2000).round(2)
     labels = (rng.random(2000) < predictions).astype(float)
 
-    found = summarise(labels, predictions, num_resamples=2)
+    found = summarize(labels, predictions, num_resamples=2)
 
     assert found["auc"].value == pytest.approx(metrics.roc_auc_score(labels, predictions))
     clipped = predictions.clip(1e-7, 1 - 1e-7)
@@ -78,34 +78,34 @@ def test_rows_with_unknown_labels_are_left_out():
     labels, predictions = np.array([1, NAN, 0, 1, NAN]), np.array([0.7, NAN, 0.3, 0.2, 0.9])
     groups, known = np.array(["a", "b", "a", "c", "c"]), [0, 2, 3]
 
-    assert summarise(labels, predictions, groups) == summarise(
+    assert summarize(labels, predictions, groups) == summarize(
         labels[known], predictions[known], groups[known]
     )
 
 
 def test_one_class_has_no_order_and_no_entropy():
-    found = summarise(np.zeros(3), np.array([0.1, 0.2, 0.3]), np.array([0, 0, 1]))
+    found = summarize(np.zeros(3), np.array([0.1, 0.2, 0.3]), np.array([0, 0, 1]))
 
-    assert all(np.isnan(found[name].value) for name in ("auc", "gauc", "normalised_entropy", "calibration"))
-    assert all(np.isnan(found[name].low) for name in ("auc", "gauc", "normalised_entropy", "calibration"))
+    assert all(np.isnan(found[name].value) for name in ("auc", "gauc", "normalized_entropy", "calibration"))
+    assert all(np.isnan(found[name].low) for name in ("auc", "gauc", "normalized_entropy", "calibration"))
     assert np.isfinite(found["log_loss"]).all()
 
 
 def test_no_known_label_says_nothing():
-    found = summarise(np.full(2, NAN), np.array([0.1, 0.2]))
+    found = summarize(np.full(2, NAN), np.array([0.1, 0.2]))
 
     assert np.isnan([*found.values()]).all()
 
 
 def test_one_group_has_no_interval():
-    found = summarise(np.array([0, 1, 0]), np.array([0.1, 0.2, 0.3]), np.zeros(3, dtype=int))
+    found = summarize(np.array([0, 1, 0]), np.array([0.1, 0.2, 0.3]), np.zeros(3, dtype=int))
 
     assert found["gauc"].value == 0.5
     assert np.isnan([found["gauc"].low, found["gauc"].high]).all()
 
 
 def test_certain_and_wrong_is_bad_but_finite():
-    assert summarise(np.array([1.0, 0.0]), np.array([0.0, 1.0]))["log_loss"].value == pytest.approx(
+    assert summarize(np.array([1.0, 0.0]), np.array([0.0, 1.0]))["log_loss"].value == pytest.approx(
         -np.log(1e-7)
     )
 
@@ -113,14 +113,14 @@ def test_certain_and_wrong_is_bad_but_finite():
 @pytest.mark.parametrize("bad", [1.5, -0.1, NAN])
 def test_what_is_no_probability_is_refused(bad):
     with pytest.raises(ValueError, match="must be probabilities"):
-        summarise(np.array([0.0, 1.0]), np.array([bad, 0.5]))
+        summarize(np.array([0.0, 1.0]), np.array([bad, 0.5]))
 
 
 def test_equal_inputs_have_equal_intervals():
     rng = np.random.default_rng(1)
     labels, predictions = (rng.random(3000) < 0.3).astype(float), rng.random(3000)
 
-    assert summarise(labels, predictions) == summarise(labels, predictions)
+    assert summarize(labels, predictions) == summarize(labels, predictions)
 
 
 @pytest.mark.parametrize("num_rows", [300, 3000])
@@ -135,7 +135,7 @@ def test_intervals_of_the_auc_are_those_of_resampled_rows(num_rows):
         resampled.append(auc(labels[drawn] > 0, predictions[drawn]))
     low, high = np.quantile(resampled, [0.025, 0.975])
 
-    found = summarise(labels, predictions)["auc"]
+    found = summarize(labels, predictions)["auc"]
 
     assert found.low < found.value < found.high
     assert [found.low, found.high] == pytest.approx([low, high], abs=0.15 * (high - low))
@@ -148,8 +148,8 @@ def test_intervals_of_groups_are_wider_where_groups_differ():
     labels = (rng.random(50) < 0.5).astype(float)[groups]
     predictions = np.full(1000, 0.5)
 
-    by_rows = summarise(labels, predictions)["calibration"]
-    by_groups = summarise(labels, predictions, groups)["calibration"]
+    by_rows = summarize(labels, predictions)["calibration"]
+    by_groups = summarize(labels, predictions, groups)["calibration"]
 
     ratio = (by_groups.high - by_groups.low) / (by_rows.high - by_rows.low)
     assert ratio == pytest.approx(20**0.5, rel=0.25)
@@ -161,6 +161,6 @@ def test_many_rows_take_bounded_time():
     labels, predictions = (rng.random(200_000) < 0.1).astype(float), rng.random(200_000)
 
     began = time.process_time()
-    summarise(labels, predictions, rng.integers(20_000, size=200_000))
+    summarize(labels, predictions, rng.integers(20_000, size=200_000))
 
     assert time.process_time() - began < 10

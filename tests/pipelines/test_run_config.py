@@ -100,7 +100,7 @@ def test_data_and_a_model_are_all_a_run_needs():
         ),
         (
             {"model": {"name": "hstu", "item_matrix": "sparse", "loss": "cross_entropy"}},
-            "model.loss is 'cross_entropy' and model.item_matrix 'sparse': a softmax over the catalogue",
+            "model.loss is 'cross_entropy' and model.item_matrix 'sparse': a softmax over the catalog",
         ),
         ({"device": "tpu"}, "device: there is no device 'tpu'; expected one of cpu, "),
         ({"training": {"epochs": "many"}}, "training.epochs: input should be a valid integer"),
@@ -163,7 +163,7 @@ def test_a_table_larger_than_memory_has_a_disk_of_its_own():
     assert int(disks["user"].times(3).memory) == 24 * 2**30
 
 
-def test_a_small_catalogue_needs_no_table():
+def test_a_small_catalog_needs_no_table():
     assert RunConfig.parse(SMALLEST).tables(RateSchedule()) == ()
 
 

@@ -239,7 +239,7 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_never_stopped(
 
 
 def test_what_a_run_counts_goes_on_when_it_is_resumed(interrupted, data, tmp_path):
-    """The time before the interruption, and the items of the training rows that are not in the catalogue."""
+    """The time before the interruption, and the items of the training rows that are not in the catalog."""
     run = tmp_path / "run"
     shutil.copytree(interrupted, run)
     folder = RunFolder.open(run)

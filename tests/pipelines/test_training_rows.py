@@ -79,7 +79,7 @@ def dataset(tmp_path_factory) -> Dataset:
 
 @pytest.fixture(scope="module")
 def ring(tmp_path_factory) -> Dataset:
-    """A catalogue of the items 0 to 49 and of users that are numbers, as `write_log` has them."""
+    """A catalog of the items 0 to 49 and of users that are numbers, as `write_log` has them."""
     folder = tmp_path_factory.mktemp("ring")
     events = [(user, (user + place) % 50, 1000 + place) for user in range(50) for place in range(4)]
     from rayrec.samples.base.config import PrepareConfig

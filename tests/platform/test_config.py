@@ -1,4 +1,5 @@
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 import pytest
 import yaml
@@ -212,3 +213,18 @@ def test_differing_keys_are_dotted_and_sorted():
         "model.layers.num_layers",
         "seed",
     ]
+
+
+class Renamed(Config):
+    RENAMED: ClassVar[Mapping[str, str]] = {"colour": "color"}
+
+    color: str
+
+
+def test_keys_of_an_earlier_version_are_read_and_written_as_they_are_called_now():
+    assert Renamed.parse({"colour": "red"}).to_yaml() == "color: red\n"
+
+
+def test_a_key_under_its_old_and_its_new_name_is_refused():
+    with pytest.raises(InputError, match="'colour' is called 'color' now; keep one of them"):
+        Renamed.parse({"colour": "red", "color": "blue"})

@@ -43,7 +43,7 @@ def test_a_driver_that_fails_to_load_is_a_reason_too(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", broken)
 
-    assert devices.why_missing("cuda") == "cuda cannot be initialised: driver too old"
+    assert devices.why_missing("cuda") == "cuda cannot be initialized: driver too old"
 
 
 def test_an_unknown_device_is_refused():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rayrec.rl.evaluation import Comparison, best_temperature, worsened
-from rayrec.rl.judging import JudgedLists, diversity, relative_change, summarised
+from rayrec.rl.judging import JudgedLists, diversity, relative_change, summarized
 from rayrec.rl.rewards.mix import TOTAL
 
 
@@ -56,7 +56,7 @@ def test_a_change_of_the_same_users_is_surer_than_either_figure():
     change = relative_change(after_U, before_U)
     assert change.value == pytest.approx(20 / before_U.sum())
     assert 0 < change.low < change.value < change.high
-    alone = summarised(before_U)
+    alone = summarized(before_U)
     assert change.high - change.low < (alone.high - alone.low) / alone.value
 
 

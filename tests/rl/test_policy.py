@@ -110,12 +110,12 @@ def test_a_step_changes_the_policy_toward_what_was_rewarded(run):
     config = config_of(run, rewards={"parts": [{"kind": "novelty"}]}, learner={"learning_rate": 0.003})
     policy, learner, drawn, scored, report = learned(config)
 
-    centred = [rewarded.rewards_UG - rewarded.rewards_UG.mean(1, keepdims=True) for _, rewarded in scored]
+    centered = [rewarded.rewards_UG - rewarded.rewards_UG.mean(1, keepdims=True) for _, rewarded in scored]
     grown = [
         policy.log_probs(rollouts, 1.0).candidates_UGL.sum(2) - rollouts.code_log_probs_UGL.sum(2)
         for rollouts in drawn
     ]
-    together = sum(float((good * more).sum()) for good, more in zip(centred, grown, strict=True))
+    together = sum(float((good * more).sum()) for good, more in zip(centered, grown, strict=True))
     assert together > 0
     assert learner.version == policy.version == 1
     assert {"loss", "kl", "clip_share", "target_log_prob"} <= set(report)
@@ -234,7 +234,7 @@ def test_chunks_are_the_whole_step(prefix_run):
 
 
 def test_a_data_set_with_labels_and_times_is_learned_from_like_any_other(tmp_path):
-    run = make_run(tmp_path, "prefix", labelled=True)
+    run = make_run(tmp_path, "prefix", labeled=True)
     rewards = {"parts": [{"kind": "hit", "by_scenario": {"search": 2.0}}]}
     _, _, drawn, scored, _ = learned(config_of(run, rewards=rewards))
     hits = [rollouts.items_UG == rollouts.prompts.targets_U[:, None] for rollouts in drawn]

@@ -12,7 +12,7 @@ from torch import Tensor
 from rayrec.models.decoding.prefixes import ItemDistribution, item_code_log_probs
 from rayrec.models.decoding.sampling import constrained_sample, stochastic_beam_search
 from rayrec.models.decoding.trie import CodeTrie
-from rayrec.rl.advantages import centred, gated_by_target, has_spread, leave_one_out, standardised
+from rayrec.rl.advantages import centered, gated_by_target, has_spread, leave_one_out, standardized
 from rayrec.rl.algorithms import ALGORITHMS
 from rayrec.rl.config import RlConfig
 from rayrec.rl.loss import PREFERENCES, PolicyLoss
@@ -70,11 +70,11 @@ EVEN_U4 = torch.full((1, 4), 0.25)
 REWARDS_U4 = torch.tensor([[1.0, 0.0, 0.0, 3.0]])
 
 
-def test_advantages_are_centred_standardised_or_against_the_others():
-    assert centred(REWARDS_U4, EVEN_U4)[0].tolist() == [0.0, -1.0, -1.0, 2.0]
+def test_advantages_are_centered_standardized_or_against_the_others():
+    assert centered(REWARDS_U4, EVEN_U4)[0].tolist() == [0.0, -1.0, -1.0, 2.0]
     # The variance is (0 + 1 + 1 + 4) / 4.
     std = math.sqrt(1.5)
-    assert standardised(REWARDS_U4, EVEN_U4)[0].tolist() == pytest.approx(
+    assert standardized(REWARDS_U4, EVEN_U4)[0].tolist() == pytest.approx(
         [0.0, -1 / std, -1 / std, 2 / std], rel=1e-5
     )
     # 1 - (0 + 0 + 3) / 3, 0 - 4 / 3, 0 - 4 / 3, 3 - 1 / 3
@@ -84,7 +84,7 @@ def test_advantages_are_centred_standardised_or_against_the_others():
 def test_a_place_without_a_candidate_is_nobodys_baseline():
     weights_UG = torch.tensor([[0.5, 0.5, 0.0]])
     rewards_UG = torch.tensor([[1.0, 0.0, 100.0]])
-    for advantage in (centred, standardised, leave_one_out):
+    for advantage in (centered, standardized, leave_one_out):
         first, second, missing = advantage(rewards_UG, weights_UG)[0].tolist()
         assert (first, missing) == (pytest.approx(-second), 0.0)
     assert leave_one_out(torch.tensor([[5.0, 0.0]]), torch.tensor([[1.0, 0.0]]))[0].tolist() == [0.0, 0.0]
@@ -115,7 +115,7 @@ TWO = [[[LOG(0.5), LOG(0.4)], [LOG(0.25), LOG(0.2)]]]
 TWO_OLD = [[[LOG(0.25), LOG(0.4)], [LOG(0.5), LOG(0.4)]]]
 """By the one that drew: ratios are (2, 1) and (0.5, 0.5)."""
 GOOD_AND_BAD = [[1.0, 0.0]]
-"""Advantages are 1 and -1, centred times two, or standardised."""
+"""Advantages are 1 and -1, centered times two, or standardized."""
 
 
 def test_reinforce_by_hand():

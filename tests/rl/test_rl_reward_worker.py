@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from rayrec.rl.advantages import gated_by_target, standardised
+from rayrec.rl.advantages import gated_by_target, standardized
 from rayrec.rl.rewards.candidates import CandidateLists
 from rayrec.rl.rewards.guard import RewardGuard
 from rayrec.rl.rewards.logged_targets import Hit, RankPosition
@@ -48,7 +48,7 @@ def test_a_hit_is_not_gated_for_being_unlikely_as_yet():
     """What SA-GCPO is to learn most from: the target was drawn, and is not at the top."""
     found = rewarded([[5, 7, 9, 3]], [[-1.0, -2.0, -3.0, -4.0]], [7], [-2.0])
     rewards_UG = torch.from_numpy(found.rewards_UG)
-    advantages_UG = standardised(rewards_UG, torch.from_numpy(found.rollouts.weights_UG))
+    advantages_UG = standardized(rewards_UG, torch.from_numpy(found.rollouts.weights_UG))
     gated_UG = gated_by_target(advantages_UG, rewards_UG, torch.from_numpy(found.target_rewards_U))
     assert advantages_UG[0, 1] > 0
     assert torch.equal(gated_UG, advantages_UG)

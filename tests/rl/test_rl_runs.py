@@ -44,7 +44,7 @@ def config_of(run: Path, **changes) -> RlConfig:
         "algorithm": {"name": "grpo"},
         "prompts": {"users_per_step": 16, "held_out_share": 0.2},
         "rollout": {"group_size": 4, "chunk_users": 5},
-        "rewards": {"parts": [{"kind": "hit"}, {"kind": "novelty", "normalise": "standard"}]},
+        "rewards": {"parts": [{"kind": "hit"}, {"kind": "novelty", "normalize": "standard"}]},
         "learner": {"learning_rate": 0.003},
         "placement": {"cpus": 0.5},
         "evaluation": {"every_steps": 2, "temperatures": [0.5, 1.0], "list_size": 3},

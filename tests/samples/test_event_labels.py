@@ -1,4 +1,4 @@
-"""Behaviours and scenarios on their way from a log to the features of a batch."""
+"""Behaviors and scenarios on their way from a log to the features of a batch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SCENARIOS = [
 ]
 
 
-def labelled(folder: Path, **settings: object) -> Dataset:
+def labeled(folder: Path, **settings: object) -> Dataset:
     source = write_source(folder / "source", EVENTS, behavior=BEHAVIORS, scenario=SCENARIOS)
     prepare(source, folder / "data", PrepareConfig.parse({"num_partitions": 2} | settings))
     return Dataset.open(folder / "data")
@@ -54,7 +54,7 @@ def names_of(dataset: Dataset, label: str, codes: list[int]) -> list[str]:
 
 
 def test_prepare_keeps_what_the_log_says_of_every_event(tmp_path: Path):
-    dataset = labelled(tmp_path)
+    dataset = labeled(tmp_path)
 
     assert dataset.manifest.labels == {
         "behavior": ("buy", "like", "view"),
@@ -82,7 +82,7 @@ def test_prepare_keeps_what_the_log_says_of_every_event(tmp_path: Path):
 
 
 def test_codes_are_of_the_events_that_are_kept(tmp_path: Path):
-    dataset = labelled(tmp_path, behaviors=("view",), allow=frozenset({"short-users"}))
+    dataset = labeled(tmp_path, behaviors=("view",), allow=frozenset({"short-users"}))
 
     assert dataset.manifest.labels == {"behavior": ("view",), "scenario": ("home", "item", "search")}
     assert names_of(dataset, "scenario", dataset.history_labels_of("u2", "scenario").tolist()) == ["home"] * 3
@@ -145,7 +145,7 @@ def test_data_without_labels_is_what_it_was(tmp_path: Path):
 def test_a_missing_label_is_refused_with_what_to_do(tmp_path: Path):
     with pytest.raises(InputError, match=r"events have no scenario.*--column scenario=NAME"):
         small_dataset(tmp_path / "plain").check_label("scenario")
-    dataset = labelled(tmp_path / "labelled")
+    dataset = labeled(tmp_path / "labeled")
     dataset.check_label("behavior")
 
     # As an earlier version wrote it: labels in the training rows alone.
@@ -213,7 +213,7 @@ def test_a_row_with_too_few_codes_is_refused():
 
 
 def test_evaluation_reads_the_labels_that_are_asked_for(tmp_path: Path):
-    dataset = labelled(tmp_path)
+    dataset = labeled(tmp_path)
 
     (batch,) = evaluation_batches(dataset, "test", 10, labels=("scenario",))
     (plain,) = evaluation_batches(dataset, "test", 10)

@@ -47,7 +47,7 @@ def store(address):
 
 
 def batch(events):
-    """(key, time, item, behaviour, price) of each."""
+    """(key, time, item, behavior, price) of each."""
     columns = list(zip(*events, strict=True)) or [()] * 5
     keys_E, times_E, items_E, behaviors_E = (np.array(column, dtype=np.int64) for column in columns[:4])
     return EventBatch(
@@ -56,7 +56,7 @@ def batch(events):
 
 
 def read(store, keys, window=None):
-    """[(time, item, behaviour, price), ...] of each key."""
+    """[(time, item, behavior, price), ...] of each key."""
     histories = store.get_many(np.array(keys, dtype=np.int64), window=window)
     names = ("times", "items", "behaviors", "price")
     rows = list(zip(*(histories.columns[name].tolist() for name in names), strict=True))

@@ -12,7 +12,7 @@ from rayrec.platform.shares import balanced_bounds
 from rayrec.samples.features.features import SequenceFeatures, code_ids
 from tests.data import sample_batch
 
-CATALOGUE = np.array([50, 10, 40, 20, 30])  # position 0 is item 50, position 1 item 10, ...
+CATALOG = np.array([50, 10, 40, 20, 30])  # position 0 is item 50, position 1 item 10, ...
 
 
 def restored(lookup):
@@ -20,7 +20,7 @@ def restored(lookup):
 
 
 def test_inputs_and_targets_are_the_newest_items_shifted_by_one():
-    (features,) = SequenceFeatures(CATALOGUE, max_length=2)(sample_batch([[10, 20, 30, 40], [50, 10]]))
+    (features,) = SequenceFeatures(CATALOG, max_length=2)(sample_batch([[10, 20, 30, 40], [50, 10]]))
     assert features.offsets_B1.tolist() == [0, 2, 3]
     assert features.items_N.tolist() == [3, 4, 0]  # 20, 30 | 50
     assert features.targets_N.tolist() == [4, 2, 1]  # 30, 40 | 10
@@ -30,7 +30,7 @@ def test_inputs_and_targets_are_the_newest_items_shifted_by_one():
 
 
 def test_unknown_items_are_skipped_and_counted():
-    (features,) = SequenceFeatures(CATALOGUE, max_length=5)(sample_batch([[10, 99, 20], [98, 30], [], [97]]))
+    (features,) = SequenceFeatures(CATALOG, max_length=5)(sample_batch([[10, 99, 20], [98, 30], [], [97]]))
     assert features.items_N.tolist() == [1]
     assert features.targets_N.tolist() == [3]
     assert features.offsets_B1.tolist() == [0, 1, 1, 1, 1]
@@ -38,7 +38,7 @@ def test_unknown_items_are_skipped_and_counted():
 
 
 def test_ranking_reads_the_whole_history_and_knows_no_target():
-    features = SequenceFeatures(CATALOGUE, max_length=2, tables=["item", "user"], num_negatives=3)
+    features = SequenceFeatures(CATALOG, max_length=2, tables=["item", "user"], num_negatives=3)
     ranked = features.ranking(sample_batch([[10, 20, 30], [], [40]], targets=[40, 99, 50]))
     assert ranked.items_N.tolist() == [3, 4, 2]
     assert ranked.offsets_B1.tolist() == [0, 2, 2, 3]
@@ -50,13 +50,13 @@ def test_ranking_reads_the_whole_history_and_knows_no_target():
 
 
 def test_seen_items_are_those_of_the_whole_history():
-    features = SequenceFeatures(CATALOGUE, max_length=1)
+    features = SequenceFeatures(CATALOG, max_length=1)
     assert features.seen(sample_batch([[10, 99, 20], [], [30]])).tolist() == [[1, 3], [-1, -1], [4, -1]]
 
 
 def test_codes_of_different_levels_have_different_ids():
     codes_IL = np.array([[0, 1], [1, 1], [2, 0], [3, 3], [4, 4]])
-    (features,) = SequenceFeatures(CATALOGUE, max_length=5, tables=["code"], codes_IL=codes_IL)(
+    (features,) = SequenceFeatures(CATALOG, max_length=5, tables=["code"], codes_IL=codes_IL)(
         sample_batch([[10, 50, 20]])
     )
     second_level = 1 << 32
@@ -67,18 +67,18 @@ def test_codes_of_different_levels_have_different_ids():
 
 def test_negatives_are_shared_and_looked_up_behind_tokens_and_targets():
     rows = [[10, 20, 30], [40, 50]]
-    features = SequenceFeatures(CATALOGUE, max_length=5, num_negatives=4, seed=3, num_trainers=2)
+    features = SequenceFeatures(CATALOG, max_length=5, num_negatives=4, seed=3, num_trainers=2)
     first, second = features(sample_batch(rows, step=7))
     expected_S = np.random.default_rng([3, 2, 7]).integers(5, size=4)
     assert first.negatives_S.tolist() == second.negatives_S.tolist() == expected_S.tolist()
-    assert restored(first.lookups["item"]) == [10, 20, 20, 30, *CATALOGUE[expected_S]]
-    assert restored(second.lookups["item"]) == [40, 50, *CATALOGUE[expected_S]]
+    assert restored(first.lookups["item"]) == [10, 20, 20, 30, *CATALOG[expected_S]]
+    assert restored(second.lookups["item"]) == [40, 50, *CATALOG[expected_S]]
 
 
 def test_popular_negatives_follow_the_training_counts():
     counts_I = np.array([0, 1, 2, 0, 5])
     features = SequenceFeatures(
-        CATALOGUE, max_length=5, num_negatives=8000, negatives="popularity", train_counts_I=counts_I
+        CATALOG, max_length=5, num_negatives=8000, negatives="popularity", train_counts_I=counts_I
     )
     np.testing.assert_allclose(np.exp(features.negative_log_q_I()), counts_I / 8)
     (batch,) = features(sample_batch([[10, 20]]))
@@ -88,7 +88,7 @@ def test_popular_negatives_follow_the_training_counts():
 
 
 def test_uniform_negatives_have_one_probability():
-    features = SequenceFeatures(CATALOGUE, max_length=5, num_negatives=1)
+    features = SequenceFeatures(CATALOG, max_length=5, num_negatives=1)
     np.testing.assert_allclose(features.negative_log_q_I(), np.log(np.full(5, 0.2)))
 
 
@@ -101,8 +101,8 @@ rows_of_items = st.lists(
 def test_shares_of_several_trainers_together_are_the_batch_of_one(rows, num_trainers, max_length):
     settings = {"max_length": max_length, "tables": ["item", "user"], "num_negatives": 2}
     batch = sample_batch(rows)
-    (whole,) = SequenceFeatures(CATALOGUE, **settings)(batch)
-    shares = SequenceFeatures(CATALOGUE, **settings, num_trainers=num_trainers)(batch)
+    (whole,) = SequenceFeatures(CATALOG, **settings)(batch)
+    shares = SequenceFeatures(CATALOG, **settings, num_trainers=num_trainers)(batch)
 
     assert len(shares) == num_trainers
     for name in ("items_N", "targets_N", "row_keys_B"):
@@ -123,7 +123,7 @@ def test_shares_of_several_trainers_together_are_the_batch_of_one(rows, num_trai
 
 
 def test_features_travel_and_take_arrays_that_cannot_be_written():
-    features = SequenceFeatures(CATALOGUE, max_length=5, tables=["item", "user"])
+    features = SequenceFeatures(CATALOG, max_length=5, tables=["item", "user"])
     batch = sample_batch([[10, 20, 99], [30]])
     for name in ("row_keys_B", "user_ids_B", "item_ids_N", "offsets_B1"):
         getattr(batch, name).flags.writeable = False
@@ -147,7 +147,7 @@ def test_features_travel_and_take_arrays_that_cannot_be_written():
 )
 def test_settings_that_cannot_work_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        SequenceFeatures(**({"item_ids_I": CATALOGUE, "max_length": 5} | settings))
+        SequenceFeatures(**({"item_ids_I": CATALOG, "max_length": 5} | settings))
 
 
 @given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 5))
@@ -176,18 +176,18 @@ def with_times(rows, times, **further):
 
 def test_times_go_where_their_items_go_and_targets_leave_theirs_behind():
     batch = with_times([[10, 99, 20, 30, 40], [50, 10], [98]], [[1, 2, 3, 4, 5], [6, 7], [8]])
-    (features,) = SequenceFeatures(CATALOGUE, max_length=2)(batch)
+    (features,) = SequenceFeatures(CATALOG, max_length=2)(batch)
     assert features.items_N.tolist() == [3, 4, 0]  # 20, 30 | 50
     assert features.times_N.tolist() == [3, 4, 6]
-    ranked = SequenceFeatures(CATALOGUE, max_length=2).ranking(batch)
+    ranked = SequenceFeatures(CATALOG, max_length=2).ranking(batch)
     assert ranked.items_N.tolist() == [4, 2, 0, 1]  # 30, 40 | 50, 10
     assert ranked.times_N.tolist() == [4, 5, 6, 7]
-    first, second = SequenceFeatures(CATALOGUE, max_length=2, num_trainers=2)(batch)
+    first, second = SequenceFeatures(CATALOG, max_length=2, num_trainers=2)(batch)
     assert [*first.times_N, *second.times_N] == [3, 4, 6]
 
 
 def test_without_times_features_have_none():
-    features = SequenceFeatures(CATALOGUE, max_length=2)
+    features = SequenceFeatures(CATALOG, max_length=2)
     assert features(sample_batch([[10, 20]]))[0].times_N is None
     assert features.ranking(sample_batch([[10, 20]])).times_N is None
 
@@ -197,15 +197,15 @@ def test_no_negative_of_an_event_is_an_item_of_its_row(rows, max_length, per_eve
     rows = [row for row in rows if not {10, 20, 30, 40, 50} <= set(row)]
     if not rows:
         return
-    features = SequenceFeatures(CATALOGUE, max_length=max_length, negatives_per_event=per_event, seed=5)
+    features = SequenceFeatures(CATALOG, max_length=max_length, negatives_per_event=per_event, seed=5)
     (batch,) = features(sample_batch(rows, step=3))
     assert batch.negatives_NK.shape == (len(batch.items_N), per_event)
     for row, items in enumerate(rows):
         low, high = batch.offsets_B1[row : row + 2]
-        drawn = CATALOGUE[batch.negatives_NK[low:high]]
+        drawn = CATALOG[batch.negatives_NK[low:high]]
         assert not set(drawn.reshape(-1).tolist()) & set(items)
     looked_up = restored(batch.lookups["item"])[2 * len(batch.items_N) :]
-    assert looked_up == CATALOGUE[batch.negatives_NK].reshape(-1).tolist()
+    assert looked_up == CATALOG[batch.negatives_NK].reshape(-1).tolist()
 
 
 def test_every_item_that_a_row_lacks_is_drawn_alike():
@@ -222,7 +222,7 @@ def test_negatives_of_an_event_depend_on_seed_step_row_and_place_alone():
 
     def drawn(rows, row_keys, step=7, seed=3, num_trainers=1):
         features = SequenceFeatures(
-            CATALOGUE, max_length=5, negatives_per_event=9, seed=seed, num_trainers=num_trainers
+            CATALOG, max_length=5, negatives_per_event=9, seed=seed, num_trainers=num_trainers
         )
         batch = dataclasses.replace(sample_batch(rows, step), row_keys_B=np.array(row_keys))
         return np.concatenate([share.negatives_NK for share in features(batch)]).tolist()
@@ -238,24 +238,24 @@ def test_negatives_of_an_event_depend_on_seed_step_row_and_place_alone():
     assert together[0] != together[1]
 
 
-def test_a_row_with_the_whole_catalogue_has_no_negatives():
-    features = SequenceFeatures(CATALOGUE, max_length=2, negatives_per_event=1)
-    with pytest.raises(InputError, match="user 101 has all 5 items of the catalogue in a row of step 4"):
+def test_a_row_with_the_whole_catalog_has_no_negatives():
+    features = SequenceFeatures(CATALOG, max_length=2, negatives_per_event=1)
+    with pytest.raises(InputError, match="user 101 has all 5 items of the catalog in a row of step 4"):
         features(sample_batch([[10], [10, 20, 30, 40, 50]], step=4))
 
 
 def test_a_trigger_is_the_newest_event_with_the_time_of_the_one_before():
-    features = SequenceFeatures(CATALOGUE, max_length=3)
+    features = SequenceFeatures(CATALOG, max_length=3)
     batch = dataclasses.replace(
         sample_batch([[10, 20], [], [30, 10], [20]]),
         times_N=np.array([5, 6, 7, 8, 9]),
         labels={"behavior": np.array([0, 1, 0, 1, 0])},
-        instruction={"trigger_item": np.array([0, 1, -1, np.flatnonzero(CATALOGUE == 20)[0]])},
+        instruction={"trigger_item": np.array([0, 1, -1, np.flatnonzero(CATALOG == 20)[0]])},
     )
 
     triggered = features.with_triggers(batch)
 
-    first, second = CATALOGUE[:2].tolist()
+    first, second = CATALOG[:2].tolist()
     assert triggered.item_ids_N.tolist() == [10, 20, first, second, 30, 10, 20]  # the last is there already
     assert triggered.offsets_B1.tolist() == [0, 3, 4, 6, 7]
     assert triggered.times_N.tolist() == [5, 6, 6, 0, 7, 8, 9]

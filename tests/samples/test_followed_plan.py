@@ -79,7 +79,7 @@ def test_a_reader_goes_on_with_files_that_came_after_it_was_made(tmp_path):
     assert reader.read_batch(plan.batch(2)).cursor == [Interval("b.parquet", 0, 4)]
 
 
-def test_neighbouring_segments_of_one_window_belong_to_different_readers(tmp_path):
+def test_neighboring_segments_of_one_window_belong_to_different_readers(tmp_path):
     plan = None
     for name in "abcd":
         write_log(tmp_path, {f"{name}.parquet": 3})

@@ -241,7 +241,7 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path):
         ("deskdrop", "events", 72_312, None),
     ],
 )
-def test_public_data_is_recognised(name, layout, events, items):
+def test_public_data_is_recognized(name, layout, events, items):
     raw, found = load(real_data(name))
     assert found == layout
     assert len(raw.interactions.table) == events

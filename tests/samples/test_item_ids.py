@@ -15,7 +15,7 @@ def column(values, kind=None):
     return pa.chunked_array([pa.array(values, kind)])
 
 
-def test_mix64_is_the_finaliser_of_splitmix64():
+def test_mix64_is_the_finalizer_of_splitmix64():
     # First outputs of the reference generator seeded with 0: its state is a multiple of the golden ratio.
     golden = 0x9E3779B97F4A7C15
     states = np.array([0, golden, 2 * golden % 2**64], dtype=np.uint64)

@@ -54,7 +54,7 @@ def lookup(store, samples, last, behaviors=None):
 
 
 def rows_of(histories: Histories):
-    """[(time, item, behaviour), ...] of each row."""
+    """[(time, item, behavior), ...] of each row."""
     rows = list(zip(*(histories.columns[name].tolist() for name in ("times", *COLUMNS)), strict=True))
     offsets = histories.offsets_K1.tolist()
     return [rows[start:stop] for start, stop in itertools.pairwise(offsets)]
@@ -169,11 +169,9 @@ def test_columns_of_the_store_become_lists_of_the_rows(store):
     assert rows.schema.field("kinds").type == pa.list_(pa.int64())
 
 
-def test_behaviours_choose_before_the_newest_are_cut(store):
+def test_behaviors_choose_before_the_newest_are_cut(store):
     assert join(program(store, behaviors=["view"], last=2), [1], [9])["item_ids"].to_pylist() == [[50, 70]]
-    assert "no event has the behaviour 'sell'; the store knows view, buy" in refused(
-        store, behaviors=["sell"]
-    )
+    assert "no event has the behavior 'sell'; the store knows view, buy" in refused(store, behaviors=["sell"])
 
 
 def test_the_rows_own_item_may_stand_behind_its_history(store):

@@ -34,7 +34,7 @@ def archives(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ml-100k", "ml-1m"])
-def test_archives_are_recognised_and_read_alike(archives, name):
+def test_archives_are_recognized_and_read_alike(archives, name):
     tables, layout = load_source(archives[name], PrepareConfig())
 
     assert layout == "movielens"

@@ -166,7 +166,7 @@ def test_users_keep_their_columns(tmp_path):
     assert report.manifest.counts["users_without_events"] == 1
 
 
-def test_further_columns_and_behaviours_follow_their_events(tmp_path):
+def test_further_columns_and_behaviors_follow_their_events(tmp_path):
     behaviors = ["view", "buy", "like", "view", "view", "view", "buy"]
     source = {"behavior": behaviors, "rating": [5, 7, 6, 8, 5, 9, 6]}
     dataset, _ = prepared(tmp_path, EVENTS, source=source)
@@ -176,15 +176,13 @@ def test_further_columns_and_behaviours_follow_their_events(tmp_path):
     assert rows[1]["rating"] == rows[1]["timestamps"] == [5, 6]
 
 
-def test_only_the_behaviours_asked_for_are_kept(tmp_path):
+def test_only_the_behaviors_asked_for_are_kept(tmp_path):
     source = {"behavior": ["view", "view", "view", "buy", "view", "view", "view"]}
     dataset, report = prepared(tmp_path, EVENTS, source=source, behaviors=["view"])
     assert dataset.history_of("1").tolist() == [10, 20, 30]
     assert dataset.manifest.behaviors == ("view",)
     assert report.manifest.counts["events_filtered"] == 1
-    with pytest.raises(
-        InputError, match="no event has the behaviour 'purchase'; those that occur: buy, view"
-    ):
+    with pytest.raises(InputError, match="no event has the behavior 'purchase'; those that occur: buy, view"):
         prepared(tmp_path, EVENTS, source=source, behaviors=["purchase"])
 
 
@@ -208,17 +206,17 @@ def test_ties_are_counted_and_can_keep_the_order_of_the_file(tmp_path):
     kept, report = prepared(tmp_path, events, ties="file")
     assert kept.history_of("1").tolist() == list(range(8))
     assert kept.history_of("2").tolist() == [3, 1, 2]
-    assert (report.manifest.ties.neighbours, report.manifest.ties.users) == (8, 2)
+    assert (report.manifest.ties.neighbors, report.manifest.ties.users) == (8, 2)
     shuffled, report = prepared(tmp_path, events)
     assert shuffled.history_of("1").tolist() != list(range(8))
     assert sorted(shuffled.history_of("1").tolist()) == list(range(8))
-    assert (report.manifest.ties.neighbours, report.manifest.ties.users) == (8, 2)
+    assert (report.manifest.ties.neighbors, report.manifest.ties.users) == (8, 2)
 
 
 def test_times_are_ordered_below_the_second(tmp_path):
     dataset, report = prepared(tmp_path, [(1, 1, 5.75), (1, 2, 5.25), (1, 3, 5.5)])
     assert dataset.history_of("1").tolist() == [2, 3, 1]
-    assert report.manifest.ties.neighbours == 0
+    assert report.manifest.ties.neighbors == 0
     milliseconds, _ = prepared(tmp_path, [(1, 1, 5750), (1, 2, 5250), (1, 3, 5500)], time_unit="ms")
     assert same_content(dataset, milliseconds)
 
@@ -277,11 +275,11 @@ def test_integer_and_string_ids_are_told_apart(tmp_path):
     assert strings.user_by_key("u1") in strings.users["user_id"].to_pylist()
 
 
-def test_the_report_prints_and_serialises(tmp_path):
+def test_the_report_prints_and_serializes(tmp_path):
     _, report = prepared(tmp_path, EVENTS)
     rows = dict(report.rows())
     assert rows["users"] == "2"
-    assert rows["neighbouring events at the same time"] == "0 of 0 users, shuffled by seed 0"
+    assert rows["neighboring events at the same time"] == "0 of 0 users, shuffled by seed 0"
     assert "duplicate events dropped" not in rows
     assert json.loads(json.dumps(report.to_json()))["counts"]["items"] == 4
 
@@ -310,7 +308,7 @@ def test_duplicates_are_refused_and_the_first_can_be_kept(tmp_path):
     assert same_content(allowed, plain)
 
 
-def test_the_same_item_with_another_behaviour_is_no_duplicate(tmp_path):
+def test_the_same_item_with_another_behavior_is_no_duplicate(tmp_path):
     events = [(1, 10, 5), (1, 10, 5), (1, 20, 6)]
     dataset, _ = prepared(tmp_path, events, source={"behavior": ["view", "like", "view"]})
     assert dataset.history_of("1").tolist() == [10, 10, 20]
@@ -552,7 +550,7 @@ def test_beauty_has_the_published_counts_and_forgets_the_order_within_a_day(tmp_
     report = prepare(source, tmp_path / "data")
     counts = report.manifest.counts
     assert [counts[name] for name in ("users", "items", "events")] == [22_363, 12_101, 198_502]
-    assert report.manifest.ties.neighbours == 77_402
+    assert report.manifest.ties.neighbors == 77_402
     assert counts["train_rows"] == counts["valid_rows"] == counts["test_rows"] == 22_363
     assert counts["train_events"] == 198_502 - 2 * 22_363
 

@@ -197,7 +197,7 @@ def test_windows_grow_to_their_size_so_that_the_first_is_there_soon(tmp_path):
     assert [window.num_rows for window in plan.windows(0)] == [4, 8, 16, 32, 32, 4]
 
 
-def test_neighbouring_windows_belong_to_different_readers_each_with_its_next_window(log):
+def test_neighboring_windows_belong_to_different_readers_each_with_its_next_window(log):
     folder, _ = log
     plan = plan_of(folder, window_rows=8, first_window_rows=8)
     windows = plan.windows(0)

@@ -202,7 +202,7 @@ def test_texts_do_not_join_a_store_of_integers(tmp_path):
     )
 
 
-def test_codes_of_behaviours_stay_as_new_ones_come(tmp_path):
+def test_codes_of_behaviors_stay_as_new_ones_come(tmp_path):
     source = write_log(tmp_path / "log", user_id=[1], item_id=[1], timestamp=[T0], event=["view"])
     build(source, tmp_path / "store")
     write_log(

@@ -29,7 +29,7 @@ def rows_of(batch):
     rows=st.lists(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 3)), max_size=9), max_size=5),
     step=st.integers(0, 9),
 )
-def test_events_move_among_neighbours_of_their_time_alone(rows, step):
+def test_events_move_among_neighbors_of_their_time_alone(rows, step):
     rows = [sorted(row, key=lambda event: event[1]) for row in rows]
 
     redrawn = with_redrawn_ties(batch_of(rows, step), seed=1)

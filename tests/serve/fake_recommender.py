@@ -55,7 +55,7 @@ class FakeDataset:
 class FakeRecommender:
     """Recommends "m0", "m1", ... by the model, "p0", "p1", ... by popularity; remembers what it was asked.
 
-    With semantic IDs it recommends the films of the catalogue in their order.
+    With semantic IDs it recommends the films of the catalog in their order.
     """
 
     run = "films"
@@ -109,7 +109,7 @@ class FakeRecommender:
         return Answer(items, num_read, num_events - num_read)
 
     def instruction_of(self, names: Mapping[str, str | None]) -> dict[str, int]:
-        """Behaviours are LIKE (0) and VIEW (1); a trigger has the place of its item."""
+        """Behaviors are LIKE (0) and VIEW (1); a trigger has the place of its item."""
         codes = {}
         if (behavior := names["behavior"]) is not None:
             if behavior not in ("LIKE", "VIEW"):

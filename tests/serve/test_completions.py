@@ -101,7 +101,7 @@ def test_more_items_are_searched_than_answered(client, recommender):
 def test_alternatives_are_searched_where_they_are_more_than_choices(client, recommender):
     recommender.asked.clear()
     client.completions.create(**WANTED, logprobs=5)
-    assert recommender.asked == [([11], None, 3, True)]  # all that the catalogue has
+    assert recommender.asked == [([11], None, 3, True)]  # all that the catalog has
 
 
 def test_prompts_may_be_ids_and_several(client, recommender):
@@ -199,7 +199,7 @@ def test_values_that_change_nothing_are_taken(client):
         (
             {"prompt": [ALIEN, "nosuch"]},
             "prompt",
-            "prompt.1: the catalogue has no item 'nosuch'; give tokens",
+            "prompt.1: the catalog has no item 'nosuch'; give tokens",
         ),
         ({"prompt": "<a_1><b_0>"}, "prompt", "prompt: the last item has 2 of 3 tokens"),
         ({"prompt": "<a_1><c_0><b_0>"}, "prompt", "token 1 is '<c_0>'; expected one of level 2 of 3"),
@@ -315,14 +315,14 @@ def test_a_failure_is_no_stack_trace():
 
 
 @st.composite
-def catalogues(draw):
+def catalogs(draw):
     num_levels = draw(st.integers(1, 4))
     codes = st.sampled_from([0, 1, 255, 256, 65_536, 999_999_999])
     rows = st.lists(st.tuples(*[codes] * num_levels), min_size=1, max_size=20, unique=True)
     return np.array(draw(rows))
 
 
-@given(catalogues(), st.data())
+@given(catalogs(), st.data())
 def test_texts_of_items_are_read_as_these_items(codes_IL, data):
     texts = CodeTexts(codes_IL)
     items = data.draw(st.lists(st.integers(0, len(codes_IL) - 1), max_size=5))

@@ -93,7 +93,7 @@ def test_a_published_version_answers_after_a_look_and_going_back_builds_nothing(
     assert (figures["serving_version"], figures["serving_version_not_loaded"]) == (3, False)
 
 
-def test_versions_of_one_catalogue_share_what_was_made_of_it(tmp_path):
+def test_versions_of_one_catalog_share_what_was_made_of_it(tmp_path):
     """Made anew for each, of millions of items, it would stop requests for as long as it takes."""
     run = RunFolder.open(make_run(tmp_path, "prefix", snapshots_after=(0,)))
     other = make_run(tmp_path / "other", "prefix")

@@ -137,7 +137,7 @@ def test_without_named_outputs_all_come_as_the_request_says(triton, client):
 
 @pytest.mark.parametrize("binary", [True, False])
 def test_places_without_an_item_are_filled_up(triton, binary):
-    """The catalogue has three items."""
+    """The catalog has three items."""
     answer = triton.infer(
         "recommend",
         [tensor("user_id", ["ann", "zoe"])],

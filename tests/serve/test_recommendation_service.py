@@ -81,7 +81,7 @@ def test_popular_items_answer_where_no_item_is_known(service, recommender, field
     assert answer.ignored_items == fields.get("history", [])
 
 
-def test_more_than_the_catalogue_is_all_of_it(service, recommender):
+def test_more_than_the_catalog_is_all_of_it(service, recommender):
     assert len(ask(service, user_id="ann", k=50).items) == 3
     assert len(ask(service, k=4).items) == 3
 

@@ -46,7 +46,7 @@ def in_parts(
 
 
 def in_given_parts(bounds: Sequence[int], work: Callable[[int, int], ResultT]) -> list[ResultT]:
-    """Call `work(first, last)` on the parts between neighbouring bounds, one per thread; results in order."""
+    """Call `work(first, last)` on the parts between neighboring bounds, one per thread; results in order."""
     others = [_pool().submit(work, first, last) for first, last in itertools.pairwise(bounds[1:])]
     try:
         mine = work(bounds[0], bounds[1])

@@ -211,7 +211,7 @@ class ExactPrefetch:
 
 
 def _check_complete(batch: _Announced) -> None:
-    """Rows are written into uninitialised memory: every place needs a request of its own."""
+    """Rows are written into uninitialized memory: every place needs a request of its own."""
     for name, ids in batch.lookups.items():
         num_requested = batch.num_requested.get(name, 0)
         if num_requested != len(ids.ids_M):

@@ -227,7 +227,7 @@ class ShardClient:
         return rows
 
     def empty_rows(self, ids: Mapping[str, Int64Array]) -> dict[str, Float32Array]:
-        """Uninitialised [M, D] arrays by table, to be written to."""
+        """Uninitialized [M, D] arrays by table, to be written to."""
         return {
             name: np.empty((len(ids_M), self._dim(name)), dtype=np.float32) for name, ids_M in ids.items()
         }

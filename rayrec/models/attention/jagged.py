@@ -82,7 +82,7 @@ class JaggedLayout:
         return self.derived(("repeated", count), make)
 
     def some_rows(self, rows: slice) -> tuple[JaggedLayout, slice]:
-        """The layout of neighbouring rows alone, and which tokens are theirs."""
+        """The layout of neighboring rows alone, and which tokens are theirs."""
         offsets_R1 = self.offsets_B1[rows.start : rows.stop + 1]
         tokens = slice(int(offsets_R1[0]), int(offsets_R1[-1]))
         return JaggedLayout.from_offsets(offsets_R1 - offsets_R1[0], self.device), tokens

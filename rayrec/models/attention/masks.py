@@ -171,7 +171,7 @@ class Documents(Mask):
     """Several documents packed into one row; each token sees those of its own. For self attention."""
 
     document_N: Tensor
-    """[N] integers; neighbours of a row with the same number belong to one document."""
+    """[N] integers; neighbors of a row with the same number belong to one document."""
 
     def spans(self, queries: JaggedLayout, keys: JaggedLayout) -> Spans:
         if queries is not keys:

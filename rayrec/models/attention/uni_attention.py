@@ -45,7 +45,7 @@ def attend(
     Args:
         query: [N, H, C], the tokens of all rows one after the other; or padded, [B, T, H, C].
         key: [M, G, C] or [B, S, G, C], as the query; of G heads, of which H is a multiple, and each is there
-            for H / G neighbouring heads of the query (Ainslie et al., arXiv:2305.13245).
+            for H / G neighboring heads of the query (Ainslie et al., arXiv:2305.13245).
         value: [M, G, E] or [B, S, G, E].
         layout: rows of the queries, and of the keys where `key_layout` is None.
         key_layout: rows of the keys, as many as the queries have; theirs may have other lengths.

@@ -28,7 +28,7 @@ class ComputeSettings:
     micro_batches: int = 1
     """Pieces that a trainer's share is gone through in, so that activations of one piece are held."""
     compile: bool = False
-    """Whether torch.compile makes one kernel of neighbouring pointwise operations."""
+    """Whether torch.compile makes one kernel of neighboring pointwise operations."""
     parallel: Parallel = "replicated"
     """Whether every trainer holds all dense weights, or its shard of them."""
 

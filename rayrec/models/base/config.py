@@ -68,9 +68,9 @@ class NextItemConfig(Config):
 
     attention: Attention = "auto"
     item_matrix: Literal["dense", "sparse"] = "dense"
-    """`dense`: weights of the network. `sparse`: rows of parameter servers, for catalogues of any size."""
+    """`dense`: weights of the network. `sparse`: rows of parameter servers, for catalogs of any size."""
     loss: ItemLossName | None = None
-    """`cross_entropy`: a softmax over the catalogue; needs the dense matrix, whose default it is.
+    """`cross_entropy`: a softmax over the catalog; needs the dense matrix, whose default it is.
     `sampled_softmax`: one over the target and negatives of the batch; the default of the sparse matrix.
     `bce`: each target apart from negatives of its own, none of them an item of its row."""
     num_negatives: int = Field(1024, gt=0)
@@ -87,7 +87,7 @@ class NextItemConfig(Config):
     def _loss_has_its_items(self) -> Self:
         if self.loss == "cross_entropy" and self.item_matrix == "sparse":
             raise ValueError(
-                "model.loss is 'cross_entropy' and model.item_matrix 'sparse': a softmax over the catalogue "
+                "model.loss is 'cross_entropy' and model.item_matrix 'sparse': a softmax over the catalog "
                 "reads every item in every step, and servers send a batch's rows; take 'sampled_softmax' or "
                 "'bce', or the item_matrix 'dense'"
             )
@@ -150,7 +150,7 @@ class GeneratingConfig(Config):
     behavior_weights: dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] = Field(
         default_factory=dict
     )
-    """By name of a behaviour, how often the loss of a target with it counts; 1 for others. The sum is still
+    """By name of a behavior, how often the loss of a target with it counts; 1 for others. The sum is still
     divided by the number of targets, so 2 means: as if the event were there twice, at the same rate."""
 
     @property

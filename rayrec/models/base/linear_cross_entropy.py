@@ -1,7 +1,7 @@
-"""Softmax cross-entropy over a whole catalogue without ever holding all logits.
+"""Softmax cross-entropy over a whole catalog without ever holding all logits.
 
 Plain autograd writes the [N, I] logits, their log-softmax and their gradient
-to memory, several passes each; for short histories and large catalogues that
+to memory, several passes each; for short histories and large catalogs that
 is most of a training step. Here a chunk of tokens goes through product,
 softmax and both gradient products while its logits are still in the cache.
 The idea is that of fused linear cross-entropy in Liger Kernel (Hsu et al.,

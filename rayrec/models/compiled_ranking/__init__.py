@@ -6,6 +6,6 @@
     compiler_process: Job ─► export, AOTInductor ─► compared with eager ─► KEY.pt2, KEY.json
 
 A program holds no weights: they are inputs, so that it serves every version of a model of its shapes. What
-it does hold is the trie of the catalogue, and with it settings, sources, torch and the processor are in a
+it does hold is the trie of the catalog, and with it settings, sources, torch and the processor are in a
 package's key.
 """

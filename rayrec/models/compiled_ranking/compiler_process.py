@@ -79,9 +79,9 @@ def compile_package(job: Job, package: Path) -> None:
     started = time.monotonic()
     device = torch.device(job.device)
     model = network(job).to(device).eval()
-    if model.table_of_catalogue is not None:
-        width = next(table.width for table in job.signature.tables if table.name == model.table_of_catalogue)
-        model.set_catalogue(torch.randn(job.model.catalogue.num_items, width, device=device))
+    if model.table_of_catalog is not None:
+        width = next(table.width for table in job.signature.tables if table.name == model.table_of_catalog)
+        model.set_catalog(torch.randn(job.model.catalog.num_items, width, device=device))
     program = PaddedRanking(model, job.signature, job.bucket)
     weights = list(weights_of(model).values())
     unfinished = package.with_name(f".{package.stem}.{os.getpid()}.pt2")
@@ -127,7 +127,7 @@ def network(job: Job) -> SequenceModel:
     settings: Any = TypeAdapter(ModelConfig).validate_python(dict(job.model.settings))
     if settings.name == "hstu":  # whose backend for eager batches groups rows by what their lengths are
         settings = settings.model_copy(update={"attention": "reference"})
-    model = build_model(settings, job.model.catalogue, seed=0)
+    model = build_model(settings, job.model.catalog, seed=0)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -138,22 +138,22 @@ def network(job: Job) -> SequenceModel:
 def example(job: Job, seed: int) -> list[Tensor]:
     """Inputs as they could come: rows of all lengths, one without any events where there are several."""
     generator, signature, bucket = np.random.default_rng(seed), job.signature, job.bucket
-    catalogue, num_read = job.model.catalogue, bucket.num_read(signature.max_length)
+    catalog, num_read = job.model.catalog, bucket.num_read(signature.max_length)
     lengths_B = generator.integers(1, num_read + 1, bucket.num_rows)
     lengths_B[0] = num_read if seed == 0 else lengths_B[0]
     if bucket.num_rows > 1:
         lengths_B[-1] = 0
     values: dict[str, Any] = {
         "lengths": lengths_B,
-        "items": generator.integers(0, catalogue.num_items, (bucket.num_rows, num_read)),
-        "excluded": generator.integers(-1, catalogue.num_items, (bucket.num_rows, bucket.length)),
+        "items": generator.integers(0, catalog.num_items, (bucket.num_rows, num_read)),
+        "excluded": generator.integers(-1, catalog.num_items, (bucket.num_rows, bucket.length)),
         "times": generator.integers(0, 10**8, (bucket.num_rows, num_read)).cumsum(1),
     }
-    named: dict[str, tuple[str, ...]] = {str(label): names for label, names in catalogue.labels.items()}
+    named: dict[str, tuple[str, ...]] = {str(label): names for label, names in catalog.labels.items()}
     for name in signature.labels:
         values[f"label {name}"] = generator.integers(-1, len(named[name]), (bucket.num_rows, num_read))
     for name in signature.parts:
-        most = len(named[name]) if name in named else catalogue.num_items
+        most = len(named[name]) if name in named else catalog.num_items
         values[f"part {name}"] = generator.integers(-1, most, bucket.num_rows)
     for table in signature.tables:
         rows, inverse = f"rows {table.name}", f"inverse {table.name}"

@@ -17,10 +17,10 @@ import torch
 import rayrec
 from rayrec.models.compiled_ranking.buckets import Bucket
 from rayrec.models.compiled_ranking.inputs import Signature
-from rayrec.models.registry.build import Catalogue
+from rayrec.models.registry.build import Catalog
 from rayrec.platform.devices import HOST, device_of, hardware_name
 
-JOB_FILE, CATALOGUE_FILE = "job.json", "catalogue.npz"
+JOB_FILE, CATALOG_FILE = "job.json", "catalog.npz"
 _ARRAYS = ("codes_IL", "known_I", "negative_log_q_I")
 
 
@@ -30,7 +30,7 @@ class RankingModel:
 
     settings: Mapping[str, Any]
     """The `model` section of a run's config, as JSON has it."""
-    catalogue: Catalogue
+    catalog: Catalog
 
     @property
     def max_length(self) -> int:
@@ -47,13 +47,13 @@ class RankingModel:
         described = {
             # Which backend computes attention follows from the padded shapes.
             "settings": {**self.settings, "attention": "auto"},
-            "num_items": self.catalogue.num_items,
-            "level_sizes": list(self.catalogue.level_sizes),
-            "labels": {str(label): list(names) for label, names in self.catalogue.labels.items()},
+            "num_items": self.catalog.num_items,
+            "level_sizes": list(self.catalog.level_sizes),
+            "labels": {str(label): list(names) for label, names in self.catalog.labels.items()},
         }
         digest = hashlib.sha256(_canonical(described))
         for name in _ARRAYS:
-            array = getattr(self.catalogue, name)
+            array = getattr(self.catalog, name)
             if array is not None:
                 digest.update(f"{name} {array.dtype} {array.shape}".encode())
                 digest.update(np.ascontiguousarray(array).tobytes())
@@ -84,14 +84,14 @@ class Job:
         return hashlib.sha256(_canonical(depends)).hexdigest()[:32]
 
     def save(self, folder: Path) -> None:
-        catalogue = self.model.catalogue
-        arrays = {name: getattr(catalogue, name) for name in _ARRAYS if getattr(catalogue, name) is not None}
-        np.savez(folder / CATALOGUE_FILE, **arrays)
+        catalog = self.model.catalog
+        arrays = {name: getattr(catalog, name) for name in _ARRAYS if getattr(catalog, name) is not None}
+        np.savez(folder / CATALOG_FILE, **arrays)
         values = {
             "settings": {**self.model.settings, "attention": "auto"},
-            "num_items": catalogue.num_items,
-            "level_sizes": list(catalogue.level_sizes),
-            "labels": {str(label): list(names) for label, names in catalogue.labels.items()},
+            "num_items": catalog.num_items,
+            "level_sizes": list(catalog.level_sizes),
+            "labels": {str(label): list(names) for label, names in catalog.labels.items()},
             "signature": self.signature.to_json(),
             "bucket": asdict(self.bucket),
             "device": self.device,
@@ -102,15 +102,15 @@ class Job:
     @classmethod
     def load(cls, folder: Path) -> Job:
         values = json.loads((folder / JOB_FILE).read_text())
-        with np.load(folder / CATALOGUE_FILE) as arrays:
-            catalogue = Catalogue(
+        with np.load(folder / CATALOG_FILE) as arrays:
+            catalog = Catalog(
                 values["num_items"],
                 level_sizes=tuple(values["level_sizes"]),
                 labels={label: tuple(names) for label, names in values["labels"].items()},
                 **{name: arrays[name] for name in arrays.files},
             )
         return cls(
-            RankingModel(values["settings"], catalogue),
+            RankingModel(values["settings"], catalog),
             Signature.from_json(values["signature"]),
             Bucket(**values["bucket"]),
             values["device"],

@@ -15,17 +15,17 @@ from rayrec.models.sequence.tensor_batch import TensorBatch
 
 def weights_of(model: SequenceModel) -> dict[str, Tensor]:
     """All that differs between versions of a model, by name, in an order that does not: parameters, buffers
-    and the rows of the catalogue, as they are in memory.
+    and the rows of the catalog, as they are in memory.
 
     Raises:
-        ValueError: the model has a catalogue that was not set.
+        ValueError: the model has a catalog that was not set.
     """
     weights = {name: each.detach() for name, each in model.named_parameters()}
     weights |= {name: each.detach() for name, each in model.named_buffers()}
-    if model.table_of_catalogue is not None:
-        if model.catalogue_ID is None:
-            raise ValueError(f"{type(model).__name__} ranks without the rows of its catalogue")
-        weights["catalogue"] = model.catalogue_ID
+    if model.table_of_catalog is not None:
+        if model.catalog_ID is None:
+            raise ValueError(f"{type(model).__name__} ranks without the rows of its catalog")
+        weights["catalog"] = model.catalog_ID
     return weights
 
 
@@ -47,12 +47,12 @@ class PaddedRanking(nn.Module):
     def forward(self, weights: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """([B, width] items, [B, width] scores)."""
         by_name = dict(zip(self._names, weights, strict=True))
-        catalogue_ID = by_name.pop("catalogue", None)
+        catalog_ID = by_name.pop("catalog", None)
         batch, excluded_BE = self._signature.batch(self._bucket, inputs)
         (asked,) = self._asked
-        before = asked.model.catalogue_ID
-        if catalogue_ID is not None:
-            asked.model.set_catalogue(catalogue_ID)
+        before = asked.model.catalog_ID
+        if catalog_ID is not None:
+            asked.model.set_catalog(catalog_ID)
         try:
             ranking: Ranking = torch.func.functional_call(
                 asked,
@@ -60,7 +60,7 @@ class PaddedRanking(nn.Module):
                 (batch, self._bucket.width, excluded_BE),
             )
         finally:
-            asked.model.catalogue_ID = before
+            asked.model.catalog_ID = before
         return ranking.items_BK, ranking.scores_BK
 
 

@@ -202,5 +202,5 @@ class CompiledRanking:
         num_beams = self._model.num_beams(k, max_beams)
         if num_beams:
             return num_beams if num_beams <= self._model.num_beams(1) else None
-        num_items = self.programs.model.catalogue.num_items
+        num_items = self.programs.model.catalog.num_items
         return next((min(width, num_items) for width in SCORED_WIDTHS if k <= width), None)

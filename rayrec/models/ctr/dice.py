@@ -26,10 +26,10 @@ class Dice(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.centre_H = nn.Parameter(torch.zeros(dim))
+        self.center_H = nn.Parameter(torch.zeros(dim))
         self.slope_H = nn.Parameter(torch.ones(dim))
         self.alpha_H = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x_NH: Tensor) -> Tensor:
-        share_NH = ((x_NH - self.centre_H) * self.slope_H).sigmoid()
+        share_NH = ((x_NH - self.center_H) * self.slope_H).sigmoid()
         return x_NH * torch.lerp(self.alpha_H, torch.ones_like(self.alpha_H), share_NH)

@@ -4,7 +4,7 @@
     id of what is shown ─► row v ──────────┴─► a(e_j, v), one number ─────────┘             ├─► MLP ─► logits
     numbers, rows of ids, means of the other lists ─────────────────────────────────────────┘
 
-The weights a(e_j, v) are not normalised: their sum says how much of the history there is on the subject
+The weights a(e_j, v) are not normalized: their sum says how much of the history there is on the subject
 (section 4.3). Everything is computed on the elements that there are; nothing is padded.
 
 Each list has a unit of its own. a() is an MLP over e, v and their product. The paper's code gives it their

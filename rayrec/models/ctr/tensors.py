@@ -124,7 +124,7 @@ class ImpressionTensors:
         return np.ones(len(self.keys_B), dtype=np.int64)
 
     def some_rows(self, rows: slice) -> ImpressionTensors:
-        """Neighbouring impressions alone, with the same leaves.
+        """Neighboring impressions alone, with the same leaves.
 
         Args:
             rows: start and stop are given.

@@ -1,6 +1,6 @@
 """Beam search over the trie of semantic IDs: the most probable items, for evaluation and requests.
 
-A beam as wide as the catalogue ranks every item. What it finds was not drawn: it has a log-probability under
+A beam as wide as the catalog ranks every item. What it finds was not drawn: it has a log-probability under
 the model and none of having been chosen; `rayrec.models.decoding.sampling` draws.
 
 Axes: B rows, W beams of a row, C children of a node, N = W * C candidates of a row.
@@ -24,7 +24,7 @@ class BeamResult:
     """Items of each row, most probable first; equally probable ones in the trie's order of leaves."""
 
     items_BW: Tensor
-    """[B, W] int64 catalogue positions, -1 after the last."""
+    """[B, W] int64 catalog positions, -1 after the last."""
     log_probs_BW: Tensor
     """[B, W] log-probabilities under the distribution, -inf after the last item."""
     num_valid_B: Tensor

@@ -1,7 +1,7 @@
 """Which items a request may be given: a set of leaves of the trie per row, known for every prefix, too.
 
-The leaves below a node are neighbours, so how many of a row's set are among them are two binary searches in
-its sorted leaves: no mask over the catalogue is made, and a prefix under which nothing may be given is known
+The leaves below a node are neighbors, so how many of a row's set are among them are two binary searches in
+its sorted leaves: no mask over the catalog is made, and a prefix under which nothing may be given is known
 before it takes a beam's place.
 
 Axes: B rows, E leaves of a row's set, N nodes of a row.
@@ -31,7 +31,7 @@ class LeafFilter:
         """Everything but these items: what a user has seen, say.
 
         Args:
-            items_BE: [B, E] int64 catalogue positions, -1 for padding; repetitions do not matter.
+            items_BE: [B, E] int64 catalog positions, -1 for padding; repetitions do not matter.
         """
         return LeafFilter(_leaves(trie, items_BE), are_allowed=False)
 

@@ -10,7 +10,7 @@ can be known without waiting for a device, on the CPU, no model is asked about i
 Axes: B rows, W prefixes of a row, V open ones, C children of a node, K codes of a level.
 
 Source: prefix-constrained decoding, De Cao et al., arXiv:2010.00904, with each step's distribution
-renormalised over the allowed codes.
+renormalized over the allowed codes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ W) repeat an arbitrary one; their logits are ignored.
 class ItemDistribution:
     """What a model says of the items of each row: a probability for every item that may be given.
 
-    At every depth the logits are normalised over the node's children that lead to such an item. The
+    At every depth the logits are normalized over the node's children that lead to such an item. The
     probabilities of a row's items therefore sum to one, and leave no mass on tuples that name no item. It is
     decoded once: the caches of `step` grow with it.
 
@@ -57,7 +57,7 @@ class ItemDistribution:
     """What each row may be given; everything without."""
     temperature: float = 1.0
     """Logits are divided by it."""
-    renormalised: bool = True
+    renormalized: bool = True
     """Whether the filter is part of the distribution, so that what may not be given leaves its probability to
     what may. Without, items keep theirs, and the sum is below one: a ranking, but no way of drawing."""
 
@@ -106,7 +106,7 @@ class Prefixes:
             children_BN = children_BWC.flatten(1)
             is_given_BN = leaf_filter.admits(leaves[children_BN], leaves[children_BN + 1])
             may_follow_BWC = is_child_BWC & is_given_BN.view_as(is_child_BWC)
-            if self._distribution.renormalised:
+            if self._distribution.renormalized:
                 is_child_BWC = may_follow_BWC
         open_BV = self._open(depth)
         self._place_BW = None
@@ -213,7 +213,7 @@ def item_log_probs(distribution: ItemDistribution, items_BW: Tensor) -> Tensor:
     Differentiable where `step` is.
 
     Args:
-        items_BW: catalogue positions; -1, like an item that may not be given, has -inf.
+        items_BW: catalog positions; -1, like an item that may not be given, has -inf.
     """
     return _grown(distribution, items_BW, by_code=False).log_probs_BW.masked_fill(items_BW < 0, -torch.inf)
 

@@ -31,7 +31,7 @@ class SampledItems:
     """Items of each row in the order in which they were drawn."""
 
     items_BW: Tensor
-    """[B, W] int64 catalogue positions; -1 where a row has no (further) item to give."""
+    """[B, W] int64 catalog positions; -1 where a row has no (further) item to give."""
     log_probs_BW: Tensor
     """[B, W] log-probability of drawing the item at once; -inf at -1."""
     code_log_probs_BWL: Tensor

@@ -2,7 +2,7 @@
 
 Depth d holds the distinct prefixes of d codes; the root is the only node of
 depth 0 and the leaves, at depth L, are the items. The children of a node are
-neighbours, ordered by code, and the nodes of a depth are numbered in the order
+neighbors, ordered by code, and the nodes of a depth are numbered in the order
 of their prefixes: so a child's number at depth d + 1 is also its place in that
 depth's arrays, and walking the tree is two gathers.
 
@@ -32,7 +32,7 @@ class CodeTrie:
     child_codes: tuple[Tensor, ...]
     """Per depth [children]: the code that leads to each node of the next depth."""
     leaf_items_I: Tensor
-    """Catalogue position of each leaf."""
+    """Catalog position of each leaf."""
     first_leaves: tuple[Tensor, ...]
     """Per depth, leaves included, [nodes + 1]: below node n are leaves first[n] to first[n + 1] - 1."""
     max_children: tuple[int, ...]
@@ -86,7 +86,7 @@ class CodeTrie:
     @cached_property
     @torch.inference_mode(False)
     def leaf_of_I(self) -> Tensor:
-        """Leaf of each catalogue position: the inverse of `leaf_items_I`."""
+        """Leaf of each catalog position: the inverse of `leaf_items_I`."""
         leaf_of_I = torch.empty_like(self.leaf_items_I)
         leaf_of_I[self.leaf_items_I] = torch.arange(self.num_items, device=self.device)
         return leaf_of_I
@@ -94,7 +94,7 @@ class CodeTrie:
     @cached_property
     @torch.inference_mode(False)
     def nodes_IL(self) -> Tensor:
-        """[I, L] the node of each prefix of each item, by catalogue position."""
+        """[I, L] the node of each prefix of each item, by catalog position."""
         return torch.stack(
             [torch.searchsorted(first, self.leaf_of_I, right=True) - 1 for first in self.first_leaves[1:]],
             dim=1,
@@ -106,7 +106,7 @@ class CodeTrie:
 
         Args:
             codes_IL: [I, L] non-negative integers, one distinct tuple per
-                catalogue position.
+                catalog position.
 
         Raises:
             ValueError: no items, a negative code, or items that share a tuple.

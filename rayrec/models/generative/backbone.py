@@ -31,7 +31,7 @@ class Context(Protocol):
         """B."""
 
     def some_rows(self, rows: slice) -> Self:
-        """The context of neighbouring rows alone; start and stop are given."""
+        """The context of neighboring rows alone; start and stop are given."""
 
 
 @dataclass(frozen=True)

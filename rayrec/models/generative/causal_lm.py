@@ -81,7 +81,7 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
         """
         Args:
             network: as `transformers_network` makes it: a causal language model with our attention.
-            codes_IL: [I, L] codes of every item of the catalogue.
+            codes_IL: [I, L] codes of every item of the catalog.
             first_token: the vocabulary's number of code 0 of the first level; those of all levels follow.
             choice: who computes the attention of histories.
         """

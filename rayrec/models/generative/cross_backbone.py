@@ -51,7 +51,7 @@ class CrossBackbone(GenerativeBackbone[ContextKeys]):
         return self.decoder.sequence_logits(context, codes_BWL)
 
     def item_vectors(self, items_S: Tensor) -> Tensor:
-        """[S, D] vectors of catalogue positions: those of their codes."""
+        """[S, D] vectors of catalog positions: those of their codes."""
         return self.decoder.item_vectors(self.codes_IL[items_S].long())
 
     def prefix_of_targets(self, batch: TensorBatch, event_S: Tensor) -> Tensor | None:

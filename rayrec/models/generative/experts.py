@@ -5,7 +5,7 @@
 Experts that a token does not choose are not computed for it. In training an accelerator is waited for once in
 a layer, to know how many tokens each has. Without gradients, as in decoding, it is not: its tokens stand in
 blocks of one expert each, of which there are never more than is known beforehand (MegaBlocks); and for few
-tokens all experts are computed, which is less to do. Probabilities are not normalised again over the chosen
+tokens all experts are computed, which is less to do. Probabilities are not normalized again over the chosen
 ones: with one expert per token its factor would be 1 and teach the gate nothing (Switch).
 
 **Balance.** The loss is Switch's, E Σ_e f_e P_e with f the share of choices and P the mean probability that

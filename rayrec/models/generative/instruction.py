@@ -1,7 +1,7 @@
 """What is wanted of the next item, as tokens that a decoder reads before it begins.
 
     scenario ─┐
-    behaviour ├─► [S, P, D] tokens, one per part ─► in front of the start token of each sequence
+    behavior ├─► [S, P, D] tokens, one per part ─► in front of the start token of each sequence
     trigger  ─┘
 
 The trigger is the item that the user is looking at. In training, a target's instruction is what its own event
@@ -30,7 +30,7 @@ from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.platform.event_labels import PARTS, UNKNOWN, Label
 
 Instruction = dict[str, Tensor]
-"""By part [S]: the code of a label, the catalogue position of the trigger, or -1."""
+"""By part [S]: the code of a label, the catalog position of the trigger, or -1."""
 
 
 class EventLabels(nn.Module):
@@ -129,7 +129,7 @@ class InstructionPrefix(nn.Module):
         """[S, P, D] tokens.
 
         Args:
-            item_vectors: [S, D] of catalogue positions [S].
+            item_vectors: [S, D] of catalog positions [S].
         """
         return torch.stack([self._token(part, instruction[part], item_vectors) for part in self.parts], dim=1)
 

@@ -7,14 +7,14 @@ prefixes share:
     v(c1..cd) = shared_d[cd] + own_d[c1..cd]
 
 An event enters as the sum of v over all prefixes of its item, and a prefix's next code is scored by the inner
-product of the context with v of the longer prefix, normalised over the codes that lead to an item. That is a
+product of the context with v of the longer prefix, normalized over the codes that lead to an item. That is a
 hierarchical softmax along the trie (Morin & Bengio, AISTATS 2005; Mnih & Hinton, NeurIPS 2008) whose inner
 nodes share parameters by their codes. Rows for prefixes instead of single codes as inputs are described by
 Singh et al., "Better Generalization with Semantic IDs", RecSys 2024, arXiv:2306.08121; here they are the
 outputs as well.
 
 What is trained is what is decoded: no probability ever goes to tuples without an item. Items that come into
-the catalogue later share the vectors of the prefixes they have in common with known ones, and those of their
+the catalog later share the vectors of the prefixes they have in common with known ones, and those of their
 codes.
 
 Axes: as in `backbone`; V prefixes of d codes, C children of one, P pairs of an event and a child,
@@ -59,7 +59,7 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
     ) -> None:
         """
         Args:
-            codes_IL: [I, L] learned codes of the catalogue; items may share all of them.
+            codes_IL: [I, L] learned codes of the catalog; items may share all of them.
             level_sizes: K of each level.
             known_I: [I] bool, the items it is trained on, whose prefixes have vectors; None is all.
         """
@@ -80,7 +80,7 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
 
     @property
     def trie(self) -> CodeTrie:
-        """Of the catalogue it is trained on."""
+        """Of the catalog it is trained on."""
         if self._trie.device != self.codes_IL.device:  # it is no buffer that Module.to() would move
             self._trie = self._trie.to(self.codes_IL.device)
         return self._trie
@@ -162,7 +162,7 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
         ]
 
     def sequence_logprob(self, context: VectorContext, codes_BWL: Tensor) -> Tensor:
-        """[B, W, L] log-probability of each code among those that lead to an item of the catalogue it is
+        """[B, W, L] log-probability of each code among those that lead to an item of the catalog it is
         trained on; -inf for one that leads to none. No other distribution was trained."""
         log_probs = []
         for depth in range(codes_BWL.shape[2]):

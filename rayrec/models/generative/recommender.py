@@ -1,4 +1,4 @@
-"""Semantic IDs in, items out: a generative backbone, the trie of the catalogue, and the ways of decoding."""
+"""Semantic IDs in, items out: a generative backbone, the trie of the catalog, and the ways of decoding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_LOGITS = 1 << 24
 class GenerativeRecommender(SequenceModel):
     """Items appear only as paths of the trie.
 
-    Where the catalogue's codes have one level more than the backbone's, that level lists the items which
+    Where the catalog's codes have one level more than the backbone's, that level lists the items which
     share a tuple: nothing is learned of it, and the distribution is uniform over it.
     """
 
@@ -42,10 +42,10 @@ class GenerativeRecommender(SequenceModel):
     ) -> None:
         """
         Args:
-            codes_IL: [I, L] codes of every item of the catalogue.
+            codes_IL: [I, L] codes of every item of the catalog.
             num_learned_levels: levels that the backbone scores: all, or all but the last.
             beam_width: beams of `rank`; never fewer than the items asked for.
-            behavior_weights: how much a target counts in the loss, of each behaviour's code; None: all alike.
+            behavior_weights: how much a target counts in the loss, of each behavior's code; None: all alike.
         """
         super().__init__()
         self.backbone = backbone
@@ -58,7 +58,7 @@ class GenerativeRecommender(SequenceModel):
 
     @property
     def trie(self) -> CodeTrie:
-        """Of the catalogue, on the device of the network."""
+        """Of the catalog, on the device of the network."""
         if self._trie.device != self.codes_IL.device:  # it is no buffer that Module.to() would move
             self._trie = self._trie.to(self.codes_IL.device)
         return self._trie
@@ -68,7 +68,7 @@ class GenerativeRecommender(SequenceModel):
         return self.backbone.loss(batch, self._learned_codes(batch.targets_N), self._weights(batch))
 
     def _weights(self, batch: TensorBatch) -> Tensor | None:
-        """[N] of the targets; one whose behaviour is unknown counts once."""
+        """[N] of the targets; one whose behavior is unknown counts once."""
         if self.behavior_weights is None:
             return None
         codes_N = batch.target_labels["behavior"]
@@ -80,11 +80,11 @@ class GenerativeRecommender(SequenceModel):
         context: Context,
         leaf_filter: LeafFilter | None = None,
         temperature: float = 1.0,
-        renormalised: bool = True,
+        renormalized: bool = True,
     ) -> ItemDistribution:
         """What is said of the items of each row."""
         step = self._start(context)
-        return ItemDistribution(step, self.trie, len(context), leaf_filter, temperature, renormalised)
+        return ItemDistribution(step, self.trie, len(context), leaf_filter, temperature, renormalized)
 
     def _learned_codes(self, items_N: Tensor) -> Tensor:
         return self.codes_IL[items_N, : self._num_learned_levels].long()
@@ -131,4 +131,4 @@ class GenerativeRecommender(SequenceModel):
 
     def _search(self, context: Context, width: int, excluded_BE: Tensor | None) -> BeamResult:
         leaf_filter = None if excluded_BE is None else LeafFilter.excluding(self.trie, excluded_BE)
-        return beam_search(self.distribution(context, leaf_filter, renormalised=False), width)
+        return beam_search(self.distribution(context, leaf_filter, renormalized=False), width)

@@ -107,7 +107,7 @@ class HistoryRetrieval(nn.Module):
         autocast says.
 
         Args:
-            targets_R: catalogue positions; a negative that is the target is left out.
+            targets_R: catalog positions; a negative that is the target is left out.
             vectors_RD: of the targets; no gradient goes there.
             vectors_SD: of the negatives, likewise.
         """

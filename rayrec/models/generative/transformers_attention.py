@@ -77,7 +77,7 @@ class PackedRows:
         )[None]
 
     def _padded(self, packed_MGC: Tensor) -> Tensor:
-        """[B, G, T, C], each head's tokens neighbours, as all later products want them."""
+        """[B, G, T, C], each head's tokens neighbors, as all later products want them."""
         if self._whole.num_rows == 1:
             return packed_MGC.transpose(0, 1)[None].contiguous()
         return self._whole.pad(packed_MGC).transpose(1, 2).contiguous()

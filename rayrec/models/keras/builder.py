@@ -1,7 +1,7 @@
 """Finds the function that makes a Keras model, and says in a sentence what goes wrong inside of it.
 
 A module of a folder is of that folder alone, whatever else goes by its name: of two folders with a `model.py`
-and a `layers.py` each, the modules of one are put aside when the other's turn comes. It finds its neighbours
+and a `layers.py` each, the modules of one are put aside when the other's turn comes. It finds its neighbors
 before packages that are installed, and behind the standard library; nothing else of the process finds them
 there.
 """
@@ -36,7 +36,7 @@ class Builder:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Around whatever runs code of the builder: its neighbours can be imported, and its errors are said
+        """Around whatever runs code of the builder: its neighbors can be imported, and its errors are said
         in one sentence that names it.
 
         Raises:
@@ -155,7 +155,7 @@ def _folder_at(path: Path) -> BuilderFolder:
 def _in_use(folder: BuilderFolder | None) -> Iterator[None]:
     """Its modules can be imported, and those of no other folder.
 
-    What has been imported stays: a layer may import its neighbours again whenever it is called.
+    What has been imported stays: a layer may import its neighbors again whenever it is called.
     """
     global _newest
     if _newest is not folder:
@@ -186,7 +186,7 @@ def _is_of(loaded: ModuleType, spec: ModuleSpec) -> bool:
 
 
 def in_one_line(error: BaseException) -> str:
-    """`KeyError: 'colour'`; what users know by its text alone has no name before it."""
+    """`KeyError: 'color'`; what users know by its text alone has no name before it."""
     text = " ".join(str(error).split())
     if text and isinstance(error, ImportError | ValueError):
         return text

@@ -1,7 +1,7 @@
 """A Keras model as a ranking model of ours, whichever backend it runs on.
 
 The weights are PyTorch parameters under the names that Keras gives them (`dense/kernel`), so snapshots do not
-say which backend wrote them. What Keras does not train (a frozen layer, the mean of a normalisation) is no
+say which backend wrote them. What Keras does not train (a frozen layer, the mean of a normalization) is no
 weight of the snapshot: it is what the builder makes it.
 
 Axes as in `rayrec.models.keras.inputs`, T labels.

@@ -116,7 +116,7 @@ class RankedItems(NamedTuple):
 class RankingProgram(DenseProgram, Protocol):
     """One that says which item comes next."""
 
-    table_of_catalogue: str | None
+    table_of_catalog: str | None
     """Sparse table whose rows of every item `rank` needs, if any."""
 
     def rank(self, features: Any, rows: Rows, k: int, excluded_BE: np.ndarray | None) -> RankedItems:
@@ -125,8 +125,8 @@ class RankingProgram(DenseProgram, Protocol):
         A row without history gives nothing to go by and gets no items.
         """
 
-    def set_catalogue(self, rows_ID: np.ndarray) -> None:
-        """Give the rows of every item to a program with a `table_of_catalogue`."""
+    def set_catalog(self, rows_ID: np.ndarray) -> None:
+        """Give the rows of every item to a program with a `table_of_catalog`."""
 
 
 @runtime_checkable

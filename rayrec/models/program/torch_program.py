@@ -44,7 +44,7 @@ class TrainingBatch(Protocol):
         """How much of the work each row is; one of length 0 has nothing to learn from."""
 
     def some_rows(self, rows: slice) -> Self:
-        """Neighbouring rows alone, with the same leaves."""
+        """Neighboring rows alone, with the same leaves."""
 
     def stand_in(self) -> Self:
         """One row of no meaning, with the same leaves where they have a row."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Utilisation:
+class Utilization:
     """One trainer's account."""
 
     def __init__(self, matrix_rate: float) -> None:

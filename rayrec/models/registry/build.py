@@ -50,8 +50,8 @@ if TYPE_CHECKING:  # the settings are pydantic models, which this room does not 
 
 
 @dataclass(frozen=True)
-class Catalogue:
-    """What a network has to know of the items, by catalogue position."""
+class Catalog:
+    """What a network has to know of the items, by catalog position."""
 
     num_items: int
     codes_IL: np.ndarray | None = None
@@ -59,7 +59,7 @@ class Catalogue:
     level_sizes: tuple[int, ...] = ()
     """Number of codes of each level that is learned: all but one that lists items of a tuple."""
     known_I: np.ndarray | None = None
-    """Which items a model was trained on, where the catalogue has grown since; None: all of them."""
+    """Which items a model was trained on, where the catalog has grown since; None: all of them."""
     negative_log_q_I: np.ndarray | None = None
     """Log-probability of drawing each item as a negative, where negatives are sampled."""
     labels: Mapping[Label, tuple[str, ...]] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Catalogue:
 
 
 def build_model(
-    config: AnyModelConfig, catalogue: Catalogue, seed: int, attention_file: Path | None = None
+    config: AnyModelConfig, catalog: Catalog, seed: int, attention_file: Path | None = None
 ) -> SequenceModel:
     """The network on the CPU; its initial weights depend on the seed and the shapes alone.
 
@@ -87,19 +87,19 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if config.name == "sasrec":
-            return _next_item(config, _transformer(config.backbone, choice), catalogue)
+            return _next_item(config, _transformer(config.backbone, choice), catalog)
         if config.name == "hstu":
-            return _next_item(config, _hstu(config.backbone, choice), catalogue)
-        backbone = _GENERATIVE[config.name](config, catalogue, choice)
-        codes_IL = torch.tensor(catalogue.codes_IL)
-        num_levels, weights = len(catalogue.level_sizes), _behavior_weights(config, catalogue)
+            return _next_item(config, _hstu(config.backbone, choice), catalog)
+        backbone = _GENERATIVE[config.name](config, catalog, choice)
+        codes_IL = torch.tensor(catalog.codes_IL)
+        num_levels, weights = len(catalog.level_sizes), _behavior_weights(config, catalog)
         return GenerativeRecommender(backbone, codes_IL, config.beam_width, num_levels, weights)
 
 
-def _behavior_weights(config: GeneratingConfig, catalogue: Catalogue) -> Tensor | None:
+def _behavior_weights(config: GeneratingConfig, catalog: Catalog) -> Tensor | None:
     if not config.behavior_weights:
         return None
-    return torch.tensor([config.behavior_weights.get(name, 1.0) for name in catalogue.labels["behavior"]])
+    return torch.tensor([config.behavior_weights.get(name, 1.0) for name in catalog.labels["behavior"]])
 
 
 def _transformer(config: BackboneConfig, choice: Choice) -> CausalTransformer:
@@ -129,74 +129,72 @@ def _hstu(config: HstuBackboneConfig, choice: Choice) -> Hstu:
 
 
 def _next_item(
-    config: SasRecConfig | HstuConfig, backbone: CausalTransformer | Hstu, catalogue: Catalogue
+    config: SasRecConfig | HstuConfig, backbone: CausalTransformer | Hstu, catalog: Catalog
 ) -> SequenceModel:
-    loss = _item_loss(config, catalogue)
+    loss = _item_loss(config, catalog)
     if config.item_matrix == "dense":
-        return DenseNextItemModel(
-            backbone, loss, catalogue.num_items, config.backbone.dim, config.temperature
-        )
+        return DenseNextItemModel(backbone, loss, catalog.num_items, config.backbone.dim, config.temperature)
     return SparseNextItemModel(backbone, loss, config.temperature)
 
 
-def _item_loss(config: SasRecConfig | HstuConfig, catalogue: Catalogue) -> ItemLoss:
+def _item_loss(config: SasRecConfig | HstuConfig, catalog: Catalog) -> ItemLoss:
     name = config.loss_or_default
     if name == "cross_entropy":
         return CrossEntropy()
     if name == "bce":
         return BinaryCrossEntropy()
-    assert catalogue.negative_log_q_I is not None
-    expected_draws_I = catalogue.negative_log_q_I + np.log(config.num_negatives)
+    assert catalog.negative_log_q_I is not None
+    expected_draws_I = catalog.negative_log_q_I + np.log(config.num_negatives)
     return SampledSoftmax(torch.tensor(expected_draws_I, dtype=torch.float32))
 
 
-def _prefix_decoder(config: PrefixDecoderConfig, catalogue: Catalogue, choice: Choice) -> PrefixDecoder:
-    known_I = None if catalogue.known_I is None else torch.tensor(catalogue.known_I)
+def _prefix_decoder(config: PrefixDecoderConfig, catalog: Catalog, choice: Choice) -> PrefixDecoder:
+    known_I = None if catalog.known_I is None else torch.tensor(catalog.known_I)
     return PrefixDecoder(
-        _transformer(config.backbone, choice), catalogue.learned_codes, catalogue.level_sizes, known_I
+        _transformer(config.backbone, choice), catalog.learned_codes, catalog.level_sizes, known_I
     )
 
 
-def _light_decoder(config: LightDecoderConfig, catalogue: Catalogue, choice: Choice) -> LightDecoder:
+def _light_decoder(config: LightDecoderConfig, catalog: Catalog, choice: Choice) -> LightDecoder:
     settings, backbone = config.backbone, _transformer(config.backbone, choice)
     decoder = CodeDecoder(
-        settings.dim, catalogue.level_sizes, config.decoder_dim, settings.dropout, backbone.num_dropouts
+        settings.dim, catalog.level_sizes, config.decoder_dim, settings.dropout, backbone.num_dropouts
     )
     return LightDecoder(backbone, decoder, config.label_smoothing)
 
 
-def _lazy_decoder(config: LazyDecoderConfig, catalogue: Catalogue, choice: Choice) -> LazyDecoder:
+def _lazy_decoder(config: LazyDecoderConfig, catalog: Catalog, choice: Choice) -> LazyDecoder:
     settings = config.backbone
     return LazyDecoder(
-        _cross_decoder(config, settings.num_layers, catalogue, choice),
-        catalogue.learned_codes,
+        _cross_decoder(config, settings.num_layers, catalog, choice),
+        catalog.learned_codes,
         settings.max_length,
         settings.dropout,
         config.label_smoothing,
-        _instruction(config, catalogue),
-        _event_labels(config, catalogue),
+        _instruction(config, catalog),
+        _event_labels(config, catalog),
     )
 
 
-def _encoder_decoder(config: EncoderDecoderConfig, catalogue: Catalogue, choice: Choice) -> EncoderDecoder:
+def _encoder_decoder(config: EncoderDecoderConfig, catalog: Catalog, choice: Choice) -> EncoderDecoder:
     settings = config.backbone
     return EncoderDecoder(
-        _cross_decoder(config, config.decoder_layers, catalogue, choice),
-        catalogue.learned_codes,
+        _cross_decoder(config, config.decoder_layers, catalog, choice),
+        catalog.learned_codes,
         num_layers=settings.num_layers,
         num_heads=settings.num_heads,
         feedforward_dim=settings.feedforward_dim,
         max_length=settings.max_length,
         dropout=settings.dropout,
         label_smoothing=config.label_smoothing,
-        instruction=_instruction(config, catalogue),
-        event_labels=_event_labels(config, catalogue),
+        instruction=_instruction(config, catalog),
+        event_labels=_event_labels(config, catalog),
         retrieval=_retrieval(config),
     )
 
 
 def _cross_decoder(
-    config: CrossDecoderConfig, num_layers: int, catalogue: Catalogue, choice: Choice
+    config: CrossDecoderConfig, num_layers: int, catalog: Catalog, choice: Choice
 ) -> CrossDecoder:
     settings, experts = config.backbone, None
     if config.experts is not None:
@@ -207,25 +205,25 @@ def _cross_decoder(
         num_layers,
         settings.num_heads,
         settings.feedforward_dim,
-        catalogue.level_sizes,
+        catalog.level_sizes,
         settings.dropout,
         choice,
         experts,
     )
 
 
-def _instruction(config: CrossDecoderConfig, catalogue: Catalogue) -> InstructionPrefix | None:
+def _instruction(config: CrossDecoderConfig, catalog: Catalog) -> InstructionPrefix | None:
     if config.instruction is None:
         return None
     parts = config.instruction.parts
-    sizes = {label: len(catalogue.labels[label]) for label in LABELS if label in parts}
+    sizes = {label: len(catalog.labels[label]) for label in LABELS if label in parts}
     return InstructionPrefix(config.backbone.dim, sizes, "trigger_item" in parts, config.instruction.drop)
 
 
-def _event_labels(config: CrossDecoderConfig, catalogue: Catalogue) -> EventLabels | None:
+def _event_labels(config: CrossDecoderConfig, catalog: Catalog) -> EventLabels | None:
     if not config.event_labels:
         return None
-    sizes = {label: len(catalogue.labels[label]) for label in LABELS if label in config.event_labels}
+    sizes = {label: len(catalog.labels[label]) for label in LABELS if label in config.event_labels}
     return EventLabels(config.backbone.dim, sizes)
 
 
@@ -239,9 +237,9 @@ def _retrieval(config: EncoderDecoderConfig) -> HistoryRetrieval | None:
     return HistoryRetrieval(config.backbone.dim, settings, config.instruction is not None)
 
 
-def _causal_lm(config: CausalLmConfig, catalogue: Catalogue, choice: Choice) -> CausalLmBackbone:
-    network, first_token = _language_model(config.backbone, catalogue.level_sizes)
-    return CausalLmBackbone(network, catalogue.learned_codes, catalogue.level_sizes, first_token, choice)
+def _causal_lm(config: CausalLmConfig, catalog: Catalog, choice: Choice) -> CausalLmBackbone:
+    network, first_token = _language_model(config.backbone, catalog.level_sizes)
+    return CausalLmBackbone(network, catalog.learned_codes, catalog.level_sizes, first_token, choice)
 
 
 def _language_model(config: CausalLmBackboneConfig, level_sizes: tuple[int, ...]) -> tuple[nn.Module, int]:
@@ -266,7 +264,7 @@ def _language_model(config: CausalLmBackboneConfig, level_sizes: tuple[int, ...]
     return network_from_settings(settings, num_codes, num_positions), 0
 
 
-_GENERATIVE: dict[str, Callable[[Any, Catalogue, Choice], GenerativeBackbone[Any]]] = {
+_GENERATIVE: dict[str, Callable[[Any, Catalog, Choice], GenerativeBackbone[Any]]] = {
     "prefix_decoder": _prefix_decoder,
     "light_decoder": _light_decoder,
     "lazy_decoder": _lazy_decoder,

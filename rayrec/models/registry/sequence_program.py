@@ -13,7 +13,7 @@ from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.program.flops import ModelFlops
 from rayrec.models.program.program import Placement, RankedItems, Rows, SumOverTrainers
 from rayrec.models.program.torch_program import TorchProgram
-from rayrec.models.registry.build import Catalogue, build_model
+from rayrec.models.registry.build import Catalog, build_model
 from rayrec.models.sequence.sequence_model import SequenceModel
 from rayrec.models.sequence.tensor_batch import Features, TensorBatch
 
@@ -50,7 +50,7 @@ class SequenceProgram(TorchProgram):
     ) -> None:
         super().__init__(model, settings, device, seed, sum_over_trainers, compute, flops)
         self.model = model
-        self.table_of_catalogue = model.table_of_catalogue
+        self.table_of_catalog = model.table_of_catalog
         self.compiled: CompiledRanker | None = None
         """Ranks what it has programs for; the rest is ranked eagerly."""
 
@@ -93,16 +93,16 @@ class SequenceProgram(TorchProgram):
         """Beams of such a `rank`; 0 of a model that scores every item."""
         return self.model.num_beams(k, max_beams)
 
-    def set_catalogue(self, rows_ID: np.ndarray) -> None:
-        self.model.set_catalogue(torch.tensor(rows_ID, device=self._device))
+    def set_catalog(self, rows_ID: np.ndarray) -> None:
+        self.model.set_catalog(torch.tensor(rows_ID, device=self._device))
 
 
 @dataclass(frozen=True)
 class SequenceProgramSpec:
-    """A model of settings, for a catalogue."""
+    """A model of settings, for a catalog."""
 
     model: AnyModelConfig
-    catalogue: Catalogue
+    catalog: Catalog
     optimizer: DenseOptimizerSettings
 
     def build(self, placement: Placement) -> SequenceProgram:
@@ -110,7 +110,7 @@ class SequenceProgramSpec:
         Raises:
             InputError: a causal language model that is not there or cannot be adapted.
         """
-        model = build_model(self.model, self.catalogue, placement.seed, placement.attention_file)
+        model = build_model(self.model, self.catalog, placement.seed, placement.attention_file)
         return SequenceProgram(
             model,
             self.optimizer,

@@ -1,6 +1,6 @@
 """How far scores of items are from what came next: the losses of models that predict items one by one.
 
-Axes: N events, I items of the catalogue, S negatives of a batch, K negatives of an event, D width.
+Axes: N events, I items of the catalog, S negatives of a batch, K negatives of an event, D width.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ItemVectors(Protocol):
     def negatives(self, batch: TensorBatch) -> Tensor:
         """[S, D] or [N, K, D], whichever negatives the batch has."""
 
-    def catalogue(self) -> Tensor:
+    def catalog(self) -> Tensor:
         """[I, D]"""
 
 
@@ -36,7 +36,7 @@ class ItemLoss(Protocol):
 
 
 class CrossEntropy(nn.Module):
-    """A softmax over the whole catalogue.
+    """A softmax over the whole catalog.
 
     It explains more of the published differences between sequence models than the architecture does
     (Klenitskiy & Vasilev, RecSys 2023, arXiv:2309.07602).
@@ -44,7 +44,7 @@ class CrossEntropy(nn.Module):
 
     def forward(self, context_ND: Tensor, items: ItemVectors, batch: TensorBatch) -> Tensor:
         assert batch.targets_N is not None
-        return linear_cross_entropy(context_ND, items.catalogue(), batch.targets_N)
+        return linear_cross_entropy(context_ND, items.catalog(), batch.targets_N)
 
 
 class SampledSoftmax(nn.Module):

@@ -42,7 +42,7 @@ class NextItemModel(SequenceModel):
         self, batch: TensorBatch, k: int, excluded_BE: Tensor | None, max_beams: int | None = None
     ) -> Ranking:
         context_BD = self._over_temperature(last_contexts(self.backbone, self.embed_history(batch), batch))
-        return rank_by_scores(context_BD @ self.catalogue().T, k, excluded_BE)
+        return rank_by_scores(context_BD @ self.catalog().T, k, excluded_BE)
 
     def targets(self, batch: TensorBatch) -> Tensor:
         """[N, D] what the items that follow are scored by."""
@@ -52,9 +52,9 @@ class NextItemModel(SequenceModel):
         """[S, D] or [N, K, D] what the batch's negatives are scored by."""
         return self._directed(self._negative_rows(batch))
 
-    def catalogue(self) -> Tensor:
+    def catalog(self) -> Tensor:
         """[I, D] what every item is scored by."""
-        return self._directed(self._catalogue_rows())
+        return self._directed(self._catalog_rows())
 
     @abstractmethod
     def embed_history(self, batch: TensorBatch) -> Tensor:
@@ -67,7 +67,7 @@ class NextItemModel(SequenceModel):
     def _negative_rows(self, batch: TensorBatch) -> Tensor: ...
 
     @abstractmethod
-    def _catalogue_rows(self) -> Tensor: ...
+    def _catalog_rows(self) -> Tensor: ...
 
     def _over_temperature(self, context_ND: Tensor) -> Tensor:
         if self.temperature is None:
@@ -79,7 +79,7 @@ class NextItemModel(SequenceModel):
 
 
 class DenseNextItemModel(NextItemModel):
-    """Item matrix held as dense weights: small catalogues."""
+    """Item matrix held as dense weights: small catalogs."""
 
     def __init__(
         self,
@@ -104,23 +104,23 @@ class DenseNextItemModel(NextItemModel):
         assert negatives is not None
         return functional.embedding(negatives, self.items_ID)
 
-    def _catalogue_rows(self) -> Tensor:
+    def _catalog_rows(self) -> Tensor:
         return self.items_ID
 
 
 class SparseNextItemModel(NextItemModel):
-    """Item rows come from the sparse stage: any catalogue, and no loss that needs all of it.
+    """Item rows come from the sparse stage: any catalog, and no loss that needs all of it.
 
     The item table's inverse holds the N inputs, the N targets, then the negatives.
     """
 
-    table_of_catalogue = "item"
+    table_of_catalog = "item"
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
         return self._rows(batch, 0, len(batch.items_N))
 
-    def set_catalogue(self, rows_ID: Tensor) -> None:
-        self.catalogue_ID = rows_ID
+    def set_catalog(self, rows_ID: Tensor) -> None:
+        self.catalog_ID = rows_ID
 
     def _target_rows(self, batch: TensorBatch) -> Tensor:
         return self._rows(batch, len(batch.items_N), 2 * len(batch.items_N))
@@ -129,9 +129,9 @@ class SparseNextItemModel(NextItemModel):
         rows = self._rows(batch, 2 * len(batch.items_N), None)
         return rows if batch.negatives_NK is None else rows.view(*batch.negatives_NK.shape, -1)
 
-    def _catalogue_rows(self) -> Tensor:
-        assert self.catalogue_ID is not None, "set_catalogue() comes before rank()"
-        return self.catalogue_ID
+    def _catalog_rows(self) -> Tensor:
+        assert self.catalog_ID is not None, "set_catalog() comes before rank()"
+        return self.catalog_ID
 
     @staticmethod
     def _rows(batch: TensorBatch, start: int, stop: int | None) -> Tensor:

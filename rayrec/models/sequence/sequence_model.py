@@ -16,7 +16,7 @@ class Ranking(NamedTuple):
     """The best items of each row, best first."""
 
     items_BK: Tensor
-    """Catalogue positions; -1 where fewer than K items could be ranked."""
+    """Catalog positions; -1 where fewer than K items could be ranked."""
     scores_BK: Tensor
     """Log-probabilities or inner products, as the model has them; -inf at -1."""
 
@@ -31,9 +31,9 @@ class ContextCache(Protocol):
 class SequenceModel(nn.Module, ABC):
     """A network that learns which item follows a history, and ranks items for one."""
 
-    table_of_catalogue: str | None = None
-    """Sparse table whose rows for every item `rank` needs; see `set_catalogue`."""
-    catalogue_ID: Tensor | None = None
+    table_of_catalog: str | None = None
+    """Sparse table whose rows for every item `rank` needs; see `set_catalog`."""
+    catalog_ID: Tensor | None = None
     """Those rows, as they were last set."""
     kept_contexts: ContextCache | None = None
     """What `keep_contexts` has made."""
@@ -49,7 +49,7 @@ class SequenceModel(nn.Module, ABC):
         """The k best next items of each row.
 
         Args:
-            excluded_BE: [B, E] catalogue positions never to return, padded with -1.
+            excluded_BE: [B, E] catalog positions never to return, padded with -1.
             max_beams: beams at most, as far as k allows; of no effect on a model without.
         """
 
@@ -61,9 +61,9 @@ class SequenceModel(nn.Module, ABC):
         """Beams of such a `rank`; 0 of a model that scores every item."""
         return 0
 
-    def set_catalogue(self, rows_ID: Tensor) -> None:
-        """Take the rows of every item; only models with a `table_of_catalogue` need them."""
-        raise AssertionError(f"{type(self).__name__} ranks without the rows of the catalogue")
+    def set_catalog(self, rows_ID: Tensor) -> None:
+        """Take the rows of every item; only models with a `table_of_catalog` need them."""
+        raise AssertionError(f"{type(self).__name__} ranks without the rows of the catalog")
 
 
 def rank_by_scores(scores_BI: Tensor, k: int, excluded_BE: Tensor | None) -> Ranking:

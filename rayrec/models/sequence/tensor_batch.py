@@ -75,7 +75,7 @@ class TensorBatch:
     target_labels: dict[str, Tensor] = field(default_factory=dict)
     """[N] those of the events that follow, which only losses and instructions may know."""
     instruction: dict[str, Tensor] = field(default_factory=dict)
-    """[B] what is wanted when ranking, by part: codes of labels, the trigger's catalogue position; -1 for
+    """[B] what is wanted when ranking, by part: codes of labels, the trigger's catalog position; -1 for
     nothing, as are parts that are missing."""
 
     @staticmethod
@@ -126,7 +126,7 @@ class TensorBatch:
         return self.layout.lengths_B
 
     def some_rows(self, rows: slice) -> TensorBatch:
-        """Neighbouring rows alone, with tokens keyed as in the whole batch.
+        """Neighboring rows alone, with tokens keyed as in the whole batch.
 
         The looked-up rows stay whole: gradients of all parts add up in the same leaves.
 

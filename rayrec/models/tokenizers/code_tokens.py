@@ -35,7 +35,7 @@ def read_token(level: int, token: str) -> int | None:
 
 
 class CodeTexts:
-    """The text of every item of a catalogue, and back."""
+    """The text of every item of a catalog, and back."""
 
     def __init__(self, codes_IL: IntArray) -> None:
         """
@@ -55,7 +55,7 @@ class CodeTexts:
         return self._codes_IL.shape[1]
 
     def text(self, item: int) -> str:
-        """The tokens of an item, by its position in the catalogue."""
+        """The tokens of an item, by its position in the catalog."""
         return "".join(code_token(level, code) for level, code in enumerate(self._codes_IL[item].tolist()))
 
     def items(self, text: str) -> list[int]:

@@ -53,9 +53,9 @@ class CollisionPolicy:
 def add_extra_digit(codes_IL: IntArray, evidence: Evidence) -> IntArray:
     """Add a level that numbers the items of each tuple from 0; it is always 0 when nobody collides.
 
-    Items are numbered in catalogue order. That is the order of a hash of the
+    Items are numbered in catalog order. That is the order of a hash of the
     item id: it says nothing about the item and does not depend on when the item
-    arrived, so the same catalogue always gives the same digits.
+    arrived, so the same catalog always gives the same digits.
 
     Source: TIGER, arXiv:2305.05065, section 3.1.
     """
@@ -65,7 +65,7 @@ def add_extra_digit(codes_IL: IntArray, evidence: Evidence) -> IntArray:
 def share_tuple(codes_IL: IntArray, evidence: Evidence) -> IntArray:
     """Add a level that lists the items of each tuple, those with most training events first.
 
-    Of equally probable items decoding returns the first in this list; equally popular ones stand in catalogue
+    Of equally probable items decoding returns the first in this list; equally popular ones stand in catalog
     order, as all do where popularity is not known.
     """
     popularity_I = evidence.popularity_I
@@ -77,7 +77,7 @@ def reassign_last_code(codes_IL: IntArray, evidence: Evidence) -> IntArray:
     """Of items that share a tuple, let the nearest keep it and move the others to free last codes.
 
     Under each prefix the items to be moved choose in turn, the farthest from its
-    centroid first (equally far ones in catalogue order): each takes the nearest
+    centroid first (equally far ones in catalog order): each takes the nearest
     last-level centroid whose tuple nobody has. So no level is added, and which
     item moves follows from the vectors.
 
@@ -124,7 +124,7 @@ def policy_named(name: str) -> CollisionPolicy:
 
 
 def _numbered(codes_IL: IntArray, rank_I: NDArray[np.int64]) -> IntArray:
-    """A last column that counts the items of each tuple from 0, by rank and then in catalogue order."""
+    """A last column that counts the items of each tuple from 0, by rank and then in catalog order."""
     group_I, _ = tuple_groups(codes_IL)
     order_I = np.lexsort((rank_I, group_I))  # which is stable
     sorted_I = group_I[order_I]

@@ -9,7 +9,7 @@ that it predicts grows. New items take free tuples only,
 
 and where there is none, the nearest last code under their prefix whose tuple has room.
 
-Axes: I items of the new catalogue, N new items, L code levels, K codes of a level, D dimensions.
+Axes: I items of the new catalog, N new items, L code levels, K codes of a level, D dimensions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NewItems:
 
     ids_N: NDArray[np.int64]
     vectors_ND: Tensor
-    """Prepared as those that the quantiser was fitted on."""
+    """Prepared as those that the quantizer was fitted on."""
     num_without_data: int = 0
     """Of them, items about which nothing was known."""
 
@@ -49,18 +49,18 @@ def extend_registry(
 
     Args:
         quantizer: The one that made the codes of the registry.
-        item_ids_I: Ids of the new catalogue, in its order: those of the registry and the new ones.
-        dataset_fingerprint: Of the data set that the new catalogue belongs to.
+        item_ids_I: Ids of the new catalog, in its order: those of the registry and the new ones.
+        dataset_fingerprint: Of the data set that the new catalog belongs to.
 
     Raises:
-        ValueError: an item of the registry is missing from the catalogue, the new items are not the others of
+        ValueError: an item of the registry is missing from the catalog, the new items are not the others of
             it, or every tuple under a prefix is taken.
     """
     missing = np.setdiff1d(registry.item_ids_I, item_ids_I)
     if len(missing):
         raise ValueError(
             f"{len(missing)} of the {registry.num_items} items that have semantic IDs are not in the new "
-            f"catalogue; an extension keeps every item, so prepare the data with "
+            f"catalog; an extension keeps every item, so prepare the data with "
             "all of them, or make the semantic IDs anew"
         )
     if not np.array_equal(np.sort(new.ids_N), np.setdiff1d(item_ids_I, registry.item_ids_I)):

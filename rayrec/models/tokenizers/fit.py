@@ -35,13 +35,13 @@ def fit_registry(
     tokenizer: str = "rq_kmeans",
     popularity_I: NDArray[np.int64] | None = None,
 ) -> tuple[SemanticIdRegistry, dict[str, Any]]:
-    """Quantise the vectors, resolve collisions, and report how well it went.
+    """Quantize the vectors, resolve collisions, and report how well it went.
 
     Args:
-        vectors_ID: A finite vector of every item; a tensor is quantised on its
+        vectors_ID: A finite vector of every item; a tensor is quantized on its
             device.
-        item_ids_I: Ids in catalogue order.
-        dataset_fingerprint: Of the data set the catalogue belongs to.
+        item_ids_I: Ids in catalog order.
+        dataset_fingerprint: Of the data set the catalog belongs to.
         num_levels, codebook_size, seed, num_iterations: See `Quantizer`.
         collision_policy: A name of `COLLISION_POLICIES`.
         vectors_from: Where the vectors come from, for the description.
@@ -53,7 +53,7 @@ def fit_registry(
 
     Raises:
         ValueError: unknown policy or tokenizer, as many vectors as items are not given,
-            vectors that cannot be quantised, or collisions that the policy
+            vectors that cannot be quantized, or collisions that the policy
             cannot resolve.
     """
     policy_named(collision_policy)
@@ -82,7 +82,7 @@ def quantized_registry(
     popularity_I: NDArray[np.int64] | None = None,
     tokenizer_version: str | None = None,
 ) -> SemanticIdRegistry:
-    """The registry that a fitted quantiser makes of these items; arguments and errors as `fit_registry`."""
+    """The registry that a fitted quantizer makes of these items; arguments and errors as `fit_registry`."""
     policy = policy_named(collision_policy)
     _check_number(vectors_ID, item_ids_I)
     raw_codes_IL = quantizer.encode(vectors_ID)
@@ -128,7 +128,7 @@ def reconstruction_errors(
     """Mean squared error of the first level, the first two, ... relative to a variance; None without one.
 
     Args:
-        variance: of the vectors that the quantiser was fitted on. A few others may have none of their own.
+        variance: of the vectors that the quantizer was fitted on. A few others may have none of their own.
     """
     if not variance:
         return None

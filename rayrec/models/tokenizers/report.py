@@ -61,14 +61,14 @@ def prefix_purity(
         label_items_P: Position of the item of each pair; an item may have several labels, each once.
         labels_P: Label of each pair, from 0.
     """
-    labelled = np.unique(label_items_P)
-    if not len(labelled):
+    labeled = np.unique(label_items_P)
+    if not len(labeled):
         return []
-    owner_P = np.searchsorted(labelled, label_items_P)
-    dealt_P = np.random.default_rng(seed).permutation(len(labelled))[owner_P]
+    owner_P = np.searchsorted(labeled, label_items_P)
+    dealt_P = np.random.default_rng(seed).permutation(len(labeled))[owner_P]
     depths = []
     for depth in range(1, codes_IL.shape[1] + 1):
-        group_I, sizes = tuple_groups(codes_IL[labelled, :depth])
+        group_I, sizes = tuple_groups(codes_IL[labeled, :depth])
         depths.append(
             {
                 "items": int(sizes[sizes > 1].sum()),

@@ -3,7 +3,7 @@
 Level 0 clusters the vectors, every later level what the levels before it left
 over; an item's vector is close to the sum of the centroids it was given.
 
-Source: residual quantisation, Chen, Guan and Wang, "Approximate Nearest Neighbor
+Source: residual quantization, Chen, Guan and Wang, "Approximate Nearest Neighbor
 Search by Residual Vector Quantization", Sensors 2010; as an item tokenizer, RQ
 with k-means in place of a trained RQ-VAE (TIGER, arXiv:2305.05065).
 

@@ -1,15 +1,15 @@
-"""RQ-VAE: an encoder, residual quantisation of what it makes of an item, and a decoder, trained together.
+"""RQ-VAE: an encoder, residual quantization of what it makes of an item, and a decoder, trained together.
 
 Left to itself such a model tends to give all items one code: vectors of small scale leave the commitment loss
 nothing but the shortest way to zero, codebooks that start at random lie where no item is, and codes that
 nobody chooses get no gradient. Three measures, each of which can be left out to see that:
 
-    standardise         vectors are centred and scaled to a variance of one per dimension, on average
+    standardize         vectors are centered and scaled to a variance of one per dimension, on average
     start_at_items      codebooks start as k-means clusters of what the encoder makes of the items
     revive_dead_codes   after an epoch, codes without items move to items far from their own
 
 Sources: Rajput et al., TIGER, arXiv:2305.05065, section 3.1 (RQ-VAE over item vectors, k-means start);
-Zeghidour et al., SoundStream, arXiv:2107.03312, section III-C (residual quantisation, dead codes replaced);
+Zeghidour et al., SoundStream, arXiv:2107.03312, section III-C (residual quantization, dead codes replaced);
 van den Oord et al., arXiv:1711.00937 (straight-through gradient, commitment loss).
 
 Axes: I items, L levels, K codes of a level, D dimensions of a vector, Z of the latent space, B a batch.
@@ -51,7 +51,7 @@ class RqVaeSettings:
     learning_rate: float = 1e-3
     commitment: float = 0.25
     """Weight of the pull on the encoder towards its codes."""
-    standardise: bool = True
+    standardize: bool = True
     start_at_items: bool = True
     revive_dead_codes: bool = True
 
@@ -108,8 +108,8 @@ class RqVae:
             torch.manual_seed(self.seed)
             network = _Network(vectors_ID.shape[1], self.num_levels, self.codebook_size, self.settings)
         network = network.to(vectors_ID.device)
-        if self.settings.standardise:
-            network.standardise(vectors_ID)
+        if self.settings.standardize:
+            network.standardize(vectors_ID)
         if self.settings.start_at_items:
             network.start_at_items(vectors_ID, generator, may_leave_unused)
         self._train(network, vectors_ID, generator)
@@ -120,7 +120,7 @@ class RqVae:
         """[I, L] int64 codes: at every level the centroid nearest to what is left of the latent vector."""
         network = self._fitted.to(vectors_ID.device)
         with torch.inference_mode():
-            codes_IL, _ = network.quantise(network.latents(checked_vectors(vectors_ID, network.dim)))
+            codes_IL, _ = network.quantize(network.latents(checked_vectors(vectors_ID, network.dim)))
         return codes_IL.clone()
 
     def decode(self, codes_IL: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ class _Network(nn.Module):
     def vectors(self, latents_IZ: Tensor) -> Tensor:
         return self.decoder(latents_IZ) * self.scale + self.mean_D
 
-    def quantise(self, latents_IZ: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def quantize(self, latents_IZ: Tensor) -> tuple[Tensor, list[Tensor]]:
         """[I, L] codes, and per level the [I, Z] residual that the level encodes."""
         residuals_IZ, codes, residuals = latents_IZ.detach(), [], []
         for centroids_KZ in self.codebooks_LKZ.detach():
@@ -209,22 +209,22 @@ class _Network(nn.Module):
         return torch.stack(codes, dim=1), residuals
 
     def loss(self, vectors_BD: Tensor) -> Tensor:
-        """Mean squared error of standardised vectors; codes towards latents, and latents towards codes."""
+        """Mean squared error of standardized vectors; codes towards latents, and latents towards codes."""
         latents_BZ = self.latents(vectors_BD)
-        codes_BL, residuals = self.quantise(latents_BZ)
+        codes_BL, residuals = self.quantize(latents_BZ)
         total = latents_BZ.new_zeros(())
-        quantised_BZ = torch.zeros_like(latents_BZ)
+        quantized_BZ = torch.zeros_like(latents_BZ)
         for level, residuals_BZ in enumerate(residuals):
             centroids_BZ = functional.embedding(codes_BL[:, level], self.codebooks_LKZ[level])
             total = total + functional.mse_loss(centroids_BZ, residuals_BZ)
-            quantised_BZ = quantised_BZ + centroids_BZ.detach()
-            total = total + self.commitment * functional.mse_loss(latents_BZ, quantised_BZ)
-        through_BZ = latents_BZ + (quantised_BZ - latents_BZ).detach()
+            quantized_BZ = quantized_BZ + centroids_BZ.detach()
+            total = total + self.commitment * functional.mse_loss(latents_BZ, quantized_BZ)
+        through_BZ = latents_BZ + (quantized_BZ - latents_BZ).detach()
         wanted_BD = (vectors_BD - self.mean_D) / self.scale
         return total + functional.mse_loss(self.decoder(through_BZ), wanted_BD)
 
     @torch.no_grad()
-    def standardise(self, vectors_ID: Tensor) -> None:
+    def standardize(self, vectors_ID: Tensor) -> None:
         """One scale for all dimensions: components of little variance are mostly noise, and stay small."""
         self.mean_D.copy_(vectors_ID.mean(0))
         self.scale.copy_((vectors_ID - self.mean_D).square().mean().sqrt())

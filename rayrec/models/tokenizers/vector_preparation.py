@@ -1,9 +1,9 @@
-"""From blocks of item vectors to the vectors that are quantised: one fitted object, kept with the codebooks.
+"""From blocks of item vectors to the vectors that are quantized: one fitted object, kept with the codebooks.
 
-    raw blocks ─► centre, scale, weigh, side by side ─► principal components
+    raw blocks ─► center, scale, weigh, side by side ─► principal components
                   (BlockScaling)                         (PrincipalComponents)
 
-What was fitted on the items of one catalogue is applied to new items as it is, or their codes would mean
+What was fitted on the items of one catalog is applied to new items as it is, or their codes would mean
 something else.
 
 Axes: I items, D dimensions of a block or of all of them, C components.
@@ -36,7 +36,7 @@ class ItemVectors:
 class BlockScaling:
     """Puts blocks side by side so that each has its weight in a squared distance, and fills gaps.
 
-    A block is centred and divided by the root mean square length of its rows,
+    A block is centered and divided by the root mean square length of its rows,
     then multiplied by the square root of its weight. An item that
     one block does not know has the block's mean there. An item that no
     block knows gets the mean of all, perturbed by noise of length one that
@@ -110,7 +110,7 @@ class BlockScaling:
                 is_known_I |= known_I
             scaled.append(np.sqrt(self.weights[name]) * filled_ID)
         vectors_ID = np.concatenate(scaled, axis=1)
-        # The blocks are centred: the mean of all is zero.
+        # The blocks are centered: the mean of all is zero.
         vectors_ID[~is_known_I] = _unit_noise(item_ids_I[~is_known_I], vectors_ID.shape[1], self.seed)
         return ItemVectors(vectors_ID.astype(np.float32), int((~is_known_I).sum()))
 
@@ -126,7 +126,7 @@ class PrincipalComponents:
 
     mean_D: NDArray[np.float64]
     directions_DC: NDArray[np.float64] | None
-    """None: vectors are centred, and keep their dimensions."""
+    """None: vectors are centered, and keep their dimensions."""
 
     @classmethod
     def fit(cls, vectors_ID: FloatArray, dim: int) -> PrincipalComponents:
@@ -134,21 +134,21 @@ class PrincipalComponents:
         mean_D = np.asarray(np.mean(vectors_ID, axis=0, dtype=np.float64))
         if dim >= vectors_ID.shape[1]:
             return cls(mean_D, None)
-        centred_ID = np.asarray(vectors_ID, dtype=np.float64) - mean_D
-        _, directions_DD = np.linalg.eigh(centred_ID.T @ centred_ID)  # by rising eigenvalue
+        centered_ID = np.asarray(vectors_ID, dtype=np.float64) - mean_D
+        _, directions_DD = np.linalg.eigh(centered_ID.T @ centered_ID)  # by rising eigenvalue
         return cls(mean_D, np.ascontiguousarray(directions_DD[:, : -dim - 1 : -1]))
 
     def apply(self, vectors_ID: FloatArray) -> FloatArray:
         """[I, C] coordinates."""
-        centred_ID = np.asarray(vectors_ID, dtype=np.float64) - self.mean_D
+        centered_ID = np.asarray(vectors_ID, dtype=np.float64) - self.mean_D
         if self.directions_DC is not None:
-            centred_ID = centred_ID @ self.directions_DC
-        return centred_ID.astype(np.float32)
+            centered_ID = centered_ID @ self.directions_DC
+        return centered_ID.astype(np.float32)
 
 
 @dataclass(frozen=True)
 class VectorPreparation:
-    """Scaling, then components; everything between raw blocks and a quantiser."""
+    """Scaling, then components; everything between raw blocks and a quantizer."""
 
     scaling: BlockScaling
     components: PrincipalComponents
@@ -173,7 +173,7 @@ class VectorPreparation:
         return tuple(self.scaling.means_D)
 
     def apply(self, blocks: Mapping[str, FloatArray], item_ids_I: NDArray[np.int64]) -> ItemVectors:
-        """Vectors to quantise, of items that were fitted or of others; errors as `BlockScaling.apply`."""
+        """Vectors to quantize, of items that were fitted or of others; errors as `BlockScaling.apply`."""
         vectors = self.scaling.apply(blocks, item_ids_I)
         return ItemVectors(self.components.apply(vectors.vectors_ID), vectors.num_without_data)
 
@@ -213,5 +213,5 @@ def _known(block_ID: FloatArray) -> NDArray[np.bool_]:
 def _unit_noise(item_ids_G: NDArray[np.int64], dim: int, seed: int) -> NDArray[np.float64]:
     """[G, D] vectors of length one, each a function of (seed, id)."""
     bits_GD = combine64(seed, item_ids_G[:, None], np.arange(dim))
-    centred_GD = (bits_GD >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
-    return centred_GD / np.linalg.norm(centred_GD, axis=1, keepdims=True)
+    centered_GD = (bits_GD >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
+    return centered_GD / np.linalg.norm(centered_GD, axis=1, keepdims=True)

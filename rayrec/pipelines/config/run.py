@@ -64,7 +64,7 @@ class DataConfig(Config):
     """What is trained on."""
 
     path: str
-    """Folder written by `rayrec prepare`: the catalogue, the users that are evaluated, and training rows. Of
+    """Folder written by `rayrec prepare`: the catalog, the users that are evaluated, and training rows. Of
     ranking models, one written by `rayrec impressions`."""
     semantic_ids: str | None = None
     """Folder written by `rayrec tokenize`; None is `semantic_ids` inside the data set."""
@@ -203,7 +203,7 @@ class TrainingConfig(Config):
     """Pieces in which each trainer goes through its share of a batch, one after the other: activations take
     that much less memory, and the gradients are the same up to rounding."""
     compile: bool = False
-    """Whether torch.compile makes one kernel of neighbouring pointwise operations."""
+    """Whether torch.compile makes one kernel of neighboring pointwise operations."""
     parallel: Parallel = "replicated"
     """What several trainers hold of the dense weights: all of them, or (`fsdp2`) a part each, with its
     gradients and its optimizer."""

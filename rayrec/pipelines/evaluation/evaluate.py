@@ -27,7 +27,7 @@ def evaluate(
     data: str | Path | None = None,
     ranking: RankingConfig | None = None,
 ) -> EvaluationReport:
-    """Rank the whole catalogue for every user of a split, or score every impression; also written to the
+    """Rank the whole catalog for every user of a split, or score every impression; also written to the
     run's folder.
 
     Args:

@@ -10,7 +10,7 @@ from rayrec.models.program.program import RankedItems
 from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.metrics.evaluation_report import EvaluationReport, OnBatch
-from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, summarise, target_places
+from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, summarize, target_places
 from rayrec.pipelines.tasks.next_item import check_split
 from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.dataset.manifest import Split
@@ -79,7 +79,7 @@ def evaluate_recommender(
         split=split,
         snapshot_step=recommender.committed_step + 1,
         count=num_users,
-        results={name: summarise(np.concatenate(parts)) for name, parts in places.items()},
+        results={name: summarize(np.concatenate(parts)) for name, parts in places.items()},
         ranker=None if stage is None else stage.scorer.run,
     )
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.pipelines.metrics.evaluation_report import EvaluationReport, OnBatch
-from rayrec.pipelines.tasks.impressions import Scored, labelled_rows
+from rayrec.pipelines.tasks.impressions import Scored, labeled_rows
 from rayrec.samples.dataset.manifest import Split
 
 SCORED, TRAINING_RATE = "model", "rate of training"
@@ -33,10 +33,10 @@ def evaluate_scorer(
     )
     scored, constant = Scored(scorer.labels), Scored(scorer.labels)
     count, done = manifest.rows[split], 0
-    for labelled in labelled_rows(task.dataset, task.schema, scorer.features, split, batch_size):
-        predicted_BT = scorer.score(labelled.rows)
-        scored.add(labelled, predicted_BT)
-        constant.add(labelled, np.broadcast_to(rates_T, predicted_BT.shape))
+    for labeled in labeled_rows(task.dataset, task.schema, scorer.features, split, batch_size):
+        predicted_BT = scorer.score(labeled.rows)
+        scored.add(labeled, predicted_BT)
+        constant.add(labeled, np.broadcast_to(rates_T, predicted_BT.shape))
         done += len(predicted_BT)
         if on_batch is not None:
             on_batch(done, count)

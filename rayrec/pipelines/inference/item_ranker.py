@@ -40,7 +40,7 @@ class ItemRanker(Protocol):
 
 
 def item_ranker_of(model: TrainedModel) -> SequenceProgram:
-    """The network with its weights; without the rows of the catalogue, see `give_catalogue`.
+    """The network with its weights; without the rows of the catalog, see `give_catalog`.
 
     Raises:
         InputError: the model ranks what is shown.
@@ -50,7 +50,7 @@ def item_ranker_of(model: TrainedModel) -> SequenceProgram:
     if not isinstance(task, NextItemTask):
         raise InputError(f"{model.run}: {config.model.name!r} scores what is shown, and names no items")
     program = SequenceProgram(
-        build_model(task.model, task.catalogue_known_to(model.state), config.seed),
+        build_model(task.model, task.catalog_known_to(model.state), config.seed),
         assembly.dense_optimizer(),
         get_device(config.device).torch,
         config.seed,
@@ -76,9 +76,9 @@ def kept_contexts(program: SequenceProgram, model: TrainedModel, max_bytes: int)
     return kept
 
 
-def give_catalogue(program: SequenceProgram, model: TrainedModel) -> None:
+def give_catalog(program: SequenceProgram, model: TrainedModel) -> None:
     """The rows of every item, to a network that needs them."""
-    if (table := program.table_of_catalogue) is not None:
+    if (table := program.table_of_catalog) is not None:
         assert isinstance(model.assembly.task, NextItemTask), "the program is of it"
         item_ids_I = model.assembly.task.dataset.items.ids_I
-        program.set_catalogue(model.tables.read({table: item_ids_I})[table])
+        program.set_catalog(model.tables.read({table: item_ids_I})[table])

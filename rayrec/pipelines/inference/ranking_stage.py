@@ -151,7 +151,7 @@ class RankingStage:
         reward for lists that a policy made.
 
         Args:
-            items_BK: catalogue positions; where -1 stands, the reward is NaN.
+            items_BK: catalog positions; where -1 stands, the reward is NaN.
             times_B: when each query is asked, in UNIX seconds; None is now.
         """
         times_B = self._now(len(queries)) if times_B is None else times_B

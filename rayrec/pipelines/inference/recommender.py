@@ -17,7 +17,7 @@ from rayrec.models.program.program import RankedItems
 from rayrec.models.registry.sequence_program import SequenceProgram
 from rayrec.models.sequence.sequence_model import ContextCache
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
-from rayrec.pipelines.inference.item_ranker import ItemRanker, give_catalogue, item_ranker_of, kept_contexts
+from rayrec.pipelines.inference.item_ranker import ItemRanker, give_catalog, item_ranker_of, kept_contexts
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.tasks.instructions import instruction_of
 from rayrec.pipelines.tasks.next_item import NextItemTask
@@ -57,7 +57,7 @@ class Query:
     """Whom to recommend to."""
 
     history_ids: Int64Array
-    """Item ids, oldest first; ids that are not in the catalogue are skipped."""
+    """Item ids, oldest first; ids that are not in the catalog are skipped."""
     user_id: int | None = None
     """Id of a user of the data set; None is nobody of it, whose row no training has touched."""
     times: Int64Array | None = None
@@ -99,7 +99,7 @@ class Answer:
 
 
 class Recommender:
-    """Ranks the catalogue for histories. Not thread-safe."""
+    """Ranks the catalog for histories. Not thread-safe."""
 
     def __init__(self, model: TrainedModel, ranker: ItemRanker | None = None) -> None:
         """
@@ -114,13 +114,13 @@ class Recommender:
         self.committed_step = model.state.committed_step
         if ranker is None:
             ranker = item_ranker_of(model)
-            give_catalogue(ranker, model)
+            give_catalog(ranker, model)
         task, features = assembly.task, assembly.features
         assert isinstance(task, NextItemTask), "there is a ranker of it"
         assert isinstance(features, RowFeatures), "those of the task"
         self._task, self._features = task, features
         self.ranking_model = RankingModel(
-            task.model.model_dump(mode="json"), task.catalogue_known_to(model.state)
+            task.model.model_dump(mode="json"), task.catalog_known_to(model.state)
         )
         """What versions have in common that may be ranked by the same compiled programs."""
         self._ranker, self._model = ranker, model
@@ -153,7 +153,7 @@ class Recommender:
 
     @property
     def semantic_ids(self) -> SemanticIdRegistry | None:
-        """Codes of the items in catalogue order, as the model has them; None for models that know none."""
+        """Codes of the items in catalog order, as the model has them; None for models that know none."""
         return self._task.registry
 
     @property
@@ -204,7 +204,7 @@ class Recommender:
         return compiled
 
     def rank(self, samples: SampleBatch, k: int, exclude_seen: bool) -> RankedItems:
-        """Catalogue positions of the k best next items of each row; -1 where there are fewer.
+        """Catalog positions of the k best next items of each row; -1 where there are fewer.
 
         A row without any known item gives the model nothing to go by and gets none.
         """
@@ -218,7 +218,7 @@ class Recommender:
         return self._ranker.rank(features, rows, k, seen_BE, max_beams)
 
     def seen(self, samples: SampleBatch) -> Int64Array:
-        """[B, E] catalogue positions of each history's items, padded with -1."""
+        """[B, E] catalog positions of each history's items, padded with -1."""
         return self._features.seen(samples)
 
     def recommend(

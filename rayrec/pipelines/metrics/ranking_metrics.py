@@ -17,9 +17,9 @@ def target_places(items_UK: np.ndarray, targets_U: np.ndarray) -> np.ndarray:
     """[U] place of each user's target in the list, from 0; LIST_LENGTH where it is missing.
 
     Args:
-        items_UK: [U, K] catalogue positions, -1 after the last; K is at most LIST_LENGTH, less where
-            the catalogue is smaller.
-        targets_U: [U] catalogue positions; a target of -1 is not in the catalogue, hence in no list.
+        items_UK: [U, K] catalog positions, -1 after the last; K is at most LIST_LENGTH, less where
+            the catalog is smaller.
+        targets_U: [U] catalog positions; a target of -1 is not in the catalog, hence in no list.
     """
     hit_UK = (items_UK == targets_U[:, None]) & (targets_U >= 0)[:, None]
     return np.where(hit_UK.any(axis=1), hit_UK.argmax(axis=1), LIST_LENGTH)
@@ -38,7 +38,7 @@ def user_scores(places_U: np.ndarray) -> dict[str, np.ndarray]:
     return scores
 
 
-def summarise(places_U: np.ndarray, num_resamples: int = 1000, seed: int = 0) -> dict[str, Estimate]:
+def summarize(places_U: np.ndarray, num_resamples: int = 1000, seed: int = 0) -> dict[str, Estimate]:
     """Every metric's mean over users and its percentile bootstrap interval (Efron, 1979).
 
     A user's scores depend on the place of the target alone, so a resample of

@@ -5,7 +5,7 @@
 | auc | how often a positive is above a negative, ties counting half |
 | gauc | the same within each group; mean over groups with both labels, weighted by their impressions |
 | log_loss | mean of -log of the probability of what came |
-| normalised_entropy | log_loss over that of predicting the mean label for all; below 1 is better than that |
+| normalized_entropy | log_loss over that of predicting the mean label for all; below 1 is better than that |
 | calibration | mean prediction over mean label |
 
 Where the labels are of one class there is no pair to order: auc and gauc are NaN, and so is what would be
@@ -14,7 +14,7 @@ divided by an entropy or mean of 0. Without any known label, all are.
 **Intervals.** Bootstrap resamples of rows, or of groups, whose rows hang together (one user's responses are
 not independent). Resampling a million rows a thousand times would take minutes, so it is bounded in two ways:
 
-- Each metric is a function of sums over rows. Those of log_loss, normalised_entropy, calibration and gauc are
+- Each metric is a function of sums over rows. Those of log_loss, normalized_entropy, calibration and gauc are
   obvious. The AUC is nearly such a sum: of each row's placement, the share of the other class that it is
   ordered right with. The changes of the mean placement of positives and of negatives add up to that of the
   AUC to first order (DeLong et al., Biometrics 1988); the term that is left out is of the order of
@@ -23,7 +23,7 @@ not independent). Resampling a million rows a thousand times would take minutes,
   are resampled: the variance of a sum over pools is that of the sum over what is in them. The width of the
   interval then has itself an error of about 1 / sqrt(2 MOST_UNITS), 2 %.
 
-Sources: He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014 (normalised
+Sources: He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014 (normalized
 entropy, calibration); Zhu et al., "Optimized Cost per Click in Taobao Display Advertising", KDD 2017,
 arXiv:1703.02091 (GAUC); Efron, 1979 (percentile bootstrap).
 
@@ -62,7 +62,7 @@ class _Sums(NamedTuple):
     """Of such a group its AUC, in each of its rows."""
 
 
-def summarise(
+def summarize(
     labels_B: np.ndarray,
     predictions_B: np.ndarray,
     groups_B: np.ndarray | None = None,
@@ -207,7 +207,7 @@ def _metrics(sums: _Sums, whole_auc: float) -> dict[str, FloatArray]:
             "auc": np.clip(of_positives + of_negatives - whole_auc, 0.0, 1.0),
             "gauc": sums.group_aucs / sums.ordered_rows,
             "log_loss": log_loss,
-            "normalised_entropy": log_loss / entropy,
+            "normalized_entropy": log_loss / entropy,
             "calibration": np.where(rate > 0.0, sums.predictions / sums.positives, np.nan),
         }
 

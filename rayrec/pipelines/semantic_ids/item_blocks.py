@@ -24,7 +24,7 @@ def interaction_block(dataset: Dataset, dim: int, window: int, seed: int) -> NDA
     """[I, D] from the training sequences, and from nothing else.
 
     Raises:
-        InputError: no two different items are neighbours in any of them.
+        InputError: no two different items are neighbors in any of them.
     """
     tables = [pq.read_table(dataset.root / name, columns=["item_ids"]) for name in dataset.train_files]
     item_ids_N, offsets_B1 = list_values(pa.concat_tables(tables)["item_ids"])

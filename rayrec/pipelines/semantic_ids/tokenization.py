@@ -1,9 +1,9 @@
 """`rayrec tokenize`: a prepared data set in, the semantic IDs of its items out.
 
-tokenize           fit a tokenizer on the catalogue; registry and tokenizer are written side by side
-extend             a catalogue that has grown: new items get codes of that tokenizer, others keep theirs
+tokenize           fit a tokenizer on the catalog; registry and tokenizer are written side by side
+extend             a catalog that has grown: new items get codes of that tokenizer, others keep theirs
 import_published   codes that others published
-compare            registries of one catalogue, measured alike
+compare            registries of one catalog, measured alike
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TokenizeConfig(Config):
     """Principal components of these vectors that are clustered; k-means fails in many more."""
     tokenizer: Literal["rq_kmeans", "balanced_rq_kmeans", "rq_vae", "opq"] = "rq_kmeans"
     """What makes codes of vectors: residual k-means, the same with clusters of nearly equal size, a residual
-    quantised autoencoder, or optimised product quantisation, whose levels do not refine one another."""
+    quantized autoencoder, or optimized product quantization, whose levels do not refine one another."""
     num_levels: int = Field(3, ge=1, le=8)
     codebook_size: int | None = Field(None, ge=2, le=32_768)
     """Values a code may have; None takes `max_codebook_size`, or fewer where too few distinct items would
@@ -65,7 +65,7 @@ class TokenizeConfig(Config):
     dim: int = Field(64, ge=1)
     """Width of the interaction vectors."""
     window: int = Field(5, ge=1)
-    """Events of a user this many places apart or fewer count as neighbours."""
+    """Events of a user this many places apart or fewer count as neighbors."""
     seed: int = Field(0, ge=0)
     categories: str | None = None
     """Column of the items by which the report measures prefixes; None takes one that is called so."""
@@ -156,7 +156,7 @@ def extend(
     they have the mean of those that were fitted, and if there is nothing else, their codes are arbitrary.
 
     Args:
-        data: a data set whose catalogue has all items of the registry.
+        data: a data set whose catalog has all items of the registry.
         semantic_ids: folder of the registry, with its tokenizer.
         out: folder of the new registry; `semantic_ids` inside the data set if None.
         overwrite: as of `tokenize`.
@@ -239,7 +239,7 @@ def import_published(
 def compare(
     data: str | Path, folders: Sequence[str | Path], categories: str | None = None
 ) -> list[TokenizeReport]:
-    """Measure registries of one catalogue; nothing is written.
+    """Measure registries of one catalog; nothing is written.
 
     Raises:
         InputError: no such data set or registry, or one of other items.

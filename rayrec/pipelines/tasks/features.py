@@ -40,7 +40,7 @@ SEMANTIC_IDS_FOLDER = "semantic_ids"
 
 
 def features_of(config: RunConfig, columns: pa.Schema) -> RowFeatures | ImpressionFeatures:
-    """For the process of a feature worker, whenever it starts: the catalogue does not travel.
+    """For the process of a feature worker, whenever it starts: the catalog does not travel.
 
     Nor are files of training rows looked at: one that vanishes is the readers' to report.
     """

@@ -20,7 +20,7 @@ from rayrec.models.keras.config import KerasModelConfig
 from rayrec.models.keras.program import KerasProgramSpec, check_compute
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.metrics.estimate import Estimate
-from rayrec.pipelines.metrics.response_metrics import summarise
+from rayrec.pipelines.metrics.response_metrics import summarize
 from rayrec.pipelines.tasks.impression_rows import ImpressionRows, impression_features, schema_of
 from rayrec.pipelines.tasks.task import Task
 from rayrec.platform.devices import device_named
@@ -34,7 +34,7 @@ from rayrec.samples.impressions.features import ImpressionFeatures
 from rayrec.samples.operations.program import FeatureProgram
 
 
-class LabelledRows(NamedTuple):
+class LabeledRows(NamedTuple):
     """Rows to be scored, and what came of them."""
 
     step: int
@@ -90,7 +90,7 @@ class ImpressionTask(Task):
         table = self.dataset.split_table("valid", [label, *groups]).slice(0, evaluation.max_users)
         labels_U = table[label].to_numpy().astype(np.float32)
         groups_U = None if group is None else _group_numbers(table[group])
-        found = summarise(labels_U, np.full(len(table), 0.5), groups_U, num_resamples=1)
+        found = summarize(labels_U, np.full(len(table), 0.5), groups_U, num_resamples=1)
         if np.isnan(found[evaluation.response_metric].value):
             of_whom, way_out = "no group has", "set evaluation.response_metric to auc"
             if evaluation.response_metric == "auc":
@@ -151,20 +151,20 @@ class ImpressionValidation:
     task: ImpressionTask
     features: ImpressionFeatures
 
-    def batches(self) -> Iterator[LabelledRows]:
+    def batches(self) -> Iterator[LabeledRows]:
         """The first `max_users` impressions, in the order of the file."""
         task, evaluation = self.task, self.task.config.evaluation
-        return labelled_rows(
+        return labeled_rows(
             task.dataset, task.schema, self.features, "valid", evaluation.batch_size, evaluation.max_users
         )
 
-    def ask(self, worker: Any, trainer: Any, batch: LabelledRows) -> Any:
+    def ask(self, worker: Any, trainer: Any, batch: LabeledRows) -> Any:
         return trainer.predict.remote(worker.scoring.remote(batch.step, batch.rows))
 
-    def report(self, answers: Iterable[tuple[LabelledRows, np.ndarray]]) -> dict[str, Estimate]:
+    def report(self, answers: Iterable[tuple[LabeledRows, np.ndarray]]) -> dict[str, Estimate]:
         scored = Scored(self.task.schema.labels)
-        for labelled, predicted_BT in answers:
-            scored.add(labelled, predicted_BT)
+        for labeled, predicted_BT in answers:
+            scored.add(labeled, predicted_BT)
         return scored.figures()
 
 
@@ -172,14 +172,14 @@ LIST_ELEMENTS = 50
 """Of a list of a row, for memory plans."""
 
 
-def labelled_rows(
+def labeled_rows(
     dataset: ImpressionDataset,
     schema: ImpressionSchema,
     features: ImpressionFeatures,
     split: Split,
     batch_size: int,
     max_rows: int | None = None,
-) -> Iterator[LabelledRows]:
+) -> Iterator[LabeledRows]:
     """The rows of a split in batches, with all that operations read; the last may be short."""
     read = features.scored_columns.names
     further = [*schema.labels, *([schema.group] if schema.group is not None else [])]
@@ -191,7 +191,7 @@ def labelled_rows(
         (rows,) = part.select(read).to_batches(max_chunksize=None) or [None]
         places_B = np.arange(start, start + len(part))
         labels = [part[label].to_numpy().astype(np.float32) for label in schema.labels]
-        yield LabelledRows(
+        yield LabeledRows(
             step,
             RowBatch(row_keys(np.full(len(part), file_number), places_B), rows),
             np.stack(labels, axis=1),
@@ -205,9 +205,9 @@ class Scored:
     def __init__(self, labels: tuple[str, ...]) -> None:
         self._labels = labels
         self._predicted: list[np.ndarray] = []
-        self._rows: list[LabelledRows] = []
+        self._rows: list[LabeledRows] = []
 
-    def add(self, rows: LabelledRows, predicted_BT: np.ndarray) -> None:
+    def add(self, rows: LabeledRows, predicted_BT: np.ndarray) -> None:
         self._rows.append(rows._replace(rows=None))  # type: ignore[arg-type]  # which may be large
         self._predicted.append(predicted_BT)
 
@@ -226,7 +226,7 @@ class Scored:
         groups = [chunk for rows in self._rows if rows.groups is not None for chunk in rows.groups.chunks]
         groups_U = _group_numbers(pa.chunked_array(groups)) if groups else None
         return {
-            label: summarise(labels_UT[:, place], predicted_UT[:, place], groups_U)
+            label: summarize(labels_UT[:, place], predicted_UT[:, place], groups_U)
             for place, label in enumerate(self._labels)
         }
 

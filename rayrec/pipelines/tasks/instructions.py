@@ -1,4 +1,4 @@
-"""What the settings and requests say of behaviours, scenarios and triggers by name, as a model reads it."""
+"""What the settings and requests say of behaviors, scenarios and triggers by name, as a model reads it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_NAMES = 20
 def check_labels(config: RunConfig, model: AnyModelConfig, dataset: Dataset) -> None:
     """
     Raises:
-        InputError: the data set lacks a label of events that the model needs; or settings name a behaviour or
+        InputError: the data set lacks a label of events that the model needs; or settings name a behavior or
             scenario that no event has.
     """
     for label in model.needs_labels:
@@ -44,7 +44,7 @@ def evaluation_instruction(config: RunConfig, model: AnyModelConfig, dataset: Da
 def instruction_of(
     model: AnyModelConfig, dataset: Dataset, names: Mapping[Part, str | None], where: str
 ) -> dict[Part, int]:
-    """By part that something is said of: the code of a label, or the trigger's catalogue position.
+    """By part that something is said of: the code of a label, or the trigger's catalog position.
 
     Args:
         names: as the data's source writes them; None where nothing is said.
@@ -87,6 +87,6 @@ def _position_of(key: str, dataset: Dataset, where: str) -> int:
     position = dataset.position_by_key(key)
     if position is None:
         raise InputError(
-            f"{where}: the trigger_item {key!r} is not in the catalogue of {len(dataset.items):,} items"
+            f"{where}: the trigger_item {key!r} is not in the catalog of {len(dataset.items):,} items"
         )
     return position

@@ -15,12 +15,12 @@ from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.base.meta_device import HollowWeights
 from rayrec.models.generative.transformers_network import ignored_generation_settings
 from rayrec.models.program.program import RankedItems
-from rayrec.models.registry.build import Catalogue, build_model
+from rayrec.models.registry.build import Catalog, build_model
 from rayrec.models.registry.sequence_program import SequenceProgramSpec
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.metrics.estimate import Estimate
-from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, summarise, target_places
+from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, summarize, target_places
 from rayrec.pipelines.tasks.features import (
     HistoryRows,
     negatives_per_event_of,
@@ -53,7 +53,7 @@ class NextItemTask(Task):
     model: AnyModelConfig
     dataset: Dataset
     registry: SemanticIdRegistry | None
-    catalogue: Catalogue
+    catalog: Catalog
     sequences: SequenceFeatures
 
     @classmethod
@@ -69,14 +69,14 @@ class NextItemTask(Task):
         check_labels(config, model, dataset)
         registry = registry_of(config, model, dataset)
         sequences = sequence_features(config, model, dataset, registry)
-        catalogue = Catalogue(
+        catalog = Catalog(
             num_items=len(dataset.items),
             codes_IL=None if registry is None else registry.codes_IL,
             level_sizes=() if registry is None else registry.learned_level_sizes,
             negative_log_q_I=sequences.negative_log_q_I() if num_negatives_of(model) else None,
             labels=dataset.manifest.labels,
         )
-        return cls(config, model, dataset, registry, catalogue, sequences)
+        return cls(config, model, dataset, registry, catalog, sequences)
 
     @property
     def fingerprint(self) -> str:
@@ -99,7 +99,7 @@ class NextItemTask(Task):
         check_split(self.dataset, split)
 
     def check_state(self, state: RunState, where: str) -> None:
-        """Semantic IDs that extend the snapshot's are those of a catalogue that has grown, with its data set:
+        """Semantic IDs that extend the snapshot's are those of a catalog that has grown, with its data set:
         what was learned holds for both.
         """
         registry, path = self.registry, self.config.data.path
@@ -123,10 +123,10 @@ class NextItemTask(Task):
         return row_features(self.config, self.model, self.dataset, self.sequences, program)
 
     def program(self, optimizer: DenseOptimizerSettings) -> SequenceProgramSpec:
-        return SequenceProgramSpec(self.model, self.catalogue, optimizer)
+        return SequenceProgramSpec(self.model, self.catalog, optimizer)
 
     @property
-    def catalogue_ids_I(self) -> Int64Array | None:
+    def catalog_ids_I(self) -> Int64Array | None:
         return self.dataset.items.ids_I
 
     def ids_of(self, table: str) -> Int64Array:
@@ -160,7 +160,7 @@ class NextItemTask(Task):
         # An item matrix, vectors of prefixes or a language model may be what does not fit into memory. The
         # items' codes, from which other sizes follow, are there, and the tree of them while it is built.
         with HollowWeights():
-            return build_model(self.model, self.catalogue, self.config.seed)
+            return build_model(self.model, self.catalog, self.config.seed)
 
     def notes(self) -> list[str]:
         if not isinstance(self.model, CausalLmConfig) or self.model.backbone.network.kind != "folder":
@@ -169,7 +169,7 @@ class NextItemTask(Task):
         return [] if note is None else [note]
 
     @property
-    def catalogue_bytes(self) -> int:
+    def catalog_bytes(self) -> int:
         model = self.model
         if isinstance(model, NextItemConfig) and model.item_matrix == "sparse":
             return 4 * model.backbone.dim * len(self.dataset.items)
@@ -191,12 +191,12 @@ class NextItemTask(Task):
         """What users are ranked for in validation and evaluation."""
         return evaluation_instruction(self.config, self.model, self.dataset)
 
-    def catalogue_known_to(self, state: RunState) -> Catalogue:
-        """The catalogue, and which of its items a run was trained on."""
+    def catalog_known_to(self, state: RunState) -> Catalog:
+        """The catalog, and which of its items a run was trained on."""
         if self.registry is None:
-            return self.catalogue
+            return self.catalog
         known_I = self.registry.known_to(state.semantic_ids_version or "")
-        return self.catalogue if known_I.all() else replace(self.catalogue, known_I=known_I)
+        return self.catalog if known_I.all() else replace(self.catalog, known_I=known_I)
 
 
 def check_split(dataset: Dataset, split: Split) -> None:
@@ -240,4 +240,4 @@ class NextItemValidation:
             assert samples.targets_B is not None
             targets_B = self.task.dataset.item_positions(samples.targets_B)
             places.append(target_places(ranked.items_BK, targets_B))
-        return summarise(np.concatenate(places))
+        return summarize(np.concatenate(places))

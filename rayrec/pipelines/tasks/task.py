@@ -111,7 +111,7 @@ class Task(ABC):
         """What trainers build."""
 
     @property
-    def catalogue_ids_I(self) -> Int64Array | None:
+    def catalog_ids_I(self) -> Int64Array | None:
         """Ids of all items, where the model may rank by their rows."""
         return None
 
@@ -137,7 +137,7 @@ class Task(ABC):
         return []
 
     @property
-    def catalogue_bytes(self) -> int:
+    def catalog_bytes(self) -> int:
         """Rows of all items that every trainer holds while it ranks."""
         return 0
 

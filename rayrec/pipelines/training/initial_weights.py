@@ -40,7 +40,7 @@ def initial_snapshot(assembly: Assembly) -> Snapshot | None:
 
     Raises:
         InputError: it is no run or has no snapshot, the snapshot is damaged, or it is of another model, data
-            set or version of the semantic IDs: items are known by their place in the catalogue.
+            set or version of the semantic IDs: items are known by their place in the catalog.
     """
     config = assembly.config
     if config.training.init_from is None:
@@ -70,7 +70,7 @@ def initial_snapshot(assembly: Assembly) -> Snapshot | None:
         snapshot.state.dataset_fingerprint,
     ):
         raise InputError(
-            f"training.init_from: {snapshot.path} was trained on an earlier catalogue, which this one "
+            f"training.init_from: {snapshot.path} was trained on an earlier catalog, which this one "
             "extends; it can be served with this one, but not trained on: train anew"
         )
     return snapshot

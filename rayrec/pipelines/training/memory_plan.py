@@ -3,7 +3,7 @@
 The tables' part is in `rayrec.embeddings.capacity`. Not counted are the activations of dense compute, which
 depend on how the framework goes about it.
 
-Axes: I items of the catalogue, D numbers of a row.
+Axes: I items of the catalog, D numbers of a row.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TrainerPlan:
     """Rows and gradients of one batch."""
     cache_bytes: int
     """Of its cache of rows, of all tables (`sparse.cache_rows`), what is in host memory."""
-    catalogue_bytes: int
+    catalog_bytes: int
     """While it ranks: the rows of every item, for models that rank by them."""
     num_trainers: int
     device_cache_bytes: int
@@ -105,9 +105,9 @@ class TrainerPlan:
     def peak_bytes(self) -> int:
         """Most at any time: in a step, while ranking, or while it copies weights and state for a snapshot."""
         step = self.gradients_bytes + self.batch_bytes
-        # The catalogue arrives in pieces, is put together, and copied to the device.
-        ranking = self.gradients_bytes + 3 * self.catalogue_bytes
-        saving = self.gradients_bytes + self.catalogue_bytes + 3 * self.dense.weights_bytes
+        # The catalog arrives in pieces, is put together, and copied to the device.
+        ranking = self.gradients_bytes + 3 * self.catalog_bytes
+        saving = self.gradients_bytes + self.catalog_bytes + 3 * self.dense.weights_bytes
         return self.held_bytes + max(step, ranking, saving)
 
     @property
@@ -115,7 +115,7 @@ class TrainerPlan:
         """Most in the memory of an accelerator, dense activations aside."""
         dense = self.weights_bytes + self.dense.buffers_bytes + self.optimizer_bytes
         step = self.gradients_bytes + self.device_batch_bytes
-        return dense + self.device_cache_bytes + max(step, self.gradients_bytes + self.catalogue_bytes)
+        return dense + self.device_cache_bytes + max(step, self.gradients_bytes + self.catalog_bytes)
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ def plan_memory(assembly: Assembly) -> MemoryPlan:
                     assembly.tables, num_ids, sparse.cache_rows, pipeline.num_trainers, on_device
                 ).values()
             ),
-            catalogue_bytes=assembly.task.catalogue_bytes,
+            catalog_bytes=assembly.task.catalog_bytes,
             num_trainers=pipeline.num_trainers,
             device_cache_bytes=sum(device_cache_bytes(assembly.tables, sparse.cache_rows).values())
             if on_device

@@ -225,7 +225,7 @@ def trainer_spec(assembly: Assembly, folder: Path | None) -> TrainerSpec:
     config = assembly.config
     return TrainerSpec(
         program=assembly.task.program(assembly.dense_optimizer()),
-        catalogue_ids_I=assembly.task.catalogue_ids_I,
+        catalog_ids_I=assembly.task.catalog_ids_I,
         tables=assembly.tables,
         device=config.device,
         seed=config.seed,

@@ -59,19 +59,19 @@ def assembly_of(
     device: str | None = None,
     held: LoadedVersion | None = None,
 ) -> Assembly:
-    """Settings, catalogue and semantic IDs of a version.
+    """Settings, catalog and semantic IDs of a version.
 
     Args: as `load_version`.
 
     Raises: as `load_version`.
     """
     if held is not None:
-        same = ("definition", "catalogue", "semantic_ids")
+        same = ("definition", "catalog", "semantic_ids")
         if all(getattr(held.manifest, name) == getattr(manifest, name) for name in same):
             return held.model.assembly
     definition = store.fetch(manifest.definition)
     config = RunConfig.load(definition / SETTINGS)
-    changed = {"path": str(store.fetch(manifest.catalogue))}
+    changed = {"path": str(store.fetch(manifest.catalog))}
     if manifest.semantic_ids is not None:
         changed["semantic_ids"] = str(store.fetch(manifest.semantic_ids))
     config = config.model_copy(update={"data": config.data.model_copy(update=changed)})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, ClassVar
 
 from rayrec.pipelines.runs.snapshots import RunState
 from rayrec.platform.config import Config
@@ -49,7 +50,9 @@ class Segment(Config):
 
 
 class ModelVersion(Config):
-    """A version of a model: its weights, rows, catalogue and semantic IDs, which move together."""
+    """A version of a model: its weights, rows, catalog and semantic IDs, which move together."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"catalogue": "catalog"}
 
     format: int = FORMAT_VERSION
     number: int
@@ -72,7 +75,7 @@ class ModelVersion(Config):
     """When they were published first, in UNIX seconds."""
     segments: tuple[Segment, ...]
     """All rows first, then the changes; none of a model without tables."""
-    catalogue: Bundle
+    catalog: Bundle
     """What recommending needs of the data set."""
     semantic_ids: Bundle | None = None
 
@@ -84,7 +87,7 @@ class ModelVersion(Config):
     @property
     def bundles(self) -> list[Bundle]:
         """Everything that it is made of."""
-        some = [self.definition, self.weights, self.catalogue]
+        some = [self.definition, self.weights, self.catalog]
         if self.semantic_ids is not None:
             some.append(self.semantic_ids)
         return [*some, *(segment.bundle for segment in self.segments)]

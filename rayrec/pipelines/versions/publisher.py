@@ -2,7 +2,7 @@
 
 snapshot ─► rows (all, or what has changed since the version before) ─┐
             dense weights, as often as is wanted ─────────────────────┼─► bundles ─► manifest ─► pointer
-run ──────► settings, columns, catalogue, semantic IDs ───────────────┘
+run ──────► settings, columns, catalog, semantic IDs ───────────────┘
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Publisher:
             OSError: the place does not answer; what was published before is whole.
         """
         before = self._store.newest()
-        definition, catalogue, semantic_ids = self._bundles_of_run()
+        definition, catalog, semantic_ids = self._bundles_of_run()
         now = self._clock()
         version = ModelVersion(
             number=1 if before is None else before.number + 1,
@@ -80,7 +80,7 @@ class Publisher:
             definition=definition,
             **self._weights(snapshot, before, now),
             segments=self._segments(snapshot, before),
-            catalogue=catalogue,
+            catalog=catalog,
             semantic_ids=semantic_ids,
         )
         self._store.add(version)
@@ -156,14 +156,14 @@ class Publisher:
                 folder = registry_folder(self._config)
                 files = sorted(path for path in folder.iterdir() if path.is_file())
                 registry = self._store.put("ids", files)
-            self._of_run = self._definition(), self._catalogue(self._task.dataset), registry
+            self._of_run = self._definition(), self._catalog(self._task.dataset), registry
         return self._of_run
 
     def _definition(self) -> Bundle:
         names = [SETTINGS, *([COLUMNS_FILE] if (self._run.path / COLUMNS_FILE).exists() else [])]
         return self._store.put("run", [self._run.path / name for name in names])
 
-    def _catalogue(self, dataset: Dataset) -> Bundle:
+    def _catalog(self, dataset: Dataset) -> Bundle:
         with tempfile.TemporaryDirectory(prefix="rayrec-publish-") as folder:
             copy = Path(folder)
             held = [name for name in _HELD if name in dataset.manifest.files]

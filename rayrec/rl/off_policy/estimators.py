@@ -89,7 +89,7 @@ def inverse_propensity(log: BanditLog, target_probs_NA: FloatArray, max_weight: 
     return Terms(importance_weights(log, target_probs_NA, max_weight) * log.rewards_N)
 
 
-def self_normalised(log: BanditLog, target_probs_NA: FloatArray, max_weight: float | None = None) -> Terms:
+def self_normalized(log: BanditLog, target_probs_NA: FloatArray, max_weight: float | None = None) -> Terms:
     """Σ w r / Σ w: a little biased, and much less moved by how large the weights happen to be.
 
     Source: Swaminathan and Joachims, NeurIPS 2015.
@@ -143,7 +143,7 @@ def estimates(
     made: dict[str, Callable[[], Terms]] = {
         "direct method": lambda: direct_method(target_probs_NA, model_NA),
         "inverse propensity": lambda: inverse_propensity(log, target_probs_NA, max_weight),
-        "self-normalised": lambda: self_normalised(log, target_probs_NA, max_weight),
+        "self-normalized": lambda: self_normalized(log, target_probs_NA, max_weight),
         "doubly robust": lambda: doubly_robust(log, target_probs_NA, model_NA, max_weight),
     }
     return {name: make().estimate(num_resamples, seed) for name, make in made.items()}

@@ -55,10 +55,10 @@ class _Logistic:
             parts = _Parts.of(weights_D, log, interactions)
             logits_N = parts.logits(log, actions_N)
             slopes_N = -signs_N * expit(-signs_N * logits_N)
-            penalised_D = strength * weights_D
-            penalised_D[0] = 0.0
-            value = -float(log_expit(signs_N * logits_N).sum()) + 0.5 * float(penalised_D @ weights_D)
-            return value, parts.gradient(log, slopes_N) + penalised_D
+            penalized_D = strength * weights_D
+            penalized_D[0] = 0.0
+            value = -float(log_expit(signs_N * logits_N).sum()) + 0.5 * float(penalized_D @ weights_D)
+            return value, parts.gradient(log, slopes_N) + penalized_D
 
         start_D = np.zeros(_Parts.size(log, interactions))
         rate = np.clip(log.rewards_N.mean(), 1e-6, 1 - 1e-6)

@@ -1,6 +1,6 @@
 """From settings to rewards.
 
-Axes: I items of the catalogue, L code levels.
+Axes: I items of the catalog, L code levels.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class CatalogueFacts:
-    """What rewards know of the items; arrays are in catalogue order."""
+class CatalogFacts:
+    """What rewards know of the items; arrays are in catalog order."""
 
     codes_IL: np.ndarray
     """[I, L] semantic IDs."""
@@ -59,12 +59,12 @@ class _Given:
     """What a reward may be made of beside its settings."""
 
     name: str
-    catalogue: CatalogueFacts
+    catalog: CatalogFacts
     rankers: Mapping[str, Ranker] = field(default_factory=dict)
 
 
 def build_rewards(
-    config: RewardsConfig, catalogue: CatalogueFacts, rankers: Mapping[str, Ranker] | None = None
+    config: RewardsConfig, catalog: CatalogFacts, rankers: Mapping[str, Ranker] | None = None
 ) -> RewardMix:
     """
     Args:
@@ -77,9 +77,9 @@ def build_rewards(
     """
     parts = []
     for name, part in config.named.items():
-        _check_scenarios(name, part, catalogue.scenarios)
-        reward = _BUILDERS[type(part)](part, _Given(name, catalogue, rankers or {}))
-        parts.append(WeightedReward(name, reward, part.weight, part.by_scenario, part.normalise))
+        _check_scenarios(name, part, catalog.scenarios)
+        reward = _BUILDERS[type(part)](part, _Given(name, catalog, rankers or {}))
+        parts.append(WeightedReward(name, reward, part.weight, part.by_scenario, part.normalize))
     return RewardMix(parts)
 
 
@@ -101,7 +101,7 @@ def _rank_position(part: RankPositionConfig, given: _Given) -> Reward:
 
 
 def _business_value(part: BusinessValueConfig, given: _Given) -> Reward:
-    item_keys = given.catalogue.item_keys
+    item_keys = given.catalog.item_keys
     reward = BusinessValue.read(part.path, part.key_column, part.column, item_keys)
     if reward.num_unknown:
         logger.warning(
@@ -131,10 +131,10 @@ def _function(part: FunctionConfig, given: _Given) -> Reward:
 _BUILDERS: dict[type[RewardSettings], Callable[..., Reward]] = {
     ValidityConfig: lambda part, given: Validity(),
     HitConfig: lambda part, given: Hit(),
-    PrefixMatchConfig: lambda part, given: PrefixMatch(given.catalogue.codes_IL),
+    PrefixMatchConfig: lambda part, given: PrefixMatch(given.catalog.codes_IL),
     RankPositionConfig: _rank_position,
-    DiversityConfig: lambda part, given: Diversity(given.catalogue.codes_IL),
-    NoveltyConfig: lambda part, given: Novelty(given.catalogue.train_counts_I),
+    DiversityConfig: lambda part, given: Diversity(given.catalog.codes_IL),
+    NoveltyConfig: lambda part, given: Novelty(given.catalog.train_counts_I),
     BusinessValueConfig: _business_value,
     RankerConfig: _ranker,
     FunctionConfig: _function,

@@ -1,6 +1,6 @@
 """What rewards are given, and what a reward is.
 
-Axes: U users, G candidates of a user. A catalogue position of -1 is a place of a list without a candidate.
+Axes: U users, G candidates of a user. A catalog position of -1 is a place of a list without a candidate.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CandidateLists:
     """
 
     items_UG: Int64Array
-    """[U, G] catalogue positions; -1 where there is no candidate."""
+    """[U, G] catalog positions; -1 where there is no candidate."""
     log_probs_UG: np.ndarray
     """[U, G] by the policy that drew them, -inf at -1. The order of a list is the descending one of these."""
     targets_U: Int64Array

@@ -1,6 +1,6 @@
 """How much of their semantic IDs items share.
 
-Axes: I items of the catalogue, L code levels; the items that are compared come in any shape.
+Axes: I items of the catalog, L code levels; the items that are compared come in any shape.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class CommonCodes:
     def __init__(self, codes_IL: np.ndarray) -> None:
         """
         Args:
-            codes_IL: [I, L] in catalogue order.
+            codes_IL: [I, L] in catalog order.
         """
         if codes_IL.ndim != 2 or not codes_IL.shape[1]:
             raise ValueError(f"codes_IL must be items by code levels, got the shape {codes_IL.shape}")

@@ -4,22 +4,23 @@ rewards:
   parts:
     - {kind: hit}
     - {kind: rank_position, penalty: true}
-    - {kind: business_value, path: margins.csv, column: margin, weight: 0.1, normalise: standard}
+    - {kind: business_value, path: margins.csv, column: margin, weight: 0.1, normalize: standard}
     - {kind: novelty, weight: 0.0, by_scenario: {discover: 0.5}}
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from rayrec.pipelines.config.ranking import RankingConfig
 from rayrec.platform.config import Config
 from rayrec.platform.remote_files import absolute
-from rayrec.rl.rewards.mix import TOTAL, Normalise
+from rayrec.rl.rewards.mix import TOTAL, Normalize
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -27,13 +28,15 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 class RewardSettings(Config):
     """What every reward has."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"normalise": "normalize"}
+
     name: str | None = Field(default=None, min_length=1)
     """Of its figures; None: its kind. No two have the same."""
     weight: float = 1.0
     """In the sum of rewards; below 0, it is a cost. One with no weight is computed for its figures alone."""
     by_scenario: dict[str, float] = Field(default_factory=dict)
     """Weights in scenarios of the data set; in those not named it is `weight`."""
-    normalise: Normalise = "none"
+    normalize: Normalize = "none"
     """`standard`: less the mean of all candidates so far, and divided by their standard deviation, so that
     weights compare rewards of different units."""
 
@@ -74,7 +77,7 @@ class RankPositionConfig(RewardSettings):
     def _there_is_a_penalty_to_restrict(self) -> RankPositionConfig:
         if self.only_with_hit and not self.penalty:
             raise ValueError(
-                "rank_position.only_with_hit is true and penalty false: it says which lists are penalised, "
+                "rank_position.only_with_hit is true and penalty false: it says which lists are penalized, "
                 "and none is; set penalty to true, or leave it out"
             )
         return self

@@ -17,7 +17,7 @@ class RewardError(RuntimeError):
             reward: name of the part of the mix.
             user_key: the first user that it fails for; None: it cannot be said who.
             place: of the first candidate that it fails for, in that user's list; None: it is not one of them.
-            item: catalogue position of that candidate, -1 where the list has none.
+            item: catalog position of that candidate, -1 where the list has none.
         """
         super().__init__(reward, reason, user_key, place, item)
         self.reward, self.reason = reward, reason

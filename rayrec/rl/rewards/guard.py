@@ -109,7 +109,7 @@ class RewardGuard:
             f"share of {name}": (
                 f"over the last {self._window} chunks, the reward {name!r} has {share:.0%} of the variance "
                 f"of the total within groups, more than {self._max_share:.0%}: the policy learns next to "
-                "nothing of the others; lower its weight, or normalise them"
+                "nothing of the others; lower its weight, or normalize them"
             )
             for name, share in shares.items()
             if share > self._max_share
@@ -129,12 +129,12 @@ class RewardGuard:
 
 def _sums_of(mixed: MixedRewards) -> _Sums:
     is_item_UG = mixed.is_item_UG
-    total_UG = _centred(mixed.total_UG, is_item_UG)
+    total_UG = _centered(mixed.total_UG, is_item_UG)
     highest_U = np.where(is_item_UG, mixed.total_UG, -np.inf).max(axis=1)
     lowest_U = np.where(is_item_UG, mixed.total_UG, np.inf).min(axis=1)
     return _Sums(
         {
-            name: float((_centred(part_UG, is_item_UG) * total_UG).sum())
+            name: float((_centered(part_UG, is_item_UG) * total_UG).sum())
             for name, part_UG in mixed.weighted.items()
         },
         num_groups=len(total_UG),
@@ -143,7 +143,7 @@ def _sums_of(mixed: MixedRewards) -> _Sums:
     )
 
 
-def _centred(reward_UG: RewardArray, is_item_UG: NDArray[np.bool_]) -> RewardArray:
+def _centered(reward_UG: RewardArray, is_item_UG: NDArray[np.bool_]) -> RewardArray:
     """Rewards less their group's mean; 0 where there is no candidate."""
     num_items_U1 = np.maximum(is_item_UG.sum(axis=1, keepdims=True), 1)
     mean_U1 = np.where(is_item_UG, reward_UG, 0.0).sum(axis=1, keepdims=True) / num_items_U1

@@ -1,6 +1,6 @@
 """Rewards that hang on the item alone.
 
-Axes: U users, G candidates of a user, I items of the catalogue, R rows of a file.
+Axes: U users, G candidates of a user, I items of the catalog, R rows of a file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rayrec.samples.importers.tables import RawTable, read_table
 
 
 class ItemValue:
-    """A number per item of the catalogue."""
+    """A number per item of the catalog."""
 
     def __init__(self, value_I: RewardArray) -> None:
         self.value_I = value_I
@@ -29,7 +29,7 @@ class ItemValue:
 
 
 class Novelty(ItemValue):
-    """-log2 of an item's share of training events, divided by the largest such number of the catalogue.
+    """-log2 of an item's share of training events, divided by the largest such number of the catalog.
 
     1 is the item that the fewest know, near 0 one that has most events. An item without events counts as one
     with a single event, which keeps it finite. Where one item has all events, there is nothing new, and all
@@ -60,7 +60,7 @@ class Novelty(ItemValue):
 class BusinessValue(ItemValue):
     """What an item is worth by a table of somebody's: margin, stock, editors' preference.
 
-    Items of the catalogue that the table does not have, or has no value of, are worth 0 and counted.
+    Items of the catalog that the table does not have, or has no value of, are worth 0 and counted.
     """
 
     def __init__(self, value_I: RewardArray, num_unknown: int = 0) -> None:
@@ -78,11 +78,11 @@ class BusinessValue(ItemValue):
         Args:
             key_column: has the item's key as the source of the data writes it.
             value_column: has numbers; a missing one is unknown.
-            item_keys: [I] keys of the catalogue, strings.
+            item_keys: [I] keys of the catalog, strings.
 
         Raises:
             InputError: no such file or column, a value is no finite number, an item is there twice, or the
-                table has no item of the catalogue.
+                table has no item of the catalog.
         """
         raw = read_table(Path(path), as_text=(key_column,))
         for column in (key_column, value_column):
@@ -103,7 +103,7 @@ class BusinessValue(ItemValue):
         if not (row_I >= 0).any():
             raise InputError(
                 f"{raw.file}: none of its {len(keys_R)} values in {key_column!r} is the key of an item of "
-                "the catalogue, so every item would be worth 0; name the column that has the keys"
+                "the catalog, so every item would be worth 0; name the column that has the keys"
             )
         # The last row is for items that have none: -1 finds it.
         value_I = np.append(value_R, np.nan)[row_I]

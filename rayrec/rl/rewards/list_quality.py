@@ -31,7 +31,7 @@ class Diversity:
     def __init__(self, codes_IL: np.ndarray) -> None:
         """
         Args:
-            codes_IL: [I, L] semantic IDs in catalogue order.
+            codes_IL: [I, L] semantic IDs in catalog order.
         """
         self._common = CommonCodes(codes_IL)
 

@@ -29,7 +29,7 @@ class PrefixMatch:
     def __init__(self, codes_IL: np.ndarray) -> None:
         """
         Args:
-            codes_IL: [I, L] semantic IDs in catalogue order.
+            codes_IL: [I, L] semantic IDs in catalog order.
         """
         self._common = CommonCodes(codes_IL)
 
@@ -45,7 +45,7 @@ class RankPosition:
     costs; the logged item gets 0. It is meant to stand beside `Hit`.
 
     Source: Järvelin and Kekäläinen, ACM TOIS 2002 (discounted gain); the penalty is the ranking reward of
-    MiniOneRec, arXiv:2510.24431. Its equation penalises every list, its published code those with a hit,
+    MiniOneRec, arXiv:2510.24431. Its equation penalizes every list, its published code those with a hit,
     which is `only_with_hit`.
     """
 
@@ -55,7 +55,7 @@ class RankPosition:
             only_with_hit: whether the penalty is 0 in lists without the logged item.
         """
         if only_with_hit and not penalty:
-            raise ValueError("only_with_hit says which lists are penalised; set penalty, too")
+            raise ValueError("only_with_hit says which lists are penalized; set penalty, too")
         self._penalty, self._only_with_hit = penalty, only_with_hit
 
     def __call__(self, lists: CandidateLists) -> RewardArray:
@@ -63,10 +63,10 @@ class RankPosition:
         if not self._penalty:
             return np.where(lists.is_hit_UG, gain_UG, 0.0)
         sum_U1 = gain_UG.sum(axis=1, keepdims=True)
-        penalised_UG = lists.is_item_UG & ~lists.is_hit_UG & (lists.targets_U >= 0)[:, None]
+        penalized_UG = lists.is_item_UG & ~lists.is_hit_UG & (lists.targets_U >= 0)[:, None]
         if self._only_with_hit:
-            penalised_UG &= lists.is_hit_UG.any(axis=1, keepdims=True)
-        return np.where(penalised_UG, -gain_UG / np.where(sum_U1 > 0, sum_U1, 1.0), 0.0)
+            penalized_UG &= lists.is_hit_UG.any(axis=1, keepdims=True)
+        return np.where(penalized_UG, -gain_UG / np.where(sum_U1 > 0, sum_U1, 1.0), 0.0)
 
 
 def positions(lists: CandidateLists) -> np.ndarray:

@@ -1,11 +1,11 @@
 """Several rewards in one number per candidate.
 
-    lists ─► each part: reward ─► usable? ─► (normalised by all that came so far) ─► times its weight ─► sum
+    lists ─► each part: reward ─► usable? ─► (normalized by all that came so far) ─► times its weight ─► sum
                           │           └ RewardError, and nothing was counted
                           └ figures, as it is
 
 A place without a candidate is no sample: it counts in no moment and in no figure. What stands there is what
-its rewards come to, 0 of most parts, normalised like any other; whoever learns gives it no weight.
+its rewards come to, 0 of most parts, normalized like any other; whoever learns gives it no weight.
 
 Axes: U users, G candidates of a user, N candidates that are there.
 """
@@ -24,7 +24,7 @@ from rayrec.rl.rewards.candidates import CandidateLists, Reward, RewardArray
 from rayrec.rl.rewards.errors import RewardError
 from rayrec.rl.rewards.moments import Moments
 
-Normalise = Literal["none", "standard"]
+Normalize = Literal["none", "standard"]
 
 TOTAL = "total"
 """Name of the sum among the figures."""
@@ -43,7 +43,7 @@ class WeightedReward:
     weight: float = 1.0
     by_scenario: Mapping[str, float] = field(default_factory=dict)
     """Scenario -> the weight there; in others, and where nobody says which, `weight`."""
-    normalise: Normalise = "none"
+    normalize: Normalize = "none"
     """`standard`: less the mean of all candidates so far, this batch included, and divided by their standard
     deviation. Candidates that have all been alike are worth 0."""
 
@@ -69,7 +69,7 @@ class MixedRewards:
 
 
 class RewardMix:
-    """Weighs rewards; keeps the running moments of those that are normalised. Not thread-safe."""
+    """Weighs rewards; keeps the running moments of those that are normalized. Not thread-safe."""
 
     def __init__(self, parts: Sequence[WeightedReward]) -> None:
         """
@@ -87,14 +87,14 @@ class RewardMix:
                 f"names of rewards must differ from each other and from {TOTAL!r}, got {', '.join(names)}"
             )
         self.parts = tuple(parts)
-        self._moments = {part.name: Moments() for part in parts if part.normalise == "standard"}
+        self._moments = {part.name: Moments() for part in parts if part.normalize == "standard"}
 
-    def mix(self, lists: CandidateLists, learns: bool = True, normalises: bool = True) -> MixedRewards:
+    def mix(self, lists: CandidateLists, learns: bool = True, normalizes: bool = True) -> MixedRewards:
         """What these lists are worth.
 
         Args:
-            normalises: False takes every part as it is, times its weight: for lists that are compared over
-                time, since what parts are normalised by moves with the policy.
+            normalizes: False takes every part as it is, times its weight: for lists that are compared over
+                time, since what parts are normalized by moves with the policy.
             learns: whether they count in the running moments. Without, they are measured by what came before:
                 for lists that stand beside the policy's own, such as those of the logged items, and for
                 evaluation.
@@ -115,8 +115,8 @@ class RewardMix:
                 continue
             reward_UG = parts[part.name]
             with np.errstate(over="ignore"):  # what overflows is refused by name
-                if normalises and part.name in moments:
-                    reward_UG = _standardised(reward_UG, moments[part.name])
+                if normalizes and part.name in moments:
+                    reward_UG = _standardized(reward_UG, moments[part.name])
                 weighted[part.name] = _weights(part, lists)[:, None] * reward_UG
             _check_usable(part.name, weighted[part.name], lists, "with its weight, it is")
         total_UG = np.sum(list(weighted.values()), axis=0)
@@ -143,7 +143,7 @@ class RewardMix:
         if set(state) != expected:
             differing = ", ".join(sorted(set(state) ^ expected))
             raise InputError(
-                f"the state of the rewards is one of other parts with normalise: standard (it differs in "
+                f"the state of the rewards is one of other parts with normalize: standard (it differs in "
                 f"{differing}); go on with the rewards that it was kept with, or begin anew"
             )
         self._moments = {
@@ -162,7 +162,7 @@ def _weights(part: WeightedReward, lists: CandidateLists) -> RewardArray:
     )
 
 
-def _standardised(reward_UG: RewardArray, moments: Moments) -> RewardArray:
+def _standardized(reward_UG: RewardArray, moments: Moments) -> RewardArray:
     return (reward_UG - moments.mean) / (moments.std or 1.0)
 
 

@@ -3,7 +3,7 @@
 Axes: B samples of a batch, N tokens (history events of all samples, one after
 the other), M distinct ids of one table, L code levels, S negatives of a batch, K of a
 token, 1 an extra element (offsets_B1 has B + 1 entries). "Position" of an item is its place in the
-catalogue (`Dataset.items`), which is ordered by a hash of the id so that the
+catalog (`Dataset.items`), which is ordered by a hash of the id so that the
 number itself carries no information.
 """
 
@@ -73,7 +73,7 @@ class SampleBatch:
     """[N] codes of every event of the history, -1 where unknown, of the labels that the model needs."""
     instruction: Mapping[Part, Int64Array] = field(default_factory=dict)
     """[B] to rank for: what is wanted of the next item, -1 where nothing is. The codes of labels, and the
-    catalogue position of the item that triggers the request."""
+    catalog position of the item that triggers the request."""
 
     @property
     def num_rows(self) -> int:
@@ -164,16 +164,16 @@ class FeatureBatch:
     row_keys_B: Int64Array
     offsets_B1: Int64Array
     items_N: Int64Array
-    """Catalogue position of every input token."""
+    """Catalog position of every input token."""
     targets_N: Int64Array | None
-    """Training: catalogue position of the item that follows each token."""
+    """Training: catalog position of the item that follows each token."""
     num_targets: int
     """Targets in the *global* batch: the divisor of the summed loss."""
     lookups: dict[str, TableLookup]
     negatives_S: Int64Array | None = None
-    """Catalogue positions of sampled negatives, the same for every trainer."""
+    """Catalog positions of sampled negatives, the same for every trainer."""
     negatives_NK: Int64Array | None = None
-    """Catalogue positions of the negatives of each target, none of which is an item of its row."""
+    """Catalog positions of the negatives of each target, none of which is an item of its row."""
     times_N: Int64Array | None = None
     """UNIX seconds of every input token, for models that need them. Those of targets are in no batch: when
     they will come is not known yet when they are to be predicted."""

@@ -71,7 +71,7 @@ class PrepareConfig(Config):
     """Events of one user at the same time: in an order drawn from the seed, or as the source has
     them, which may give away what a model should predict."""
     behaviors: tuple[str, ...] | None = None
-    """Keep only these behaviours; None keeps all."""
+    """Keep only these behaviors; None keeps all."""
     text_columns: tuple[str, ...] = ()
     """Columns of `items` that are part of an item's text besides those with a usual name."""
     allow: frozenset[Allowance] = frozenset()

@@ -1,6 +1,6 @@
 """What kind of event each one was, and where it happened: lists of codes beside the list of items.
 
-A label is a small set of names that the log says of its events, one of them of each: the *behaviour* (view,
+A label is a small set of names that the log says of its events, one of them of each: the *behavior* (view,
 like, buy) and the *scenario* (home feed, item page, search). Data sets have their codes, and the names of the
 codes in the manifest; -1 (`UNKNOWN`) stands for an event of which the label is not known.
 """

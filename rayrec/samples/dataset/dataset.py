@@ -31,7 +31,7 @@ from rayrec.samples.dataset.manifest import (
 
 @dataclass(frozen=True)
 class Items:
-    """The catalogue; an item's place in every array here is its *position*.
+    """The catalog; an item's place in every array here is its *position*.
 
     The order is that of a hash of the id, so a position says nothing about the item.
     """
@@ -124,7 +124,7 @@ class Dataset:
 
     @cached_property
     def item_table(self) -> pa.Table:
-        """[I] rows of the catalogue: what `items` has, and the further columns of the source."""
+        """[I] rows of the catalog: what `items` has, and the further columns of the source."""
         return self._read(ITEMS_FILE)
 
     @cached_property
@@ -144,7 +144,7 @@ class Dataset:
         return self._read(USERS_FILE)
 
     def item_positions(self, item_ids: Int64Array) -> Int64Array:
-        """Catalogue position of each id, -1 for ids that are not in it; shape kept."""
+        """Catalog position of each id, -1 for ids that are not in it; shape kept."""
         item_ids = np.asarray(item_ids, dtype=np.int64)
         found = self._item_index.get_indexer(pd.Index(item_ids.reshape(-1)))
         return found.astype(np.int64, copy=False).reshape(item_ids.shape)
@@ -239,7 +239,7 @@ class Dataset:
         return self._read(EVALUATION_FILES[split], ["timestamp"])["timestamp"].to_numpy()
 
     def position_by_key(self, key: str) -> int | None:
-        """Catalogue position of the item the source calls `key`; None when unknown."""
+        """Catalog position of the item the source calls `key`; None when unknown."""
         return _only_place(self._item_keys, key)
 
     def user_by_key(self, key: str) -> int | None:

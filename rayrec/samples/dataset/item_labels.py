@@ -25,7 +25,7 @@ class ItemLabels:
 
     column: str
     items_P: Int64Array
-    """Catalogue positions."""
+    """Catalog positions."""
     labels_P: Int64Array
     """Labels by number, from 0."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
@@ -33,10 +34,12 @@ class SplitInfo(Config):
 class TiesInfo(Config):
     """Events of one user that share their time."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"neighbours": "neighbors"}
+
     rule: Literal["shuffle", "file"]
     """`shuffle`: in an order drawn from the seed; `file`: as the source has them."""
-    neighbours: int
-    """Pairs of neighbouring events of one user with the same time."""
+    neighbors: int
+    """Pairs of neighboring events of one user with the same time."""
     users: int
     """Users with at least one such pair."""
 
@@ -53,7 +56,7 @@ class Manifest(Config):
     ties: TiesInfo
     id_kinds: dict[Literal["user", "item"], IdKind]
     behaviors: tuple[str, ...]
-    """Names of the behaviour codes; empty when the source has none."""
+    """Names of the behavior codes; empty when the source has none."""
     scenarios: tuple[str, ...] = ()
     """Names of the scenario codes; empty when the source has none."""
     text_columns: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """Feature computation: rows as read become jagged item positions and deduplicated table lookups.
 
-Axes beyond those of `batches`: I items of the catalogue.
+Axes beyond those of `batches`: I items of the catalog.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SequenceFeatures:
     """SampleBatch -> one FeatureBatch per trainer, with about as many tokens each; needs nothing but arrays.
 
     Training reads the newest `max_length + 1` known items s of a row: inputs are s[:-1], targets
-    s[1:]. Older ones are not read (`unread_events`), ids that are not in the catalogue are skipped
+    s[1:]. Older ones are not read (`unread_events`), ids that are not in the catalog are skipped
     (`unknown_items`); a row with fewer than two known items stays in the batch without tokens
     (`rows_without_target`).
 
@@ -80,10 +80,10 @@ class SequenceFeatures:
     ) -> None:
         """
         Args:
-            item_ids_I: the catalogue, `Dataset.items.ids_I`.
+            item_ids_I: the catalog, `Dataset.items.ids_I`.
             max_length: most input items of a row.
             tables: names of the embedding tables that the model reads.
-            codes_IL: semantic codes per catalogue position; needed for the table `code`.
+            codes_IL: semantic codes per catalog position; needed for the table `code`.
             num_negatives: S, drawn for a batch; 0 for none.
             negatives_per_event: K, drawn for every target; 0 for none.
             negatives: those of a batch: every item alike, or in proportion to its training events.
@@ -93,7 +93,7 @@ class SequenceFeatures:
         self._item_ids_I = np.asarray(item_ids_I, dtype=np.int64)
         self._index = pd.Index(self._item_ids_I)
         if not self._index.is_unique:
-            raise ValueError("item_ids_I holds an id twice; every item has one catalogue position")
+            raise ValueError("item_ids_I holds an id twice; every item has one catalog position")
         if max_length < 1:
             raise ValueError(f"max_length must be at least 1, got {max_length}: a row needs an input item")
         if num_trainers < 1:
@@ -126,7 +126,7 @@ class SequenceFeatures:
         `counts` of the shares add up to those of the batch.
 
         Raises:
-            InputError: a row has every item of the catalogue, so that no negative is left for its events.
+            InputError: a row has every item of the catalog, so that no negative is left for its events.
         """
         known_N, offsets_B1, places_N = self._known(batch)
         starts_B, lengths_B = _newest(offsets_B1, self._max_length + 1)
@@ -234,7 +234,7 @@ class SequenceFeatures:
         )
 
     def seen(self, batch: SampleBatch) -> Int64Array:
-        """[B, E] catalogue positions of every known item of each history, padded with -1.
+        """[B, E] catalog positions of every known item of each history, padded with -1.
 
         All of the history, not only the newest `max_length` items that the model reads.
         """
@@ -268,7 +268,7 @@ class SequenceFeatures:
         return batch.labels
 
     def _known(self, batch: SampleBatch) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """(catalogue positions of the known items, their offsets_B1, their places among all items)."""
+        """(catalog positions of the known items, their offsets_B1, their places among all items)."""
         positions_N = self._positions(batch.item_ids_N)
         known_N = positions_N >= 0
         # Known items before each place: its differences at the old offsets are the new lengths.
@@ -313,7 +313,7 @@ class SequenceFeatures:
         num_left_B = num_items - np.bincount(had_row_H, minlength=batch.num_rows)
         if (without_B := (num_left_B == 0) & (num_targets_B > 0)).any():
             raise InputError(
-                f"user {batch.user_ids_B[np.argmax(without_B)]} has all {num_items} items of the catalogue "
+                f"user {batch.user_ids_B[np.argmax(without_B)]} has all {num_items} items of the catalog "
                 f"in a row of step {batch.step}, so that no negative is left to draw; leave such rows out "
                 "(data.filters), or take a softmax (model.loss)"
             )

@@ -137,7 +137,7 @@ class RowFeatures:
         return self._sequences.ranking(self._sequences.with_triggers(prepared))
 
     def seen(self, samples: SampleBatch) -> Int64Array:
-        """[B, E] catalogue positions of all that each history has, whatever operations leave of it, and of
+        """[B, E] catalog positions of all that each history has, whatever operations leave of it, and of
         its trigger."""
         return self._sequences.seen(self._sequences.with_triggers(samples))
 

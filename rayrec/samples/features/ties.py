@@ -19,7 +19,7 @@ _STREAM = 4
 
 
 def with_redrawn_ties(batch: SampleBatch, seed: int) -> SampleBatch:
-    """The same rows, each run of neighbouring events of one time in an order of this step.
+    """The same rows, each run of neighboring events of one time in an order of this step.
 
     Items, times and labels move together. The order depends on the seed, the step, the row and the places of
     the events alone.

@@ -11,17 +11,17 @@ from rayrec.samples.importers import events, folder, movielens, recbole, s3rec
 from rayrec.samples.importers.tables import RawTables, files_of
 
 _LAYOUTS: dict[str, tuple[Callable[[Path], bool], Callable[[Path, PrepareConfig], RawTables]]] = {
-    "recbole": (recbole.recognises, recbole.load),
-    "movielens": (movielens.recognises, movielens.load),
-    "folder": (folder.recognises, folder.load),
-    "s3rec": (s3rec.recognises, s3rec.load),
-    "events": (events.recognises, events.load),
+    "recbole": (recbole.recognizes, recbole.load),
+    "movielens": (movielens.recognizes, movielens.load),
+    "folder": (folder.recognizes, folder.load),
+    "s3rec": (s3rec.recognizes, s3rec.load),
+    "events": (events.recognizes, events.load),
 }
-"""Layout -> (does the source look like it, read it); `auto` takes the first that recognises it."""
+"""Layout -> (does the source look like it, read it); `auto` takes the first that recognizes it."""
 
 
 def load_source(source: str | Path, config: PrepareConfig) -> tuple[RawTables, str]:
-    """Read a source in the layout that is configured or recognised.
+    """Read a source in the layout that is configured or recognized.
 
     Returns:
         Its tables, and the name of the layout.
@@ -31,10 +31,10 @@ def load_source(source: str | Path, config: PrepareConfig) -> tuple[RawTables, s
     """
     path = Path(source)
     if not path.exists():
-        raise InputError(f"{path}: no such file or folder; give the folder or file with the behaviour log")
+        raise InputError(f"{path}: no such file or folder; give the folder or file with the behavior log")
     layout = config.layout
     if layout == "auto":
-        found = [name for name, (recognises, _) in _LAYOUTS.items() if recognises(path)]
+        found = [name for name, (recognizes, _) in _LAYOUTS.items() if recognizes(path)]
         if not found:
             raise InputError(
                 f"{path}: no known layout; expected interactions.parquet or .csv, RecBole's *.inter, "

@@ -44,7 +44,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 _REQUIRED = ("user_id", "item_id", "timestamp")
 
 
-def recognises(source: Path) -> bool:
+def recognizes(source: Path) -> bool:
     if source.is_file():
         return source.name.endswith(SUFFIXES)
     return any(entry.name.endswith(SUFFIXES) for entry in source.iterdir() if entry.is_file())

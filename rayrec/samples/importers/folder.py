@@ -11,7 +11,7 @@ from rayrec.samples.importers.tables import RawTable, RawTables, files_of, find_
 _AS_TEXT = ("user_id", "item_id", "timestamp", "behavior", "scenario", "title")
 
 
-def recognises(source: Path) -> bool:
+def recognizes(source: Path) -> bool:
     return source.is_dir() and find_table(source, "interactions") is not None
 
 

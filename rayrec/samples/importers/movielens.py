@@ -62,7 +62,7 @@ _ARCHIVES = (
 )
 
 
-def recognises(source: Path) -> bool:
+def recognizes(source: Path) -> bool:
     return source.is_dir() and _archive(source) is not None
 
 

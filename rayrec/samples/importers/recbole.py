@@ -19,7 +19,7 @@ from rayrec.samples.importers.tables import RawTable, RawTables, files_of, line_
 _TYPES = ("token", "token_seq", "float", "float_seq")
 
 
-def recognises(source: Path) -> bool:
+def recognizes(source: Path) -> bool:
     return source.is_dir() and any(source.glob("*.inter"))
 
 

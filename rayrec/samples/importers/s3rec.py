@@ -22,7 +22,7 @@ from rayrec.samples.importers.tables import RawTable, RawTables, files_of, read_
 _TIMES = "_time.txt"
 
 
-def recognises(source: Path) -> bool:
+def recognizes(source: Path) -> bool:
     return source.is_dir() and any(source.glob(f"*{_TIMES}"))
 
 

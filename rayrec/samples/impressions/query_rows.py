@@ -3,7 +3,7 @@
 What is known of the users and items of a data set of histories is made columns once; of a query only its past
 and its time are left to do. All of it is made by the functions that the layout made its impressions by.
 
-Axes: U users, I items of the catalogue, B queries, N events of their histories, R rows.
+Axes: U users, I items of the catalog, B queries, N events of their histories, R rows.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ class QueryRows:
         """
         Args:
             users_B: places in the table of users; -1 is nobody of it.
-            history_N: catalogue positions, oldest first within each query; -1 for what is in no catalogue.
+            history_N: catalog positions, oldest first within each query; -1 for what is in no catalog.
             times_B: UNIX seconds when somebody asks; read only if `needs_times`.
             queries_R: of each row its query.
-            items_R: of each row the catalogue position of the item that may be shown.
+            items_R: of each row the catalog position of the item that may be shown.
         """
         known_N = history_N >= 0
         known_offsets_B1 = np.concatenate([[0], np.cumsum(known_N)])[offsets_B1]

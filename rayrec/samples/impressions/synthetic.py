@@ -56,7 +56,7 @@ class ClickLaw:
         self._num_columns, self._num_numbers, self._seed = num_columns, num_numbers, seed
         weights = 1.0 / np.arange(1, ids_per_column + 1) ** zipf
         self._cumulative = np.cumsum(weights / weights.sum())
-        # Every column takes part in one interaction, with its neighbour.
+        # Every column takes part in one interaction, with its neighbor.
         self._pairs = [(first, first + 1) for first in range(0, num_columns - 1, 2)]
         self._weights_F = np.random.default_rng(seed).normal(size=num_numbers)
 

@@ -17,14 +17,14 @@ no number: the operations on numbers treat it as null.
     op             makes                                     of null
     hash           ids of texts or integers, or in lists     null
     cross          ids of several columns together           null if any part is
-    bucketise      number of boundaries reached              null
+    bucketize      number of boundaries reached              null
     clip           numbers within limits                     null
     log            log(1 + x), float32                       null
     time_features  hour, weekday, places on circles          null
     age            time before another time                  null if either is
     cut            newest or oldest events of lists          a null list stays; in lists an event like others
     concat         one list of lists and single values       adds nothing
-    select_events  the events of some behaviours             a null behaviour is not selected
+    select_events  the events of some behaviors             a null behavior is not selected
     merge_events   one history of several, by time           null lists are no events; null times come first
     negatives      items that a row did not choose           excludes nothing
     fill           a value where there is none               the value
@@ -38,7 +38,7 @@ One example of each, on rows with `user` and `city` (texts), `price` (float), `s
 
     - {op: hash, input: city, output: city_id, buckets: 100000}
     - {op: cross, inputs: [city, items], output: city_items, buckets: 1000000}
-    - {op: bucketise, input: price, output: price_level, boundaries: [1, 5, 20, 100]}
+    - {op: bucketize, input: price, output: price_level, boundaries: [1, 5, 20, 100]}
     - {op: clip, input: price, output: usual_price, low: 0, high: 1000}
     - {op: log, input: price, output: log_price, negatives: zero}
     - {op: time_features, input: shown_at, unit: s, zone: Europe/Berlin,

@@ -1,4 +1,4 @@
-"""`bucketise`, `clip` and `log`: numbers, alone or in lists.
+"""`bucketize`, `clip` and `log`: numbers, alone or in lists.
 
 A null stays null, and NaN, which is no number, becomes null. Axis: N values.
 """
@@ -38,10 +38,10 @@ _COMPARE_ALL = 32
 """Boundaries up to which a number is compared with each: vectors do that faster than a search."""
 
 
-class BucketiseConfig(OperationSettings):
+class BucketizeConfig(OperationSettings):
     """Numbers to the number of boundaries that they reach: int64 in [0, number of boundaries]."""
 
-    op: Literal["bucketise"] = "bucketise"
+    op: Literal["bucketize"] = "bucketize"
     input: str
     output: str | None = None
     """None replaces the input."""
@@ -56,7 +56,7 @@ class BucketiseConfig(OperationSettings):
                 raise ValueError(f"boundaries must ascend, but {low} stands before {high}")
         return value
 
-    def bind(self, schema: pa.Schema) -> Bucketise:
+    def bind(self, schema: pa.Schema) -> Bucketize:
         dtype = input_type(schema, self.input, is_number, NUMBERS)
         if value_type(dtype) == pa.int64():
             # An integer reaches 2.5 if it reaches 3; as floats, large ones would lose their last digits.
@@ -65,7 +65,7 @@ class BucketiseConfig(OperationSettings):
             boundaries = np.array(whole, dtype=np.int64)
         else:
             boundaries = np.array(self.boundaries, dtype=np.float64)
-        return Bucketise(
+        return Bucketize(
             inputs=(self.input,),
             outputs={self.output or self.input: with_values(dtype, pa.int64())},
             boundaries=boundaries,
@@ -73,7 +73,7 @@ class BucketiseConfig(OperationSettings):
 
 
 @dataclass(frozen=True)
-class Bucketise:
+class Bucketize:
     inputs: tuple[str, ...]
     outputs: Mapping[str, pa.DataType]
     boundaries: NDArray[Any]

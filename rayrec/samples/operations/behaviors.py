@@ -1,6 +1,6 @@
-"""`select_events` and `merge_events`: histories of several behaviours, taken apart and put together.
+"""`select_events` and `merge_events`: histories of several behaviors, taken apart and put together.
 
-Axes: R rows, N events of all rows, S behaviours to be merged, 1 an extra element.
+Axes: R rows, N events of all rows, S behaviors to be merged, 1 an extra element.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _OLDEST = np.iinfo(np.int64).min
 
 
 class SelectEventsConfig(OperationSettings):
-    """The events of parallel lists that have one of some behaviours, in their order.
+    """The events of parallel lists that have one of some behaviors, in their order.
 
-    An event whose behaviour is null is left out; where the list of behaviours is null, so is the result.
+    An event whose behavior is null is left out; where the list of behaviors is null, so is the result.
     """
 
     op: Literal["select_events"] = "select_events"
     by: str
-    """List of the events' behaviours: integers or texts."""
+    """List of the events' behaviors: integers or texts."""
     values: tuple[int | str, ...] = Field(min_length=1)
-    """Behaviours to keep."""
+    """Behaviors to keep."""
     inputs: tuple[str, ...] = Field(min_length=1)
     """Lists with as many events as `by` in every row; `by` may be one of them."""
     outputs: tuple[str, ...] | None = None
@@ -77,7 +77,7 @@ class SelectEventsConfig(OperationSettings):
 @dataclass(frozen=True)
 class SelectEvents:
     inputs: tuple[str, ...]
-    """First the behaviours."""
+    """First the behaviors."""
     outputs: Mapping[str, pa.DataType]
     selected: tuple[str, ...]
     """In the order of `outputs`."""
@@ -109,7 +109,7 @@ class SelectEvents:
 
 
 class EventSource(Config):
-    """Events of one behaviour."""
+    """Events of one behavior."""
 
     behavior: int
     """What stands for it in the merged list."""
@@ -120,7 +120,7 @@ class EventSource(Config):
 
 
 class MergeEventsConfig(OperationSettings):
-    """Events of several behaviours as one history, oldest first, with the behaviour of each.
+    """Events of several behaviors as one history, oldest first, with the behavior of each.
 
     Events of one time stay in the order of the sources, and within one of them in its order. A null
     time is older than any. Where one of a source's lists is null, there are none of its events; the results
@@ -134,7 +134,7 @@ class MergeEventsConfig(OperationSettings):
     values: tuple[str, ...] = Field(min_length=1)
     """Names for the merged values, in the order of the sources' `values`."""
     behavior: str
-    """Name for the list of behaviours (int64)."""
+    """Name for the list of behaviors (int64)."""
 
     @model_validator(mode="after")
     def _sources_have_the_same_values(self) -> MergeEventsConfig:
@@ -175,7 +175,7 @@ class MergeEventsConfig(OperationSettings):
 class MergeEvents:
     inputs: tuple[str, ...]
     outputs: Mapping[str, pa.DataType]
-    """Times, values, behaviours."""
+    """Times, values, behaviors."""
     sources: tuple[tuple[str, ...], ...]
     """Columns of each: time, values."""
     behaviors: Int64Array

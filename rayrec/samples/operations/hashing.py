@@ -36,7 +36,7 @@ from rayrec.samples.operations.operation import OperationSettings, RowContext
 from rayrec.samples.operations.text_hash import hash_texts
 from rayrec.samples.prepare.ids import hash_strings
 
-_KEYS = "texts, integers or booleans (bucketise other numbers first)"
+_KEYS = "texts, integers or booleans (bucketize other numbers first)"
 
 
 class HashConfig(OperationSettings):

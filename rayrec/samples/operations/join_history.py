@@ -190,5 +190,5 @@ def _codes(behaviors: tuple[str, ...] | None, manifest: StoreManifest, store: st
     for name in behaviors:
         if name not in manifest.behaviors:
             known = ", ".join(manifest.behaviors) or "none: it has no column " + BEHAVIORS
-            raise InputError(f"{store}: no event has the behaviour {name!r}; the store knows {known}")
+            raise InputError(f"{store}: no event has the behavior {name!r}; the store knows {known}")
     return tuple(manifest.behaviors.index(name) for name in behaviors)

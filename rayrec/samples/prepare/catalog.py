@@ -1,6 +1,6 @@
 """The tables of items and users: what the source says of them, in an order that says nothing.
 
-Axes: I items of the catalogue, K distinct ids of the source.
+Axes: I items of the catalog, K distinct ids of the source.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def prepare(
             layout=layout,
             split=split,
             seed=config.seed,
-            ties=TiesInfo(rule=config.ties, neighbours=totals.ties, users=totals.tied_users),
+            ties=TiesInfo(rule=config.ties, neighbors=totals.ties, users=totals.tied_users),
             id_kinds={"user": events.users.kind, "item": events.items.kind},
             behaviors=behaviors,
             scenarios=scenarios,
@@ -226,7 +226,7 @@ def _refuse_what_is_not_allowed(
                 "cold-items",
                 f"{raw.items.where(row)}: item {item!r} has no interactions "
                 f"({len(cold_rows)} such items); remove them, or allow cold-items (--allow cold-items) "
-                "to keep them in the catalogue",
+                "to keep them in the catalog",
             )
         )
     refused = [sentence for name, sentence in problems if name not in config.allow]

@@ -19,10 +19,10 @@ _LABELS = {
     "test_rows": "test targets",
     "duplicates": "duplicate events dropped",
     "short_users": "users with one event, trained on only",
-    "cold_items": "items without interactions, kept in the catalogue",
+    "cold_items": "items without interactions, kept in the catalog",
     "undescribed_items": "items without a description",
     "users_without_events": "described users without events, left out",
-    "events_filtered": "events of other behaviours, left out",
+    "events_filtered": "events of other behaviors, left out",
 }
 _ALWAYS = {"users", "items", "events", "train_rows", "train_events", "valid_rows", "test_rows"}
 
@@ -55,8 +55,8 @@ class PrepareReport:
             *counts,
             ("columns that are the items' text", ", ".join(manifest.text_columns) or "none"),
             (
-                "neighbouring events at the same time",
-                f"{ties.neighbours:,} of {ties.users:,} users, {rule[ties.rule]}",
+                "neighboring events at the same time",
+                f"{ties.neighbors:,} of {ties.users:,} users, {rule[ties.rule]}",
             ),
             ("fingerprint", manifest.fingerprint[:16]),
         ]

@@ -31,9 +31,9 @@ class SequenceBuilder:
     Columns of the result: `user_id`; the lists `item_ids`, `timestamps` (UNIX seconds), one of codes per
     label (`LABEL_COLUMNS`) and one per further column, oldest event first; `num_train`, the events at the
     front that are for training; `valid_at` and `test_at`, the places of the targets or -1; `duplicates`,
-    events dropped because the user already had the same item, time and behaviour; `first_duplicate`, the
+    events dropped because the user already had the same item, time and behavior; `first_duplicate`, the
     source row of the first of them or -1; `first_row`, the source row of the user's oldest event; `ties`,
-    neighbouring events with the same time.
+    neighboring events with the same time.
     """
 
     split: SplitInfo

@@ -1,4 +1,4 @@
-"""Raw interactions become events: 64-bit ids, times in microseconds, behaviour codes, or a refusal.
+"""Raw interactions become events: 64-bit ids, times in microseconds, behavior codes, or a refusal.
 
 Every refusal names the file, the row and the value, and says what to do.
 """
@@ -43,7 +43,7 @@ class Events:
     labels: dict[Label, tuple[str, ...]]
     """Names of the codes, sorted, of each label that the source has."""
     num_filtered: int
-    """Events left out because their behaviour was not asked for."""
+    """Events left out because their behavior was not asked for."""
 
 
 def validate(raw: RawTables, config: PrepareConfig) -> Events:
@@ -51,7 +51,7 @@ def validate(raw: RawTables, config: PrepareConfig) -> Events:
 
     Raises:
         InputError: no events, a missing id, an id or time of a wrong type, a NaN or negative time, an item
-            or user described twice, a behaviour that does not occur, or none where some are chosen by it.
+            or user described twice, a behavior that does not occur, or none where some are chosen by it.
     """
     log = raw.interactions
     if not len(log.table):
@@ -237,7 +237,7 @@ def _codes_of(wanted: tuple[str, ...], behaviors: tuple[str, ...], raw: RawTable
     unknown = sorted(set(wanted) - set(behaviors))
     if unknown:
         known = ", ".join(behaviors) or "none: there is no column behavior"
-        raise InputError(f"{raw.file}: no event has the behaviour {unknown[0]!r}; those that occur: {known}")
+        raise InputError(f"{raw.file}: no event has the behavior {unknown[0]!r}; those that occur: {known}")
     if not wanted:
         raise InputError(
             "behaviors is an empty list, which keeps no event; name at least one, or leave it out"

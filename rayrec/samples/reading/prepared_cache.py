@@ -102,7 +102,7 @@ class PreparedCache:
         path = self._path(key)
         try:
             with pa.memory_map(str(path)) as file:
-                batch = _deserialised(key, file.read_buffer())
+                batch = _deserialized(key, file.read_buffer())
         except FileNotFoundError:
             self.counts.misses += 1
             return None
@@ -117,7 +117,7 @@ class PreparedCache:
 
     def put(self, key: str, batch: pa.RecordBatch) -> bool:
         """Keep a batch, in the place of what may stand there; whether the disk took it."""
-        content = _serialised(batch)
+        content = _serialized(batch)
         size = len(content) + _CHECKSUM_BYTES
         if size > self._max_bytes:
             return self._not_kept(f"a batch of {size} bytes does not fit into {self._max_bytes}")
@@ -226,14 +226,14 @@ class _Ledger:
         self.taken = max(0, (self.taken or 0) + num_bytes)
 
 
-def _serialised(batch: pa.RecordBatch) -> pa.Buffer:
+def _serialized(batch: pa.RecordBatch) -> pa.Buffer:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return sink.getvalue()
 
 
-def _deserialised(key: str, content: pa.Buffer) -> pa.RecordBatch:
+def _deserialized(key: str, content: pa.Buffer) -> pa.RecordBatch:
     """
     Raises:
         OSError, pa.ArrowException: it is not what was written for this key.

@@ -358,9 +358,9 @@ class Plan(Protocol):
 
 
 def readings(plan: Plan, batch: BatchPlan, num_readers: int) -> list[Reading]:
-    """Who reads the parts of a step: a window belongs to one reader, neighbours to different ones.
+    """Who reads the parts of a step: a window belongs to one reader, neighbors to different ones.
 
-    Epochs of one window are neighbours, too: a growing folder may have many of them.
+    Epochs of one window are neighbors, too: a growing folder may have many of them.
     """
     return [
         Reading(

@@ -191,7 +191,7 @@ class WindowDecoder:
 
 
 class SampleReader:
-    """ReadPart -> RowBatch; neighbouring parts share a decoded window."""
+    """ReadPart -> RowBatch; neighboring parts share a decoded window."""
 
     def __init__(self, spec: ReadSpec, threads: int = DECODE_THREADS, cached_windows: int = 2) -> None:
         """

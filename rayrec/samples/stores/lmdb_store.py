@@ -77,7 +77,7 @@ class LmdbStore(KeyValueEvents):
 
         with self._environment().begin(write=True) as transaction:
             changes = change(read)
-            for name in sorted(changes):  # neighbours lie on one page of the tree
+            for name in sorted(changes):  # neighbors lie on one page of the tree
                 content = changes[name]
                 if content is None:
                     transaction.delete(name)

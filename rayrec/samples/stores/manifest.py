@@ -70,7 +70,7 @@ class StoreManifest(Config):
         return int(self.fingerprint[:8], 16)
 
     def with_behaviors(self, names: Collection[str]) -> StoreManifest:
-        """With codes for behaviours that have none yet, in the order of their names; codes never change."""
+        """With codes for behaviors that have none yet, in the order of their names; codes never change."""
         new = sorted(set(names) - set(self.behaviors))
         return self.model_copy(update={"behaviors": (*self.behaviors, *new)})
 

@@ -177,7 +177,7 @@ def _open(
         return _Opened(service, service, build)
     if config.data is not None or config.snapshot != "best":
         raise InputError(
-            f"{run}: holds published versions, which have their catalogue with them and are chosen with "
+            f"{run}: holds published versions, which have their catalog with them and are chosen with "
             "`rayrec rollback`; leave out --data and --snapshot"
         )
     store = VersionStore(run)

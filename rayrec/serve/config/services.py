@@ -81,7 +81,7 @@ class ServicesConfig(Config):
     features: ReplicasConfig = ReplicasConfig()
     """Users' events."""
     sparse: ReplicasConfig = ReplicasConfig()
-    """Of each target: catalogue, feature operations, tables, ranking stage."""
+    """Of each target: catalog, feature operations, tables, ranking stage."""
     dense: DenseConfig = DenseConfig()
     """Of each target: the network."""
     targets: dict[str, TargetConfig] = Field(default_factory=dict)

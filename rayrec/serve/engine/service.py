@@ -101,7 +101,7 @@ class RecommendationService:
     ) -> None:
         """
         Args:
-            before: of another version; what it has made of the same catalogue is shared.
+            before: of another version; what it has made of the same catalog is shared.
         """
         self._recommender = recommender
         self._stage = stage
@@ -110,7 +110,7 @@ class RecommendationService:
         self._item_keys: pd.Index
         self.item_texts: ItemTexts | None
         """Items as the tokens of their semantic IDs; None for a model that knows none."""
-        if before is not None and before._has_catalogue_of(recommender):
+        if before is not None and before._has_catalog_of(recommender):
             # Made anew, they would hold the interpreter's lock for a third of a second per million items.
             self._item_keys, self.item_texts = before._item_keys, before.item_texts
         else:
@@ -151,7 +151,7 @@ class RecommendationService:
             raise answer
         return answer
 
-    def _has_catalogue_of(self, recommender: Recommender) -> bool:
+    def _has_catalog_of(self, recommender: Recommender) -> bool:
         mine = self._recommender
         return mine.dataset is recommender.dataset and mine.semantic_ids is recommender.semantic_ids
 
@@ -280,7 +280,7 @@ class RecommendationService:
         ranking = compilation.give(self._recommender)
         if not waits:
             return
-        self.warm_up()  # from which the programs' inputs are learnt
+        self.warm_up()  # from which the programs' inputs are learned
         compilation.warm_up(ranking)
 
     def measured_costs(self, max_batch: int, most_s: float = float("inf"), repeats: int = 2) -> BatchCosts:

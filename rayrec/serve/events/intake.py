@@ -59,26 +59,26 @@ class EventIntake:
     def __init__(
         self,
         config: EventsConfig,
-        catalogue: Callable[[], Dataset],
+        catalog: Callable[[], Dataset],
         state: UserState,
         log: ParquetLog | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """
         Args:
-            catalogue: the data set that answers are of now; its kinds of ids stay the same.
+            catalog: the data set that answers are of now; its kinds of ids stay the same.
             clock: UNIX seconds.
         """
         self.state = state
         """What users did, for whoever answers them."""
         self._config, self._log, self._clock = config, log, clock
-        self._catalogue, self._id_kinds = catalogue, catalogue().manifest.id_kinds
+        self._catalog, self._id_kinds = catalog, catalog().manifest.id_kinds
         self._logged: OrderedDict[int, None] = OrderedDict()
         self._lock = threading.Lock()
         self._taken = self._repeated = self._unknown = 0
 
     @classmethod
-    def open(cls, config: EventsConfig, catalogue: Callable[[], Dataset]) -> EventIntake:
+    def open(cls, config: EventsConfig, catalog: Callable[[], Dataset]) -> EventIntake:
         """With the state and the log that the settings name.
 
         Raises:
@@ -86,7 +86,7 @@ class EventIntake:
                 tell what is known twice.
             StoreUnavailableError: the store does not answer.
         """
-        dataset, log = catalogue(), None
+        dataset, log = catalog(), None
         dataset.check_times()
         if config.log is not None:
             rows = config.log
@@ -97,7 +97,7 @@ class EventIntake:
             if log is not None:
                 log.close()
             raise
-        return cls(config, catalogue, state, log)
+        return cls(config, catalog, state, log)
 
     def take(self, events: Sequence[Event]) -> EventsAnswer:
         """All of the events, or none.
@@ -124,7 +124,7 @@ class EventIntake:
             raise
         if self._log is not None:
             self._add_rows(self._log, events, users_E, items_E, times_E)
-        unknown = int((self._catalogue().item_positions(items_E) < 0).sum())
+        unknown = int((self._catalog().item_positions(items_E) < 0).sum())
         answer = EventsAnswer(taken=len(events), repeated=len(events) - added, unknown_items=unknown)
         with self._lock:
             self._taken += answer.taken

@@ -20,7 +20,7 @@ def with_recent(
     state_behaviors: Sequence[str],
     data_behaviors: Sequence[str],
 ) -> Query:
-    """The query with the events of the state, of items that the catalogue knows.
+    """The query with the events of the state, of items that the catalog knows.
 
     An item at one second is one event, wherever it is known from. Of equal times, what is stored comes first.
 

@@ -41,7 +41,7 @@ class UserState(Protocol):
 
     @property
     def behaviors(self) -> tuple[str, ...] | None:
-        """Names of the codes of behaviours; None: they are not kept."""
+        """Names of the codes of behaviors; None: they are not kept."""
 
     def append(self, user_ids_E: Int64Array, events: UserEvents) -> int:
         """Add events: all of them, or none. Returns how many were not there.

@@ -18,7 +18,7 @@ import torch
 
 from rayrec.models.program.program import RankedItems, Rows
 from rayrec.models.registry.sequence_program import SequenceProgram
-from rayrec.pipelines.inference.item_ranker import give_catalogue, item_ranker_of, kept_contexts
+from rayrec.pipelines.inference.item_ranker import give_catalog, item_ranker_of, kept_contexts
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.versions.loading import LoadedVersion, load_version
 from rayrec.pipelines.versions.store import VersionStore
@@ -128,7 +128,7 @@ class DensePart:
 
 
 class _VersionLoader:
-    """Networks of a store's versions, which share settings and catalogue where these are the same."""
+    """Networks of a store's versions, which share settings and catalog where these are the same."""
 
     def __init__(self, store: VersionStore, config: ServeConfig) -> None:
         self._store, self._config, self._device = store, config, config.device
@@ -140,10 +140,10 @@ class _VersionLoader:
         manifest = self._store.version(version)
         loaded = load_version(self._store, manifest, self._device, self._held, self._with_rows)
         program = item_ranker_of(loaded.model)
-        if program.table_of_catalogue is not None and not self._with_rows:
+        if program.table_of_catalog is not None and not self._with_rows:
             self._with_rows = True
             loaded = load_version(self._store, manifest, self._device)
-        give_catalogue(program, loaded.model)
+        give_catalog(program, loaded.model)
         _keep_contexts(program, loaded.model, self._config)
         self._held = loaded
         return program
@@ -157,9 +157,9 @@ def _of_run(run: str | Path, config: ServeConfig, version: int | None) -> Sequen
 
     model = load(with_rows=False)
     program = item_ranker_of(model)
-    if program.table_of_catalogue is not None:
+    if program.table_of_catalog is not None:
         model = load(with_rows=True)
-    give_catalogue(program, model)
+    give_catalog(program, model)
     _keep_contexts(program, model, config)
     return program
 

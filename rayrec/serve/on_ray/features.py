@@ -43,7 +43,7 @@ class FeaturesPart:
             StoreUnavailableError: the store does not answer.
         """
         assert config.events is not None, "nobody would ask it"
-        dataset = catalogue_of(run, config)
+        dataset = catalog_of(run, config)
         return FeaturesPart(EventIntake.open(config.events, lambda: dataset))
 
     def api(self, meters: Sequence[Meter] = ()) -> FastAPI:
@@ -69,7 +69,7 @@ class FeaturesPart:
         self._intake.close()
 
 
-def catalogue_of(run: str | Path, config: ServeConfig) -> Dataset:
+def catalog_of(run: str | Path, config: ServeConfig) -> Dataset:
     """Users and items that events are of: those of a run, or of the version that is served at this moment.
     Which items are new to later versions does not matter to events.
 

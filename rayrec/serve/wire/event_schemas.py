@@ -27,7 +27,7 @@ class Event(Asked):
         Annotated[StrictInt | StrictFloat, Field(ge=0, allow_inf_nan=False), AfterValidator(_is_seconds)]
         | None
     ) = None
-    """UNIX seconds; now, if not given. An event is the same again if user, item, time and behaviour are: give
+    """UNIX seconds; now, if not given. An event is the same again if user, item, time and behavior are: give
     the time, so that a message that is sent twice counts once."""
     behavior: StrictStr | None = None
     """What the user did, as the log of the data has it."""
@@ -41,5 +41,5 @@ class EventsAnswer(_Schema):
     repeated: int
     """Of these, such as were known before."""
     unknown_items: int
-    """Of these, events of items that are not in the catalogue: they are kept for training and a later
-    catalogue, and no recommendation knows them."""
+    """Of these, events of items that are not in the catalog: they are kept for training and a later
+    catalog, and no recommendation knows them."""

@@ -20,7 +20,7 @@ class ItemTexts:
     def __init__(self, item_keys: pd.Index, codes_IL: IntArray) -> None:
         """
         Args:
-            item_keys: by position in the catalogue.
+            item_keys: by position in the catalog.
             codes_IL: [I, L] of the same items.
         """
         self._item_keys = item_keys
@@ -34,9 +34,9 @@ class ItemTexts:
         return self._codes.num_levels
 
     def texts_of(self, item_keys: Sequence[str]) -> list[str]:
-        """The tokens of items of the catalogue. Looked up together, many take hardly longer than one."""
+        """The tokens of items of the catalog. Looked up together, many take hardly longer than one."""
         items = self._item_keys.get_indexer(list(item_keys))
-        assert (items >= 0).all(), "an item that was recommended is not in the catalogue"
+        assert (items >= 0).all(), "an item that was recommended is not in the catalog"
         return [self._codes.text(item) for item in items.tolist()]
 
     def keys_in(self, text: str) -> list[str]:
@@ -44,7 +44,7 @@ class ItemTexts:
         white space. A text that begins with a token is of tokens.
 
         Raises:
-            ValueError: tokens that are none of an item, or an id that is not in the catalogue.
+            ValueError: tokens that are none of an item, or an id that is not in the catalog.
         """
         if text.lstrip().startswith("<a_"):
             return [str(self._item_keys[item]) for item in self._codes.items(text)]
@@ -52,7 +52,7 @@ class ItemTexts:
         known = self._item_keys.get_indexer(keys) >= 0
         if not known.all():
             raise ValueError(
-                f"the catalogue has no item {keys[int(known.argmin())][:80]!r}; give tokens such as "
+                f"the catalog has no item {keys[int(known.argmin())][:80]!r}; give tokens such as "
                 f"{self._codes.text(0)}, or ids of items with spaces between them"
             )
         return keys

@@ -158,10 +158,10 @@ class RecommendAnswer(_Schema):
 
     items: list[RecommendedItem]
     source: Literal["model", "popular"]
-    """`popular` where nothing is known of the user: no history, no item of it in the catalogue, or none that
+    """`popular` where nothing is known of the user: no history, no item of it in the catalog, or none that
     the run's operations leave; or where the service has too much to do to ask the model."""
     ignored_items: list[Key]
-    """Items of the request's history that are not in the catalogue, each once; of a row, their ids."""
+    """Items of the request's history that are not in the catalog, each once; of a row, their ids."""
     unread_events: int
     """Known events of the history, or of what a row was made, that the model did not read: older ones than it
     reads, or such as the run's operations leave out."""

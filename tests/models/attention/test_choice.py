@@ -12,7 +12,7 @@ from rayrec.models.attention.call import Backend, Silu, Softmax
 from rayrec.models.attention.choice import BACKENDS, Auto, Measured, Named, choice_named, shape_class
 from rayrec.models.attention.masks import Causal, Full
 from rayrec.models.base.config import SILU_ATTENTIONS, Attention, SasRecConfig
-from rayrec.models.registry.build import Catalogue, build_model
+from rayrec.models.registry.build import Catalog, build_model
 from rayrec.platform.devices import device_named
 from tests.models.attention.calls import CASES, Case, make_call
 
@@ -189,7 +189,7 @@ def test_a_config_may_name_every_backend_and_is_heard(tmp_path):
     path = tmp_path / "attention.json"
     for name, expected in (("auto", Auto), ("measured", Measured), ("grouped", Named)):
         config = SasRecConfig(name="sasrec", attention=name)
-        network = build_model(config, Catalogue(num_items=5), seed=0, attention_file=path)
+        network = build_model(config, Catalog(num_items=5), seed=0, attention_file=path)
         assert isinstance(network.backbone.blocks[0].choice, expected)
 
 

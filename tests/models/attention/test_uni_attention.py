@@ -85,7 +85,7 @@ def test_a_silus_output_does_not_depend_on_the_rows_beside_it():
     torch.testing.assert_close(together[:3], single)
 
 
-def test_fewer_heads_of_keys_are_each_there_for_their_neighbours_among_the_queries():
+def test_fewer_heads_of_keys_are_each_there_for_their_neighbors_among_the_queries():
     rows = layout([2, 3])
     query = torch.randn(5, 4, 8, dtype=torch.float64)
     key, value = torch.randn(2, 5, 2, 8, dtype=torch.float64)

@@ -16,7 +16,7 @@ from rayrec.models.compiled_ranking.inputs import Signature, TableInput
 from rayrec.models.compiled_ranking.job import Job, RankingModel
 from rayrec.models.compiled_ranking.program import PaddedRanking, first_difference, weights_of
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
-from rayrec.models.registry.build import Catalogue
+from rayrec.models.registry.build import Catalog
 from rayrec.models.registry.sequence_program import SequenceProgram
 from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.base.batches import SampleBatch
@@ -27,11 +27,11 @@ NUM_ITEMS, DIM, LENGTH, BEAMS = 40, 8, 6, 5
 READER: dict[str, Any] = {"dim": DIM, "num_layers": 2, "num_heads": 2, "max_length": LENGTH}
 CODES_IL = np.stack([np.arange(NUM_ITEMS) // 8, np.arange(NUM_ITEMS) % 8], axis=1)
 LABELS: Any = {"behavior": ("view", "buy"), "scenario": ("home", "search", "cart")}
-ITEMS = Catalogue(NUM_ITEMS, negative_log_q_I=np.zeros(NUM_ITEMS), labels=LABELS)
+ITEMS = Catalog(NUM_ITEMS, negative_log_q_I=np.zeros(NUM_ITEMS), labels=LABELS)
 IDS = replace(ITEMS, codes_IL=CODES_IL, level_sizes=(5, 8))
 GENERATES: dict[str, Any] = {"backbone": READER, "beam_width": BEAMS}
 
-KINDS: dict[str, tuple[dict[str, Any], Catalogue, Signature]] = {
+KINDS: dict[str, tuple[dict[str, Any], Catalog, Signature]] = {
     "sasrec": ({"name": "sasrec", "backbone": READER}, ITEMS, Signature(LENGTH)),
     "sparse": (
         {"name": "sasrec", "backbone": READER, "item_matrix": "sparse", "user_embedding": True},
@@ -61,11 +61,11 @@ KINDS: dict[str, tuple[dict[str, Any], Catalogue, Signature]] = {
 
 def padded_against_eager(kind: str, bucket: Bucket) -> str | None:
     """What the padded batch is ranked otherwise in."""
-    settings, catalogue, signature = KINDS[kind]
-    job = Job(RankingModel(settings, catalogue), signature, bucket)
+    settings, catalog, signature = KINDS[kind]
+    job = Job(RankingModel(settings, catalog), signature, bucket)
     model = network(job).eval()
-    if model.table_of_catalogue is not None:
-        model.set_catalogue(torch.randn(NUM_ITEMS, DIM))
+    if model.table_of_catalog is not None:
+        model.set_catalog(torch.randn(NUM_ITEMS, DIM))
     program, weights = PaddedRanking(model, signature, bucket), list(weights_of(model).values())
     with torch.inference_mode():
         for seed in range(3):
@@ -92,9 +92,9 @@ def test_a_model_that_reads_lengths_on_the_host_is_found_out():
 
 
 def test_weights_come_with_the_call():
-    settings, catalogue, signature = KINDS["prefix"]
+    settings, catalog, signature = KINDS["prefix"]
     bucket = Bucket(2, LENGTH, BEAMS)
-    job = Job(RankingModel(settings, catalogue), signature, bucket)
+    job = Job(RankingModel(settings, catalog), signature, bucket)
     one, other = network(job).eval(), network(job).eval()
     with torch.no_grad():
         for parameter in other.parameters():
@@ -119,14 +119,14 @@ def test_differences_within_rounding_may_reorder_ties_alone():
 
 
 def test_the_key_of_a_program_is_that_of_all_it_depends_on(tmp_path):
-    settings, catalogue, signature = KINDS["lazy"]
-    job = Job(RankingModel(settings, catalogue), signature, Bucket(1, 8, BEAMS))
+    settings, catalog, signature = KINDS["lazy"]
+    job = Job(RankingModel(settings, catalog), signature, Bucket(1, 8, BEAMS))
     others = [
         replace(job, bucket=Bucket(2, 8, BEAMS)),
         replace(job, threads=2),
         replace(job, signature=replace(signature, parts=())),
-        replace(job, model=RankingModel(settings | {"beam_width": BEAMS + 1}, catalogue)),
-        replace(job, model=RankingModel(settings, replace(catalogue, codes_IL=CODES_IL[::-1]))),
+        replace(job, model=RankingModel(settings | {"beam_width": BEAMS + 1}, catalog)),
+        replace(job, model=RankingModel(settings, replace(catalog, codes_IL=CODES_IL[::-1]))),
     ]
     job.save(tmp_path)
 
@@ -137,12 +137,12 @@ def test_the_key_of_a_program_is_that_of_all_it_depends_on(tmp_path):
 class Programs:
     """Programs that are the model itself, and what was ordered of them."""
 
-    def __init__(self, model: Any, settings: dict[str, Any], catalogue: Catalogue, most: int = 8) -> None:
+    def __init__(self, model: Any, settings: dict[str, Any], catalog: Catalog, most: int = 8) -> None:
         self.ordered: list[Bucket] = []
         self.calls: list[Bucket] = []
         self.model = model
         self.of = CompiledPrograms(
-            RankingModel(settings, catalogue),
+            RankingModel(settings, catalog),
             Buckets([1, 2, 4], [LENGTH, 4 * LENGTH]),
             lambda programs, bucket: self.ordered.append(bucket),
             torch.device("cpu"),
@@ -168,11 +168,11 @@ def asked(rows: list[list[int]]) -> tuple[SampleBatch, Any]:
 
 @pytest.fixture
 def ranked() -> tuple[SequenceProgram, Programs]:
-    settings, catalogue, signature = KINDS["prefix"]
-    model = network(Job(RankingModel(settings, catalogue), signature, Bucket(1, LENGTH, BEAMS)))
+    settings, catalog, signature = KINDS["prefix"]
+    model = network(Job(RankingModel(settings, catalog), signature, Bucket(1, LENGTH, BEAMS)))
     optimizer = DenseOptimizerSettings(0.01, 0.0, RateSchedule(), max_grad_norm=None, fused=True)
     program = SequenceProgram(model, optimizer, torch.device("cpu"), seed=0)
-    programs = Programs(model, settings, catalogue)
+    programs = Programs(model, settings, catalog)
     program.compiled = CompiledRanking(programs.of, model)
     return program, programs
 
@@ -249,9 +249,9 @@ def test_fewer_beams_are_a_program_of_their_own(ranked):
 
 
 def test_there_are_as_many_orders_as_there_may_be():
-    settings, catalogue, signature = KINDS["sasrec"]
-    model = network(Job(RankingModel(settings, catalogue), signature, Bucket(1, LENGTH, 16)))
-    programs = Programs(model, settings, catalogue, most=2)
+    settings, catalog, signature = KINDS["sasrec"]
+    model = network(Job(RankingModel(settings, catalog), signature, Bucket(1, LENGTH, 16)))
+    programs = Programs(model, settings, catalog, most=2)
     ranking = CompiledRanking(programs.of, model)
 
     for rows in ([[1]], [[1], [2]], [[1], [2], [3]]):
@@ -262,12 +262,12 @@ def test_there_are_as_many_orders_as_there_may_be():
 
 
 def test_a_version_of_other_shapes_is_refused():
-    settings, catalogue, signature = KINDS["sasrec"]
-    model = network(Job(RankingModel(settings, catalogue), signature, Bucket(1, LENGTH, 16)))
-    programs = Programs(model, settings, catalogue)
+    settings, catalog, signature = KINDS["sasrec"]
+    model = network(Job(RankingModel(settings, catalog), signature, Bucket(1, LENGTH, 16)))
+    programs = Programs(model, settings, catalog)
     CompiledRanking(programs.of, model)
     wider = {**settings, "backbone": READER | {"dim": 2 * DIM}}
-    other = network(Job(RankingModel(wider, catalogue), signature, Bucket(1, LENGTH, 16)))
+    other = network(Job(RankingModel(wider, catalog), signature, Bucket(1, LENGTH, 16)))
 
     with pytest.raises(ValueError, match="other shapes"):
         CompiledRanking(programs.of, other)

@@ -92,7 +92,7 @@ def _lists(rng: np.random.Generator, lengths: Sequence[int], num_ids: int) -> Id
 
 
 def some_rows(batch: ImpressionTensors, rows: slice) -> ImpressionTensors:
-    """Neighbouring impressions alone, with the same table."""
+    """Neighboring impressions alone, with the same table."""
     lists = {}
     for column, ids in batch.lists.items():
         layout, tokens = ids.layout.some_rows(rows)

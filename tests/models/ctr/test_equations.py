@@ -78,7 +78,7 @@ def test_dcn_v2(name):
 
 
 def dice(module: Dice, x: torch.Tensor) -> torch.Tensor:
-    p = 1 / (1 + torch.exp(-(x - module.centre_H) * module.slope_H))
+    p = 1 / (1 + torch.exp(-(x - module.center_H) * module.slope_H))
     return p * x + (1 - p) * module.alpha_H * x
 
 

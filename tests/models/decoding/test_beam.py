@@ -16,10 +16,10 @@ from rayrec.models.decoding.trie import CodeTrie
 NUM_ROWS = 3
 
 
-def search(step, trie, width, num_rows, excluded_BE=None, renormalised=False) -> BeamResult:
+def search(step, trie, width, num_rows, excluded_BE=None, renormalized=False) -> BeamResult:
     """Items in `excluded_BE` are left out, and the others keep their probabilities."""
     leaf_filter = None if excluded_BE is None else LeafFilter.excluding(trie, excluded_BE)
-    distribution = ItemDistribution(step, trie, num_rows, leaf_filter, renormalised=renormalised)
+    distribution = ItemDistribution(step, trie, num_rows, leaf_filter, renormalized=renormalized)
     return beam_search(distribution, width)
 
 
@@ -43,7 +43,7 @@ class RandomModel:
 
 
 def exhaustive_scores(step, codes_IL, num_rows=NUM_ROWS):
-    """[B, I] log-probabilities: product over the levels, each normalised over the codes that items have."""
+    """[B, I] log-probabilities: product over the levels, each normalized over the codes that items have."""
     tuples = [tuple(codes) for codes in codes_IL.tolist()]
     scores_BI = torch.zeros(num_rows, len(tuples), dtype=torch.float64)
     for item, codes in enumerate(tuples):
@@ -51,13 +51,13 @@ def exhaustive_scores(step, codes_IL, num_rows=NUM_ROWS):
             allowed = sorted({other[depth] for other in tuples if other[:depth] == codes[:depth]})
             prefix_B1d = torch.tensor(codes[:depth], dtype=torch.int64).expand(num_rows, 1, depth)
             logits_BK = step(depth, prefix_B1d, None)[:, 0].double()
-            normaliser_B = logits_BK[:, allowed].logsumexp(1)
-            scores_BI[:, item] += logits_BK[:, code] - normaliser_B
+            normalizer_B = logits_BK[:, allowed].logsumexp(1)
+            scores_BI[:, item] += logits_BK[:, code] - normalizer_B
     return scores_BI
 
 
 @st.composite
-def catalogues(draw):
+def catalogs(draw):
     sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
     tuples = draw(st.sets(st.tuples(*[st.integers(0, size - 1) for size in sizes]), min_size=1, max_size=25))
     order = draw(st.permutations(sorted(tuples)))
@@ -65,8 +65,8 @@ def catalogues(draw):
 
 
 @settings(max_examples=60, deadline=None)
-@given(catalogues(), st.integers(0, 1000), st.integers(0, 6), st.data())
-def test_a_beam_as_wide_as_the_catalogue_ranks_every_item(codes_IL, seed, extra_width, data):
+@given(catalogs(), st.integers(0, 1000), st.integers(0, 6), st.data())
+def test_a_beam_as_wide_as_the_catalog_ranks_every_item(codes_IL, seed, extra_width, data):
     num_items = len(codes_IL)
     model = RandomModel(6, codes_IL.shape[1], seed)
     excluded_BE = torch.tensor(
@@ -99,7 +99,7 @@ def test_a_beam_as_wide_as_the_catalogue_ranks_every_item(codes_IL, seed, extra_
 
 
 @settings(max_examples=40, deadline=None)
-@given(catalogues(), st.integers(0, 1000))
+@given(catalogs(), st.integers(0, 1000))
 def test_the_probabilities_of_all_items_sum_to_one(codes_IL, seed):
     model = RandomModel(6, codes_IL.shape[1], seed)
     found = search(model, CodeTrie.from_codes(codes_IL), len(codes_IL), NUM_ROWS)
@@ -108,7 +108,7 @@ def test_the_probabilities_of_all_items_sum_to_one(codes_IL, seed):
 
 
 @settings(max_examples=40, deadline=None)
-@given(catalogues(), st.integers(0, 1000), st.integers(1, 8))
+@given(catalogs(), st.integers(0, 1000), st.integers(1, 8))
 def test_a_narrow_beam_finds_real_items_no_better_than_the_best(codes_IL, seed, width):
     model = RandomModel(6, codes_IL.shape[1], seed)
     expected_BI = exhaustive_scores(model, codes_IL)
@@ -200,7 +200,7 @@ def test_single_precision_ranks_like_double():
     assert torch.equal(single.items_BW[:, :10], double.items_BW[:, :10])
 
 
-def test_half_precision_logits_are_normalised_in_single_precision():
+def test_half_precision_logits_are_normalized_in_single_precision():
     codes_IL = np.arange(8)[:, None]
     model = RandomModel(8, 1, seed=0, dtype=torch.bfloat16)
     found = search(model, CodeTrie.from_codes(codes_IL), 8, NUM_ROWS)
@@ -251,18 +251,18 @@ def test_decoding_reads_no_value_back_to_the_host():
 
 
 @settings(max_examples=40, deadline=None)
-@given(catalogues(), st.integers(0, 1000), st.booleans(), st.data())
-def test_known_items_have_the_log_probabilities_that_a_wide_beam_finds(codes_IL, seed, renormalised, data):
+@given(catalogs(), st.integers(0, 1000), st.booleans(), st.data())
+def test_known_items_have_the_log_probabilities_that_a_wide_beam_finds(codes_IL, seed, renormalized, data):
     num_items, trie = len(codes_IL), CodeTrie.from_codes(codes_IL)
     positions = st.lists(st.integers(-1, num_items - 1), min_size=5, max_size=5)
     rows = st.lists(positions, min_size=NUM_ROWS, max_size=NUM_ROWS)
     items_BW, excluded_BE = torch.tensor(data.draw(rows)), torch.tensor(data.draw(rows))
     model = RandomModel(6, codes_IL.shape[1], seed)
-    found = search(model, trie, num_items, NUM_ROWS, excluded_BE, renormalised)
+    found = search(model, trie, num_items, NUM_ROWS, excluded_BE, renormalized)
     leaf_filter = LeafFilter.excluding(trie, excluded_BE)
 
     log_probs_BW = item_log_probs(
-        ItemDistribution(model, trie, NUM_ROWS, leaf_filter, renormalised=renormalised), items_BW
+        ItemDistribution(model, trie, NUM_ROWS, leaf_filter, renormalized=renormalized), items_BW
     )
 
     for row in range(NUM_ROWS):

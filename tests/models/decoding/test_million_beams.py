@@ -1,4 +1,4 @@
-"""A catalogue's worth of beams, held to the one thing that must never fail: they are items."""
+"""A catalog's worth of beams, held to the one thing that must never fail: they are items."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def keys(codes: np.ndarray) -> np.ndarray:
     return codes @ (NUM_CODES ** np.arange(codes.shape[-1]))
 
 
-def catalogue(random: np.random.Generator) -> np.ndarray:
+def catalog(random: np.random.Generator) -> np.ndarray:
     """[I, L] codes of items, in an order of their own."""
     codes_IL = np.unique(random.integers(NUM_CODES, size=(2 * NUM_ITEMS, NUM_LEVELS)), axis=0)
     return random.permutation(codes_IL)[:NUM_ITEMS]
@@ -38,7 +38,7 @@ def num_invalid_items(items_BW: np.ndarray) -> int:
 def test_a_million_decoded_beams_hold_no_invalid_item():
     """Each prefix that the model is asked about begins an item, and each beam is another item of its row."""
     random = np.random.default_rng(0)
-    codes_IL = catalogue(random)
+    codes_IL = catalog(random)
     trie = CodeTrie.from_codes(codes_IL)
     prefixes = [np.unique(keys(codes_IL[:, :depth])) for depth in range(NUM_LEVELS)]
     generator = torch.Generator().manual_seed(0)
@@ -65,7 +65,7 @@ def test_a_million_decoded_beams_hold_no_invalid_item():
 def test_beams_of_a_network_with_caches_keep_to_a_filter(are_allowed):
     """A hundredth of them: the prefixes are those that its caches are of, and no beam is what must not be."""
     random = np.random.default_rng(1)
-    codes_IL, sizes = catalogue(random), (NUM_CODES,) * NUM_LEVELS
+    codes_IL, sizes = catalog(random), (NUM_CODES,) * NUM_LEVELS
     decoder = CrossDecoder(DIM, 2, 2, 16, sizes, 0.0)
     network = LazyDecoder(decoder, torch.from_numpy(codes_IL), 6, 0.0)
     with torch.no_grad():

@@ -32,7 +32,7 @@ def step_of(num_rows: int, num_codes: int = 8, seed: int = 0, temperature: float
 
 
 def exact(step, codes_IL, allowed_BI) -> torch.Tensor:
-    """[B, I] probabilities, normalised over those codes at every level that lead to an allowed item."""
+    """[B, I] probabilities, normalized over those codes at every level that lead to an allowed item."""
     tuples = [tuple(codes) for codes in codes_IL.tolist()]
     probs_BI = torch.zeros(allowed_BI.shape, dtype=torch.float64)
     for row, item in itertools.product(range(len(allowed_BI)), range(len(tuples))):

@@ -18,7 +18,7 @@ from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.generative.retrieval import HistoryRetrieval, RetrievalSettings
 from tests.data import sample_batch
 from tests.models import networks
-from tests.models.networks import DIM, backbone, histories, labelled, tensor_batch
+from tests.models.networks import DIM, backbone, histories, labeled, tensor_batch
 
 CODES_IL = np.array([[0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 0], [1, 1, 1], [2, 0, 0], [2, 2, 0]])
 CODES = torch.tensor(CODES_IL)
@@ -104,7 +104,7 @@ def contexts_of(network, tables, rows=ROWS, instruction=None):
 
 def instruction_behind(items, end, num_rows):
     """What the event at a place says of itself, for all rows of a batch."""
-    labels = labelled(sample_batch([items])).labels
+    labels = labeled(sample_batch([items])).labels
     said = {label: int(codes_N[end]) for label, codes_N in labels.items()} | {"trigger_item": items[end - 1]}
     return {part: [value] * num_rows for part, value in said.items()}
 

@@ -16,7 +16,7 @@ from rayrec.models.base.meta_device import HollowWeights
 from rayrec.models.decoding.beam import beam_search
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.generative.transformers_network import ignored_generation_settings
-from rayrec.models.registry.build import Catalogue, build_model
+from rayrec.models.registry.build import Catalog, build_model
 from rayrec.models.registry.sequence_program import SequenceProgram
 from rayrec.platform.errors import InputError
 from rayrec.platform.schedule import RateSchedule
@@ -28,7 +28,7 @@ CODES_IL = np.array([[0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 0], [1, 1, 1], [2, 
 LEVEL_SIZES = (3, 3, 2)
 NUM_ITEMS, NUM_LEVELS = CODES_IL.shape
 FIRST_TOKENS = np.array([0, 3, 6])
-CATALOGUE = Catalogue(NUM_ITEMS, CODES_IL, LEVEL_SIZES)
+CATALOG = Catalog(NUM_ITEMS, CODES_IL, LEVEL_SIZES)
 ROWS = [[0, 3, 5, 2], [6], [4, 0, 1, 1, 6, 2], [3, 3]]
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
 NETWORKS = {
@@ -45,7 +45,7 @@ def recommender(network=None, beam_width=NUM_ITEMS, seed=0):
     """Weights are made large enough for every part to matter."""
     settings = {"name": "causal_lm", "beam_width": beam_width}
     settings["backbone"] = {"max_length": 6, "network": network or NETWORKS["qwen3"]}
-    model = build_model(CausalLmConfig.parse(settings), CATALOGUE, seed)
+    model = build_model(CausalLmConfig.parse(settings), CATALOG, seed)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -83,7 +83,7 @@ def level_logits(logits, level, first_tokens=FIRST_TOKENS):
 
 
 def item_log_probs(model, items):
-    """Log-probability of every item, each level normalised over the codes that lead to an item."""
+    """Log-probability of every item, each level normalized over the codes that lead to an item."""
     scores = []
     for codes in CODES_IL:
         logits, score = own_logits(model, items, codes[:-1]), 0.0
@@ -162,7 +162,7 @@ def test_gradients_of_scored_sequences_reach_the_whole_network():
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_beam_as_wide_as_the_catalogue_ranks_exhaustively(name):
+def test_a_beam_as_wide_as_the_catalog_ranks_exhaustively(name):
     model = recommender(NETWORKS[name])
 
     ranking = model.rank(ranking_batch(), NUM_ITEMS, None)
@@ -247,7 +247,7 @@ def test_initial_weights_depend_on_the_seed_alone():
     config = CausalLmConfig.parse({"name": "causal_lm", "backbone": {"network": NETWORKS["qwen3"]}})
 
     def weights(seed):
-        return torch.cat([weight.flatten() for weight in build_model(config, CATALOGUE, seed).parameters()])
+        return torch.cat([weight.flatten() for weight in build_model(config, CATALOG, seed).parameters()])
 
     first = weights(3)
     torch.manual_seed(17)
@@ -261,7 +261,7 @@ def test_codes_follow_the_words_of_a_saved_network(tmp_path):
     words_ID = transformers.Qwen3ForCausalLM.from_pretrained(tmp_path).get_input_embeddings().weight
     model = build_model(
         CausalLmConfig.parse({"name": "causal_lm", "backbone": {"max_length": 6, "network": network}}),
-        CATALOGUE,
+        CATALOG,
         seed=0,
     ).eval()
 
@@ -321,7 +321,7 @@ def test_a_network_is_counted_without_its_weights(kind, tmp_path):
         {"name": "causal_lm", "backbone": {"max_length": 6, "network": network}, "beam_width": NUM_ITEMS}
     )
     with HollowWeights():
-        hollow = build_model(config, CATALOGUE, 0)
+        hollow = build_model(config, CATALOG, 0)
 
     shapes = {name: weight.shape for name, weight in hollow.named_parameters()}
     assert shapes == {name: weight.shape for name, weight in expected.named_parameters()}
@@ -378,10 +378,10 @@ def test_without_the_package_the_extra_is_named():
     program = (
         "import sys, numpy as np\n"
         "sys.modules['transformers'] = None\n"
-        "from rayrec.models.registry.build import Catalogue, build_model\n"
+        "from rayrec.models.registry.build import Catalog, build_model\n"
         "from rayrec.models.base.config import CausalLmConfig\n"
-        "catalogue = Catalogue(2, np.array([[0], [1]]), (2,))\n"
-        "try: build_model(CausalLmConfig(name='causal_lm'), catalogue, 0)\n"
+        "catalog = Catalog(2, np.array([[0], [1]]), (2,))\n"
+        "try: build_model(CausalLmConfig(name='causal_lm'), catalog, 0)\n"
         "except ValueError as error: print(error)\n"
     )
 
@@ -392,11 +392,11 @@ def test_without_the_package_the_extra_is_named():
     assert "pip install 'rayrec[hf]'" in done.stdout
 
 
-def test_ids_of_one_code_are_learnt_and_ranked():
+def test_ids_of_one_code_are_learned_and_ranked():
     """IDs of one code: nothing is ever fed back."""
-    catalogue = Catalogue(3, np.array([[2], [0], [1]]), (3,))
+    catalog = Catalog(3, np.array([[2], [0], [1]]), (3,))
     config = CausalLmConfig.parse({"name": "causal_lm", "backbone": {"network": NETWORKS["qwen3"]}})
-    model = build_model(config, catalogue, 0).eval()
+    model = build_model(config, catalog, 0).eval()
     (features,) = shares([[0, 1, 2], [1, 0]], 3)
 
     assert model.loss(tensor_batch(features)).item() == pytest.approx(

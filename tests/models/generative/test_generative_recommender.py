@@ -35,7 +35,7 @@ def all_contexts(model: GenerativeRecommender, batch: TensorBatch) -> torch.Tens
 
 
 def code_log_probs(model: GenerativeRecommender, context_D: torch.Tensor, item: int) -> list[float]:
-    """Log-probability of each code of an item, every level normalised over all of its codes."""
+    """Log-probability of each code of an item, every level normalized over all of its codes."""
     state_D, log_probs = context_D, []
     for level, code in enumerate(CODES_IL[item].tolist()):
         log_probs.append(model.backbone.decoder.logits(state_D, level).log_softmax(0)[code].item())
@@ -45,7 +45,7 @@ def code_log_probs(model: GenerativeRecommender, context_D: torch.Tensor, item: 
 
 
 def item_log_probs(model: GenerativeRecommender, context_D: torch.Tensor) -> list[float]:
-    """Log-probability of every item, each level normalised over the codes that lead to an item."""
+    """Log-probability of every item, each level normalized over the codes that lead to an item."""
     scores = []
     for codes in CODES_IL:
         state_D, score = context_D, 0.0
@@ -102,7 +102,7 @@ def test_label_smoothing_mixes_in_the_mean_loss_over_all_codes():
     assert loss == pytest.approx(by_hand, rel=1e-5)
 
 
-def test_a_beam_as_wide_as_the_catalogue_ranks_exhaustively():
+def test_a_beam_as_wide_as_the_catalog_ranks_exhaustively():
     model, batch = recommender(), tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, CODES_IL))
 
     ranking = model.rank(batch, NUM_ITEMS, None)
@@ -248,7 +248,7 @@ def test_the_order_of_a_tuples_items_is_nothing_to_learn():
     assert loss_of(other_IL) == first
 
 
-def test_a_catalogue_that_has_grown_needs_no_other_weights():
+def test_a_catalog_that_has_grown_needs_no_other_weights():
     """A longer list of items under a tuple is no other shape of any weight."""
     grown_IL = np.concatenate([SHARED_CODES_IL, [[0, 1, 3], [1, 0, 0]]])
     model, grown = recommender_of_shared_tuples(), recommender_of_shared_tuples(grown_IL)

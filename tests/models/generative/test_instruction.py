@@ -158,7 +158,7 @@ def test_weights_are_of_the_event_behind_the_cut(make):
     )
 
 
-def test_behaviours_have_their_weights_and_unknown_ones_count_once():
+def test_behaviors_have_their_weights_and_unknown_ones_count_once():
     network, tables = network_of(lazy)
     model = GenerativeRecommender(network, CODES, NUM_ITEMS, 3, torch.tensor([2.0, 1.0, 0.5]))
     (features,) = shares([[0, 3], [6, 1], [4, 2]], NUM_ITEMS, tables, CODES_IL)

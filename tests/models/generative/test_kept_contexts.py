@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.models.base.config import CausalLmConfig, LazyDecoderConfig, PrefixDecoderConfig
-from rayrec.models.registry.build import Catalogue, build_model
+from rayrec.models.registry.build import Catalog, build_model
 from tests.models.networks import histories, tensor_batch
 
 CODES_IL = np.array([[0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 0], [1, 1, 1], [2, 0, 0], [2, 2, 0]])
 NUM_ITEMS, LONGEST = len(CODES_IL), 6
-CATALOGUE = Catalogue(NUM_ITEMS, CODES_IL, (3, 3, 2))
+CATALOG = Catalog(NUM_ITEMS, CODES_IL, (3, 3, 2))
 SMALL = {"dim": 8, "num_layers": 2, "num_heads": 2, "feedforward_dim": 16, "max_length": LONGEST}
 PREFIX = PrefixDecoderConfig.parse({"name": "prefix_decoder", "beam_width": NUM_ITEMS, "backbone": SMALL})
 QWEN3 = {"kind": "qwen3", "dim": 16, "num_layers": 2, "num_heads": 2, "num_key_heads": 1}
@@ -34,7 +34,7 @@ def model(name="prefix_decoder"):
     """Weights are made large enough for every part to matter."""
     if name == "causal_lm":
         pytest.importorskip("transformers")
-    network = build_model(MODELS[name], CATALOGUE, seed=0)
+    network = build_model(MODELS[name], CATALOG, seed=0)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -119,7 +119,7 @@ def test_no_more_is_kept_than_allowed_and_who_was_away_longest_goes():
 
 def test_a_model_that_reads_a_history_as_a_whole_says_so():
     lazy = LazyDecoderConfig.parse({"name": "lazy_decoder", "backbone": SMALL})
-    assert build_model(lazy, CATALOGUE, seed=0).keep_contexts(PLENTY) is None
+    assert build_model(lazy, CATALOG, seed=0).keep_contexts(PLENTY) is None
 
 
 requests = st.lists(

@@ -22,7 +22,7 @@ from rayrec.models.generative.lazy_decoder import LazyDecoder
 from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
 from rayrec.models.generative.prefix_decoder import PrefixDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
-from rayrec.models.registry.build import Catalogue, build_model
+from rayrec.models.registry.build import Catalog, build_model
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from tests.models.networks import DIM, backbone, histories, tensor_batch
 
@@ -68,7 +68,7 @@ def encoder_decoder(experts=None):
 def causal_lm():
     network = {"kind": "qwen3", "dim": 16, "num_layers": 2, "num_heads": 2, "num_key_heads": 1}
     config = CausalLmConfig.parse({"name": "causal_lm", "backbone": {"max_length": 6, "network": network}})
-    return build_model(config, Catalogue(NUM_ITEMS, CODES_IL, LEVEL_SIZES), seed=0).backbone, ()
+    return build_model(config, Catalog(NUM_ITEMS, CODES_IL, LEVEL_SIZES), seed=0).backbone, ()
 
 
 BACKBONES = {

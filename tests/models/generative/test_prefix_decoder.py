@@ -32,7 +32,7 @@ def prefix_vector(network: PrefixDecoder, prefix: list[int]) -> torch.Tensor:
 
 
 def item_log_prob(network: PrefixDecoder, context_D: torch.Tensor, item: int) -> torch.Tensor:
-    """Sum over the levels, each normalised over the codes that lead to an item."""
+    """Sum over the levels, each normalized over the codes that lead to an item."""
     codes, total = CODES_IL[item].tolist(), torch.zeros(())
     for depth in range(len(codes)):
         below = CODES_IL[(CODES_IL[:, :depth] == codes[:depth]).all(axis=1), depth]

@@ -62,11 +62,11 @@ def refusal_on_torch(builder: str) -> None:
 def test_what_changes_weights_is_refused_on_torch_before_a_run_begins():
     shown = run(
         "from tests.models.keras.test_keras_backends import refusal_on_torch\n"
-        "refusal_on_torch('normalised'), refusal_on_torch('assigning')"
+        "refusal_on_torch('normalized'), refusal_on_torch('assigning')"
     )
 
-    normalised, assigning = shown.splitlines()
-    assert "changes 'norm/moving_mean' while it is trained" in normalised
+    normalized, assigning = shown.splitlines()
+    assert "changes 'norm/moving_mean' while it is trained" in normalized
     assert "changes 'bounded/bias' by other ways than its gradient" in assigning
 
 

@@ -61,8 +61,8 @@ def _ending(*layers):
     return build
 
 
-normalised = _ending(lambda layers: layers.BatchNormalization(name="norm"), lambda layers: layers.Dense(2))
-regularised = _ending(lambda layers: layers.Dense(2, kernel_regularizer="l2"))
+normalized = _ending(lambda layers: layers.BatchNormalization(name="norm"), lambda layers: layers.Dense(2))
+regularized = _ending(lambda layers: layers.Dense(2, kernel_regularizer="l2"))
 probabilities = _ending(lambda layers: layers.Dense(2, activation="sigmoid", name="out"))
 too_many = _ending(lambda layers: layers.Dense(3))
 scaled = _ending(
@@ -229,11 +229,11 @@ def failing(schema, dim):
     [
         ("not_a_model", "must return a keras.Model, and gave int"),
         ("without_inputs", "has no declared inputs"),
-        ("normalised", "changes 'norm/moving_mean' while it is trained, as BatchNormalization does"),
+        ("normalized", "changes 'norm/moving_mean' while it is trained, as BatchNormalization does"),
         ("assigning", "changes 'bounded/bias' by other ways than its gradient"),
         ("bounded", "weight 'bounded/kernel' has a constraint, which only Keras's own optimizers apply"),
         ("untraceable", "untraceable failed: "),
-        ("regularised", "adds losses of its own .* training.optimizer.weight_decay"),
+        ("regularized", "adds losses of its own .* training.optimizer.weight_decay"),
         ("probabilities", "output 'out' ends with sigmoid, .* leave that activation out"),
         ("too_many", r"output has the shape \(None, 3\), and there are 2 labels; give one output"),
         ("double", "weight 'out/kernel' is float64, but weights, like rows, are float32; leave out"),

@@ -28,18 +28,18 @@ def folder_of(path: Path, **modules: str) -> Path:
     return path
 
 
-WITH_A_NEIGHBOUR = """
-    import my_neighbour
+WITH_A_NEIGHBOR = """
+    import my_neighbor
 
     def build(schema, dim):
-        import my_late_neighbour
+        import my_late_neighbor
 
         def call():
-            import my_neighbour as again
+            import my_neighbor as again
 
             return again.NAME
 
-        return my_neighbour.NAME, my_late_neighbour.NAME, call
+        return my_neighbor.NAME, my_late_neighbor.NAME, call
 """
 
 
@@ -47,9 +47,9 @@ def test_two_folders_with_modules_of_the_same_names_are_two_builders(tmp_path):
     first, second = (
         folder_of(
             tmp_path / name,
-            my_model=WITH_A_NEIGHBOUR,
-            my_neighbour=f"NAME = {name!r}",
-            my_late_neighbour=f"NAME = 'late {name}'",
+            my_model=WITH_A_NEIGHBOR,
+            my_neighbor=f"NAME = {name!r}",
+            my_late_neighbor=f"NAME = 'late {name}'",
         )
         for name in ("first", "second")
     )
@@ -59,7 +59,7 @@ def test_two_folders_with_modules_of_the_same_names_are_two_builders(tmp_path):
         assert [*names, call()] == [name, f"late {name}", name]
 
 
-def test_a_folder_does_not_find_the_neighbours_of_another_one(tmp_path):
+def test_a_folder_does_not_find_the_neighbors_of_another_one(tmp_path):
     first = folder_of(tmp_path / "first", my_model="import my_helper\nbuild = lambda *_: 1", my_helper="")
     second = folder_of(tmp_path / "second", my_model="import my_helper\nbuild = lambda *_: 2")
     assert made("my_model:build", first) == 1
@@ -139,9 +139,9 @@ def test_a_module_with_the_name_of_another_one_is_refused(tmp_path, name):
     ("source", "message"),
     [
         ("def build(:", r"'my_mistake' cannot be imported \(SyntaxError: .*line 1\)\); mend it"),
-        ("{}['colour']", r"'my_mistake' cannot be imported \(KeyError: 'colour'\); mend it"),
+        ("{}['color']", r"'my_mistake' cannot be imported \(KeyError: 'color'\); mend it"),
         ("import no_such_module", r"'my_mistake' cannot be imported \(No module .*\); install what it needs"),
-        ("def build(*_): {}['colour']", "my_mistake:build failed: KeyError: 'colour'"),
+        ("def build(*_): {}['color']", "my_mistake:build failed: KeyError: 'color'"),
         ("def build(*_): None.units", "my_mistake:build failed: AttributeError: 'NoneType'"),
         ("def build(*_): raise RuntimeError('two\\nlines')", "failed: RuntimeError: two lines"),
         ("def build(*_): import no_such_module", "my_mistake:build failed: No module named 'no_such_module'"),

@@ -97,7 +97,7 @@ REST = {"price": (1,), "age": (1,), "user": (2,), "item": (2,)}
             [DeclaredInput("user", (None,), "int64"), *declared(**REST)],
             r"'user' is int64, but rows are looked up already: declare keras.Input\(\(2,\), name='user'\)",
         ),
-        (declared(**REST, history=(2,), colour=(2,)), "input 'colour', which is no column .* 'history'"),
+        (declared(**REST, history=(2,), color=(2,)), "input 'color', which is no column .* 'history'"),
         (declared(**REST, history=(3,)), r"'history' has the shape \(None, 3\), but gets \(None, 2\)"),
         (declared(**REST | {"age": (2,)}, history=(2,)), r"'age' has the shape .* gets \(None, 1\)"),
         (declared(**REST, history=(2,), history_mask=(None,)), "none 'history' of the shape"),

@@ -32,7 +32,7 @@ def encoded(vectors_ID, kmeans):
     return codes_IL.numpy(), Evidence(kmeans.codebook_size, distances)
 
 
-def test_extra_digit_numbers_the_items_of_a_tuple_in_catalogue_order():
+def test_extra_digit_numbers_the_items_of_a_tuple_in_catalog_order():
     codes_IL = np.array([[5, 1], [2, 2], [5, 1], [5, 0], [2, 2], [5, 1]])
     out = add_extra_digit(codes_IL, Evidence(6))
 
@@ -45,7 +45,7 @@ def test_extra_digit_is_zero_when_nobody_collides():
     assert add_extra_digit(codes_IL, Evidence(6))[:, 2].tolist() == [0, 0, 0]
 
 
-def test_items_that_share_a_tuple_are_listed_by_popularity_and_then_in_catalogue_order():
+def test_items_that_share_a_tuple_are_listed_by_popularity_and_then_in_catalog_order():
     codes_IL = np.array([[5, 1], [2, 2], [5, 1], [5, 0], [5, 1], [5, 1]])
     popularity_I = np.array([3, 0, 9, 4, 3, 9])
 
@@ -67,7 +67,7 @@ def test_reassign_moves_the_farther_items_to_the_nearest_free_codes():
 
 def test_reassign_works_with_one_level():
     out = reassign_last_code(*encoded(torch.tensor([[10.0], [10.0], [12.0]]), line_codebooks(num_levels=1)))
-    # Of the equally near items the first in the catalogue keeps the tuple.
+    # Of the equally near items the first in the catalog keeps the tuple.
     assert out.tolist() == [[1], [0], [2]]
 
 

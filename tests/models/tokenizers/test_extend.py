@@ -37,7 +37,7 @@ def codes_of(registry, ident):
 @pytest.mark.parametrize("policy", ["extra_digit", "reassign", "share"])
 def test_items_that_were_there_keep_their_codes_and_new_ones_get_their_own(policy):
     registry = registry_of([0, 110], policy, ids=[5, 9])
-    # The new catalogue has an order of its own.
+    # The new catalog has an order of its own.
     grown = extended(registry, {7: 100}, ids_I=[9, 7, 5])
 
     assert grown.item_ids_I.tolist() == [9, 7, 5]
@@ -108,17 +108,17 @@ def test_an_extension_can_be_extended_and_saved(tmp_path):
     assert loaded.report()["extension"]["items"] == 2
 
 
-def test_a_catalogue_that_lost_an_item_is_refused():
+def test_a_catalog_that_lost_an_item_is_refused():
     registry = registry_of([0, 110], "share", ids=[5, 9])
     with pytest.raises(
-        ValueError, match=r"1 of the 2 items that have semantic IDs are not in the new catalogue"
+        ValueError, match=r"1 of the 2 items that have semantic IDs are not in the new catalog"
     ):
         extended(registry, {7: 0}, ids_I=[5, 7])
     with pytest.raises(ValueError, match="the 1 new items are not those that the registry lacks"):
         extended(registry, {7: 0}, ids_I=[5, 8, 9])
 
 
-def test_a_catalogue_of_the_same_items_keeps_all_codes():
+def test_a_catalog_of_the_same_items_keeps_all_codes():
     registry = registry_of([0, 110], "extra_digit")
     same = extended(registry, {})
     assert np.array_equal(same.codes_IL, registry.codes_IL)
@@ -127,7 +127,7 @@ def test_a_catalogue_of_the_same_items_keeps_all_codes():
 
 @settings(max_examples=25)
 @given(st.integers(0, 10_000))
-def test_codes_stay_distinct_however_a_catalogue_grows(seed):
+def test_codes_stay_distinct_however_a_catalog_grows(seed):
     random = np.random.default_rng(seed)
     registry = registry_of(random.integers(0, 120, 12), "share")
     grown = extended(registry, dict(zip(range(50, 56), random.integers(0, 120, 6).tolist(), strict=True)))

@@ -9,7 +9,7 @@ from rayrec.platform.errors import InputError
 from tests.data import real_data
 
 KEYS = ("12", "10", "11")
-"""Of the catalogue, in its order."""
+"""Of the catalog, in its order."""
 
 
 def write(path, values):
@@ -21,7 +21,7 @@ def registry_of(path, keys=KEYS, **settings):
     return published_registry(path, keys, np.arange(len(keys)) * 100, "f00d", **settings)
 
 
-def test_numbers_and_tokens_are_read_in_catalogue_order(tmp_path):
+def test_numbers_and_tokens_are_read_in_catalog_order(tmp_path):
     numbers = write(tmp_path / "a.json", {"10": [3, 0], "11": [3, 7], "12": [0, 2]})
     tokens = write(
         tmp_path / "b.json", {"10": ["<a_3>", "<b_0>"], "11": ["<a_3>", "<b_7>"], "12": ["<a_0>", "<b_2>"]}
@@ -43,7 +43,7 @@ def test_numbers_and_tokens_are_read_in_catalogue_order(tmp_path):
 def test_keys_that_count_from_another_number_are_shifted_if_told_so(tmp_path):
     path = write(tmp_path / "a.json", {"0": [1], "1": [2], "2": [3]})
     assert registry_of(path, key_offset=10).codes_IL.tolist() == [[3], [1], [2]]
-    with pytest.raises(InputError, match=r"3 of the catalogue's 3 items .* --key-offset 10 makes them fit"):
+    with pytest.raises(InputError, match=r"3 of the catalog's 3 items .* --key-offset 10 makes them fit"):
         registry_of(path)
 
 
@@ -63,10 +63,10 @@ def test_collisions_are_resolved_by_the_policy(policy, digits, tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"10": [1], "11": [2]}, "1 of the catalogue's 3 items have no codes there, the first is '12'"),
+        ({"10": [1], "11": [2]}, "1 of the catalog's 3 items have no codes there, the first is '12'"),
         (
             {"10": [1], "11": [2], "12": [3], "13": [4]},
-            "1 of its items are not in the catalogue, the first is '13'",
+            "1 of its items are not in the catalog, the first is '13'",
         ),
         ({"10": [1], "11": [2], "x": [3]}, "'12' and 1 of its items are not in .* first is 'x'; the keys"),
         ({"10": [1], "11": [2, 3], "12": [3]}, "tuples have 1 and 2 codes; expected one length"),
@@ -78,7 +78,7 @@ def test_collisions_are_resolved_by_the_policy(policy, digits, tmp_path):
         ([], "expected a JSON object"),
     ],
 )
-def test_files_that_are_no_codes_of_the_catalogue_are_refused(values, message, tmp_path):
+def test_files_that_are_no_codes_of_the_catalog_are_refused(values, message, tmp_path):
     with pytest.raises(InputError, match=message):
         registry_of(write(tmp_path / "a.json", values))
 

@@ -1,4 +1,4 @@
-"""What holds for every quantiser in `TOKENIZERS`."""
+"""What holds for every quantizer in `TOKENIZERS`."""
 
 import numpy as np
 import pytest

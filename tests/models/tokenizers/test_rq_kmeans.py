@@ -8,11 +8,11 @@ from rayrec.models.tokenizers.kmeans import lloyd, nearest_centroids
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
 
 
-def clustered_vectors(num_items, dim, seed, num_centres=12):
+def clustered_vectors(num_items, dim, seed, num_centers=12):
     generator = torch.Generator().manual_seed(seed)
-    centres = torch.randn(num_centres, dim, generator=generator) * 4
-    cluster_I = torch.randint(num_centres, (num_items,), generator=generator)
-    return centres[cluster_I] + torch.randn(num_items, dim, generator=generator), cluster_I
+    centers = torch.randn(num_centers, dim, generator=generator) * 4
+    cluster_I = torch.randint(num_centers, (num_items,), generator=generator)
+    return centers[cluster_I] + torch.randn(num_items, dim, generator=generator), cluster_I
 
 
 def test_well_separated_groups_are_told_apart_level_by_level():

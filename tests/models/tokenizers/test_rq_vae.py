@@ -20,7 +20,7 @@ def test_codes_do_not_collapse_whatever_the_scale_of_the_vectors(scale):
 
 def test_without_the_measures_small_vectors_collapse_to_one_code():
     codes_IL = codes_of(
-        item_like_vectors(scale=0.01), standardise=False, start_at_items=False, revive_dead_codes=False
+        item_like_vectors(scale=0.01), standardize=False, start_at_items=False, revive_dead_codes=False
     )
     assert all(perplexity(codes_I) < 2 for codes_I in codes_IL.T)
 

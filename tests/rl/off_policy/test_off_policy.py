@@ -19,7 +19,7 @@ from rayrec.rl.off_policy.estimators import (
     doubly_robust,
     importance_weights,
     inverse_propensity,
-    self_normalised,
+    self_normalized,
 )
 from rayrec.rl.off_policy.logs import BanditLog, read_open_bandit
 from rayrec.rl.off_policy.policies import logged_frequencies, softmax_of, uniform
@@ -48,7 +48,7 @@ def test_estimates_by_hand():
     # Weights are 0.25 / 0.5, 0.5 / 0.25, 1 / 0.5 and 1 / 0.5.
     assert importance_weights(BY_HAND, TARGET_NA).tolist() == [0.5, 2.0, 2.0, 2.0]
     assert inverse_propensity(BY_HAND, TARGET_NA).value == pytest.approx((0.5 + 2.0) / 4)
-    assert self_normalised(BY_HAND, TARGET_NA).value == pytest.approx(2.5 / 6.5)
+    assert self_normalized(BY_HAND, TARGET_NA).value == pytest.approx(2.5 / 6.5)
     # 0.25 * 0.5 + 0.75 * 0.1, 0.5 * 0.2 + 0.5 * 0.4, 0.3, 0.5
     assert direct_method(TARGET_NA, MODEL_NA).value == pytest.approx((0.2 + 0.3 + 0.3 + 0.5) / 4)
     # 0.5 * (1 - 0.5), 2 * (0 - 0.4), 2 * (0 - 0.3), 2 * (1 - 0.5) come to that.
@@ -73,7 +73,7 @@ def test_a_policy_judged_on_its_own_log_is_what_it_earned():
     actions_N = random.choice(3, size=500, p=probs_A)
     log = log_of(actions_N, random.random(500) < 0.3, probs_A[actions_N], 3)
     own_NA = np.tile(probs_A, (500, 1))
-    for terms in (inverse_propensity(log, own_NA), self_normalised(log, own_NA)):
+    for terms in (inverse_propensity(log, own_NA), self_normalized(log, own_NA)):
         assert terms.value == pytest.approx(log.rewards_N.mean())
     assert diagnostics(log, own_NA).effective_rows == pytest.approx(500)
 
@@ -148,7 +148,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
         )
         made = {
             "ips": inverse_propensity(log, target_NA),
-            "snips": self_normalised(log, target_NA),
+            "snips": self_normalized(log, target_NA),
             "dr": doubly_robust(log, target_NA, right_NA),
             "dr, model wrong": doubly_robust(log, target_NA, wrong_NA),
             # Right means right: what a model of 800 rows still gets wrong, no propensity corrects here.
@@ -180,7 +180,7 @@ def test_the_open_bandit_dataset_is_read_and_judged():
     assert logs["random"].num_actions == 80
     np.testing.assert_allclose(logs["random"].propensities_N, 1 / 80)
     # The uniform policy on the other one's log, and what it earned itself: the intervals meet.
-    judged = self_normalised(logs["bts"], uniform(logs["bts"])).estimate()
+    judged = self_normalized(logs["bts"], uniform(logs["bts"])).estimate()
     earned = Terms(logs["random"].rewards_N).estimate()
     assert judged.low < earned.high
     assert earned.low < judged.high
@@ -194,7 +194,7 @@ def test_the_command_shows_every_estimate():
     assert set(answer["estimates"]) == {
         "direct method",
         "inverse propensity",
-        "self-normalised",
+        "self-normalized",
         "doubly robust",
     }
     for estimate in answer["estimates"].values():

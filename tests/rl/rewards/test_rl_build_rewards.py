@@ -15,12 +15,12 @@ import yaml
 
 from rayrec.pipelines.inference.recommender import Query
 from rayrec.platform.errors import InputError
-from rayrec.rl.rewards.build import CatalogueFacts, build_guard, build_rewards
+from rayrec.rl.rewards.build import CatalogFacts, build_guard, build_rewards
 from rayrec.rl.rewards.config import RewardsConfig
 from rayrec.rl.rewards.mix import RewardMix
 from tests.rl.rewards.rl_lists import CODES_IL, lists_of
 
-CATALOGUE = CatalogueFacts(
+CATALOG = CatalogFacts(
     CODES_IL, np.array([4, 2, 1, 1, 0]), pd.Index(["a", "b", "c", "d", "e"]), ("home", "search")
 )
 
@@ -30,7 +30,7 @@ def config_of(*parts: dict[str, Any], **settings: Any) -> RewardsConfig:
 
 
 def built(*parts: dict[str, Any], **others: Any) -> RewardMix:
-    return build_rewards(config_of(*parts), CATALOGUE, **others)
+    return build_rewards(config_of(*parts), CATALOG, **others)
 
 
 def complaint(*parts: dict[str, Any]) -> str:
@@ -63,7 +63,7 @@ def test_every_kind_is_built_and_does_what_its_settings_say(tmp_path):
     def click(queries: Any, items_UG: np.ndarray) -> np.ndarray:
         return np.where(items_UG >= 0, 0.25, np.nan)
 
-    mixed = build_rewards(config, CATALOGUE, {"click": click}).mix(
+    mixed = build_rewards(config, CATALOG, {"click": click}).mix(
         lists_of([[1, 0, -1]], targets=[0], queries=[Query(np.array([1]))])
     )
 
@@ -94,11 +94,11 @@ def _yaml(folder: Path, text: str) -> Path:
     return path
 
 
-def test_weights_and_normalisation_reach_the_mix():
-    mix = built({"kind": "hit", "weight": 1.5, "by_scenario": {"home": 0.5}, "normalise": "standard"})
+def test_weights_and_normalization_reach_the_mix():
+    mix = built({"kind": "hit", "weight": 1.5, "by_scenario": {"home": 0.5}, "normalize": "standard"})
 
     (part,) = mix.parts
-    assert (part.name, part.weight, dict(part.by_scenario), part.normalise) == (
+    assert (part.name, part.weight, dict(part.by_scenario), part.normalize) == (
         "hit",
         1.5,
         {"home": 0.5},
@@ -122,7 +122,7 @@ def test_an_unknown_scenario_is_refused_with_those_there_are():
     assert "the reward 'hit' has a weight by_scenario for 'serach', but the data set has home, search" in (
         complaint(part)
     )
-    without = CatalogueFacts(CODES_IL, CATALOGUE.train_counts_I, CATALOGUE.item_keys)
+    without = CatalogFacts(CODES_IL, CATALOG.train_counts_I, CATALOG.item_keys)
     with pytest.raises(InputError, match="the data set has none"):
         build_rewards(config_of(part), without)
 
@@ -139,7 +139,7 @@ def test_an_unknown_scenario_is_refused_with_those_there_are():
         ([{"kind": "function", "function": "fresh"}], "must be 'module:function', got 'fresh'"),
         ([{"kind": "hit", "weight": float("nan")}], "weight: input should be a finite number"),
         ([{"kind": "hit", "by_scenario": {"home": float("inf")}}], "home: input should be a finite number"),
-        ([{"kind": "hit", "normalise": "rank"}], "normalise: input should be 'none' or 'standard'"),
+        ([{"kind": "hit", "normalize": "rank"}], "normalize: input should be 'none' or 'standard'"),
         ([{"kind": "hits"}], "expected one of 'validity', 'hit',"),
         ([{"kind": "ranker"}], "the setting 'parts.0.ranking' is missing"),
         ([{"kind": "business_value", "path": "x.csv"}], "the setting 'parts.0.column' is missing"),

@@ -28,7 +28,7 @@ def read(path: Path, keys: pd.Index = KEYS) -> BusinessValue:
 
 
 def test_values_are_found_by_key_and_unknown_items_are_0_and_counted(tmp_path):
-    # Not in the table: d. Without a value: c. Not in the catalogue: z. Keys stay texts: 007 is not 7.
+    # Not in the table: d. Without a value: c. Not in the catalog: z. Keys stay texts: 007 is not 7.
     value = read(table(tmp_path, "margin,item_id\n2.5,007\n-1,a\n,c\n9,z\n"))
 
     assert value.value_I.tolist() == [-1.0, 2.5, 0.0, 0.0]

@@ -75,7 +75,7 @@ def test_a_part_without_weight_has_figures_and_no_say():
 
 def test_standard_is_measured_by_all_candidates_so_far():
     told = Told([[0, 2]])
-    mix = RewardMix([WeightedReward("a", told, weight=3.0, normalise="standard")])
+    mix = RewardMix([WeightedReward("a", told, weight=3.0, normalize="standard")])
 
     # 0 and 2: mean 1, std 1.
     assert mix.mix(TWO).total_UG.tolist() == [[-3, 3]]
@@ -89,26 +89,26 @@ def test_standard_is_measured_by_all_candidates_so_far():
     assert second.figures["a.std"] == 1.0  # of the batch, as it is
 
 
-def test_candidates_that_are_all_alike_are_worth_0_when_normalised():
-    mix = RewardMix([WeightedReward("a", Told([[0.1, 0.1], [0.1, 0.1]]), normalise="standard")])
+def test_candidates_that_are_all_alike_are_worth_0_when_normalized():
+    mix = RewardMix([WeightedReward("a", Told([[0.1, 0.1], [0.1, 0.1]]), normalize="standard")])
 
     for _ in range(3):
         assert mix.mix(FOUR).total_UG == pytest.approx(np.zeros((2, 2)), abs=1e-12)
 
 
 def test_missing_candidates_count_in_no_moment_and_no_figure():
-    mix = RewardMix([WeightedReward("a", Told([[0, 2, 0]]), normalise="standard")])
+    mix = RewardMix([WeightedReward("a", Told([[0, 2, 0]]), normalize="standard")])
 
     mixed = mix.mix(lists_of([[3, 4, -1]]))
 
-    # Mean 1 and std 1 are those of the two items; the 0 of the missing one is normalised by them.
+    # Mean 1 and std 1 are those of the two items; the 0 of the missing one is normalized by them.
     assert mixed.total_UG.tolist() == [[-1, 1, -1]]
     assert (mixed.figures["a.mean"], mixed.figures["a.std"]) == (1.0, 1.0)
     assert mixed.is_item_UG.tolist() == [[True, True, False]]
 
 
 def test_lists_without_any_candidate_change_nothing():
-    mix = RewardMix([WeightedReward("a", Told([[0, 2]]), normalise="standard")])
+    mix = RewardMix([WeightedReward("a", Told([[0, 2]]), normalize="standard")])
     mix.mix(TWO)
     before = mix.state()
 
@@ -120,7 +120,7 @@ def test_lists_without_any_candidate_change_nothing():
 
 def test_lists_that_do_not_teach_are_measured_by_those_before():
     told = Told([[0, 2]])
-    mix = RewardMix([WeightedReward("a", told, normalise="standard")])
+    mix = RewardMix([WeightedReward("a", told, normalize="standard")])
     mix.mix(TWO)
     before = mix.state()
 
@@ -133,7 +133,7 @@ def test_lists_that_do_not_teach_are_measured_by_those_before():
 
 def test_a_resumed_mix_goes_on_as_the_first_would():
     def mix_of(told: Told) -> RewardMix:
-        return RewardMix([WeightedReward("a", told, normalise="standard"), WeightedReward("b", Validity())])
+        return RewardMix([WeightedReward("a", told, normalize="standard"), WeightedReward("b", Validity())])
 
     told = Told([[0.1, 0.7], [0.3, 0.4]])
     first = mix_of(told)
@@ -149,8 +149,8 @@ def test_a_resumed_mix_goes_on_as_the_first_would():
 
 
 def test_the_state_of_other_parts_is_refused():
-    mix = RewardMix([WeightedReward("a", Validity(), normalise="standard")])
-    other = RewardMix([WeightedReward("b", Validity(), normalise="standard")])
+    mix = RewardMix([WeightedReward("a", Validity(), normalize="standard")])
+    other = RewardMix([WeightedReward("b", Validity(), normalize="standard")])
 
     with pytest.raises(InputError, match=r"other parts .*a\.count, .*b\.count"):
         mix.load(other.state())
@@ -183,7 +183,7 @@ def test_moments_of_large_numbers_keep_their_small_differences():
 def test_what_is_not_finite_is_refused_by_reward_user_and_item(value):
     mix = RewardMix(
         [
-            WeightedReward("fine", Told([[1, 2], [3, 4]]), normalise="standard"),
+            WeightedReward("fine", Told([[1, 2], [3, 4]]), normalize="standard"),
             WeightedReward("bad", Told([[0, 0], [0, value]])),
         ]
     )
@@ -210,7 +210,7 @@ def test_the_first_of_several_samples_is_named_and_a_missing_candidate_is_called
 def test_a_weight_that_overflows_is_refused():
     mix = RewardMix(
         [
-            WeightedReward("fine", Told([[1, 2]]), normalise="standard"),
+            WeightedReward("fine", Told([[1, 2]]), normalize="standard"),
             WeightedReward("vast", Told([[0.0, 1e99]]), weight=1e300),
         ]
     )
@@ -235,7 +235,7 @@ def test_two_rewards_whose_sum_would_overflow_are_refused_by_the_first():
 @pytest.mark.parametrize("value", [1e200, -1e200])
 def test_a_number_whose_square_would_overflow_spoils_no_moments(value):
     told = Told([[0, 2]])
-    mix = RewardMix([WeightedReward("a", told, normalise="standard")])
+    mix = RewardMix([WeightedReward("a", told, normalize="standard")])
     mix.mix(TWO)
     before = mix.state()
     told.reward = [[value, 0]]
@@ -249,7 +249,7 @@ def test_a_number_whose_square_would_overflow_spoils_no_moments(value):
 
 
 def test_the_largest_rewards_that_are_taken_have_finite_moments_and_figures():
-    mix = RewardMix([WeightedReward("a", Told([[-LARGEST, LARGEST]]), normalise="standard")])
+    mix = RewardMix([WeightedReward("a", Told([[-LARGEST, LARGEST]]), normalize="standard")])
 
     mixed = mix.mix(TWO)
 
@@ -260,7 +260,7 @@ def test_the_largest_rewards_that_are_taken_have_finite_moments_and_figures():
 @pytest.mark.parametrize("reward", [[1.0, 2.0], [[1.0], [2.0]], 3.0, [[[1.0, 2.0]]]])
 def test_another_shape_is_refused(reward):
     told = Told([[0, 1]])
-    mix = RewardMix([WeightedReward("a", told, normalise="standard")])
+    mix = RewardMix([WeightedReward("a", told, normalize="standard")])
     mix.mix(TWO)
     before = mix.state()
     told.reward = reward
@@ -290,7 +290,7 @@ def test_the_user_whose_list_makes_a_reward_fail_is_found_in_few_calls(user):
     items = np.zeros((64, 2), dtype=np.int64)
     items[user:] = 9  # this one and all after it
     reward = FailsFor(9)
-    mix = RewardMix([WeightedReward("fine", Validity(), normalise="standard"), WeightedReward("bad", reward)])
+    mix = RewardMix([WeightedReward("fine", Validity(), normalize="standard"), WeightedReward("bad", reward)])
     before = mix.state()
 
     error = failure(mix, lists_of(items.tolist()))
@@ -339,7 +339,7 @@ def test_errors_travel_between_processes(error):
 
 def test_what_a_reward_keeps_for_itself_is_not_changed_by_the_mix():
     kept = np.array([[1.0, 3.0]])
-    mix = RewardMix([WeightedReward("a", lambda lists: kept, normalise="standard")])
+    mix = RewardMix([WeightedReward("a", lambda lists: kept, normalize="standard")])
 
     mixed = mix.mix(TWO)
     mixed.parts["a"][0, 0] = 99.0
@@ -367,7 +367,7 @@ def test_permuting_users_permutes_their_totals(lists, seed):
         return RewardMix(
             [
                 WeightedReward("hit", Hit(), by_scenario={"search": 2.0}),
-                WeightedReward("prefix", PrefixMatch(CODES_IL), 0.5, normalise="standard"),
+                WeightedReward("prefix", PrefixMatch(CODES_IL), 0.5, normalize="standard"),
                 WeightedReward("rank", RankPosition(penalty=True)),
                 WeightedReward("diversity", Diversity(CODES_IL), 0.1, {"home": 0.0}, "standard"),
             ]
@@ -383,11 +383,11 @@ def test_permuting_users_permutes_their_totals(lists, seed):
 
 def test_lists_that_are_compared_over_time_are_measured_by_nothing_that_moves():
     mix = RewardMix(
-        [WeightedReward("novelty", lambda lists: lists.items_UG * 1.0, 2.0, normalise="standard")]
+        [WeightedReward("novelty", lambda lists: lists.items_UG * 1.0, 2.0, normalize="standard")]
     )
     lists = lists_of([[1, 2], [3, 4]])
-    before = mix.mix(lists, learns=False, normalises=False).total_UG
+    before = mix.mix(lists, learns=False, normalizes=False).total_UG
     mix.mix(lists_of([[50, 60], [70, 90]]))
-    after = mix.mix(lists, learns=False, normalises=False).total_UG
+    after = mix.mix(lists, learns=False, normalizes=False).total_UG
     assert before.tolist() == after.tolist() == [[2.0, 4.0], [6.0, 8.0]]
     assert mix.mix(lists, learns=False).total_UG.tolist() != before.tolist()

@@ -91,13 +91,13 @@ def test_the_penalty_may_be_only_for_lists_with_a_hit():
     assert penalty_UG == pytest.approx(np.array([[0, -THIRD / sum_], [0, 0]]))
 
 
-def test_a_list_with_fewer_candidates_is_penalised_as_much_in_sum():
+def test_a_list_with_fewer_candidates_is_penalized_as_much_in_sum():
     penalty_UG = RankPosition(penalty=True)(lists_of([[2, 1, 3], [2, -1, -1]], targets=[0, 0]))
 
     assert penalty_UG.sum(axis=1) == pytest.approx([-1.0, -1.0])
 
 
-def test_lists_to_penalise_have_to_be_penalised():
+def test_lists_to_penalize_have_to_be_penalized():
     with pytest.raises(ValueError, match="set penalty"):
         RankPosition(only_with_hit=True)
 

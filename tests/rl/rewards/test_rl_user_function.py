@@ -27,7 +27,7 @@ def write(folder: Path, name: str, text: str) -> None:
     (folder / f"{name}.py").write_text(text)
 
 
-def test_a_function_of_a_folder_gets_the_lists_and_finds_its_neighbours(tmp_path):
+def test_a_function_of_a_folder_gets_the_lists_and_finds_its_neighbors(tmp_path):
     write(tmp_path, "rl_own_bonus", "BONUS = 0.5\n")
     write(tmp_path, "rl_own_rewards", "from rl_own_bonus import BONUS\n" + EVEN)
     path = list(sys.path)

@@ -92,9 +92,9 @@ def test_shares_are_the_batch_cut_by_rows(num_trainers):
 
 def test_rows_to_be_scored_need_no_labels():
     scored = rows()
-    unlabelled = RowBatch(scored.row_keys_B, scored.rows.drop_columns(["click", "like"]))
+    unlabeled = RowBatch(scored.row_keys_B, scored.rows.drop_columns(["click", "like"]))
 
-    batch = features().scoring(0, unlabelled)
+    batch = features().scoring(0, unlabeled)
 
     (trained,) = features().training(0, rows())
     assert batch.labels_BT.shape == (3, 0)

@@ -91,7 +91,7 @@ def test_slices_hash_like_whole_columns():
 
 
 def test_floats_are_not_hashed():
-    with pytest.raises(InputError, match=r"data\.features\.0 \(hash\): column 'x' is double.*bucketise"):
+    with pytest.raises(InputError, match=r"data\.features\.0 \(hash\): column 'x' is double.*bucketize"):
         column([1.5], pa.float64(), op="hash")
 
 

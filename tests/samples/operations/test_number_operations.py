@@ -12,7 +12,7 @@ FLOATS = pa.list_(pa.float32())
 
 def test_a_value_is_in_the_bucket_of_the_boundaries_it_reaches():
     found = column(
-        [-1.0, 0.0, 0.5, 1.0, 9.0, None, math.nan], pa.float64(), op="bucketise", boundaries=[0, 1]
+        [-1.0, 0.0, 0.5, 1.0, 9.0, None, math.nan], pa.float64(), op="bucketize", boundaries=[0, 1]
     )
 
     assert found == [0, 1, 1, 2, 2, None, None]
@@ -23,25 +23,25 @@ def test_buckets_of_few_and_of_many_boundaries_are_alike(num_boundaries):
     boundaries = [n / 4 for n in range(num_boundaries)]
     values = [n / 8 for n in range(-3, 250)]
 
-    found = column(values, pa.float64(), op="bucketise", boundaries=boundaries)
+    found = column(values, pa.float64(), op="bucketize", boundaries=boundaries)
     assert found == np.searchsorted(boundaries, values, side="right").tolist()
 
 
 def test_integers_are_compared_as_integers():
     large = 2**53
 
-    assert column([large, large + 1, None], pa.int64(), op="bucketise", boundaries=[large + 1]) == [
+    assert column([large, large + 1, None], pa.int64(), op="bucketize", boundaries=[large + 1]) == [
         0,
         1,
         None,
     ]
-    assert column([2, 3], pa.int32(), op="bucketise", boundaries=[2.5]) == [0, 1]
+    assert column([2, 3], pa.int32(), op="bucketize", boundaries=[2.5]) == [0, 1]
     with pytest.raises(InputError, match="64-bit integers, which the boundary 1000000000000000000000 is not"):
-        column([1], pa.int64(), op="bucketise", boundaries=[10**21])
+        column([1], pa.int64(), op="bucketize", boundaries=[10**21])
 
 
-def test_lists_are_bucketised_event_by_event():
-    assert column([[1, 5], None, [None], []], FLOATS, op="bucketise", boundaries=[2]) == [
+def test_lists_are_bucketized_event_by_event():
+    assert column([[1, 5], None, [None], []], FLOATS, op="bucketize", boundaries=[2]) == [
         [0, 1],
         None,
         [None],
@@ -51,7 +51,7 @@ def test_lists_are_bucketised_event_by_event():
 
 def test_boundaries_must_ascend():
     with pytest.raises(InputError, match="boundaries must ascend, but 2 stands before 2"):
-        column([1.0], pa.float64(), op="bucketise", boundaries=[1, 2, 2])
+        column([1.0], pa.float64(), op="bucketize", boundaries=[1, 2, 2])
 
 
 @pytest.mark.parametrize("dtype", [pa.float32(), pa.float64(), pa.int64()])

@@ -80,7 +80,7 @@ def select(columns, values, **settings):
     return computed(columns, operation).to_pydict()
 
 
-def test_events_are_selected_by_behaviour():
+def test_events_are_selected_by_behavior():
     columns = {
         "items": pa.array([[1, 2, 3], None, [4], [], [5]], INTS),
         "kinds": pa.array([["buy", None, "view"], ["buy"], ["view"], [], None], TEXTS),
@@ -96,7 +96,7 @@ def test_events_are_selected_by_behaviour():
     assert with_kinds["items"] == only_items["items"].to_pylist()
 
 
-def test_behaviours_may_be_numbers_and_must_be_of_their_type():
+def test_behaviors_may_be_numbers_and_must_be_of_their_type():
     columns = {"items": pa.array([[1, 2]], INTS), "kinds": pa.array([[0, 1]], pa.list_(pa.int16()))}
 
     assert select(columns, [1])["items"] == [[2]]
@@ -123,7 +123,7 @@ def lists(**columns):
     return {name: pa.array(values, INTS) for name, values in columns.items()}
 
 
-def test_behaviours_are_merged_by_time_and_ties_by_source():
+def test_behaviors_are_merged_by_time_and_ties_by_source():
     columns = lists(
         click_times=[[1, 3, 3], [], None, [2]],
         click_items=[[10, 30, 31], [], [9], [20]],

@@ -18,7 +18,7 @@ NUM_USERS = 2000
 SIGMAS = 5.0
 
 
-def targets(weights: dict[str, float], experiment: str = "colours", **settings: object) -> np.ndarray:
+def targets(weights: dict[str, float], experiment: str = "colors", **settings: object) -> np.ndarray:
     """Of users 0, 1, 2, ..."""
     router = Router(RoutingConfig(experiment=experiment, weights=weights, **settings))
     return np.array([router.target_of(user) for user in range(NUM_USERS)])
@@ -46,7 +46,7 @@ def test_shares_are_those_of_the_weights(weights, experiment):
 
 
 def test_a_user_stays_in_every_process_and_whatever_the_type_of_the_key():
-    router = Router(RoutingConfig(experiment="colours", weights={"red": 1, "green": 1, "blue": 2}))
+    router = Router(RoutingConfig(experiment="colors", weights={"red": 1, "green": 1, "blue": 2}))
 
     # Written down: another hash would move every user of a running experiment.
     assert [router.target_of(user) for user in ("ann", "bob", "cid", "dan", 7)] == [
@@ -102,7 +102,7 @@ def test_a_weight_of_zero_gets_nobody():
 
 def test_at_random_a_user_does_not_stay_and_the_seed_says_what_is_drawn():
     weights = {"a": 1.0, "b": 3.0}
-    router = Router(RoutingConfig(experiment="colours", weights=weights, by="random"))
+    router = Router(RoutingConfig(experiment="colors", weights=weights, by="random"))
     drawn = np.array([router.target_of("ann") for _ in range(NUM_USERS)])
 
     assert_share((drawn == "a").mean(), 0.25)
@@ -111,7 +111,7 @@ def test_at_random_a_user_does_not_stay_and_the_seed_says_what_is_drawn():
 
 
 def test_whoever_is_nobody_goes_by_the_fallback_or_is_drawn():
-    router = Router(RoutingConfig(experiment="colours", weights={"a": 1, "b": 1}))
+    router = Router(RoutingConfig(experiment="colors", weights={"a": 1, "b": 1}))
 
     by_session = {router.target_of(None, "session 1") for _ in range(50)}
     drawn = {router.target_of(None) for _ in range(50)}
@@ -123,7 +123,7 @@ def test_whoever_is_nobody_goes_by_the_fallback_or_is_drawn():
 
 
 def test_requests_are_sent_to_their_target_and_counted():
-    router = Router(RoutingConfig(experiment="colours", weights={"a": 1, "b": 1}))
+    router = Router(RoutingConfig(experiment="colors", weights={"a": 1, "b": 1}))
 
     async def from_a(request: dict) -> str:
         return f"a: {request['user']}"

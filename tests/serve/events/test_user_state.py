@@ -80,7 +80,7 @@ def test_what_is_stored_and_what_is_recent_are_one_history(stored, recent, expec
     assert merged.history_ids.tolist() == expected
 
 
-def test_behaviours_of_a_store_are_those_of_the_data_by_name():
+def test_behaviors_of_a_store_are_those_of_the_data_by_name():
     query = Query(np.array([5]), times=np.array([0]), labels={"behavior": np.array([1])})
     seconds = np.arange(3) * 1_000_000
     recent = UserEvents(NOW_US + seconds, np.array([6, 7, 8]), np.array([0, 1, -1]))
@@ -158,7 +158,7 @@ def test_what_cannot_be_taken_is_refused_in_whole(recommender, tmp_path):
             ([good, good | {"timestamp": 9_000_000_000}], 422, "in the future"),
             ([good | {"user_id": f"u{n}"} for n in range(6)], 422, "more than the 5"),
             ([good, {"user_id": "ann"}], 422, "1.item_id"),
-            (good | {"colour": "red"}, 422, "colour"),
+            (good | {"color": "red"}, 422, "color"),
             (good | {"timestamp": "2026-01-26"}, 422, "timestamp: expected a number"),
             (good | {"timestamp": 1_700_000_000_000}, 422, "seconds, not milliseconds"),
             (good | {"timestamp": 9_000_000_000}, 422, "timestamp: 9000000000 is"),

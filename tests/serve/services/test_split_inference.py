@@ -23,7 +23,7 @@ from rayrec.serve.on_ray.packed_batch import RankBatch
 from tests.runs import SPARSE_SASREC, make_run
 
 RUNS = {
-    "rows of the catalogue": ("sasrec", {"item_matrix": "sparse", "user_embedding": True}),
+    "rows of the catalog": ("sasrec", {"item_matrix": "sparse", "user_embedding": True}),
     "dense weights alone": ("sasrec", {}),
     "times": ("hstu", {}),
     "beams": ("generative", {}),
@@ -48,7 +48,7 @@ def answers_of(recommender: Recommender, effort: Effort, instruction=None):
 @pytest.mark.parametrize("kind", RUNS)
 def test_a_network_elsewhere_answers_to_the_bit_like_one_at_hand(tmp_path, kind):
     model, settings = RUNS[kind]
-    run = make_run(tmp_path, model, labelled=kind == "instructions", **settings)
+    run = make_run(tmp_path, model, labeled=kind == "instructions", **settings)
     whole = Recommender.load(run)
     part = DensePart.open(run, ServeConfig())
     rowless = TrainedModel.load(run)
@@ -108,7 +108,7 @@ def test_what_is_not_given_is_not_there_after_the_way():
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory) -> tuple[RunFolder, VersionStore]:
-    """Versions 1, 2, ... of the snapshots of a run whose network reads the rows of the catalogue."""
+    """Versions 1, 2, ... of the snapshots of a run whose network reads the rows of the catalog."""
     folder = tmp_path_factory.mktemp("published")
     run = RunFolder.open(make_run(folder, snapshots_after=(0, 1), **SPARSE_SASREC))
     store = VersionStore(folder / "store")

@@ -53,7 +53,7 @@ def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
     Raises:
         InputError: a file or a column is missing.
     """
-    files = split_files(source, _SUFFIXES, _is_labelled) if source.is_dir() else {"train": source}
+    files = split_files(source, _SUFFIXES, _is_labeled) if source.is_dir() else {"train": source}
     ids = {name: name for name in (HOUR_OF_DAY, WEEKDAY, *_IDS)}
     return ImpressionSource(
         name=source.resolve().name.split(".")[0],
@@ -63,7 +63,7 @@ def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
     )
 
 
-def _is_labelled(path: Path) -> bool:
+def _is_labeled(path: Path) -> bool:
     names = first_line(path, ",")
     return "click" in names if "id" in names else len(names) != len(COLUMNS) - 1
 

@@ -27,7 +27,7 @@ def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
     Raises:
         InputError: a file is missing.
     """
-    files = split_files(source, _SUFFIXES, _is_labelled) if source.is_dir() else {"train": source}
+    files = split_files(source, _SUFFIXES, _is_labeled) if source.is_dir() else {"train": source}
     return ImpressionSource(
         name=source.resolve().name.split(".")[0],
         schema=ImpressionSchema(labels=("label",), numbers=NUMBERS, ids={name: name for name in IDS}),
@@ -35,7 +35,7 @@ def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
     )
 
 
-def _is_labelled(path: Path) -> bool:
+def _is_labeled(path: Path) -> bool:
     return len(first_line(path, "\t", quoted=False)) != len(COLUMNS) - 1
 
 

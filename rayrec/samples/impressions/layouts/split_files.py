@@ -17,7 +17,7 @@ _STEMS: dict[SplitName, tuple[str, ...]] = {
 
 
 def split_files(
-    folder: Path, suffixes: Sequence[str], is_labelled: Callable[[Path], bool] = lambda path: True
+    folder: Path, suffixes: Sequence[str], is_labeled: Callable[[Path], bool] = lambda path: True
 ) -> dict[SplitName, Path]:
     """The files `train`, `valid` (or `dev`) and `test` with one of the suffixes; or `train` alone, to be
     divided. A file without labels, as competitions publish for testing, is no split.
@@ -32,7 +32,7 @@ def split_files(
         if len(there) > 1:
             names = " and ".join(path.name for path in there)
             raise InputError(f"{folder}: {names} are both there; keep the one that is for {split}")
-        if there and (split == "train" or is_labelled(there[0])):
+        if there and (split == "train" or is_labeled(there[0])):
             found[split] = there[0]
     if set(found) not in ({"train"}, set(SPLITS)):
         missing = ", ".join(" or ".join(_STEMS[split]) for split in SPLITS if split not in found)

@@ -1,4 +1,4 @@
-"""A model that was trained before some items were there, serving the catalogue that has them."""
+"""A model that was trained before some items were there, serving the catalog that has them."""
 
 from dataclasses import replace
 
@@ -95,12 +95,12 @@ def test_an_extension_of_other_semantic_ids_is_refused(tmp_path):
         Recommender.load(run, data=dataset.root)
 
 
-def test_training_on_does_not_begin_with_weights_of_the_catalogue_before(tmp_path):
+def test_training_on_does_not_begin_with_weights_of_the_catalog_before(tmp_path):
     run = make_run(tmp_path, "prefix")
     registry = SemanticIdRegistry.load(tmp_path / "data" / SEMANTIC_IDS_FOLDER)
     dataset = grown_dataset(tmp_path)
     extend(registry, dataset, np.zeros((NUM_NEW, 6), dtype=np.float32))
     config = RunConfig.load(run / "config.yaml", [f"data.path={dataset.root}", f"training.init_from={run}"])
 
-    with pytest.raises(InputError, match="an earlier catalogue"):
+    with pytest.raises(InputError, match="an earlier catalog"):
         initial_snapshot(assemble(config))
