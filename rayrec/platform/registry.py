@@ -1,0 +1,94 @@
+"""Named implementations of one kind: our own, and those that other packages bring.
+
+    MODELS = Registry("rayrec.models", "model", {"sasrec": "rayrec.models.sequence.sasrec:SasRecConfig"})
+    MODELS["sasrec"]        imports the module when it is first asked for
+
+Another package adds one by an entry point of the registry's group:
+
+    [project.entry-points."rayrec.models"]
+    tiny = "my_package.tiny:TinyConfig"
+
+Entry points belong to installed packages, so every process of a run finds the same ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar, cast
+
+from rayrec.platform.errors import InputError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """A mapping from names to implementations, which are imported when they are first asked for."""
+
+    def __init__(self, group: str, what: str, own: Mapping[str, str]) -> None:
+        """
+        Args:
+            group: of entry points, by which other packages add to the registry.
+            what: an implementation is called in messages: "model", "reward", ...
+            own: name to `module:attribute` of those that come with RayRec.
+        """
+        self.group = group
+        self._what = what
+        self._own = dict(own)
+        self._loaded: dict[str, T] = {}
+
+    @functools.cached_property
+    def _others(self) -> dict[str, EntryPoint]:
+        found: dict[str, EntryPoint] = {}
+        for point in entry_points(group=self.group):
+            earlier = found.get(point.name)
+            if point.name in self._own or (earlier is not None and earlier.value != point.value):
+                taken = "RayRec itself" if earlier is None else _package_of(earlier)
+                raise InputError(
+                    f"{_package_of(point)} brings a {self._what} called {point.name!r}, which {taken} has "
+                    f"already; rename its entry point in the group {self.group!r}"
+                )
+            found[point.name] = point
+        return found
+
+    def names(self) -> tuple[str, ...]:
+        """All names: our own in their order, then those of other packages."""
+        return (*self._own, *sorted(self._others))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._others
+
+    def __getitem__(self, name: str) -> T:
+        """
+        Raises:
+            InputError: nothing has this name, or the package that brings it cannot be imported.
+        """
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name)
+        return self._loaded[name]
+
+    def all(self) -> dict[str, T]:
+        """Every implementation by name; imports all of them."""
+        return {name: self[name] for name in self.names()}
+
+    def _load(self, name: str) -> T:
+        if name in self._own:
+            module, _, attribute = self._own[name].partition(":")
+            return cast(T, getattr(importlib.import_module(module), attribute))
+        if name not in self._others:
+            raise InputError(f"there is no {self._what} {name!r}; known: {', '.join(self.names())}")
+        point = self._others[name]
+        try:
+            return cast(T, point.load())
+        except Exception as error:
+            raise InputError(
+                f"the {self._what} {name!r} of {_package_of(point)} cannot be imported "
+                f"({point.value}): {type(error).__name__}: {error}"
+            ) from error
+
+
+def _package_of(point: EntryPoint) -> str:
+    distribution: Any = point.dist
+    return "a package" if distribution is None else f"the package {distribution.name!r}"
