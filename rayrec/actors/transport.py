@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
-import ray
-from ray.actor import ActorHandle
 
+from rayrec.actors.in_process import InProcessActor
 from rayrec.embeddings.shard.contributions import KeptRecords, SparseUpdate, UpdateTag
 from rayrec.embeddings.shard.shard import FetchReply, LookupReply, LookupRequest
-from rayrec.embeddings.transport.client import Reply, ShardTransport
+from rayrec.embeddings.transport.client import LocalTransport, Reply, ShardTransport
 from rayrec.embeddings.transport.shared_calls import Endpoint, ServerLostError
 from rayrec.embeddings.transport.shared_memory import SharedMemoryTransport
 from rayrec.platform.errors import InputError
@@ -45,13 +44,15 @@ class RayReply(Generic[ResultT]):
         self._ref = ref
 
     def result(self) -> ResultT:
+        import ray
+
         return ray.get(self._ref)
 
 
 class RayTransport:
     """One parameter server actor per shard."""
 
-    def __init__(self, servers: Sequence[ActorHandle]) -> None:
+    def __init__(self, servers: Sequence[Any]) -> None:
         self._servers = servers
 
     def lookup(self, shard: int, request: LookupRequest, after_step: int | None) -> RayReply[LookupReply]:
@@ -122,12 +123,16 @@ class MixedTransport:
         return self._by_shard[shard].evicted(shard, since_step, after_step)
 
 
-def connect(servers: Sequence[ActorHandle], choice: TransportChoice) -> ShardTransport:
+def connect(servers: Sequence[Any], choice: TransportChoice) -> ShardTransport:
     """From the calling actor to every server; waits until they are up.
 
     Raises:
         InputError: shared memory was asked for and is not to be had.
     """
+    if isinstance(servers[0], InProcessActor):
+        return LocalTransport([server.instance for server in servers])
+    import ray
+
     over_ray = RayTransport(servers)
     if choice == "ray":
         return over_ray

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 PUBLISH_EVERY_BATCHES = 20
 
@@ -101,22 +104,24 @@ class MeterClock:
         return self._running_s + self._clock() - started, self._busy_s + self._meter_s() - meter_s
 
 
-class RayFigures:
-    """Publishes figures where the Ray dashboard and Prometheus find them, under `rayrec_` and their names."""
+class RayMetrics:
+    """Publishes metrics where the Ray dashboard and Prometheus find them, under `rayrec_` and their names.
+
+    In a process that is not connected to Ray it does nothing.
+    """
 
     def __init__(self, tags: dict[str, str]) -> None:
-        from ray.util import metrics
-
         self._tags = tags
-        self._gauges: dict[str, metrics.Gauge] = {}
-        self._new_gauge = lambda name: metrics.Gauge(
-            f"rayrec_{name}", name.replace("_", " "), tuple(self._tags)
-        )
+        self._gauges: dict[str, Any] = {}
 
-    def publish(self, figures: Mapping[str, float]) -> None:
-        for name, value in figures.items():
+    def publish(self, metrics: Mapping[str, float]) -> None:
+        ray = sys.modules.get("ray")
+        if ray is None or not ray.is_initialized():
+            return
+        for name, value in metrics.items():
             if name not in self._gauges:
-                self._gauges[name] = self._new_gauge(name)
+                gauge = importlib.import_module("ray.util.metrics").Gauge
+                self._gauges[name] = gauge(f"rayrec_{name}", name.replace("_", " "), tuple(self._tags))
             self._gauges[name].set(value, self._tags)
 
 
@@ -124,10 +129,10 @@ class RayStageMetrics:
     """Publishes a member's times, and what else is to be known of it."""
 
     def __init__(self, run: str, stage: str, member: int) -> None:
-        self._figures = RayFigures({"run": run, "stage": stage, "member": str(member)})
+        self._metrics = RayMetrics({"run": run, "stage": stage, "member": str(member)})
 
     def publish(self, times: StageTimes, further: Mapping[str, float] | None = None) -> None:
-        self._figures.publish(
+        self._metrics.publish(
             {
                 "stage_busy_s": times.busy_s,
                 "stage_waiting_s": times.waiting_s,
