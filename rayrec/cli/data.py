@@ -19,15 +19,6 @@ if TYPE_CHECKING:
     from rayrec.samples.prepare.partitions import PartitionFunction
 
 
-class Layout(StrEnum):
-    auto = "auto"
-    folder = "folder"
-    movielens = "movielens"
-    recbole = "recbole"
-    s3rec = "s3rec"
-    events = "events"
-
-
 class SplitKind(StrEnum):
     leave_one_out = "leave_one_out"
     time = "time"
@@ -49,8 +40,15 @@ def prepare_command(
     source: Annotated[Path, typer.Argument(help="Folder or file with the behavior log.")],
     out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the data set to write.")],
     layout: Annotated[
-        Layout, typer.Option(help="Layout of the source; `auto` looks at its files.")
-    ] = Layout.auto,
+        str,
+        typer.Option(
+            help="Layout of the source: folder, movielens, recbole, s3rec, events, or one that an installed "
+            "package adds; `auto` looks at its files."
+        ),
+    ] = "auto",
+    layout_setting: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE of a layout that has settings; may be repeated.")
+    ] = None,
     split: Annotated[SplitKind, typer.Option(help="What is held out.")] = SplitKind.leave_one_out,
     ties: Annotated[Ties, typer.Option(help="Order of a user's events of one time.")] = Ties.shuffle,
     seed: Annotated[int, typer.Option(help="Orders events of one time.")] = 0,
@@ -94,7 +92,8 @@ def prepare_command(
 
     config = PrepareConfig.parse(
         {
-            "layout": layout.value,
+            "layout": layout,
+            "layout_settings": dict(_setting_of(entry) for entry in layout_setting or ()),
             "split": split.value,
             "ties": ties.value,
             "seed": seed,
@@ -139,3 +138,11 @@ def role_of(entry: str) -> tuple[str, str]:
     if not equals:
         raise InputError(f"--column {entry}: expected ROLE=NAME, as in user_id=customer")
     return role, name
+
+
+def _setting_of(entry: str) -> tuple[str, str]:
+    """NAME=VALUE as (name, value)."""
+    name, equals, value = entry.partition("=")
+    if not equals:
+        raise InputError(f"--layout-setting {entry}: expected NAME=VALUE, as in user=customer")
+    return name, value

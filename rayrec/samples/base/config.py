@@ -9,7 +9,6 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from rayrec.platform.config import Config
 
-Layout = Literal["auto", "folder", "movielens", "recbole", "s3rec", "events"]
 Role = Literal["user_id", "item_id", "timestamp", "behavior", "scenario", "title"]
 Allowance = Literal["duplicates", "short-users", "cold-items"]
 
@@ -48,8 +47,11 @@ Boundary = Annotated[
 class PrepareConfig(Config):
     """How a source becomes a data set."""
 
-    layout: Layout = "auto"
-    """How the source is laid out; `auto` looks at the names of its files."""
+    layout: str = "auto"
+    """Layout of the source: `folder`, `movielens`, `recbole`, `s3rec`, `events` or one that an installed
+    package adds; `auto` looks at the names of the files."""
+    layout_settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the layout's importer, where it has any."""
     columns: dict[Role, str] = Field(default_factory=dict)
     """What the columns are called in a log of events, where the usual names do not tell."""
     time_unit: Literal["s", "ms", "us", "ns"] = "s"

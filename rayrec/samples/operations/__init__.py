@@ -63,6 +63,6 @@ One example of each, on rows with `user` and `city` (texts), `price` (float), `s
     - {op: python, function: "my_features:items_per_price", inputs: [items, price],
        outputs: {items_per_price: float32}}
 
-The settings of each are in its config class: `config` has them all. A new operation is such a class with
-`bind`, and a line in the union there.
+The settings of each are in its config class, which `config.OPERATIONS` names. Others are added there, or by
+an installed package: docs/guides/add-a-feature-operation.md.
 """

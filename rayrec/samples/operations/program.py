@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,9 +35,9 @@ ALONE = RowContext(row_keys_B=np.zeros(1, dtype=np.int64), seed=0, step=0)
 @dataclass(frozen=True)
 class _Step:
     label: str
-    config: OperationSettings
-    content: str
     operation: Operation
+    described: list[Any]
+    """All that its results depend on: settings, content of files, code of another package."""
 
 
 class FeatureProgram:
@@ -68,7 +70,7 @@ class FeatureProgram:
             label = f"data.features.{place} ({config.op})"
             try:
                 operation = config.bind(_normal(written))
-                content = config.content()
+                described = [config.model_dump(mode="json"), config.content(), *_foreign_code(config)]
                 for name in operation.outputs:
                     if name in written.names and name not in operation.inputs:
                         raise InputError(
@@ -78,7 +80,7 @@ class FeatureProgram:
             except InputError as error:
                 raise InputError(f"{label}: {error}") from error
             written = _with(written, operation.outputs)
-            steps.append(_Step(label, config, content, operation))
+            steps.append(_Step(label, operation, described))
         return cls(tuple(steps), schema, written)
 
     def narrowed(self, wanted: Sequence[str]) -> FeatureProgram:
@@ -112,7 +114,7 @@ class FeatureProgram:
             "version": VERSION,
             "input": [[field.name, str(field.type)] for field in self.input_schema],
             "output": [[field.name, str(field.type)] for field in self.schema],
-            "operations": [[step.config.model_dump(mode="json"), step.content] for step in self._steps],
+            "operations": [step.described for step in self._steps],
         }
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
@@ -162,6 +164,23 @@ class FeatureProgram:
             if used[-1]:
                 needed = (needed - outputs) | set(step.operation.inputs)
         return needed, used[::-1]
+
+
+def _foreign_code(config: OperationSettings) -> list[str]:
+    """Hex sha256 of the module of another package's operation.
+
+    Our own operations have `VERSION`. Others need no number: prepared rows are computed again when the code
+    changes.
+    """
+    module = sys.modules[type(config).__module__]
+    if module.__name__.startswith("rayrec."):
+        return []
+    if (file := getattr(module, "__file__", None)) is None:
+        raise InputError(
+            f"the code of {type(config).__name__} is not in a file, so its changes cannot be noticed; define "
+            "it in a module"
+        )
+    return [hashlib.sha256(Path(file).read_bytes()).hexdigest()]
 
 
 def _normal(schema: pa.Schema) -> pa.Schema:
