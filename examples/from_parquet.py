@@ -46,7 +46,7 @@ features:
   - {op: time_features, input: shown_at, unit: s, zone: Europe/Berlin, outputs: {hour: hour}}
   - {op: cross, inputs: [city, hour], output: city_hour, buckets: 10000}
   - {op: fill, input: history, value: []}
-  - {op: cut, inputs: [history], length: 20}
+  - {op: truncate, inputs: [history], length: 20}
   - {op: hash, input: history, buckets: 10000}
 """
 ONE_HOT = {"city": 1000, "price": 7, "hour": 24, "city_hour": 10_000}

@@ -19,6 +19,7 @@ from rayrec.samples.importers import IMPORTERS, load_source
 from rayrec.samples.operations.config import OPERATIONS, RENAMED, settings_union
 from rayrec.samples.operations.operation import OperationSettings
 from rayrec.samples.operations.program import FeatureProgram
+from tests.feature_operations import Declared
 
 REPO = Path(__file__).parents[2]
 GUIDES = REPO / "docs" / "guides"
@@ -158,6 +159,20 @@ def test_code_of_other_packages_is_part_of_the_fingerprint(tmp_path, monkeypatch
         return FeatureProgram.compile([Doubled(input="x")], schema).fingerprint
 
     assert fingerprint("a = 1") == fingerprint("a = 1") != fingerprint("a = 2")
+
+
+def test_operations_are_read_by_their_names_of_0_1():
+    declared = Declared.parse(
+        {
+            "features": [
+                {"op": "cut", "inputs": ["items"], "length": 2},
+                {"op": "age", "input": "time", "relative_to": "now", "output": "since"},
+                {"op": "bucketise", "input": "price", "boundaries": [1]},
+            ]
+        }
+    )
+
+    assert [config.op for config in declared.features] == ["truncate", "time_since", "bucketize"]
 
 
 def test_old_names_of_operations_are_no_names_of_others():

@@ -3,7 +3,7 @@
     data:
       features:
         - {op: hash, input: city, output: city_id, buckets: 100000}
-        - {op: cut, inputs: [items, times], length: 50}
+        - {op: truncate, inputs: [items, times], length: 50}
 
 They run in the order in which they stand there, and each sees what those before it wrote. Where `output`
 (or `outputs`) is left out, the input is replaced. Every mistake that can be known from the columns' types
@@ -20,9 +20,9 @@ no number: the operations on numbers treat it as null.
     bucketize      number of boundaries reached              null
     clip           numbers within limits                     null
     log            log(1 + x), float32                       null
-    time_features  hour, weekday, places on circles          null
-    age            time before another time                  null if either is
-    cut            newest or oldest events of lists          a null list stays; in lists an event like others
+    time_features  hour, weekday, sine and cosine of both    null
+    time_since     time from one column to another           null if either is
+    truncate       newest or oldest events of lists          a null list stays; in lists an event like others
     concat         one list of lists and single values       adds nothing
     select_events  the events of some behaviors             a null behavior is not selected
     merge_events   one history of several, by time           null lists are no events; null times come first
@@ -43,8 +43,9 @@ One example of each, on rows with `user` and `city` (texts), `price` (float), `s
     - {op: log, input: price, output: log_price, negatives: zero}
     - {op: time_features, input: shown_at, unit: s, zone: Europe/Berlin,
        outputs: {hour: hour, weekday: weekday, day_sin: day_x, day_cos: day_y}}
-    - {op: age, input: times, relative_to: shown_at, unit: s, counted_in: h, output: ages_h}
-    - {op: cut, inputs: [items, times, behaviors], outputs: [new_items, new_times, new_behaviors], length: 2}
+    - {op: time_since, input: times, relative_to: shown_at, unit: s, counted_in: h, output: hours_since}
+    - {op: truncate, inputs: [items, times, behaviors], outputs: [new_items, new_times, new_behaviors],
+       length: 2}
     - {op: concat, inputs: [items, target], output: with_target}
     - {op: select_events, by: behaviors, values: [1, 2], inputs: [items, times],
        outputs: [bought_items, bought_times]}

@@ -24,8 +24,8 @@ OPERATIONS: Registry[type[OperationSettings]] = Registry(
         "clip": "rayrec.samples.operations.arithmetic:ClipConfig",
         "log": "rayrec.samples.operations.arithmetic:LogConfig",
         "time_features": "rayrec.samples.operations.times:TimeFeaturesConfig",
-        "age": "rayrec.samples.operations.times:AgeConfig",
-        "cut": "rayrec.samples.operations.sequences:CutConfig",
+        "time_since": "rayrec.samples.operations.times:TimeSinceConfig",
+        "truncate": "rayrec.samples.operations.sequences:TruncateConfig",
         "concat": "rayrec.samples.operations.sequences:ConcatConfig",
         "select_events": "rayrec.samples.operations.behaviors:SelectEventsConfig",
         "merge_events": "rayrec.samples.operations.behaviors:MergeEventsConfig",
@@ -36,7 +36,7 @@ OPERATIONS: Registry[type[OperationSettings]] = Registry(
     },
 )
 
-RENAMED = {"bucketise": "bucketize"}
+RENAMED = {"bucketise": "bucketize", "cut": "truncate", "age": "time_since"}
 """Operations of version 0.1 to what they are called now; runs and configs may still use these names."""
 
 
