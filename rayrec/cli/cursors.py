@@ -27,8 +27,8 @@ def cursor_command(
     consumed = consumed_rows(run, snapshot)
     heading = f"{consumed.run}, {consumed.snapshot}: {consumed.steps:,} steps"
     table = Table(title=heading, title_justify="left")
-    for place, name in enumerate(("epoch", "files", "consumed", "unreadable", "of rows")):
-        table.add_column(name, justify="right" if place else "left")
+    for index, name in enumerate(("epoch", "files", "consumed", "unreadable", "of rows")):
+        table.add_column(name, justify="right" if index else "left")
     for epoch in consumed.epochs:
         counts = (epoch.files, epoch.consumed, epoch.unreadable, epoch.rows)
         table.add_row(str(epoch.epoch), *map(_count, counts))
@@ -43,8 +43,8 @@ def cursor_command(
     for name in ("epoch", "file", "consumed", "unreadable", "of rows"):
         by_file.add_column(name, justify="left" if name in ("epoch", "file") else "right")
     for line in consumed.files:
-        figures = (line.consumed, line.unreadable, line.rows)
-        by_file.add_row(str(line.epoch), escape(line.file), *map(_count, figures))
+        counts = (line.consumed, line.unreadable, line.rows)
+        by_file.add_row(str(line.epoch), escape(line.file), *map(_count, counts))
     out.print(by_file)
     return answer
 

@@ -50,8 +50,8 @@ def prepare_command(
         list[str] | None, typer.Option(help="NAME=VALUE of a layout that has settings; may be repeated.")
     ] = None,
     split: Annotated[SplitKind, typer.Option(help="What is held out.")] = SplitKind.leave_one_out,
-    ties: Annotated[Ties, typer.Option(help="Order of a user's events of one time.")] = Ties.shuffle,
-    seed: Annotated[int, typer.Option(help="Orders events of one time.")] = 0,
+    ties: Annotated[Ties, typer.Option(help="Order of a user's events with the same time.")] = Ties.shuffle,
+    seed: Annotated[int, typer.Option(help="Seed for the order of ties.")] = 0,
     behavior: Annotated[
         list[str] | None, typer.Option(help="Keep only this behavior; may be repeated.")
     ] = None,

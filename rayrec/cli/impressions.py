@@ -98,7 +98,7 @@ def impressions_command(
     min_count: Annotated[
         int, typer.Option(help="Ids seen less often in training rows become one id of rare ones.")
     ] = 1,
-    seed: Annotated[int, typer.Option(help="Draws the rows of a random split.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of a random split.")] = 0,
     overwrite: Overwrite = False,
 ) -> Answer:
     """Turn impressions into a data set for ranking models: checked, hashed, split."""

@@ -68,9 +68,9 @@ class PrepareConfig(Config):
     test_start: Boundary | None = None
     """Split by time: the first time that is tested, as an ISO date or UNIX seconds, instead of fractions."""
     seed: int = Field(0, ge=0)
-    """Orders events that share their time."""
+    """Seed for the order of events with the same time."""
     ties: Literal["shuffle", "file"] = "shuffle"
-    """Events of one user at the same time: in an order drawn from the seed, or as the source has
+    """Events of one user at the same time: in an order given by the seed, or as the source has
     them, which may give away what a model should predict."""
     behaviors: tuple[str, ...] | None = None
     """Keep only these behaviors; None keeps all."""

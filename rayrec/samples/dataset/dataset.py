@@ -31,7 +31,7 @@ from rayrec.samples.dataset.manifest import (
 
 @dataclass(frozen=True)
 class Items:
-    """The catalog; an item's place in every array here is its *position*.
+    """The catalog; an item's index in every array here is its *position*.
 
     The order is that of a hash of the id, so a position says nothing about the item.
     """
@@ -110,7 +110,7 @@ class Dataset:
 
     @property
     def train_files(self) -> tuple[str, ...]:
-        """Names below `root`, sorted; a file's number is its place here.
+        """Names below `root`, sorted; a file's number is its index here.
 
         Raises:
             InputError: this is a copy without training rows.
@@ -150,7 +150,8 @@ class Dataset:
         return found.astype(np.int64, copy=False).reshape(item_ids.shape)
 
     def check_times(self) -> None:
-        """
+        """Check that histories have times.
+
         Raises:
             InputError: the data set was made before times of histories were kept.
         """
@@ -171,7 +172,8 @@ class Dataset:
         return named and self._without(LABEL_COLUMNS[label], HISTORY_LABELS[label]) is None
 
     def check_label(self, label: Label, of_histories: bool = True) -> None:
-        """
+        """Check that events have this label.
+
         Args:
             of_histories: whether the model reads it of the events of histories, or knows its names alone.
 
@@ -240,11 +242,11 @@ class Dataset:
 
     def position_by_key(self, key: str) -> int | None:
         """Catalog position of the item the source calls `key`; None when unknown."""
-        return _only_place(self._item_keys, key)
+        return _position_of(self._item_keys, key)
 
     def user_by_key(self, key: str) -> int | None:
         """Id of the user the source calls `key`; None when unknown."""
-        row = _only_place(self._user_keys, key)
+        row = _position_of(self._user_keys, key)
         return None if row is None else self.users["user_id"][row].as_py()
 
     def history_of(self, user_key: str) -> Int64Array | None:
@@ -261,7 +263,7 @@ class Dataset:
 
     def _events_of(self, user_key: str, column: str) -> Int64Array | None:
         """What the file of histories has of each event of a user; None for an unknown user."""
-        row = _only_place(self._user_keys, user_key)
+        row = _position_of(self._user_keys, user_key)
         if row is None:
             return None
         if column not in self._histories:
@@ -296,6 +298,6 @@ class Dataset:
             raise InputError(f"{path}: not a readable Parquet file: {error}") from error
 
 
-def _only_place(keys: pd.Index, key: str) -> int | None:
-    place = int(keys.get_indexer([str(key)])[0])
-    return None if place < 0 else place
+def _position_of(keys: pd.Index, key: str) -> int | None:
+    index = int(keys.get_indexer([str(key)])[0])
+    return None if index < 0 else index

@@ -91,7 +91,8 @@ def write_manifest(folder: Path, kind: DatasetKind, manifest: Config) -> None:
 
 
 def check_files(root: Path, files: Mapping[str, FileEntry], checksums: bool) -> None:
-    """
+    """Check that files are as they were written.
+
     Args:
         checksums: read every file once to compare its sha256; without it only sizes are compared.
 
@@ -116,5 +117,5 @@ def check_files(root: Path, files: Mapping[str, FileEntry], checksums: bool) -> 
 
 
 def train_files(files: Mapping[str, FileEntry]) -> tuple[str, ...]:
-    """Names of the files of training rows below the folder, sorted; a file's number is its place here."""
+    """Names of the files of training rows below the folder, sorted; a file's number is its index here."""
     return tuple(sorted(name for name in files if name.startswith(f"{TRAIN_FOLDER}/")))

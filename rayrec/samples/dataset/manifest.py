@@ -37,7 +37,7 @@ class TiesInfo(Config):
     RENAMED: ClassVar[Mapping[str, str]] = {"neighbours": "neighbors"}
 
     rule: Literal["shuffle", "file"]
-    """`shuffle`: in an order drawn from the seed; `file`: as the source has them."""
+    """`shuffle`: in an order given by the seed; `file`: as the source has them."""
     neighbors: int
     """Pairs of neighboring events of one user with the same time."""
     users: int

@@ -25,7 +25,7 @@ from rayrec.samples.base.event_labels import LABEL_COLUMNS, are_event_labels
 from rayrec.samples.base.event_times import TIMES, are_event_times, as_type
 from rayrec.samples.base.jagged import list_array
 from rayrec.samples.features.features import SequenceFeatures
-from rayrec.samples.features.ties import with_redrawn_ties
+from rayrec.samples.features.ties import with_shuffled_ties
 from rayrec.samples.operations.columns import value_type
 from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.operations.program import FeatureProgram
@@ -83,7 +83,7 @@ class RowFeatures:
         Args:
             program: makes `user_id`, `item_ids` and, for models that need them, `timestamps` and lists of
                 labels of the columns there are.
-            seed: of the run, for the program's random draws.
+            seed: of the run, for the program's random numbers.
             is_prepared: training rows have been through the program already when they were read.
             histories: what is read of those to rank for; None: users and items.
             redraws_ties: training rows have times, and an order of events of one time that is the step's.
@@ -94,7 +94,7 @@ class RowFeatures:
         self._is_prepared = is_prepared
         self._redraws_ties = redraws_ties
         self._histories = histories = histories or HistoryColumns()
-        # Training rows may have more: labels of targets, which nobody knows of what comes next.
+        # Training rows may have more: labels of targets, which are unknown for the next event.
         self._of_histories = program.narrowed(histories.names)
         columns = self._of_histories.input_schema
         self._takes_histories = not self._of_histories.is_empty and all(map(histories.store, columns))
@@ -121,7 +121,7 @@ class RowFeatures:
             rows = RowBatch(rows.row_keys_B, self._program(rows.rows, context), rows.cursor)
         samples = SampleBatch.of(step, rows)
         if self._redraws_ties:
-            samples = with_redrawn_ties(samples, self._seed)
+            samples = with_shuffled_ties(samples, self._seed)
             if not self._histories.reads_times:
                 samples = replace(samples, times_N=None)
         return self._sequences(samples)
@@ -196,6 +196,6 @@ def _column(samples: SampleBatch, field: pa.Field) -> pa.Array:
     for label, name in LABEL_COLUMNS.items():
         if field.name == name:
             return list_array(samples.labels[label], samples.offsets_B1)
-    assert samples.times_N is not None, "whoever makes samples looks at `needs_history_times`"
+    assert samples.times_N is not None, "histories have times where `needs_history_times`"
     offsets = pa.array(samples.offsets_B1, pa.int32())
     return pa.ListArray.from_arrays(offsets, as_type(samples.times_N, field.type.value_type))

@@ -1,7 +1,6 @@
-"""Events of one user at one time: their order says nothing, so it can be drawn anew whenever they are read.
+"""Ties: events of one user at one time, whose order carries no information.
 
-A data set holds one order of them, drawn when it was prepared. A model that sees the same order in every
-epoch learns it by heart.
+A data set holds one arbitrary order of them. Reshuffling ties at every step keeps a model from memorizing it.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.base.jagged import concatenated_ranges
 
 _STREAM = 4
-"""Orders of a step come from the hash of (seed, 4, step, row, place of the event in its row)."""
+"""Orders of a step come from the hash of (seed, 4, step, row, index of the event in its row)."""
 
 
-def with_redrawn_ties(batch: SampleBatch, seed: int) -> SampleBatch:
+def with_shuffled_ties(batch: SampleBatch, seed: int) -> SampleBatch:
     """The same rows, each run of neighboring events of one time in an order of this step.
 
-    Items, times and labels move together. The order depends on the seed, the step, the row and the places of
-    the events alone.
+    Items, times and labels move together. The order depends on the seed, the step, the row and the
+    indices of the events alone.
     """
-    assert batch.times_N is not None, "whoever wants this asks for the times"
+    assert batch.times_N is not None, "the times were read for this"
     lengths_B = np.diff(batch.offsets_B1)
     row_N = np.repeat(np.arange(batch.num_rows), lengths_B)
-    place_N = concatenated_ranges(np.zeros_like(lengths_B), lengths_B)
-    begins_N = (np.diff(batch.times_N, prepend=0) != 0) | (place_N == 0)
-    bits_N = combine64(seed, _STREAM, batch.step, batch.row_keys_B[row_N], place_N)
+    position_N = concatenated_ranges(np.zeros_like(lengths_B), lengths_B)
+    begins_N = (np.diff(batch.times_N, prepend=0) != 0) | (position_N == 0)
+    bits_N = combine64(seed, _STREAM, batch.step, batch.row_keys_B[row_N], position_N)
     order_N = np.lexsort((bits_N, begins_N.cumsum()))
     return replace(
         batch,

@@ -60,7 +60,8 @@ def _layouts() -> Iterator[tuple[str, type[Importer]]]:
 
 
 def _checked(name: str) -> type[Importer]:
-    """
+    """The importer of a layout.
+
     Raises:
         InputError: the entry point of another package is not an importer.
     """

@@ -51,8 +51,8 @@ def _share_of_pairs(
         positives_B, negatives_B: how much of each impression is the one, and the other.
         own_pairs_B: weight of the pair of each impression with itself, which is none.
     """
-    _, places_B = np.unique(scores_B, return_inverse=True)
-    positives_S, negatives_S = np.bincount(places_B, positives_B), np.bincount(places_B, negatives_B)
+    _, indices_B = np.unique(scores_B, return_inverse=True)
+    positives_S, negatives_S = np.bincount(indices_B, positives_B), np.bincount(indices_B, negatives_B)
     below_S = np.cumsum(negatives_S) - negatives_S
     own = own_pairs_B.sum()
     above = (positives_S * (below_S + negatives_S / 2)).sum() - own / 2

@@ -55,7 +55,7 @@ class ImpressionDataset:
 
     @property
     def train_files(self) -> tuple[str, ...]:
-        """Names below `root`, sorted; a file's number is its place here."""
+        """Names below `root`, sorted; a file's number is its index here."""
         return train_files(self.manifest.files)
 
     @property

@@ -66,8 +66,8 @@ class FeatureProgram:
                 raise InputError(f"{times} columns have the name {name!r}; every column needs its own")
         written = schema
         steps = []
-        for place, config in enumerate(configs):
-            label = f"data.features.{place} ({config.op})"
+        for index, config in enumerate(configs):
+            label = f"data.features.{index} ({config.op})"
             try:
                 operation = config.bind(_normal(written))
                 described = [config.model_dump(mode="json"), config.content(), *_foreign_code(config)]
@@ -119,7 +119,8 @@ class FeatureProgram:
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
     def __call__(self, rows: pa.RecordBatch, context: RowContext) -> pa.RecordBatch:
-        """
+        """Run the operations on a batch.
+
         Args:
             rows: at least the columns of `input_schema`; others are left out.
             context: of these rows.
@@ -195,6 +196,6 @@ def _in_normal_form(column: pa.Array) -> pa.Array:
 def _with(schema: pa.Schema, outputs: Mapping[str, pa.DataType]) -> pa.Schema:
     for name, dtype in outputs.items():
         field = pa.field(name, dtype)
-        place = schema.get_field_index(name)
-        schema = schema.append(field) if place < 0 else schema.set(place, field)
+        index = schema.get_field_index(name)
+        schema = schema.append(field) if index < 0 else schema.set(index, field)
     return schema

@@ -50,7 +50,9 @@ class TruncateConfig(OperationSettings):
     def bind(self, schema: pa.Schema) -> Truncate:
         types = [list_type(schema, name) for name in self.inputs]
         outputs = outputs_for(self.inputs, self.outputs)
-        return Truncate(self.inputs, dict(zip(outputs, types, strict=True)), self.length, self.keep == "newest")
+        return Truncate(
+            self.inputs, dict(zip(outputs, types, strict=True)), self.length, self.keep == "newest"
+        )
 
 
 @dataclass(frozen=True)

@@ -223,7 +223,8 @@ class _Zone(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _zone(name: str) -> _Zone:
-    """
+    """The offsets of a time zone.
+
     Raises:
         ZoneInfoNotFoundError, ValueError, OSError: there is no such zone.
     """

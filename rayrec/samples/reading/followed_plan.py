@@ -152,7 +152,7 @@ class FollowedPlan:
 
     @property
     def files(self) -> tuple[SourceFile, ...]:
-        """In the order of their acceptance; a file's number is its place here."""
+        """In the order of their acceptance; a file's number is its index here."""
         return tuple(file for segment in self._segments for file in segment.files)
 
     def rows_of_files(self, epoch: int) -> dict[str, int]:
@@ -339,7 +339,7 @@ class FollowedPlan:
             if isinstance(footer, UnreadableFooterError) or replace(footer[0], version=file.version) != file:
                 raise InputError(
                     f"{self._folder.shown(file.name)}: the file has changed since the run accepted it, and "
-                    "not all of it has been read; put back what was there, or train anew"
+                    "not all of it has been read; put back what was there, or start a new run"
                 )
             found.append(footer[0])
         return replace(segment, files=tuple(found))

@@ -40,7 +40,7 @@ from rayrec.samples.reading.sources import OnCorrupt, ParquetSource, SourceFile,
 logger = logging.getLogger(__name__)
 
 ORDER = 1
-"""Version of the way in which `draw_windows` and `Window.order` draw; another one reads other rows."""
+"""Version of the order of rows: raised when `shuffled_windows` or `Window.order` would give another one."""
 PREPARED_COLUMNS = {"user_id": pa.int64(), "item_ids": pa.list_(pa.int64())}
 """What training reads of a row of a prepared data set; other columns are never decoded."""
 FIRST_WINDOW_ROWS = 65_536
@@ -56,9 +56,9 @@ class Window:
     number: int
     """Within the epoch."""
     groups: tuple[RowGroup, ...]
-    """In file order (not in the order drawn)."""
+    """In file order (not in the shuffled order)."""
     start: int
-    """Place of its first row in the epoch."""
+    """Position of its first row in the epoch."""
     num_rows: int
     seed: int
 
@@ -124,7 +124,8 @@ class Batching:
     """Of an epoch: one that has few rows is cut into batches of fewer, down to one row each."""
 
     def check(self, schema: pa.Schema, source: str) -> None:
-        """
+        """Check that the bounds fit the columns.
+
         Raises:
             InputError: neither bound is given, one is less than 1, or there is no such column of lists.
         """
@@ -193,7 +194,8 @@ class Groups:
     def of(
         cls, spec: ReadSpec, files: Sequence[SourceFile], batching: Batching, first_number: int = 0
     ) -> Groups:
-        """
+        """The row groups of these files, counted where batching or filters require it.
+
         Args:
             first_number: of the first file; the others count on.
 
@@ -280,23 +282,23 @@ def _groups_of(spec: ReadSpec, name: str, expression: pc.Expression) -> list[int
         raise InputError(f"{spec.folder.shown(name)}: the file cannot be read any more ({error})") from error
 
 
-def draw_windows(
+def shuffled_windows(
     groups: Sequence[RowGroup], seed: int, epoch: int, window_rows: int, first_rows: int
 ) -> list[tuple[tuple[int, ...], Window]]:
-    """The windows of an epoch in the order they are read, each with the places of its row groups."""
+    """The windows of an epoch in the order they are read, each with the indices of its row groups."""
     windows: list[tuple[tuple[int, ...], Window]] = []
-    drawn: list[int] = []
+    chosen: list[int] = []
     start = rows = 0
     wanted = min(first_rows, window_rows)
     order = np.random.default_rng([seed, epoch, 0]).permutation(len(groups)).tolist()
-    for place, group in enumerate(order, 1):
-        drawn.append(group)
+    for index, group in enumerate(order, 1):
+        chosen.append(group)
         rows += groups[group].num_rows
-        if rows >= wanted or place == len(order):
-            mine = tuple(sorted(drawn))
+        if rows >= wanted or index == len(order):
+            mine = tuple(sorted(chosen))
             window = Window(epoch, len(windows), tuple(groups[one] for one in mine), start, rows, seed)
             windows.append((mine, window))
-            start, rows, drawn = start + rows, 0, []
+            start, rows, chosen = start + rows, 0, []
             wanted = min(2 * wanted, window_rows)
     return windows
 
@@ -307,15 +309,15 @@ class EpochPlan:
     def __init__(
         self, groups: Groups, batching: Batching, seed: int, epoch: int, window_rows: int, first_rows: int
     ) -> None:
-        drawn = draw_windows(groups.groups, seed, epoch, window_rows, first_rows)
+        shuffled = shuffled_windows(groups.groups, seed, epoch, window_rows, first_rows)
         self.epoch = epoch
-        self.windows = [window for _, window in drawn]
+        self.windows = [window for _, window in shuffled]
         self._starts = [window.start for window in self.windows]
         lengths_E = None
         if groups.lengths is not None:
             lengths = groups.lengths
             lengths_E = np.concatenate(
-                [np.concatenate([lengths[one] for one in mine])[window.order()] for mine, window in drawn]
+                [np.concatenate([lengths[one] for one in mine])[window.order()] for mine, window in shuffled]
             )
         self.cuts_S1 = batching.cuts(groups.num_rows, lengths_E)
 
@@ -324,7 +326,8 @@ class EpochPlan:
         return len(self.cuts_S1) - 1
 
     def batch(self, step: int, index: int) -> BatchPlan:
-        """
+        """Which rows of which windows make up a batch.
+
         Args:
             step: what the batch is called.
             index: which one of this epoch it is.
@@ -383,7 +386,8 @@ class ReadSettings:
     first_window_rows: int = FIRST_WINDOW_ROWS
 
     def check(self, schema: pa.Schema, source: str) -> None:
-        """
+        """Check that settings fit the columns.
+
         Raises:
             InputError: a bound is missing or out of range.
         """
@@ -475,7 +479,7 @@ class ReadPlan:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Names; a file's number is its place here."""
+        """Names; a file's number is its index here."""
         return tuple(file.name for file in self.source.files)
 
     def rows_of_files(self, epoch: int) -> dict[str, int]:
@@ -560,7 +564,8 @@ class ReadPlan:
 def read_spec(
     source: ParquetSource, columns: Sequence[str] | None, filters: Sequence[Any], on_corrupt: OnCorrupt
 ) -> ReadSpec:
-    """
+    """What to read of the files of a source.
+
     Raises:
         InputError: there is no such column, or a filter does not apply.
     """

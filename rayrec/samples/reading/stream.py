@@ -86,7 +86,8 @@ class SampleStream:
         self._next_step = first_step
 
     def __iter__(self) -> Iterator[StreamBatch]:
-        """
+        """Yield the batches, one per step.
+
         Raises:
             InputError: a file is missing, has changed or cannot be decoded; a column cannot be an array.
         """

@@ -193,7 +193,9 @@ def _agree_on_behaviors(store: KeyValueEvents, manifest: StoreManifest) -> None:
     """Give the store the codes that the events were read with."""
     store.add_behaviors(manifest.behaviors)
     if store.manifest.behaviors[: len(manifest.behaviors)] != manifest.behaviors:
-        raise InputError(f"{store.name}: somebody else added behaviors to it just now; run this again")
+        raise InputError(
+            f"{store.name}: another process added behaviors to it meanwhile; run this command again"
+        )
 
 
 @dataclass

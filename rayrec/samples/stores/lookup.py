@@ -83,7 +83,7 @@ def _newest_before(
 ) -> None:
     for b in range(len(key_B)):
         start, stop = offsets_K1[key_B[b]], offsets_K1[key_B[b] + 1]
-        # From the left: the place of the first event that is not before.
+        # From the left: the index of the first event that is not before.
         stop = start + np.searchsorted(times_N[start:stop], times_B[b])
         starts_B[b] = max(start, stop - last)
         lengths_B[b] = stop - starts_B[b]

@@ -435,7 +435,7 @@ def _order(
     """Events by key and time, those of one time by a hash of what they are; and which repeat the one before.
 
     Args:
-        key_M: place of each event's key among the keys.
+        key_M: index of each event's key among the keys.
     """
     bits = [column.view(f"i{column.dtype.itemsize}") for column in columns.values()]
     order_M = np.lexsort((combine64(keys_M, *bits), columns[TIMES], key_M))
@@ -452,7 +452,7 @@ class _Part(NamedTuple):
 
     values: Values
     owner_V: Int64Array
-    """Place of the key among the keys asked for."""
+    """Index of the key among the keys asked for."""
     firsts_V: Int64Array
     lengths_V: Int64Array
 
@@ -479,15 +479,15 @@ def _histories(parts: Sequence[_Part], num_keys: int, kinds: Mapping[str, np.dty
     owner_V = np.concatenate([part.owner_V for part in parts])
     lengths_V = np.concatenate([part.lengths_V for part in parts])
     order_V = np.argsort(owner_V, kind="stable")
-    places_V = np.empty(len(owner_V), dtype=np.int64)
-    places_V[order_V] = offsets_from_lengths(lengths_V[order_V])[:-1]
+    indices_V = np.empty(len(owner_V), dtype=np.int64)
+    indices_V[order_V] = offsets_from_lengths(lengths_V[order_V])[:-1]
     lengths_K = np.zeros(num_keys, dtype=np.int64)
     np.add.at(lengths_K, owner_V, lengths_V)
     columns = {name: np.empty(lengths_V.sum(), dtype=kind) for name, kind in kinds.items()}
     begin = 0
     for part in parts:
         stop = begin + len(part.owner_V)
-        part.values.copy_to(columns, part.firsts_V, part.lengths_V, places_V[begin:stop])
+        part.values.copy_to(columns, part.firsts_V, part.lengths_V, indices_V[begin:stop])
         begin = stop
     return Histories(offsets_from_lengths(lengths_K), columns)
 

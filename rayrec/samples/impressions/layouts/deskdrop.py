@@ -2,7 +2,7 @@
 
 A row is the first interaction of a person with an article: that is when it was seen. The labels say whether
 the person liked, bookmarked or followed it or wrote a comment, at that time or later, but within the period
-of the row's split: a like of the test period is no label of training, since nobody knew of it when training
+of the row's split: a like of the test period is no label of training, since it was unknown when training
 ended. So labels are a little rarer towards the end of each period. `history` has the articles opened strictly
 before, the number `num_opened` says how many these are.
 Source: https://www.kaggle.com/datasets/gspmoreira/articles-sharing-reading-from-cit-deskdrop
@@ -46,7 +46,8 @@ _NEVER = len(SPLITS)
 
 
 def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
-    """
+    """Open a source of this layout.
+
     Raises:
         InputError: no events, or something of them is not as it should be.
     """

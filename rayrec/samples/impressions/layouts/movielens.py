@@ -44,7 +44,8 @@ _NO_GENRES = "(no genres listed)"
 
 
 def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
-    """
+    """Open a source of this layout.
+
     Raises:
         InputError: no ratings, or something of them is not as it should be.
     """
@@ -84,7 +85,7 @@ def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
 
 
 def query_columns(rule: HistoryRule) -> QueryColumns:
-    """What can be made of those who ask for films: all, but for what hangs on which films they liked."""
+    """Columns that can be made for a request: all but those that depend on which films a user liked."""
     not_told = (
         "is made of the films that a user liked, which histories of a recommender do not say; prepare the "
         "impressions with history_events (--history-events) all"

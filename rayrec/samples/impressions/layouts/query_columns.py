@@ -1,6 +1,6 @@
-"""How the columns of impressions are made again of what is known when somebody asks for items.
+"""How to make the columns of impressions from a request: user, items and time.
 
-A layout that knows it says so with the functions that its impressions were made by.
+A layout that can do so names the functions that made its impressions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _nothing(known: object) -> Columns:
 
 @dataclass(frozen=True)
 class QueryColumns:
-    """Columns that can be made, by what they are made of; what none of these makes, queries do not tell."""
+    """Columns that can be made for a request, by what they are made of; others are unknown there."""
 
     rule: HistoryRule
     user: tuple[str, ...] = ()
