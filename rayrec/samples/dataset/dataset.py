@@ -18,7 +18,7 @@ from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.base.event_labels import HISTORY_LABELS, LABEL_COLUMNS, TARGET_LABELS
 from rayrec.samples.base.event_times import HISTORY_TIMES, TIMES
 from rayrec.samples.base.jagged import list_values
-from rayrec.samples.dataset.dataset_folder import check_files, train_files
+from rayrec.samples.dataset.dataset_folder import DatasetFolder
 from rayrec.samples.dataset.manifest import (
     EVALUATION_FILES,
     HISTORY_FILE,
@@ -75,38 +75,15 @@ class EvaluationRows:
         return len(self.user_ids_B)
 
 
-class Dataset:
+class Dataset(DatasetFolder[Manifest]):
     """A data set folder written by `rayrec prepare`. Tables are read when first asked for."""
 
+    MANIFEST = Manifest
+
     def __init__(self, root: Path, manifest: Manifest) -> None:
-        self.root = root
-        self.manifest = manifest
+        super().__init__(root, manifest)
         self._histories: dict[str, tuple[Int64Array, Int64Array]] = {}
         """Columns of the file of histories that were asked for: values and offsets."""
-
-    @classmethod
-    def open(cls, path: str | Path, checksums: bool = True) -> Dataset:
-        """Open a data set and check that it is whole.
-
-        Args:
-            checksums: read every file once to compare its sha256; without it only sizes are
-                compared, which is enough where another process of the run has done it.
-
-        Raises:
-            InputError: the folder, its manifest or one of its files is missing or not as written.
-        """
-        root = Path(path)
-        manifest = Manifest.read(root)
-        check_files(root, manifest.held_files, checksums)
-        return cls(root, manifest)
-
-    @property
-    def name(self) -> str:
-        return self.manifest.name
-
-    @property
-    def fingerprint(self) -> str:
-        return self.manifest.fingerprint
 
     @property
     def train_files(self) -> tuple[str, ...]:
@@ -120,12 +97,12 @@ class Dataset:
                 f"{self.root}: this copy of the data set has only what recommending needs; train and "
                 "evaluate with the one it was made of"
             )
-        return train_files(self.manifest.files)
+        return super().train_files
 
     @cached_property
     def item_table(self) -> pa.Table:
         """[I] rows of the catalog: what `items` has, and the further columns of the source."""
-        return self._read(ITEMS_FILE)
+        return self.read(ITEMS_FILE)
 
     @cached_property
     def items(self) -> Items:
@@ -141,7 +118,7 @@ class Dataset:
     @cached_property
     def users(self) -> pa.Table:
         """[U] rows: user_id, user_key and the columns of the source, in order of a hash of the id."""
-        return self._read(USERS_FILE)
+        return self.read(USERS_FILE)
 
     def item_positions(self, item_ids: Int64Array) -> Int64Array:
         """Catalog position of each id, -1 for ids that are not in it; shape kept."""
@@ -222,7 +199,7 @@ class Dataset:
             raise InputError(f"there is no split {split!r} to evaluate; choose 'valid' or 'test'")
         columns = ["user_id", "history", "target", *([HISTORY_TIMES] if with_times else [])]
         columns += [names[label] for names in (HISTORY_LABELS, TARGET_LABELS) for label in labels]
-        table = self._read(EVALUATION_FILES[split], columns)
+        table = self.read(EVALUATION_FILES[split], columns)
         history_ids_N, offsets_B1 = list_values(table["history"])
         return EvaluationRows(
             user_ids_B=table["user_id"].to_numpy(),
@@ -238,7 +215,7 @@ class Dataset:
 
     def target_times(self, split: Split) -> Int64Array:
         """[B] UNIX seconds of the targets of `evaluation_rows`, in their order."""
-        return self._read(EVALUATION_FILES[split], ["timestamp"])["timestamp"].to_numpy()
+        return self.read(EVALUATION_FILES[split], ["timestamp"])["timestamp"].to_numpy()
 
     def position_by_key(self, key: str) -> int | None:
         """Catalog position of the item the source calls `key`; None when unknown."""
@@ -267,7 +244,7 @@ class Dataset:
         if row is None:
             return None
         if column not in self._histories:
-            self._histories[column] = list_values(self._read(HISTORY_FILE, [column])[column])
+            self._histories[column] = list_values(self.read(HISTORY_FILE, [column])[column])
         # Written in the order of users.parquet: row u is that user's.
         values_N, offsets_U1 = self._histories[column]
         return values_N[offsets_U1[row] : offsets_U1[row + 1]]
@@ -289,13 +266,6 @@ class Dataset:
     @cached_property
     def _user_keys(self) -> pd.Index:
         return pd.Index(self.users["user_key"].to_pandas())
-
-    def _read(self, name: str, columns: list[str] | None = None) -> pa.Table:
-        path = self.root / name
-        try:
-            return pq.read_table(path, columns=columns)
-        except (OSError, pa.ArrowException) as error:
-            raise InputError(f"{path}: not a readable Parquet file: {error}") from error
 
 
 def _position_of(keys: pd.Index, key: str) -> int | None:
