@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.samples.base.batches import SampleBatch
-from rayrec.samples.features.ties import with_shuffled_ties
+from rayrec.samples.features.row_features import with_shuffled_ties
 
 
 def batch_of(rows, step=0, keys=None):
@@ -32,12 +32,12 @@ def rows_of(batch):
 def test_events_move_among_neighbors_of_their_time_alone(rows, step):
     rows = [sorted(row, key=lambda event: event[1]) for row in rows]
 
-    redrawn = with_shuffled_ties(batch_of(rows, step), seed=1)
+    shuffled = with_shuffled_ties(batch_of(rows, step), seed=1)
 
-    for row, other in zip(rows, rows_of(redrawn), strict=True):
+    for row, other in zip(rows, rows_of(shuffled), strict=True):
         assert sorted(row) == sorted(other)
         assert [time for _, time in row] == [time for _, time in other]
-    assert (redrawn.labels["behavior"] == redrawn.item_ids_N * 10).all()
+    assert (shuffled.labels["behavior"] == shuffled.item_ids_N * 10).all()
 
 
 def test_every_order_comes_and_none_more_often_than_others():

@@ -23,7 +23,7 @@ import pyarrow as pa
 from rayrec.platform.errors import InputError
 from rayrec.samples.operations.columns import input_type, normal_type
 from rayrec.samples.operations.operation import Operation, OperationSettings, RowContext
-from rayrec.samples.operations.serving import batch_of
+from rayrec.samples.operations.python_values import batch_of
 
 VERSION = 1
 """Of what the operations compute; to be raised when one of them gives other results for the same settings."""

@@ -2,9 +2,9 @@
 
     files ─► row groups, permuted per epoch ─► windows ─► rows, permuted per window ─► batches
 
-A window is the unit of decoding and of shuffling: memory stays bounded by a few of them. A plan decodes
-nothing (but for filters and for batches by length, the columns that they ask for, once); what it hands to
-readers says all that they need. A batch may be asked for at random, so a run resumes at any step.
+A window is the unit of decoding and of shuffling: memory is bounded by a few of them. A plan decodes nothing
+(but, once, the columns that filters and batches by length ask for); what it hands to readers is
+self-contained. Any batch can be computed without those before it, so a run resumes at any step.
 
 Axes: G row groups of all files in file order, W windows of an epoch, R rows of a window, E rows of an epoch,
 S steps of an epoch, 1 an extra element.
@@ -163,11 +163,12 @@ class Batching:
 
 @njit(nogil=True, cache=True)
 def _cut(lengths_E: Int64Array, most_tokens: int, most_rows: int, cuts_E: Int64Array) -> int:
-    """Greedily: a batch ends before the row that would be too much."""
+    """Fill batches greedily: one ends before the row that would exceed a bound."""
     cuts_E[0] = 0
     count, tokens = 1, 0
     for row in range(len(lengths_E)):
         full = tokens + lengths_E[row] > most_tokens or row - cuts_E[count - 1] == most_rows
+        # A row that alone exceeds the bound is a batch of its own, never an empty batch before it.
         if full and row > cuts_E[count - 1]:
             cuts_E[count] = row
             count, tokens = count + 1, 0
@@ -215,7 +216,10 @@ class Groups:
 
 
 def _counted(spec: ReadSpec, groups: list[RowGroup], batching: Batching) -> Groups:
-    """Without the groups that have no row for us; statistics in the footers spare most of the reading."""
+    """Row groups with the number of rows that pass the filters; those without such rows are left out.
+
+    Statistics in the footers rule groups out before anything is read.
+    """
     decoder = GroupDecoder(spec)
     possible = _not_ruled_out(spec, groups)
     length_of = batching.length_of if batching.batch_tokens is not None else None
@@ -289,12 +293,15 @@ def shuffled_windows(
     windows: list[tuple[tuple[int, ...], Window]] = []
     chosen: list[int] = []
     start = rows = 0
+    # The first window is small and each further one twice as large: training begins when the first one is
+    # decoded, and later ones are decoded meanwhile.
     wanted = min(first_rows, window_rows)
     order = np.random.default_rng([seed, epoch, 0]).permutation(len(groups)).tolist()
     for index, group in enumerate(order, 1):
         chosen.append(group)
         rows += groups[group].num_rows
         if rows >= wanted or index == len(order):
+            # Sorted, so that groups of one file are read in sequence; the rows are permuted anyway.
             mine = tuple(sorted(chosen))
             window = Window(epoch, len(windows), tuple(groups[one] for one in mine), start, rows, seed)
             windows.append((mine, window))
@@ -316,6 +323,7 @@ class EpochPlan:
         lengths_E = None
         if groups.lengths is not None:
             lengths = groups.lengths
+            # Lengths must be in reading order, which costs the permutation of every window at this point.
             lengths_E = np.concatenate(
                 [np.concatenate([lengths[one] for one in mine])[window.order()] for mine, window in shuffled]
             )
@@ -361,9 +369,10 @@ class Plan(Protocol):
 
 
 def readings(plan: Plan, batch: BatchPlan, num_readers: int) -> list[Reading]:
-    """Who reads the parts of a step: a window belongs to one reader, neighbors to different ones.
+    """Which reader reads which part of a step: a window has one reader, neighboring windows different ones.
 
-    Epochs of one window are neighbors, too: a growing folder may have many of them.
+    The epoch is added because a growing folder may have many epochs of one window, which would otherwise all
+    go to the first reader.
     """
     return [
         Reading(
@@ -420,9 +429,10 @@ class ReadPlan:
         if not self.groups.num_rows:
             more = "; no row passes the filters" if spec.filters else ""
             raise InputError(f"{source.folder.url}: there are no rows to read{more}")
-        self._epoch_plan = lru_cache(maxsize=2)(self._draw)
+        # Two: readers look ahead into the next epoch while the last steps of this one are planned.
+        self._epoch_plan = lru_cache(maxsize=2)(self._epoch_of)
         self._first_steps = [0]
-        """Of the epochs that have been looked at, one after the other."""
+        """First steps of the epochs planned so far: with batches by length, epochs differ in their steps."""
 
     @classmethod
     def of(cls, dataset: Dataset, batch_size: int, seed: int = 0, window_rows: int = 65_536) -> ReadPlan:
@@ -529,7 +539,7 @@ class ReadPlan:
     def window_after(self, window: Window, num_readers: int) -> Window | None:
         """The next one that the same reader reads."""
         following = self.epoch(window.epoch).window(window.number + num_readers)
-        # Of the next epoch, whose windows begin with the reader after that of this one's.
+        # Window w of epoch e has reader (e + w) % n, so in the next epoch its windows are one lower.
         return following or self.epoch(window.epoch + 1).window((window.number - 1) % num_readers)
 
     @cached_property
@@ -540,6 +550,7 @@ class ReadPlan:
         columns = zip(*((g.file, g.group, g.first_row, g.num_rows) for g in self.groups.groups), strict=True)
         for column_G in columns:
             digest.update(np.array(column_G, dtype=np.int64).tobytes())
+        # Only where they matter: plans without these settings keep the fingerprints that they had.
         if settings.first_window_rows < settings.window_rows:
             digest.update(repr(settings.first_window_rows).encode())
         if self.spec.filters:
@@ -549,7 +560,7 @@ class ReadPlan:
     def epoch(self, epoch: int) -> EpochPlan:
         return self._epoch_plan(epoch)
 
-    def _draw(self, epoch: int) -> EpochPlan:
+    def _epoch_of(self, epoch: int) -> EpochPlan:
         settings = self.settings
         return EpochPlan(
             self.groups,

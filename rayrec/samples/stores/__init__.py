@@ -38,7 +38,7 @@ from rayrec.samples.stores.store import (
     EventStore,
     Histories,
     KeyValueEvents,
-    Window,
+    TimeWindow,
 )
 
 __all__ = [
@@ -50,7 +50,7 @@ __all__ = [
     "RetryConfig",
     "StoreManifest",
     "StoreUnavailableError",
-    "Window",
+    "TimeWindow",
     "open_store",
 ]
 

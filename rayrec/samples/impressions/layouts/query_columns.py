@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from rayrec.samples.impressions.history_rule import HistoryRule
-from rayrec.samples.impressions.layouts.histories import Histories
+from rayrec.samples.impressions.layouts.histories import PastEvents
 
 Columns = dict[str, pa.Array]
 """Columns by name, keys in them as the source writes them."""
@@ -36,7 +36,7 @@ class QueryColumns:
     """Of the source's table of users, row by row."""
     of_items: Callable[[pa.Table], Columns] = _nothing
     """Of the source's table of items, row by row."""
-    of_pasts: Callable[[Histories], Columns] = _nothing
+    of_pasts: Callable[[PastEvents], Columns] = _nothing
     """Of what users did before, event by event, beside the history itself."""
     of_times: Callable[[pa.TimestampArray], Columns] = _nothing
     """Of the times of events."""
