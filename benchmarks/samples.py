@@ -54,7 +54,7 @@ from rayrec.samples.operations.config import (
     ClipConfig,
     CrossConfig,
     HashConfig,
-    LogConfig,
+    LogarithmConfig,
     TimeFeaturesConfig,
 )
 from rayrec.samples.operations.operation import RowContext
@@ -73,7 +73,7 @@ OPERATIONS = [
     CrossConfig(op="cross", inputs=("user_id", "category"), output="user_category", buckets=1_000_000),
     ClipConfig(op="clip", input="price", output="usual_price", low=0.0, high=100.0),
     BucketizeConfig(op="bucketize", input="price", output="price_level", boundaries=(1.0, 5.0, 20.0, 100.0)),
-    LogConfig(op="log", input="price", output="log_price", negatives="zero"),
+    LogarithmConfig(op="log", input="price", output="log_price", negatives="zero"),
     TimeFeaturesConfig(
         op="time_features",
         input="timestamp",

@@ -17,9 +17,9 @@ from rayrec.platform.console import Answer, command, out
 def cursor_command(
     run: Annotated[Path, typer.Argument(help="Folder that `rayrec train` wrote.")],
     snapshot: Annotated[str, typer.Option(help="`last`, `previous`, `best`, or the name of one.")] = "last",
-    files: Annotated[bool, typer.Option("--files", help="Also every file.")] = False,
+    files: Annotated[bool, typer.Option("--files", help="Show every file, too.")] = False,
 ) -> Answer:
-    """Show which rows a run has trained on, by epoch: each is in it once, or is yet to come."""
+    """Show which rows a run has trained on, by epoch."""
     from dataclasses import asdict
 
     from rayrec.pipelines.training.consumed_rows import consumed_rows

@@ -1,4 +1,4 @@
-"""`prepare`: a behavior log in, a data set out."""
+"""`prepare`: turns a behavior log into a data set."""
 
 from __future__ import annotations
 
@@ -55,18 +55,21 @@ def prepare_command(
     behavior: Annotated[
         list[str] | None, typer.Option(help="Keep only this behavior; may be repeated.")
     ] = None,
-    allow: Annotated[list[Allow] | None, typer.Option(help="Accept and count; may be repeated.")] = None,
+    allow: Annotated[
+        list[Allow] | None, typer.Option(help="Accept these rows and count them; may be repeated.")
+    ] = None,
     valid_start: Annotated[
-        str | None, typer.Option(help="Split by time: first date (ISO) or UNIX second that validates.")
+        str | None,
+        typer.Option(help="Split by time: where validation begins, ISO date or UNIX seconds."),
     ] = None,
     test_start: Annotated[
-        str | None, typer.Option(help="Split by time: first date (ISO) or UNIX second that is tested.")
+        str | None, typer.Option(help="Split by time: where testing begins, ISO date or UNIX seconds.")
     ] = None,
     valid_fraction: Annotated[
-        float | None, typer.Option(help="Split by time: part of the events that validates [0.1].")
+        float | None, typer.Option(help="Split by time: part of the events that is for validation [0.1].")
     ] = None,
     test_fraction: Annotated[
-        float | None, typer.Option(help="Split by time: part of the events that is tested [0.1].")
+        float | None, typer.Option(help="Split by time: part of the events that is for testing [0.1].")
     ] = None,
     column: Annotated[
         list[str] | None, typer.Option(help="ROLE=NAME of a column in an event log; may be repeated.")
@@ -79,10 +82,10 @@ def prepare_command(
     ] = None,
     time_unit: Annotated[str, typer.Option(help="Unit of numeric times: s, ms, us or ns.")] = "s",
     use_ray: Annotated[
-        bool, typer.Option("--ray/--no-ray", help="Build the sequences on Ray Data or in this process.")
+        bool, typer.Option("--ray/--no-ray", help="Build the sequences with Ray Data, or in this process.")
     ] = True,
     overwrite: Annotated[
-        bool, typer.Option(help="Replace a data set that is there, with its semantic IDs.")
+        bool, typer.Option(help="Replace an existing data set and its semantic IDs.")
     ] = False,
 ) -> Answer:
     """Turn a behavior log into a data set: checked, sorted, split."""

@@ -61,7 +61,10 @@ def impressions_command(
         int, typer.Option(help="MovieLens, Deskdrop: most items in a history, the newest.")
     ] = 50,
     history_events: Annotated[
-        str, typer.Option(help="MovieLens: films of a history, `liked` or `all`; to rank for others: all.")
+        str,
+        typer.Option(
+            help="MovieLens: films of a history, `liked` or `all`; to rerank for a recommender: all."
+        ),
     ] = "liked",
     origin: Annotated[
         list[str] | None,
@@ -77,23 +80,22 @@ def impressions_command(
         Path | None,
         typer.Option(
             help="MovieLens, Deskdrop: hold out what this data set of `rayrec prepare` holds out, so that "
-            "the model can rank for those that are trained on it."
+            "the model can rerank for recommenders trained on it."
         ),
     ] = None,
     split: Annotated[
         ImpressionSplitKind, typer.Option(help="What is held out; `auto` depends on the source.")
     ] = ImpressionSplitKind.auto,
-    valid_fraction: Annotated[float, typer.Option(help="Part of the rows that validates.")] = 0.1,
-    test_fraction: Annotated[float, typer.Option(help="Part of the rows that is tested.")] = 0.1,
+    valid_fraction: Annotated[float, typer.Option(help="Part of the rows that is for validation.")] = 0.1,
+    test_fraction: Annotated[float, typer.Option(help="Part of the rows that is for testing.")] = 0.1,
     valid_start: Annotated[
-        str | None, typer.Option(help="Split by time: first date (ISO) or UNIX second that validates.")
+        str | None,
+        typer.Option(help="Split by time: where validation begins, ISO date or UNIX seconds."),
     ] = None,
     test_start: Annotated[
-        str | None, typer.Option(help="Split by time: first date (ISO) or UNIX second that is tested.")
+        str | None, typer.Option(help="Split by time: where testing begins, ISO date or UNIX seconds.")
     ] = None,
-    min_count: Annotated[
-        int, typer.Option(help="Ids seen less often in training rows become one id of rare ones.")
-    ] = 1,
+    min_count: Annotated[int, typer.Option(help="Ids seen less often in training rows share one id.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of a random split.")] = 0,
     overwrite: Annotated[bool, typer.Option(help="Replace an existing data set of impressions.")] = False,
 ) -> Answer:

@@ -119,7 +119,7 @@ class Doubled(OperationSettings):
 
 
 def union_with(value: str) -> type[Config]:
-    log = "rayrec.samples.operations.arithmetic:LogConfig"
+    log = "rayrec.samples.operations.arithmetic:LogarithmConfig"
     table = Registry("rayrec.tests", "feature operation", {"double": value, "log": log})
     return type("Declared", (Config,), {"__annotations__": {"feature": settings_union(table)}})
 

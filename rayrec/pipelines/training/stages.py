@@ -31,7 +31,7 @@ from rayrec.pipelines.metrics.stage_stats import StageStats
 from rayrec.pipelines.tasks.assembly import Assembly
 from rayrec.pipelines.tasks.features import features_of
 from rayrec.platform.ray_errors import root_cause
-from rayrec.samples.reading.read_plan import Plan
+from rayrec.samples.reading.read_plan import RowPlan
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ START_PATIENCE_S = 60.0
 class Stages:
     """Handles of every actor, stage by stage, and what the readers are to read."""
 
-    plan: Plan
+    plan: RowPlan
     readers: list[ActorHandle]
     feature_workers: list[ActorHandle]
     servers: list[ActorHandle]

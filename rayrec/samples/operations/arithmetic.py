@@ -141,7 +141,7 @@ class Clip:
 Negatives = Literal["signed", "zero", "null"]
 
 
-class LogConfig(OperationSettings):
+class LogarithmConfig(OperationSettings):
     """log(1 + x), the natural logarithm, as float32; x is the number plus `shift`."""
 
     op: Literal["log"] = "log"
@@ -153,9 +153,9 @@ class LogConfig(OperationSettings):
     negatives: Negatives = "signed"
     """Where x is below 0: `signed` is -log(1 - x), so that the result has the sign of x; `zero`; `null`."""
 
-    def bind(self, schema: pa.Schema) -> Log:
+    def bind(self, schema: pa.Schema) -> Logarithm:
         dtype = input_type(schema, self.input, is_number, NUMBERS)
-        return Log(
+        return Logarithm(
             (self.input,),
             {self.output or self.input: with_values(dtype, pa.float32())},
             self.shift,
@@ -164,7 +164,7 @@ class LogConfig(OperationSettings):
 
 
 @dataclass(frozen=True)
-class Log:
+class Logarithm:
     inputs: tuple[str, ...]
     outputs: Mapping[str, pa.DataType]
     shift: float

@@ -22,7 +22,7 @@ OPERATIONS: Registry[type[OperationSettings]] = Registry(
         "cross": "rayrec.samples.operations.hashing:CrossConfig",
         "bucketize": "rayrec.samples.operations.arithmetic:BucketizeConfig",
         "clip": "rayrec.samples.operations.arithmetic:ClipConfig",
-        "log": "rayrec.samples.operations.arithmetic:LogConfig",
+        "log": "rayrec.samples.operations.arithmetic:LogarithmConfig",
         "time_features": "rayrec.samples.operations.times:TimeFeaturesConfig",
         "time_since": "rayrec.samples.operations.times:TimeSinceConfig",
         "truncate": "rayrec.samples.operations.sequences:TruncateConfig",

@@ -55,7 +55,7 @@ PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True)
-class Segment:
+class FileSegment:
     """Files that were accepted together; read as one epoch."""
 
     files: tuple[SourceFile, ...]
@@ -95,7 +95,7 @@ class FollowedPlan:
         """Size of a file without a footer, and since when it has it."""
         self.unreadable: dict[str, int] = {}
         """Files that were skipped, with their sizes; one whose size changes is looked at again."""
-        self._segments: list[Segment] = []
+        self._segments: list[FileSegment] = []
         self._first_steps = [0]
         self._first_files = [0]
         self._accepted: set[str] = set()
@@ -245,7 +245,7 @@ class FollowedPlan:
         plan._check_order(state["order"])
         plan.unreadable = dict(state["unreadable"])
         segments = [
-            Segment(
+            FileSegment(
                 tuple(
                     SourceFile(**{**file, "group_rows": tuple(file["group_rows"])})
                     for file in segment["files"]
@@ -298,9 +298,9 @@ class FollowedPlan:
         groups = Groups.of(self.spec, files, self._settings.batching, self._first_files[-1])
         warn_of_unreadable(self._folder.url, groups.unreadable)
         steps = self._plan_of(groups, len(self._segments)).num_steps if groups.num_rows else 0
-        self._append(Segment(files, groups.num_rows, steps))
+        self._append(FileSegment(files, groups.num_rows, steps))
 
-    def _append(self, segment: Segment) -> None:
+    def _append(self, segment: FileSegment) -> None:
         self._segments.append(segment)
         self._first_steps.append(self._first_steps[-1] + segment.num_steps)
         self._first_files.append(self._first_files[-1] + len(segment.files))
@@ -330,7 +330,7 @@ class FollowedPlan:
             settings.first_window_rows,
         )
 
-    def _as_it_is_now(self, segment: Segment) -> Segment:
+    def _as_it_is_now(self, segment: FileSegment) -> FileSegment:
         """The segment with the versions that its files have now, if their footers are the same."""
         listed = list_files(self._folder)
         for file in segment.files:
@@ -365,7 +365,7 @@ class FollowedPlan:
                     f"{value}: rows would be read twice, or never; continue it with its first settings"
                 )
 
-    def _order_of(self, segments: Sequence[Segment]) -> str:
+    def _order_of(self, segments: Sequence[FileSegment]) -> str:
         digest = hashlib.sha256(json.dumps(self._order_settings(), sort_keys=True).encode())
         for segment in segments:
             files = [(file.name, file.size, file.footer) for file in segment.files]

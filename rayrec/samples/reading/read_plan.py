@@ -90,7 +90,7 @@ class BatchPlan:
 
 
 @dataclass(frozen=True)
-class Reading:
+class AssignedPart:
     """A part of a step, and the reader that reads it."""
 
     reader: int
@@ -356,7 +356,7 @@ class EpochPlan:
         return self.windows[number] if number < len(self.windows) else None
 
 
-class Plan(Protocol):
+class RowPlan(Protocol):
     """What readers and loops need of a plan."""
 
     spec: ReadSpec
@@ -368,14 +368,14 @@ class Plan(Protocol):
         """The next one that the same reader reads; None where that is not known yet."""
 
 
-def readings(plan: Plan, batch: BatchPlan, num_readers: int) -> list[Reading]:
+def readings(plan: RowPlan, batch: BatchPlan, num_readers: int) -> list[AssignedPart]:
     """Which reader reads which part of a step: a window has one reader, neighboring windows different ones.
 
     The epoch is added because a growing folder may have many epochs of one window, which would otherwise all
     go to the first reader.
     """
     return [
-        Reading(
+        AssignedPart(
             (part.window.epoch + part.window.number) % num_readers,
             part,
             plan.window_after(part.window, num_readers),

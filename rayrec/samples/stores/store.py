@@ -4,8 +4,8 @@
  get_many(keys) ──► heads ──► the chunks that a window needs ──► Histories
 
 A head holds the newest 256 to 511 events of its key, older ones are in chunks of 256 (`chunk_events`). So an
-append of new events rewrites a few kilobytes, and reading the newest 256 takes one request. Late events rewrite
-the chunks from their time on.
+append of new events rewrites a few kilobytes, and reading the newest 256 takes one request. Late events
+rewrite the chunks from their time on.
 
 The content of a store depends on the set of events alone, not on the order or number of appends: ties are
 ordered by a hash of the event, and an event that is there already changes nothing. So appends are idempotent:
