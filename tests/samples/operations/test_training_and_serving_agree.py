@@ -132,7 +132,7 @@ def test_the_examples_run_one_after_the_other():
     assert made["usual_price"] == 10
     assert made["log_price"] == pytest.approx(np.log(11))
     assert (made["hour"], made["weekday"]) == (7, 0)
-    assert made["ages_h"] == [2, 1, 0]
+    assert made["hours_since"] == [2, 1, 0]
     assert made["new_items"] == [2, 3]
     assert made["with_target"] == [1, 2, 3, 9]
     assert made["bought_items"] == [2, 3]
