@@ -49,16 +49,11 @@ from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.console import log
 from rayrec.platform.hashing import mix64
 from rayrec.samples.base.batches import RowBatch
-from rayrec.samples.operations.config import (
-    BucketizeConfig,
-    ClipConfig,
-    CrossConfig,
-    HashConfig,
-    LogarithmConfig,
-    TimeFeaturesConfig,
-)
+from rayrec.samples.operations.arithmetic import BucketizeConfig, ClipConfig, LogarithmConfig
+from rayrec.samples.operations.hashing import CrossConfig, HashConfig
 from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.operations.program import FeatureProgram
+from rayrec.samples.operations.times import TimeFeaturesConfig
 from rayrec.samples.prepare.writer import whole_folder
 from rayrec.samples.reading.read_plan import Batching, ReadPlan, ReadSettings
 from rayrec.samples.reading.stream import Arrays, Jagged, SampleStream, arrays

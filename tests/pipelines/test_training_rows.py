@@ -321,7 +321,7 @@ FOLLOW = {"follow": {"every_s": 1.0}}
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"features": [NEWEST | {"inputs": ["items"]}]}, r"data.features.0 \(cut\): .*'items'"),
+        ({"features": [NEWEST | {"inputs": ["items"]}]}, r"data.features.0 \(truncate\): .*'items'"),
         (
             {"features": [{"op": "hash", "input": "price", "buckets": 3}]},
             r"data.features.0 \(hash\): .*'price'",
