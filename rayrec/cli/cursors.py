@@ -43,8 +43,8 @@ def cursor_command(
     for name in ("epoch", "file", "consumed", "unreadable", "of rows"):
         by_file.add_column(name, justify="left" if name in ("epoch", "file") else "right")
     for line in consumed.files:
-        counts = (line.consumed, line.unreadable, line.rows)
-        by_file.add_row(str(line.epoch), escape(line.file), *map(_count, counts))
+        row_counts = (line.consumed, line.unreadable, line.rows)
+        by_file.add_row(str(line.epoch), escape(line.file), *map(_count, row_counts))
     out.print(by_file)
     return answer
 

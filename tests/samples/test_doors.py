@@ -91,6 +91,13 @@ def test_packages_of_the_guides_add_a_layout_and_an_operation(tmp_path):
     assert "there is no setting 'data.features.0.meen'; did you mean 'mean'?" in refused
 
 
+def test_the_snippet_of_the_guide_runs(tmp_path):
+    installed(tmp_path / "site", EXAMPLES / "operation")
+    *_, snippet = (GUIDES / "add-a-feature-operation.md").read_text().split("```python\n")
+
+    assert run(tmp_path / "site", "-c", snippet.split("```")[0]) == "{'price': 20.5, 'price_z': 2.0}\n"
+
+
 @pytest.mark.parametrize(
     ("guide", "example"), [("add-a-feature-operation", "operation"), ("add-an-importer", "importer")]
 )
