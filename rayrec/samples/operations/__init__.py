@@ -1,18 +1,18 @@
-"""Feature operations: columns made of columns, declared in a run's config, in training and serving alike.
+"""Feature operations: columns computed from columns, declared in a run's config, for training and serving.
 
     data:
       features:
         - {op: hash, input: city, output: city_id, buckets: 100000}
         - {op: truncate, inputs: [items, times], length: 50}
 
-They run in the order in which they stand there, and each sees what those before it wrote. Where `output`
-(or `outputs`) is left out, the input is replaced. Every mistake that can be known from the columns' types
-is found before a row is read. What a row gets depends on nothing but the row (and, for negatives, on its
-key and the run's seed): the same in any batch, in the cache of prepared rows, and in serving, where
-`FeatureProgram.one` takes a row of Python values.
+They run in this order, and each sees the columns that earlier ones wrote. Without `output` (or `outputs`),
+the input is replaced. Mistakes that the types of the columns reveal are reported before a row is read. The
+result of a row depends on that row alone (and, for negatives, on its key and the run's seed): it is the same
+in any batch, in the cache of prepared rows, and in serving, where `FeatureProgram.one` takes a row of Python
+values.
 
-Integers of any width are taken as int64, all kinds of texts and of lists as one; nothing is padded. NaN is
-no number: the operations on numbers treat it as null.
+Integers of any width are read as int64, and every kind of text or list in one form; nothing is padded. NaN is
+treated as null by the operations on numbers.
 
     op             makes                                     of null
     hash           ids of texts or integers, or in lists     null

@@ -82,6 +82,17 @@ def test_times_on_a_circle_meet_at_midnight_and_at_monday():
     assert np.allclose(found, expected, atol=1e-6)
 
 
+@given(st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=40))
+def test_circles_are_those_of_the_math_module_to_the_bit(times):
+    names = ("day_sin", "day_cos", "week_sin", "week_cos")
+    angles = [2 * math.pi * (t % 86_400) / 86_400 for t in times]
+    weekly = [2 * math.pi * ((t + 3 * 86_400) % 604_800) / 604_800 for t in times]
+    expected = [[f(x) for x in part] for part in (angles, weekly) for f in (math.sin, math.cos)]
+
+    found = features(times, "UTC", names=names)
+    assert np.array_equal(np.float32(found), np.float32(expected))
+
+
 def test_lists_of_times_keep_their_nulls():
     times = pa.list_(pa.int64())
 
