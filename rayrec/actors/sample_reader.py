@@ -8,7 +8,7 @@ from rayrec.actors.spawning import ActorRole, Host
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
 from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.reading.decoding import ReadSpec
-from rayrec.samples.reading.read_plan import Reading
+from rayrec.samples.reading.read_plan import AssignedPart
 from rayrec.samples.reading.reader import SampleReader
 
 
@@ -25,7 +25,7 @@ class SampleReaderActor:
     def __repr__(self) -> str:
         return self._role.actor_name
 
-    def read(self, reading: Reading) -> RowBatch:
+    def read(self, reading: AssignedPart) -> RowBatch:
         with self._heartbeats.during("read"), self._clock.busy():
             rows = self._reader.read(reading.part, reading.ahead)
         self._metrics.after_batch(self._clock.times())

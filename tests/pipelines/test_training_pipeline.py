@@ -18,7 +18,7 @@ from rayrec.pipelines.training.stages import Stages
 from rayrec.platform.errors import InputError
 from rayrec.platform.ray_errors import root_cause
 from rayrec.samples.base.intervals import Interval, Intervals
-from rayrec.samples.reading.read_plan import BatchPlan, Reading, ReadPart, Window
+from rayrec.samples.reading.read_plan import AssignedPart, BatchPlan, ReadPart, Window
 
 pytestmark = pytest.mark.ray
 
@@ -81,7 +81,7 @@ class Calls:
         return ray.put(None)
 
     def _reader(self, member: int) -> Any:
-        def read(reading: Reading) -> Any:
+        def read(reading: AssignedPart) -> Any:
             self.log.append(("read", member, reading.part.start))
             return reading.part.start
 

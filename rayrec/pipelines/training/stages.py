@@ -18,7 +18,7 @@ from rayrec.actors.trainer import TrainerSpec, connect_trainers, spawn_trainers
 from rayrec.pipelines.metrics.stage_stats import StageStats
 from rayrec.pipelines.tasks.assembly import Assembly
 from rayrec.pipelines.tasks.features import features_of
-from rayrec.samples.reading.read_plan import Plan
+from rayrec.samples.reading.read_plan import RowPlan
 
 
 class StageActors(NamedTuple):
@@ -34,7 +34,7 @@ class StageActors(NamedTuple):
 class Stages:
     """The actors of a run, what the readers are to read, and what waits for answers."""
 
-    plan: Plan
+    plan: RowPlan
     readers: list[Any]
     feature_workers: list[Any]
     servers: list[Any]
