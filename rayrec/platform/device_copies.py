@@ -23,7 +23,7 @@ from torch import Tensor
 from rayrec.platform.devices import device_of
 
 
-class CopiesBesideCompute:
+class OverlappedCopies:
     """A context in which arrays are copied; behind it the device may compute with them.
 
     Tensors must not be computed with before: the stream that computes does not know of them yet.
@@ -33,7 +33,7 @@ class CopiesBesideCompute:
         self._device = device
         self._module: Any = torch.get_device_module(device) if device_of(device).has_own_memory else None
 
-    def __enter__(self) -> CopiesBesideCompute:
+    def __enter__(self) -> OverlappedCopies:
         if self._module is not None:
             self._computing = self._module.current_stream(self._device)
             self._entered = self._module.stream(_copy_stream(self._device))

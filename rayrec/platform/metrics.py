@@ -101,7 +101,7 @@ class MeterClock:
         return self._running_s + self._clock() - started, self._busy_s + self._meter_s() - meter_s
 
 
-class RayFigures:
+class RayMetrics:
     """Publishes figures where the Ray dashboard and Prometheus find them, under `rayrec_` and their names."""
 
     def __init__(self, tags: dict[str, str]) -> None:
@@ -124,7 +124,7 @@ class RayStageMetrics:
     """Publishes a member's times, and what else is to be known of it."""
 
     def __init__(self, run: str, stage: str, member: int) -> None:
-        self._figures = RayFigures({"run": run, "stage": stage, "member": str(member)})
+        self._figures = RayMetrics({"run": run, "stage": stage, "member": str(member)})
 
     def publish(self, times: StageTimes, further: Mapping[str, float] | None = None) -> None:
         self._figures.publish(

@@ -24,7 +24,7 @@ from rayrec.pipelines.training.snapshot_writer import Shown, SnapshotWriter
 from rayrec.pipelines.training.stages import Stages
 from rayrec.pipelines.training.validation import validate
 from rayrec.platform.errors import InputError
-from rayrec.platform.metrics import RayFigures
+from rayrec.platform.metrics import RayMetrics
 from rayrec.samples.reading.cursor import Cursor
 from rayrec.samples.reading.followed_plan import FollowedPlan
 
@@ -71,7 +71,7 @@ class TrainingRun:
             lambda: self._writer.is_writing,
             time.monotonic,
         )
-        self._metrics = RayFigures({"run": folder.name})
+        self._metrics = RayMetrics({"run": folder.name})
         self._metric = assembly.task.metric
         self._shown_metrics = tuple(dict.fromkeys([*assembly.task.shown_metrics, self._metric]))
         self._arrivals = Arrivals(
