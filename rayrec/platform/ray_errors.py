@@ -1,4 +1,4 @@
-"""Errors that crossed processes, back in the form in which they were raised."""
+"""Unwraps exceptions that Ray passed between processes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 
 class ActorDeathError(RuntimeError):
-    """An actor's process is gone; one sentence that names the actor."""
+    """An actor's process has died; the message is one sentence that names the actor."""
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The exception behind Ray's wrappers, however many actors it passed through.
+    """The original exception inside Ray's wrappers, however many actors it passed through.
 
     An exception of an actor's constructor comes out as itself, a process that died as `ActorDeathError`.
     """
@@ -30,7 +30,7 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def _as_sentence(error: ActorDiedError) -> ActorDeathError:
-    """Ray's lines of `key: value` and a paragraph of advice, in short."""
+    """Shorten Ray's lines of `key: value` and its paragraph of advice to one sentence."""
     message = str(error)
     facts = dict(re.findall(r"^\s+(\w+): (.+)$", message, re.MULTILINE))
     name = facts.get("name") or facts.get("class_name") or "an actor"
