@@ -42,7 +42,6 @@ BENCHES: dict[str, Bench] = {
     "pipeline": partial(_run, "pipeline", "bench"),
     "rl": partial(_run, "rl", "bench"),
     "samples": partial(_run, "samples", "bench"),
-    "scaling": partial(_run, "scaling", "bench"),
     "serve": partial(_run, "serve", "bench"),
     "serve-compile": partial(_run, "serve_compile", "bench"),
     "serve-contexts": partial(_run, "serve_contexts", "bench"),
