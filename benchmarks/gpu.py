@@ -149,7 +149,8 @@ def _run(command: Sequence[str], limit_s: float) -> tuple[int | None, str, str]:
     process = subprocess.Popen(
         command,
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": path},
+        # pytest's plugins are not needed, and may not fit.
+        env=os.environ | {"PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

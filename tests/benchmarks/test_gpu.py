@@ -121,6 +121,7 @@ def test_the_pieces_name_files_that_exist():
         assert all((gpu.ROOT / f"{module.replace('.', '/')}.py").is_file() for module in modules)
 
 
+@pytest.mark.slow
 def test_it_runs_where_torch_numpy_and_transformers_are_all_there_is(tmp_path, monkeypatch):
     """A network of the real piece, small; a package that is imported in spite of that fails the import."""
     pytest.importorskip("transformers")
