@@ -1,8 +1,8 @@
 """Bars: ratios measured within one run, with a confidence bound.
 
 The rates of one machine vary from hour to hour by more than the difference that is measured. So ours and the
-peer's are measured in turns, A B A B ..., and only the ratios of neighbors count: a bar has their median and a
-lower bound of it.
+peer's are measured in turns, A B A B ..., and only the ratios of neighbors count: a bar has their median and
+a lower bound of it.
 """
 
 from __future__ import annotations
