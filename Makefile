@@ -15,7 +15,7 @@ OLDEST_TESTS := -m "not ray and not slow" tests/platform tests/samples tests/emb
 .DEFAULT_GOAL := help
 
 help: ## This list.
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
 
 env: $(INSTALLED) ## Make .venv with everything that the targets below need.
 

@@ -83,12 +83,12 @@ PIECES: dict[str, Piece] = {
     "devices": Piece.tests(
         "Training steps and recommendations of every model, held to the CPU",
         "tests/models/test_on_devices.py",
-        needs=["pydantic", "yaml", "numba", "pyarrow"],
+        needs=["pydantic", "yaml", "numba", "pyarrow", "pandas", "scipy", "triton"],
     ),
     "device-cache": Piece.tests(
         "Embedding rows cached on the device, held to the CPU",
         "tests/embeddings/test_device_cache.py",
-        needs=["pydantic", "yaml", "numba"],
+        needs=["pydantic", "yaml", "numba", "pyarrow", "scipy", "xxhash", "hypothesis"],
     ),
     "attention-speed": Piece(
         "Attention by each backend: milliseconds, TFLOP/s, memory",
