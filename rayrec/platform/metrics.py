@@ -1,4 +1,4 @@
-"""Busy and waiting time of each stage, and their way to Ray's metrics."""
+"""Busy and waiting time of each stage, published as Ray metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StageTimes:
 
     busy_s: float
     waiting_s: float
-    """Idle between two batches: for its input, or for room behind it."""
+    """Idle between two batches: waiting for input, or for space in the next queue."""
     num_batches: int
     blocked_s: float = 0.0
     """Waiting within a batch: a trainer for rows, and for updates to be taken."""
@@ -31,7 +31,7 @@ class StageTimes:
 class StageClock:
     """Splits the time from `start` to `stop` into work on batches and waiting between them.
 
-    It is stopped while nothing is trained, so that validation is no waiting. Not thread-safe.
+    It is stopped while nothing is trained, so that validation does not count as waiting. Not thread-safe.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -43,7 +43,7 @@ class StageClock:
         """None while it is stopped."""
 
     def start(self) -> None:
-        """From now on, what is not work is waiting."""
+        """Count time that is not work as waiting from now on."""
         self._idle_since = self._clock()
 
     def stop(self) -> None:
@@ -72,10 +72,10 @@ class StageClock:
 
 
 class MeterClock:
-    """A `StageClock` for a stage of many threads, whose work is metered where it is done.
+    """A `StageClock` for a stage of many threads, whose busy time is measured by the stage itself.
 
     Args:
-        meter_s: seconds of work so far, of which no two overlap.
+        meter_s: returns the busy seconds so far, overlapping work counted once.
     """
 
     def __init__(self, meter_s: Callable[[], float], clock: Callable[[], float] = time.perf_counter) -> None:
@@ -126,7 +126,7 @@ class RayMetrics:
 
 
 class RayStageMetrics:
-    """Publishes a member's times, and what else is to be known of it."""
+    """Publishes the times of one actor of a stage, with further gauges."""
 
     def __init__(self, run: str, stage: str, member: int) -> None:
         self._metrics = RayMetrics({"run": run, "stage": stage, "member": str(member)})
@@ -145,6 +145,6 @@ class RayStageMetrics:
     def after_batch(
         self, times: StageTimes, further: Callable[[], Mapping[str, float]] | None = None
     ) -> None:
-        """Publish after every few batches: Prometheus asks every few seconds only."""
+        """Publish after every few batches: Prometheus scrapes only every few seconds."""
         if times.num_batches % PUBLISH_EVERY_BATCHES == 0:
             self.publish(times, further() if further else None)
