@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from rayrec.platform import files
-from tests.forked_workers import forked_workers
-from tests.redis_server import RedisServer
+from tests.helpers.forked_workers import forked_workers
+from tests.helpers.redis_server import RedisServer
 
 # The same examples every time, and no deadline: a busy machine is no failure.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)

@@ -21,7 +21,7 @@ from rayrec.pipelines.training import stages as stages_module
 from rayrec.pipelines.training.pipeline import TrainingPipeline
 from rayrec.pipelines.training.stages import Stages, running_stages
 from rayrec.platform.ray_errors import ActorDeathError
-from tests.data import small_dataset
+from tests.helpers.data import small_dataset
 
 pytestmark = pytest.mark.ray
 

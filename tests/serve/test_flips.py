@@ -23,7 +23,7 @@ from rayrec.pipelines.versions.store import VersionStore
 from rayrec.serve.config.events import EventsConfig, LogConfig, RequestLogConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.launch.launch import serving
-from tests.runs import make_run
+from tests.helpers.runs import make_run
 
 K = 5
 USERS = [f"u{number}" for number in range(10)]

@@ -29,7 +29,7 @@ from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
 from rayrec.samples.reading.cursor import Cursor
 from rayrec.samples.reading.reader import SampleReader
-from tests.data import random_events, write_source
+from tests.helpers.data import random_events, write_source
 
 NUM_USERS, NUM_ITEMS = 40, 30
 """Users "u0", ..., "u39"; items "i0", ..., "i29" with the titles "Title of i0", ..."""
