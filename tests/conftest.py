@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rayrec.platform import files
+from rayrec.platform.cluster import start_on_this_machine
 from tests.helpers.forked_workers import forked_workers
 from tests.helpers.redis_server import RedisServer
 
@@ -48,7 +49,7 @@ def ray_cluster() -> Iterator[None]:
     with forked_workers() as interpreter:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "executable", interpreter)
-            ray.init(
+            start_on_this_machine(
                 num_cpus=8,
                 object_store_memory=200_000_000,
                 include_dashboard=False,
