@@ -27,6 +27,27 @@ torch.set_num_threads(1)
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Say which tests go to one process (`--dist loadgroup`), and which of them come first.
+
+    A file's tests stay together, since they share what its fixtures made. Without the slow ones, all tests that
+    use the session's Ray cluster go to one process, so that one cluster is started; they take longest, so
+    they come first. With the slow ones, that process would work long after the others.
+    """
+    one_cluster = "not slow" in config.getoption("markexpr")
+
+    def shares_cluster(item: pytest.Item) -> bool:
+        return one_cluster and "ray_cluster" in getattr(item, "fixturenames", ())
+
+    for item in items:
+        name = "ray cluster" if shares_cluster(item) else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(name))
+    # A file is not divided here: its fixtures would be made twice.
+    with_ray = {item.path for item in items if item.get_closest_marker("ray")}
+    items.sort(key=lambda item: (not shares_cluster(item), item.path not in with_ray))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _tables_on_disk_lie_in_temporary_folders() -> Iterator[None]:
     """Also where the system keeps those in memory."""

@@ -76,7 +76,7 @@ def test_a_node_that_does_not_come_up_in_time_is_started_again(monkeypatch, capl
 def test_a_node_that_never_comes_up_is_given_up_after_a_few_tries(monkeypatch):
     ray = SlowStarts(monkeypatch, num_timeouts=99)
 
-    with pytest.raises(InputError, match="^Ray did not start on this machine in time"):
+    with pytest.raises(InputError, match=r"^Ray did not start on this machine in time"):
         cluster.start_on_this_machine(num_cpus=3)
 
     assert ray.calls == ["init local 3", "shutdown"] * cluster.START_TRIES
