@@ -31,8 +31,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Say which tests go to one process (`--dist loadgroup`), and which of them come first.
 
     A file's tests stay together, since they share what its fixtures made. Without the slow ones, all tests
-    that use the session's Ray cluster go to one process, so that one cluster is started; they take longest, so
-    they come first. With the slow ones, that process would work long after the others.
+    that use the session's Ray cluster go to one process, so that one cluster is started; they take
+    longest, so they come first. With the slow ones, that process would work long after the others.
     """
     one_cluster = "not slow" in config.getoption("markexpr")
 

@@ -8,7 +8,7 @@ import signal
 import pytest
 import ray
 
-from rayrec.actors.spawning import RayHost
+from rayrec.actors.spawning import ActorRole, RayHost
 from rayrec.platform.errors import InputError
 from rayrec.platform.ray_errors import ActorDeathError, root_cause
 
