@@ -28,7 +28,6 @@ from rayrec.embeddings.storage.index import MISSING
 from rayrec.embeddings.storage.records import RecordAccess, RecordArray
 from rayrec.embeddings.storage.row_storage import CutSource, MemoryRows, RowStorage
 from rayrec.embeddings.table.admission import Sighted, SightingCounters
-from rayrec.embeddings.table.batch_rows import IdGroups, output
 from rayrec.embeddings.table.eviction import Evicted, GivenUp, Tombstones, choose_victims
 from rayrec.embeddings.table.row_operations import RowOperations
 from rayrec.platform.compiled import kernel_input
@@ -108,8 +107,6 @@ class EmbeddingTable:
         self._sightings = SightingCounters(config.admission)
         self._tombstones = Tombstones(config.eviction.remember_steps if config.eviction else 0)
         self._rows: RowStorage = self._empty_rows()
-        self._found: tuple[IdGroups, Int64Array] | None = None
-        """The batch that was looked up last and its rows, while no row has come or gone since."""
         self._num_created = self._num_evicted = self._num_not_admitted = 0
         self._cut: TableCut | None = None
         self._last_cut_step: int | None = None
@@ -152,19 +149,6 @@ class EmbeddingTable:
             rows_M = self._rows.find(ids_M[piece])
             self._ops.gather(self._rows.records, rows_M, ids_M[piece], rows_MD[piece])
         return rows_MD
-
-    def lookup_batch(self, groups: IdGroups, out_ND: Float32Array | None = None) -> Float32Array:
-        """[N, D] weights of each id of a batch: `lookup(ids_M)[inverse_N]`, but nothing lies in between.
-
-        Args:
-            out_ND: where to write them. `batch_memory` is the fastest.
-        """
-        rows_ND = output(out_ND, (len(groups.places_N), self.config.dim))
-        for piece in self._rows.pieces(len(groups.ids_M)):
-            rows_M = self._rows.find(groups.ids_M[piece])
-            self._ops.gather_batch(self._rows.records, rows_M, groups, piece.start, rows_ND)
-            self._found = (groups, rows_M) if self._rows.stay else None
-        return rows_ND
 
     def read_records(
         self, ids_M: Int64Array, empty: Callable[..., Int32Array] = np.empty
@@ -249,29 +233,6 @@ class EmbeddingTable:
         self.apply_checked(ids_M, grads_MD, step)
         self.evict(step)
 
-    def apply_batch(
-        self, groups: IdGroups, grads_ND: Float32Array, step: int, sums_MD: Float32Array | None = None
-    ) -> None:
-        """`apply` of a batch's gradients: those of each distinct id are added in the order of the batch.
-
-        Args:
-            grads_ND: [N, D] one gradient for each id of the batch, float32.
-            sums_MD: where to write their sums. `batch_memory` is the fastest.
-
-        Raises:
-            As `apply` does; nothing has changed.
-        """
-        sums_MD = self._ops.sum_batch(groups, grads_ND, sums_MD)
-        self.reserve(groups.ids_M)
-        found, self._found = self._found, None
-        for piece in self._rows.pieces(len(groups.ids_M)):
-            if found is not None and found[0] is groups:
-                rows_M = found[1]
-            else:
-                rows_M = self._rows.find(groups.ids_M[piece])
-            self._apply_piece(groups.ids_M[piece], rows_M, sums_MD[piece], step)
-        self.evict(step)
-
     def check_update(self, ids_M: Int64Array, grads_MD: Float32Array) -> None:
         """Raise the ValueError that `apply` would raise; changes nothing."""
         self._ops.check_gradients(ids_M, grads_MD)
@@ -331,7 +292,6 @@ class EmbeddingTable:
         self._tombstones.add(ids_V, step)
         self._given_up.add(ids_V, step, max(_LEAST_GIVEN_UP, self.num_rows // _GIVEN_UP_SHARE))
         self._rows.remove(ids_V)
-        self._found = None
         self._num_evicted += len(ids_V)
 
     def fetchable(self, ids_M: Int64Array) -> list[Int64Array]:
@@ -481,7 +441,7 @@ class EmbeddingTable:
                 self._load_piece(filled, part, piece)
             sighted.append(part.sighted)
             evicted.append(part.evicted)
-        self._rows, self._found = filled, None
+        self._rows = filled
         self._sightings.load(Sighted.joined(sighted))
         self._tombstones.load(Evicted.joined(evicted))
 
@@ -550,7 +510,6 @@ class EmbeddingTable:
         # First: it may let a cut be read, which would find rows that no step has stamped yet.
         self._tombstones.forget(ids_M)
         rows_M = self._rows.add(ids_M)
-        self._found = None
         self._rows.records.write(rows_M, 0, self._ops.new_records(ids_M))
         self._num_created += len(ids_M)
         return rows_M

@@ -400,6 +400,9 @@ class ShardClient:
         self, values: Mapping[str, tuple[Int64Array, NDArray[Any]]]
     ) -> list[dict[str, tuple[Int64Array, NDArray[Any]]]]:
         """For each shard, the (ids, values of ids) it holds, by table."""
+        if self._shard_map.num_shards == 1:
+            # Without the copy that a selection makes: a transport that keeps arrays copies them itself.
+            return [{name: pair for name, pair in values.items() if len(pair[0])}]
         parts: list[dict[str, tuple[Int64Array, NDArray[Any]]]] = [
             {} for _ in range(self._shard_map.num_shards)
         ]
