@@ -35,12 +35,12 @@ from typing import Any, Protocol
 
 import numpy as np
 from numba import njit, types
-from numpy.typing import NDArray
 
 from benchmarks.disk import PAGE, RandomReads, scratch_folder
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from rayrec.embeddings.storage.disk.page_reads import Pages
 from rayrec.embeddings.storage.disk.record_log import RecordLog
+from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.console import log
 
 NUM_RECORDS, WORDS = 2_000_000, 68
@@ -50,8 +50,8 @@ BATCHES = 10
 """Of one measurement."""
 TARGET = 0.6
 
-Keys = NDArray[np.int64]
-Words = NDArray[np.int32]
+Keys = Int64Array
+Words = Int32Array
 
 _LOAD = 16_384
 _PAGES = Pages.of(WORDS)

@@ -31,10 +31,10 @@ import pandas as pd
 import torch
 from numba import njit, types
 from numba.typed import Dict
-from numpy.typing import NDArray
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from rayrec.embeddings.storage.index import IdIndex
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.console import log
 from rayrec.platform.hashing import mix64
 
@@ -42,8 +42,6 @@ IDS = 10_000_000
 BATCH = 100_000
 LOOKUP_TARGET, INSERT_TARGET = 2.5, 5.0
 INSTALL_TORCHREC = "pip install '.[torchrec]', then pip install --no-deps torchrec==1.8.0"
-
-Int64Array = NDArray[np.int64]
 
 
 def bench(options: BenchOptions) -> list[Bar]:

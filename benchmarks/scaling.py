@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.harness import Bar, BenchOptions
 from rayrec.embeddings.base.config import TableConfig
@@ -33,6 +32,7 @@ from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.transport.client import LocalTransport, ShardClient
+from rayrec.platform.arrays import Float32Array, Int64Array
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log
 from rayrec.platform.deduplication import deduplicate
@@ -148,12 +148,12 @@ class ShardedTable:
             "update": num_changed / (time.perf_counter() - began),
         }
 
-    def _batch(self) -> NDArray[np.int64]:
+    def _batch(self) -> Int64Array:
         random = np.random.default_rng([0, next(self._batches)])
         distinct_M, _ = deduplicate(random.integers(self._point.ids, size=BATCH))
         return mix64(distinct_M).view(np.int64)
 
-    def _update(self, ids_M: NDArray[np.int64], grads_MD: NDArray[np.float32]) -> None:
+    def _update(self, ids_M: Int64Array, grads_MD: Float32Array) -> None:
         tag = UpdateTag(incarnation=0, step=next(self._steps), source=0)
         for reply in self._client.send(tag, {"item": ids_M}, {"item": grads_MD}):
             reply.result()

@@ -44,7 +44,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numba import njit
-from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
@@ -60,6 +59,7 @@ from rayrec.embeddings.storage.records import Records
 from rayrec.embeddings.table.row_operations import RowOperations
 from rayrec.embeddings.transport.client import LocalTransport
 from rayrec.models.sequence.feature_lookups import sequence
+from rayrec.platform.arrays import Float32Array, Int64Array
 from rayrec.platform.console import log
 from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.hashing import mix64
@@ -76,9 +76,6 @@ TARGETS = {"fbgemm": 1.2, "torch": 3.5, "gather": 0.60, "large": 0.70}
 INSTALL_FBGEMM = "pip install '.[bench]', or fbgemm-gpu-cpu==1.8.0"
 
 LR, EPS = 0.05, 1e-8
-
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
 
 
 def bench(options: BenchOptions) -> list[Bar]:

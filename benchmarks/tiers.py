@@ -33,7 +33,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.disk import RandomReads, scratch_folder
 from benchmarks.harness import Bar, BenchOptions, interleaved
@@ -41,6 +40,7 @@ from benchmarks.sparse import Batches, ids_of_rows
 from rayrec.embeddings.base.config import DiskConfig, RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.console import log
 
 DIM = 64
@@ -51,8 +51,6 @@ BATCH = 100_000
 STEPS = 8
 """Of one measurement."""
 TARGET, TARGET_OF_MEMORY = 0.5, 0.02
-
-Int64Array = NDArray[np.int64]
 
 
 def bench(options: BenchOptions) -> list[Bar]:

@@ -29,7 +29,6 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.config import DiskConfig, TableConfig
 from rayrec.embeddings.base.layout import record_words
@@ -39,6 +38,7 @@ from rayrec.embeddings.storage.consistent_snapshot import most_aside_bytes, most
 from rayrec.embeddings.storage.copy_on_write import ENTRY_BYTES
 from rayrec.embeddings.storage.index import grouping_bytes, index_bytes
 from rayrec.embeddings.table.row_operations import RowOperations
+from rayrec.platform.arrays import Int64Array
 
 Phase = Literal["growing", "evicting", "saving"]
 
@@ -404,7 +404,7 @@ def device_batch_bytes(
     return in_use + working
 
 
-def count_by_shard(ids_M: NDArray[np.int64], num_shards: int) -> list[int]:
+def count_by_shard(ids_M: Int64Array, num_shards: int) -> list[int]:
     """How many of these distinct ids each shard holds."""
     return np.bincount(ShardMap(num_shards).shard_of(ids_M), minlength=num_shards).tolist()
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-Int64Array = NDArray[np.int64]
+from rayrec.platform.arrays import Int32Array, Int64Array
 
 _MIN_SLOTS = 64
 
@@ -27,7 +26,7 @@ def deduplicate(ids: Int64Array) -> tuple[Int64Array, Int64Array]:
 
 @njit(nogil=True, cache=True)
 def _deduplicate(
-    ids_N: Int64Array, slots_C: NDArray[np.int32], distinct_N: Int64Array, inverse_N: Int64Array
+    ids_N: Int64Array, slots_C: Int32Array, distinct_N: Int64Array, inverse_N: Int64Array
 ) -> int:
     """Open addressing; a slot holds 1 + the place of its id in distinct_N, 0 where it is free."""
     mask = np.uint64(len(slots_C) - 1)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+
+from rayrec.platform.arrays import Int64Array
 
 
-def balanced_bounds(lengths_B: NDArray[np.int64], num_shares: int) -> list[int]:
+def balanced_bounds(lengths_B: Int64Array, num_shares: int) -> list[int]:
     """Where to cut rows into contiguous shares, so that none waits long for another: [num_shares + 1] bounds.
 
     The sums of lengths differ from their mean by no more than one row's length. Rows of length 0 count as one

@@ -17,9 +17,10 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from rayrec.adapters.torchrec.tables import TableSpec
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.batches import Int64Array, TableLookup
+from rayrec.samples.base.batches import TableLookup
 
 Share: TypeAlias = KeyedJaggedTensor | Sequence[KeyedJaggedTensor]
 """One batch, or one trainer's part of it; a model may take several (weighted features apart, for example)."""

@@ -9,15 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.compiled import LANES, add_lanes, prefetch_words
+from rayrec.platform.arrays import Float32Array, Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input, mix64
 from rayrec.platform.deduplication import deduplicate
-
-Int64Array = NDArray[np.int64]
-Int32Array = NDArray[np.int32]
-Float32Array = NDArray[np.float32]
 
 _AHEAD = 16  # rows asked for this many gradients early
 

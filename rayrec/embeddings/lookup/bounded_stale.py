@@ -15,8 +15,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from rayrec.embeddings.lookup.lookups import (
-    Float32Array,
-    Int64Array,
     Lookups,
     LookupStats,
     OnRows,
@@ -25,6 +23,7 @@ from rayrec.embeddings.lookup.lookups import (
     ignore_rows,
 )
 from rayrec.embeddings.transport.client import PendingRows, Reply
+from rayrec.platform.arrays import Float32Array, Int64Array
 
 
 class BoundedStale:

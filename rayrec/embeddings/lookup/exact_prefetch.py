@@ -23,8 +23,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rayrec.embeddings.lookup.lookups import (
-    Float32Array,
-    Int64Array,
     Lookups,
     LookupStats,
     OnRows,
@@ -35,6 +33,7 @@ from rayrec.embeddings.lookup.lookups import (
 from rayrec.embeddings.lookup.overlap import NO_PLACES, Overlap, all_but
 from rayrec.embeddings.shard.contributions import Part
 from rayrec.embeddings.transport.client import PendingRows, Reply, SplitIds
+from rayrec.platform.arrays import Float32Array, Int64Array
 
 
 @dataclass

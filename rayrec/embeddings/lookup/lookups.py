@@ -19,16 +19,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.lookup.cache.cached_records import Rows
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.transport.client import ShardClient, ShardTransport
-
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
+from rayrec.platform.arrays import Float32Array, Int64Array
 
 
 class TableIds(Protocol):

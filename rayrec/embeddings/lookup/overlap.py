@@ -8,12 +8,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.distinct_ids import places_among
 from rayrec.embeddings.lookup.lookups import TableIds
-
-Int64Array = NDArray[np.int64]
+from rayrec.platform.arrays import Int64Array
 
 NO_PLACES = np.empty(0, dtype=np.int64)
 

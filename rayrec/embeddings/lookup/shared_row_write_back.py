@@ -23,23 +23,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rayrec.embeddings.lookup.lookups import (
-    Float32Array,
-    Int64Array,
-    Lookups,
-    LookupStats,
-    OnRows,
-    TrainerLink,
-    ignore_rows,
-)
+from rayrec.embeddings.lookup.lookups import Lookups, LookupStats, OnRows, TrainerLink, ignore_rows
 from rayrec.embeddings.lookup.overlap import NO_PLACES, Overlap, all_but
 from rayrec.embeddings.storage.records import RecordArray
 from rayrec.embeddings.table.row_operations import RowOperations
 from rayrec.embeddings.transport.client import PendingRecords, Reply
-
-Int32Array = NDArray[np.int32]
+from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Array
 
 _NOWHERE, _HELD = -1, 0
 """Among `_BatchRows.sources`."""
@@ -75,7 +65,7 @@ class _BatchRows:
         """(ids [K], records [K, W]) of rows that no server has as they are here."""
         return self.ids_M[self._held_places], self._sources[_HELD].array
 
-    def take_arrived(self, places_K: Int64Array, records_KW: Int32Array, is_row_K: NDArray[np.bool_]) -> None:
+    def take_arrived(self, places_K: Int64Array, records_KW: Int32Array, is_row_K: BoolArray) -> None:
         self._ops.scatter_weights(records_KW, places_K, self.rows_MD)
         self._source_M[places_K] = np.where(is_row_K, len(self._sources), _NOWHERE)
         self._row_M[places_K] = np.arange(len(places_K))
@@ -99,10 +89,10 @@ class _BatchRows:
             source.copy_to(row_K[at], records_KW, at)
         return records_KW
 
-    def has_record(self, places_K: Int64Array) -> NDArray[np.bool_]:
+    def has_record(self, places_K: Int64Array) -> BoolArray:
         return self._source_M[places_K] != _NOWHERE
 
-    def is_held(self, places_K: Int64Array) -> NDArray[np.bool_]:
+    def is_held(self, places_K: Int64Array) -> BoolArray:
         return self._source_M[places_K] == _HELD
 
 

@@ -12,7 +12,6 @@ import math
 
 import numpy as np
 from numba import carray, njit
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.compiled import (
     RowAddresses,
@@ -24,10 +23,9 @@ from rayrec.embeddings.base.compiled import (
     sum_squares,
 )
 from rayrec.embeddings.base.layout import FLOAT32, RecordLayout, load_weights, store_weights
+from rayrec.platform.arrays import Float32Array, Int32Array, Int64Array
 from rayrec.platform.compiled import extend64
 
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
 Rates = tuple[np.float32, np.float32, np.float32, np.float32, np.float32]
 """What an equation needs to know of its settings and the step; each kernel names its own."""
 
@@ -123,7 +121,7 @@ def apply_row(
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def _stamp(stamps: NDArray[np.int32], step: int) -> bool:
+def _stamp(stamps: Int32Array, step: int) -> bool:
     """Record the step and count the update; true if the row had this step's stamp already."""
     seen = stamps[0] == step
     stamps[0] = step

@@ -19,17 +19,14 @@ from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.distinct_ids import sum_by_id
+from rayrec.platform.arrays import Float32Array, Int32Array, Int64Array
 from rayrec.platform.deduplication import deduplicate
-
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
 
 SparseUpdate = Mapping[str, tuple[Int64Array, Float32Array]]
 """(distinct ids [M], gradients [M, D]) by table."""
-KeptRecords = Mapping[str, tuple[Int64Array, NDArray[np.int32]]]
+KeptRecords = Mapping[str, tuple[Int64Array, Int32Array]]
 """(distinct ids [K], whole records [K, W]) by table, as a trainer's cache has changed them."""
 
 

@@ -9,14 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rayrec.embeddings.table.table import EmbeddingTable
+from rayrec.platform.arrays import Int64Array
 
 logger = logging.getLogger(__name__)
 
-Int64Array = NDArray[np.int64]
 
 _MOST_ANNOUNCED = 8
 """Announcements that wait; more would be of steps too far ahead for memory to keep their rows."""

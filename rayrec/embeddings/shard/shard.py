@@ -30,7 +30,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.shard.contributions import (
@@ -45,16 +44,14 @@ from rayrec.embeddings.shard.read_ahead import ReadAhead
 from rayrec.embeddings.shard.step_lock import StepLock
 from rayrec.embeddings.storage.consistent_snapshot import CutEndedError
 from rayrec.embeddings.table.table import EmbeddingTable, TableCounts, TableCut, TableRows
+from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Array
 from rayrec.platform.memory import human_size
-
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
 
 LookupRequest = Mapping[str, Int64Array]
 """Distinct ids by table."""
 LookupReply = dict[str, Float32Array]
 """[M, D] rows by table, in the order of the requested ids."""
-FetchReply = dict[str, tuple[NDArray[np.int32], NDArray[np.bool_]]]
+FetchReply = dict[str, tuple[Int32Array, BoolArray]]
 """([M, W] whole records, [M] whether the id has a row) by table, in the order of the requested ids."""
 
 _LENT_EVERY = 2**19
@@ -185,7 +182,7 @@ class EmbeddingShard:
         self,
         request: LookupRequest,
         after_step: int | None = None,
-        empty: Callable[..., NDArray[np.int32]] = np.empty,
+        empty: Callable[..., Int32Array] = np.empty,
     ) -> FetchReply:
         """Whole records of the requested ids, for a trainer's cache; otherwise as `lookup`."""
         self._read_ahead.bring_up(request)

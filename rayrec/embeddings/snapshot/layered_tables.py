@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.config import AdmissionConfig, SgdConfig, TableConfig
 from rayrec.embeddings.base.routing import ShardMap
@@ -24,10 +23,8 @@ from rayrec.embeddings.storage.index import MISSING, IdMap
 from rayrec.embeddings.table.admission import Sighted
 from rayrec.embeddings.table.eviction import Evicted
 from rayrec.embeddings.table.table import EmbeddingTable, TableRows
+from rayrec.platform.arrays import BoolArray, Float32Array, Int64Array
 from rayrec.platform.errors import InputError
-
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
 
 _MOST_CHANGES = 8
 """Layers of changes above the base, each of which a lookup asks; then they are made one."""
@@ -68,7 +65,7 @@ class _Changes:
         rows.load(noted())
         return cls(rows, removed)
 
-    def speaks_of(self, ids_M: Int64Array) -> NDArray[np.bool_]:
+    def speaks_of(self, ids_M: Int64Array) -> BoolArray:
         """[M] whether each id is one of these, with a row or without."""
         known_M = self.rows.has_rows(ids_M)
         return known_M | (self.removed.find(ids_M) != MISSING) if len(self.removed) else known_M

@@ -37,7 +37,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.layout import NEVER
@@ -48,6 +47,7 @@ from rayrec.embeddings.snapshot.saved_files import SavedFile, WrittenFile
 from rayrec.embeddings.table.admission import Sighted
 from rayrec.embeddings.table.eviction import Evicted
 from rayrec.embeddings.table.table import EmbeddingTable, TableRows
+from rayrec.platform.arrays import BoolArray, Float32Array
 from rayrec.platform.errors import InputError
 
 FORMAT_VERSION = 3
@@ -382,7 +382,7 @@ class _TableChain:
             )
 
     def _read_all(
-        self, files: Sequence[_TableFile], content: str, wanted_B: NDArray[np.bool_]
+        self, files: Sequence[_TableFile], content: str, wanted_B: BoolArray
     ) -> list[pa.RecordBatch]:
         return [
             columns for file in files if file.content == content for columns in _batches(file.path, wanted_B)
@@ -401,7 +401,7 @@ def _identity(config: TableConfig) -> dict[str, Any]:
     }
 
 
-def _as_bytes(values_MW: NDArray[np.float32]) -> pa.FixedSizeBinaryArray:
+def _as_bytes(values_MW: Float32Array) -> pa.FixedSizeBinaryArray:
     values_MW = np.ascontiguousarray(values_MW, dtype="<f4")
     kind = pa.binary(4 * values_MW.shape[1])
     return pa.FixedSizeBinaryArray.from_buffers(kind, len(values_MW), [None, pa.py_buffer(values_MW)])
@@ -441,7 +441,7 @@ def _described(path: Path, configs: dict[str, TableConfig], weights_only: bool) 
     )
 
 
-def _batches(path: Path, wanted_B: NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
+def _batches(path: Path, wanted_B: BoolArray) -> Iterator[pa.RecordBatch]:
     """What a file has of some buckets, in parts of bounded size."""
     try:
         with pq.ParquetFile(path) as file:
@@ -460,7 +460,7 @@ def _batches(path: Path, wanted_B: NDArray[np.bool_]) -> Iterator[pa.RecordBatch
         raise InputError(f"{path}: cannot be read as a snapshot of embedding rows: {error}") from error
 
 
-def _overlaps(group: pq.RowGroupMetaData, wanted_B: NDArray[np.bool_]) -> bool:
+def _overlaps(group: pq.RowGroupMetaData, wanted_B: BoolArray) -> bool:
     columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
     statistics = columns["bucket"].statistics
     return statistics is None or bool(wanted_B[statistics.min : statistics.max + 1].any())
@@ -495,7 +495,7 @@ def _evicted(batches: Sequence[pa.RecordBatch]) -> Evicted:
     )
 
 
-def _matrix(column: pa.FixedSizeBinaryArray) -> NDArray[np.float32]:
+def _matrix(column: pa.FixedSizeBinaryArray) -> Float32Array:
     """[M, W] numbers of rows that are runs of bytes."""
     width = column.type.byte_width
     first = column.offset * width // 4

@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import carray, njit
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.compiled import (
     RowAddresses,
@@ -36,10 +35,8 @@ from rayrec.embeddings.storage.copy_on_write import ENTRY_BYTES, AsideRecords
 from rayrec.embeddings.storage.index import HASHES, MISSING, ordered_by_bucket
 from rayrec.embeddings.storage.records import RecordAccess, RecordArray
 from rayrec.embeddings.storage.row_storage import CutSource, Reading, Wanted
+from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input, mix64
-
-Int64Array = NDArray[np.int64]
-Int32Array = NDArray[np.int32]
 
 Wait = Callable[[Callable[[], bool]], None]
 """Called with the lock held: lets the reader go on, and returns when that says True or the cut has ended.

@@ -15,14 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.routing import NUM_BUCKETS
 from rayrec.embeddings.storage.records import Records
+from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input, mix64
-
-Int64Array = NDArray[np.int64]
-Int32Array = NDArray[np.int32]
 
 ENTRY_BYTES = 16
 """Of an entry beside its record."""
@@ -145,9 +142,7 @@ def _end_within(heads_B: Int64Array, entries: _Entries, first: int, end: int, mo
 
 
 @njit(nogil=True, cache=True)
-def _taken(
-    heads_B: Int64Array, entries: _Entries, first: int, end: int
-) -> tuple[Int64Array, NDArray[np.bool_]]:
+def _taken(heads_B: Int64Array, entries: _Entries, first: int, end: int) -> tuple[Int64Array, BoolArray]:
     """Entries of these buckets by bucket and id, and whether each is the first that came of its id."""
     num_taken = 0
     for bucket in range(first, end):

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from rayrec.embeddings.base.compiled import prefetch
 from rayrec.embeddings.base.routing import NUM_BUCKETS
 from rayrec.embeddings.base.threads import in_parts
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.compiled import kernel_input, mix64
-
-Int64Array = NDArray[np.int64]
 
 MISSING = -1
 """Row number of an id that is not in the index."""

@@ -9,14 +9,11 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.layout import NEVER, STEP_WORD
 from rayrec.embeddings.storage.index import MISSING, IdIndex, IdMap
 from rayrec.embeddings.storage.records import Records
-
-Int64Array = NDArray[np.int64]
-Int32Array = NDArray[np.int32]
+from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 
 _PART_ROWS = 65_536
 """Rows that are copied at once: a row group of a snapshot."""
@@ -57,7 +54,7 @@ class Wanted(NamedTuple):
     def ids_K(self) -> Int64Array:
         return self.ids_M[self.at_K]
 
-    def is_between(self, steps_K: Int32Array | Int64Array) -> NDArray[np.bool_]:
+    def is_between(self, steps_K: Int32Array | Int64Array) -> BoolArray:
         """Whether records were changed last after the one step, and no later than in the other."""
         return (steps_K > self.after_step) & (steps_K <= self.until_step)
 
@@ -128,7 +125,7 @@ class RowStorage(CutSource, Protocol):
         """[M] rows for distinct ids that have none; what the records hold is the caller's to write."""
         ...
 
-    def present(self, ids_M: Int64Array) -> NDArray[np.bool_]:
+    def present(self, ids_M: Int64Array) -> BoolArray:
         """[M] whether each id has a row."""
         ...
 
@@ -212,7 +209,7 @@ class MemoryRows:
         self.reserve(len(ids_M), 0)
         return self._index.add_new(ids_M)
 
-    def present(self, ids_M: Int64Array) -> NDArray[np.bool_]:
+    def present(self, ids_M: Int64Array) -> BoolArray:
         return self.find(ids_M) != MISSING
 
     def remove(self, ids_M: Int64Array) -> None:

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from rayrec.embeddings.base.config import AdmissionConfig
 from rayrec.embeddings.storage.consistent_snapshot import ABSENT, Cut, CutRecords
-from rayrec.embeddings.storage.index import MISSING, IdIndex, Int64Array
+from rayrec.embeddings.storage.index import MISSING, IdIndex
 from rayrec.embeddings.storage.row_storage import Reading, Wanted
-
-Int32Array = NDArray[np.int32]
+from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 
 _MOST = np.iinfo(np.uint16).max
 
@@ -30,7 +29,7 @@ class Sighted:
     ids_K: Int64Array
     counts_K: NDArray[np.uint16]
     """Steps that named the id; stays at 65,535."""
-    steps_K: NDArray[np.int32]
+    steps_K: Int32Array
     """Last step that named it."""
 
     @classmethod
@@ -100,7 +99,7 @@ class SightingCounters:
             self._counts = np.concatenate((self._counts, np.zeros(size - len(self._counts), np.uint16)))
             self._steps = np.concatenate((self._steps, np.zeros(size - len(self._steps), np.int32)))
 
-    def admit(self, ids_M: Int64Array, step: int) -> NDArray[np.bool_]:
+    def admit(self, ids_M: Int64Array, step: int) -> BoolArray:
         """Count one more sighting of each of these distinct ids.
 
         Returns:

@@ -12,25 +12,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.config import EvictionConfig
-from rayrec.embeddings.base.routing import Int64Array, bucket_of
+from rayrec.embeddings.base.routing import bucket_of
 from rayrec.embeddings.storage.consistent_snapshot import ABSENT, Cut, CutRecords
 from rayrec.embeddings.storage.index import MISSING, IdMap, ordered_by_bucket
 from rayrec.embeddings.storage.row_storage import Reading, Wanted
+from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 from rayrec.platform.hashing import mix64
-
-Int32Array = NDArray[np.int32]
 
 
 def choose_victims(
     config: EvictionConfig,
     ids_R: Int64Array,
-    steps_R: NDArray[np.int32],
-    counts_R: NDArray[np.int32],
+    steps_R: Int32Array,
+    counts_R: Int32Array,
     step: int,
-) -> NDArray[np.bool_]:
+) -> BoolArray:
     """[R] whether each row is given up when `step` commits.
 
     Age first; of what is left, every bucket keeps its `max_rows_per_bucket` best rows. Recent means the
@@ -60,7 +58,7 @@ class Evicted:
     """Ids whose rows were given up: tombstones for whoever holds copies."""
 
     ids_V: Int64Array
-    steps_V: NDArray[np.int32]
+    steps_V: Int32Array
     """Step whose commit gave the row up."""
 
     @classmethod

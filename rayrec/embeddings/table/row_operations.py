@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import numpy as np
 from numba import carray, njit
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.compiled import (
     LANES,
@@ -40,11 +39,8 @@ from rayrec.embeddings.optim.optimizers import make_optimizer
 from rayrec.embeddings.optim.row_kernels import apply_rows
 from rayrec.embeddings.storage.index import MISSING
 from rayrec.embeddings.storage.records import RecordAccess
+from rayrec.platform.arrays import Float32Array, Int32Array, Int64Array
 from rayrec.platform.compiled import extend64, kernel_input
-
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
-Int32Array = NDArray[np.int32]
 
 _AHEAD = 24  # records prefetched this many rows early, as many as a core keeps in flight from memory
 
@@ -331,7 +327,7 @@ def first_not_finite(rows_MD: Float32Array) -> int:
 
 
 @njit(nogil=True, cache=True)
-def _first_not_finite(bits_MD: NDArray[np.int32]) -> int:
+def _first_not_finite(bits_MD: Int32Array) -> int:
     """`first_not_finite`, seen by the exponents' bits."""
     all_ones = np.int32(0x7F800000)
     for m in range(bits_MD.shape[0]):

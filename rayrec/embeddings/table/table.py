@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.distinct_ids import first_repeated
@@ -30,11 +29,8 @@ from rayrec.embeddings.storage.row_storage import CutSource, MemoryRows, RowStor
 from rayrec.embeddings.table.admission import Sighted, SightingCounters
 from rayrec.embeddings.table.eviction import Evicted, GivenUp, Tombstones, choose_victims
 from rayrec.embeddings.table.row_operations import RowOperations
+from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
-
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
-Int32Array = NDArray[np.int32]
 
 _LEAST_GIVEN_UP, _GIVEN_UP_SHARE = 65_536, 4
 """Most ids of which is known that their rows were given up: so many, or a quarter of the rows. A snapshot of
@@ -152,7 +148,7 @@ class EmbeddingTable:
 
     def read_records(
         self, ids_M: Int64Array, empty: Callable[..., Int32Array] = np.empty
-    ) -> tuple[Int32Array, NDArray[np.bool_]]:
+    ) -> tuple[Int32Array, BoolArray]:
         """([M, W] records, [M] whether there is a row); an absent id has the record of a new row.
 
         Args:
@@ -237,7 +233,7 @@ class EmbeddingTable:
         """Raise the ValueError that `apply` would raise; changes nothing."""
         self._ops.check_gradients(ids_M, grads_MD)
 
-    def has_rows(self, ids_M: Int64Array) -> NDArray[np.bool_]:
+    def has_rows(self, ids_M: Int64Array) -> BoolArray:
         """[M] whether each id has a row; nothing is read from disk for it."""
         return self._rows.present(kernel_input(ids_M, np.int64))
 

@@ -19,11 +19,8 @@ from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.shard.contributions import KeptRecords, Part, SparseUpdate, UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard, FetchReply, LookupReply, LookupRequest
 from rayrec.embeddings.table.row_operations import first_not_finite
+from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
-
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
-Int32Array = NDArray[np.int32]
 
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 ResultT = TypeVar("ResultT")
@@ -188,7 +185,7 @@ class PendingRecords:
     def __init__(self, parts: list[tuple[Reply[FetchReply], dict[str, Int64Array]]]) -> None:
         self._parts = parts
 
-    def received(self) -> Iterator[tuple[str, Int64Array, Int32Array, NDArray[np.bool_]]]:
+    def received(self) -> Iterator[tuple[str, Int64Array, Int32Array, BoolArray]]:
         """Wait for the shards; yields (table, [M] places, [M, W] records, [M] whether there is a row)."""
         for reply, places in self._parts:
             for name, (records_MW, present_M) in reply.result().items():

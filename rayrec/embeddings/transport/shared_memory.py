@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.embeddings.shard.contributions import KeptRecords, SparseUpdate, UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard, FetchReply, LookupReply, LookupRequest
 from rayrec.embeddings.transport.shared_calls import Channel, Endpoint, Methods, SharedReply
+from rayrec.platform.arrays import Int64Array
 
 
 class SharedMemoryTransport:
@@ -37,7 +37,7 @@ class SharedMemoryTransport:
 
     def evicted(
         self, shard: int, since_step: int, after_step: int | None
-    ) -> SharedReply[dict[str, NDArray[np.int64]]]:
+    ) -> SharedReply[dict[str, Int64Array]]:
         return self._reads[shard].call("evicted", since_step, after_step)
 
     def memory(self, shard: int, num_bytes: int) -> Callable[..., NDArray[Any]]:

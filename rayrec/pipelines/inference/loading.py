@@ -16,7 +16,7 @@ from rayrec.embeddings.transport.client import LocalTransport, ShardClient
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import RunState, Snapshot, read_snapshot
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
-from rayrec.samples.base.batches import Int64Array
+from rayrec.platform.arrays import Int64Array
 
 
 class RowReader(Protocol):

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Label, Part
 from rayrec.samples.base.event_labels import LABEL_COLUMNS
 from rayrec.samples.base.event_times import TIMES, seconds
-from rayrec.samples.base.intervals import Int64Array, Intervals
+from rayrec.samples.base.intervals import Intervals
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from rayrec.platform.arrays import Float64Array, Int64Array
 from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import UNKNOWN, Label
 from rayrec.platform.hashing import combine64
 from rayrec.platform.shares import balanced_bounds
-from rayrec.samples.base.batches import FeatureBatch, Int64Array, SampleBatch, TableLookup
+from rayrec.samples.base.batches import FeatureBatch, SampleBatch, TableLookup
 from rayrec.samples.base.jagged import concatenated_ranges, offsets_from_lengths
 
 NegativeDistribution = Literal["uniform", "popularity"]
@@ -245,7 +246,7 @@ class SequenceFeatures:
         seen_BE[np.repeat(np.arange(batch.num_rows), lengths_B), place_N] = known_N
         return seen_BE
 
-    def negative_log_q_I(self) -> NDArray[np.float64]:
+    def negative_log_q_I(self) -> Float64Array:
         """[I] log-probability of each item in one draw of a negative; -inf if it is never drawn."""
         probabilities_I = np.diff(self._cumulative_I, prepend=0) / self._cumulative_I[-1]
         with np.errstate(divide="ignore"):

@@ -8,12 +8,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from rayrec.platform.arrays import Float64Array
 from rayrec.platform.errors import InputError
 
-FloatArray = NDArray[np.float64]
 
-
-def auc(scores_B: FloatArray, labels_B: NDArray[np.integer]) -> float:
+def auc(scores_B: Float64Array, labels_B: NDArray[np.integer]) -> float:
     """Probability that a positive impression stands above a negative one; ties count half.
 
     Raises:
@@ -23,7 +22,7 @@ def auc(scores_B: FloatArray, labels_B: NDArray[np.integer]) -> float:
     return _share_of_pairs(scores_B, positives_B, 1 - positives_B, np.zeros(len(positives_B)))
 
 
-def expected_auc(probabilities_B: FloatArray) -> float:
+def expected_auc(probabilities_B: Float64Array) -> float:
     """AUC of the true probabilities over all labels that could have been drawn: expected well-ordered pairs
     of a positive and a negative impression, as a part of the expected pairs.
 
@@ -35,7 +34,7 @@ def expected_auc(probabilities_B: FloatArray) -> float:
     return _share_of_pairs(probabilities_B, probabilities_B, negatives_B, probabilities_B * negatives_B)
 
 
-def entropy(probabilities_B: FloatArray) -> float:
+def entropy(probabilities_B: Float64Array) -> float:
     """Mean log loss (natural logarithm) of the true probabilities, expected over labels."""
     with np.errstate(divide="ignore", invalid="ignore"):
         terms_B = [np.where(p > 0, -p * np.log(p), 0.0) for p in (probabilities_B, 1 - probabilities_B)]
@@ -43,7 +42,7 @@ def entropy(probabilities_B: FloatArray) -> float:
 
 
 def _share_of_pairs(
-    scores_B: FloatArray, positives_B: FloatArray, negatives_B: FloatArray, own_pairs_B: FloatArray
+    scores_B: Float64Array, positives_B: Float64Array, negatives_B: Float64Array, own_pairs_B: Float64Array
 ) -> float:
     """Weights of the pairs in which the positive one stands above, of all pairs.
 

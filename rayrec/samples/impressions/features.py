@@ -8,12 +8,12 @@ from itertools import accumulate, pairwise
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from rayrec.platform.arrays import Float32Array, Int64Array
 from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import FEATURE_TABLE, ImpressionSchema
-from rayrec.samples.base.batches import Int64Array, RowBatch, TableLookup
+from rayrec.samples.base.batches import RowBatch, TableLookup
 from rayrec.samples.base.jagged import list_values, without_nulls
 from rayrec.samples.impressions.batches import ImpressionBatch
 from rayrec.samples.impressions.ids import null_id
@@ -81,7 +81,7 @@ class ImpressionFeatures:
         step: int,
         rows: RowBatch,
         made: pa.RecordBatch,
-        labels_BT: NDArray[np.float32],
+        labels_BT: Float32Array,
         num_shares: int,
     ) -> list[ImpressionBatch]:
         num_rows = rows.num_rows
@@ -111,7 +111,7 @@ class ImpressionFeatures:
             for mine, lookup in zip(shares, _lookups([ids_of(mine) for mine in shares]), strict=True)
         ]
 
-    def _numbers(self, made: pa.RecordBatch, rows: RowBatch) -> NDArray[np.float32]:
+    def _numbers(self, made: pa.RecordBatch, rows: RowBatch) -> Float32Array:
         numbers_BF = np.zeros((rows.num_rows, len(self.schema.numbers)), dtype=np.float32)
         for place, column in enumerate(self.schema.numbers):
             # Not safe: large whole numbers are rounded.
@@ -134,7 +134,7 @@ class ImpressionFeatures:
             ids_BC[:, place] = values.to_numpy(zero_copy_only=False)
         return ids_BC
 
-    def _labels(self, made: pa.RecordBatch, rows: RowBatch) -> NDArray[np.float32]:
+    def _labels(self, made: pa.RecordBatch, rows: RowBatch) -> Float32Array:
         labels_BT = np.empty((rows.num_rows, len(self.schema.labels)), dtype=np.float32)
         for place, column in enumerate(self.schema.labels):
             values = made[column].cast(pa.float32(), safe=False)

@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rayrec.platform.arrays import Float64Array, Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
 from rayrec.platform.impression_schema import ImpressionSchema
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.impressions.bayes import auc, entropy, expected_auc
 from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.prepare import write_impressions
@@ -40,10 +40,10 @@ _NUMBERS_STD = 0.5
 class Chunk:
     """Rows that are drawn together, and the truth about them."""
 
-    numbers_RF: NDArray[np.float64]
+    numbers_RF: Float64Array
     ids_RC: Int64Array
     """From 0, the most frequent one, in each column."""
-    probabilities_R: NDArray[np.float64]
+    probabilities_R: Float64Array
     labels_R: NDArray[np.int8]
 
 
@@ -70,7 +70,7 @@ class ClickLaw:
         labels_R = (random.random(num_rows) < probabilities_R).astype(np.int8)
         return Chunk(numbers_RF, ids_RC, probabilities_R, labels_R)
 
-    def _logits(self, ids_RC: Int64Array, numbers_RF: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _logits(self, ids_RC: Int64Array, numbers_RF: Float64Array) -> Float64Array:
         logits_R = np.full(len(ids_RC), _BIAS)
         for column in range(self._num_columns):
             logits_R += self._drawn(column, ids_RC[:, column], 0) * (_EFFECTS_STD / self._num_columns**0.5)
@@ -83,7 +83,7 @@ class ClickLaw:
             logits_R += numbers_RF @ (self._weights_F * _NUMBERS_STD / self._num_numbers**0.5)
         return logits_R
 
-    def _drawn(self, column: int, ids_R: Int64Array, purpose: int) -> NDArray[np.float64]:
+    def _drawn(self, column: int, ids_R: Int64Array, purpose: int) -> Float64Array:
         """[R] a number of each id, the same whenever it occurs: uniform, with mean 0 and variance 1."""
         hashed_R = combine64(self._seed, column, purpose, ids_R) >> np.uint64(11)
         return (hashed_R / 2.0**53 - 0.5) * 12**0.5

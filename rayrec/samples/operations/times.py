@@ -22,9 +22,9 @@ from numba import njit
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
+from rayrec.platform.arrays import BoolArray, Float32Array, Int64Array
 from rayrec.platform.compiled import kernel_input, reciprocal64, remainder64
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.operations.columns import (
     both_valid,
     column_of,
@@ -198,7 +198,7 @@ class Age:
         return column_of(ages_N, valid_N, pa.int64())
 
 
-_Times = tuple[Int64Array, NDArray[np.bool_] | None]
+_Times = tuple[Int64Array, BoolArray | None]
 _TIMES = "timestamps or integers"
 
 
@@ -313,7 +313,7 @@ def _place_in(local: Any, start: Any, cycle: Any, reciprocal: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def _circle(local_N: Int64Array, shift: int, cycle: int, sine: bool) -> NDArray[np.float32]:
+def _circle(local_N: Int64Array, shift: int, cycle: int, sine: bool) -> Float32Array:
     """[N] sine or cosine of the part of the cycle that has passed."""
     places_N = np.empty(len(local_N), dtype=np.float32)
     for n in range(len(local_N)):

@@ -25,7 +25,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.exchange import Exchange
 from rayrec.embeddings.lookup.cache.cached_records import Rows, on_host
@@ -42,10 +41,7 @@ from rayrec.embeddings.lookup.lookups import (
 )
 from rayrec.embeddings.storage.index import MISSING, IdIndex
 from rayrec.embeddings.transport.client import PendingRecords, Reply
-
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
-Int32Array = NDArray[np.int32]
+from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Array
 
 _NO_IDS = np.empty(0, dtype=np.int64)
 
@@ -68,7 +64,7 @@ class _OwnedIds:
     def ids_U(self) -> Int64Array:
         return self.route.owned_ids_U
 
-    def is_undecided(self, ids_M: Int64Array) -> NDArray[np.bool_]:
+    def is_undecided(self, ids_M: Int64Array) -> BoolArray:
         """[M] whether the update of this batch decides where the id's row is, and what it is."""
         index = IdIndex()
         index.find_or_add(self.ids_U[self.slots_U == NOT_CACHED])

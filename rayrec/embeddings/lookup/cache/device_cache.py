@@ -35,11 +35,9 @@ from rayrec.embeddings.optim.optimizers import make_optimizer
 from rayrec.embeddings.storage.index import MISSING
 from rayrec.embeddings.storage.records import Records
 from rayrec.embeddings.table.row_operations import RowOperations
+from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.hashing import combine64
 from rayrec.platform.memory import human_size
-
-Int64Array = NDArray[np.int64]
-Int32Array = NDArray[np.int32]
 
 
 def device_caches(device: torch.device) -> MakeCache:

@@ -8,12 +8,9 @@ Axes: K rows that leave, W words of a record, M ids of one call.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayrec.embeddings.storage.index import MISSING, IdIndex
-
-Int64Array = NDArray[np.int64]
-Int32Array = NDArray[np.int32]
+from rayrec.platform.arrays import Int32Array, Int64Array
 
 
 class LeavingRows:

@@ -10,16 +10,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.distinct_ids import add_rows
 from rayrec.embeddings.base.exchange import Exchange
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.lookup.cache.cached_records import Rows, on_host
 from rayrec.embeddings.storage.index import IdIndex
-
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
+from rayrec.platform.arrays import Int64Array
 
 
 @dataclass(frozen=True)

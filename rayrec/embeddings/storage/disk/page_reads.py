@@ -21,13 +21,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import carray, njit, types
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.compiled import int32_at
+from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
-
-Int64Array = NDArray[np.int64]
-Int32Array = NDArray[np.int32]
 
 ALIGNMENT = 4096
 """Bytes; what O_DIRECT asks of places, lengths and memory, on every file system that has it."""

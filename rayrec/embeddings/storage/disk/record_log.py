@@ -33,11 +33,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 from rayrec.embeddings.storage.disk.page_reads import PageReader, Pages
+from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
 from rayrec.platform.files import check_on_disk
-
-Int64Array = NDArray[np.int64]
-Int32Array = NDArray[np.int32]
 
 _SEGMENT_BYTES = 4 * 2**20
 _WRITE_BYTES = 2**20  # of one write, at most, unless a page is larger

@@ -37,11 +37,9 @@ from rayrec.embeddings.storage.disk.record_log import RecordLog
 from rayrec.embeddings.storage.index import MISSING, IdMap, grouping_bytes
 from rayrec.embeddings.storage.records import Records
 from rayrec.embeddings.storage.row_storage import Reading, RowsPart, Wanted
+from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
 from rayrec.platform.memory import human_size
-
-Int64Array = NDArray[np.int64]
-Int32Array = NDArray[np.int32]
 
 _ID_WORDS = 2
 _COPY_BYTES = 2**20
@@ -186,7 +184,7 @@ class TieredRows:
         self._hold(rows_M)
         return rows_M
 
-    def present(self, ids_M: Int64Array) -> NDArray[np.bool_]:
+    def present(self, ids_M: Int64Array) -> BoolArray:
         return self._map.find(ids_M) != MISSING
 
     def remove(self, ids_M: Int64Array) -> None:
