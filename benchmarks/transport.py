@@ -38,7 +38,7 @@ from rayrec.actors.parameter_server import spawn_parameter_servers
 from rayrec.actors.transport import RayTransport, connect
 from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
-from rayrec.embeddings.transport.client import ShardTransport
+from rayrec.embeddings.transport.protocol import Apply, Lookup, ShardTransport
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.console import log
 
@@ -81,7 +81,7 @@ class Steps:
         grads_MD = self._random.normal(size=(len(chunks[0]), DIM)).astype(np.float32)
         for ids_M in chunks:
             tag = self.tag()
-            ray.get([server.apply.remote(tag, {TABLE.name: (ids_M, grads_MD)}) for server in servers])
+            ray.get([server.answer.remote(Apply(tag, {TABLE.name: (ids_M, grads_MD)})) for server in servers])
 
     def ids(self, num_ids: int) -> list[np.ndarray]:
         """[M] distinct ids for each server."""
@@ -167,12 +167,12 @@ class TransportWay(Way):
 
 
 class CompiledGraphWay(Way):
-    """Both servers in one graph; an actor can be in one graph only, so there is one for each method."""
+    """Both servers in one compiled graph."""
 
     def __init__(self, servers: Sequence[ActorHandle], steps: Steps) -> None:
         super().__init__(steps)
         self._servers = servers
-        self._graph: tuple[str, Any] | None = None
+        self._graph: Any = None
 
     @contextmanager
     def ready(self) -> Iterator[None]:
@@ -180,32 +180,23 @@ class CompiledGraphWay(Way):
         self._tear_down()
 
     def _lookup(self, requests: list[dict[str, np.ndarray]]) -> Iterator[np.ndarray]:
-        for rows in ray.get(self._compiled("lookup").execute(*requests)):
+        for rows in ray.get(self._compiled().execute(*map(Lookup, requests))):
             yield rows[TABLE.name]
 
     def _apply(self, tag: UpdateTag, updates: list[dict[str, tuple[np.ndarray, np.ndarray]]]) -> None:
-        ray.get(self._compiled("apply").execute(tag, *updates))
+        ray.get(self._compiled().execute(*(Apply(tag, update) for update in updates)))
 
-    def _compiled(self, method: str) -> Any:
-        if self._graph is None or self._graph[0] != method:
-            self._tear_down()
-            with InputNode() as arguments:
-                if method == "lookup":
-                    nodes = [
-                        server.lookup.bind(arguments[shard]) for shard, server in enumerate(self._servers)
-                    ]
-                else:
-                    nodes = [
-                        server.apply.bind(arguments[0], arguments[shard + 1])
-                        for shard, server in enumerate(self._servers)
-                    ]
+    def _compiled(self) -> Any:
+        if self._graph is None:
+            with InputNode() as calls:
+                nodes = [server.answer.bind(calls[shard]) for shard, server in enumerate(self._servers)]
                 outputs = MultiOutputNode(nodes)
-            self._graph = method, outputs.experimental_compile(_buffer_size_bytes=16 * 2**20)
-        return self._graph[1]
+            self._graph = outputs.experimental_compile(_buffer_size_bytes=16 * 2**20)
+        return self._graph
 
     def _tear_down(self) -> None:
         if self._graph is not None:
-            self._graph[1].teardown()
+            self._graph.teardown()
             self._graph = None
 
 

@@ -18,13 +18,12 @@ from rayrec.actors.spawning import ActorRole, Where, anywhere, spawn
 from rayrec.actors.transport import ServerPlace
 from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.routing import ShardMap
-from rayrec.embeddings.shard.contributions import KeptRecords, SparseUpdate, UpdateTag
-from rayrec.embeddings.shard.shard import EmbeddingShard, FetchReply, LookupReply, LookupRequest, ShardStats
+from rayrec.embeddings.shard.shard import EmbeddingShard, LookupRequest, ShardStats
 from rayrec.embeddings.snapshot.saved_files import SavedFile
 from rayrec.embeddings.snapshot.snapshot import load_tables, write_table
+from rayrec.embeddings.transport.protocol import Apply, Empty, ReplyT, ShardCall
 from rayrec.embeddings.transport.shared_blocks import why_unavailable
 from rayrec.embeddings.transport.shared_calls import CallServer
-from rayrec.embeddings.transport.shared_memory import shard_methods
 from rayrec.platform.errors import InputError
 from rayrec.platform.metrics import MeterClock, RayStageMetrics, StageTimes
 
@@ -86,9 +85,7 @@ class ParameterServer:
             return ServerPlace(self._role.actor_name, node, None, hindrance)
         with self._call_server_starts:  # every trainer asks
             if self._call_server is None:
-                self._call_server = CallServer(
-                    self._role.actor_name, shard_methods(self._shard, apply=self.apply)
-                )
+                self._call_server = CallServer(self._role.actor_name, self.answer)
         return ServerPlace(self._role.actor_name, node, self._call_server.endpoint, None)
 
     def check_sees(self, file: str) -> None:
@@ -104,31 +101,20 @@ class ParameterServer:
                 "--run"
             )
 
-    def lookup(self, request: LookupRequest, after_step: int | None = None) -> LookupReply:
-        return self._shard.lookup(request, after_step)
-
-    def fetch(self, request: LookupRequest, after_step: int | None = None) -> FetchReply:
-        return self._shard.fetch(request, after_step)
-
     def announce(self, request: LookupRequest) -> None:
         self._shard.announce(request)
 
-    def write_back(self, incarnation: int, after_step: int, kept: KeptRecords) -> int:
-        return self._shard.write_back(incarnation, after_step, kept)
+    def answer(self, call: ShardCall[ReplyT], empty: Empty = np.empty) -> ReplyT:
+        """Carry out a trainer's call.
 
-    def evicted(self, since_step: int, after_step: int | None = None) -> dict[str, np.ndarray]:
-        return self._shard.evicted(since_step, after_step)
-
-    def apply(self, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None) -> int:
-        committed_step = self._shard.apply(tag, update, kept)
-        if committed_step == tag.step:  # of several trainers' calls, the one that completed the step
+        Args:
+            empty: makes the large arrays of the reply, called as `np.empty`.
+        """
+        reply = call.carry_out(self._shard, empty)
+        # Of several trainers' calls, the one that completed the step.
+        if isinstance(call, Apply) and reply == call.tag.step:
             self._metrics.after_batch(self._times(), lambda: table_figures(self._shard.stats()))
-        return committed_step
-
-    def apply_head(
-        self, tag: UpdateTag, head: SparseUpdate, rest: LookupRequest, wanted: LookupRequest
-    ) -> LookupReply:
-        return self._shard.apply_head(tag, head, rest, wanted)
+        return reply
 
     def start_clock(self) -> None:
         """Training goes on: from now on, time between batches is waiting."""

@@ -17,6 +17,15 @@ from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.lookup.cache.cached_records import Rows, on_host
 from rayrec.embeddings.lookup.lookups import LookupMode, TrainerLink
 from rayrec.embeddings.shard.shard import EmbeddingShard
+from rayrec.embeddings.transport.protocol import (
+    Apply,
+    ApplyHead,
+    Evicted,
+    Fetch,
+    Lookup,
+    ShardTransport,
+    WriteBack,
+)
 
 WAIT_S = 20.0
 
@@ -67,7 +76,7 @@ class Call:
     """Whose rows it reads, if it does."""
 
 
-class AdversarialTransport:
+class AdversarialTransport(ShardTransport):
     """Keeps every call until somebody waits for an answer, then carries out calls in random order.
 
     A call whose step is not committed yet is not carried out, so nothing blocks inside a shard. Reads may be
@@ -93,49 +102,28 @@ class AdversarialTransport:
             if not shard._has_disk:  # which lets none in
                 shard._let_reads_in = partial(self._let_reads_in, shard)
 
-    def lookup(self, shard, request, after_step):
-        return self._post(
-            self._is_at(shard, after_step),
-            lambda: self._shards[shard].lookup(request, after_step),
-            reads=self._shards[shard],
-        )
-
-    def fetch(self, shard, request, after_step):
-        return self._post(
-            self._is_at(shard, after_step),
-            lambda: self._shards[shard].fetch(request, after_step),
-            reads=self._shards[shard],
-        )
-
-    def evicted(self, shard, since_step, after_step):
-        return self._post(
-            self._is_at(shard, after_step), lambda: self._shards[shard].evicted(since_step, after_step)
-        )
-
-    def memory(self, shard, num_bytes):
-        return np.empty
-
-    def apply(self, shard, tag, update, kept=None):
-        return self._post(
-            lambda: True, lambda: self._shards[shard].apply(tag, update, kept), self._is_repeated()
-        )
-
-    def apply_head(self, shard, tag, head, rest, wanted):
-        """In two calls, so that nothing waits inside of the shard."""
+    def call(self, shard, call):
         served = self._shards[shard]
-        self._post(lambda: True, lambda: served.take_head(tag, head, rest), self._is_repeated())
-        return self._post(
-            lambda: served.has_heads(tag.step) or served._failure is not None,
-            lambda: served.apply_head(tag, head, rest, wanted),
-            reads=served,
-        )
+        match call:
+            case Lookup() | Fetch():
+                is_ready, reads, is_repeated = self._is_at(shard, call.after_step), served, False
+            case Evicted():
+                is_ready, reads, is_repeated = self._is_at(shard, call.after_step), None, False
+            case WriteBack():
+                is_ready, reads = self._is_at(shard, call.after_step), None
+                is_repeated = self._is_repeated()
+            case Apply():
+                is_ready, reads, is_repeated = (lambda: True), None, self._is_repeated()
+            case ApplyHead():
+                # In two calls, so that nothing waits inside of the shard.
+                head = partial(served.take_head, call.tag, call.head, call.rest)
+                self._post(lambda: True, head, self._is_repeated())
+                is_repeated, reads = False, served
 
-    def write_back(self, shard, incarnation, after_step, kept):
-        return self._post(
-            self._is_at(shard, after_step),
-            lambda: self._shards[shard].write_back(incarnation, after_step, kept),
-            self._is_repeated(),
-        )
+                def is_ready():
+                    return served.has_heads(call.tag.step) or served._failure is not None
+
+        return self._post(is_ready, lambda: call.carry_out(served), is_repeated, reads)
 
     def finish(self) -> None:
         """Carry out what is left over."""

@@ -13,6 +13,7 @@ from rayrec.embeddings.lookup.lookups import LookupMode, SyncLookups, TrainerLin
 from rayrec.embeddings.lookup.shared_row_write_back import HeldOverlap
 from rayrec.embeddings.lookup.threaded_lookups import ThreadedLookups
 from rayrec.embeddings.transport.client import LocalTransport, ShardClient
+from rayrec.embeddings.transport.protocol import Apply, ApplyHead, Fetch, Lookup
 from tests.embeddings.sparse_runs import ITEMS, AdversarialTransport, Ids, alone, ids, make_shards
 
 
@@ -26,24 +27,27 @@ class RecordingTransport(LocalTransport):
         super().__init__(shards)
         self.calls: list[tuple] = []
 
-    def lookup(self, shard, request, after_step):
-        self.calls.append(("lookup", shard, {n: sorted(i.tolist()) for n, i in request.items()}, after_step))
-        return super().lookup(shard, request, after_step)
+    def call(self, shard, call):
+        match call:
+            case Lookup() | Fetch():
+                name = "lookup" if isinstance(call, Lookup) else "fetch"
+                self.calls.append((name, shard, _sorted(call.request), call.after_step))
+            case Apply():
+                named = [_sorted_ids(part) for part in (call.update, call.kept) if part]
+                self.calls.append(("apply", shard, *(named or [{}]), call.tag.step))
+            case ApplyHead():
+                named = [_sorted_ids(call.head), _sorted(call.rest), _sorted(call.wanted)]
+                self.calls.append(("apply_head", shard, *named, call.tag.step))
+        return super().call(shard, call)
 
-    def apply(self, shard, tag, update, kept=None):
-        named = [{n: sorted(u[0].tolist()) for n, u in part.items()} for part in (update, kept) if part]
-        self.calls.append(("apply", shard, *(named or [{}]), tag.step))
-        return super().apply(shard, tag, update, kept)
 
-    def fetch(self, shard, request, after_step):
-        self.calls.append(("fetch", shard, {n: sorted(i.tolist()) for n, i in request.items()}, after_step))
-        return super().fetch(shard, request, after_step)
+def _sorted(request) -> dict[str, list[int]]:
+    return {name: sorted(ids_M.tolist()) for name, ids_M in request.items()}
 
-    def apply_head(self, shard, tag, head, rest, wanted):
-        named = [{n: sorted(u[0].tolist()) for n, u in head.items()}]
-        named += [{n: sorted(i.tolist()) for n, i in ids_M.items()} for ids_M in (rest, wanted)]
-        self.calls.append(("apply_head", shard, *named, tag.step))
-        return super().apply_head(shard, tag, head, rest, wanted)
+
+def _sorted_ids(values) -> dict[str, list[int]]:
+    """Of pairs of ids and what goes with them."""
+    return _sorted({name: ids_M for name, (ids_M, _) in values.items()})
 
 
 def ones(batch: dict[str, Ids]) -> dict[str, np.ndarray]:
@@ -115,18 +119,12 @@ class RefusingTransport(AdversarialTransport):
         self._refused = refused
         self._num_reads = 0
 
-    def lookup(self, shard, request, after_step):
-        self._read()
-        return super().lookup(shard, request, after_step)
-
-    def fetch(self, shard, request, after_step):
-        self._read()
-        return super().fetch(shard, request, after_step)
-
-    def _read(self) -> None:
-        self._num_reads += 1
-        if self._num_reads - 1 in self._refused:
-            raise ConnectionError("no way to the server")
+    def call(self, shard, call):
+        if isinstance(call, Lookup | Fetch):
+            self._num_reads += 1
+            if self._num_reads - 1 in self._refused:
+                raise ConnectionError("no way to the server")
+        return super().call(shard, call)
 
 
 def trained_rows(mode: LookupMode) -> np.ndarray:
@@ -261,11 +259,10 @@ def test_a_table_that_does_not_exist_is_named():
 class StubbornTransport(LocalTransport):
     """Refuses updates."""
 
-    def apply(self, shard, tag, update, kept=None):
-        raise ConnectionError("no way to the server")
-
-    def apply_head(self, shard, tag, head, rest, wanted):
-        raise ConnectionError("no way to the server")
+    def call(self, shard, call):
+        if isinstance(call, Apply | ApplyHead):
+            raise ConnectionError("no way to the server")
+        return super().call(shard, call)
 
 
 def test_an_error_beside_dense_compute_is_raised_by_every_call_that_follows():

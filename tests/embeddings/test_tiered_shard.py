@@ -18,6 +18,7 @@ from rayrec.embeddings.storage.disk import record_log, tiered_rows
 from rayrec.embeddings.storage.disk.page_reads import ALIGNMENT
 from rayrec.embeddings.storage.disk.record_log import RecordLog
 from rayrec.embeddings.storage.disk.tiered_rows import TieredRows
+from rayrec.embeddings.transport.protocol import Fetch, Lookup
 from tests.embeddings.sparse_runs import AdversarialTransport, make_shards, run
 from tests.embeddings.test_exactness import MODES, check_tables, runs, trained_dictionaries
 
@@ -37,13 +38,10 @@ def four_rows_in_memory():
 class AnnouncingTransport(AdversarialTransport):
     """Every request is announced when it is sent, so that it is read ahead while other calls come."""
 
-    def lookup(self, shard, request, after_step):
-        self._shards[shard].announce(request)
-        return super().lookup(shard, request, after_step)
-
-    def fetch(self, shard, request, after_step):
-        self._shards[shard].announce(request)
-        return super().fetch(shard, request, after_step)
+    def call(self, shard, call):
+        if isinstance(call, Lookup | Fetch):
+            self._shards[shard].announce(call.request)
+        return super().call(shard, call)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -22,7 +22,8 @@ from rayrec.embeddings.lookup.lookups import (
     ids_by_table,
     ignore_rows,
 )
-from rayrec.embeddings.transport.client import PendingRows, Reply
+from rayrec.embeddings.transport.client import PendingRows
+from rayrec.embeddings.transport.protocol import Reply
 from rayrec.platform.arrays import Float32Array, Int64Array
 
 

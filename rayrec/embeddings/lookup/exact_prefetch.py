@@ -32,7 +32,8 @@ from rayrec.embeddings.lookup.lookups import (
 )
 from rayrec.embeddings.lookup.overlap import NO_PLACES, Overlap, all_but
 from rayrec.embeddings.shard.contributions import Part
-from rayrec.embeddings.transport.client import PendingRows, Reply, SplitIds
+from rayrec.embeddings.transport.client import PendingRows, SplitIds
+from rayrec.embeddings.transport.protocol import Reply
 from rayrec.platform.arrays import Float32Array, Int64Array
 
 

@@ -24,7 +24,8 @@ from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.lookup.cache.cached_records import Rows
 from rayrec.embeddings.shard.contributions import UpdateTag
-from rayrec.embeddings.transport.client import ShardClient, ShardTransport
+from rayrec.embeddings.transport.client import ShardClient
+from rayrec.embeddings.transport.protocol import ShardTransport
 from rayrec.platform.arrays import Float32Array, Int64Array
 
 

@@ -28,7 +28,8 @@ from rayrec.embeddings.lookup.lookups import Lookups, LookupStats, OnRows, Train
 from rayrec.embeddings.lookup.overlap import NO_PLACES, Overlap, all_but
 from rayrec.embeddings.storage.records import RecordArray
 from rayrec.embeddings.table.row_operations import RowOperations
-from rayrec.embeddings.transport.client import PendingRecords, Reply
+from rayrec.embeddings.transport.client import PendingRecords
+from rayrec.embeddings.transport.protocol import Reply
 from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Array
 
 _NOWHERE, _HELD = -1, 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numba import njit
@@ -16,96 +16,24 @@ from numpy.typing import NDArray
 from rayrec.embeddings.base.compiled import LANES, copy_lanes
 from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.routing import ShardMap
-from rayrec.embeddings.shard.contributions import KeptRecords, Part, SparseUpdate, UpdateTag
-from rayrec.embeddings.shard.shard import EmbeddingShard, FetchReply, LookupReply, LookupRequest
+from rayrec.embeddings.shard.contributions import KeptRecords, Part, UpdateTag
+from rayrec.embeddings.shard.shard import EmbeddingShard, FetchReply, LookupReply
 from rayrec.embeddings.table.row_operations import first_not_finite
+from rayrec.embeddings.transport.protocol import Reply, ReplyT, ShardCall, ShardTransport
 from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
 
-ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 ResultT = TypeVar("ResultT")
 
 
-class Reply(Protocol[ReplyT_co]):
-    """An answer that may still be on its way."""
-
-    def result(self) -> ReplyT_co:
-        """Wait for the answer; raises what the server raised."""
-        ...
-
-
-class ShardTransport(Protocol):
-    """Reaches the shards; methods are those of `EmbeddingShard`.
-
-    A call is on its way when it returns, the answer is in the reply.
-    """
-
-    def lookup(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[LookupReply]: ...
-
-    def fetch(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[FetchReply]: ...
-
-    def memory(self, shard: int, num_bytes: int) -> Callable[..., NDArray[Any]]:
-        """As `np.empty`: where the arrays of this thread's next `apply` of the shard are best made.
-
-        They are that call's, and not to be used after it.
-        """
-        ...
-
-    def apply(
-        self, shard: int, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None
-    ) -> Reply[int]: ...
-
-    def apply_head(
-        self,
-        shard: int,
-        tag: UpdateTag,
-        head: SparseUpdate,
-        rest: LookupRequest,
-        wanted: LookupRequest,
-    ) -> Reply[LookupReply]: ...
-
-    def write_back(self, shard: int, incarnation: int, after_step: int, kept: KeptRecords) -> Reply[int]: ...
-
-    def evicted(
-        self, shard: int, since_step: int, after_step: int | None
-    ) -> Reply[dict[str, Int64Array]]: ...
-
-
-class LocalTransport:
+class LocalTransport(ShardTransport):
     """Shards in this process, called at once: for evaluation, serving and tests."""
 
     def __init__(self, shards: Sequence[EmbeddingShard]) -> None:
         self._shards = shards
 
-    def lookup(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[LookupReply]:
-        return _answered(lambda: self._shards[shard].lookup(request, after_step))
-
-    def fetch(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[FetchReply]:
-        return _answered(lambda: self._shards[shard].fetch(request, after_step))
-
-    def memory(self, shard: int, num_bytes: int) -> Callable[..., NDArray[Any]]:
-        return np.empty
-
-    def apply(
-        self, shard: int, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None
-    ) -> Reply[int]:
-        return _answered(lambda: self._shards[shard].apply(tag, update, kept))
-
-    def apply_head(
-        self,
-        shard: int,
-        tag: UpdateTag,
-        head: SparseUpdate,
-        rest: LookupRequest,
-        wanted: LookupRequest,
-    ) -> Reply[LookupReply]:
-        return _answered(lambda: self._shards[shard].apply_head(tag, head, rest, wanted))
-
-    def write_back(self, shard: int, incarnation: int, after_step: int, kept: KeptRecords) -> Reply[int]:
-        return _answered(lambda: self._shards[shard].write_back(incarnation, after_step, kept))
-
-    def evicted(self, shard: int, since_step: int, after_step: int | None) -> Reply[dict[str, Int64Array]]:
-        return _answered(lambda: self._shards[shard].evicted(since_step, after_step))
+    def call(self, shard: int, call: ShardCall[ReplyT]) -> Reply[ReplyT]:
+        return _answered(lambda: call.carry_out(self._shards[shard]))
 
 
 def _answered(call: Callable[[], ResultT]) -> Future[ResultT]:

@@ -1,21 +1,21 @@
 """Calls between processes of one machine whose arrays lie in memory that both have mapped.
 
       client                                                      server
-      reply = call(method, arguments)
+      reply = call(request)
         takes a free block, copies the arrays in
-        └─ message: method, where the arrays are ─────────────►  arguments are views of the block
-                                                                 the method has its reply's arrays made in
+        └─ message: request, where the arrays are ────────────►  its arrays are views of the block
+                                                                 the answer has its arrays made in
       reply.result()                                             the same block (`empty`)
         ◄──────────── message: where the arrays of the reply are ─┘
         views of the block; the block is free again when the last of them is gone
 
 A channel is one connection. On one `in_order`, a thread of the server's carries out the calls one by one
 as they were sent. On any other, every call that waits has a thread to wait on, so none holds up another,
-and they are answered as they are done. The calls are not known here: anything that pickles can be an
-argument or a result, and contiguous arrays in it do not go through the socket.
+and they are answered as they are done. What is asked is not known here: anything that pickles can be a
+request or a result, and contiguous arrays in it do not go through the socket.
 
 Blocks are the client's. One that a reply does not fit into is replaced by the server; one that the server
-still reads when its method has returned (a contribution kept until another trainer's arrives) is left to
+still reads when it has answered (a contribution kept until another trainer's arrives) is left to
 it until a later answer says that it is done. `rayrec.embeddings.transport.shared_blocks` says what blocks and
 messages are.
 """
@@ -33,7 +33,7 @@ import threading
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -54,9 +54,9 @@ logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
-Methods = Mapping[str, Callable[..., Any]]
-"""What a server can be asked to do. Called with `empty` (as `np.empty`), then the client's arguments, whose
-arrays are read-only; arrays of the result that `empty` made are not copied any more."""
+AnswerTo = Callable[[Any, Callable[..., Any]], Any]
+"""Called with a client's request, whose arrays are read-only, and `empty` (as `np.empty`); arrays of the
+result that `empty` made are not copied any more."""
 
 
 class ServerLostError(RuntimeError):
@@ -80,14 +80,13 @@ class _Hello(NamedTuple):
 
 class _Call(NamedTuple):
     number: int
-    method: str
     block: int
     num_bytes: int
     """Size of the block."""
-    arguments: bytes
+    request: bytes
     spans: list[Span]
     used: int
-    """Bytes of the block that the arguments take."""
+    """Bytes of the block that the request takes."""
     dropped: list[int]
     """Blocks that will not be used again."""
 
@@ -109,9 +108,9 @@ class _Answer(NamedTuple):
 class CallServer:
     """Answers the calls of any number of clients, on threads of its own, until it is closed."""
 
-    def __init__(self, name: str, methods: Methods) -> None:
+    def __init__(self, name: str, answer: AnswerTo) -> None:
         self._name = name
-        self._methods = methods
+        self._answer = answer
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         address = f"rayrec-{os.getpid()}-{secrets.token_hex(8)}"
         self._listener.bind("\0" + address)
@@ -136,7 +135,7 @@ class CallServer:
                 _hang_up(self._listener)  # if it was not: clients must not wait for somebody to accept
                 return
             if is_own(accepted):
-                self._connections.add(_Connection(accepted, self._name, self._methods))
+                self._connections.add(_Connection(accepted, self._name, self._answer))
             else:
                 accepted.close()
 
@@ -147,10 +146,10 @@ class _Connection:
     One thread reads at a time. It leaves with the call that it read, and another reads on.
     """
 
-    def __init__(self, connection: socket.socket, name: str, methods: Methods) -> None:
+    def __init__(self, connection: socket.socket, name: str, answer_to: AnswerTo) -> None:
         self._socket = connection
         self._name = name
-        self._methods = methods
+        self._answer_to = answer_to
         self._in_order = True
         self._blocks: dict[int, Block] = {}
         self._released: deque[int] = deque()  # filled by whichever thread drops the last argument of a call
@@ -212,23 +211,23 @@ class _Connection:
 
     def _answer(self, call: _Call, block: Block) -> None:
         inputs = block.bytes(writeable=False)
-        watched = weakref.ref(inputs)  # every array of the arguments keeps it alive
+        watched = weakref.ref(inputs)  # every array of the request keeps it alive
         space = BlockSpace(block, call.used)
         failed: str | None = None
         try:
-            arguments = unpacked(call.arguments, inputs, call.spans)
+            request = unpacked(call.request, inputs, call.spans)
             del inputs
-            result, arrays = packed(self._methods[call.method](space.empty, *arguments))
+            result, arrays = packed(self._answer_to(request, space.empty))
         except Exception as error:
             result, arrays = _packed_error(error)
             failed = traceback.format_exc()
-        arguments = None  # if anything of them is still alive, the method has kept it
+        request = None  # if anything of it is still alive, whoever answered has kept it
         placed = [space.place(array) for array in arrays]
         spans = [span for span in placed if span is not None]
         descriptor, num_bytes = None, 0
         if len(spans) < len(arrays):
             try:
-                # With room for the arguments of such a call too: the next one will fit.
+                # With room for the request of such a call too: the next one will fit.
                 grown, descriptor = new_block(block.number, space.used)
             except MemoryError as error:
                 spans, failed = [], traceback.format_exc()
@@ -272,9 +271,10 @@ def _hang_up(connection: socket.socket) -> None:
 class SharedReply(Generic[ResultT]):
     """An answer that may still be on its way; its arrays are read-only and lie in shared memory."""
 
-    def __init__(self, channel: Channel, method: str) -> None:
+    def __init__(self, channel: Channel, request: str) -> None:
         self._channel = channel
-        self._method = method
+        self._request = request
+        """What it answers, for messages."""
         self._outcome: tuple[Any, Exception | None] | None = None
 
     def result(self) -> ResultT:
@@ -341,9 +341,11 @@ class Channel:
                 f"{endpoint.server} cannot be reached through shared memory on this machine: {error}"
             ) from error
 
-    def call(self, method: str, *arguments: Any) -> SharedReply[Any]:
-        reply: SharedReply[Any] = SharedReply(self, method)
-        pickled, arrays = packed(arguments)
+    def call(self, request: Any) -> SharedReply[Any]:
+        """Send a request; its arrays may change once this returns."""
+        name = type(request).__name__
+        reply: SharedReply[Any] = SharedReply(self, name)
+        pickled, arrays = packed(request)
         with self._sending:
             if self._lost is not None:
                 raise ServerLostError(self._lost)
@@ -359,11 +361,11 @@ class Channel:
             assert placed is not None
             (block, descriptor, dropped, space), spans = reserved, placed
             self._in_flight[number] = block, weakref.ref(reply)
-            call = _Call(number, method, block.number, block.num_bytes, pickled, spans, space.used, dropped)
+            call = _Call(number, block.number, block.num_bytes, pickled, spans, space.used, dropped)
             try:
                 send(self._socket, call, descriptor)
             except OSError as error:
-                raise ServerLostError(self._lose(method)) from error
+                raise ServerLostError(self._lose(name)) from error
             finally:
                 if descriptor is not None:
                     os.close(descriptor)
@@ -404,7 +406,7 @@ class Channel:
                     self._is_read = False
                     self._arrived.notify_all()
                 if received is None:
-                    self._lose(reply._method)
+                    self._lose(reply._request)
                 else:
                     self._take_answer(*received)
 
@@ -415,10 +417,10 @@ class Channel:
             while self._reserved:
                 self._give_back(self._reserved.popitem()[1])
 
-    def _lose(self, method: str) -> str:
+    def _lose(self, request: str) -> str:
         if self._lost is None:
             self._lost = (
-                f"{self._endpoint.server} is gone: its process ended before it answered {method!r}, "
+                f"{self._endpoint.server} is gone: its process ended before it answered {request!r}, "
                 "and its rows with it"
             )
         return self._lost

@@ -40,7 +40,8 @@ from rayrec.embeddings.lookup.lookups import (
     ignore_rows,
 )
 from rayrec.embeddings.storage.index import MISSING, IdIndex
-from rayrec.embeddings.transport.client import PendingRecords, Reply
+from rayrec.embeddings.transport.client import PendingRecords
+from rayrec.embeddings.transport.protocol import Reply
 from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Array
 
 _NO_IDS = np.empty(0, dtype=np.int64)
