@@ -86,7 +86,7 @@ def ids_of_column(data: CtrData, column: str) -> np.ndarray:
 def all_rows(data: CtrData, table: TableConfig, folder: Path) -> list[str]:
     """Files of a snapshot in which every id has a row that was trained: so do peers' tables."""
     assert table.name == FEATURE_TABLE
-    shard = EmbeddingShard([table], shard=0, num_sources=1)
+    shard = EmbeddingShard([table], shard=0, num_trainers=1)
     step = 0
     for column in data.columns:
         ids = ids_of_column(data, column)

@@ -78,7 +78,7 @@ class BatchIds:
     ids_M: np.ndarray
 
     @property
-    def touched(self) -> np.ndarray:
+    def updated_ids(self) -> np.ndarray:
         return self.ids_M
 
 

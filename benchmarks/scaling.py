@@ -121,7 +121,7 @@ class ShardedTable:
     def __init__(self, point: Point) -> None:
         self._point = point
         config = TableConfig(name="item", dim=point.dim)
-        shards = [EmbeddingShard([config], shard, num_sources=1) for shard in range(point.shards)]
+        shards = [EmbeddingShard([config], shard, num_trainers=1) for shard in range(point.shards)]
         self._client = ShardClient([config], ShardMap(point.shards), LocalTransport(shards))
         self._steps = itertools.count()
         self._batches = itertools.count()

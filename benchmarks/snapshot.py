@@ -179,7 +179,7 @@ class Snapshots:
         started = time.perf_counter()
         training.drain()
         cut = training.next_step - 1
-        ray.get(training.server.freeze.remote(cut))
+        ray.get(training.server.begin_snapshot.remote(cut))
         saving = training.server.save.remote(str(self._folder), cut, since)
         at_cut_s = time.perf_counter() - started
         while not ray.wait([saving], timeout=0)[0]:

@@ -191,11 +191,11 @@ def _table(dim: int) -> TableConfig:
 
 def filled_shard(num_rows: int, dim: int = DIM, num_threads: int = 1) -> EmbeddingShard:
     """A shard with rows 0 to num_rows - 1 of `ids_of_rows`, each updated once."""
-    shard = EmbeddingShard([_table(dim)], shard=0, num_sources=1, num_threads=num_threads)
+    shard = EmbeddingShard([_table(dim)], shard=0, num_trainers=1, num_threads=num_threads)
     for step, first in enumerate(range(0, num_rows, BATCH)):
         ids_M = ids_of_rows(np.arange(first, min(first + BATCH, num_rows)))
         grads_MD = np.zeros((len(ids_M), dim), dtype=np.float32)
-        shard.apply(UpdateTag(0, step, source=0), {"item": (ids_M, grads_MD)})
+        shard.apply(UpdateTag(0, step, rank=0), {"item": (ids_M, grads_MD)})
     return shard
 
 

@@ -196,7 +196,7 @@ class Training:
         before = self._num_from_disk
         started = time.perf_counter()
         for ids_M, next_ids_M in itertools.pairwise(ids):
-            self._shard.announce({"item": next_ids_M})
+            self._shard.prefetch({"item": next_ids_M})
             self._shard.lookup({"item": ids_M})
             self._apply(ids_M)
         seconds = time.perf_counter() - started

@@ -91,7 +91,7 @@ class Steps:
         return self._random.normal(size=(NUM_IDS, DIM)).astype(np.float32)
 
     def tag(self) -> UpdateTag:
-        tag = UpdateTag(0, self._next, source=0)
+        tag = UpdateTag(0, self._next, rank=0)
         self._next += 1
         return tag
 

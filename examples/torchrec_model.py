@@ -81,7 +81,7 @@ def main() -> None:
 
     adapted = adapt(model())
     tables = table_configs(adapted.tables, RowwiseAdagradConfig(lr=0.1))
-    shards = [EmbeddingShard(tables, shard, num_sources=1) for shard in range(arguments.shards)]
+    shards = [EmbeddingShard(tables, shard, num_trainers=1) for shard in range(arguments.shards)]
     lookups = ExactPrefetch(TrainerLink(tables, ShardMap(len(shards)), LocalTransport(shards)))
     optimizer = torch.optim.Adam(adapted.model.parameters(), lr=0.005)  # dense weights only
 

@@ -101,8 +101,8 @@ class ParameterServer:
                 "--run"
             )
 
-    def announce(self, request: LookupRequest) -> None:
-        self._shard.announce(request)
+    def prefetch(self, request: LookupRequest) -> None:
+        self._shard.prefetch(request)
 
     def answer(self, call: ShardCall[ReplyT], empty: Empty = np.empty) -> ReplyT:
         """Carry out a trainer's call.
@@ -133,15 +133,15 @@ class ParameterServer:
     def _times(self) -> StageTimes:
         return self._clock.times(num_batches=self._shard.committed_step + 1)
 
-    def freeze(self, step: int) -> None:
-        """Keep what the tables hold after a step, so that `save` can write it while steps go on.
+    def begin_snapshot(self, step: int) -> None:
+        """Begin a snapshot of the tables after a step, which `save` can write while steps go on.
 
         To be called before anything of the next step is sent.
         """
-        self._shard.freeze(step)
+        self._shard.begin_snapshot(step)
 
     def save(self, folder: str, step: int, since: int | None = None) -> list[SavedFile]:
-        """Write every table's rows as they were after a step that was frozen, and release it.
+        """Write every table's rows as they were after a step with a snapshot, and release it.
 
         Args:
             folder: where the files appear.
@@ -149,20 +149,20 @@ class ParameterServer:
 
         Raises:
             InputError, OSError: the files cannot be written.
-            RuntimeError: no such step was frozen, or what it left was given up; steps went on.
+            RuntimeError: no snapshot was begun after that step, or it was given up; steps went on.
         """
         try:
             shard_map, shard = ShardMap(self._spec.num_shards), self._spec.shard
             files = []
             for table in self._spec.tables:
-                with closing(self._shard.export_cut(table.name, step, since)) as parts:
+                with closing(self._shard.export_snapshot(table.name, step, since)) as parts:
                     files += write_table(Path(folder), table, shard_map, shard, step, parts)
             return files
         finally:
             self._shard.release(step)
 
     def release(self, step: int) -> None:
-        """What was frozen after this step need not be kept."""
+        """Give up the snapshot after this step, if there is one."""
         self._shard.release(step)
 
     def load(

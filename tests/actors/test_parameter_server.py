@@ -44,11 +44,11 @@ def train_one_step(members: list[ParameterServer], incarnation: int = 0, step: i
     grads_MD = np.random.default_rng(step).normal(size=(len(IDS_M), 4)).astype(np.float32)
     for server, at in zip(members, ShardMap(len(members)).split(IDS_M), strict=True):
         update = {table.name: (IDS_M[at], grads_MD[at]) for table in TABLES}
-        assert server.apply(UpdateTag(incarnation, step, source=0), update) == step
+        assert server.apply(UpdateTag(incarnation, step, rank=0), update) == step
 
 
 def saved(server: ParameterServer, folder: Path, step: int, since: int | None = None) -> list[str]:
-    server.freeze(step)
+    server.begin_snapshot(step)
     return [file.name for file in server.save(str(folder), step, since)]
 
 
@@ -95,7 +95,7 @@ def test_servers_go_on_from_a_snapshot_and_its_increment(tmp_path):
         folder = tmp_path / str(step)
         folder.mkdir()
         for server in before:
-            server.freeze(step)
+            server.begin_snapshot(step)
         if step == 1:
             train_one_step(before, step=2)  # which is not in it
         files = [file for server in before for file in server.save(str(folder), step, since)]
@@ -113,7 +113,7 @@ def test_servers_go_on_from_a_snapshot_and_its_increment(tmp_path):
 def test_a_snapshot_that_cannot_be_written_does_not_stay_in_the_way(tmp_path):
     (server,) = servers(1)
     train_one_step([server])
-    server.freeze(0)
+    server.begin_snapshot(0)
     with pytest.raises(OSError, match="nowhere"):
         server.save(str(tmp_path / "nowhere"), 0)
     train_one_step([server], step=1)
@@ -127,7 +127,7 @@ def test_updates_of_the_time_before_a_recovery_are_refused(tmp_path):
     server.load([files], committed_step=0, incarnation=1)
 
     with pytest.raises(ValueError, match="incarnation 1 and refuses the update of step 1"):
-        server.apply(UpdateTag(0, 1, source=0), {})
+        server.apply(UpdateTag(0, 1, rank=0), {})
     with pytest.raises(ValueError, match="is in incarnation 1 and cannot begin 1"):
         server.load([files], committed_step=0, incarnation=1)
 

@@ -33,7 +33,7 @@ WAIT_S = 20.0
 @dataclass(frozen=True)
 class Ids:
     ids_M: np.ndarray
-    touched: np.ndarray
+    updated_ids: np.ndarray
 
 
 def ids(*values: int) -> np.ndarray:
@@ -46,10 +46,10 @@ def alone(*values: int) -> dict[str, Ids]:
 
 
 def make_shards(
-    tables: Sequence[TableConfig], num_shards: int, num_sources: int = 1, max_staleness: int = 0
+    tables: Sequence[TableConfig], num_shards: int, num_trainers: int = 1, max_staleness: int = 0
 ) -> list[EmbeddingShard]:
     return [
-        EmbeddingShard(tables, s, num_sources, wait_timeout_s=WAIT_S, max_staleness=max_staleness)
+        EmbeddingShard(tables, s, num_trainers, wait_timeout_s=WAIT_S, max_staleness=max_staleness)
         for s in range(num_shards)
     ]
 
@@ -217,16 +217,16 @@ Seen = list[dict[str, np.ndarray]]
 """Rows, or gradients, of one source by step and table."""
 
 
-def gradient_of(rows_MD: Rows, source: int, step: int) -> Rows:
+def gradient_of(rows_MD: Rows, rank: int, step: int) -> Rows:
     """Depends on the rows, so that a stale bit spreads; where rows are tensors, it is one too."""
-    gradient_MD = on_host(rows_MD) * np.float32(1 + source + 0.1 * step) + np.float32(0.01)
+    gradient_MD = on_host(rows_MD) * np.float32(1 + rank + 0.1 * step) + np.float32(0.01)
     return gradient_MD if isinstance(rows_MD, np.ndarray) else torch.from_numpy(gradient_MD)
 
 
 def train(
     mode: LookupMode,
     batches: list[dict[str, Ids]],
-    source: int,
+    rank: int,
     board: Board,
     drain_every: int,
     ahead: Literal["never", "before rows", "behind rows"],
@@ -250,13 +250,13 @@ def train(
         if ahead == "behind rows":
             look_ahead(step + 1)
         seen.append({name: on_host(rows_MD).copy() for name, rows_MD in rows.items()})
-        board.swap(source, [np.empty(0)] * board.num_trainers)  # as trainers meet in every dense step
-        grads = {name: gradient_of(rows_MD, source, step) for name, rows_MD in rows.items()}
+        board.swap(rank, [np.empty(0)] * board.num_trainers)  # as trainers meet in every dense step
+        grads = {name: gradient_of(rows_MD, rank, step) for name, rows_MD in rows.items()}
         sent.append({name: on_host(grads_MD) for name, grads_MD in grads.items()})
         mode.update(step, batch, grads)
         if (step + 1) % drain_every == 0:
             mode.drain()
-            board.swap(source, [np.empty(0)] * board.num_trainers)
+            board.swap(rank, [np.empty(0)] * board.num_trainers)
     mode.drain()
     return seen, sent
 
@@ -271,30 +271,30 @@ def run(
     ahead: Literal["never", "before rows", "behind rows"] = "before rows",
     announces_over_drains: bool = False,
 ) -> list[tuple[Seen, Seen]]:
-    """Train all sources at once, each in a thread; a mode that takes an `exchange` gets one.
+    """Train all trainers at once, each in a thread; a mode that takes an `exchange` gets one.
 
     Args:
         drain_every: steps between two moments at which the servers have everything.
         ahead: whether and when the batch after is announced.
         announces_over_drains: also if the servers have everything in between.
     """
-    num_sources = len(batches_by_source)
-    board, rows_board = Board(num_sources), Board(num_sources)  # as there are two process groups
+    num_trainers = len(batches_by_source)
+    board, rows_board = Board(num_trainers), Board(num_trainers)  # as there are two process groups
 
-    def train_source(source: int) -> tuple[Seen, Seen]:
+    def train_source(rank: int) -> tuple[Seen, Seen]:
         try:
-            link = TrainerLink(tables, ShardMap(num_shards), transport, source)
-            mode = make_mode(link, ThreadExchange(rows_board, source))
+            link = TrainerLink(tables, ShardMap(num_shards), transport, rank)
+            mode = make_mode(link, ThreadExchange(rows_board, rank))
             return train(
-                mode, batches_by_source[source], source, board, drain_every, ahead, announces_over_drains
+                mode, batches_by_source[rank], rank, board, drain_every, ahead, announces_over_drains
             )
         except BaseException:
             board.abort()
             rows_board.abort()
             raise
 
-    with ThreadPoolExecutor(num_sources) as pool:
-        return list(pool.map(train_source, range(num_sources)))
+    with ThreadPoolExecutor(num_trainers) as pool:
+        return list(pool.map(train_source, range(num_trainers)))
 
 
 def without_exchange(mode_type) -> Callable[..., LookupMode]:

@@ -10,7 +10,7 @@ from rayrec.embeddings.base.config import EvictionConfig, TableConfig
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.lookup.lookups import LookupMode, SyncLookups, TrainerLink
-from rayrec.embeddings.lookup.shared_row_write_back import HeldOverlap
+from rayrec.embeddings.lookup.shared_row_write_back import SharedRowWriteBack
 from rayrec.embeddings.lookup.threaded_lookups import ThreadedLookups
 from rayrec.embeddings.transport.client import LocalTransport, ShardClient
 from rayrec.embeddings.transport.protocol import Apply, ApplyHead, Fetch, Lookup
@@ -33,7 +33,7 @@ class RecordingTransport(LocalTransport):
                 name = "lookup" if isinstance(call, Lookup) else "fetch"
                 self.calls.append((name, shard, _sorted(call.request), call.after_step))
             case Apply():
-                named = [_sorted_ids(part) for part in (call.update, call.kept) if part]
+                named = [_sorted_ids(part) for part in (call.update, call.dirty) if part]
                 self.calls.append(("apply", shard, *(named or [{}]), call.tag.step))
             case ApplyHead():
                 named = [_sorted_ids(call.head), _sorted(call.rest), _sorted(call.wanted)]
@@ -95,10 +95,10 @@ def test_nothing_of_a_table_is_read_ahead_across_a_step_that_may_evict_its_rows(
 
 
 def test_what_another_trainer_touches_is_not_read_ahead():
-    transport = RecordingTransport(make_shards(ITEMS, 1, num_sources=2))
+    transport = RecordingTransport(make_shards(ITEMS, 1, num_trainers=2))
     mode = ExactPrefetch(link(transport))
-    mode.prefetch(0, {"items": Ids(ids(1), touched=ids(1, 4))})
-    mode.prefetch(1, {"items": Ids(ids(4, 5), touched=ids(4, 5))})
+    mode.prefetch(0, {"items": Ids(ids(1), updated_ids=ids(1, 4))})
+    mode.prefetch(1, {"items": Ids(ids(4, 5), updated_ids=ids(4, 5))})
     assert transport.calls[-1] == ("lookup", 0, {"items": [5]}, -1)
 
 
@@ -146,7 +146,7 @@ def trained_rows(mode: LookupMode) -> np.ndarray:
     return insist(mode.rows, 1, second)["items"]
 
 
-@pytest.mark.parametrize("mode_type", [ExactPrefetch, HeldOverlap])
+@pytest.mark.parametrize("mode_type", [ExactPrefetch, SharedRowWriteBack])
 @pytest.mark.parametrize("refused", [{0}, {1}, {2}, {1, 2}], ids=str)
 def test_a_request_that_could_not_be_sent_never_becomes_rows(refused, mode_type):
     expected_MD = trained_rows(SyncLookups(link(LocalTransport(make_shards(ITEMS, 1)))))
@@ -283,7 +283,7 @@ def test_an_error_beside_dense_compute_is_raised_by_every_call_that_follows():
     mode.close()
 
 
-@pytest.mark.parametrize("mode_type", [ExactPrefetch, HeldOverlap])
+@pytest.mark.parametrize("mode_type", [ExactPrefetch, SharedRowWriteBack])
 def test_a_batch_may_be_announced_before_one_that_never_is(mode_type):
     transport = AdversarialTransport(make_shards(ITEMS, 1), seed=0)
     mode = ThreadedLookups(mode_type(link(transport)))
@@ -297,7 +297,7 @@ def test_a_batch_may_be_announced_before_one_that_never_is(mode_type):
     mode.close()
 
 
-class Unhurried(HeldOverlap):
+class Unhurried(SharedRowWriteBack):
     """Whose updates take longer than those who wait for nothing."""
 
     def update(self, step, lookups, grads) -> None:

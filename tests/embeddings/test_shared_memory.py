@@ -14,7 +14,7 @@ import pytest
 from rayrec.embeddings.base.config import AdamConfig, TableConfig
 from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.lookup.lookups import SyncLookups
-from rayrec.embeddings.lookup.shared_row_write_back import HeldOverlap
+from rayrec.embeddings.lookup.shared_row_write_back import SharedRowWriteBack
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.transport.client import LocalTransport
@@ -257,7 +257,7 @@ def test_a_server_that_cannot_answer_hangs_up(served, monkeypatch):
 
 def test_a_contribution_that_waits_for_another_ones_is_not_overwritten(served):
     """The shard keeps the first trainer's arrays, which lie in a block, until the second one's arrive."""
-    shards = make_shards(ITEMS, 1, num_sources=2), make_shards(ITEMS, 1, num_sources=2)
+    shards = make_shards(ITEMS, 1, num_trainers=2), make_shards(ITEMS, 1, num_trainers=2)
     first, second = (served.shards(shards[0]) for _ in range(2))
     first_update, second_update = {"items": ones(1, 2)}, {"items": ones(2, 3)}
     for step in range(3):
@@ -327,11 +327,11 @@ def test_arrays_that_outgrow_their_memory_arrive_all_the_same(served):
 
 
 @pytest.mark.parametrize(
-    ("num_sources", "mode_type"), [(3, ExactPrefetch), (1, ExactPrefetch), (1, HeldOverlap)]
+    ("num_trainers", "mode_type"), [(3, ExactPrefetch), (1, ExactPrefetch), (1, SharedRowWriteBack)]
 )
 @pytest.mark.parametrize("share_a_connection", [False, True])
 def test_training_through_shared_memory_is_bit_equal_to_sync(
-    served, share_a_connection, num_sources, mode_type
+    served, share_a_connection, num_trainers, mode_type
 ):
     """Trainers on threads of their own, two servers."""
     num_shards = 2
@@ -340,7 +340,7 @@ def test_training_through_shared_memory_is_bit_equal_to_sync(
         for name, dim in (("items", 8), ("users", 3))
     )
     random = np.random.default_rng(5)
-    batches: list[list[dict[str, Ids]]] = [[] for _ in range(num_sources)]
+    batches: list[list[dict[str, Ids]]] = [[] for _ in range(num_trainers)]
     for _ in range(12):
         read = {
             table.name: [random.choice(60, size=random.integers(0, 40), replace=False) for _ in batches]
@@ -350,12 +350,12 @@ def test_training_through_shared_memory_is_bit_equal_to_sync(
             of_source.append(
                 {name: Ids(parts[source], np.unique(np.concatenate(parts))) for name, parts in read.items()}
             )
-    expected_shards = make_shards(tables, 1, num_sources)
+    expected_shards = make_shards(tables, 1, num_trainers)
     expected = run(without_exchange(SyncLookups), tables, LocalTransport(expected_shards), 1, batches)
 
-    shards = make_shards(tables, num_shards, num_sources)
+    shards = make_shards(tables, num_shards, num_trainers)
     servers = [served.server(answers_of(shard)) for shard in shards]
-    transports = [served.transport(*servers) for _ in range(1 if share_a_connection else num_sources)]
+    transports = [served.transport(*servers) for _ in range(1 if share_a_connection else num_trainers)]
 
     class OneEach:
         """As in a run: every trainer, known by its thread, has its own connections."""

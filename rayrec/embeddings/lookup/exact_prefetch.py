@@ -30,7 +30,7 @@ from rayrec.embeddings.lookup.lookups import (
     ids_by_table,
     ignore_rows,
 )
-from rayrec.embeddings.lookup.overlap import NO_PLACES, Overlap, all_but
+from rayrec.embeddings.lookup.overlap import NO_POSITIONS, Overlap, all_but
 from rayrec.embeddings.shard.contributions import Part
 from rayrec.embeddings.transport.client import PendingRows, SplitIds
 from rayrec.embeddings.transport.protocol import Reply
@@ -45,9 +45,9 @@ class _Announced:
     lookups: Lookups
     requests: list[PendingRows] = field(default_factory=list)
     overlap: dict[str, Int64Array] = field(default_factory=dict)
-    """Places, by table, of the ids that are asked for with or after the update of the step before."""
+    """Positions, by table, of the ids that are asked for with or after the update of the step before."""
     num_requested: dict[str, int] = field(default_factory=dict)
-    """Places, by table, that `requests` will fill; no place is asked for twice."""
+    """Positions, by table, that `requests` will fill; no place is asked for twice."""
     rows: dict[str, Float32Array] | None = None
     """What has arrived, in its place."""
     parts: _Parts | None = None
@@ -105,7 +105,7 @@ class ExactPrefetch:
                     # Any row may be given up when that step commits, also one that it does not touch.
                     batch.overlap[name] = np.arange(num_ids)
                 else:
-                    batch.overlap[name] = shared[name].of_next if name in shared else NO_PLACES
+                    batch.overlap[name] = shared[name].of_next if name in shared else NO_POSITIONS
                 early[name] = all_but(num_ids, batch.overlap[name])
             self._request(batch, early, after_step=step - 2)
             if self._takes_heads(step - 1):
@@ -166,8 +166,8 @@ class ExactPrefetch:
 
     def _parts(self, before: Lookups, shared: Mapping[str, Overlap], batch: _Announced) -> _Parts:
         ids = ids_by_table(before)
-        head = {name: shared[name].of_this if name in shared else NO_PLACES for name in before}
-        rest = {name: all_but(len(ids[name]), places) for name, places in head.items()}
+        head = {name: shared[name].of_this if name in shared else NO_POSITIONS for name in before}
+        rest = {name: all_but(len(ids[name]), positions) for name, positions in head.items()}
         return _Parts(
             head=self._client.split_ids(ids, head),
             rest=self._client.split_ids(ids, rest),
@@ -192,18 +192,18 @@ class ExactPrefetch:
             self._request(batch, batch.overlap, after_step=batch.step - 1)
             batch.overlap = {}
 
-    def _request(self, batch: _Announced, places: Mapping[str, Int64Array], after_step: int) -> None:
-        replies = self._client.request(ids_by_table(batch.lookups), places, after_step)
-        self._expect(batch, replies, places, is_late=after_step == batch.step - 1)
+    def _request(self, batch: _Announced, positions: Mapping[str, Int64Array], after_step: int) -> None:
+        replies = self._client.request(ids_by_table(batch.lookups), positions, after_step)
+        self._expect(batch, replies, positions, is_late=after_step == batch.step - 1)
 
     def _expect(
-        self, batch: _Announced, replies: PendingRows, places: Mapping[str, Int64Array], is_late: bool
+        self, batch: _Announced, replies: PendingRows, positions: Mapping[str, Int64Array], is_late: bool
     ) -> None:
-        """Rows of these places are on their way."""
+        """Rows of these positions are on their way."""
         batch.requests.append(replies)
-        for name, places_M in places.items():
-            batch.num_requested[name] = batch.num_requested.get(name, 0) + len(places_M)
-        num_ids = sum(map(len, places.values()))
+        for name, positions_M in positions.items():
+            batch.num_requested[name] = batch.num_requested.get(name, 0) + len(positions_M)
+        num_ids = sum(map(len, positions.values()))
         if is_late:
             self.stats.num_late += num_ids
         else:

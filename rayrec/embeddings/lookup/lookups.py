@@ -38,7 +38,7 @@ class TableIds(Protocol):
         ...
 
     @property
-    def touched(self) -> Int64Array:
+    def updated_ids(self) -> Int64Array:
         """Distinct ids of the whole global batch: those its update may change."""
         ...
 
@@ -53,7 +53,7 @@ class TrainerLink:
     tables: Sequence[TableConfig]
     shard_map: ShardMap
     transport: ShardTransport
-    source: int = 0
+    rank: int = 0
     """Rank of the trainer."""
     incarnation: int = 0
     """Of the servers, under which its updates are sent."""
@@ -64,7 +64,7 @@ class TrainerLink:
 
     def tag(self, step: int) -> UpdateTag:
         """Of the trainer's contribution to a step."""
-        return UpdateTag(self.incarnation, step, self.source)
+        return UpdateTag(self.incarnation, step, self.rank)
 
 
 @dataclass

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rayrec.embeddings.lookup.lookups import Lookups, LookupStats, OnRows, TrainerLink, ignore_rows
-from rayrec.embeddings.lookup.overlap import NO_PLACES, Overlap, all_but
+from rayrec.embeddings.lookup.overlap import NO_POSITIONS, Overlap, all_but
 from rayrec.embeddings.storage.records import RecordArray
 from rayrec.embeddings.table.row_operations import RowOperations
 from rayrec.embeddings.transport.client import PendingRecords
@@ -43,11 +43,11 @@ class _BatchRows:
         self.ids_M = ids_M
         self.rows_MD = np.empty((len(ids_M), ops.layout.dim), dtype=np.float32)
         self.num_arrived = 0
-        """Places with weights; none any more when they were taken."""
+        """Positions with weights; none any more when they were taken."""
         self.overlap = Overlap()
         """With the batch before."""
-        self.late = NO_PLACES
-        """Places that are asked for behind the update of the batch before."""
+        self.late = NO_POSITIONS
+        """Positions that are asked for behind the update of the batch before."""
         self._ops = ops
         self._sources = [RecordArray(np.empty((0, ops.num_words), dtype=np.int32))]
         """What was held, then what has arrived."""
@@ -55,7 +55,7 @@ class _BatchRows:
         """Which of them has the record; NOWHERE of an id without a row."""
         self._row_M = np.zeros(len(ids_M), dtype=np.int64)
         """And which of its records it is."""
-        self._held_places = NO_PLACES
+        self._held_places = NO_POSITIONS
 
     @property
     def is_complete(self) -> bool:
@@ -66,35 +66,35 @@ class _BatchRows:
         """(ids [K], records [K, W]) of rows that no server has as they are here."""
         return self.ids_M[self._held_places], self._sources[_HELD].array
 
-    def take_arrived(self, places_K: Int64Array, records_KW: Int32Array, is_row_K: BoolArray) -> None:
-        self._ops.scatter_weights(records_KW, places_K, self.rows_MD)
-        self._source_M[places_K] = np.where(is_row_K, len(self._sources), _NOWHERE)
-        self._row_M[places_K] = np.arange(len(places_K))
+    def take_arrived(self, positions_K: Int64Array, records_KW: Int32Array, is_row_K: BoolArray) -> None:
+        self._ops.scatter_weights(records_KW, positions_K, self.rows_MD)
+        self._source_M[positions_K] = np.where(is_row_K, len(self._sources), _NOWHERE)
+        self._row_M[positions_K] = np.arange(len(positions_K))
         self._sources.append(RecordArray(records_KW))
-        self.num_arrived += len(places_K)
+        self.num_arrived += len(positions_K)
 
-    def take_held(self, places_K: Int64Array, records_KW: Int32Array) -> None:
-        self._ops.scatter_weights(records_KW, places_K, self.rows_MD)
-        self._source_M[places_K] = _HELD
-        self._row_M[places_K] = np.arange(len(places_K))
+    def take_held(self, positions_K: Int64Array, records_KW: Int32Array) -> None:
+        self._ops.scatter_weights(records_KW, positions_K, self.rows_MD)
+        self._source_M[positions_K] = _HELD
+        self._row_M[positions_K] = np.arange(len(positions_K))
         self._sources[_HELD] = RecordArray(records_KW)
-        self._held_places = places_K
-        self.num_arrived += len(places_K)
+        self._held_places = positions_K
+        self.num_arrived += len(positions_K)
 
-    def copies(self, places_K: Int64Array) -> Int32Array:
-        """[K, W] records of places that have one."""
-        records_KW = np.empty((len(places_K), self._ops.num_words), dtype=np.int32)
-        source_K, row_K = self._source_M[places_K], self._row_M[places_K]
+    def copies(self, positions_K: Int64Array) -> Int32Array:
+        """[K, W] records of positions that have one."""
+        records_KW = np.empty((len(positions_K), self._ops.num_words), dtype=np.int32)
+        source_K, row_K = self._source_M[positions_K], self._row_M[positions_K]
         for number, source in enumerate(self._sources):
             at = np.flatnonzero(source_K == number)
             source.copy_to(row_K[at], records_KW, at)
         return records_KW
 
-    def has_record(self, places_K: Int64Array) -> BoolArray:
-        return self._source_M[places_K] != _NOWHERE
+    def has_record(self, positions_K: Int64Array) -> BoolArray:
+        return self._source_M[positions_K] != _NOWHERE
 
-    def is_held(self, places_K: Int64Array) -> BoolArray:
-        return self._source_M[places_K] == _HELD
+    def is_held(self, positions_K: Int64Array) -> BoolArray:
+        return self._source_M[positions_K] == _HELD
 
 
 @dataclass
@@ -102,9 +102,9 @@ class _Shared:
     """Rows of one table that the next batch reads again."""
 
     of_this: Int64Array
-    """[K] places among this batch's ids."""
+    """[K] positions among this batch's ids."""
     of_next: Int64Array
-    """[K] places among the next batch's."""
+    """[K] positions among the next batch's."""
     records_KW: Int32Array
 
 
@@ -121,7 +121,7 @@ class _Announced:
     """With the next batch; None until it is set apart."""
 
 
-class HeldOverlap:
+class SharedRowWriteBack:
     """Called as prefetch(t + 1), rows(t), update(t).
 
     A batch whose predecessor was not announced is read after the predecessor's update: later, but just as
@@ -243,7 +243,7 @@ class HeldOverlap:
 
     def _send(self, batch: _Announced, grads: Mapping[str, Float32Array]) -> None:
         """To the servers, what the next batch does not read again."""
-        kept, sent = {}, {}
+        dirty, sent = {}, {}
         for name, mine in batch.tables.items():
             shared = batch.shared.get(name) if batch.shared is not None else None
             others = all_but(len(mine.ids_M), *([] if shared is None else [shared.of_this]))
@@ -252,31 +252,31 @@ class HeldOverlap:
             if len(leaving):
                 records_KW = mine.copies(leaving)
                 self._apply(name, leaving, batch, records_KW, grads)
-                kept[name] = mine.ids_M[leaving], records_KW
+                dirty[name] = mine.ids_M[leaving], records_KW
             if name in grads:
                 sent[name] = others[~is_held]
         ids = {name: mine.ids_M for name, mine in batch.tables.items()}
         split = self._client.split_ids(ids, sent)
-        self._unacknowledged = self._client.send_split(self._link.tag(batch.step), grads, split, kept)
+        self._unacknowledged = self._client.send_split(self._link.tag(batch.step), grads, split, dirty)
 
     def _apply(
         self,
         name: str,
-        places_K: Int64Array,
+        positions_K: Int64Array,
         batch: _Announced,
         records_KW: Int32Array,
         grads: Mapping[str, Float32Array],
     ) -> None:
         """Let the optimizer change records of the batch in place, as a server would."""
         if name in grads:
-            ids_K, grads_KD = batch.tables[name].ids_M[places_K], grads[name].take(places_K, axis=0)
-            records, rows_K = RecordArray(records_KW), np.arange(len(places_K))
+            ids_K, grads_KD = batch.tables[name].ids_M[positions_K], grads[name].take(positions_K, axis=0)
+            records, rows_K = RecordArray(records_KW), np.arange(len(positions_K))
             self._ops[name].apply(records, rows_K, ids_K, grads_KD, batch.step)
 
-    def _request(self, batch: _Announced, places: Mapping[str, Int64Array], after_step: int) -> None:
+    def _request(self, batch: _Announced, positions: Mapping[str, Int64Array], after_step: int) -> None:
         ids = {name: mine.ids_M for name, mine in batch.tables.items()}
-        batch.requests.append(self._client.request_records(ids, places, after_step))
-        num_ids = sum(map(len, places.values()))
+        batch.requests.append(self._client.request_records(ids, positions, after_step))
+        num_ids = sum(map(len, positions.values()))
         self.stats.num_cache_misses += num_ids
         if after_step == batch.step - 1:
             self.stats.num_late += num_ids
@@ -288,15 +288,15 @@ class HeldOverlap:
         if late:
             self._request(batch, late, after_step=batch.step - 1)
             for mine in batch.tables.values():
-                mine.late = NO_PLACES
+                mine.late = NO_POSITIONS
 
     def _receive(self, batch: _Announced) -> None:
         started = self._clock()
         arrived = [part for pending in batch.requests for part in pending.received()]
         self.stats.rows_wait_s += self._clock() - started
         batch.requests.clear()
-        for name, places, records, is_row in arrived:
-            batch.tables[name].take_arrived(places, records, is_row)
+        for name, positions, records, is_row in arrived:
+            batch.tables[name].take_arrived(positions, records, is_row)
 
     def _acknowledge(self) -> None:
         sent, self._unacknowledged = self._unacknowledged, []

@@ -70,13 +70,13 @@ def write_table(
 ) -> list[SavedFile]:
     """Write what one table and shard holds, on a thread of low priority beside the caller's.
 
-    The caller's thread takes the parts, a few ahead of what is written: what a cut still has to give is what
-    steps have to set aside.
+    The caller's thread reads the parts, a few ahead of what is written: steps have to copy what they change
+    as long as it is not read.
 
     Args:
         shard_map, shard: whose rows these are.
         step: after which the table holds them.
-        parts: as `EmbeddingShard.export_cut` gives them, or one that `export` gave.
+        parts: as `EmbeddingShard.export_snapshot` gives them, or one that `export` gave.
 
     Returns:
         The files; each appears under its name when it is complete and on disk.

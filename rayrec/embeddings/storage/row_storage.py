@@ -41,7 +41,7 @@ class Reading(Protocol):
 
 
 class Wanted(NamedTuple):
-    """Which records of a cut are asked for."""
+    """Which records of a snapshot are asked for."""
 
     ids_M: Int64Array
     """As the reading was begun with."""
@@ -59,8 +59,8 @@ class Wanted(NamedTuple):
         return (steps_K > self.after_step) & (steps_K <= self.until_step)
 
 
-class CutSource(Protocol):
-    """What a cut is made of: ids with a record of W words each, and the last step that changed it."""
+class SnapshotSource(Protocol):
+    """What a snapshot is made of: ids with a record of W words each, and the last step that changed it."""
 
     @property
     def ids(self) -> IdMap: ...
@@ -87,7 +87,7 @@ class CutSource(Protocol):
         ...
 
 
-class RowStorage(CutSource, Protocol):
+class RowStorage(SnapshotSource, Protocol):
     """Rows by id. Not thread-safe.
 
     Row numbers are those of `records`; the numbers that `find` and `add` return hold until the next

@@ -15,7 +15,7 @@ import numpy as np
 
 from rayrec.embeddings.base.config import EvictionConfig
 from rayrec.embeddings.base.routing import bucket_of
-from rayrec.embeddings.storage.consistent_snapshot import ABSENT, Cut, CutRecords
+from rayrec.embeddings.storage.consistent_snapshot import ABSENT, ConsistentSnapshot, SnapshotRecords
 from rayrec.embeddings.storage.index import MISSING, IdMap, ordered_by_bucket
 from rayrec.embeddings.storage.row_storage import Reading, Wanted
 from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
@@ -66,8 +66,8 @@ class Evicted:
         return cls(np.empty(0, np.int64), np.empty(0, np.int32))
 
     @classmethod
-    def of(cls, part: CutRecords) -> Evicted:
-        """Of a cut of `Tombstones`."""
+    def of(cls, part: SnapshotRecords) -> Evicted:
+        """Of a snapshot of `Tombstones`."""
         return cls(part.ids_K, np.ascontiguousarray(part.records_KW[:, 0]))
 
     @classmethod
@@ -90,7 +90,7 @@ class Tombstones:
         self._remember_steps = remember_steps
         self._steps: IdMap | None = None
         """Step by id; none where nothing was ever evicted."""
-        self.cut: Cut | None = None
+        self.snapshot: ConsistentSnapshot | None = None
         """What is told of every change before it is made."""
 
     @property
@@ -99,7 +99,7 @@ class Tombstones:
 
     @property
     def num_words(self) -> int:
-        """Of a record for a cut: the step."""
+        """Of a record for a snapshot: the step."""
         return 1
 
     @property
@@ -144,10 +144,10 @@ class Tombstones:
         return records_KW[:, 0]
 
     def _keep(self, ids_M: Int64Array) -> None:
-        if self.cut is not None:
+        if self.snapshot is not None:
             steps_M = self.ids.find(ids_M).astype(np.int32)
             steps_M[steps_M == MISSING] = ABSENT
-            self.cut.keep(ids_M, steps_M, lambda at_K: steps_M[at_K, None])
+            self.snapshot.keep(ids_M, steps_M, lambda at_K: steps_M[at_K, None])
 
     def load(self, evicted: Evicted) -> None:
         """Replace everything remembered so far."""

@@ -122,13 +122,13 @@ class RowOperations:
         _weights(self.layout.kind, kernel_input(records_MW, np.int32), weights_MD)
         return weights_MD
 
-    def scatter_weights(self, records_KW: Int32Array, places_K: Int64Array, out_MD: Float32Array) -> None:
-        """out_MD[places_K] = the weights of whole records."""
-        records_KW, places_K = kernel_input(records_KW, np.int32), kernel_input(places_K, np.int64)
+    def scatter_weights(self, records_KW: Int32Array, positions_K: Int64Array, out_MD: Float32Array) -> None:
+        """out_MD[positions_K] = the weights of whole records."""
+        records_KW, positions_K = kernel_input(records_KW, np.int32), kernel_input(positions_K, np.int64)
         if self.layout.kind == FLOAT32:
-            _scatter_floats(records_KW, places_K, out_MD)
+            _scatter_floats(records_KW, positions_K, out_MD)
         else:
-            _scatter_weights(self.layout.kind, records_KW, places_K, out_MD)
+            _scatter_weights(self.layout.kind, records_KW, positions_K, out_MD)
 
     def set_weights(self, records: RecordAccess, rows_M: Int64Array, weights_MD: Float32Array) -> None:
         """Set weights that the records' kind can hold exactly."""
@@ -290,24 +290,26 @@ def _weights(kind: int, records_MW: Int32Array, weights_MD: Float32Array) -> Non
 
 
 @njit(nogil=True, cache=True)
-def _scatter_floats(records_KW: Int32Array, places_K: Int64Array, out_MD: Float32Array) -> None:
+def _scatter_floats(records_KW: Int32Array, positions_K: Int64Array, out_MD: Float32Array) -> None:
     dim = out_MD.shape[1]
     whole, out = dim - dim % LANES, np.uint64(out_MD.ctypes.data)
     first, record_bytes = np.uint64(records_KW.ctypes.data), np.uint64(4 * records_KW.shape[1])
     floats_KW = records_KW.view(np.float32)
-    for k in range(len(places_K)):
-        target = out + np.uint64(4 * dim) * np.uint64(places_K[k])
+    for k in range(len(positions_K)):
+        target = out + np.uint64(4 * dim) * np.uint64(positions_K[k])
         source = first + record_bytes * np.uint64(k)
         for d in range(0, whole, LANES):
             copy_lanes(target + np.uint64(4 * d), source + np.uint64(4 * d))
         for d in range(whole, dim):
-            out_MD[places_K[k], d] = floats_KW[k, d]
+            out_MD[positions_K[k], d] = floats_KW[k, d]
 
 
 @njit(nogil=True, cache=True)
-def _scatter_weights(kind: int, records_KW: Int32Array, places_K: Int64Array, out_MD: Float32Array) -> None:
-    for k in range(len(places_K)):
-        load_weights(kind, records_KW[k], out_MD[places_K[k]])
+def _scatter_weights(
+    kind: int, records_KW: Int32Array, positions_K: Int64Array, out_MD: Float32Array
+) -> None:
+    for k in range(len(positions_K)):
+        load_weights(kind, records_KW[k], out_MD[positions_K[k]])
 
 
 @njit(nogil=True, cache=True)

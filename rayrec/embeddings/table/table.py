@@ -21,11 +21,11 @@ import numpy as np
 from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.distinct_ids import first_repeated
 from rayrec.embeddings.base.layout import NEVER, STEP_WORD
-from rayrec.embeddings.storage.consistent_snapshot import Cut, Wait, most_aside_bytes
+from rayrec.embeddings.storage.consistent_snapshot import ConsistentSnapshot, Wait, max_buffer_bytes
 from rayrec.embeddings.storage.disk.tiered_rows import Fetch, TieredRows
 from rayrec.embeddings.storage.index import MISSING
 from rayrec.embeddings.storage.records import RecordAccess, RecordArray
-from rayrec.embeddings.storage.row_storage import CutSource, MemoryRows, RowStorage
+from rayrec.embeddings.storage.row_storage import MemoryRows, RowStorage, SnapshotSource
 from rayrec.embeddings.table.admission import Sighted, SightingCounters
 from rayrec.embeddings.table.eviction import Evicted, GivenUp, Tombstones, choose_victims
 from rayrec.embeddings.table.row_operations import RowOperations
@@ -60,19 +60,19 @@ class TableRows:
 
 
 @dataclass(frozen=True)
-class TableCut:
+class TableSnapshot:
     """A table as a step left it, while it changes."""
 
     step: int
     step_before: int | None
-    """Of the cut before this one, if there was one."""
-    rows: Cut
-    sighted: Cut
-    evicted: Cut
+    """Of the snapshot before this one, if there was one."""
+    rows: ConsistentSnapshot
+    sighted: ConsistentSnapshot
+    evicted: ConsistentSnapshot
 
     def end(self, error: Exception) -> None:
-        for cut in (self.rows, self.sighted, self.evicted):
-            cut.end(error)
+        for snapshot in (self.rows, self.sighted, self.evicted):
+            snapshot.end(error)
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class EmbeddingTable:
         self._tombstones = Tombstones(config.eviction.remember_steps if config.eviction else 0)
         self._rows: RowStorage = self._empty_rows()
         self._num_created = self._num_evicted = self._num_not_admitted = 0
-        self._cut: TableCut | None = None
-        self._last_cut_step: int | None = None
+        self._snapshot: TableSnapshot | None = None
+        self._last_snapshot_step: int | None = None
         self._given_up = GivenUp()
 
     @property
@@ -337,42 +337,42 @@ class EmbeddingTable:
             )
             sighted, evicted = Sighted.nothing(), Evicted.nothing()
 
-    def begin_cut(self, step: int, wait: Wait) -> TableCut:
-        """Keep what the table holds now until it is read by `cut_parts`, or `end_cut` is called.
+    def begin_snapshot(self, step: int, wait: Wait) -> TableSnapshot:
+        """Begin a snapshot of what the table holds now; `snapshot_parts` reads it, `end_snapshot` ends it.
 
         Args:
             step: that was committed last.
-            wait: as for `Cut`.
+            wait: as for `ConsistentSnapshot`.
         """
-        assert self._cut is None, f"{self.config.name!r}: there is a cut already"
+        assert self._snapshot is None, f"{self.config.name!r}: there is a snapshot already"
 
-        def cut_of(source: CutSource, num_bytes: int) -> Cut:
-            return Cut(source, step, most_aside_bytes(num_bytes), wait)
+        def snapshot_of(source: SnapshotSource, num_bytes: int) -> ConsistentSnapshot:
+            return ConsistentSnapshot(source, step, max_buffer_bytes(num_bytes), wait)
 
-        self._cut = TableCut(
+        self._snapshot = TableSnapshot(
             step,
-            self._last_cut_step,
-            cut_of(self._rows, self._rows.num_bytes),
-            cut_of(self._sightings, self._sightings.num_bytes),
-            cut_of(self._tombstones, self._tombstones.num_bytes),
+            self._last_snapshot_step,
+            snapshot_of(self._rows, self._rows.num_bytes),
+            snapshot_of(self._sightings, self._sightings.num_bytes),
+            snapshot_of(self._tombstones, self._tombstones.num_bytes),
         )
-        self._sightings.cut, self._tombstones.cut = self._cut.sighted, self._cut.evicted
+        self._sightings.snapshot, self._tombstones.snapshot = self._snapshot.sighted, self._snapshot.evicted
         self._given_up.begin(step)
-        self._last_cut_step = step
-        return self._cut
+        self._last_snapshot_step = step
+        return self._snapshot
 
     def begin_changes(self, step: int) -> None:
-        """Let a later cut say what has changed since this step, which was committed last."""
+        """Let a later snapshot say what has changed since this step, which was committed last."""
         self._given_up.begin(step)
 
-    def end_cut(self) -> None:
+    def end_snapshot(self) -> None:
         """What changes from now on need not be kept."""
-        self._cut = self._sightings.cut = self._tombstones.cut = None
+        self._snapshot = self._sightings.snapshot = self._tombstones.snapshot = None
 
-    def cut_parts(
-        self, cut: TableCut, lock: Callable[[], AbstractContextManager[object]], since: int | None
+    def snapshot_parts(
+        self, snapshot: TableSnapshot, lock: Callable[[], AbstractContextManager[object]], since: int | None
     ) -> Iterator[TableRows]:
-        """What the table held at the cut, in parts by virtual bucket, while steps go on.
+        """What the table held at the snapshot, in parts by virtual bucket, while steps go on.
 
         Args:
             lock: holds the table's lock.
@@ -384,18 +384,18 @@ class EmbeddingTable:
                 since = None
             removed_X = np.empty(0, np.int64)
             if since is not None:
-                removed_X = self._given_up.between(since, cut.step)
-            # If this one comes to nothing, the next will be since the same step as this, or the cut before.
-            needed = cut.step_before if since is None else since
+                removed_X = self._given_up.between(since, snapshot.step)
+            # If this snapshot fails, the next is since the same step as this one, or the one before.
+            needed = snapshot.step_before if since is None else since
             if needed is not None:
                 self._given_up.forget(needed)
         nothing = replace(self._no_rows(), since=since)
         yield replace(nothing, removed_X=removed_X)
-        for part in cut.evicted.parts(lock):
+        for part in snapshot.evicted.parts(lock):
             yield replace(nothing, evicted=Evicted.of(part))
-        for part in cut.sighted.parts(lock):
+        for part in snapshot.sighted.parts(lock):
             yield replace(nothing, sighted=Sighted.of(part))
-        for ids_K, records_KW in cut.rows.parts(lock, since):
+        for ids_K, records_KW in snapshot.rows.parts(lock, since):
             yield replace(nothing, **self._unpacked(ids_K, records_KW))
 
     def _unpacked(self, ids_K: Int64Array, records_KW: Int32Array) -> dict[str, Any]:
@@ -485,8 +485,8 @@ class EmbeddingTable:
 
     def _keep(self, ids_M: Int64Array, records: RecordAccess, rows_M: Int64Array) -> None:
         """Before records change or go; -1 for an id without a row."""
-        if self._cut is not None:
-            self._cut.rows.keep_rows(ids_M, records, rows_M)
+        if self._snapshot is not None:
+            self._snapshot.rows.keep_rows(ids_M, records, rows_M)
 
     def _apply_piece(self, ids_M: Int64Array, rows_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
         self._keep(ids_M, self._rows.records, rows_M)
@@ -503,7 +503,7 @@ class EmbeddingTable:
 
     def _create(self, ids_M: Int64Array) -> Int64Array:
         """[M] rows of ids that have none yet."""
-        # First: it may let a cut be read, which would find rows that no step has stamped yet.
+        # First: it may let a snapshot be read, which would find rows that no step has stamped yet.
         self._tombstones.forget(ids_M)
         rows_M = self._rows.add(ids_M)
         self._rows.records.write(rows_M, 0, self._ops.new_records(ids_M))

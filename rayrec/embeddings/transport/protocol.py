@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.embeddings.shard.contributions import KeptRecords, SparseUpdate, UpdateTag
+from rayrec.embeddings.shard.contributions import DirtyRows, SparseUpdate, UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard, FetchReply, LookupReply, LookupRequest
 from rayrec.platform.arrays import Int64Array
 
@@ -71,12 +71,12 @@ class Fetch(ShardCall[FetchReply]):
 class Apply(ShardCall[int]):
     tag: UpdateTag
     update: SparseUpdate
-    kept: KeptRecords | None = None
+    dirty: DirtyRows | None = None
 
     in_order: ClassVar[bool] = True
 
     def carry_out(self, shard: EmbeddingShard, empty: Empty = np.empty) -> int:
-        return shard.apply(self.tag, self.update, self.kept)
+        return shard.apply(self.tag, self.update, self.dirty)
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,12 @@ class ApplyHead(ShardCall[LookupReply]):
 class WriteBack(ShardCall[int]):
     incarnation: int
     after_step: int
-    kept: KeptRecords
+    dirty: DirtyRows
 
     in_order: ClassVar[bool] = True
 
     def carry_out(self, shard: EmbeddingShard, empty: Empty = np.empty) -> int:
-        return shard.write_back(self.incarnation, self.after_step, self.kept)
+        return shard.write_back(self.incarnation, self.after_step, self.dirty)
 
 
 @dataclass(frozen=True)
@@ -134,17 +134,17 @@ class ShardTransport(ABC):
         return self.call(shard, Fetch(request, after_step))
 
     def apply(
-        self, shard: int, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None
+        self, shard: int, tag: UpdateTag, update: SparseUpdate, dirty: DirtyRows | None = None
     ) -> Reply[int]:
-        return self.call(shard, Apply(tag, update, kept))
+        return self.call(shard, Apply(tag, update, dirty))
 
     def apply_head(
         self, shard: int, tag: UpdateTag, head: SparseUpdate, rest: LookupRequest, wanted: LookupRequest
     ) -> Reply[LookupReply]:
         return self.call(shard, ApplyHead(tag, head, rest, wanted))
 
-    def write_back(self, shard: int, incarnation: int, after_step: int, kept: KeptRecords) -> Reply[int]:
-        return self.call(shard, WriteBack(incarnation, after_step, kept))
+    def write_back(self, shard: int, incarnation: int, after_step: int, dirty: DirtyRows) -> Reply[int]:
+        return self.call(shard, WriteBack(incarnation, after_step, dirty))
 
     def evicted(self, shard: int, since_step: int, after_step: int | None) -> Reply[dict[str, Int64Array]]:
         return self.call(shard, Evicted(since_step, after_step))

@@ -206,14 +206,14 @@ class TrainingPipeline:
         step, trainers = announced.batch.step, self._stages.trainers
         cut = wants_cut(step)
         if cut:
-            self._stages.watch.get([server.freeze.remote(step) for server in self._stages.servers])
+            self._stages.watch.get([server.begin_snapshot.remote(step) for server in self._stages.servers])
         pairs = zip(trainers, announced.batch.shares, strict=True)
         reports: list[Any] = [trainer.train.remote(share) for trainer, share in pairs]
         return _Training(announced, reports, self._cut(step) if cut else None)
 
     def cut(self, step: int) -> Cut:
         """Between two runs: a cut after the last step."""
-        self._stages.watch.get([server.freeze.remote(step) for server in self._stages.servers])
+        self._stages.watch.get([server.begin_snapshot.remote(step) for server in self._stages.servers])
         return self._cut(step)
 
     def _cut(self, step: int) -> Cut:

@@ -149,7 +149,7 @@ class TableLookup:
     """Distinct ids."""
     inverse: Int64Array
     """Any shape; ids_M[inverse] restores the ids as the model wants them."""
-    touched: Int64Array
+    updated_ids: Int64Array
     """Distinct ids that the whole global batch touches, over all trainers.
 
     Equal to ids_M with one trainer. A later batch may read ahead every id that

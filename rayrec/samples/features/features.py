@@ -326,15 +326,15 @@ class SequenceFeatures:
         return rank_NK + np.searchsorted(lacks_below_H, wanted_NK, side="right") - first_B[row_N][:, None]
 
     def _lookups(self, shares: list[_Share]) -> list[dict[str, TableLookup]]:
-        """For each share: table name -> lookup; `touched` is common to all of them."""
+        """For each share: table name -> lookup; `updated_ids` is common to all of them."""
         lookups: list[dict[str, TableLookup]] = [{} for _ in shares]
         for name, ids_of in self._tables.items():
             deduplicated = [deduplicate(ids_of(share)) for share in shares]
-            touched = deduplicated[0][0]
+            updated_ids = deduplicated[0][0]
             if len(shares) > 1:
-                touched, _ = deduplicate(np.concatenate([ids_M for ids_M, _ in deduplicated]))
+                updated_ids, _ = deduplicate(np.concatenate([ids_M for ids_M, _ in deduplicated]))
             for mine, (ids_M, inverse) in zip(lookups, deduplicated, strict=True):
-                mine[name] = TableLookup(ids_M, inverse, touched)
+                mine[name] = TableLookup(ids_M, inverse, updated_ids)
         return lookups
 
     def _item_table(self, share: _Share) -> Int64Array:

@@ -158,10 +158,10 @@ def _elements(rows: slice, offsets_B1: Int64Array) -> slice:
 
 def _lookups(ids_of_shares: Sequence[Int64Array]) -> list[TableLookup]:
     deduplicated = [deduplicate(ids) for ids in ids_of_shares]
-    touched = deduplicated[0][0]
+    updated_ids = deduplicated[0][0]
     if len(deduplicated) > 1:
-        touched, _ = deduplicate(np.concatenate([ids_M for ids_M, _ in deduplicated]))
-    return [TableLookup(ids_M, inverse, touched) for ids_M, inverse in deduplicated]
+        updated_ids, _ = deduplicate(np.concatenate([ids_M for ids_M, _ in deduplicated]))
+    return [TableLookup(ids_M, inverse, updated_ids) for ids_M, inverse in deduplicated]
 
 
 def _where(rows: RowBatch, row: int) -> str:

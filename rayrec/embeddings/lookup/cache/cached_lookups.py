@@ -55,11 +55,11 @@ class _OwnedIds:
     slots_U: Int64Array
     """Where the cache has the row; NOT_CACHED until then, or for good."""
     deferred: Int64Array = field(default_factory=lambda: _NO_IDS)
-    """Places that are looked at again behind the update of the step before."""
+    """Positions that are looked at again behind the update of the step before."""
     num_arrived: int = 0
     """Ids whose rows are here; none any more when they were taken."""
     uncached: list[tuple[Int64Array, Rows]] = field(default_factory=list)
-    """Places and rows of what arrived and is not in the cache."""
+    """Positions and rows of what arrived and is not in the cache."""
 
     @property
     def ids_U(self) -> Int64Array:
@@ -162,12 +162,12 @@ class CachedLookups:
             name: self._owners.gradients(batch.owned[name].route, grads.get(name), table.dim)
             for name, table in self._tables.items()
         }
-        for name, (places, grads_UD) in owned_grads.items():
-            self._caches[name].check_gradients(batch.owned[name].ids_U[places], grads_UD)
+        for name, (positions, grads_UD) in owned_grads.items():
+            self._caches[name].check_gradients(batch.owned[name].ids_U[positions], grads_UD)
         self._acknowledge()
         uncached = {
-            name: self._apply(name, batch.owned[name], places, grads_UD, step)
-            for name, (places, grads_UD) in owned_grads.items()
+            name: self._apply(name, batch.owned[name], positions, grads_UD, step)
+            for name, (positions, grads_UD) in owned_grads.items()
         }
         swept = [name for name, table in self._tables.items() if table.evicts_at(step)]
         for name in swept:
@@ -197,8 +197,8 @@ class CachedLookups:
         for name, cache in self._caches.items():
             self._leaving[name].add(*cache.take_changed())
         started = self._clock()
-        kept = self._take_leaving()
-        for reply in self._client.write_back(self._link.incarnation, self._last_step, kept):
+        dirty = self._take_leaving()
+        for reply in self._client.write_back(self._link.incarnation, self._last_step, dirty):
             reply.result()
         self.stats.update_wait_s += self._clock() - started
 
@@ -216,19 +216,19 @@ class CachedLookups:
         found, records = self._leaving[name].take_back(owned.ids_U[absent])
         if records is None:
             return
-        places, cache = absent[found], self._caches[name]
-        owned.slots_U[places], leaving = cache.insert(owned.ids_U[places], records, changed=True)
+        positions, cache = absent[found], self._caches[name]
+        owned.slots_U[positions], leaving = cache.insert(owned.ids_U[positions], records, changed=True)
         self._leaving[name].add(*leaving)
-        no_room = owned.slots_U[places] == NOT_CACHED
-        owned.deferred = places[no_room]
+        no_room = owned.slots_U[positions] == NOT_CACHED
+        owned.deferred = positions[no_room]
         self._leaving[name].add(owned.ids_U[owned.deferred], records[no_room])
-        owned.num_arrived += len(places) - len(owned.deferred)
-        self.stats.num_cache_hits += len(places) - len(owned.deferred)
+        owned.num_arrived += len(positions) - len(owned.deferred)
+        self.stats.num_cache_hits += len(positions) - len(owned.deferred)
 
-    def _request(self, batch: _Announced, places: Mapping[str, Int64Array], after_step: int) -> None:
+    def _request(self, batch: _Announced, positions: Mapping[str, Int64Array], after_step: int) -> None:
         ids = {name: owned.ids_U for name, owned in batch.owned.items()}
-        batch.requests.append(self._client.request_records(ids, places, after_step))
-        num_ids = sum(map(len, places.values()))
+        batch.requests.append(self._client.request_records(ids, positions, after_step))
+        num_ids = sum(map(len, positions.values()))
         self.stats.num_cache_misses += num_ids
         if after_step == batch.step - 1:
             self.stats.num_late += num_ids
@@ -241,17 +241,17 @@ class CachedLookups:
         arrived = [part for pending in batch.requests for part in pending.received()]
         self.stats.rows_wait_s += self._clock() - started
         batch.requests.clear()
-        for name, places, records_MW, is_row_M in arrived:
+        for name, positions, records_MW, is_row_M in arrived:
             owned, cache = batch.owned[name], self._caches[name]
-            rows = places if is_row_M.all() else places[is_row_M]
+            rows = positions if is_row_M.all() else positions[is_row_M]
             records = records_MW if is_row_M.all() else records_MW[is_row_M]
             slots, leaving = cache.insert(owned.ids_U[rows], records)
             self._leaving[name].add(*leaving)
             owned.slots_U[rows] = slots
-            outside_M = owned.slots_U[places] == NOT_CACHED
+            outside_M = owned.slots_U[positions] == NOT_CACHED
             if outside_M.any():
-                owned.uncached.append((places[outside_M], cache.weights(records_MW[outside_M])))
-            owned.num_arrived += len(places)
+                owned.uncached.append((positions[outside_M], cache.weights(records_MW[outside_M])))
+            owned.num_arrived += len(positions)
 
     def _is_complete(self, batch: _Announced) -> bool:
         """Whether the rows of a batch need nothing but what the caches hold or have received."""
@@ -278,15 +278,15 @@ class CachedLookups:
         owned.num_arrived = 0
         # Where the cache has nothing this writes first values; what did arrive is written over them.
         rows_UD = self._caches[name].gather(owned.slots_U, owned.ids_U)
-        for places, rows_MD in owned.uncached:
-            rows_UD[places] = rows_MD
+        for positions, rows_MD in owned.uncached:
+            rows_UD[positions] = rows_MD
         return rows_UD
 
     def _apply(
-        self, name: str, owned: _OwnedIds, places: Int64Array, grads_MD: Rows, step: int
+        self, name: str, owned: _OwnedIds, positions: Int64Array, grads_MD: Rows, step: int
     ) -> tuple[Int64Array, Float32Array]:
         """Change the rows in the cache and let go of them; (ids, gradients) of the others."""
-        cache, slots_M, ids_M = self._caches[name], owned.slots_U[places], owned.ids_U[places]
+        cache, slots_M, ids_M = self._caches[name], owned.slots_U[positions], owned.ids_U[positions]
         is_held_M = slots_M != NOT_CACHED
         if is_held_M.all():  # most often, and then there is nothing to pick
             cache.apply(slots_M, ids_M, grads_MD, step)
@@ -299,11 +299,11 @@ class CachedLookups:
         """The update before this batch is sent: what is not in the cache now is asked for behind it."""
         late: dict[str, Int64Array] = {}
         for name, owned in batch.owned.items():
-            places, owned.deferred = owned.deferred, _NO_IDS
-            slots_M = self._caches[name].find(owned.ids_U[places])
-            owned.slots_U[places] = slots_M
+            positions, owned.deferred = owned.deferred, _NO_IDS
+            slots_M = self._caches[name].find(owned.ids_U[positions])
+            owned.slots_U[positions] = slots_M
             self._hold(name, owned, slots_M)
-            late[name] = places[slots_M == NOT_CACHED]
+            late[name] = positions[slots_M == NOT_CACHED]
         self._request(batch, late, after_step=batch.step - 1)
 
     def _take_leaving(self) -> dict[str, tuple[Int64Array, Int32Array]]:

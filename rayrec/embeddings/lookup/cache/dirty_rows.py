@@ -28,23 +28,23 @@ class LeavingRows:
         """Rows that are wanted again and need not leave.
 
         Returns:
-            ([K] places in ids_M of those that were here, [K, W] their records; None where there are none).
+            ([K] positions in ids_M of those that were here, [K, W] their records; None where there are none).
         """
-        places, records = [], []
+        positions, records = [], []
         for number, (ids_K, records_KW) in enumerate(self._parts):
             index = IdIndex(expected_ids=len(ids_K))
             index.find_or_add(ids_K)
             at_M = index.find(ids_M)
             found = np.flatnonzero(at_M != MISSING)
             if len(found):
-                places.append(found)
+                positions.append(found)
                 records.append(records_KW[at_M[found]])
                 stays_K = np.ones(len(ids_K), dtype=np.bool_)
                 stays_K[at_M[found]] = False
                 self._parts[number] = ids_K[stays_K], records_KW[stays_K]
-        if not places:
+        if not positions:
             return np.empty(0, dtype=np.int64), None
-        return np.concatenate(places), np.concatenate(records)
+        return np.concatenate(positions), np.concatenate(records)
 
     def take_all(self) -> tuple[Int64Array, Int32Array] | None:
         """([K] ids, [K, W] records) of everything here, for the servers; None if there is nothing."""

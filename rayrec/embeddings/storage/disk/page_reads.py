@@ -27,7 +27,7 @@ from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
 
 ALIGNMENT = 4096
-"""Bytes; what O_DIRECT asks of places, lengths and memory, on every file system that has it."""
+"""Bytes; what O_DIRECT asks of positions, lengths and memory, on every file system that has it."""
 
 _DEPTH = 128
 _SCRATCH_BYTES = 4 * 2**20

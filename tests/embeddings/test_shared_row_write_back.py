@@ -6,7 +6,7 @@ import pytest
 from rayrec.embeddings.base.config import EvictionConfig
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.lookup.lookups import SyncLookups, TrainerLink
-from rayrec.embeddings.lookup.shared_row_write_back import HeldOverlap
+from rayrec.embeddings.lookup.shared_row_write_back import SharedRowWriteBack
 from rayrec.embeddings.transport.client import LocalTransport, ShardClient
 from rayrec.embeddings.transport.protocol import Apply, Fetch, WriteBack
 from tests.embeddings.sparse_runs import ITEMS, alone, ids, make_shards
@@ -24,9 +24,9 @@ class RecordingTransport(LocalTransport):
             case Fetch():
                 self.calls.append(("fetch", _named(call.request), call.after_step))
             case Apply():
-                self.calls.append(("apply", _named_ids(call.update), _named_ids(call.kept), call.tag.step))
+                self.calls.append(("apply", _named_ids(call.update), _named_ids(call.dirty), call.tag.step))
             case WriteBack():
-                self.calls.append(("write_back", _named_ids(call.kept), call.after_step))
+                self.calls.append(("write_back", _named_ids(call.dirty), call.after_step))
         return super().call(shard, call)
 
 
@@ -56,7 +56,7 @@ def with_rows(*values: int, tables=ITEMS):
     """A shard whose ids have rows since step 0, and what trains it."""
     shards = make_shards(tables, 1)
     transport = RecordingTransport(shards)
-    mode = HeldOverlap(link(transport, tables))
+    mode = SharedRowWriteBack(link(transport, tables))
     step(mode, 0, alone(*values))
     mode.drain()
     transport.calls.clear()
