@@ -249,8 +249,8 @@ class Watched(SharedRowWriteBack):
     seen: ClassVar[Counter[str]] = Counter()
 
     def update(self, step, lookups, grads) -> None:
-        held = {name: mine.held[0] for name, mine in self._announced[step].tables.items()}
-        following = self._announced.get(step + 1)
+        held = {name: mine.held[0] for name, mine in self._batches[step].tables.items()}
+        following = self._batches.get(step + 1)
         for name, ids_K in held.items():
             shared = np.isin(ids_K, [] if following is None else following.tables[name].ids_M)
             if self._tables[name].evicts_at(step):
@@ -261,7 +261,7 @@ class Watched(SharedRowWriteBack):
         super().update(step, lookups, grads)
 
     def drain(self) -> None:
-        following = self._announced.get(self._last_step + 1)
+        following = self._batches.get(self._last_step + 1)
         if following is not None:
             self.seen["drained"] += sum(len(mine.held[0]) for mine in following.tables.values())
         super().drain()

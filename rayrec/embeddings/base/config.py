@@ -28,7 +28,7 @@ class RowwiseAdagradConfig(Config):
 
 
 class AdamConfig(Config):
-    """Lazy Adam, as torch.optim.SparseAdam: only updated_ids rows move, and only their moments decay."""
+    """Lazy Adam, as torch.optim.SparseAdam: only the rows of a step move, and only their moments decay."""
 
     kind: Literal["adam"] = "adam"
     lr: float = Field(default=0.001, gt=0)

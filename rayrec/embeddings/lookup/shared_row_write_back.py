@@ -24,12 +24,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rayrec.embeddings.lookup.lookups import Lookups, LookupStats, OnRows, TrainerLink, ignore_rows
+from rayrec.embeddings.lookup.lookups import Lookups, TrainerLink
 from rayrec.embeddings.lookup.overlap import NO_POSITIONS, Overlap, all_but
+from rayrec.embeddings.lookup.prefetching import PrefetchedBatch, PrefetchingLookups, refuse_rows
 from rayrec.embeddings.storage.records import RecordArray
 from rayrec.embeddings.table.row_operations import RowOperations
 from rayrec.embeddings.transport.client import PendingRecords
-from rayrec.embeddings.transport.protocol import Reply
 from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Array
 
 _NOWHERE, _HELD = -1, 0
@@ -56,10 +56,6 @@ class _BatchRows:
         self._row_M = np.zeros(len(ids_M), dtype=np.int64)
         """And which of its records it is."""
         self._held_places = NO_POSITIONS
-
-    @property
-    def is_complete(self) -> bool:
-        return self.num_arrived == len(self.ids_M)
 
     @property
     def held(self) -> tuple[Int64Array, Int32Array]:
@@ -109,10 +105,7 @@ class _Shared:
 
 
 @dataclass
-class _Announced:
-    """A batch between its announcement and its update."""
-
-    step: int
+class _SharingBatch(PrefetchedBatch):
     tables: dict[str, _BatchRows] = field(default_factory=dict)
     requests: list[PendingRecords] = field(default_factory=list)
     is_behind: bool = False
@@ -121,30 +114,21 @@ class _Announced:
     """With the next batch; None until it is set apart."""
 
 
-class SharedRowWriteBack:
-    """Called as prefetch(t + 1), rows(t), update(t).
+class SharedRowWriteBack(PrefetchingLookups[_SharingBatch]):
+    """Keeps rows that the next batch reads again, and writes them back when a batch no longer reads them.
 
-    A batch whose predecessor was not announced is read after the predecessor's update: later, but just as
-    exact. A refused update raises in the next `update` or in `drain`, and in `rows` if those depend on it;
-    gradients that are not finite in the `update` that has them.
+    Gradients that are not finite raise in the `update` that has them.
     """
 
     def __init__(self, link: TrainerLink) -> None:
-        self.stats = LookupStats()
-        self.on_rows: OnRows = ignore_rows
-        self._tables = {table.name: table for table in link.tables}
+        super().__init__(link)
         self._ops = {table.name: RowOperations(table) for table in link.tables}
-        self._link = link
-        self._client = link.client()
-        self._clock = link.clock
-        self._announced: dict[int, _Announced] = {}
-        self._unacknowledged: list[Reply[int]] = []
         self._last_step = -1
 
     def prefetch(self, step: int, lookups: Lookups) -> None:
-        if step in self._announced:
+        if step in self._batches:
             return  # it may hold rows already, which are nowhere else
-        batch, before = _Announced(step), self._announced.get(step - 1)
+        batch, before = _SharingBatch(step), self._batches.get(step - 1)
         early = {}
         for name, ids in lookups.items():
             batch.tables[name] = mine = _BatchRows(ids.ids_M, self._operations(name))
@@ -156,39 +140,32 @@ class SharedRowWriteBack:
             early[name] = all_but(len(mine.ids_M), mine.late, mine.overlap.of_next)
         batch.is_behind = before is None
         self._request(batch, early, after_step=step - 1 if before is None else step - 2)
-        self._announced[step] = batch  # last: a batch whose requests could not be sent is not announced
+        self._batches[step] = batch  # last: a batch whose requests could not be sent may be prefetched again
         if before is not None:
             before.shared = None
             if not before.requests:
                 self._set_apart(before, batch)
 
-    def receive(self, step: int) -> None:
-        self._receive(self._announced[step])
-
     def rows(self, step: int, lookups: Lookups) -> dict[str, Float32Array]:
-        if step not in self._announced:
+        if step not in self._batches:
             self.prefetch(step, lookups)
-        batch = self._announced[step]
+        batch = self._batches[step]
         self._request_late(batch)
         self._receive(batch)
         for name, mine in batch.tables.items():
-            if not mine.is_complete:
-                raise RuntimeError(
-                    f"step {step}, table {name!r}: rows of {mine.num_arrived} of {len(mine.ids_M)} ids were "
-                    "asked for; the rows of a step can be taken once"
-                )
+            refuse_rows(step, name, mine.num_arrived, len(mine.ids_M))
             mine.num_arrived = -1
         return {name: mine.rows_MD for name, mine in batch.tables.items()}
 
     def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
         self._acknowledge()
-        if step not in self._announced:
+        if step not in self._batches:
             raise RuntimeError(f"step {step}: there is no update without rows, and one for them")
-        batch, following = self._announced[step], self._announced.get(step + 1)
+        batch, following = self._batches[step], self._batches.get(step + 1)
         ids = {name: mine.ids_M for name, mine in batch.tables.items()}
         self._client.check_shapes(step, ids, grads)
         self._client.check_finite(step, ids, grads)
-        del self._announced[step]
+        del self._batches[step]
         if following is not None:
             self._hand_on(batch, following, grads)
             if not following.is_behind and all(len(mine.late) == 0 for mine in following.tables.values()):
@@ -204,19 +181,16 @@ class SharedRowWriteBack:
         """Bring every held row to the servers; they stay here, too."""
         self._acknowledge()
         held = {}
-        if (batch := self._announced.get(self._last_step + 1)) is not None:
+        if (batch := self._batches.get(self._last_step + 1)) is not None:
             held = {name: mine.held for name, mine in batch.tables.items() if len(mine.held[0])}
-        started = self._clock()
-        for reply in self._client.write_back(self._link.incarnation, self._last_step, held):
-            reply.result()
-        self.stats.update_wait_s += self._clock() - started
+        self._write_back(self._last_step, held)
 
     def _operations(self, name: str) -> RowOperations:
         if name not in self._ops:
             raise ValueError(f"there is no embedding table {name!r}; tables: {', '.join(self._ops)}")
         return self._ops[name]
 
-    def _set_apart(self, batch: _Announced, following: _Announced) -> None:
+    def _set_apart(self, batch: _SharingBatch, following: _SharingBatch) -> None:
         """Copy the records that the next batch reads again; the rest of its overlap is late."""
         batch.shared = {}
         for name, mine in batch.tables.items():
@@ -230,7 +204,9 @@ class SharedRowWriteBack:
             of_next = next_.overlap.of_next[has_record_K]
             batch.shared[name] = _Shared(of_this, of_next, mine.copies(of_this))
 
-    def _hand_on(self, batch: _Announced, following: _Announced, grads: Mapping[str, Float32Array]) -> None:
+    def _hand_on(
+        self, batch: _SharingBatch, following: _SharingBatch, grads: Mapping[str, Float32Array]
+    ) -> None:
         """Let the shared rows take the step, and the next batch have them."""
         if batch.shared is None:
             self._set_apart(batch, following)
@@ -241,7 +217,7 @@ class SharedRowWriteBack:
             self.stats.num_early += len(shared.of_next)
             self.stats.num_cache_hits += len(shared.of_next)
 
-    def _send(self, batch: _Announced, grads: Mapping[str, Float32Array]) -> None:
+    def _send(self, batch: _SharingBatch, grads: Mapping[str, Float32Array]) -> None:
         """To the servers, what the next batch does not read again."""
         dirty, sent = {}, {}
         for name, mine in batch.tables.items():
@@ -263,7 +239,7 @@ class SharedRowWriteBack:
         self,
         name: str,
         positions_K: Int64Array,
-        batch: _Announced,
+        batch: _SharingBatch,
         records_KW: Int32Array,
         grads: Mapping[str, Float32Array],
     ) -> None:
@@ -273,34 +249,17 @@ class SharedRowWriteBack:
             records, rows_K = RecordArray(records_KW), np.arange(len(positions_K))
             self._ops[name].apply(records, rows_K, ids_K, grads_KD, batch.step)
 
-    def _request(self, batch: _Announced, positions: Mapping[str, Int64Array], after_step: int) -> None:
+    def _request(self, batch: _SharingBatch, positions: Mapping[str, Int64Array], after_step: int) -> None:
         ids = {name: mine.ids_M for name, mine in batch.tables.items()}
-        batch.requests.append(self._client.request_records(ids, positions, after_step))
-        num_ids = sum(map(len, positions.values()))
-        self.stats.num_cache_misses += num_ids
-        if after_step == batch.step - 1:
-            self.stats.num_late += num_ids
-        else:
-            self.stats.num_early += num_ids
+        batch.requests.append(self._request_records(batch.step, ids, positions, after_step))
 
-    def _request_late(self, batch: _Announced) -> None:
+    def _request_late(self, batch: _SharingBatch) -> None:
         late = {name: mine.late for name, mine in batch.tables.items() if len(mine.late)}
         if late:
             self._request(batch, late, after_step=batch.step - 1)
             for mine in batch.tables.values():
                 mine.late = NO_POSITIONS
 
-    def _receive(self, batch: _Announced) -> None:
-        started = self._clock()
-        arrived = [part for pending in batch.requests for part in pending.received()]
-        self.stats.rows_wait_s += self._clock() - started
-        batch.requests.clear()
-        for name, positions, records, is_row in arrived:
+    def _receive(self, batch: _SharingBatch) -> None:
+        for name, positions, records, is_row in self._received(batch.requests):
             batch.tables[name].take_arrived(positions, records, is_row)
-
-    def _acknowledge(self) -> None:
-        sent, self._unacknowledged = self._unacknowledged, []
-        started = self._clock()
-        for reply in sent:
-            reply.result()
-        self.stats.update_wait_s += self._clock() - started

@@ -15,8 +15,8 @@ keep for it. Where step t evicts, every changed row goes to the servers with upd
 by what all steps left behind; the evicted rows leave the caches, and nothing of those tables is read ahead
 across that commit.
 
-Axes: M distinct ids of one table in this trainer's share, U distinct ids that this trainer owns of the
-global batch, D numbers of a row, T trainers.
+Axes: M distinct ids of one table in this trainer's part of the batch, U distinct ids that this trainer owns
+of the global batch, K rows that leave the cache, W words of a record, D numbers of a row, T trainers.
 """
 
 from __future__ import annotations
@@ -28,20 +28,16 @@ import numpy as np
 
 from rayrec.embeddings.base.exchange import Exchange
 from rayrec.embeddings.lookup.cache.cached_records import Rows, on_host
-from rayrec.embeddings.lookup.cache.dirty_rows import LeavingRows
 from rayrec.embeddings.lookup.cache.ownership import OwnersByBucket, Ownership, Route, SoleOwner
 from rayrec.embeddings.lookup.cache.row_cache import NOT_CACHED, MakeCache, RowCache
 from rayrec.embeddings.lookup.lookups import (
     Lookups,
-    LookupStats,
-    OnRows,
     TrainerLink,
     ids_by_table,
-    ignore_rows,
 )
+from rayrec.embeddings.lookup.prefetching import PrefetchedBatch, PrefetchingLookups
 from rayrec.embeddings.storage.index import MISSING, IdIndex
 from rayrec.embeddings.transport.client import PendingRecords
-from rayrec.embeddings.transport.protocol import Reply
 from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Array
 
 _NO_IDS = np.empty(0, dtype=np.int64)
@@ -72,19 +68,61 @@ class _OwnedIds:
         return index.find(ids_M) != MISSING
 
 
-@dataclass
-class _Announced:
-    """A batch between its announcement and its update."""
+class _LeavingRows:
+    """Dirty rows of one table, between a cache without room for them and the update that sends them.
 
-    step: int
+    Until that update is sent they exist here and nowhere else. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Int64Array, Int32Array]] = []
+
+    def add(self, ids_K: Int64Array, records_KW: Int32Array) -> None:
+        """Rows that are not here yet."""
+        if len(ids_K):
+            self._parts.append((ids_K, records_KW))
+
+    def take_back(self, ids_M: Int64Array) -> tuple[Int64Array, Int32Array | None]:
+        """Rows that are wanted again and need not leave.
+
+        Returns:
+            ([K] positions in ids_M of those that were here, [K, W] their records; None where there are none).
+        """
+        positions, records = [], []
+        for number, (ids_K, records_KW) in enumerate(self._parts):
+            index = IdIndex(expected_ids=len(ids_K))
+            index.find_or_add(ids_K)
+            at_M = index.find(ids_M)
+            found = np.flatnonzero(at_M != MISSING)
+            if len(found):
+                positions.append(found)
+                records.append(records_KW[at_M[found]])
+                stays_K = np.ones(len(ids_K), dtype=np.bool_)
+                stays_K[at_M[found]] = False
+                self._parts[number] = ids_K[stays_K], records_KW[stays_K]
+        if not positions:
+            return np.empty(0, dtype=np.int64), None
+        return np.concatenate(positions), np.concatenate(records)
+
+    def take_all(self) -> tuple[Int64Array, Int32Array] | None:
+        """([K] ids, [K, W] records) of everything here, for the servers; None if there is nothing."""
+        parts, self._parts = [part for part in self._parts if len(part[0])], []
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        ids, records = zip(*parts, strict=True)
+        return np.concatenate(ids), np.concatenate(records)
+
+
+@dataclass
+class _OwnedBatch(PrefetchedBatch):
     owned: dict[str, _OwnedIds] = field(default_factory=dict)
     requests: list[PendingRecords] = field(default_factory=list)
 
 
-class CachedLookups:
+class CachedLookups(PrefetchingLookups[_OwnedBatch]):
     """One trainer's part; all trainers call the same methods in the same order.
 
-    Called as prefetch(t + 1), rows(t), update(t); without the prefetch a batch is read in its turn.
+    Without the prefetch a batch is read in its turn.
     """
 
     def __init__(
@@ -102,20 +140,13 @@ class CachedLookups:
             make_cache: where the rows are held. What a cache gives and takes, rows and gradients, may be
                 tensors of a device; they are arrays to servers and other trainers.
         """
-        self.stats = LookupStats()
-        self._tables = {table.name: table for table in link.tables}
+        super().__init__(link)
         self._caches = {table.name: make_cache(table, cache_rows) for table in link.tables}
-        self._link = link
-        self._client = link.client()
         self._owners: Ownership = SoleOwner() if exchange is None else OwnersByBucket(exchange)
-        self._clock = link.clock
-        self._announced: dict[int, _Announced] = {}
-        self._leaving = {name: LeavingRows() for name in self._tables}
-        self._unacknowledged: list[Reply[int]] = []
+        self._leaving = {name: _LeavingRows() for name in self._tables}
         self._last_step = -1
         self._taken: dict[int, dict[str, Rows]] = {}
         """Rows of a batch that nobody has asked for yet."""
-        self.on_rows: OnRows = ignore_rows
 
     @property
     def num_bytes(self) -> int:
@@ -123,8 +154,8 @@ class CachedLookups:
         return sum(cache.num_bytes for cache in self._caches.values())
 
     def prefetch(self, step: int, lookups: Lookups) -> None:
-        batch = _Announced(step)
-        before = self._announced.get(step - 1)
+        batch = _OwnedBatch(step)
+        before = self._batches.get(step - 1)
         early: dict[str, Int64Array] = {}
         for name in self._tables:
             ids_M = lookups[name].ids_M if name in lookups else _NO_IDS
@@ -142,22 +173,18 @@ class CachedLookups:
                 is_late |= before.owned[name].is_undecided(owned.ids_U[absent])
             owned.deferred, early[name] = absent[is_late], absent[~is_late]
         self._request(batch, early, after_step=step - 1 if before is None else step - 2)
-        self._announced[step] = batch
-
-    def receive(self, step: int) -> None:
-        """Take the rows that were asked for early into the cache, before the update of the step before."""
-        self._receive(self._announced[step])
+        self._batches[step] = batch
 
     def rows(self, step: int, lookups: Lookups) -> dict[str, Rows]:
-        if step not in self._announced:
+        if step not in self._batches:
             self.prefetch(step, lookups)
         if step not in self._taken:
-            self._take_rows(self._announced[step])
+            self._take_rows(self._batches[step])
         return {name: rows_MD for name, rows_MD in self._taken.pop(step).items() if name in lookups}
 
     def update(self, step: int, lookups: Lookups, grads: Mapping[str, Rows]) -> None:
         self._client.check_shapes(step, ids_by_table(lookups), grads)
-        batch = self._announced[step]
+        batch = self._batches[step]
         owned_grads = {
             name: self._owners.gradients(batch.owned[name].route, grads.get(name), table.dim)
             for name, table in self._tables.items()
@@ -172,7 +199,7 @@ class CachedLookups:
         swept = [name for name, table in self._tables.items() if table.evicts_at(step)]
         for name in swept:
             self._leaving[name].add(*self._caches[name].take_changed())
-        following = self._announced.get(step + 1)
+        following = self._batches.get(step + 1)
         if following is not None and self._is_complete(following):
             # What dense compute waits for comes before what only the servers wait for.
             self._take_rows(following)
@@ -181,7 +208,7 @@ class CachedLookups:
         self._unacknowledged = self._client.send(
             self._link.tag(step), ids, uncached_grads, self._take_leaving()
         )
-        del self._announced[step]
+        del self._batches[step]
         self._last_step = step
         if swept:
             started = self._clock()
@@ -196,11 +223,7 @@ class CachedLookups:
         self._acknowledge()
         for name, cache in self._caches.items():
             self._leaving[name].add(*cache.take_changed())
-        started = self._clock()
-        dirty = self._take_leaving()
-        for reply in self._client.write_back(self._link.incarnation, self._last_step, dirty):
-            reply.result()
-        self.stats.update_wait_s += self._clock() - started
+        self._write_back(self._last_step, self._take_leaving())
 
     def _hold(self, name: str, owned: _OwnedIds, slots_M: Int64Array) -> None:
         """Pin the rows of a batch that the cache has."""
@@ -225,23 +248,13 @@ class CachedLookups:
         owned.num_arrived += len(positions) - len(owned.deferred)
         self.stats.num_cache_hits += len(positions) - len(owned.deferred)
 
-    def _request(self, batch: _Announced, positions: Mapping[str, Int64Array], after_step: int) -> None:
+    def _request(self, batch: _OwnedBatch, positions: Mapping[str, Int64Array], after_step: int) -> None:
         ids = {name: owned.ids_U for name, owned in batch.owned.items()}
-        batch.requests.append(self._client.request_records(ids, positions, after_step))
-        num_ids = sum(map(len, positions.values()))
-        self.stats.num_cache_misses += num_ids
-        if after_step == batch.step - 1:
-            self.stats.num_late += num_ids
-        else:
-            self.stats.num_early += num_ids
+        batch.requests.append(self._request_records(batch.step, ids, positions, after_step))
 
-    def _receive(self, batch: _Announced) -> None:
+    def _receive(self, batch: _OwnedBatch) -> None:
         """Wait for the requested records; into the cache with the rows among them."""
-        started = self._clock()
-        arrived = [part for pending in batch.requests for part in pending.received()]
-        self.stats.rows_wait_s += self._clock() - started
-        batch.requests.clear()
-        for name, positions, records_MW, is_row_M in arrived:
+        for name, positions, records_MW, is_row_M in self._received(batch.requests):
             owned, cache = batch.owned[name], self._caches[name]
             rows = positions if is_row_M.all() else positions[is_row_M]
             records = records_MW if is_row_M.all() else records_MW[is_row_M]
@@ -253,7 +266,7 @@ class CachedLookups:
                 owned.uncached.append((positions[outside_M], cache.weights(records_MW[outside_M])))
             owned.num_arrived += len(positions)
 
-    def _is_complete(self, batch: _Announced) -> bool:
+    def _is_complete(self, batch: _OwnedBatch) -> bool:
         """Whether the rows of a batch need nothing but what the caches hold or have received."""
         # With other trainers it takes their part to put rows together, and one that waits for them before
         # it has sent its update could be waited for by them.
@@ -261,7 +274,7 @@ class CachedLookups:
             owned.num_arrived == len(owned.ids_U) for owned in batch.owned.values()
         )
 
-    def _take_rows(self, batch: _Announced) -> None:
+    def _take_rows(self, batch: _OwnedBatch) -> None:
         self._receive(batch)
         self._taken[batch.step] = {
             name: self._owners.rows_back(owned.route, self._owned_rows(name, owned))
@@ -295,7 +308,7 @@ class CachedLookups:
         cache.unpin(owned.slots_U[owned.slots_U != NOT_CACHED])
         return ids_M[~is_held_M], on_host(grads_MD[~is_held_M])
 
-    def _decide_deferred(self, batch: _Announced) -> None:
+    def _decide_deferred(self, batch: _OwnedBatch) -> None:
         """The update before this batch is sent: what is not in the cache now is asked for behind it."""
         late: dict[str, Int64Array] = {}
         for name, owned in batch.owned.items():
@@ -309,13 +322,6 @@ class CachedLookups:
     def _take_leaving(self) -> dict[str, tuple[Int64Array, Int32Array]]:
         parts = {name: leaving.take_all() for name, leaving in self._leaving.items()}
         return {name: part for name, part in parts.items() if part is not None}
-
-    def _acknowledge(self) -> None:
-        sent, self._unacknowledged = self._unacknowledged, []
-        started = self._clock()
-        for reply in sent:
-            reply.result()
-        self.stats.update_wait_s += self._clock() - started
 
 
 def _no_slots(num_ids: int) -> Int64Array:
