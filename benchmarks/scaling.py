@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import Bar, BenchOptions
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.transport.client import LocalTransport, ShardClient

@@ -46,8 +46,8 @@ from benchmarks.sparse import Batches, ids_of_rows
 from rayrec.actors.lookup_modes import LookupSettings, make_lookups
 from rayrec.actors.parameter_server import spawn_parameter_servers
 from rayrec.actors.transport import connect
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.lookup.lookups import TrainerLink
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.snapshot.saved_files import SavedFile

@@ -49,9 +49,9 @@ from torch import Tensor
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from benchmarks.peer_process import MEMORY, PeerProcess
 from rayrec.embeddings.base.compiled import LANES, copy_lanes, prefetch_words
-from rayrec.embeddings.base.config import RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.base.threads import in_parts
+from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.lookup.lookups import SyncLookups, TrainerLink
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard

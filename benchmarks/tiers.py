@@ -37,7 +37,7 @@ import numpy as np
 from benchmarks.disk import RandomReads, scratch_folder
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from benchmarks.sparse import Batches, ids_of_rows
-from rayrec.embeddings.base.config import DiskConfig, RowwiseAdagradConfig, TableConfig
+from rayrec.embeddings.config import DiskConfig, RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.platform.arrays import Int64Array

@@ -36,7 +36,7 @@ from ray.dag import InputNode, MultiOutputNode
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from rayrec.actors.parameter_server import spawn_parameter_servers
 from rayrec.actors.transport import RayTransport, connect
-from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.transport.protocol import Apply, Lookup, ShardTransport
 from rayrec.platform.cluster import ClusterConfig, ray_cluster

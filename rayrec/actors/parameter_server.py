@@ -16,8 +16,8 @@ from ray.actor import ActorHandle
 from rayrec.actors.heartbeats import Heart
 from rayrec.actors.spawning import ActorRole, Where, anywhere, spawn
 from rayrec.actors.transport import ServerPlace
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.shard import EmbeddingShard, LookupRequest, ShardStats
 from rayrec.embeddings.snapshot.saved_files import SavedFile
 from rayrec.embeddings.snapshot.snapshot import load_tables, write_table

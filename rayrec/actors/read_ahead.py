@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from ray.actor import ActorHandle
 
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import TableConfig
 from rayrec.samples.base.batches import FeatureBatch
 from rayrec.samples.impressions.batches import ImpressionBatch
 

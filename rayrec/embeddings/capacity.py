@@ -30,9 +30,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from rayrec.embeddings.base.config import DiskConfig, TableConfig
 from rayrec.embeddings.base.layout import record_words
 from rayrec.embeddings.base.routing import NUM_BUCKETS, ShardMap
+from rayrec.embeddings.config import DiskConfig, TableConfig
 from rayrec.embeddings.snapshot.snapshot import PARTS_WAITING
 from rayrec.embeddings.storage.consistent_snapshot import max_buffer_bytes, most_listed
 from rayrec.embeddings.storage.copy_on_write import ENTRY_BYTES

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rayrec.actors.lookup_modes import LookupSettings, caches_on, make_lookups
-from rayrec.embeddings.base.config import AdamConfig, TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import AdamConfig, TableConfig
 from rayrec.embeddings.lookup.cache.cached_lookups import CachedLookups
 from rayrec.embeddings.lookup.cache.row_cache import RowCache
 from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch

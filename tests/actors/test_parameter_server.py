@@ -9,8 +9,8 @@ import ray
 from rayrec.actors.parameter_server import ParameterServer, ServerSpec, spawn_parameter_servers
 from rayrec.actors.spawning import ActorRole
 from rayrec.actors.transport import RayTransport
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.snapshot.saved_files import checksum_file
 from rayrec.embeddings.transport.protocol import Apply, Lookup

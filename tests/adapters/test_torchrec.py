@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from rayrec.embeddings.base.config import RowwiseAdagradConfig, SgdConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import RowwiseAdagradConfig, SgdConfig
 from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.lookup.lookups import SyncLookups, TrainerLink
 from rayrec.embeddings.shard.shard import EmbeddingShard

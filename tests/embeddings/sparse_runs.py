@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from rayrec.embeddings.base.config import RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.lookup.cache.cached_records import Rows, on_host
 from rayrec.embeddings.lookup.lookups import LookupMode, TrainerLink
 from rayrec.embeddings.shard.shard import EmbeddingShard

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings.base.config import (
+from rayrec.embeddings.base.routing import bucket_of
+from rayrec.embeddings.config import (
     AdagradConfig,
     AdamConfig,
     AdmissionConfig,
@@ -16,7 +17,6 @@ from rayrec.embeddings.base.config import (
     SgdConfig,
     TableConfig,
 )
-from rayrec.embeddings.base.routing import bucket_of
 from rayrec.embeddings.table.table import EmbeddingTable
 from tests.embeddings.dictionary_oracle import DictionaryTable
 

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings.base.config import (
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import (
     AdamConfig,
     AdmissionConfig,
     DiskConfig,
@@ -23,7 +24,6 @@ from rayrec.embeddings.base.config import (
     RowwiseAdagradConfig,
     TableConfig,
 )
-from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.shard.contributions import Part, UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.snapshot import snapshot

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rayrec.embeddings.base.config import EvictionConfig, TableConfig
+from rayrec.embeddings.config import EvictionConfig, TableConfig
 from rayrec.embeddings.shard.contributions import Part, UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from tests.embeddings.sparse_runs import ids

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from rayrec.embeddings.base.config import RowwiseAdagradConfig, SgdConfig, TableConfig
 from rayrec.embeddings.base.distinct_ids import sum_by_id
 from rayrec.embeddings.base.threads import ROWS_PER_THREAD
+from rayrec.embeddings.config import RowwiseAdagradConfig, SgdConfig, TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings.base.config import AdmissionConfig, EvictionConfig, TableConfig
+from rayrec.embeddings.config import AdmissionConfig, EvictionConfig, TableConfig
 from rayrec.embeddings.lookup.bounded_stale import BoundedStale
 from rayrec.embeddings.lookup.cache.cached_lookups import CachedLookups
 from rayrec.embeddings.lookup.cache.device_cache import device_caches

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings.base.config import AdamConfig, EvictionConfig, TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import AdamConfig, EvictionConfig, TableConfig
 from rayrec.embeddings.snapshot import layered_tables
 from rayrec.embeddings.snapshot.layered_tables import (
     LayeredTable,

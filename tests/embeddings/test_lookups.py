@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from rayrec.embeddings.base.config import EvictionConfig, TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import EvictionConfig, TableConfig
 from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.lookup.lookups import LookupMode, SyncLookups, TrainerLink
 from rayrec.embeddings.lookup.shared_row_write_back import SharedRowWriteBack

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from rayrec.embeddings.base.config import AdmissionConfig, TableConfig
+from rayrec.embeddings.config import AdmissionConfig, TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.table.table import EmbeddingTable

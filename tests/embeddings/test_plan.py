@@ -7,17 +7,6 @@ import pyarrow as pa
 import pytest
 import torch
 
-from rayrec.embeddings.base.config import (
-    AdagradConfig,
-    AdamConfig,
-    AdmissionConfig,
-    DiskConfig,
-    EvictionConfig,
-    PartialRowwiseAdamConfig,
-    RowwiseAdagradConfig,
-    SgdConfig,
-    TableConfig,
-)
 from rayrec.embeddings.base.routing import NUM_BUCKETS, ShardMap
 from rayrec.embeddings.capacity import (
     HELD_RECORDS,
@@ -28,6 +17,17 @@ from rayrec.embeddings.capacity import (
     plan_shards,
     plan_table,
     spread,
+)
+from rayrec.embeddings.config import (
+    AdagradConfig,
+    AdamConfig,
+    AdmissionConfig,
+    DiskConfig,
+    EvictionConfig,
+    PartialRowwiseAdamConfig,
+    RowwiseAdagradConfig,
+    SgdConfig,
+    TableConfig,
 )
 from rayrec.embeddings.lookup.cache.device_cache import device_caches
 from rayrec.embeddings.lookup.cache.row_cache import RowCache

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import numpy as np
 import pytest
 
-from rayrec.embeddings.base.config import (
+from rayrec.embeddings.config import (
     AdmissionConfig,
     DiskConfig,
     EvictionConfig,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rayrec.embeddings.base.config import RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.base.threads import ROWS_PER_THREAD, in_parts
+from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.optim.optimizers import make_optimizer
 from rayrec.embeddings.optim.row_kernels import apply_row
 from rayrec.embeddings.storage.records import Records

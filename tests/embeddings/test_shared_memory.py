@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayrec.embeddings.base.config import AdamConfig, TableConfig
+from rayrec.embeddings.config import AdamConfig, TableConfig
 from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.lookup.lookups import SyncLookups
 from rayrec.embeddings.lookup.shared_row_write_back import SharedRowWriteBack

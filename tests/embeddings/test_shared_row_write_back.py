@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rayrec.embeddings.base.config import EvictionConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import EvictionConfig
 from rayrec.embeddings.lookup.lookups import SyncLookups, TrainerLink
 from rayrec.embeddings.lookup.shared_row_write_back import SharedRowWriteBack
 from rayrec.embeddings.transport.client import LocalTransport, ShardClient

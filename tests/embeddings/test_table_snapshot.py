@@ -6,7 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.embeddings.base.config import (
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import (
     AdamConfig,
     AdmissionConfig,
     EvictionConfig,
@@ -14,7 +15,6 @@ from rayrec.embeddings.base.config import (
     SgdConfig,
     TableConfig,
 )
-from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.snapshot import snapshot

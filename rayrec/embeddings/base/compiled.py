@@ -17,6 +17,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from rayrec.platform.arrays import Float32Array
+
 
 # Intrinsics are called from compiled code only, with another signature than the one defined here;
 # hence their names are given to the compiler's objects, typed Any.
@@ -183,6 +185,12 @@ int32_at: Any = intrinsic(_int32_at)
 """int32_at(address): pointer to int32, for `numba.carray`."""
 prefetch: Any = intrinsic(_prefetch)
 """prefetch(address): ask for a cache line; never faults, has no effect on results."""
+
+
+@njit(nogil=True, cache=True, inline="always")
+def numbers_address(numbers: Float32Array) -> np.uint64:
+    """Address of the first of contiguous numbers."""
+    return np.uint64(numbers.ctypes.data)
 
 
 class RowAddresses(NamedTuple):

@@ -20,8 +20,8 @@ from typing import Protocol
 
 import numpy as np
 
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.lookup.cache.cached_records import Rows
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.transport.client import ShardClient

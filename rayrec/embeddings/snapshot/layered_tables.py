@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rayrec.embeddings.base.config import AdmissionConfig, SgdConfig, TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import AdmissionConfig, SgdConfig, TableConfig
 from rayrec.embeddings.snapshot.snapshot import load_changes, load_tables
 from rayrec.embeddings.storage.index import MISSING, IdMap
 from rayrec.embeddings.table.admission import Sighted

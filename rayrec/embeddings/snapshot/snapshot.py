@@ -38,10 +38,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.layout import NEVER
 from rayrec.embeddings.base.routing import NUM_BUCKETS, ShardMap, bucket_of
 from rayrec.embeddings.base.threads import give_way
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.optim.optimizers import make_optimizer
 from rayrec.embeddings.snapshot.saved_files import SavedFile, WrittenFile
 from rayrec.embeddings.table.admission import Sighted

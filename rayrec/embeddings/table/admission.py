@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.embeddings.base.config import AdmissionConfig
+from rayrec.embeddings.config import AdmissionConfig
 from rayrec.embeddings.storage.consistent_snapshot import ABSENT, ConsistentSnapshot, SnapshotRecords
 from rayrec.embeddings.storage.index import MISSING, IdIndex
 from rayrec.embeddings.storage.row_storage import Reading, Wanted

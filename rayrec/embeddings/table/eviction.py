@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayrec.embeddings.base.config import EvictionConfig
 from rayrec.embeddings.base.routing import bucket_of
+from rayrec.embeddings.config import EvictionConfig
 from rayrec.embeddings.storage.consistent_snapshot import ABSENT, ConsistentSnapshot, SnapshotRecords
 from rayrec.embeddings.storage.index import MISSING, IdMap, ordered_by_bucket
 from rayrec.embeddings.storage.row_storage import Reading, Wanted

@@ -25,7 +25,6 @@ from rayrec.embeddings.base.compiled import (
     prefetch_words,
     row_address,
 )
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.layout import (
     FLOAT32,
     NEVER,
@@ -35,6 +34,7 @@ from rayrec.embeddings.base.layout import (
     store_weights,
 )
 from rayrec.embeddings.base.threads import in_parts
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.optim.optimizers import make_optimizer
 from rayrec.embeddings.optim.row_kernels import apply_rows
 from rayrec.embeddings.storage.index import MISSING

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.distinct_ids import first_repeated
 from rayrec.embeddings.base.layout import NEVER, STEP_WORD
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.storage.consistent_snapshot import ConsistentSnapshot, Wait, max_buffer_bytes
 from rayrec.embeddings.storage.disk.tiered_rows import Fetch, TieredRows
 from rayrec.embeddings.storage.index import MISSING

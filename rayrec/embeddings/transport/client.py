@@ -14,8 +14,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from rayrec.embeddings.base.compiled import LANES, copy_lanes
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.contributions import DirtyRows, Part, UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard, FetchReply, LookupReply
 from rayrec.embeddings.table.row_operations import first_not_finite

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.storage.records import Records
 from rayrec.embeddings.table.row_operations import RowOperations
 from rayrec.platform.arrays import Float32Array, Int32Array, Int64Array

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 from numba import njit
 
-from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.lookup.cache.cached_records import CachedRecords, HostRecords, Rows
 from rayrec.embeddings.storage.index import MISSING, IdIndex
 from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array

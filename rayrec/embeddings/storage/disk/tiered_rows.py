@@ -31,8 +31,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from rayrec.embeddings.base.config import DiskConfig
 from rayrec.embeddings.base.layout import STEP_WORD
+from rayrec.embeddings.config import DiskConfig
 from rayrec.embeddings.storage.disk.record_log import RecordLog
 from rayrec.embeddings.storage.index import MISSING, IdMap, grouping_bytes
 from rayrec.embeddings.storage.records import Records
