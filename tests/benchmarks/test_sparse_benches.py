@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import index, scaling, sparse
+from benchmarks import scaling, sparse
 from benchmarks.harness import BenchOptions
 from rayrec.embeddings.shard.contributions import UpdateTag
 
@@ -59,13 +59,6 @@ def test_a_large_table_without_memory_for_it_is_not_measured(monkeypatch: pytest
     bar = sparse._large_bar(sparse.Batches(1_000, 100), BenchOptions())
 
     assert (bar.value, bar.ok) == (None, None)
-
-
-def test_ids_of_the_index_are_distinct_and_not_negative():
-    ids_R = index.distinct_ids(50_000)
-
-    assert len(np.unique(ids_R)) == 50_000
-    assert ids_R.min() >= 0
 
 
 def test_scaling_moves_one_axis_at_a_time_and_keeps_to_the_ids_that_it_may_have():
