@@ -32,8 +32,10 @@ class RandomReads:
     """A file of random bytes, and reads of its pages by as many threads as serve it best."""
 
     def __init__(self, folder: Path, num_bytes: int) -> None:
-        """Raises:
-        InputError: the folder's file system knows no direct I/O.
+        """Write the file and find the best number of threads.
+
+        Raises:
+            InputError: the folder's file system knows no direct I/O.
         """
         self._num_pages = num_bytes // PAGE
         self._random = np.random.default_rng(0)

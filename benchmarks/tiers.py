@@ -173,7 +173,8 @@ class Training:
     def __init__(
         self, batches: Batches, disk: DiskConfig | None, num_rows: int, resident_beside: int = 0
     ) -> None:
-        """
+        """Start the process and make its table.
+
         Args:
             num_rows: how many rows are made at once, before any window.
             resident_beside: bytes of this process that are not the table's.

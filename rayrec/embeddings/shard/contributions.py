@@ -68,7 +68,8 @@ class StepContributions:
         """Whether the heads are in the rows already."""
 
     def add(self, tag: UpdateTag, contribution: Contribution) -> None:
-        """
+        """Store one part of a trainer's contribution.
+
         Raises:
             ValueError: the trainer has sent the step in another way.
         """

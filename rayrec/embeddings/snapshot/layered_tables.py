@@ -83,7 +83,8 @@ class LayeredTable:
     """One table; never changed."""
 
     def __init__(self, base: EmbeddingTable, changes: Sequence[_Changes] = ()) -> None:
-        """
+        """Stack increments on base rows.
+
         Args:
             base: that nobody changes any more.
             changes: oldest first.
@@ -93,7 +94,8 @@ class LayeredTable:
 
     @classmethod
     def of(cls, config: TableConfig, parts: Iterable[TableRows], num_threads: int = 1) -> LayeredTable:
-        """
+        """Make a table without increments from rows that were read.
+
         Args:
             config: as `reading_config` makes it.
             parts: all rows, as `reading_rows` makes them.
@@ -152,7 +154,8 @@ class LayeredTables:
     """All tables of a version, which move together; never changed. Reading needs no lock."""
 
     def __init__(self, tables: Mapping[str, LayeredTable], step: int | None) -> None:
-        """
+        """Hold the tables as a run had them after a step.
+
         Args:
             step: after which the run had these rows; None of a model without tables.
         """
@@ -161,7 +164,8 @@ class LayeredTables:
 
     @classmethod
     def load(cls, tables: Sequence[TableConfig], paths: Sequence[Path], step: int | None) -> LayeredTables:
-        """
+        """Read the tables from the files of snapshots.
+
         Args:
             tables: as `reading_config` makes them.
             paths: files with all rows of a step.

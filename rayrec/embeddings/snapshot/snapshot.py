@@ -317,7 +317,8 @@ class _TableChain:
         snapshots: Sequence[Sequence[_TableFile]],
         since: int | None = None,
     ) -> None:
-        """
+        """Describe a chain of snapshot files of one table.
+
         Args:
             since: step of the snapshot before the first one; None if that has all rows.
         """

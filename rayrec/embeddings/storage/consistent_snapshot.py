@@ -134,7 +134,8 @@ class ConsistentSnapshot:
     def _keep(
         self, ids_M: Int64Array, old_M: Int64Array, copy: Callable[[Int64Array, Int64Array], None]
     ) -> None:
-        """
+        """Copy records to the buffer, a part at a time.
+
         Args:
             copy: copies records of ids at the given positions to the given rows of the buffer.
         """

@@ -151,7 +151,8 @@ class RowOperations:
         records.write(rows_M, self.layout.weight_words + self.layout.state_size, stamps_M2)
 
     def check_gradients(self, ids_M: Int64Array, grads_MD: Float32Array) -> None:
-        """
+        """Check ids and gradients of one update.
+
         Raises:
             ValueError: wrong shape or dtype, or a gradient that is not finite; names table, id, element.
         """

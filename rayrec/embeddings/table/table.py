@@ -93,7 +93,8 @@ class EmbeddingTable:
     """Rows of one table, or of one shard of it. Not thread-safe; `EmbeddingShard` locks."""
 
     def __init__(self, config: TableConfig, num_threads: int = 1) -> None:
-        """
+        """Make a table without rows.
+
         Args:
             num_threads: that lookups and updates may use; the rows do not depend on it.
         """
@@ -171,7 +172,8 @@ class EmbeddingTable:
         return records_MW, present_M
 
     def check_records(self, ids_M: Int64Array, records_MW: Int32Array) -> None:
-        """
+        """Check the shape and type of records that are to be written.
+
         Raises:
             ValueError: wrong shape or dtype: there must be one whole record for each id.
         """
@@ -184,7 +186,8 @@ class EmbeddingTable:
             )
 
     def check_have_rows(self, ids_M: Int64Array) -> None:
-        """
+        """Check that every id has a row.
+
         Raises:
             ValueError: an id has no row; names it.
         """
@@ -196,7 +199,8 @@ class EmbeddingTable:
             )
 
     def check_distinct(self, ids_M: Int64Array) -> None:
-        """
+        """Check that no id comes twice.
+
         Raises:
             ValueError: an id comes twice; names it.
         """

@@ -280,7 +280,8 @@ class ShardClient:
     def check_shapes(
         self, step: int, ids: Mapping[str, Int64Array], grads: Mapping[str, Float32Array]
     ) -> None:
-        """
+        """Check that gradients fit the ids and tables that they are of.
+
         Raises:
             ValueError: gradients of an unknown table, of another type, or not one row of them per id.
         """

@@ -133,7 +133,8 @@ class CachedLookups(PrefetchingLookups[_OwnedBatch]):
         exchange: Exchange | None = None,
         make_cache: MakeCache = RowCache,
     ) -> None:
-        """
+        """Make an empty cache for each table.
+
         Args:
             cache_rows: rows of each table that this trainer may hold.
             exchange: how the trainers reach each other; None if this is the only one.

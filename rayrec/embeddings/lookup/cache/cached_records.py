@@ -60,7 +60,8 @@ class HostRecords:
     """Records in memory of this process, which are changed by compiled kernels."""
 
     def __init__(self, config: TableConfig, capacity: int) -> None:
-        """
+        """Make room for no record yet.
+
         Args:
             capacity: slots that there may be; memory is taken as they come into use.
         """

@@ -36,7 +36,8 @@ class RowCache:
         capacity: int,
         make_records: Callable[[TableConfig, int], CachedRecords] = HostRecords,
     ) -> None:
-        """
+        """Make an empty cache.
+
         Args:
             make_records: given table and capacity, where the records are.
         """

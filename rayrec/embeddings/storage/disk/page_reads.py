@@ -74,10 +74,12 @@ class PageReader:
     """Reads records of one open file; thread-safe, and calls of several threads run at once."""
 
     def __init__(self, descriptor: int, pages: Pages, path: str, direct: bool) -> None:
-        """Args:
-        descriptor: the open file; stays the caller's, who closes it after `close`.
-        path: for messages.
-        direct: whether it is open with O_DIRECT; asynchronous I/O would block without.
+        """Prepare reads of one open file.
+
+        Args:
+            descriptor: the open file; stays the caller's, who closes it after `close`.
+            path: for messages.
+            direct: whether it is open with O_DIRECT; asynchronous I/O would block without.
         """
         self._descriptor = descriptor
         self._pages = pages

@@ -95,7 +95,8 @@ class TieredRows:
     stay = False
 
     def __init__(self, name: str, words: int, config: DiskConfig, beside: Callable[[], int]) -> None:
-        """
+        """Make storage without rows, and its file.
+
         Args:
             name: of the table, for messages.
             words: W, of a record.
