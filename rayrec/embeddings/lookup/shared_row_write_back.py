@@ -1,18 +1,18 @@
-"""The lookup and update stages of the only trainer: `exact_prefetch` that holds what two batches share.
+"""The lookup and update stages of the only trainer: `exact_prefetch` with shared-row write-back.
 
-    prefetch t + 1   records of the ids that batch t does not touch: they need step t - 1 only; the others'
-                     records, which this trainer has, are set apart
-    rows t           what was asked for earlier and what was held
-    dense t          the servers work on what prefetch asked for
-    update t         first the rows that t + 1 shares: they are changed here, and no server is waited for.
-                     Then, beside dense t + 1, to the servers: gradients of rows that they have, and records
-                     of rows that were held and that t + 1 does not read
+    prefetch t + 1   records of the ids that batch t does not update: they need step t - 1 only; the others'
+                     records, which this trainer has, are copied for t + 1
+    rows t           what was requested earlier and what was held
+    dense t          the servers work on what prefetch requested
+    update t         first the rows that t + 1 shares: they are changed here, without waiting for a server.
+                     Then, beside dense t + 1, to the servers: gradients of rows that they have, and dirty
+                     rows that t + 1 does not read
 
-A held row is the row; the server's copy is older until the record comes back. Ids without a row are never
-held: whether one gets a row is the server's decision, so those of the overlap are asked for behind the
-update. Where step t evicts, every held row goes to the servers with update t, and everything that t + 1
-reads is asked for behind it. So rows stay those of `sync`, bit for bit. With several trainers a row that is
-held would have to have one owner: see `cached_lookups`.
+A held row is dirty: it is the row, and the server's copy is older until the record is written back. Ids
+without a row are never held: whether one gets a row is the server's decision, so those of the overlap are
+requested after the update. Where step t evicts, every held row goes to the servers with update t, and
+everything that t + 1 reads is requested after it. So rows stay those of `sync`, bit for bit. With several
+trainers a row that is held would have to have one owner: see `cached_lookups`.
 
 Axes: M distinct ids of one table, K of them, W words of a record, D numbers of a row.
 """
@@ -127,7 +127,8 @@ class SharedRowWriteBack(PrefetchingLookups[_SharingBatch]):
 
     def prefetch(self, step: int, lookups: Lookups) -> None:
         if step in self._batches:
-            return  # it may hold rows already, which are nowhere else
+            # A second prefetch would request dirty rows from servers, whose copies are older.
+            return
         batch, before = _SharingBatch(step), self._batches.get(step - 1)
         early = {}
         for name, ids in lookups.items():
@@ -143,6 +144,7 @@ class SharedRowWriteBack(PrefetchingLookups[_SharingBatch]):
         self._batches[step] = batch  # last: a batch whose requests could not be sent may be prefetched again
         if before is not None:
             before.shared = None
+            # Now, beside dense compute, if the rows of the batch before have arrived; else in its update.
             if not before.requests:
                 self._set_apart(before, batch)
 
@@ -164,6 +166,8 @@ class SharedRowWriteBack(PrefetchingLookups[_SharingBatch]):
         batch, following = self._batches[step], self._batches.get(step + 1)
         ids = {name: mine.ids_M for name, mine in batch.tables.items()}
         self._client.check_shapes(step, ids, grads)
+        # Before anything changes: shared rows take the step here, and a server that refused the rest later
+        # could not take that back.
         self._client.check_finite(step, ids, grads)
         del self._batches[step]
         if following is not None:
@@ -197,11 +201,13 @@ class SharedRowWriteBack(PrefetchingLookups[_SharingBatch]):
             if name not in following.tables:
                 continue
             next_ = following.tables[name]
+            # An id without a row cannot be held: admission counts it on the server, which may create the row.
             has_record_K = mine.has_record(next_.overlap.of_this)
             if not has_record_K.all():
                 next_.late = np.concatenate([next_.late, next_.overlap.of_next[~has_record_K]])
             of_this = next_.overlap.of_this[has_record_K]
             of_next = next_.overlap.of_next[has_record_K]
+            # Copies, since records that arrived lie in the transport's memory, read-only and soon used again.
             batch.shared[name] = _Shared(of_this, of_next, mine.copies(of_this))
 
     def _hand_on(
@@ -223,6 +229,7 @@ class SharedRowWriteBack(PrefetchingLookups[_SharingBatch]):
         for name, mine in batch.tables.items():
             shared = batch.shared.get(name) if batch.shared is not None else None
             others = all_but(len(mine.ids_M), *([] if shared is None else [shared.of_this]))
+            # A row that was held cannot be sent as a gradient: the server's copy lacks the steps since.
             is_held = mine.is_held(others)
             leaving = others[is_held]
             if len(leaving):
