@@ -46,7 +46,7 @@ from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.lookup.lookups import LookupMode, TrainerLink
 from rayrec.embeddings.lookup.threaded_lookups import ThreadedLookups
 from rayrec.embeddings.shard.contributions import UpdateTag
-from rayrec.embeddings.transport.protocol import Apply
+from rayrec.embeddings.transport.protocol import ApplyCall
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.console import log
 
@@ -208,7 +208,7 @@ def _create_rows(servers: Sequence[ActorHandle]) -> int:
         tag = UpdateTag(0, step, 0)
         ray.get(
             [
-                server.answer.remote(Apply(tag, {TABLE.name: (part, grads_MD[: len(part)])}))
+                server.answer.remote(ApplyCall(tag, {TABLE.name: (part, grads_MD[: len(part)])}))
                 for server, part in zip(servers, parts, strict=True)
             ]
         )

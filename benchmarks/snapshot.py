@@ -51,7 +51,7 @@ from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.lookup.lookups import TrainerLink
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.snapshot.saved_files import SavedFile
-from rayrec.embeddings.transport.protocol import Apply
+from rayrec.embeddings.transport.protocol import ApplyCall
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.console import log
 
@@ -285,7 +285,7 @@ def _create_rows(server: ActorHandle, num_rows: int) -> int:
     for step, first in enumerate(firsts):
         ids_M = ids_of_rows(np.arange(first, min(first + LOAD_ROWS, num_rows)))
         update = {TABLE.name: (ids_M, grads_MD[: len(ids_M)])}
-        ray.get(server.answer.remote(Apply(UpdateTag(0, step, 0), update)))
+        ray.get(server.answer.remote(ApplyCall(UpdateTag(0, step, 0), update)))
     return len(firsts)
 
 

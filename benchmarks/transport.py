@@ -27,7 +27,7 @@ from rayrec.actors.parameter_server import spawn_parameter_servers
 from rayrec.actors.transport import RayTransport, connect
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
-from rayrec.embeddings.transport.protocol import Apply, ShardTransport
+from rayrec.embeddings.transport.protocol import ApplyCall, ShardTransport
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.console import log
 
@@ -61,7 +61,9 @@ class Steps:
         grads_MD = self._random.normal(size=(len(chunks[0]), DIM)).astype(np.float32)
         for ids_M in chunks:
             tag = self.tag()
-            ray.get([server.answer.remote(Apply(tag, {TABLE.name: (ids_M, grads_MD)})) for server in servers])
+            ray.get(
+                [server.answer.remote(ApplyCall(tag, {TABLE.name: (ids_M, grads_MD)})) for server in servers]
+            )
 
     def ids(self, num_ids: int) -> list[np.ndarray]:
         """[M] distinct ids for each server."""

@@ -21,7 +21,7 @@ from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.shard import EmbeddingShard, LookupRequest, ShardStats
 from rayrec.embeddings.snapshot.saved_files import SavedFile
 from rayrec.embeddings.snapshot.snapshot import load_tables, write_table
-from rayrec.embeddings.transport.protocol import Apply, Empty, ReplyT, ShardCall
+from rayrec.embeddings.transport.protocol import ApplyCall, Empty, ReplyT, ShardCall
 from rayrec.embeddings.transport.shared_blocks import why_unavailable
 from rayrec.embeddings.transport.shared_calls import CallServer
 from rayrec.platform.errors import InputError
@@ -112,7 +112,7 @@ class ParameterServer:
         """
         reply = call.carry_out(self._shard, empty)
         # Of several trainers' calls, the one that completed the step.
-        if isinstance(call, Apply) and reply == call.tag.step:
+        if isinstance(call, ApplyCall) and reply == call.tag.step:
             self._metrics.after_batch(self._times(), lambda: table_figures(self._shard.stats()))
         return reply
 

@@ -18,13 +18,13 @@ from rayrec.embeddings.lookup.cache.cached_records import Rows, on_host
 from rayrec.embeddings.lookup.lookups import LookupMode, TrainerLink
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.transport.protocol import (
-    Apply,
-    ApplyHead,
-    Evicted,
-    Fetch,
-    Lookup,
+    ApplyCall,
+    ApplyHeadCall,
+    EvictedCall,
+    FetchCall,
+    LookupCall,
     ShardTransport,
-    WriteBack,
+    WriteBackCall,
 )
 
 WAIT_S = 20.0
@@ -105,16 +105,16 @@ class AdversarialTransport(ShardTransport):
     def call(self, shard, call):
         served = self._shards[shard]
         match call:
-            case Lookup() | Fetch():
+            case LookupCall() | FetchCall():
                 is_ready, reads, is_repeated = self._is_at(shard, call.after_step), served, False
-            case Evicted():
+            case EvictedCall():
                 is_ready, reads, is_repeated = self._is_at(shard, call.after_step), None, False
-            case WriteBack():
+            case WriteBackCall():
                 is_ready, reads = self._is_at(shard, call.after_step), None
                 is_repeated = self._is_repeated()
-            case Apply():
+            case ApplyCall():
                 is_ready, reads, is_repeated = (lambda: True), None, self._is_repeated()
-            case ApplyHead():
+            case ApplyHeadCall():
                 # In two calls, so that nothing waits inside of the shard.
                 head = partial(served.take_head, call.tag, call.head, call.rest)
                 self._post(lambda: True, head, self._is_repeated())

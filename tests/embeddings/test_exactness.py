@@ -182,8 +182,8 @@ MODES = {
     "sync": without_exchange(SyncLookups),
     "exact_prefetch": without_exchange(ExactPrefetch),
     "exact_prefetch in a thread": threaded(without_exchange(ExactPrefetch)),
-    "held overlap": alone_or(SharedRowWriteBack, ExactPrefetch),
-    "held overlap in a thread": threaded(alone_or(SharedRowWriteBack, ExactPrefetch)),
+    "shared-row write-back": alone_or(SharedRowWriteBack, ExactPrefetch),
+    "shared-row write-back in a thread": threaded(alone_or(SharedRowWriteBack, ExactPrefetch)),
     "bounded_stale(0)": without_exchange(partial(BoundedStale, max_staleness=0)),
     **{f"cache of {rows}": cached(rows) for rows in (0, 1, 3, 6, 100)},
     # torch's CPU stands for the accelerator: what it computes is the same, wherever it does.

@@ -13,7 +13,7 @@ from rayrec.embeddings.lookup.lookups import LookupMode, SyncLookups, TrainerLin
 from rayrec.embeddings.lookup.shared_row_write_back import SharedRowWriteBack
 from rayrec.embeddings.lookup.threaded_lookups import ThreadedLookups
 from rayrec.embeddings.transport.client import LocalTransport, ShardClient
-from rayrec.embeddings.transport.protocol import Apply, ApplyHead, Fetch, Lookup
+from rayrec.embeddings.transport.protocol import ApplyCall, ApplyHeadCall, FetchCall, LookupCall
 from tests.embeddings.sparse_runs import ITEMS, AdversarialTransport, Ids, alone, ids, make_shards
 
 
@@ -29,13 +29,13 @@ class RecordingTransport(LocalTransport):
 
     def call(self, shard, call):
         match call:
-            case Lookup() | Fetch():
-                name = "lookup" if isinstance(call, Lookup) else "fetch"
+            case LookupCall() | FetchCall():
+                name = "lookup" if isinstance(call, LookupCall) else "fetch"
                 self.calls.append((name, shard, _sorted(call.request), call.after_step))
-            case Apply():
+            case ApplyCall():
                 named = [_sorted_ids(part) for part in (call.update, call.dirty) if part]
                 self.calls.append(("apply", shard, *(named or [{}]), call.tag.step))
-            case ApplyHead():
+            case ApplyHeadCall():
                 named = [_sorted_ids(call.head), _sorted(call.rest), _sorted(call.wanted)]
                 self.calls.append(("apply_head", shard, *named, call.tag.step))
         return super().call(shard, call)
@@ -120,7 +120,7 @@ class RefusingTransport(AdversarialTransport):
         self._num_reads = 0
 
     def call(self, shard, call):
-        if isinstance(call, Lookup | Fetch):
+        if isinstance(call, LookupCall | FetchCall):
             self._num_reads += 1
             if self._num_reads - 1 in self._refused:
                 raise ConnectionError("no way to the server")
@@ -260,7 +260,7 @@ class StubbornTransport(LocalTransport):
     """Refuses updates."""
 
     def call(self, shard, call):
-        if isinstance(call, Apply | ApplyHead):
+        if isinstance(call, ApplyCall | ApplyHeadCall):
             raise ConnectionError("no way to the server")
         return super().call(shard, call)
 

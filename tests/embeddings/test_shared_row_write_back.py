@@ -8,7 +8,7 @@ from rayrec.embeddings.config import EvictionConfig
 from rayrec.embeddings.lookup.lookups import SyncLookups, TrainerLink
 from rayrec.embeddings.lookup.shared_row_write_back import SharedRowWriteBack
 from rayrec.embeddings.transport.client import LocalTransport, ShardClient
-from rayrec.embeddings.transport.protocol import Apply, Fetch, WriteBack
+from rayrec.embeddings.transport.protocol import ApplyCall, FetchCall, WriteBackCall
 from tests.embeddings.sparse_runs import ITEMS, alone, ids, make_shards
 
 
@@ -21,11 +21,11 @@ class RecordingTransport(LocalTransport):
 
     def call(self, shard, call):
         match call:
-            case Fetch():
+            case FetchCall():
                 self.calls.append(("fetch", _named(call.request), call.after_step))
-            case Apply():
+            case ApplyCall():
                 self.calls.append(("apply", _named_ids(call.update), _named_ids(call.dirty), call.tag.step))
-            case WriteBack():
+            case WriteBackCall():
                 self.calls.append(("write_back", _named_ids(call.dirty), call.after_step))
         return super().call(shard, call)
 

@@ -18,7 +18,7 @@ from rayrec.embeddings.storage.disk import record_log, tiered_rows
 from rayrec.embeddings.storage.disk.page_reads import ALIGNMENT
 from rayrec.embeddings.storage.disk.record_log import RecordLog
 from rayrec.embeddings.storage.disk.tiered_rows import TieredRows
-from rayrec.embeddings.transport.protocol import Fetch, Lookup
+from rayrec.embeddings.transport.protocol import FetchCall, LookupCall
 from tests.embeddings.sparse_runs import AdversarialTransport, make_shards, run
 from tests.embeddings.test_exactness import MODES, check_tables, runs, trained_dictionaries
 
@@ -39,7 +39,7 @@ class AnnouncingTransport(AdversarialTransport):
     """Every request is announced when it is sent, so that it is read ahead while other calls come."""
 
     def call(self, shard, call):
-        if isinstance(call, Lookup | Fetch):
+        if isinstance(call, LookupCall | FetchCall):
             self._shards[shard].prefetch(call.request)
         return super().call(shard, call)
 

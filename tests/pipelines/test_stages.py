@@ -13,7 +13,7 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group_table
 
-from rayrec.embeddings.transport.protocol import Lookup
+from rayrec.embeddings.transport.protocol import LookupCall
 from rayrec.pipelines.cluster import reservation
 from rayrec.pipelines.cluster.watch import StageHungError
 from rayrec.pipelines.config.run import RunConfig
@@ -174,7 +174,7 @@ def test_an_update_that_does_not_come_is_a_stage_that_hangs(ray_cluster, assembl
     assembly = assembly_of(wait_timeout_s=0.5)
 
     with pytest.raises(StageHungError, match=sentence), running_stages("late", assembly) as stages:
-        ray.get(stages.servers[0].answer.remote(Lookup({}, after_step=0)))
+        ray.get(stages.servers[0].answer.remote(LookupCall({}, after_step=0)))
 
 
 def test_an_actor_that_hangs_while_it_starts_is_found(ray_cluster):

@@ -43,12 +43,12 @@ class _OverlappingBatch(PrefetchedBatch):
     """Positions, by table, that `requests` will fill; none is asked for twice."""
     rows: dict[str, Float32Array] | None = None
     """What has arrived, at its position."""
-    parts: _Parts | None = None
+    parts: _SplitUpdate | None = None
     """How its update goes to the servers, if not whole."""
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _SplitUpdate:
     """An update whose rows the next batch reads in part, by shard."""
 
     head: SplitIds
@@ -133,11 +133,13 @@ class ExactPrefetch(PrefetchingLookups[_OverlappingBatch]):
     def _takes_heads(self, step: int) -> bool:
         return not any(table.disk is not None or table.evicts_at(step) for table in self._tables.values())
 
-    def _parts(self, before: Lookups, shared: Mapping[str, Overlap], batch: _OverlappingBatch) -> _Parts:
+    def _parts(
+        self, before: Lookups, shared: Mapping[str, Overlap], batch: _OverlappingBatch
+    ) -> _SplitUpdate:
         ids = ids_by_table(before)
         head = {name: shared[name].of_this if name in shared else NO_POSITIONS for name in before}
         rest = {name: all_but(len(ids[name]), positions) for name, positions in head.items()}
-        return _Parts(
+        return _SplitUpdate(
             head=self._client.split_ids(ids, head),
             rest=self._client.split_ids(ids, rest),
             wanted=self._client.split_ids(ids_by_table(batch.lookups), batch.overlap),

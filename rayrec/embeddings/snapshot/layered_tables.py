@@ -151,7 +151,7 @@ class LayeredTable:
 
 
 class LayeredTables:
-    """All tables of a version, which move together; never changed. Reading needs no lock."""
+    """All tables of a version, which move together; never changed. Reads need no lock."""
 
     def __init__(self, tables: Mapping[str, LayeredTable], step: int | None) -> None:
         """Hold the tables as a run had them after a step.

@@ -34,7 +34,7 @@ from rayrec.embeddings.base.routing import NUM_BUCKETS, bucket_of
 from rayrec.embeddings.storage.copy_on_write import ENTRY_BYTES, CopyOnWriteBuffer
 from rayrec.embeddings.storage.index import HASHES, MISSING, ordered_by_bucket
 from rayrec.embeddings.storage.records import RecordAccess, RecordArray
-from rayrec.embeddings.storage.row_storage import Reading, SnapshotSource, Wanted
+from rayrec.embeddings.storage.row_storage import RowReading, SnapshotSource, Wanted
 from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input, mix64
 
@@ -290,7 +290,7 @@ class ConsistentSnapshot:
         return (_merged(live, buffered) if len(buffered.ids_K) else live), end
 
     def _pass_part(
-        self, reading: Reading | None, ids_K: Int64Array, end: int, after: int
+        self, reading: RowReading | None, ids_K: Int64Array, end: int, after: int
     ) -> tuple[SnapshotRecords, SnapshotRecords]:
         """Copies of what no step has changed since the snapshot began, and of what is in the buffer."""
         buffered = SnapshotRecords(*self._buffer.take(self._passed, end))

@@ -28,7 +28,7 @@ class RowsPart(NamedTuple):
     """Of these records."""
 
 
-class Reading(Protocol):
+class RowReading(Protocol):
     """Some records on their way, between `begin_reading` and `finish_reading` of a source."""
 
     def read(self) -> None:
@@ -70,11 +70,11 @@ class SnapshotSource(Protocol):
         """W."""
         ...
 
-    def begin_reading(self, ids_M: Int64Array) -> Reading | None:
+    def begin_reading(self, ids_M: Int64Array) -> RowReading | None:
         """Begin to read records from disk, of those that are there."""
         ...
 
-    def finish_reading(self, reading: Reading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
+    def finish_reading(self, reading: RowReading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
         """Those of the records wanted that there are; moves nothing.
 
         Returns:
@@ -242,7 +242,7 @@ class MemoryRows:
     def begin_reading(self, ids_M: Int64Array) -> None:
         return None
 
-    def finish_reading(self, reading: Reading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
+    def finish_reading(self, reading: RowReading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
         rows_K = self._index.find(wanted.ids_K)
         is_found_K = rows_K != MISSING
         at_K, rows_K = wanted.at_K[is_found_K], rows_K[is_found_K]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rayrec.embeddings.config import AdmissionConfig
 from rayrec.embeddings.storage.consistent_snapshot import ABSENT, ConsistentSnapshot, SnapshotRecords
 from rayrec.embeddings.storage.index import MISSING, IdIndex
-from rayrec.embeddings.storage.row_storage import Reading, Wanted
+from rayrec.embeddings.storage.row_storage import RowReading, Wanted
 from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 
 _MOST = np.iinfo(np.uint16).max
@@ -140,7 +140,7 @@ class SightingCounters:
     def begin_reading(self, ids_M: Int64Array) -> None:
         return None
 
-    def finish_reading(self, reading: Reading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
+    def finish_reading(self, reading: RowReading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
         """Of those named last after the one step and until the other: ([K] positions, [K, 2] records)."""
         rows_K = self._index.find(wanted.ids_K)
         is_found_K = rows_K != MISSING

@@ -17,7 +17,7 @@ from rayrec.embeddings.base.routing import bucket_of
 from rayrec.embeddings.config import EvictionConfig
 from rayrec.embeddings.storage.consistent_snapshot import ABSENT, ConsistentSnapshot, SnapshotRecords
 from rayrec.embeddings.storage.index import MISSING, IdMap, ordered_by_bucket
-from rayrec.embeddings.storage.row_storage import Reading, Wanted
+from rayrec.embeddings.storage.row_storage import RowReading, Wanted
 from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 from rayrec.platform.hashing import mix64
 
@@ -134,7 +134,7 @@ class Tombstones:
     def begin_reading(self, ids_M: Int64Array) -> None:
         return None
 
-    def finish_reading(self, reading: Reading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
+    def finish_reading(self, reading: RowReading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
         """Of those evicted after the one step and until the other: ([K] positions, [K, 1] records)."""
         steps_K = self.ids.find(wanted.ids_K)  # from 0, so that MISSING is none
         is_between_K = (steps_K != MISSING) & wanted.is_between(steps_K)

@@ -50,7 +50,7 @@ class ShardCall(ABC, Generic[ReplyT]):
 
 
 @dataclass(frozen=True)
-class Lookup(ShardCall[LookupReply]):
+class LookupCall(ShardCall[LookupReply]):
     request: LookupRequest
     after_step: int | None = None
 
@@ -59,7 +59,7 @@ class Lookup(ShardCall[LookupReply]):
 
 
 @dataclass(frozen=True)
-class Fetch(ShardCall[FetchReply]):
+class FetchCall(ShardCall[FetchReply]):
     request: LookupRequest
     after_step: int | None = None
 
@@ -68,7 +68,7 @@ class Fetch(ShardCall[FetchReply]):
 
 
 @dataclass(frozen=True)
-class Apply(ShardCall[int]):
+class ApplyCall(ShardCall[int]):
     tag: UpdateTag
     update: SparseUpdate
     dirty: DirtyRows | None = None
@@ -80,7 +80,7 @@ class Apply(ShardCall[int]):
 
 
 @dataclass(frozen=True)
-class ApplyHead(ShardCall[LookupReply]):
+class ApplyHeadCall(ShardCall[LookupReply]):
     tag: UpdateTag
     head: SparseUpdate
     rest: LookupRequest
@@ -93,7 +93,7 @@ class ApplyHead(ShardCall[LookupReply]):
 
 
 @dataclass(frozen=True)
-class WriteBack(ShardCall[int]):
+class WriteBackCall(ShardCall[int]):
     incarnation: int
     after_step: int
     dirty: DirtyRows
@@ -105,7 +105,7 @@ class WriteBack(ShardCall[int]):
 
 
 @dataclass(frozen=True)
-class Evicted(ShardCall[dict[str, Int64Array]]):
+class EvictedCall(ShardCall[dict[str, Int64Array]]):
     since_step: int
     after_step: int | None = None
 
@@ -128,23 +128,23 @@ class ShardTransport(ABC):
         return np.empty
 
     def lookup(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[LookupReply]:
-        return self.call(shard, Lookup(request, after_step))
+        return self.call(shard, LookupCall(request, after_step))
 
     def fetch(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[FetchReply]:
-        return self.call(shard, Fetch(request, after_step))
+        return self.call(shard, FetchCall(request, after_step))
 
     def apply(
         self, shard: int, tag: UpdateTag, update: SparseUpdate, dirty: DirtyRows | None = None
     ) -> Reply[int]:
-        return self.call(shard, Apply(tag, update, dirty))
+        return self.call(shard, ApplyCall(tag, update, dirty))
 
     def apply_head(
         self, shard: int, tag: UpdateTag, head: SparseUpdate, rest: LookupRequest, wanted: LookupRequest
     ) -> Reply[LookupReply]:
-        return self.call(shard, ApplyHead(tag, head, rest, wanted))
+        return self.call(shard, ApplyHeadCall(tag, head, rest, wanted))
 
     def write_back(self, shard: int, incarnation: int, after_step: int, dirty: DirtyRows) -> Reply[int]:
-        return self.call(shard, WriteBack(incarnation, after_step, dirty))
+        return self.call(shard, WriteBackCall(incarnation, after_step, dirty))
 
     def evicted(self, shard: int, since_step: int, after_step: int | None) -> Reply[dict[str, Int64Array]]:
-        return self.call(shard, Evicted(since_step, after_step))
+        return self.call(shard, EvictedCall(since_step, after_step))

@@ -38,9 +38,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from rayrec.embeddings.transport.shared_blocks import (
-    Block,
     BlockSpace,
     Bytes,
+    SharedBlock,
     Span,
     is_own,
     new_block,
@@ -73,12 +73,12 @@ class Endpoint:
     """In the abstract namespace of Unix-domain sockets, which the kernel clears when the process ends."""
 
 
-class _Hello(NamedTuple):
+class _HelloMessage(NamedTuple):
     in_order: bool
     """Whether calls are carried out one by one as they were sent."""
 
 
-class _Call(NamedTuple):
+class _CallMessage(NamedTuple):
     number: int
     block: int
     num_bytes: int
@@ -91,7 +91,7 @@ class _Call(NamedTuple):
     """Blocks that will not be used again."""
 
 
-class _Answer(NamedTuple):
+class _AnswerMessage(NamedTuple):
     number: int
     result: bytes
     spans: list[Span]
@@ -151,7 +151,7 @@ class _Connection:
         self._name = name
         self._answer_to = answer_to
         self._in_order = True
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, SharedBlock] = {}
         self._released: deque[int] = deque()  # filled by whichever thread drops the last argument of a call
         self._reading, self._sending, self._counting = (threading.Lock() for _ in range(3))
         self._num_free = 0
@@ -188,16 +188,16 @@ class _Connection:
         finally:
             self.close()  # whatever happened here, the client must not wait for it
 
-    def _next_call(self) -> tuple[_Call, Block] | None:
+    def _next_call(self) -> tuple[_CallMessage, SharedBlock] | None:
         with self._reading:
             received = receive(self._socket)
             if received is None:
                 return None
-            call: _Call = received[0]
+            call: _CallMessage = received[0]
             descriptor = received[1]
             if descriptor is not None:
                 try:
-                    self._blocks[call.block] = Block(call.block, descriptor, call.num_bytes)
+                    self._blocks[call.block] = SharedBlock(call.block, descriptor, call.num_bytes)
                 finally:
                     os.close(descriptor)
             for number in call.dropped:
@@ -209,7 +209,7 @@ class _Connection:
                 self._start_thread(self._serve)
             return call, self._blocks[call.block]
 
-    def _answer(self, call: _Call, block: Block) -> None:
+    def _answer(self, call: _CallMessage, block: SharedBlock) -> None:
         inputs = block.bytes(writeable=False)
         watched = weakref.ref(inputs)  # every array of the request keeps it alive
         space = BlockSpace(block, call.used)
@@ -245,7 +245,7 @@ class _Connection:
                     weakref.finalize(still_read, self._released.append, block.number).atexit = False
                     still_read = None
                 released = [self._released.popleft() for _ in range(len(self._released))]
-                answer = _Answer(call.number, result, spans, failed, kept, released, num_bytes)
+                answer = _AnswerMessage(call.number, result, spans, failed, kept, released, num_bytes)
                 send(self._socket, answer, descriptor)
         finally:
             if descriptor is not None:
@@ -294,7 +294,7 @@ class SharedReply(Generic[ResultT]):
 class _Reserved(NamedTuple):
     """A block for one call."""
 
-    block: Block
+    block: SharedBlock
     descriptor: int | None
     """Of a block that the server has not heard of."""
     dropped: list[int]
@@ -321,7 +321,7 @@ class Channel:
         self._lost: str | None = None
         self._numbers = itertools.count()
         # Filled by whichever thread drops the last array of a reply, hence no lock: a deque needs none.
-        self._free: deque[Block] = deque()
+        self._free: deque[SharedBlock] = deque()
         self._block_bytes = 0
         self._reserved: dict[int, _Reserved] = {}
         """By thread, for its next call."""
@@ -329,12 +329,12 @@ class Channel:
         """Blocks that the server is to be told it can forget."""
         self._lent: dict[int, Bytes] = {}
         """Blocks that the server keeps; whoever has an array of a block has the block."""
-        self._in_flight: dict[int, tuple[Block, weakref.ref[SharedReply[Any]]]] = {}
+        self._in_flight: dict[int, tuple[SharedBlock, weakref.ref[SharedReply[Any]]]] = {}
         try:
             self._socket.connect("\0" + endpoint.address)
             if not is_own(self._socket):
                 raise PermissionError("another user's process answers there")
-            send(self._socket, _Hello(in_order))
+            send(self._socket, _HelloMessage(in_order))
         except OSError as error:
             self._socket.close()
             raise ServerLostError(
@@ -361,7 +361,7 @@ class Channel:
             assert placed is not None
             (block, descriptor, dropped, space), spans = reserved, placed
             self._in_flight[number] = block, weakref.ref(reply)
-            call = _Call(number, block.number, block.num_bytes, pickled, spans, space.used, dropped)
+            call = _CallMessage(number, block.number, block.num_bytes, pickled, spans, space.used, dropped)
             try:
                 send(self._socket, call, descriptor)
             except OSError as error:
@@ -397,7 +397,7 @@ class Channel:
                     continue
                 self._is_read = True
                 self._arrived.release()
-                received: tuple[_Answer, int | None] | None = None
+                received: tuple[_AnswerMessage, int | None] | None = None
                 try:
                     with contextlib.suppress(OSError):
                         received = receive(self._socket)
@@ -449,13 +449,13 @@ class Channel:
         else:
             os.close(reserved.descriptor)  # the server has never heard of it
 
-    def _take_answer(self, answer: _Answer, descriptor: int | None) -> None:
+    def _take_answer(self, answer: _AnswerMessage, descriptor: int | None) -> None:
         block, waiting = self._in_flight.pop(answer.number)
         result: Any = None
         error: Exception | None = None
         try:
             if descriptor is not None:
-                block = Block(block.number, descriptor, answer.num_bytes)
+                block = SharedBlock(block.number, descriptor, answer.num_bytes)
                 self._block_bytes = max(self._block_bytes, block.num_bytes)
             array = block.bytes(writeable=False)
             weakref.finalize(array, self._free.append, block).atexit = False

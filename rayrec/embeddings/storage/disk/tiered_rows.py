@@ -36,7 +36,7 @@ from rayrec.embeddings.config import DiskConfig
 from rayrec.embeddings.storage.disk.record_log import RecordLog
 from rayrec.embeddings.storage.index import MISSING, IdMap, grouping_bytes
 from rayrec.embeddings.storage.records import Records
-from rayrec.embeddings.storage.row_storage import Reading, RowsPart, Wanted
+from rayrec.embeddings.storage.row_storage import RowReading, RowsPart, Wanted
 from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
 from rayrec.platform.memory import human_size
@@ -284,7 +284,7 @@ class TieredRows:
         fetch = Fetch(ids_M[at_K], _address(numbers_M[at_K]), self._log, self._log.pin(), self._words)
         return TieredReading(fetch, at_K)
 
-    def finish_reading(self, reading: Reading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
+    def finish_reading(self, reading: RowReading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
         numbers_M = np.full(len(wanted.ids_M), MISSING)
         numbers_M[wanted.at_K] = self._map.find(wanted.ids_K)
         records_MW = np.empty((len(numbers_M), self._words), dtype=np.int32)
