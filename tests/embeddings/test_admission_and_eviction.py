@@ -121,7 +121,7 @@ def test_an_id_gets_its_row_with_the_sighting_that_admits_it():
     assert (table.num_rows, table.counts.num_created, table.counts.num_waiting) == (1, 1, 0)
 
 
-def test_a_full_bucket_keeps_its_best_rows_and_the_rest_start_anew():
+def test_a_full_bucket_keeps_its_best_rows_and_the_rest_start_again():
     first, second, third = (int(i) for i in IDS[bucket_of(IDS) == bucket_of(IDS[:1])][:3])
 
     def trained(keep: str) -> EmbeddingTable:

@@ -127,7 +127,7 @@ def test_who_waited_for_the_step_before_does_not_wait_for_the_next(monkeypatch, 
         shard.apply(UpdateTag(0, step, source), update)
     half = HalfApplied(monkeypatch, pool, shard, UpdateTag(0, 0, rank=1), {})
     try:
-        values = half.values()  # which wakes whoever waits for a change
+        values = half.values()  # which wakes threads that wait for a change
         assert (values, shard.committed_step) == ([1, 1, 0, 0], 0)
         assert named.result(WAIT_S) == [1, 1, 0, 0]
         assert not half.applied.done()

@@ -110,7 +110,7 @@ class StepContributions:
         """The heads are in the rows: what is left is the rest."""
         self.is_begun = True
         for rank in range(self._num_trainers):
-            # Whoever lent the memory of the gradients can have it back.
+            # Lets a transport have the memory of the gradients back, which may be a block of shared memory.
             self._parts[rank, Part.HEAD] = Contribution({}, {}, {})
 
     def left(self) -> dict[str, tuple[Int64Array, Float32Array]]:

@@ -415,7 +415,7 @@ class EmbeddingShard:
 
         Raises:
             ValueError: a table is missing or unknown, and nothing has changed; or one does not fit, and the
-                tables are empty. So they are after any other error that comes of reading the parts.
+                tables are empty. So they are after any other error while parts are read.
         """
         if set(rows) != set(self._tables):
             raise ValueError(

@@ -164,7 +164,7 @@ class ConsistentSnapshot:
         return some_M[bucket_of(ids_M[some_M]) >= self._passed]
 
     def end(self, error: Exception) -> None:
-        """Give up what has not been read; whoever reads it gets this error."""
+        """Give up what has not been read; the reader gets this error."""
         self._ended = error
         self._pass(NUM_BUCKETS)
 

@@ -1,4 +1,4 @@
-"""How often ids without a row have been seen: what their admission hangs on.
+"""How often ids without a row have been seen: what their admission depends on.
 
 Counts are exact, one per id; a sketch would let two ids share a count.
 

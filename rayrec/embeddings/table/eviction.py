@@ -55,7 +55,7 @@ def choose_victims(
 
 @dataclass(frozen=True)
 class Evicted:
-    """Ids whose rows were given up: tombstones for whoever holds copies."""
+    """Ids whose rows were given up: tombstones for caches that hold copies."""
 
     ids_V: Int64Array
     steps_V: Int32Array

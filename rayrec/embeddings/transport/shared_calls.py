@@ -221,7 +221,7 @@ class _Connection:
         except Exception as error:
             result, arrays = _packed_error(error)
             failed = traceback.format_exc()
-        request = None  # if anything of it is still alive, whoever answered has kept it
+        request = None  # if any of its arrays is still alive, the server has kept it
         placed = [space.place(array) for array in arrays]
         spans = [span for span in placed if span is not None]
         descriptor, num_bytes = None, 0
@@ -328,7 +328,7 @@ class Channel:
         self._dropped: list[int] = []
         """Blocks that the server is to be told it can forget."""
         self._lent: dict[int, Bytes] = {}
-        """Blocks that the server keeps; whoever has an array of a block has the block."""
+        """Arrays of blocks that the server keeps, which keep the blocks from being used again."""
         self._in_flight: dict[int, tuple[SharedBlock, weakref.ref[SharedReply[Any]]]] = {}
         try:
             self._socket.connect("\0" + endpoint.address)
@@ -467,7 +467,7 @@ class Channel:
             if answer.failed is not None:
                 result, error = None, result
                 error.add_note(f"raised in {self._endpoint.server}:\n{answer.failed}")
-        except Exception as cannot_read:  # the reply's to raise: whoever reads this may wait for another
+        except Exception as cannot_read:  # the reply's to raise: this thread may wait for another one
             error = cannot_read
         finally:
             if descriptor is not None:

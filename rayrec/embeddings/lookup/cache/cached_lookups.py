@@ -5,7 +5,7 @@ asks servers for it, holds its row, adds up its gradients in rank order and appl
 can disagree, and rows stay those of `sync`, bit for bit.
 
     prefetch t + 1   ids to their owners; the owner asks servers for what it does not hold, except ids that
-                     batch t is still waiting for: what becomes of those is known behind update t
+                     batch t is still waiting for: where those are is known after update t
     rows t           replies into the cache; rows from their owners to whose batch it is
     update t         gradients to the owners, who change the rows they hold. To the servers go: rows that
                      had to leave the cache, and gradients of ids without a row or without room in a cache
