@@ -1,4 +1,4 @@
-"""What every part of the sparse engine shares: table settings, record layout, routing of ids to shards.
+"""What every part of the sparse engine shares: record layout, routing of ids to shards.
 
 Start at `layout.RecordLayout` and `routing.ShardMap`.
 May import nothing else of the room.
