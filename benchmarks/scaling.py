@@ -154,7 +154,7 @@ class ShardedTable:
         return mix64(distinct_M).view(np.int64)
 
     def _update(self, ids_M: Int64Array, grads_MD: Float32Array) -> None:
-        tag = UpdateTag(incarnation=0, step=next(self._steps), source=0)
+        tag = UpdateTag(incarnation=0, step=next(self._steps), rank=0)
         for reply in self._client.send(tag, {"item": ids_M}, {"item": grads_MD}):
             reply.result()
 

@@ -374,7 +374,7 @@ def test_only_what_was_brought_back_before_it_was_read_is_in_a_cut():
     assert contents([*found, *parts]) == expected
 
 
-def test_there_is_one_cut_at_a_time():
+def test_there_is_one_snapshot_at_a_time():
     shard = shard_of()
     shard.begin_snapshot(0)
     with pytest.raises(
@@ -382,7 +382,7 @@ def test_there_is_one_cut_at_a_time():
     ):
         shard.begin_snapshot(1)
     with pytest.raises(
-        RuntimeError, match="expected a snapshot after step 1 to read, but the snapshot is one after step 0"
+        RuntimeError, match="expected a snapshot after step 1 to read, but there is one after step 0"
     ):
         next(shard.export_snapshot("items", 1))
     shard.release(1)  # which is not there
