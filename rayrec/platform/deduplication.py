@@ -1,11 +1,12 @@
-"""Distinct integers by a compiled hash table, in order of first appearance."""
+"""Distinct integers by a compiled hash table, in order of first appearance, and sums over equal ones."""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
-from rayrec.platform.arrays import Int32Array, Int64Array
+from rayrec.platform.arrays import Float32Array, Int32Array, Int64Array
+from rayrec.platform.compiled import kernel_input
 
 _MIN_SLOTS = 64
 
@@ -22,6 +23,25 @@ def deduplicate(ids: Int64Array) -> tuple[Int64Array, Int64Array]:
     inverse_N = np.empty(len(ids_N), dtype=np.int64)
     num_distinct = _deduplicate(ids_N, slots_C, distinct_N, inverse_N)
     return distinct_N[:num_distinct].copy(), inverse_N.reshape(ids.shape)
+
+
+def sum_by_inverse(values_ND: Float32Array, inverse_N: Int64Array, num_rows: int) -> Float32Array:
+    """[M, D] sums of the values of each distinct id, added to zero in the order of the ids.
+
+    Args:
+        inverse_N: which of `num_rows` distinct ids each value is of, as `deduplicate` gives it.
+    """
+    sums_MD = np.zeros((num_rows, values_ND.shape[1]), dtype=np.float32)
+    _add(kernel_input(values_ND, np.float32), kernel_input(inverse_N, np.int64), sums_MD)
+    return sums_MD
+
+
+@njit(nogil=True, cache=True)
+def _add(values_ND: Float32Array, inverse_N: Int64Array, sums_MD: Float32Array) -> None:
+    for n in range(len(inverse_N)):
+        m = inverse_N[n]
+        for d in range(values_ND.shape[1]):
+            sums_MD[m, d] += values_ND[n, d]
 
 
 @njit(nogil=True, cache=True)
