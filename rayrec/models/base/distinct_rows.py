@@ -30,7 +30,7 @@ def rows_of_ids(rows_MD: Tensor, inverse: Tensor) -> Tensor:
         and not torch.compiler.is_compiling()
     )
     if is_compiled_sum and torch.is_grad_enabled():
-        rows: Tensor = _RowsOfIds.apply(rows_MD, inverse)  # type: ignore[no-untyped-call]
+        rows: Tensor = _RowsOfIds.apply(rows_MD, inverse)
         return rows
     return functional.embedding(inverse, rows_MD)
 
