@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from rayrec.models.base import distinct_rows
 from rayrec.models.base.distinct_rows import rows_of_ids
 
 
@@ -40,3 +41,12 @@ def test_a_second_use_of_rows_adds_to_the_first():
     ).backward()
 
     assert rows_MD.grad.tolist() == [[3.0] * 3, [2.0] * 3]
+
+
+def test_without_a_compiler_torch_adds_the_gradients(monkeypatch):
+    monkeypatch.setattr(distinct_rows, "_sum_by_inverse", lambda: None)
+    rows_MD = torch.ones(2, 3, requires_grad=True)
+
+    rows_of_ids(rows_MD, torch.tensor([1, 1])).sum().backward()
+
+    assert rows_MD.grad.tolist() == [[0.0] * 3, [2.0] * 3]
