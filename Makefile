@@ -6,24 +6,48 @@ VENV ?= .venv
 PIP_ARGS ?=
 
 BIN := $(VENV)/bin
-TORCH := $(shell sed -n 's/^ *\(torch==[0-9.]*\).*/\1/p' setup.cfg | head -n 1)
-TORCHREC := $(shell sed -n 's/.*\(torchrec==[0-9.]*[0-9]\).*/\1/p' setup.cfg | head -n 1)
+PIP := $(BIN)/python -m pip --quiet install $(PIP_ARGS) --constraint constraints.txt
 INSTALLED := $(VENV)/.installed
+OLDEST := build/lower-bounds
+# What touches most of the libraries, without Ray's processes; the rest is the same code.
+OLDEST_TESTS := -m "not ray and not slow" tests/platform tests/samples tests/embeddings tests/cli tests/models/generative
 
 .DEFAULT_GOAL := help
 
 help: ## This list.
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
 
 env: $(INSTALLED) ## Make .venv with everything that the targets below need.
 
 # torch first and alone: no other package may choose its build.
-$(INSTALLED): setup.cfg pyproject.toml
+$(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) $(TORCH)
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[cpu,hf,text,dev,torchrec]'
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps $(TORCHREC)
+	$(PIP) torch
+	$(PIP) --editable '.[cpu,hf,text,dev,torchrec]'
+	$(PIP) --no-deps torchrec
 	touch $@
+
+constraints: env ## Write the versions that .venv has to constraints.txt.
+	{ sed '/^# Written by/q' constraints.txt; $(BIN)/python -m pip freeze --exclude-editable \
+	| sed 's/^\(torch==[0-9.]*\)+.*/\1/; /^#/d; /^torchrec==/d'; } > constraints.new
+	mv constraints.new constraints.txt
+
+wheel: env ## Build the wheel, in build/wheel.
+	$(BIN)/python -m pip --quiet wheel --no-deps --no-build-isolation --wheel-dir build/wheel .
+
+# torch and what the tests need are those of constraints.txt: only what users get with RayRec has a lower bound to test.
+lower-bounds: ## Run tests with the oldest versions that setup.cfg allows, in build/lower-bounds.
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	sed -n '/^install_requires/,/^\[options.packages/ s/>=/==/p; /^hf =/,/^# What/ s/>=/==/p' setup.cfg > $(OLDEST)/lowest.txt
+	grep -E '^(torch|pytest|pytest-timeout|hypothesis|httpx)==' constraints.txt >> $(OLDEST)/lowest.txt
+	$(OLDEST)/bin/python -m pip --quiet install $(PIP_ARGS) --requirement $(OLDEST)/lowest.txt
+	$(OLDEST)/bin/python -m pytest $(OLDEST_TESTS)
+
+gpu: ## Run the tests and measurements that need a GPU; see benchmarks/gpu.py. DEVICE=cpu is a dry run.
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu --device $(or $(DEVICE),cuda)
+
+image: ## Build the container image for CPUs.
+	$(or $(shell command -v podman),docker) build --file Containerfile --tag rayrec .
 
 demo: env ## Train, evaluate and serve a recommender on MovieLens 100K.
 	$(BIN)/python examples/demo.py
@@ -59,7 +83,7 @@ format: env ## Mend style where that is possible.
 	$(BIN)/ruff format .
 
 clean: ## Remove the environment, caches and everything the demo made.
-	rm -rf $(VENV) .cache runs/demo data/movielens-100k .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .cache runs/demo data/movielens-100k .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help env demo packages test chaos quality lint format clean
+.PHONY: help env constraints wheel lower-bounds gpu image demo packages test chaos quality lint format clean

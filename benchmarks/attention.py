@@ -10,16 +10,17 @@ events long and once up to 200. Bars, all of them ratios of batches per second:
 * `attention-chosen-*`: what a measurement takes, against each of the backends that could have been taken, the
   fastest of them in the first place: it must never be slower by more than a tenth.
 
-On a GPU, `PYTHONPATH=. python benchmarks/attention.py` needs torch, numpy and triton alone (as a module, it
-would import the other benchmarks, and what they need). It prints, as JSON, milliseconds and TFLOP/s (of the
-pairs that are seen, 2 products forward and 5 backward) of HSTU, with its biases and without, and of softmax
-attention by our kernels, of FlexAttention and of padded `scaled_dot_product_attention`, with and without what
-they need to prepare for a batch of new lengths, and the share of the rate of large matrix products in the
-same process.
+On a GPU, `python -m benchmarks.attention` needs torch, numpy and triton alone (`python -m benchmarks.gpu`
+runs it too; `--device cpu` checks the program itself on a tiny batch). It prints, as JSON, milliseconds and
+TFLOP/s (of the pairs that are seen, 2 products forward and 5 backward) of HSTU, with its biases and
+without, and of softmax attention by our kernels, of FlexAttention and of padded
+`scaled_dot_product_attention`, with and without what they need to prepare for a batch of new lengths, and
+the share of the rate of large matrix products in the same process.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -53,6 +54,8 @@ GPU_CASES = (
     (32, 8192, 4, 64),
     (128, 2048, 4, 128),
 )
+CPU_CASES = ((3, 12, 2, 16),)
+"""To check this program without a GPU."""
 
 
 def bench(options: BenchOptions) -> list[Bar]:
@@ -202,11 +205,15 @@ def _ratios(
     return interleaved(ours, peer, options.pairs, show)
 
 
-def on_gpu(cases: Sequence[tuple[int, int, int, int]] = GPU_CASES) -> dict[str, Any]:
-    """What there is to say of a GPU."""
-    matrix_rate = matrix_products_per_s()
+def on_gpu(cases: Sequence[tuple[int, int, int, int]] = GPU_CASES, device: str = "cuda") -> dict[str, Any]:
+    """Times and rates of the GPU's backends, over all cases.
+
+    Args:
+        device: "cpu" times the same calls with the host's clock, to check this program.
+    """
+    matrix_rate = matrix_products_per_s(device=device)
     found: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "torch": torch.__version__,
         "bf16_matrix_tflops": matrix_rate / 1e12,
         "cases": [],
@@ -217,7 +224,7 @@ def on_gpu(cases: Sequence[tuple[int, int, int, int]] = GPU_CASES) -> dict[str, 
             (Silu(float(longest)), True, ("triton",)),
             (Softmax(), False, ("triton", "flex", "sdpa")),
         ):
-            call = Batches(num_rows, longest, scoring, heads, width, "cuda", torch.bfloat16, biased).call()
+            call = Batches(num_rows, longest, scoring, heads, width, device, torch.bfloat16, biased).call()
             for name in names:
                 label = f"{type(scoring).__name__} {name}" + (" biased" if biased else "")
                 case = {"rows": num_rows, "longest": longest, "heads": heads, "width": width, "what": label}
@@ -225,7 +232,8 @@ def on_gpu(cases: Sequence[tuple[int, int, int, int]] = GPU_CASES) -> dict[str, 
                     found["cases"].append(case | _gpu_case(BACKENDS[name], call, matrix_rate))
                 except (RuntimeError, ValueError) as error:  # out of memory, on padded rows
                     found["cases"].append(case | {"error": str(error)[:200]})
-                    torch.cuda.empty_cache()
+                    if device == "cuda":
+                        torch.cuda.empty_cache()
                 print(json.dumps(found["cases"][-1]), file=sys.stderr, flush=True)
     return found
 
@@ -236,8 +244,8 @@ def _gpu_case(backend: Backend, call: AttentionCall, matrix_rate: float) -> dict
     lengths_B = call.queries.lengths_B
     num_pairs = float((lengths_B * (lengths_B + 1) // 2).sum())
     operations = 7 * 2 * num_pairs * call.query_NHC.shape[1] * call.query_NHC.shape[2]
-    ready_s = gpu_seconds(partial(forward_backward, backend.attend, call))
     offsets_B1, device = call.queries.offsets_B1, call.queries.device
+    ready_s = device_seconds(partial(forward_backward, backend.attend, call), device)
 
     def with_new_lengths() -> None:
         layout = JaggedLayout.from_offsets(offsets_B1, device)  # which has nothing prepared
@@ -246,14 +254,16 @@ def _gpu_case(backend: Backend, call: AttentionCall, matrix_rate: float) -> dict
     return {
         "tokens": call.queries.num_tokens,
         "ms": 1e3 * ready_s,
-        "ms_with_new_lengths": 1e3 * gpu_seconds(with_new_lengths),
+        "ms_with_new_lengths": 1e3 * device_seconds(with_new_lengths, device),
         "tflops": operations / ready_s / 1e12,
         "share_of_matrix_rate": operations / ready_s / matrix_rate,
         "peak_mb": _peak_mb(backend, call),
     }
 
 
-def _peak_mb(backend: Backend, call: AttentionCall) -> float:
+def _peak_mb(backend: Backend, call: AttentionCall) -> float | None:
+    if call.queries.device.type != "cuda":
+        return None
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -262,18 +272,23 @@ def _peak_mb(backend: Backend, call: AttentionCall) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def matrix_products_per_s(size: int = 8192) -> float:
+def matrix_products_per_s(size: int = 8192, device: str = "cuda") -> float:
     """Floating-point operations per second of one large product in bfloat16."""
-    one, other = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    return 2 * size**3 / gpu_seconds(lambda: one @ other)
+    size = size if device == "cuda" else 256
+    one, other = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    return 2 * size**3 / device_seconds(lambda: one @ other, torch.device(device))
 
 
-def gpu_seconds(work: Callable[[], object], repeats: int = 20) -> float:
+def device_seconds(work: Callable[[], object], device: torch.device) -> float:
     """Median of the times between events on the device, after runs that compile and warm up."""
+    if device.type != "cuda":
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
     for _ in range(3):
         work()
     times = []
-    for _ in range(repeats):
+    for _ in range(20):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         work()
@@ -283,7 +298,14 @@ def gpu_seconds(work: Callable[[], object], repeats: int = 20) -> float:
     return float(np.median(times))
 
 
-if __name__ == "__main__":
-    if not torch.cuda.is_available():
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    device = parser.parse_args(arguments).device
+    if device == "cuda" and not torch.cuda.is_available():
         sys.exit("this part needs a CUDA device; for the bars of a CPU, run: rayrec bench attention")
-    print(json.dumps(on_gpu(), indent=2))
+    print(json.dumps(on_gpu(GPU_CASES if device == "cuda" else CPU_CASES, device)))
+
+
+if __name__ == "__main__":
+    main()

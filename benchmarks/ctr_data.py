@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.synthetic_impressions import synthetic_impressions
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
@@ -22,7 +23,6 @@ from rayrec.embeddings.snapshot.snapshot import write_table
 from rayrec.platform.impression_schema import FEATURE_TABLE
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.ids import ids_of
-from rayrec.samples.impressions.synthetic import synthetic_impressions
 
 NUM_COLUMNS, NUM_NUMBERS = 26, 13
 """As Criteo's."""

@@ -1,6 +1,6 @@
 """Do the frameworks, and another library, make the same ranking model of the same impressions?
 
-    rayrec synthetic-impressions data/synthetic --rows 1000000 --ids-per-column 100
+    python -m benchmarks.synthetic_impressions data/synthetic --rows 1000000 --ids-per-column 100
     python -m benchmarks.ctr_quality configs/synthetic-dlrm.yaml [--steps 200] [--set KEY=VALUE ...]
 
 Trains, of a recipe of DLRM without dropout and its data:
@@ -10,8 +10,8 @@ Trains, of a recipe of DLRM without dropout and its data:
 * DCN-v2 of ours through the actors, and torch-rechub's in a plain loop with Adam on the very same batches.
 
 Each is tested with the weights of its epoch of the best AUC on validation rows. A framework or library that
-is not installed is left out, and said. Of a data set that `rayrec synthetic-impressions` drew it is known how
-well its rows can be ranked at all, which is shown.
+is not installed is left out, and said. For a data set of
+`benchmarks.synthetic_impressions`, the best possible AUC is shown as well.
 """
 
 from __future__ import annotations

@@ -6,16 +6,18 @@ it prints the median time of reading the history, of the beam search, and of bot
 other histories. There is no bar: `generate` of transformers would hold a copy of the context for every beam,
 more than a GPU's memory.
 
-Needs torch, numpy and transformers alone, and is therefore a program of its own:
+Needs torch, numpy and transformers alone; `python -m benchmarks.gpu` runs it too:
 
-    PYTHONPATH=. python benchmarks/decode_cuda.py
-    PYTHONPATH=. python benchmarks/decode_cuda.py --device cpu --small      # a look at the program itself
+    python -m benchmarks.decode_cuda
+    python -m benchmarks.decode_cuda --device cpu --small      # checks the program itself
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -56,7 +58,8 @@ def measure(
     num_codes: int,
     contexts: Sequence[int] = CONTEXTS,
     repeats: int = REPEATS,
-) -> None:
+) -> list[dict[str, float]]:
+    """Time a network of these settings; per context, medians in milliseconds and the worst of both parts."""
     level_sizes = (num_codes,) * 3
     random = np.random.default_rng(0)
     codes_IL = np.unique(random.integers(num_codes, size=(num_items, len(level_sizes))), axis=0)
@@ -67,8 +70,10 @@ def measure(
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     backbone = backbone.to(device, dtype).eval()
     trie = CodeTrie.from_codes(codes_IL).to(device)
-    for num_tokens in contexts:
+    return [
         _measure_context(backbone, trie, num_tokens // len(level_sizes), random, repeats)
+        for num_tokens in contexts
+    ]
 
 
 @torch.inference_mode()
@@ -78,7 +83,7 @@ def _measure_context(
     num_events: int,
     random: np.random.Generator,
     repeats: int,
-) -> None:
+) -> dict[str, float]:
     device = trie.device
 
     def batch() -> TensorBatch:
@@ -103,12 +108,22 @@ def _measure_context(
             else:
                 assert bool((result.num_valid_B == BEAMS).all()), "every beam is an item"
     both = [a + b for a, b in zip(*seconds.values(), strict=True)][WARM_UP:]
+    history, beams = (1e3 * statistics.median(seconds[name][WARM_UP:]) for name in seconds)
+    figures = {
+        "context_tokens": num_events * trie.depth,
+        "history_ms": history,
+        "beams_ms": beams,
+        "both_ms": 1e3 * statistics.median(both),
+        "worst_ms": 1e3 * max(both),
+    }
     print(
         f"context of {num_events * trie.depth} tokens, {BEAMS} beams, {trie.depth} codes: "
-        f"history {1e3 * statistics.median(seconds['history'][WARM_UP:]):.1f} ms, "
-        f"beams {1e3 * statistics.median(seconds['beams'][WARM_UP:]):.1f} ms, "
-        f"both {1e3 * statistics.median(both):.1f} ms (worst of {len(both)}: {1e3 * max(both):.1f})"
+        f"history {history:.1f} ms, beams {beams:.1f} ms, "
+        f"both {figures['both_ms']:.1f} ms (worst of {len(both)}: {figures['worst_ms']:.1f})",
+        file=sys.stderr,
+        flush=True,
     )
+    return figures
 
 
 def _timed(device: torch.device, work: Callable[[], object]) -> tuple[object, float]:
@@ -128,9 +143,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
     if options.small:
-        measure(device, QWEN3_1_7B | SMALL, 20_000, 256, SMALL_CONTEXTS, repeats=2)
+        found = measure(device, QWEN3_1_7B | SMALL, 20_000, 256, SMALL_CONTEXTS, repeats=2)
     else:
-        measure(device, QWEN3_1_7B, 1_000_000, 8_192)
+        found = measure(device, QWEN3_1_7B, 1_000_000, 8_192)
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Bars: ratios measured within one run, and what may be claimed of them.
+"""Bars: ratios measured within one run, with a confidence bound.
 
-Rates of one machine differ from hour to hour by more than what is to be shown, so ours and the peer's
-are measured in turns, A B A B ..., and only the ratio of neighbors counts. Of these ratios a bar has
-the median and a lower bound of it.
+The rates of one machine vary from hour to hour by more than the difference that is measured. So ours and the
+peer's are measured in turns, A B A B ..., and only the ratios of neighbors count: a bar has their median and
+a lower bound of it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Bar:
-    """One figure, and whether it clears what the project claims."""
+    """One measured ratio, and whether it reaches what the project claims."""
 
     name: str
     value: float | None
-    """Median of the ratios; None where it could not be measured."""
+    """Median of the ratios; None if it could not be measured."""
     low: float | None
-    """Lower bound of that median at 95 %; None where there are too few ratios for one."""
+    """Lower 95 % confidence bound of that median; None if there are too few ratios."""
     peer: str
-    """What was measured against."""
+    """What ours is compared with."""
     target: float
     ok: bool | None
-    """Whether `low` clears the target, or the figure of one measurement; None without either."""
+    """Whether `low`, or the value of a single measurement, reaches the target; None without either."""
 
     @classmethod
     def of(cls, name: str, ratios: Sequence[float], peer: str, target: float) -> Bar:
@@ -47,29 +47,29 @@ class Bar:
 
     @classmethod
     def once(cls, name: str, ratio: float, peer: str, target: float) -> Bar:
-        """Of one long measurement, which is all there is to it: the figure itself has to clear the target."""
+        """The bar of one long measurement: the value itself has to reach the target."""
         return cls(name, ratio, None, peer, target, ratio >= target)
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What a benchmark may be told."""
+    """Sizes of a benchmark."""
 
     data: Path | None = None
-    """Prepared data set to measure on, where one is needed; None makes a synthetic one."""
+    """Prepared data set to measure on, if one is needed; None makes a synthetic one."""
     pairs: int = 9
-    """How many times A B is measured."""
+    """Number of A B pairs."""
     steps: int = 30
-    """Length of one measurement, for those that count steps."""
+    """Steps of one measurement, where it counts steps."""
     rows: int | None = None
-    """Size of the table or index, for those that have one; None means the size that is claimed."""
+    """Rows of the table or index, where there is one; None means the size that the claim is about."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> BenchOptions:
-        """From `RAYREC_BENCH_DATA`, `_PAIRS`, `_STEPS` and `_ROWS`, where they are set.
+        """Read `RAYREC_BENCH_DATA`, `_PAIRS`, `_STEPS` and `_ROWS`.
 
         Raises:
-            InputError: a number is none, or less than 1.
+            InputError: a value is not a number, or less than 1.
         """
         data = environment.get("RAYREC_BENCH_DATA")
         return cls(
@@ -86,7 +86,7 @@ Bench = Callable[[BenchOptions], list[Bar]]
 
 
 def lower_bound(ratios: Sequence[float]) -> float | None:
-    """Lower 95 % confidence bound of the median, without assumptions on the distribution.
+    """Lower 95 % confidence bound of the median, without assumptions about the distribution.
 
     That is the k-th smallest ratio with the largest k for which at least k of n fall below the true
     median with a probability of 95 %; how many do is binomial(n, 1/2). The smallest of 5 to 7, the
@@ -106,7 +106,7 @@ def interleaved(
     repeats: int,
     on_pair: Callable[[float, float], None] | None = None,
 ) -> list[float]:
-    """Measure A B A B ...; returns the ratio of every pair.
+    """Measure A B A B ...; returns the ratio of each pair.
 
     Args:
         ours, peer: measure a rate, the higher the better.
@@ -122,16 +122,16 @@ def interleaved(
 
 
 def run_bench(name: str, out: Console, options: BenchOptions | None = None) -> dict[str, Any]:
-    """Run a benchmark and print its bars; without a name, print what there is to run.
+    """Run a benchmark and print its bars; without a name, list the benchmarks.
 
     Args:
-        options: from the environment, unless given.
+        options: if None, read from the environment.
 
     Returns:
         What `rayrec bench --json` prints: `{"bench": NAME, "bars": [...]}`.
 
     Raises:
-        InputError: there is no such benchmark, or it cannot be run with these options.
+        InputError: an unknown name, or options that it cannot be run with.
     """
     from benchmarks import BENCHES  # which imports this module
 

@@ -38,7 +38,8 @@ from ray.actor import ActorHandle
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.sparse import Batches, ids_of_rows
 from rayrec.actors.lookup_modes import LookupSettings, make_lookups
-from rayrec.actors.parameter_server import spawn_parameter_servers
+from rayrec.actors.parameter_server import ServerSpec, spawn_parameter_servers
+from rayrec.actors.spawning import RayHost
 from rayrec.actors.transport import TransportChoice, connect
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
@@ -174,15 +175,15 @@ class Side:
 
 @contextmanager
 def _side(name: str, settings: LookupSettings, choice: TransportChoice, windows: Windows) -> Iterator[Side]:
-    servers = spawn_parameter_servers(
-        f"bench-pipeline-{name}",
+    spec = ServerSpec(
         (TABLE,),
-        NUM_SERVERS,
+        num_shards=NUM_SERVERS,
+        shard=0,
         num_trainers=1,
         wait_timeout_s=120,
-        num_cpus=0,
         max_staleness=settings.max_staleness,
     )
+    servers = spawn_parameter_servers(RayHost(f"bench-pipeline-{name}"), spec, num_cpus=0)
     try:
         first_step = _create_rows(servers)
         transport, shard_map = connect(servers, choice), ShardMap(NUM_SERVERS)

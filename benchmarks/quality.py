@@ -9,7 +9,6 @@ reaches: there is nothing to take turns with. A second bar is the ratio to the m
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.harness import Bar, BenchOptions
@@ -24,15 +23,6 @@ from rayrec.platform.console import log, progress_bar
 METRIC = "recall@10"
 POPULAR_ITEMS = "the most popular items"
 
-CONFIGS = (
-    "beauty-sasrec",
-    "beauty-sasrec-sparse",
-    "beauty-sasrec-bce",
-    "beauty-hstu",
-    "beauty-generative",
-    "beauty-light",
-    "movielens-generative",
-)
 TARGETS = {
     "beauty-sasrec": ("SASRec with cross-entropy, a good run of a plain program", 0.085),
     "beauty-hstu": ("HSTU as published: 0.065 to 0.071", 0.070),
@@ -42,12 +32,8 @@ TARGETS = {
 """By config, where there is one: whose recall it is held against, and what ours has to reach."""
 
 
-def quality_bench(name: str) -> Callable[[BenchOptions], list[Bar]]:
-    """The benchmark that trains `configs/NAME.yaml`."""
-    return lambda options: _bench(name, options)
-
-
-def _bench(name: str, options: BenchOptions) -> list[Bar]:
+def bench(name: str, options: BenchOptions) -> list[Bar]:
+    """Train `configs/NAME.yaml` and evaluate it."""
     config = RunConfig.load(CHECKOUT / "configs" / f"{name}.yaml", ["cluster.dashboard=false"])
     data = options.data or CHECKOUT / config.data.path
     if not data.is_dir():

@@ -251,7 +251,7 @@ python -m benchmarks.rl_quality --supervised RUN --algorithm sa_gcpo --seed 0
 _COLUMNS = ("recall@10, seen kept", "parameters", "training", "published recall@10")
 _TIES = {
     "shuffled": "in an order drawn from the seed",
-    "file order": "in the order of the file, which gives the future away",
+    "file order": "in file order (leaks the future)",
 }
 _HEAD = """# Quality
 

@@ -49,16 +49,11 @@ from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.console import log
 from rayrec.platform.hashing import mix64
 from rayrec.samples.base.batches import RowBatch
-from rayrec.samples.operations.config import (
-    BucketizeConfig,
-    ClipConfig,
-    CrossConfig,
-    HashConfig,
-    LogConfig,
-    TimeFeaturesConfig,
-)
+from rayrec.samples.operations.arithmetic import BucketizeConfig, ClipConfig, LogarithmConfig
+from rayrec.samples.operations.hashing import CrossConfig, HashConfig
 from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.operations.program import FeatureProgram
+from rayrec.samples.operations.times import TimeFeaturesConfig
 from rayrec.samples.prepare.writer import whole_folder
 from rayrec.samples.reading.read_plan import Batching, ReadPlan, ReadSettings
 from rayrec.samples.reading.stream import Arrays, Jagged, SampleStream, arrays
@@ -73,7 +68,7 @@ OPERATIONS = [
     CrossConfig(op="cross", inputs=("user_id", "category"), output="user_category", buckets=1_000_000),
     ClipConfig(op="clip", input="price", output="usual_price", low=0.0, high=100.0),
     BucketizeConfig(op="bucketize", input="price", output="price_level", boundaries=(1.0, 5.0, 20.0, 100.0)),
-    LogConfig(op="log", input="price", output="log_price", negatives="zero"),
+    LogarithmConfig(op="log", input="price", output="log_price", negatives="zero"),
     TimeFeaturesConfig(
         op="time_features",
         input="timestamp",

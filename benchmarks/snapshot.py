@@ -44,7 +44,8 @@ from benchmarks.harness import Bar, BenchOptions
 from benchmarks.pipeline import BatchIds
 from benchmarks.sparse import Batches, ids_of_rows
 from rayrec.actors.lookup_modes import LookupSettings, make_lookups
-from rayrec.actors.parameter_server import spawn_parameter_servers
+from rayrec.actors.parameter_server import ServerSpec, spawn_parameter_servers
+from rayrec.actors.spawning import RayHost
 from rayrec.actors.transport import connect
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
@@ -271,7 +272,8 @@ def window_pause_s(window: Window, alone: Window) -> float:
 
 @contextmanager
 def _server(num_rows: int) -> Iterator[Training]:
-    (server,) = spawn_parameter_servers("bench-snapshot", (TABLE,), 1, 1, wait_timeout_s=120, num_cpus=0)
+    spec = ServerSpec((TABLE,), num_shards=1, shard=0, num_trainers=1, wait_timeout_s=120)
+    (server,) = spawn_parameter_servers(RayHost("bench-snapshot"), spec, num_cpus=0)
     try:
         yield Training(server, num_rows, _create_rows(server, num_rows))
     finally:

@@ -1,37 +1,33 @@
-"""Which embedded store should hold histories, what a join from it costs, and what it saves.
+"""What a join of histories from an event store costs, and what it saves.
 
 A log of 30,000 users with 200 events each on average (log-normal lengths, at most 20,000): 6 million events
-with item, time and behavior, in stores with the same encoding, all of it in the page cache. A batch is 512
-samples, users drawn by Zipf's law (exponent 1.1), each at the time of one of its events; it is answered with
-the newest 200 events before that. A rate is events delivered per second, one thread. Bars:
+with item, time and behavior, all of it in the page cache. A batch is 512 samples, users by Zipf's law
+(exponent 1.1), each at the time of one of its events; it is answered with the newest 200 events before that.
+A rate is events delivered per second, one thread. Bars:
 
 * `stores-of-gather`: `histories_before` on LMDB against what nothing that copies could beat: the same events
-  taken by numpy gathers from sorted arrays in memory, with the places known beforehand.
-* `stores-rocksdb`: LMDB against RocksDB (`rocksdict`), uncompressed, with Bloom filters and its values in
-  memory, mapped files allowed.
+  taken by numpy gathers from sorted arrays in memory, with the indices known beforehand.
 * `stores-service`: LMDB against Redis on this machine, which is what a service costs.
 * `stores-samples`: bytes of samples that carry their histories (zstd, in order of time, as a service logs
   them), against bytes of those that carry keys.
 * `stores-samples-and-store`: the same, with the store counted too.
 
 The last two on 400 of the users, or on the log (Parquet, events by row) that RAYREC_BENCH_DATA names.
-RAYREC_BENCH_ROWS is the number of users. Bars without a server or `rocksdict` are not measured.
+RAYREC_BENCH_ROWS is the number of users. Without a Redis server its bar is not measured.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -41,13 +37,11 @@ from benchmarks.harness import Bar, BenchOptions, interleaved
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.console import log
 from rayrec.samples.base.jagged import concatenated_ranges, list_rows, offsets_from_lengths
-from rayrec.samples.stores import EventBatch, RetryConfig, StoreManifest, open_store
+from rayrec.samples.stores import EventBatch, StoreManifest, open_store
 from rayrec.samples.stores.build import StoreBuildConfig, build_store
-from rayrec.samples.stores.encoding import Value
 from rayrec.samples.stores.key_samples import write_key_samples
 from rayrec.samples.stores.lookup import histories_before
-from rayrec.samples.stores.retry import Retry
-from rayrec.samples.stores.store import Changes, KeyValueEvents, Read
+from rayrec.samples.stores.store import KeyValueEvents
 
 NUM_USERS, MEAN_LENGTH, LONGEST, NUM_ITEMS = 30_000, 200, 20_000, 50_000
 BATCH, LAST, EXPONENT = 512, 200, 1.1
@@ -62,21 +56,13 @@ _USERS_AT_ONCE = 2000
 
 
 def bench(options: BenchOptions) -> list[Bar]:
-    events = Log.drawn(options.rows or NUM_USERS)
+    events = Log.sampled(options.rows or NUM_USERS)
     with TemporaryDirectory(prefix="rayrec-bench-") as name, ExitStack() as stack:
         folder = Path(name)
         ours = stack.enter_context(_loaded("LMDB", open_store(folder / "lmdb", create=MANIFEST), events))
         log.print(f"LMDB: {_bytes_on_disk(folder / 'lmdb') / events.num_events:.1f} bytes per event on disk")
         limit = Gather(events)
-        bars = [_bar("of-gather", "a numpy gather, places known", ours, limit, options.pairs, 0.1)]
-        if importlib.util.find_spec("rocksdict") is None:
-            log.print("stores-rocksdb: not measured, rocksdict is not installed; it is in the extra 'bench'")
-            bars.append(Bar.of("stores-rocksdb", [], "RocksDB", 1.0))
-        else:
-            with _loaded("RocksDB", RocksStore(folder / "rocks"), events) as rocks:
-                size = _bytes_on_disk(folder / "rocks") / events.num_events
-                log.print(f"RocksDB: {size:.1f} bytes per event on disk")
-                bars.append(_bar("rocksdb", "RocksDB", ours, rocks, options.pairs, 1.0))
+        bars = [_bar("of-gather", "a numpy gather, indices known", ours, limit, options.pairs, 0.1)]
         bars.append(_service(folder, events, ours, options.pairs))
         ours.store.close()
         bars += _samples(folder, options, events)
@@ -93,7 +79,7 @@ class Log:
     behaviors_N: np.ndarray
 
     @classmethod
-    def drawn(cls, num_users: int) -> Log:
+    def sampled(cls, num_users: int) -> Log:
         random = np.random.default_rng(0)
         lengths_U = random.lognormal(np.log(MEAN_LENGTH) - 0.5, 1.0, num_users)
         lengths_U = np.clip(lengths_U.astype(np.int64), 2, LONGEST)
@@ -133,7 +119,7 @@ class Samples:
         self._cumulative_U = np.cumsum(weights_U) / weights_U.sum()
         self._user_of_rank_U = self._random.permutation(events.num_users)
 
-    def draw(self) -> tuple[Int64Array, Int64Array]:
+    def sample(self) -> tuple[Int64Array, Int64Array]:
         ranks_B = np.searchsorted(self._cumulative_U, self._random.random(BATCH))
         users_B = self._user_of_rank_U[np.minimum(ranks_B, self._events.num_users - 1)]
         starts_B, stops_B = self._events.offsets_U1[users_B], self._events.offsets_U1[users_B + 1]
@@ -149,18 +135,18 @@ class Gather:
 
     def rate(self) -> float:
         events = self._events
-        places = [self._places(*self._samples.draw()) for _ in range(BATCHES)]
+        ranges = [self._ranges(*self._samples.sample()) for _ in range(BATCHES)]
         delivered = 0
         started = time.perf_counter()
-        for starts_B, lengths_B in places:
-            places_N = concatenated_ranges(starts_B, lengths_B)
-            times_N, items_N = events.times_N[places_N], events.items_N[places_N]
-            behaviors_N = events.behaviors_N[places_N]
+        for starts_B, lengths_B in ranges:
+            indices_N = concatenated_ranges(starts_B, lengths_B)
+            times_N, items_N = events.times_N[indices_N], events.items_N[indices_N]
+            behaviors_N = events.behaviors_N[indices_N]
             assert len(times_N) == len(items_N) == len(behaviors_N)
             delivered += len(times_N)
         return delivered / (time.perf_counter() - started)
 
-    def _places(self, users_B: Int64Array, times_B: Int64Array) -> tuple[Int64Array, Int64Array]:
+    def _ranges(self, users_B: Int64Array, times_B: Int64Array) -> tuple[Int64Array, Int64Array]:
         starts_B = self._events.offsets_U1[users_B].copy()
         stops_B = starts_B.copy()
         for b, user in enumerate(users_B):
@@ -179,10 +165,10 @@ class Measured:
         self.rate()  # thrown away: compiles, fills caches
 
     def rate(self) -> float:
-        drawn = [self._samples.draw() for _ in range(BATCHES)]
+        asked = [self._samples.sample() for _ in range(BATCHES)]
         delivered = 0
         started = time.perf_counter()
-        for users_B, times_B in drawn:
+        for users_B, times_B in asked:
             delivered += len(histories_before(self.store, users_B, times_B, LAST, COLUMNS).times_N)
         return delivered / (time.perf_counter() - started)
 
@@ -198,51 +184,6 @@ def _loaded(name: str, store: KeyValueEvents, events: Log) -> Iterator[Measured]
         yield Measured(store, events)
     finally:
         store.close()
-
-
-class RocksStore(KeyValueEvents):
-    """RocksDB under the same encoding. One writer, as the bench has it: no snapshots, no conflicts."""
-
-    _transient = ()
-
-    def __init__(self, path: Path) -> None:
-        import rocksdict
-
-        self._rocksdict: Any = rocksdict
-        options = rocksdict.Options(raw_mode=True)
-        options.create_if_missing(True)
-        options.set_compression_type(rocksdict.DBCompressionType.none())
-        options.set_allow_mmap_reads(True)
-        options.increase_parallelism(os.cpu_count() or 1)
-        blocks = rocksdict.BlockBasedOptions()
-        blocks.set_block_cache(rocksdict.Cache(1 << 30))
-        blocks.set_bloom_filter(10, False)
-        options.set_block_based_table_factory(blocks)
-        self._db = rocksdict.Rdict(str(path), options)
-        super().__init__("RocksDB", Retry(RetryConfig()), MANIFEST)
-
-    def _names(self) -> Iterator[bytes]:
-        yield from self._db.keys()
-
-    def close(self) -> None:
-        self._db.close()
-
-    @contextmanager
-    def _snapshot(self) -> Iterator[Read]:
-        yield self._read
-
-    def _transact(self, change: Callable[[Read], Changes]) -> None:
-        batch = self._rocksdict.WriteBatch(raw_mode=True)
-        for name, content in change(self._read).items():
-            if content is None:
-                batch.delete(name)
-            else:
-                batch.put(name, content)
-        self._db.write(batch)
-
-    def _read(self, names: Sequence[bytes]) -> list[Value | None]:
-        values: list[Value | None] = self._db.get(list(names))  # type: ignore[assignment]
-        return values
 
 
 def _service(folder: Path, events: Log, ours: Measured, pairs: int) -> Bar:

@@ -23,7 +23,8 @@ import ray
 from ray.actor import ActorHandle
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
-from rayrec.actors.parameter_server import spawn_parameter_servers
+from rayrec.actors.parameter_server import ServerSpec, spawn_parameter_servers
+from rayrec.actors.spawning import RayHost
 from rayrec.actors.transport import RayTransport, connect
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
@@ -145,9 +146,8 @@ def _bar(name: str, ours: Callable[[], float], peer: Callable[[], float], option
 @contextmanager
 def _servers() -> Iterator[list[ActorHandle]]:
     with ray_cluster(ClusterConfig(dashboard=False), cpus_needed=0):
-        servers = spawn_parameter_servers(
-            "bench-transport", (TABLE,), NUM_SERVERS, num_trainers=1, wait_timeout_s=60.0, num_cpus=0
-        )
+        spec = ServerSpec((TABLE,), num_shards=NUM_SERVERS, shard=0, num_trainers=1, wait_timeout_s=60.0)
+        servers = spawn_parameter_servers(RayHost("bench-transport"), spec, num_cpus=0)
         try:
             yield servers
         finally:

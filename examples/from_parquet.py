@@ -24,13 +24,20 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.batches import RowBatch
-from rayrec.samples.operations.config import OperationConfig
-from rayrec.samples.operations.operation import RowContext
-from rayrec.samples.operations.program import FeatureProgram
-from rayrec.samples.reading.read_plan import Batching, ReadPlan, ReadSettings, read_spec
-from rayrec.samples.reading.sources import ParquetSource
-from rayrec.samples.reading.stream import Arrays, Jagged, SampleStream
+from rayrec.samples import (
+    Arrays,
+    Batching,
+    FeatureProgram,
+    Jagged,
+    OperationConfig,
+    ParquetSource,
+    ReadPlan,
+    ReadSettings,
+    RowBatch,
+    RowContext,
+    SampleStream,
+    read_spec,
+)
 
 FEATURES = """
 features:
@@ -39,7 +46,7 @@ features:
   - {op: time_features, input: shown_at, unit: s, zone: Europe/Berlin, outputs: {hour: hour}}
   - {op: cross, inputs: [city, hour], output: city_hour, buckets: 10000}
   - {op: fill, input: history, value: []}
-  - {op: cut, inputs: [history], length: 20}
+  - {op: truncate, inputs: [history], length: 20}
   - {op: hash, input: history, buckets: 10000}
 """
 ONE_HOT = {"city": 1000, "price": 7, "hour": 24, "city_hour": 10_000}

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "InputError": "rayrec.platform.errors",
@@ -26,6 +26,8 @@ _HOMES = {
     "tokenize": "rayrec.pipelines.semantic_ids.tokenization",
     "RunConfig": "rayrec.pipelines.config.run",
     "train": "rayrec.pipelines.training.train",
+    "in_process": "rayrec.pipelines.training.placements",
+    "on_ray": "rayrec.pipelines.training.placements",
     "evaluate": "rayrec.pipelines.evaluation.evaluate",
     "Recommender": "rayrec.pipelines.inference.recommender",
     "Query": "rayrec.pipelines.inference.recommender",
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from rayrec.pipelines.inference.recommender import Recommender as Recommender
     from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig as TokenizeConfig
     from rayrec.pipelines.semantic_ids.tokenization import tokenize as tokenize
+    from rayrec.pipelines.training.placements import in_process as in_process
+    from rayrec.pipelines.training.placements import on_ray as on_ray
     from rayrec.pipelines.training.train import train as train
     from rayrec.platform.errors import InputError as InputError
     from rayrec.samples.base.config import PrepareConfig as PrepareConfig

@@ -1,38 +1,78 @@
-"""What trainers say to each other without a driver in between: sums of dense gradients, rows to owners."""
+"""What trainers say to each other without a driver in between: sums of dense gradients, rows to owners.
+
+Trainers in processes of their own meet in two process groups of torch; those in one process at a `Meeting`.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rayrec.platform.devices import HOST_COLLECTIVE_BACKEND
 
+if TYPE_CHECKING:  # servers and readers import this module's users, and start without torch
+    import torch
+
+
+class _Link(Protocol):
+    def all_reduce(self, flat: torch.Tensor) -> None: ...
+
+    def all_to_all(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]: ...
+
 
 class TrainerGroup:
-    """One trainer's end of the process group; an `Exchange` of `rayrec.embeddings.base.exchange`."""
+    """One trainer's end of the group; an `Exchange` of `rayrec.embeddings.base.exchange`."""
 
     def __init__(self, num_trainers: int, rank: int) -> None:
         self.num_trainers = num_trainers
         self._rank = rank
-        self._host_group: Any = None
+        self._link: _Link | None = None
 
-    def join(self, address: str, backend: str) -> None:
-        """Meet the others at an address; `backend` carries the sums of dense gradients."""
-        torch.distributed.init_process_group(
-            backend, init_method=address, world_size=self.num_trainers, rank=self._rank
-        )
-        # A group of its own: rows lie in host memory, and are exchanged while gradients are summed.
-        self._host_group = torch.distributed.new_group(backend=HOST_COLLECTIVE_BACKEND)
+    def join(self, where: str | Meeting, backend: str) -> None:
+        """Meet the others.
+
+        Args:
+            where: the address of the first one, or where threads of one process meet.
+            backend: carries the sums of dense gradients between processes.
+        """
+        if isinstance(where, Meeting):
+            self._link = _Seat(where, self._rank)
+        else:
+            self._link = _ProcessGroups(where, backend, self.num_trainers, self._rank)
 
     def all_reduce(self, flat: torch.Tensor) -> None:
         """Replace a tensor by its sum over the trainers."""
+        assert self._link is not None, "trainers meet before they train"
+        self._link.all_reduce(flat)
+
+    def all_to_all(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Send each trainer its part; returns the parts that all trainers have for this one, by rank."""
+        assert self._link is not None, "trainers meet before they train"
+        return self._link.all_to_all(parts)
+
+
+class _ProcessGroups:
+    """Trainers are processes."""
+
+    def __init__(self, address: str, backend: str, num_trainers: int, rank: int) -> None:
+        import torch
+
+        torch.distributed.init_process_group(backend, init_method=address, world_size=num_trainers, rank=rank)
+        # A group of its own: rows lie in host memory, and are exchanged while gradients are summed.
+        self._host_group: Any = torch.distributed.new_group(backend=HOST_COLLECTIVE_BACKEND)
+
+    def all_reduce(self, flat: torch.Tensor) -> None:
+        import torch
+
         torch.distributed.all_reduce(flat)
 
     def all_to_all(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        import torch
+
         sent = np.concatenate(parts)
         num_sent = torch.tensor([len(part) for part in parts])
         num_received = torch.empty_like(num_sent)
@@ -47,3 +87,54 @@ class TrainerGroup:
             group=self._host_group,
         )
         return np.split(received, np.cumsum(splits)[:-1])
+
+
+class Meeting:
+    """Where trainers meet that are threads of one process."""
+
+    def __init__(self, num_trainers: int) -> None:
+        self.gradients = _Table(num_trainers)
+        # Rows are exchanged by another thread of each trainer, while gradients are summed.
+        self.rows = _Table(num_trainers)
+
+    def abort(self) -> None:
+        """Let those go that wait for one that has failed: they get a `BrokenBarrierError`."""
+        self.gradients.abort()
+        self.rows.abort()
+
+
+class _Table:
+    """Each lays down what it has; when all have, each takes what it needs."""
+
+    def __init__(self, num_trainers: int) -> None:
+        self._barrier = threading.Barrier(num_trainers)
+        self._brought: list[Any] = [None] * num_trainers
+
+    def exchange(self, rank: int, value: Any) -> list[Any]:
+        self._brought[rank] = value
+        self._barrier.wait()
+        found = list(self._brought)
+        self._barrier.wait()  # nobody lays down the next value before all have taken these
+        return found
+
+    def abort(self) -> None:
+        self._barrier.abort()
+
+
+class _Seat:
+    """One trainer's place at a meeting."""
+
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self._meeting = meeting
+        self._rank = rank
+
+    def all_reduce(self, flat: torch.Tensor) -> None:
+        # In the order of ranks, so that all have the same bits.
+        first, *others = self._meeting.gradients.exchange(self._rank, flat.clone())
+        total = first.clone()
+        for other in others:
+            total += other
+        flat.copy_(total)
+
+    def all_to_all(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        return [brought[self._rank] for brought in self._meeting.rows.exchange(self._rank, list(parts))]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from ray.actor import ActorHandle
 
-from rayrec.actors.heartbeats import Heart
 from rayrec.actors.read_ahead import ReadAhead
-from rayrec.actors.spawning import ActorRole, Where, anywhere, spawn_stateless
+from rayrec.actors.spawning import ActorRole, Host
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
 from rayrec.samples.base.batches import FeatureBatch, RowBatch, SampleBatch
 from rayrec.samples.base.intervals import Intervals
@@ -39,7 +38,7 @@ class FeatureWorker:
         read_ahead: ReadAhead | None = None,
     ) -> None:
         self._role = role
-        self._pulse = role.pulse()
+        self._heartbeats = role.heartbeats()
         self._features = make_features()
         self._read_ahead = read_ahead
         self._clock = StageClock()
@@ -52,7 +51,7 @@ class FeatureWorker:
         self, step: int, *parts: RowBatch
     ) -> tuple[BatchSummary | FeatureBatch | ImpressionBatch, ...]:
         """A summary, and one share per trainer, each an object of its own."""
-        with self._pulse.during("compute", step), self._clock.busy():
+        with self._heartbeats.during("compute", step), self._clock.busy():
             rows = RowBatch.concatenate(parts)
             shares = self._features.training(step, rows)
             if self._read_ahead is not None:
@@ -63,13 +62,13 @@ class FeatureWorker:
     def ranking(self, samples: SampleBatch) -> tuple[FeatureBatch, np.ndarray]:
         """Features to rank what comes next, and the items each row has seen ([B, E], padded with -1)."""
         assert isinstance(self._features, RowFeatures), "runs ask for what their task does"
-        with self._pulse.during("ranking", samples.step):
+        with self._heartbeats.during("ranking", samples.step):
             return self._features.ranking(samples), self._features.seen(samples)
 
     def scoring(self, step: int, rows: RowBatch) -> ImpressionBatch:
         """Features of impressions to be scored."""
         assert isinstance(self._features, ImpressionFeatures), "runs ask for what their task does"
-        with self._pulse.during("scoring", step):
+        with self._heartbeats.during("scoring", step):
             return self._features.scoring(step, rows)
 
     def start_clock(self) -> None:
@@ -87,28 +86,27 @@ class FeatureWorker:
 
 
 def spawn_feature_workers(
-    run: str,
+    host: Host,
     make_features: Callable[[], RowFeatures | ImpressionFeatures],
     num_workers: int,
     num_cpus: float,
     read_ahead: ReadAhead | None = None,
-    heart: Heart | None = None,
     restarts: int = 0,
-    where: Where = anywhere,
-) -> list[ActorHandle]:
-    """
+) -> list[Any]:
+    """Start the feature workers of a run.
+
     Args:
-        make_features: called in every worker's process. Objects of Ray's as arguments would not be there any
-            more for one that starts anew.
+        make_features: called in every worker's process. Objects of Ray's as arguments would be gone for one
+            that starts again.
     """
     return [
-        spawn_stateless(
+        host.spawn(
             FeatureWorker,
-            ActorRole(run, "feature_worker", member, heart),
-            {"num_cpus": num_cpus, **where(member)},
+            "feature_worker",
+            member,
+            (make_features, read_ahead),
+            {"num_cpus": num_cpus},
             restarts,
-            make_features,
-            read_ahead,
         )
         for member in range(num_workers)
     ]

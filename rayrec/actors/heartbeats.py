@@ -1,8 +1,8 @@
 """Who is alive, and what it has been doing for how long: how a stage is found that hangs and does not die.
 
-    every actor: a thread of its own ──beat──► HeartbeatMonitor ◄──accounts── driver, when no step ends
+    every actor: a thread of its own ──► HeartbeatMonitor ◄──accounts── driver, when no step ends
 
-A process that is stopped or swaps itself to death sends no beats. One that is stuck in a call sends beats
+A process that is stopped or swaps itself to death sends none. One that is stuck in a call sends heartbeats
 that name the call.
 """
 
@@ -20,17 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray
-from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
 logger = logging.getLogger(__name__)
 
 KILL_PATIENCE_S = 30.0
 """How long another node may take to end a process."""
-BEATS_PER_TIMEOUT = 5
-"""Beats in the time after which a silent process counts as hung."""
+HEARTBEATS_PER_TIMEOUT = 5
+"""Heartbeats in the time after which a silent process counts as hung."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +40,13 @@ class ProcessId:
 
     @classmethod
     def own(cls) -> ProcessId:
+        import ray
+
         return cls(ray.get_runtime_context().get_node_id(), os.getpid(), _started(os.getpid()))
 
 
 @dataclass(frozen=True)
-class Beat:
+class Heartbeat:
     """What a process says of itself."""
 
     process: ProcessId
@@ -61,45 +58,45 @@ class Beat:
 
 @dataclass(frozen=True)
 class Account:
-    """The last beat of an actor, and how long ago that was."""
+    """The last heartbeat of an actor, and how long ago that was."""
 
-    beat: Beat
+    heartbeat: Heartbeat
     age_s: float
 
 
 class HeartbeatMonitor:
-    """Keeps the last beat of every actor; the driver itself cannot be called."""
+    """Keeps the last heartbeat of every actor; the driver itself cannot be called."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._last: dict[str, tuple[Beat, float]] = {}
+        self._last: dict[str, tuple[Heartbeat, float]] = {}
 
-    def beat(self, actor_name: str, beat: Beat) -> None:
-        self._last[actor_name] = beat, self._clock()
+    def take(self, actor_name: str, heartbeat: Heartbeat) -> None:
+        self._last[actor_name] = heartbeat, self._clock()
 
     def accounts(self) -> dict[str, Account]:
         now = self._clock()
-        return {name: Account(beat, now - then) for name, (beat, then) in self._last.items()}
+        return {name: Account(heartbeat, now - then) for name, (heartbeat, then) in self._last.items()}
 
 
 @dataclass(frozen=True)
-class Heart:
-    """Where an actor's beats go, and how often."""
+class HeartbeatSettings:
+    """Where an actor's heartbeats go, and how often."""
 
     monitor: str
     """Ray's name of it."""
     every_s: float
 
 
-class Pulse:
-    """An actor's beats, sent from a thread of their own: also while its other threads compute or wait."""
+class Heartbeats:
+    """An actor's heartbeats, sent from a thread of their own: also while other threads compute or wait."""
 
-    def __init__(self, actor_name: str, heart: Heart | None) -> None:
+    def __init__(self, actor_name: str, to: HeartbeatSettings | None) -> None:
         self._actor_name = actor_name
         self._call: tuple[str, float] | None = None
-        if heart is not None:
+        if to is not None:
             self._process = ProcessId.own()
-            threading.Thread(target=self._send, args=(heart,), name="pulse", daemon=True).start()
+            threading.Thread(target=self._send, args=(to,), name="heartbeats", daemon=True).start()
 
     @contextmanager
     def during(self, call: str, step: int | None = None) -> Iterator[None]:
@@ -110,25 +107,28 @@ class Pulse:
         finally:
             self._call = None
 
-    def _send(self, heart: Heart) -> None:
-        monitor = ray.get_actor(heart.monitor)
+    def _send(self, to: HeartbeatSettings) -> None:
+        import ray
+
+        monitor = ray.get_actor(to.monitor)
         while True:
             call = self._call  # once: another thread changes it
             busy_s = 0.0 if call is None else time.monotonic() - call[1]
-            beat = Beat(self._process, None if call is None else call[0], busy_s)
-            monitor.beat.remote(self._actor_name, beat)
-            time.sleep(heart.every_s)
+            heartbeat = Heartbeat(self._process, None if call is None else call[0], busy_s)
+            monitor.take.remote(self._actor_name, heartbeat)
+            time.sleep(to.every_s)
 
 
 def monitor_name(run: str) -> str:
     return f"{run}/heartbeats"
 
 
-def spawn_heartbeat_monitor(run: str) -> ActorHandle:
+def spawn_heartbeat_monitor(run: str) -> Any:
+    import ray
+
     # It comes back by itself: all that it knows is a moment old.
     monitor: Any = ray.remote(HeartbeatMonitor)
-    handle: ActorHandle = monitor.options(name=monitor_name(run), num_cpus=0, max_restarts=-1).remote()
-    return handle
+    return monitor.options(name=monitor_name(run), num_cpus=0, max_restarts=-1).remote()
 
 
 def kill_process(process: ProcessId, timeout_s: float = KILL_PATIENCE_S) -> None:
@@ -136,6 +136,10 @@ def kill_process(process: ProcessId, timeout_s: float = KILL_PATIENCE_S) -> None
 
     Where its node is gone, or does not answer in time, that is all that is done.
     """
+    import ray
+    from ray.exceptions import GetTimeoutError, RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
     if process.node == ray.get_runtime_context().get_node_id():
         _kill(process)
         return

@@ -6,15 +6,13 @@ import socket
 import threading
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import ray
-from ray.actor import ActorHandle
 
-from rayrec.actors.heartbeats import Heart
-from rayrec.actors.spawning import ActorRole, Where, anywhere, spawn
+from rayrec.actors.spawning import ActorRole, Host
 from rayrec.actors.transport import ServerPlace
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
@@ -58,7 +56,7 @@ class ParameterServer:
 
     def __init__(self, role: ActorRole, spec: ServerSpec) -> None:
         self._role = role
-        self._pulse = role.pulse()
+        self._heartbeats = role.heartbeats()
         self._spec = spec
         self._shard = EmbeddingShard(
             spec.tables,
@@ -80,6 +78,8 @@ class ParameterServer:
 
     def place(self) -> ServerPlace:
         """Where this server runs; from now on it listens for processes of its node, too."""
+        import ray
+
         node, hindrance = ray.get_runtime_context().get_node_id(), why_unavailable()
         if hindrance is not None:
             return ServerPlace(self._role.actor_name, node, None, hindrance)
@@ -211,37 +211,21 @@ def table_figures(stats: ShardStats) -> dict[str, float]:
     }
 
 
-def spawn_parameter_servers(
-    run: str,
-    tables: tuple[TableConfig, ...],
-    num_servers: int,
-    num_trainers: int,
-    wait_timeout_s: float,
-    num_cpus: float,
-    max_staleness: int = 0,
-    memory_limit: int | None = None,
-    num_threads: int = 1,
-    heart: Heart | None = None,
-    where: Where = anywhere,
-) -> list[ActorHandle]:
-    # Of every trainer, two reads (or heads of steps) and a question for evictions may wait for a step, whose
-    # update needs a thread to arrive on; a snapshot is written beside them, and may be released.
-    options = {"num_cpus": num_cpus, "max_concurrency": (4 + max_staleness) * num_trainers + 4}
+def spawn_parameter_servers(host: Host, spec: ServerSpec, num_cpus: float) -> list[Any]:
+    """Start the parameter servers of a run, one for each shard.
+
+    Args:
+        spec: of any of them; they differ in `shard` alone.
+    """
     return [
-        spawn(
+        host.spawn(
             ParameterServer,
-            ActorRole(run, "parameter_server", shard, heart),
-            {**options, **where(shard)},
-            ServerSpec(
-                tables,
-                num_servers,
-                shard,
-                num_trainers,
-                wait_timeout_s,
-                max_staleness,
-                memory_limit,
-                num_threads,
-            ),
+            "parameter_server",
+            shard,
+            (replace(spec, shard=shard),),
+            # Of every trainer, two reads (or heads of steps) and a question for evictions may wait for a
+            # step, whose update needs a thread to arrive on; a snapshot is written, and may be released.
+            {"num_cpus": num_cpus, "max_concurrency": (4 + spec.max_staleness) * spec.num_trainers + 4},
         )
-        for shard in range(num_servers)
+        for shard in range(spec.num_shards)
     ]

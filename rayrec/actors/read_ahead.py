@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from ray.actor import ActorHandle
 
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
@@ -16,7 +16,7 @@ from rayrec.samples.impressions.batches import ImpressionBatch
 class ReadAhead:
     """Announces batches to the parameter servers; nobody waits for an answer, and none changes a result."""
 
-    def __init__(self, tables: Sequence[TableConfig], servers: Sequence[ActorHandle]) -> None:
+    def __init__(self, tables: Sequence[TableConfig], servers: Sequence[Any]) -> None:
         self._on_disk = [table.name for table in tables if table.disk is not None]
         self._servers = servers
         self._shard_map = ShardMap(len(servers))

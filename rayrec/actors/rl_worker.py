@@ -15,11 +15,9 @@ from typing import Any
 
 import ray
 import torch
-from ray.actor import ActorHandle
 
 from rayrec.actors.collective import TrainerGroup
-from rayrec.actors.heartbeats import Heart
-from rayrec.actors.spawning import ActorRole, Where, anywhere, spawn, spawn_stateless
+from rayrec.actors.spawning import ActorRole, Host
 from rayrec.models.program.program import SumOverTrainers
 from rayrec.platform.devices import get_device, ray_claim
 
@@ -48,7 +46,7 @@ class RlWorker:
         """
         torch.set_num_threads(threads)
         self._role = role
-        self._pulse = role.pulse()
+        self._heartbeats = role.heartbeats()
         self._group = TrainerGroup(num_workers, role.member) if meets and num_workers > 1 else None
         sums = None if self._group is None else self._group.all_reduce
         self._parts = make(WorkerPlace(role.member, num_workers, sums))
@@ -71,7 +69,7 @@ class RlWorker:
     def call(self, part: str, method: str, *arguments: Any) -> Any:
         """What the method of a part returns."""
         name = f"{part}.{method}"
-        with self._pulse.during(name):
+        with self._heartbeats.during(name):
             begun = time.perf_counter()
             try:
                 return getattr(self._parts[part], method)(*arguments)
@@ -84,7 +82,7 @@ class RlWorker:
 
 
 def spawn_rl_workers(
-    run: str,
+    host: Host,
     stage: str,
     make: MakeParts,
     num_workers: int,
@@ -93,30 +91,24 @@ def spawn_rl_workers(
     threads: int,
     device: str,
     restarts: int | None = None,
-    heart: Heart | None = None,
-    where: Where = anywhere,
-) -> list[ActorHandle]:
-    """
+) -> list[Any]:
+    """Start the processes of a group.
+
     Args:
-        restarts: of a process whose answers hang on the arguments alone, so that Ray may start it anew and
+        restarts: of a process whose answers depend on the arguments alone, so that Ray may start it again and
             repeat its calls; None: it has state, and never comes back.
     """
-    options = [{"num_cpus": cpus, **ray_claim(device), **where(member)} for member in range(num_workers)]
-    roles = [ActorRole(run, stage, member, heart) for member in range(num_workers)]
-    if restarts is not None:
-        return [
-            spawn_stateless(RlWorker, role, each, restarts, make, num_workers, threads, False)
-            for role, each in zip(roles, options, strict=True)
-        ]
+    options, meets = {"num_cpus": cpus, **ray_claim(device)}, restarts is None
     workers = [
-        spawn(RlWorker, role, each, make, num_workers, threads, True)
-        for role, each in zip(roles, options, strict=True)
+        host.spawn(RlWorker, stage, member, (make, num_workers, threads, meets), options, restarts)
+        for member in range(num_workers)
     ]
-    _meet(workers, device)
+    if meets:
+        _meet(workers, device)
     return workers
 
 
-def _meet(workers: Sequence[ActorHandle], device: str) -> None:
+def _meet(workers: Sequence[Any], device: str) -> None:
     if len(workers) > 1:
         address = str(ray.get([workers[0].address.remote()])[0])
         backend = get_device(device).collective_backend

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from ray.actor import ActorHandle
+from typing import Any
 
-from rayrec.actors.heartbeats import Heart
-from rayrec.actors.spawning import ActorRole, Where, anywhere, spawn_stateless
+from rayrec.actors.spawning import ActorRole, Host
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
 from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.reading.decoding import ReadSpec
-from rayrec.samples.reading.read_plan import Reading
+from rayrec.samples.reading.read_plan import AssignedPart
 from rayrec.samples.reading.reader import SampleReader
 
 
@@ -18,7 +17,7 @@ class SampleReaderActor:
 
     def __init__(self, role: ActorRole, spec: ReadSpec) -> None:
         self._role = role
-        self._pulse = role.pulse()
+        self._heartbeats = role.heartbeats()
         self._reader = SampleReader(spec)
         self._clock = StageClock()
         self._metrics = RayStageMetrics(role.run, role.stage, role.member)
@@ -26,8 +25,8 @@ class SampleReaderActor:
     def __repr__(self) -> str:
         return self._role.actor_name
 
-    def read(self, reading: Reading) -> RowBatch:
-        with self._pulse.during("read"), self._clock.busy():
+    def read(self, reading: AssignedPart) -> RowBatch:
+        with self._heartbeats.during("read"), self._clock.busy():
             rows = self._reader.read(reading.part, reading.ahead)
         self._metrics.after_batch(self._clock.times())
         return rows
@@ -47,21 +46,10 @@ class SampleReaderActor:
 
 
 def spawn_sample_readers(
-    run: str,
-    spec: ReadSpec,
-    num_readers: int,
-    num_cpus: float,
-    heart: Heart | None = None,
-    restarts: int = 0,
-    where: Where = anywhere,
-) -> list[ActorHandle]:
+    host: Host, spec: ReadSpec, num_readers: int, num_cpus: float, restarts: int = 0
+) -> list[Any]:
+    """Start the readers of a run."""
     return [
-        spawn_stateless(
-            SampleReaderActor,
-            ActorRole(run, "sample_reader", member, heart),
-            {"num_cpus": num_cpus, **where(member)},
-            restarts,
-            spec,
-        )
+        host.spawn(SampleReaderActor, "sample_reader", member, (spec,), {"num_cpus": num_cpus}, restarts)
         for member in range(num_readers)
     ]

@@ -1,22 +1,26 @@
-"""How every actor of a run is named, placed and watched."""
+"""Where actors run, how each is named, and how it is started.
+
+    host.spawn(Trainer, "trainer", rank, arguments) ─► handle;  handle.train.remote(batch) ─► promise
+
+A `Host` is Ray (`RayHost`) or this process (`rayrec.actors.in_process`). Handles and promises look alike, so
+drivers do not know which it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-import ray
-from ray.actor import ActorHandle
-
-from rayrec.actors.heartbeats import Heart, Pulse
+from rayrec.actors.collective import Meeting
+from rayrec.actors.heartbeats import Heartbeats, HeartbeatSettings
 
 Where = Callable[[int], Mapping[str, Any]]
 """Ray's options that say on which node a member of a stage goes, and what it takes there."""
 
 
 def anywhere(member: int) -> Mapping[str, Any]:
-    """Ray chooses."""
+    """Let Ray choose."""
     return {}
 
 
@@ -29,42 +33,112 @@ class ActorRole:
     stage: str
     """`sample_reader`, `feature_worker`, `parameter_server` or `trainer`."""
     member: int
-    heart: Heart | None = None
-    """Where its beats go."""
+    heartbeats_to: HeartbeatSettings | None = None
+    """None: it sends none."""
 
     @property
     def actor_name(self) -> str:
         return f"{self.run}/{self.stage}-{self.member}"
 
-    def pulse(self) -> Pulse:
-        """To be called in the actor's process: from now on it beats."""
-        return Pulse(self.actor_name, self.heart)
+    def heartbeats(self) -> Heartbeats:
+        """Start to send heartbeats; to be called in the actor's process."""
+        return Heartbeats(self.actor_name, self.heartbeats_to)
 
 
-def spawn(cls: type, role: ActorRole, options: dict[str, Any], *arguments: Any) -> ActorHandle:
-    """Start one actor that has state: it never comes back alone.
+class Host(Protocol):
+    """Where the actors of a run live."""
 
-    A server that did would answer with untrained rows, a trainer with weights of its own.
-    """
-    return _spawn(cls, role, options, *arguments)
+    def spawn(
+        self,
+        cls: type,
+        stage: str,
+        member: int,
+        arguments: Sequence[Any],
+        options: Mapping[str, Any],
+        restarts: int | None = None,
+    ) -> Any:
+        """Start one actor; its constructor gets an `ActorRole`, then the arguments. Returns its handle.
+
+        Args:
+            options: of Ray's actors: what it takes of a node, and how many of its calls run at once.
+            restarts: None for an actor that has state. It never comes back alone: a server that did would
+                answer with untrained rows, a trainer with weights of its own. Else answers depend on their
+                arguments alone: when the process dies it is started again so many times and its calls are
+                repeated, which nobody else notices.
+        """
+
+    def put(self, value: Any) -> Any:
+        """A value that several actors get as an argument; it travels once."""
+
+    def meeting(self, stage: str) -> Meeting | None:
+        """Where the members of a stage meet that are threads of one process; None: they are processes."""
 
 
-def spawn_stateless(
-    cls: type, role: ActorRole, options: dict[str, Any], restarts: int, *arguments: Any
-) -> ActorHandle:
-    """Start one actor whose answers depend on its arguments alone.
+class Calls(Protocol):
+    """Waits for what actors promise."""
 
-    When its process dies Ray starts it anew and repeats the calls that it owes answers to, so that nobody
-    else takes notice.
+    def wait(self, promises: Sequence[Any], may_take_long: bool = False) -> list[Any]:
+        """Wait for one or more of the promises; returns those that are kept.
 
-    Args:
-        restarts: of its process, after which its death is the run's.
-    """
-    retries = {"max_restarts": restarts, "max_task_retries": -1}
-    return _spawn(cls, role, options | retries, *arguments)
+        Args:
+            may_take_long: a call that is at work for long is no reason to think that its actor hangs.
+        """
+
+    def get(self, promises: Sequence[Any], may_take_long: bool = False) -> list[Any]:
+        """Wait for all and return what they promised; the first error ends the wait for the others."""
 
 
-def _spawn(cls: type, role: ActorRole, options: dict[str, Any], *arguments: Any) -> ActorHandle:
-    remote_cls: Any = ray.remote(cls)
-    handle: ActorHandle = remote_cls.options(name=role.actor_name, **options).remote(role, *arguments)
-    return handle
+@dataclass(frozen=True)
+class Spawned:
+    """One actor that runs on Ray."""
+
+    name: str
+    handle: Any
+    has_state: bool
+
+
+@dataclass(frozen=True)
+class RayHost:
+    """Every actor is a process of the connected Ray cluster."""
+
+    run: str
+    heartbeats_to: HeartbeatSettings | None = None
+    room: Callable[[str], Where] | None = None
+    """By stage, where its members go; None: anywhere."""
+    spawned: list[Spawned] = field(default_factory=list)
+    """Every actor that was started, in order."""
+
+    def spawn(
+        self,
+        cls: type,
+        stage: str,
+        member: int,
+        arguments: Sequence[Any],
+        options: Mapping[str, Any],
+        restarts: int | None = None,
+    ) -> Any:
+        import ray
+
+        where = anywhere if self.room is None else self.room(stage)
+        role = ActorRole(self.run, stage, member, self.heartbeats_to)
+        retries = {} if restarts is None else {"max_restarts": restarts, "max_task_retries": -1}
+        remote_cls: Any = ray.remote(cls)
+        chosen = {**options, **where(member), **retries}
+        handle = remote_cls.options(name=role.actor_name, **chosen).remote(role, *arguments)
+        self.spawned.append(Spawned(role.actor_name, handle, has_state=restarts is None))
+        return handle
+
+    def put(self, value: Any) -> Any:
+        import ray
+
+        return ray.put(value)
+
+    def meeting(self, stage: str) -> None:
+        return None
+
+    def close(self) -> None:
+        """End every actor."""
+        import ray
+
+        for actor in self.spawned:
+            ray.kill(actor.handle)

@@ -1,6 +1,6 @@
 """One data-parallel trainer: lookup, dense compute and update of its share of every batch.
 
-    look_ahead(t + 1)   asks the servers for rows that batch t leaves alone
+    prefetch(t + 1)     asks the servers for rows that batch t leaves alone
     train(t)            rows ─► forward, backward ─► row gradients to the servers
                                                  ─► dense gradients summed over the trainers, one step
 
@@ -16,14 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 import torch
-from ray.actor import ActorHandle
 
-from rayrec.actors.collective import TrainerGroup
-from rayrec.actors.heartbeats import Heart
+from rayrec.actors.collective import Meeting, TrainerGroup
 from rayrec.actors.lookup_modes import LookupSettings, caches_on, make_lookups
-from rayrec.actors.spawning import ActorRole, Where, anywhere, spawn
+from rayrec.actors.spawning import ActorRole, Host
 from rayrec.actors.transport import TransportChoice, connect
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
@@ -38,6 +35,7 @@ from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
 from rayrec.samples.base.batches import FeatureBatch
 from rayrec.samples.impressions.batches import ImpressionBatch
 
+TRAINER_STAGE = "trainer"
 CATALOG_CHUNK = 65_536
 """Rows of the whole catalog are read in pieces of this many items."""
 
@@ -108,10 +106,10 @@ class TrainerStats:
 class Trainer:
     """A thin shell around lookups and a dense program."""
 
-    def __init__(self, role: ActorRole, spec: TrainerSpec, servers: Sequence[ActorHandle]) -> None:
+    def __init__(self, role: ActorRole, spec: TrainerSpec, servers: Sequence[Any]) -> None:
         torch.set_num_threads(spec.num_threads)
         self._role = role
-        self._pulse = role.pulse()
+        self._heartbeats = role.heartbeats()
         self._spec = spec
         self._device = get_device(spec.device)
         transport, shard_map = connect(servers, spec.transport), ShardMap(len(servers))
@@ -147,22 +145,24 @@ class Trainer:
         with socket.socket() as probe:
             probe.bind(("", 0))
             port = probe.getsockname()[1]
+        import ray
+
         return f"tcp://{ray.util.get_node_ip_address()}:{port}"
 
-    def join(self, address: str) -> None:
+    def join(self, where: str | Meeting) -> None:
         """Form the group over which dense gradients are summed and rows reach their owners."""
-        self._group.join(address, self._device.collective_backend)
+        self._group.join(where, self._device.collective_backend)
         self._program.join()
 
-    def look_ahead(self, features: FeatureBatch | ImpressionBatch) -> None:
+    def prefetch(self, features: FeatureBatch | ImpressionBatch) -> None:
         """Stage 3, early: request the rows of the next batch that the current one cannot change."""
         # The clock: a part of a batch that `train` counts.
-        with self._pulse.during("look_ahead", features.step), self._clock.busy(num_batches=0):
+        with self._heartbeats.during("prefetch", features.step), self._clock.busy(num_batches=0):
             self._lookups.prefetch(features.step, features.lookups)
 
     def train(self, features: FeatureBatch | ImpressionBatch) -> StepReport:
         """Stages 3 to 5 for one batch; steps come in order."""
-        with self._pulse.during("train", features.step), self._clock.busy():
+        with self._heartbeats.during("train", features.step), self._clock.busy():
             rows = self._lookups.rows(features.step, features.lookups)
             with self._dense_clock.busy():
                 gradients = self._program.backward(features, rows)
@@ -175,7 +175,7 @@ class Trainer:
 
     def drain(self) -> None:
         """Wait until the servers have committed every step sent so far."""
-        with self._pulse.during("drain"), self._clock.busy(num_batches=0):
+        with self._heartbeats.during("drain"), self._clock.busy(num_batches=0):
             self._lookups.drain()
 
     def start_clock(self) -> None:
@@ -277,29 +277,17 @@ class Trainer:
         return replace(times, busy_s=times.busy_s - blocked_s, blocked_s=blocked_s)
 
 
-def spawn_trainers(
-    run: str,
-    spec: TrainerSpec,
-    servers: Sequence[ActorHandle],
-    num_cpus: float,
-    heart: Heart | None = None,
-    where: Where = anywhere,
-) -> list[ActorHandle]:
+def spawn_trainers(host: Host, spec: TrainerSpec, servers: Sequence[Any], num_cpus: float) -> list[Any]:
+    """Start the trainers of a run; `connect_trainers` lets several of them meet."""
     options = {"num_cpus": num_cpus, **ray_claim(spec.device)}
-    shared = ray.put(spec)  # the catalog's arrays travel once
+    shared = host.put(spec)  # the catalog's arrays travel once
     return [
-        spawn(
-            Trainer,
-            ActorRole(run, "trainer", rank, heart),
-            {**options, **where(rank)},
-            shared,
-            list(servers),
-        )
+        host.spawn(Trainer, TRAINER_STAGE, rank, (shared, list(servers)), options)
         for rank in range(spec.num_trainers)
     ]
 
 
-def connect_trainers(trainers: Sequence[ActorHandle]) -> list[Any]:
+def connect_trainers(host: Host, trainers: Sequence[Any]) -> list[Any]:
     """Let several trainers meet, so that they can sum their dense gradients; promises of it."""
-    address: Any = trainers[0].address.remote()
-    return [trainer.join.remote(address) for trainer in trainers]
+    where: Any = host.meeting(TRAINER_STAGE) or trainers[0].address.remote()
+    return [trainer.join.remote(where) for trainer in trainers]

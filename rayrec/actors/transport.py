@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal
 
-import ray
-from ray.actor import ActorHandle
-
+from rayrec.actors.in_process import InProcessActor
+from rayrec.embeddings.transport.client import answered
 from rayrec.embeddings.transport.protocol import Empty, Reply, ReplyT, ShardCall, ShardTransport
 from rayrec.embeddings.transport.shared_calls import Endpoint, ServerLostError
 from rayrec.embeddings.transport.shared_memory import SharedMemoryTransport
@@ -40,17 +39,29 @@ class RayReply(Generic[ReplyT]):
         self._ref = ref
 
     def result(self) -> ReplyT:
+        import ray
+
         return ray.get(self._ref)
 
 
 class RayTransport(ShardTransport):
     """One parameter server actor per shard."""
 
-    def __init__(self, servers: Sequence[ActorHandle]) -> None:
+    def __init__(self, servers: Sequence[Any]) -> None:
         self._servers = servers
 
     def call(self, shard: int, call: ShardCall[ReplyT]) -> RayReply[ReplyT]:
         return RayReply(self._servers[shard].answer.remote(call))
+
+
+class InProcessTransport(ShardTransport):
+    """Parameter servers of this process, called at once."""
+
+    def __init__(self, servers: Sequence[InProcessActor]) -> None:
+        self._servers = servers
+
+    def call(self, shard: int, call: ShardCall[ReplyT]) -> Reply[ReplyT]:
+        return answered(lambda: self._servers[shard].instance.answer(call))
 
 
 class MixedTransport(ShardTransport):
@@ -66,12 +77,16 @@ class MixedTransport(ShardTransport):
         return self._by_shard[shard].memory(shard, num_bytes)
 
 
-def connect(servers: Sequence[ActorHandle], choice: TransportChoice) -> ShardTransport:
+def connect(servers: Sequence[Any], choice: TransportChoice) -> ShardTransport:
     """From the calling actor to every server; waits until they are up.
 
     Raises:
         InputError: shared memory was asked for and is not to be had.
     """
+    if isinstance(servers[0], InProcessActor):
+        return InProcessTransport(servers)
+    import ray
+
     over_ray = RayTransport(servers)
     if choice == "ray":
         return over_ray

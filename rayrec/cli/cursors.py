@@ -17,9 +17,9 @@ from rayrec.platform.console import Answer, command, out
 def cursor_command(
     run: Annotated[Path, typer.Argument(help="Folder that `rayrec train` wrote.")],
     snapshot: Annotated[str, typer.Option(help="`last`, `previous`, `best`, or the name of one.")] = "last",
-    files: Annotated[bool, typer.Option("--files", help="Also every file.")] = False,
+    files: Annotated[bool, typer.Option("--files", help="Show every file, too.")] = False,
 ) -> Answer:
-    """Show which rows a run has trained on, by epoch: each is in it once, or is yet to come."""
+    """Show which rows a run has trained on, by epoch."""
     from dataclasses import asdict
 
     from rayrec.pipelines.training.consumed_rows import consumed_rows
@@ -27,8 +27,8 @@ def cursor_command(
     consumed = consumed_rows(run, snapshot)
     heading = f"{consumed.run}, {consumed.snapshot}: {consumed.steps:,} steps"
     table = Table(title=heading, title_justify="left")
-    for place, name in enumerate(("epoch", "files", "consumed", "unreadable", "of rows")):
-        table.add_column(name, justify="right" if place else "left")
+    for index, name in enumerate(("epoch", "files", "consumed", "unreadable", "of rows")):
+        table.add_column(name, justify="right" if index else "left")
     for epoch in consumed.epochs:
         counts = (epoch.files, epoch.consumed, epoch.unreadable, epoch.rows)
         table.add_row(str(epoch.epoch), *map(_count, counts))
@@ -43,8 +43,8 @@ def cursor_command(
     for name in ("epoch", "file", "consumed", "unreadable", "of rows"):
         by_file.add_column(name, justify="left" if name in ("epoch", "file") else "right")
     for line in consumed.files:
-        figures = (line.consumed, line.unreadable, line.rows)
-        by_file.add_row(str(line.epoch), escape(line.file), *map(_count, figures))
+        row_counts = (line.consumed, line.unreadable, line.rows)
+        by_file.add_row(str(line.epoch), escape(line.file), *map(_count, row_counts))
     out.print(by_file)
     return answer
 

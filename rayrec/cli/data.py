@@ -1,4 +1,4 @@
-"""`prepare`: a behavior log in, a data set out."""
+"""`prepare`: turns a behavior log into a data set."""
 
 from __future__ import annotations
 
@@ -17,15 +17,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from rayrec.samples.prepare.partitions import PartitionFunction
-
-
-class Layout(StrEnum):
-    auto = "auto"
-    folder = "folder"
-    movielens = "movielens"
-    recbole = "recbole"
-    s3rec = "s3rec"
-    events = "events"
 
 
 class SplitKind(StrEnum):
@@ -49,26 +40,36 @@ def prepare_command(
     source: Annotated[Path, typer.Argument(help="Folder or file with the behavior log.")],
     out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the data set to write.")],
     layout: Annotated[
-        Layout, typer.Option(help="Layout of the source; `auto` looks at its files.")
-    ] = Layout.auto,
+        str,
+        typer.Option(
+            help="Layout of the source: folder, movielens, recbole, s3rec, events, or one that an installed "
+            "package adds; `auto` looks at its files."
+        ),
+    ] = "auto",
+    layout_setting: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE of a layout that has settings; may be repeated.")
+    ] = None,
     split: Annotated[SplitKind, typer.Option(help="What is held out.")] = SplitKind.leave_one_out,
-    ties: Annotated[Ties, typer.Option(help="Order of a user's events of one time.")] = Ties.shuffle,
-    seed: Annotated[int, typer.Option(help="Orders events of one time.")] = 0,
+    ties: Annotated[Ties, typer.Option(help="Order of a user's events with the same time.")] = Ties.shuffle,
+    seed: Annotated[int, typer.Option(help="Seed for the order of ties.")] = 0,
     behavior: Annotated[
         list[str] | None, typer.Option(help="Keep only this behavior; may be repeated.")
     ] = None,
-    allow: Annotated[list[Allow] | None, typer.Option(help="Accept and count; may be repeated.")] = None,
+    allow: Annotated[
+        list[Allow] | None, typer.Option(help="Accept these rows and count them; may be repeated.")
+    ] = None,
     valid_start: Annotated[
-        str | None, typer.Option(help="Split by time: first date (ISO) or UNIX second that validates.")
+        str | None,
+        typer.Option(help="Split by time: where validation begins, ISO date or UNIX seconds."),
     ] = None,
     test_start: Annotated[
-        str | None, typer.Option(help="Split by time: first date (ISO) or UNIX second that is tested.")
+        str | None, typer.Option(help="Split by time: where testing begins, ISO date or UNIX seconds.")
     ] = None,
     valid_fraction: Annotated[
-        float | None, typer.Option(help="Split by time: part of the events that validates [0.1].")
+        float | None, typer.Option(help="Split by time: part of the events that is for validation [0.1].")
     ] = None,
     test_fraction: Annotated[
-        float | None, typer.Option(help="Split by time: part of the events that is tested [0.1].")
+        float | None, typer.Option(help="Split by time: part of the events that is for testing [0.1].")
     ] = None,
     column: Annotated[
         list[str] | None, typer.Option(help="ROLE=NAME of a column in an event log; may be repeated.")
@@ -81,10 +82,10 @@ def prepare_command(
     ] = None,
     time_unit: Annotated[str, typer.Option(help="Unit of numeric times: s, ms, us or ns.")] = "s",
     use_ray: Annotated[
-        bool, typer.Option("--ray/--no-ray", help="Build the sequences on Ray Data or in this process.")
+        bool, typer.Option("--ray/--no-ray", help="Build the sequences with Ray Data, or in this process.")
     ] = True,
     overwrite: Annotated[
-        bool, typer.Option(help="Replace a data set that is there, with its semantic IDs.")
+        bool, typer.Option(help="Replace an existing data set and its semantic IDs.")
     ] = False,
 ) -> Answer:
     """Turn a behavior log into a data set: checked, sorted, split."""
@@ -94,7 +95,8 @@ def prepare_command(
 
     config = PrepareConfig.parse(
         {
-            "layout": layout.value,
+            "layout": layout,
+            "layout_settings": dict(_setting_of(entry) for entry in layout_setting or ()),
             "split": split.value,
             "ties": ties.value,
             "seed": seed,
@@ -139,3 +141,11 @@ def role_of(entry: str) -> tuple[str, str]:
     if not equals:
         raise InputError(f"--column {entry}: expected ROLE=NAME, as in user_id=customer")
     return role, name
+
+
+def _setting_of(entry: str) -> tuple[str, str]:
+    """NAME=VALUE as (name, value)."""
+    name, equals, value = entry.partition("=")
+    if not equals:
+        raise InputError(f"--layout-setting {entry}: expected NAME=VALUE, as in user=customer")
+    return name, value

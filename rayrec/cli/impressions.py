@@ -1,4 +1,4 @@
-"""`impressions` and `synthetic-impressions`: rows for ranking models, from files or drawn."""
+"""`impressions`: data sets for ranking models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rayrec.cli.app import app
-from rayrec.platform.console import Answer, command, print_rows, progress_bar
+from rayrec.platform.console import Answer, command, log, print_rows, progress_bar
 from rayrec.platform.errors import InputError
 
 
@@ -29,14 +29,10 @@ class ImpressionSplitKind(StrEnum):
     random = "random"
 
 
-OutFolder = Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the data set to write.")]
-Overwrite = Annotated[bool, typer.Option(help="Replace a data set of impressions that is there.")]
-
-
 @command(app, "impressions")
 def impressions_command(
     source: Annotated[Path, typer.Argument(help="Folder or file with the impressions.")],
-    out_folder: OutFolder,
+    out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the data set to write.")],
     layout: Annotated[ImpressionLayout, typer.Option(help="Layout of the source.")],
     label: Annotated[
         list[str] | None, typer.Option(help="Table: column of 0, 1 or nothing to predict; may be repeated.")
@@ -65,7 +61,10 @@ def impressions_command(
         int, typer.Option(help="MovieLens, Deskdrop: most items in a history, the newest.")
     ] = 50,
     history_events: Annotated[
-        str, typer.Option(help="MovieLens: films of a history, `liked` or `all`; to rank for others: all.")
+        str,
+        typer.Option(
+            help="MovieLens: films of a history, `liked` or `all`; to rerank for a recommender: all."
+        ),
     ] = "liked",
     origin: Annotated[
         list[str] | None,
@@ -81,25 +80,24 @@ def impressions_command(
         Path | None,
         typer.Option(
             help="MovieLens, Deskdrop: hold out what this data set of `rayrec prepare` holds out, so that "
-            "the model can rank for those that are trained on it."
+            "the model can rerank for recommenders trained on it."
         ),
     ] = None,
     split: Annotated[
         ImpressionSplitKind, typer.Option(help="What is held out; `auto` depends on the source.")
     ] = ImpressionSplitKind.auto,
-    valid_fraction: Annotated[float, typer.Option(help="Part of the rows that validates.")] = 0.1,
-    test_fraction: Annotated[float, typer.Option(help="Part of the rows that is tested.")] = 0.1,
+    valid_fraction: Annotated[float, typer.Option(help="Part of the rows that is for validation.")] = 0.1,
+    test_fraction: Annotated[float, typer.Option(help="Part of the rows that is for testing.")] = 0.1,
     valid_start: Annotated[
-        str | None, typer.Option(help="Split by time: first date (ISO) or UNIX second that validates.")
+        str | None,
+        typer.Option(help="Split by time: where validation begins, ISO date or UNIX seconds."),
     ] = None,
     test_start: Annotated[
-        str | None, typer.Option(help="Split by time: first date (ISO) or UNIX second that is tested.")
+        str | None, typer.Option(help="Split by time: where testing begins, ISO date or UNIX seconds.")
     ] = None,
-    min_count: Annotated[
-        int, typer.Option(help="Ids seen less often in training rows become one id of rare ones.")
-    ] = 1,
-    seed: Annotated[int, typer.Option(help="Draws the rows of a random split.")] = 0,
-    overwrite: Overwrite = False,
+    min_count: Annotated[int, typer.Option(help="Ids seen less often in training rows share one id.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of a random split.")] = 0,
+    overwrite: Annotated[bool, typer.Option(help="Replace an existing data set of impressions.")] = False,
 ) -> Answer:
     """Turn impressions into a data set for ranking models: checked, hashed, split."""
     from rayrec.samples.impressions.config import ImpressionsConfig
@@ -143,23 +141,18 @@ def impressions_command(
     return report.to_json()
 
 
-@command(app, "synthetic-impressions")
-def synthetic_impressions_command(
-    out_folder: OutFolder,
-    rows: Annotated[int, typer.Option(help="Rows in all; a tenth each validates and is tested.")],
-    columns: Annotated[int, typer.Option(help="Columns of one id each.")] = 8,
-    ids_per_column: Annotated[int, typer.Option(help="Different ids of a column.")] = 1000,
-    numbers: Annotated[int, typer.Option(help="Columns of numbers.")] = 2,
-    zipf: Annotated[float, typer.Option(help="Exponent of Zipf's law, by which ids occur; 0: alike.")] = 1.1,
-    seed: Annotated[int, typer.Option(help="Draws everything.")] = 0,
-    overwrite: Overwrite = False,
-) -> Answer:
-    """Draw impressions whose best possible AUC is known, and write them as a data set."""
-    from rayrec.samples.impressions.synthetic import synthetic_impressions
-
-    report = synthetic_impressions(out_folder, rows, columns, ids_per_column, seed, zipf, numbers, overwrite)
-    print_rows("Impressions", report.rows())
-    return report.to_json()
+@app.command(
+    "synthetic-impressions",
+    hidden=True,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def synthetic_impressions_command() -> None:
+    """Say what this command of 0.1 is called now."""
+    log.print(
+        "rayrec: synthetic-impressions is called `python -m benchmarks.synthetic_impressions` now, in a "
+        "checkout of the repository"
+    )
+    raise typer.Exit(2)
 
 
 def spaces_of(flag: str, entries: list[str] | None) -> dict[str, str]:

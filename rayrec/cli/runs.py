@@ -124,11 +124,16 @@ def train_command(
         str | None,
         typer.Option(help="To resume from: `last` (if not given), `previous`, `best`, or the name of one."),
     ] = None,
+    local: Annotated[
+        bool,
+        typer.Option("--local", help="Train in this process, without Ray: same steps, same result, for pdb."),
+    ] = False,
 ) -> Answer:
-    """Train a model with the five-stage pipeline on Ray."""
+    """Train a model with the five-stage pipeline."""
     from dataclasses import asdict
 
     from rayrec.pipelines.config.run import RunConfig
+    from rayrec.pipelines.training.placements import in_process, on_ray
     from rayrec.pipelines.training.train import train
 
     if snapshot is not None and not (resume or resume_if_begun):
@@ -142,6 +147,7 @@ def train_command(
             "if_begun" if resume_if_begun else resume,
             on_step=lambda done, total, loss: progress(done, total),
             snapshot=snapshot or "last",
+            cluster=in_process if local else on_ray,
         )
     stages = result.stages
     print_rows(

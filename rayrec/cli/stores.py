@@ -1,4 +1,4 @@
-"""`data store` and `data keys`: histories in a store, and samples that name them by a key."""
+"""`data store` and `data keys`: histories in a store, and samples that refer to them by key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def store_command(
     store: Store,
     name: Annotated[
         str | None,
-        typer.Option(help="Of the log; a store takes no other (if not given, the name of SOURCE)."),
+        typer.Option(help="Name of the log; a store holds one log (default: the name of SOURCE)."),
     ] = None,
     column: Annotated[list[str] | None, typer.Option(help="ROLE=NAME of a column; may be repeated.")] = None,
     time_unit: Annotated[str, typer.Option(help="Unit of numeric times: s, ms, us or ns.")] = "s",
@@ -32,7 +32,7 @@ def store_command(
         list[str] | None, typer.Option(help="Further column of numbers to store; may be repeated.")
     ] = None,
 ) -> Answer:
-    """Put a log of events into an event store; files that are in it already are left out."""
+    """Add a log of events to an event store; files that it already has are skipped."""
     from dataclasses import asdict
 
     from rayrec.samples.stores.build import StoreBuildConfig, build_store

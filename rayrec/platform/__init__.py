@@ -5,7 +5,7 @@ May import no other room.
 """
 
 if __name__ == "platform":
-    # A shell that stands inside the package finds this room in the place of Python's own module, which torch,
+    # A shell that stands inside the package finds this room instead of Python's own module, which torch,
     # Ray and much of the standard library import. So under that name it is Python's own.
     import importlib.util
     import os

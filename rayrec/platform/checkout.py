@@ -1,4 +1,4 @@
-"""What lies beside the package in a checkout, and is not installed with it."""
+"""The parts of a checkout that are not installed with the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starting or joining a Ray cluster, and leaving it clean."""
+"""Starting or joining a Ray cluster, and disconnecting cleanly."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def starts_cluster(config: ClusterConfig) -> bool:
 
 @contextmanager
 def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
-    """Be connected to Ray inside the block; a cluster started here ends with it.
+    """Connect to Ray inside the block; a cluster started here is shut down at its end.
 
     Raises:
         InputError: the cluster that was joined has fewer CPUs than the run's actors ask for, none answers at
@@ -51,12 +51,12 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
         yield
         return
     address = _address(config)
-    logging.getLogger("ray").setLevel(logging.ERROR)  # before init: it speaks while it starts
+    logging.getLogger("ray").setLevel(logging.ERROR)  # before init, which logs
     try:
         if address is not None:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         else:
-            # Our own cluster may promise more CPUs than there are: a small machine is only slower.
+            # A cluster of our own may offer more CPUs than the machine has: that makes it slower, no more.
             ray.init(
                 address="local",  # never a cluster that happens to run on this machine
                 num_cpus=max(os.cpu_count() or 1, int(cpus_needed + 0.999)),
@@ -86,14 +86,14 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
 
 
 def check_accelerators(claim: Mapping[str, Any], num_actors: int, actors: str, remedy: str) -> None:
-    """Refuse actors for which the connected cluster has no accelerator: Ray would wait for one without end.
+    """Refuse actors for which the connected cluster has no accelerator: Ray would wait forever.
 
-    Like the check of CPUs it looks at totals: what another job holds now is waited for.
+    Like the check of CPUs it compares totals: accelerators that another job uses now are waited for.
 
     Args:
-        claim: what each of them asks for, as `devices.ray_claim` says it.
-        actors: what they are called, in plural.
-        remedy: what to do about it.
+        claim: what each actor asks for, from `devices.ray_claim`.
+        actors: their name in messages, in plural.
+        remedy: what the user can do about it.
 
     Raises:
         InputError: names the resource, and how many there are.
@@ -114,7 +114,7 @@ def _address(config: ClusterConfig) -> str | None:
 
 
 def _check_capacity(cpus_needed: float) -> None:
-    """Looks at the total: CPUs that another job holds now are waited for."""
+    """Compares totals: CPUs that another job uses now are waited for."""
     import ray
 
     available = ray.cluster_resources().get(HOST.ray_resource, 0.0)

@@ -1,7 +1,7 @@
-"""What compiled kernels of several rooms share: integer hashing, remainders, arrays as kernels expect them.
+"""Shared by compiled kernels of several rooms: integer hashing, remainders, arrays as kernels expect them.
 
-Numba caches a compiled kernel by the source of the kernel's own file, so a change here needs the caches of
-its callers dropped; the hash is a contract and does not change.
+Numba caches a compiled kernel by the source of the kernel's own file, so after a change here, the caches of
+its callers must be deleted; the hash is a contract and does not change.
 """
 
 from __future__ import annotations

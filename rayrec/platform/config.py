@@ -168,7 +168,7 @@ def _explain(root: type[Config], values: dict[str, Any], problem: Any) -> str:
 
 
 def _explain_tag(root: type[Config], name: str, location: tuple[Any, ...], problem: Any) -> str:
-    """A union's members are chosen by a key that is missing or has a value nobody knows."""
+    """A union's members are chosen by a key that is missing or has an unknown value."""
     key = problem["ctx"]["discriminator"].strip("'")
     choices = ", ".join(
         repr(tag)

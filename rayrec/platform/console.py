@@ -1,4 +1,4 @@
-"""How the command talks to a person: errors in one line, progress bars, tables, a line of JSON."""
+"""Output of the command line: errors in one line, progress bars, tables, a line of JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback o
 def command(app: typer.Typer, name: str) -> Callable[[Callable[..., Answer]], Callable[..., None]]:
     """Register a command: adds --json and --debug, and turns errors into one line and an exit code.
 
-    Exit codes: 0 success, 1 a failure of ours or of the machine, 2 a mistake in the input, 130 interrupted.
+    Exit codes: 0 success, 1 a bug or a failure of the machine, 2 wrong input, 130 interrupted.
     """
 
     def register(function: Callable[..., Answer]) -> Callable[..., None]:
@@ -39,7 +39,7 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[..., Answer]], Ca
         def run(*args: Any, json_line: bool, debug: bool, **kwargs: Any) -> None:
             logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
             logging.getLogger("rayrec").setLevel(logging.INFO)
-            # What a scheduler sends to end a job: cleaned up after like Ctrl-C.
+            # Schedulers end jobs with SIGTERM: clean up as after Ctrl-C.
             signal.signal(signal.SIGTERM, lambda *_: _interrupt())
             try:
                 answer = function(*args, **kwargs)
@@ -97,7 +97,7 @@ def progress_bar(description: str) -> Iterator[Callable[[int, int | None], None]
 
 
 def print_rows(title: str, rows: list[tuple[str, str]]) -> None:
-    """A table of labels and values on the standard output."""
+    """Print a table of labels and values to the standard output."""
     table = Table(title=title, show_header=False, title_justify="left")
     for label, value in rows:
         table.add_row(escape(label), escape(value))

@@ -17,7 +17,7 @@ def deduplicate(ids: Int64Array) -> tuple[Int64Array, Int64Array]:
     `distinct[inverse]` equals `ids`.
     """
     ids_N = np.ascontiguousarray(ids, dtype=np.int64).reshape(-1).view()
-    ids_N.flags.writeable = False  # always, or arrays of Ray's store would be another type to the compiler
+    ids_N.flags.writeable = False  # always: to the compiler, read-only arrays of Ray's store are another type
     slots_C = np.zeros(max(_MIN_SLOTS, 1 << (2 * len(ids_N)).bit_length()), dtype=np.int32)
     distinct_N = np.empty(len(ids_N), dtype=np.int64)
     inverse_N = np.empty(len(ids_N), dtype=np.int64)
@@ -48,7 +48,7 @@ def _add(values_ND: Float32Array, inverse_N: Int64Array, sums_MD: Float32Array) 
 def _deduplicate(
     ids_N: Int64Array, slots_C: Int32Array, distinct_N: Int64Array, inverse_N: Int64Array
 ) -> int:
-    """Open addressing; a slot holds 1 + the place of its id in distinct_N, 0 where it is free."""
+    """Open addressing; a slot holds 1 + the index of its id in distinct_N, or 0 if it is free."""
     mask = np.uint64(len(slots_C) - 1)
     shift = np.uint64(64)
     while np.uint64(1) << (np.uint64(64) - shift) < np.uint64(len(slots_C)):

@@ -1,13 +1,13 @@
-"""Copies from the host's memory to a device, beside what the device computes.
+"""Copies from host to device memory that overlap with computation.
 
-A copy of pageable memory is waited for by the host, with everything that was asked of the same stream before
-it. A batch arrives while the optimizer's kernels of the batch before still run, so its arrays go over on a
-stream of their own:
+The host waits for a copy of pageable memory, and for everything queued before it on the same stream. A batch
+arrives while the optimizer's kernels of the previous batch still run, so its arrays are copied on a separate
+stream:
 
     default stream   ... optimizer t ......│ forward t + 1 (waits for the copies)
     copy stream          arrays of t + 1  ─┘
 
-On a device that shares the host's memory there is one order of everything, and none of this.
+A device that shares the host's memory needs none of this.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from torch import Tensor
 from rayrec.platform.devices import device_of
 
 
-class CopiesBesideCompute:
-    """A context in which arrays are copied; behind it the device may compute with them.
+class OverlappedCopies:
+    """A context in which arrays are copied; after it, the device may compute with them.
 
-    Tensors must not be computed with before: the stream that computes does not know of them yet.
+    Not before: only at the end of the block does the computing stream wait for the copies.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._module: Any = torch.get_device_module(device) if device_of(device).has_own_memory else None
 
-    def __enter__(self) -> CopiesBesideCompute:
+    def __enter__(self) -> OverlappedCopies:
         if self._module is not None:
             self._computing = self._module.current_stream(self._device)
             self._entered = self._module.stream(_copy_stream(self._device))
@@ -41,15 +41,15 @@ class CopiesBesideCompute:
         return self
 
     def copied(self, values: np.ndarray) -> Tensor:
-        """A copy, also where the device is the host: arrays of other processes are read-only, and go away."""
+        """Copy an array, on the host too: arrays of other processes are read-only and are freed by them."""
         copy = torch.tensor(values, device=self._device)
         if self._module is not None:
-            # Its memory is not given to a later copy before the stream that reads it has done so.
+            # Or the allocator might reuse its memory for a later copy while the computing stream reads it.
             copy.record_stream(self._computing)
         return copy
 
     def moved(self, values: np.ndarray) -> Tensor:
-        """As `copied`, of an array that was made here for this alone: on the host it stays where it is."""
+        """As `copied`, for an array that has no other user: on the host it is not copied."""
         return torch.from_numpy(values) if self._module is None else self.copied(values)
 
     def __exit__(
@@ -62,5 +62,5 @@ class CopiesBesideCompute:
 
 @functools.cache
 def _copy_stream(device: torch.device) -> Any:
-    """One for the process: streams are few."""
+    """One per process and device: the number of streams is limited."""
     return torch.get_device_module(device).Stream(device)

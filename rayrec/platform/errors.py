@@ -1,4 +1,4 @@
-"""The one exception a person is meant to read."""
+"""Exceptions whose messages are written for users."""
 
 
 class InputError(ValueError):

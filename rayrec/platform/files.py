@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees the whole of one or nothing; and whether a folder is on a disk."""
+"""Atomic writes of files, and whether a folder is on a disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from rayrec.platform.errors import InputError
 
 MEMORY_FILE_SYSTEMS = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
-"""By what Linux's `statfs` calls them."""
+"""By the type that Linux's `statfs` returns."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -40,11 +40,12 @@ def sync(path: Path) -> None:
 
 
 def write_json(path: Path, values: Any) -> None:
+    """Replace `path` by the values as JSON, atomically."""
     write_atomically(path, (json.dumps(values, indent=2) + "\n").encode())
 
 
 def memory_file_system(folder: Path) -> str | None:
-    """Name of the file system that keeps this folder in memory; None if it is on a disk, or nobody knows."""
+    """Name of the file system that keeps this folder in memory; None if it is on a disk or unknown."""
     if sys.platform != "linux":
         return None
     described = ctypes.create_string_buffer(512)  # struct statfs; its first word is the type
@@ -55,7 +56,7 @@ def memory_file_system(folder: Path) -> str | None:
 
 
 def check_on_disk(folder: Path) -> None:
-    """Raises InputError if there is no such folder, or if what is written to it stays in memory."""
+    """Refuse a folder that does not exist or that is kept in memory, with an InputError."""
     if not folder.is_dir():
         raise InputError(
             f"{folder}: there is no such folder on this machine; make it, or name another (disk.folder)"

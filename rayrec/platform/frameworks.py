@@ -1,7 +1,7 @@
 """Which dense frameworks are installed, what they were built for, and which devices they see.
 
-A framework is asked in a process of its own: imported here, it would take memory and threads from whoever
-asked, and a broken driver may take the process with it.
+Each is imported in a process of its own: here it would take memory and threads, and a broken driver may crash
+the process.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from rayrec.platform.device_diagnosis import HERE, Surroundings
 @dataclass(frozen=True)
 class Framework:
     packages: tuple[str, ...]
-    """Distributions that bring it, the one of our extra first."""
+    """Distributions that contain it, the one of our extra first."""
     requirement: str
-    """Of pip: ourselves with the extra that brings it."""
+    """What to give pip: RayRec with the extra that brings it."""
     brings: str
     """What it is for here."""
     question: str
-    """Python that prints `answer:` and what is to be told of it."""
-    told: str = "sees"
-    """Said before the answer."""
+    """Python program that prints `answer:` and the devices it sees, or the like."""
+    verb: str = "sees"
+    """Comes before the answer in the sentence."""
     oldest: int = 0
-    """Major version that it has at least."""
-    beside: tuple[str, ...] = ()
-    """Packages that it has to fit."""
+    """Lowest major version."""
+    fits: tuple[str, ...] = ()
+    """Packages whose versions must fit it."""
 
     @property
     def extra(self) -> str:
@@ -52,7 +52,7 @@ FRAMEWORKS = {
         "import tensorflow\n"
         "seen = tensorflow.config.list_physical_devices()\n"
         "print('answer:', ', '.join(device.name.removeprefix('/physical_device:') for device in seen))\n",
-        beside=("numpy", "protobuf"),
+        fits=("numpy", "protobuf"),
     ),
     "Keras": Framework(
         ("keras",),
@@ -63,15 +63,15 @@ FRAMEWORKS = {
         "os.environ.setdefault('KERAS_BACKEND', backend)\n"
         "import keras\n"
         "print('answer:', keras.backend.backend())\n",
-        told="on",
+        verb="on",
         oldest=3,
-        beside=("tensorflow-cpu", "tensorflow", "numpy", "protobuf"),
+        fits=("tensorflow-cpu", "tensorflow", "numpy", "protobuf"),
     ),
 }
 
 
 def examine_framework(name: str, machine: Surroundings = HERE) -> tuple[bool, str]:
-    """Whether it is there, and one sentence: version and devices, or how to get it."""
+    """Whether a framework can be used, and one sentence: version and devices, or how to get it."""
     framework = FRAMEWORKS[name]
     found = _found(framework.packages, machine)
     if not found:
@@ -79,7 +79,7 @@ def examine_framework(name: str, machine: Surroundings = HERE) -> tuple[bool, st
     package, version = found[0]
     if (reason := why_too_old(name, version, machine)) is not None:
         return False, reason
-    # What an import says, it says in this process: from one that fails, nothing would be heard.
+    # It reports errors itself: `output` returns nothing of a process that fails.
     program = (
         f"try:\n{textwrap.indent(framework.question, '    ')}"
         "except BaseException as error:\n"
@@ -89,11 +89,11 @@ def examine_framework(name: str, machine: Surroundings = HERE) -> tuple[bool, st
     if "answer:" not in shown:
         return False, why_it_fails(name, shown.rpartition("failed:")[2].strip(), machine)
     answer = shown.rpartition("answer:")[2].strip()
-    return True, f"{package} {version}, {framework.told} {answer or 'no device'}"
+    return True, f"{package} {version}, {framework.verb} {answer or 'no device'}"
 
 
 def why_too_old(name: str, version: str, machine: Surroundings = HERE) -> str | None:
-    """None where a version is new enough."""
+    """Say that a version is too old; None if it is new enough."""
     framework = FRAMEWORKS[name]
     if int(version.partition(".")[0]) >= framework.oldest:
         return None
@@ -104,15 +104,15 @@ def why_too_old(name: str, version: str, machine: Surroundings = HERE) -> str | 
 
 
 def why_it_fails(name: str, message: str, machine: Surroundings = HERE) -> str:
-    """Of one that is installed and cannot be imported: which versions there are and which fit.
+    """Say which versions are installed and which fit, of a framework that cannot be imported.
 
     Args:
-        message: of the import, if there is any.
+        message: of the failed import, if there is any.
     """
     framework = FRAMEWORKS[name]
     installed = ", ".join(" ".join(found) for found in _found(framework.packages, machine)) or name
-    beside = ", ".join(" ".join(found) for found in _found(framework.beside, machine))
-    what = f"{installed}, beside {beside}," if beside else installed
+    others = ", ".join(" ".join(found) for found in _found(framework.fits, machine))
+    what = f"{installed}, with {others}," if others else installed
     said = f" ({message})" if message else ""
     return f"{what} cannot be imported{said}; {_how_to_get(framework, machine)}"
 

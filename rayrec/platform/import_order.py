@@ -1,9 +1,9 @@
-"""TensorFlow and Triton in one process, whichever comes first.
+"""Importing TensorFlow and Triton into one process, in either order.
 
-Both bring an LLVM of their own, and TensorFlow makes its symbols everybody's. Triton, loaded behind it, takes
-those instead of its own and ends the process with a segmentation fault, in its very import; and PyTorch
-imports it where nobody would think of it, to count FLOPs. Loaded before TensorFlow, or told to prefer its own
-symbols, it is fine.
+Each contains its own LLVM, and TensorFlow exports its symbols to the whole process. Triton, imported after
+it, binds to those symbols instead of its own and crashes with a segmentation fault; and PyTorch imports
+Triton in unexpected places, for example to count FLOPs. Imported before TensorFlow, or with RTLD_DEEPBIND,
+it works.
 
 This module imports neither.
 """

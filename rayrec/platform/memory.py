@@ -9,7 +9,7 @@ _CGROUP_LIMITS = (
     "/sys/fs/cgroup/memory.max",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",
 )
-"""Versions 2 and 1; what a container may use, where that is less than the machine has."""
+"""Of cgroups 2 and 1: the limit of a container."""
 
 
 def machine_bytes() -> int:

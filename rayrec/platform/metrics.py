@@ -1,11 +1,14 @@
-"""Busy and waiting time of each stage, and their way to Ray's metrics."""
+"""Busy and waiting time of each stage, published as Ray metrics."""
 
 from __future__ import annotations
 
+import importlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 PUBLISH_EVERY_BATCHES = 20
 
@@ -19,7 +22,7 @@ class StageTimes:
 
     busy_s: float
     waiting_s: float
-    """Idle between two batches: for its input, or for room behind it."""
+    """Idle between two batches: waiting for input, or for space in the next queue."""
     num_batches: int
     blocked_s: float = 0.0
     """Waiting within a batch: a trainer for rows, and for updates to be taken."""
@@ -28,7 +31,7 @@ class StageTimes:
 class StageClock:
     """Splits the time from `start` to `stop` into work on batches and waiting between them.
 
-    It is stopped while nothing is trained, so that validation is no waiting. Not thread-safe.
+    It is stopped while nothing is trained, so that validation does not count as waiting. Not thread-safe.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -40,7 +43,7 @@ class StageClock:
         """None while it is stopped."""
 
     def start(self) -> None:
-        """From now on, what is not work is waiting."""
+        """Count time that is not work as waiting from now on."""
         self._idle_since = self._clock()
 
     def stop(self) -> None:
@@ -69,10 +72,10 @@ class StageClock:
 
 
 class MeterClock:
-    """A `StageClock` for a stage of many threads, whose work is metered where it is done.
+    """A `StageClock` for a stage of many threads, whose busy time is measured by the stage itself.
 
     Args:
-        meter_s: seconds of work so far, of which no two overlap.
+        meter_s: returns the busy seconds so far, overlapping work counted once.
     """
 
     def __init__(self, meter_s: Callable[[], float], clock: Callable[[], float] = time.perf_counter) -> None:
@@ -101,33 +104,35 @@ class MeterClock:
         return self._running_s + self._clock() - started, self._busy_s + self._meter_s() - meter_s
 
 
-class RayFigures:
-    """Publishes figures where the Ray dashboard and Prometheus find them, under `rayrec_` and their names."""
+class RayMetrics:
+    """Publishes metrics where the Ray dashboard and Prometheus find them, under `rayrec_` and their names.
+
+    In a process that is not connected to Ray it does nothing.
+    """
 
     def __init__(self, tags: dict[str, str]) -> None:
-        from ray.util import metrics
-
         self._tags = tags
-        self._gauges: dict[str, metrics.Gauge] = {}
-        self._new_gauge = lambda name: metrics.Gauge(
-            f"rayrec_{name}", name.replace("_", " "), tuple(self._tags)
-        )
+        self._gauges: dict[str, Any] = {}
 
-    def publish(self, figures: Mapping[str, float]) -> None:
-        for name, value in figures.items():
+    def publish(self, metrics: Mapping[str, float]) -> None:
+        ray = sys.modules.get("ray")
+        if ray is None or not ray.is_initialized():
+            return
+        for name, value in metrics.items():
             if name not in self._gauges:
-                self._gauges[name] = self._new_gauge(name)
+                gauge = importlib.import_module("ray.util.metrics").Gauge
+                self._gauges[name] = gauge(f"rayrec_{name}", name.replace("_", " "), tuple(self._tags))
             self._gauges[name].set(value, self._tags)
 
 
 class RayStageMetrics:
-    """Publishes a member's times, and what else is to be known of it."""
+    """Publishes the times of one actor of a stage, with further gauges."""
 
     def __init__(self, run: str, stage: str, member: int) -> None:
-        self._figures = RayFigures({"run": run, "stage": stage, "member": str(member)})
+        self._metrics = RayMetrics({"run": run, "stage": stage, "member": str(member)})
 
     def publish(self, times: StageTimes, further: Mapping[str, float] | None = None) -> None:
-        self._figures.publish(
+        self._metrics.publish(
             {
                 "stage_busy_s": times.busy_s,
                 "stage_waiting_s": times.waiting_s,
@@ -140,6 +145,6 @@ class RayStageMetrics:
     def after_batch(
         self, times: StageTimes, further: Callable[[], Mapping[str, float]] | None = None
     ) -> None:
-        """Publish after every few batches: Prometheus asks every few seconds only."""
+        """Publish after every few batches: Prometheus scrapes only every few seconds."""
         if times.num_batches % PUBLISH_EVERY_BATCHES == 0:
             self.publish(times, further() if further else None)

@@ -1,9 +1,9 @@
-"""NVIDIA's Multi-Process Service: processes that share a GPU compute on it side by side, and not in turns.
+"""NVIDIA's Multi-Process Service: processes that share a GPU run on it concurrently, not in turns.
 
     environment() ─► of the processes ─► start_daemon(), before any of them touches the GPU
 
-One daemon per machine and folder; processes find it by the folder in their environment. It stays when the
-last of them ends, since others may compute by it: `nvidia-cuda-mps-control`, told `quit`, ends it.
+One daemon per machine and folder; processes find it by the folder in their environment. It keeps running when
+the last of them ends, since others may use it: `echo quit | nvidia-cuda-mps-control` stops it.
 
 Source: NVIDIA's documentation of the Multi-Process Service.
 """
@@ -26,11 +26,12 @@ _START_S = 10.0
 
 
 def environment(share: float, folder: Path | None = None) -> dict[str, str]:
-    """For processes that each may use a share of the GPU's multiprocessors.
+    """Environment variables for processes that each may use a fraction of the GPU's multiprocessors.
 
     Args:
-        folder: of the daemon; None: one for each user of the machine. What the environment says already
-            stays.
+        share: the fraction, above 0 and up to 1.
+        folder: of the daemon; None: one for each user of the machine. Variables that are set
+            already are kept.
     """
     folder = folder or Path(tempfile.gettempdir()) / f"rayrec-mps-{os.getuid()}"
     folders = {name: os.environ.get(name, str(folder / part)) for name, part in _FOLDERS.items()}
@@ -38,10 +39,10 @@ def environment(share: float, folder: Path | None = None) -> dict[str, str]:
 
 
 def start_daemon() -> None:
-    """Have a daemon in the folder that this process's environment names; one that is there is enough.
+    """Start a daemon in the folder that this process's environment names, unless one runs there.
 
     Raises:
-        InputError: there is no such program here, or it does not start.
+        InputError: the program is missing, or it does not start.
     """
     program = shutil.which(CONTROL)
     if program is None:
@@ -54,11 +55,11 @@ def start_daemon() -> None:
     said = ""
     end = time.monotonic() + _START_S
     while not _answers(program):
-        # Of several processes that start one at once, one succeeds.
+        # If several processes start one at the same time, one of them succeeds.
         started = subprocess.run([program, "-d"], capture_output=True, text=True, timeout=_START_S)
         said = (started.stderr or started.stdout).strip() or said
         if time.monotonic() > end:
-            raise InputError(f"mps: {CONTROL} -d starts no daemon: {said or 'it does not say why'}")
+            raise InputError(f"mps: {CONTROL} -d starts no daemon: {said or 'it gives no reason'}")
         if started.returncode:
             time.sleep(0.2)
 

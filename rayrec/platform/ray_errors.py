@@ -1,21 +1,29 @@
-"""Errors that crossed processes, back in the form in which they were raised."""
+"""Errors that crossed processes, back in the form in which they were raised. Imports without Ray."""
 
 from __future__ import annotations
 
 import re
-
-from ray.exceptions import ActorDiedError, RayTaskError
+import sys
+from typing import Any
 
 
 class ActorDeathError(RuntimeError):
     """An actor's process is gone; one sentence that names the actor."""
 
 
+class StageHungError(RuntimeError):
+    """A process with state is alive and does nothing; one sentence that names the actor."""
+
+
 def root_cause(error: BaseException) -> BaseException:
-    """The exception behind Ray's wrappers, however many actors it passed through.
+    """Return the exception behind Ray's wrappers, however many actors it passed through.
 
     An exception of an actor's constructor comes out as itself, a process that died as `ActorDeathError`.
     """
+    if "ray" not in sys.modules:
+        return error
+    from ray.exceptions import ActorDiedError, RayTaskError
+
     while True:
         if isinstance(error, RayTaskError) and error.cause is not None and error.cause is not error:
             error = error.cause
@@ -29,7 +37,18 @@ def root_cause(error: BaseException) -> BaseException:
             return error
 
 
-def _as_sentence(error: ActorDiedError) -> ActorDeathError:
+def is_of_cluster(cause: BaseException) -> bool:
+    """Whether a root cause is the cluster's or an actor's end, not the fault of what the actor was asked."""
+    if isinstance(cause, ActorDeathError | StageHungError):
+        return True
+    if "ray" not in sys.modules:
+        return False
+    from ray.exceptions import RayError
+
+    return isinstance(cause, RayError)
+
+
+def _as_sentence(error: Any) -> ActorDeathError:
     """Ray's lines of `key: value` and a paragraph of advice, in short."""
     message = str(error)
     facts = dict(re.findall(r"^\s+(\w+): (.+)$", message, re.MULTILINE))

@@ -1,7 +1,7 @@
-"""Where files are: a path or URL of any file system -> pyarrow's object for it and the path there.
+"""A path or URL of any file system as pyarrow's object for the file system and the path in it.
 
-Paths without a scheme are of this machine. Of URLs, those that pyarrow knows (`file`, `s3`, `gs`, `hdfs`)
-are its own business; any other scheme is fsspec's (`memory`, `abfs`, `http`, ...).
+Paths without a scheme are local. URLs with a scheme that pyarrow knows (`file`, `s3`, `gs`, `hdfs`) are
+opened by pyarrow, others (`memory`, `abfs`, `http`, ...) by fsspec.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 @dataclass(frozen=True)
 class RemoteFolder:
-    """A folder of some file system; travels to other processes with what it needs to get there."""
+    """A folder of some file system; it can be pickled, with what is needed to connect."""
 
     url: str
-    """As it was given; what messages name."""
+    """As it was given; for messages."""
     filesystem: fs.FileSystem
     path: str
     """Of the folder, in the file system."""
 
     def path_of(self, name: str) -> str:
-        """Of a file by its name below the folder."""
+        """Path in the file system of a file in the folder, by its name."""
         return f"{self.path.rstrip('/')}/{name}"
 
     def shown(self, name: str) -> str:
-        """The same for people."""
+        """The same as a URL, for messages."""
         return f"{self.url.rstrip('/')}/{name}"
 
     def version_of(self, info: fs.FileInfo) -> str:
-        """What changes when a file is written again, even to the same size."""
+        """A string that changes when a file is rewritten, even with the same size."""
         handler = getattr(self.filesystem, "handler", None)
         if isinstance(handler, fs.FSSpecHandler):
             return str(handler.fs.ukey(info.path))
@@ -47,9 +47,10 @@ class RemoteFolder:
 
 
 def remote_folder(url: str | Path) -> RemoteFolder:
-    """
+    """The folder at a path or URL.
+
     Raises:
-        InputError: nobody knows the scheme, its package is missing, or the URL is malformed.
+        InputError: the scheme is unknown, its package is missing, or the URL is malformed.
     """
     text = str(url)
     scheme = _SCHEME.match(text)
@@ -70,5 +71,5 @@ def remote_folder(url: str | Path) -> RemoteFolder:
 
 
 def absolute(location: str) -> str:
-    """A path of this machine from its root; a URL as it is."""
+    """A local path made absolute; URLs are returned unchanged."""
     return location if _SCHEME.match(location) else str(Path(location).resolve())

@@ -1,4 +1,4 @@
-"""How learning rates change over a run; the dense and the sparse part follow the same curve."""
+"""Learning-rate schedules; the dense and the sparse part follow the same one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RateSchedule:
     """Step at which the cosine reaches zero; None keeps the rate."""
 
     def factor(self, step: int) -> float:
-        """What the learning rate of `step`, counted from 0, is multiplied by."""
+        """Factor of the learning rate at `step`, counted from 0."""
         warmup = min(1.0, (step + 1) / max(self.warmup_steps, 1))
         if self.cosine_steps is None:
             return warmup

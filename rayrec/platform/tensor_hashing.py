@@ -1,10 +1,10 @@
-"""`rayrec.platform.hashing` for tensors, on whatever device they are."""
+"""`rayrec.platform.hashing` for tensors, on any device."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-# Signed forms of splitmix64's constants: torch has no unsigned 64-bit product.
+# Signed forms of splitmix64's constants: torch cannot multiply unsigned 64-bit integers.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)

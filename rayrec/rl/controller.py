@@ -24,6 +24,7 @@ import ray
 from ray.actor import ActorHandle
 
 from rayrec.actors.rl_worker import WorkerPlace, spawn_rl_workers
+from rayrec.actors.spawning import RayHost
 from rayrec.platform.devices import HOST
 from rayrec.rl.config import RlConfig
 from rayrec.rl.workers import PARTS, make_parts
@@ -131,7 +132,7 @@ class SingleController:
         ) -> list[ActorHandle]:
             made = partial(_make, config, tuple(parts))
             actors = spawn_rl_workers(
-                run,
+                RayHost(run),
                 stage,
                 made,
                 count,

@@ -22,7 +22,7 @@ from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.platform.cluster import ray_cluster
 from rayrec.platform.devices import HOST
-from rayrec.platform.metrics import RayFigures
+from rayrec.platform.metrics import RayMetrics
 from rayrec.platform.ray_errors import root_cause
 from rayrec.rl.config import RlConfig
 from rayrec.rl.controller import SingleController
@@ -133,7 +133,7 @@ class _Run:
         self._on_step = on_step
         self._metric = config.evaluation.metric
         self._best_value, self._best_step = -math.inf, 0
-        self._figures = RayFigures({"run": folder.folder.name})
+        self._figures = RayMetrics({"run": folder.folder.name})
 
     def run(self) -> RlResult:
         config, begun = self._config, time.perf_counter()

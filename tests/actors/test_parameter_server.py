@@ -7,7 +7,7 @@ import pytest
 import ray
 
 from rayrec.actors.parameter_server import ParameterServer, ServerSpec, spawn_parameter_servers
-from rayrec.actors.spawning import ActorRole
+from rayrec.actors.spawning import ActorRole, RayHost
 from rayrec.actors.transport import RayTransport
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
@@ -163,7 +163,8 @@ def test_a_server_publishes_its_times_while_steps_are_committed(monkeypatch):
 
 @pytest.mark.ray
 def test_lookups_that_wait_let_updates_pass_and_errors_arrive_as_they_were_raised(ray_cluster):
-    handles = spawn_parameter_servers("server-test", TABLES, 1, num_trainers=2, wait_timeout_s=60, num_cpus=0)
+    spec = ServerSpec(TABLES, num_shards=1, shard=0, num_trainers=2, wait_timeout_s=60)
+    handles = spawn_parameter_servers(RayHost("server-test"), spec, num_cpus=0)
     try:
         assert "server-test/parameter_server-0" in ray.util.list_named_actors()
         transport = RayTransport(handles)

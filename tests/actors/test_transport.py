@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import ray
 
-from rayrec.actors.parameter_server import spawn_parameter_servers
+from rayrec.actors.parameter_server import ServerSpec, spawn_parameter_servers
+from rayrec.actors.spawning import RayHost
 from rayrec.actors.transport import MixedTransport, RayTransport, ServerPlace, connect, reachable
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
@@ -39,9 +40,8 @@ def test_shared_memory_is_not_promised_where_it_does_not_reach(place, why):
 @pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
 def test_every_way_to_the_servers_gives_the_same_rows_and_the_same_errors(ray_cluster):
     table, ids_M = TableConfig(name="item", dim=4, seed=1), np.arange(50)
-    servers = spawn_parameter_servers(
-        "transport-test", (table,), 2, num_trainers=1, wait_timeout_s=60, num_cpus=0
-    )
+    spec = ServerSpec((table,), num_shards=2, shard=0, num_trainers=1, wait_timeout_s=60)
+    servers = spawn_parameter_servers(RayHost("transport-test"), spec, num_cpus=0)
     try:
         ways = {choice: connect(servers, choice) for choice in ("ray", "auto", "shared_memory")}
         assert [type(way) for way in ways.values()] == [

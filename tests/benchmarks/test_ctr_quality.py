@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from benchmarks.ctr_quality import KERAS, OURS, RECHUB, TORCH, compare
+from benchmarks.synthetic_impressions import synthetic_impressions
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.errors import InputError
-from rayrec.samples.impressions.synthetic import synthetic_impressions
 
 RECIPE = CHECKOUT / "configs" / "synthetic-dlrm.yaml"
 

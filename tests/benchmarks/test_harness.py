@@ -1,7 +1,9 @@
 """What may be claimed of a measured ratio, and how a benchmark answers."""
 
+import importlib
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,16 @@ def test_without_a_name_the_benchmarks_are_listed():
 
     assert "spine" in run_bench("", Console(file=text))["benches"]
     assert "spine" in text.getvalue()
+
+
+def test_every_benchmark_is_there():
+    """They are imported when they are run."""
+    for path in Path(benchmarks.__file__).parent.glob("*.py"):
+        importlib.import_module(f"benchmarks.{path.stem}".removesuffix(".__init__"))
+
+    for bench in benchmarks.BENCHES.values():
+        module, function, *_ = bench.args
+        assert callable(getattr(sys.modules[f"benchmarks.{module}"], function))
 
 
 def test_an_unknown_benchmark_names_the_nearest():

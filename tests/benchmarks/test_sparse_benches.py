@@ -1,12 +1,9 @@
 """What the benchmarks of the tables measure on: ids that do not repeat, the same for both sides."""
 
-import csv
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from benchmarks import scaling, sparse
+from benchmarks import sparse
 from benchmarks.harness import BenchOptions
 from rayrec.embeddings.shard.contributions import UpdateTag
 
@@ -59,27 +56,3 @@ def test_a_large_table_without_memory_for_it_is_not_measured(monkeypatch: pytest
     bar = sparse._large_bar(sparse.Batches(1_000, 100), BenchOptions())
 
     assert (bar.value, bar.ok) == (None, None)
-
-
-def test_scaling_moves_one_axis_at_a_time_and_keeps_to_the_ids_that_it_may_have():
-    sizes = scaling.points("ids", most_ids=100_000)
-
-    assert [point.ids for point in sizes] == [10_000, 100_000]
-    assert {(point.dim, point.shards) for point in sizes} == {(64, 1)}
-    assert all(point.ids == 100_000 for point in scaling.points("shards", most_ids=100_000))
-
-
-def test_scaling_writes_what_it_measured(tmp_path: Path):
-    sizes = [scaling.Point(ids=1_000, dim=8, shards=shards) for shards in (1, 2)]
-    figures = scaling.measure_axis("shards", sizes, BenchOptions(pairs=1, steps=1))
-    scaling.write_csv(tmp_path / "scaling.csv", figures)
-
-    with open(tmp_path / "scaling.csv") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["axis"], row["value"], row["operation"]) for row in rows] == [
-        ("shards", "1", "lookup"),
-        ("shards", "1", "update"),
-        ("shards", "2", "lookup"),
-        ("shards", "2", "update"),
-    ]
-    assert all(0 < float(row["low"]) <= float(row["rows_per_s"]) <= float(row["high"]) for row in rows)

@@ -1,4 +1,4 @@
-"""`rayrec impressions` and `rayrec synthetic-impressions`: what can be said on the command line."""
+"""`rayrec impressions`: what can be said on the command line."""
 
 import json
 
@@ -77,9 +77,9 @@ def test_a_missing_source_is_named(tmp_path):
     )
 
 
-def test_drawn_impressions_say_how_well_they_can_be_ranked(tmp_path):
-    stdout, found = answer("synthetic-impressions", tmp_path / "data", "--rows", 1000, "--columns", 2)
-    assert found["layout"] == "synthetic"
-    assert 0.5 < found["extra"]["bayes_auc_expected"] < 1
-    assert "bayes auc" in stdout
-    assert "num_rows must be at least 100" in refused("synthetic-impressions", tmp_path / "x", "--rows", 9)
+def test_the_command_that_moved_says_where(tmp_path):
+    arguments = ["synthetic-impressions", str(tmp_path / "data"), "--rows", "1000"]
+    result = CliRunner().invoke(app, arguments)
+
+    assert result.exit_code == 2
+    assert "python -m benchmarks.synthetic_impressions" in " ".join(result.stderr.split())

@@ -16,7 +16,7 @@ from rayrec.models.attention.reference import BACKEND as REFERENCE
 from rayrec.models.ctr.build import build_ctr_model
 from rayrec.models.ctr.tensors import ImpressionTensors
 from rayrec.models.sequence.tensor_batch import TensorBatch
-from rayrec.platform.device_copies import CopiesBesideCompute
+from rayrec.platform.device_copies import OverlappedCopies
 from rayrec.platform.devices import get_device
 from tests.models.attention.calls import Case, make_call
 from tests.models.ctr.programs import RANKING
@@ -75,7 +75,7 @@ def test_single_numbers_of_the_host_come_along():
 def test_copies_are_waited_for_and_their_memory_is_kept():
     NPU.calls.clear()
 
-    with CopiesBesideCompute(torch.device("npu")) as copies:
+    with OverlappedCopies(torch.device("npu")) as copies:
         there = copies.copied(np.arange(3))
 
     assert NPU.calls == ["copied on copies", "recorded on default", "default waits for copies"]
@@ -86,9 +86,9 @@ def test_what_was_made_for_a_batch_alone_is_copied_to_a_device_only():
     NPU.calls.clear()
     made = np.arange(3)
 
-    with CopiesBesideCompute(torch.device("npu")) as copies:
+    with OverlappedCopies(torch.device("npu")) as copies:
         there = copies.moved(made)
-    with CopiesBesideCompute(torch.device("cpu")) as copies:
+    with OverlappedCopies(torch.device("cpu")) as copies:
         here = copies.moved(made)
     made[0] = 7
 

@@ -10,13 +10,15 @@ from rayrec.pipelines.training.progress import Progress
 
 
 def test_what_is_no_number_does_not_stay_the_best():
-    progress = Progress().judged(math.nan, 10).judged(0.6, 20).judged(0.5, 30).judged(math.nan, 40)
+    progress = (
+        Progress().validated(math.nan, 10).validated(0.6, 20).validated(0.5, 30).validated(math.nan, 40)
+    )
 
     assert (progress.best_value, progress.best_step, progress.stale) == (0.6, 20, 2)
 
 
 def test_of_equal_values_the_first_is_the_best():
-    progress = Progress().judged(0.5, 10).judged(0.5, 20)
+    progress = Progress().validated(0.5, 10).validated(0.5, 20)
 
     assert (progress.best_step, progress.stale) == (10, 1)
 

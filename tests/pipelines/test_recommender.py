@@ -252,7 +252,7 @@ def keyed(folder):
             "features": [
                 {"op": "join_history", "store": str(folder / "store"), "last": 9},
                 {"op": "concat", "inputs": ["item_ids", "item_id"], "output": "item_ids"},
-                {"op": "cut", "inputs": ["item_ids"], "length": 6},
+                {"op": "truncate", "inputs": ["item_ids"], "length": 6},
             ],
         }
 

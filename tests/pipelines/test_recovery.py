@@ -83,12 +83,12 @@ def alone(ray_cluster, data, tmp_path_factory) -> tuple[Path, list[float]]:
 
 
 def process_of(run: str, member: str) -> ProcessId:
-    """Waits for its first beat."""
+    """Waits for its first heartbeat."""
     monitor = ray.get_actor(f"{run}/heartbeats")
     while True:
         accounts: dict[str, Account] = ray.get(monitor.accounts.remote())
         if f"{run}/{member}" in accounts:
-            return accounts[f"{run}/{member}"].beat.process
+            return accounts[f"{run}/{member}"].heartbeat.process
 
 
 def at(acts: dict[int, Callable[[], None]]) -> Callable[[int, int, float], None]:

@@ -3,9 +3,9 @@ import json
 import pytest
 
 from rayrec.pipelines.cluster.rollbacks import Rollbacks
-from rayrec.pipelines.cluster.watch import StageHungError
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.platform.ray_errors import StageHungError
 
 CONFIG = RunConfig.parse({"data": {"path": "data"}, "model": {"name": "sasrec"}})
 

@@ -137,7 +137,7 @@ def test_an_empty_folder_may_be_used(tmp_path):
         ({"device": "cuda"}, "device"),
         ({"data": {"path": "data", "filters": [["price", ">", 3]]}}, r"data\.filters"),
         (
-            {"data": {"path": "data", "features": [{"op": "cut", "inputs": ["a"], "length": 1}]}},
+            {"data": {"path": "data", "features": [{"op": "truncate", "inputs": ["a"], "length": 1}]}},
             r"data\.features",
         ),
         ({"training": {"epochs": 20, "schedule": {"decay": "cosine"}}}, r"training\.epochs"),

@@ -27,7 +27,7 @@ from rayrec.samples.stores import EventBatch, StoreManifest, open_store
 from tests.data import small_dataset, without_history_times
 from tests.runs import MODELS, make_run
 
-CUT = {"op": "cut", "inputs": ["item_ids", "timestamps"], "length": 3}
+CUT = {"op": "truncate", "inputs": ["item_ids", "timestamps"], "length": 3}
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from rayrec.pipelines.config.run import RunConfig, SnapshotConfig
 from rayrec.pipelines.runs.run_copy import RunCopy
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import RunState, base_of, read_snapshot
-from rayrec.pipelines.training.pipeline import Cut
+from rayrec.pipelines.training.pipeline import PendingSnapshot
 from rayrec.pipelines.training.snapshot_writer import Shown, SnapshotWriter
 from rayrec.samples.reading.cursor import Cursor
 from rayrec.samples.reading.read_plan import ReadPosition
@@ -74,8 +74,8 @@ def writer_of(folder: RunFolder, *servers: Server, loaded: str | None = None, **
 def write(writer: SnapshotWriter, *steps: int) -> None:
     weights = {"w": np.zeros(2, dtype=np.float32)}
     for step in steps:
-        cut = Cut(step, [], lambda: weights, lambda: weights)
-        writer.begin(cut, replace(STATE, committed_step=step), Cursor("data").to_table(), NOT_BEST)
+        pending = PendingSnapshot(step, [], lambda: weights, lambda: weights)
+        writer.begin(pending, replace(STATE, committed_step=step), Cursor("data").to_table(), NOT_BEST)
         writer.wait()
 
 
@@ -149,7 +149,7 @@ def test_a_snapshot_that_is_half_deleted_is_not_seen(folder, monkeypatch):
 
 
 def test_a_cut_that_one_server_gives_up_is_given_up_by_all_before_there_is_another(folder):
-    """One that still writes would refuse the next cut, and end the run."""
+    """One that still writes would refuse the next snapshot, and end the run."""
     lagging, other = Server(0), Server(1)
     writer = writer_of(folder, lagging, other, increments=3)
     write(writer, 3)

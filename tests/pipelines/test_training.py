@@ -185,15 +185,14 @@ def test_an_interrupted_run_says_so_and_has_what_it_had(interrupted):
     assert last_snapshot(interrupted).committed_step == STEPS_PER_EPOCH - 1
 
 
-def test_a_run_that_is_terminated_says_so(ray_cluster, data, tmp_path, monkeypatch):
+def test_a_run_that_is_terminated_says_so(ray_cluster, data, tmp_path):
     """Ray turns SIGTERM into an exit of the driver."""
 
     def terminated(*arguments: object) -> None:
         raise SystemExit(15)
 
-    monkeypatch.setattr("rayrec.pipelines.training.train._train_until_over", terminated)
     with pytest.raises(SystemExit):
-        train(settings(data), tmp_path / "run")
+        train(settings(data), tmp_path / "run", on_step=terminated)
 
     state = RunFolder.open(tmp_path / "run").state
     assert (state["state"], state["error"]) == ("stopped", "terminated")
@@ -276,7 +275,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*arguments: object) -> None:
         raise AssertionError("a cluster was started or joined")
 
-    monkeypatch.setattr("rayrec.pipelines.training.train.ray_cluster", started)
+    monkeypatch.setattr("rayrec.pipelines.training.placements.ray_cluster", started)
 
 
 @pytest.mark.parametrize(
@@ -398,7 +397,7 @@ ABSENT = next((kind for kind in KINDS if why_missing(kind) is not None), "")
 @pytest.mark.skipif(not ABSENT, reason="this machine has every device")
 def test_a_device_that_is_not_there_is_refused_before_anything_starts(data, tmp_path, monkeypatch):
     """Where the run would start a cluster of its own, on this machine."""
-    monkeypatch.setattr("rayrec.pipelines.training.train.starts_cluster", lambda config: True)
+    monkeypatch.setattr("rayrec.pipelines.training.placements.starts_cluster", lambda config: True)
     no_cluster(monkeypatch)
 
     with pytest.raises(InputError, match=f"device: '{ABSENT}' was asked for"):

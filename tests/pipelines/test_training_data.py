@@ -45,7 +45,7 @@ REVERSED = {
     "inputs": ["item_ids"],
     "outputs": {"item_ids": "list<int64>"},
 }
-NEWEST = {"op": "cut", "inputs": ["item_ids"], "length": 5}
+NEWEST = {"op": "truncate", "inputs": ["item_ids"], "length": 5}
 
 
 @pytest.fixture(scope="module")

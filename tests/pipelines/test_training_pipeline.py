@@ -18,7 +18,7 @@ from rayrec.pipelines.training.stages import Stages
 from rayrec.platform.errors import InputError
 from rayrec.platform.ray_errors import root_cause
 from rayrec.samples.base.intervals import Interval, Intervals
-from rayrec.samples.reading.read_plan import BatchPlan, Reading, ReadPart, Window
+from rayrec.samples.reading.read_plan import AssignedPart, BatchPlan, ReadPart, Window
 
 pytestmark = pytest.mark.ray
 
@@ -54,7 +54,7 @@ class Calls:
     log: list[tuple[Any, ...]] = field(default_factory=list)
     train_answers: dict[tuple[int, int], Any] = field(default_factory=dict)
     """(trainer, step) to another answer than a report."""
-    look_ahead_answers: dict[tuple[int, int], Any] = field(default_factory=dict)
+    prefetch_answers: dict[tuple[int, int], Any] = field(default_factory=dict)
     summaries: dict[int, Any] = field(default_factory=dict)
     """Step to another answer of the feature worker than a summary."""
     clocks: list[str] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Calls:
         return ray.put(None)
 
     def _reader(self, member: int) -> Any:
-        def read(reading: Reading) -> Any:
+        def read(reading: AssignedPart) -> Any:
             self.log.append(("read", member, reading.part.start))
             return reading.part.start
 
@@ -98,10 +98,10 @@ class Calls:
         return ray.put(None)
 
     def _trainer(self, rank: int) -> Any:
-        def look_ahead(share: tuple[int, int]) -> Any:
+        def prefetch(share: tuple[int, int]) -> Any:
             assert share[1] == rank
-            self.log.append(("look_ahead", rank, share[0]))
-            return self.look_ahead_answers.get((rank, share[0])) or ray.put(None)
+            self.log.append(("prefetch", rank, share[0]))
+            return self.prefetch_answers.get((rank, share[0])) or ray.put(None)
 
         def train(share: tuple[int, int]) -> Any:
             step, _ = share
@@ -119,7 +119,7 @@ class Calls:
             return call
 
         others = {name: noted(name) for name in ("drain", "dense_weights", "dense_optimizer_state")}
-        return self._actor(look_ahead=look_ahead, train=train, **others)
+        return self._actor(prefetch=prefetch, train=train, **others)
 
 
 @pytest.mark.parametrize("queue_depth", [2, 3, 7])
@@ -144,10 +144,10 @@ def test_a_batch_is_announced_before_the_one_before_it_is_trained(ray_cluster):
 
     of_trainer = [call for call in calls.log if call[0] != "read"]
     assert of_trainer == [
-        ("look_ahead", 0, 5),
-        ("look_ahead", 0, 6),
+        ("prefetch", 0, 5),
+        ("prefetch", 0, 6),
         ("train", 0, 5),
-        ("look_ahead", 0, 7),
+        ("prefetch", 0, 7),
         ("train", 0, 6),
         ("train", 0, 7),
         ("drain", 0),
@@ -187,14 +187,14 @@ def test_clocks_run_while_batches_are_trained(ray_cluster):
     assert calls.clocks == ["start_clock"] * 5 + ["stop_clock"] * 5
 
 
-def test_a_look_ahead_that_fails_is_the_runs_error(ray_cluster):
+def test_a_prefetch_that_fails_is_the_runs_error(ray_cluster):
     """Even if the trainer could go on: what it then trains on is nothing that was asked for."""
 
     @ray.remote
     def fails() -> None:
         raise ConnectionError("no way to the server")
 
-    calls = Calls(num_trainers=2, look_ahead_answers={(1, 2): fails.remote()})
+    calls = Calls(num_trainers=2, prefetch_answers={(1, 2): fails.remote()})
     pipeline = TrainingPipeline(calls.stages(), queue_depth=2).run(0, 5)
     assert [next(pipeline).step, next(pipeline).step] == [0, 1]
 
@@ -243,7 +243,7 @@ def test_a_batch_that_cannot_be_made_ends_the_run_behind_the_step_before_it(ray_
 
     assert done == [0, 1, 2]
     assert isinstance(raised.value.reason, InputError)
-    assert {call[2] for call in calls.log if call[0] in ("look_ahead", "train")} == {0, 1, 2}
+    assert {call[2] for call in calls.log if call[0] in ("prefetch", "train")} == {0, 1, 2}
     assert calls.log[-2:] == [("drain", 0), ("drain", 1)]  # every step before it is committed
 
 
@@ -264,11 +264,11 @@ def test_servers_hear_of_a_cut_before_the_step_is_trained_and_trainers_give_thei
         ("dense_optimizer_state", 0),
     ]
     assert calls.log.index(("train", 0, 3)) > begun
-    assert [result.step for result in results if result.cut is not None] == [2]
-    cut = results[2].cut
-    assert cut is not None
-    assert cut.step == 2
-    assert ray.get([*cut.drained, cut.weights]) == ["drain", "drain", "dense_weights"]
+    assert [result.step for result in results if result.snapshot is not None] == [2]
+    pending = results[2].snapshot
+    assert pending is not None
+    assert pending.step == 2
+    assert ray.get([*pending.drained, pending.weights]) == ["drain", "drain", "dense_weights"]
 
 
 def test_a_step_says_which_rows_it_has_consumed(ray_cluster):

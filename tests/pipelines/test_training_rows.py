@@ -34,7 +34,7 @@ REVERSED = {
     "inputs": ["item_ids"],
     "outputs": {"item_ids": "list<int64>"},
 }
-NEWEST = {"op": "cut", "inputs": ["item_ids"], "length": 3}
+NEWEST = {"op": "truncate", "inputs": ["item_ids"], "length": 3}
 FILES = {"hour=00/a.parquet": 20, "hour=00/b.parquet": 9, "hour=01/a.parquet": 13}
 
 
@@ -190,7 +190,7 @@ def test_lengths_may_be_of_another_column_than_the_operations_make(ring, tmp_pat
     )
     (tmp_path / "clicks").mkdir()
     pq.write_table(table, tmp_path / "clicks" / "a.parquet")
-    renamed = {"op": "cut", "inputs": ["clicks"], "outputs": ["item_ids"], "length": 9}
+    renamed = {"op": "truncate", "inputs": ["clicks"], "outputs": ["item_ids"], "length": 9}
 
     assembly = assemble(
         config(
@@ -321,7 +321,7 @@ FOLLOW = {"follow": {"every_s": 1.0}}
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"features": [NEWEST | {"inputs": ["items"]}]}, r"data.features.0 \(cut\): .*'items'"),
+        ({"features": [NEWEST | {"inputs": ["items"]}]}, r"data.features.0 \(truncate\): .*'items'"),
         (
             {"features": [{"op": "hash", "input": "price", "buckets": 3}]},
             r"data.features.0 \(hash\): .*'price'",

@@ -1,4 +1,4 @@
-"""Finding the stage that hangs, with beats that the test makes up."""
+"""Finding the stage that hangs, with heartbeats that the test makes up."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import ray
 
-from rayrec.actors.heartbeats import Account, Beat, HeartbeatMonitor, ProcessId, Pulse, kill_process
-from rayrec.pipelines.cluster.watch import StageHungError, Watch
+from rayrec.actors.heartbeats import Account, Heartbeat, HeartbeatMonitor, Heartbeats, ProcessId, kill_process
+from rayrec.pipelines.cluster.watch import Watch
+from rayrec.platform.ray_errors import StageHungError
 
 pytestmark = pytest.mark.ray
 
@@ -41,7 +42,7 @@ def account(call: str | None, busy_s: float, age_s: float, process: int = 1) -> 
     # Of process 1 nothing is killed: it did not start when this says.
     started = "never" if process == 1 else ProcessId.own().started
     return Account(
-        Beat(ProcessId(ray.get_runtime_context().get_node_id(), process, started), call, busy_s), age_s
+        Heartbeat(ProcessId(ray.get_runtime_context().get_node_id(), process, started), call, busy_s), age_s
     )
 
 
@@ -105,7 +106,7 @@ def test_a_stateless_process_that_hangs_is_killed_and_the_wait_goes_on(ray_clust
 
     accounts = {
         "run/sample_reader-0": Account(
-            Beat(
+            Heartbeat(
                 ProcessId(ray.get_runtime_context().get_node_id(), sleeper.pid, started(sleeper.pid)), None, 0
             ),
             9.0,
@@ -153,21 +154,21 @@ def started(process: int) -> str:
         return stat.read().rpartition(")")[2].split()[19]
 
 
-def test_the_monitor_says_how_old_a_beat_is():
+def test_the_monitor_says_how_old_a_heartbeat_is():
     now = 100.0
     monitor = HeartbeatMonitor(clock=lambda: now)
-    beat = Beat(ProcessId("node", 7, "0"), "read(3)", 1.5)
+    heartbeat = Heartbeat(ProcessId("node", 7, "0"), "read(3)", 1.5)
 
-    monitor.beat("run/sample_reader-0", beat)
+    monitor.take("run/sample_reader-0", heartbeat)
     now = 112.0
 
-    assert monitor.accounts() == {"run/sample_reader-0": Account(beat, 12.0)}
+    assert monitor.accounts() == {"run/sample_reader-0": Account(heartbeat, 12.0)}
 
 
 def test_an_actor_nobody_watches_sends_nothing():
-    pulse = Pulse("run/trainer-0", heart=None)
+    heartbeats = Heartbeats("run/trainer-0", to=None)
 
-    with pulse.during("train", 3):
+    with heartbeats.during("train", 3):
         pass
 
 

@@ -136,7 +136,7 @@ DRIVER = {diagnosis.ASCEND_DRIVER: "Version=25.0.rc1\n"}
         (
             machine(TORCH_NPU, {}, DRIVER, {"ASCEND_TOOLKIT_HOME": "/cann"}),
             "torch_npu 2.13.0 cannot be loaded with CANN /cann and driver 25.0.rc1: the process that "
-            "imported it died or did not come back; install the CANN that the release notes of this "
+            "imported it died or did not return; install the CANN that the release notes of this "
             "torch_npu name",
         ),
     ],
@@ -213,7 +213,7 @@ REINSTALL = (
             ),
             (
                 False,
-                "tensorflow-cpu 2.19.0, beside numpy 2.4.6, protobuf 7.36.2, cannot be imported "
+                "tensorflow-cpu 2.19.0, with numpy 2.4.6, protobuf 7.36.2, cannot be imported "
                 f"(TypeError: Descriptors cannot be created); {REINSTALL}",
             ),
         ),

@@ -18,7 +18,7 @@ from rayrec.samples.stores import (
     RetryConfig,
     StoreManifest,
     StoreUnavailableError,
-    Window,
+    TimeWindow,
     open_store,
 )
 from rayrec.samples.stores.retry import Retry
@@ -128,7 +128,7 @@ def test_a_window_brings_what_it_promises(tmp_path_factory, events, first, secon
     store.append(batch(events))
     keys = [-1, 0, 7]
     earliest, latest = sorted((first, second))
-    window = Window(np.full(3, earliest), np.full(3, latest), last)
+    window = TimeWindow(np.full(3, earliest), np.full(3, latest), last)
     for some, whole in zip(read(store, keys, window), read(store, keys), strict=True):
         for time in range(earliest, latest + 1):
             before = [[event for event in part if event[0] < time][-last:] for part in (some, whole)]
@@ -148,7 +148,7 @@ def test_a_long_history_is_read_and_rewritten_in_part(tmp_path):
     store.append(batch([(1, 10_001, 5, 0, 0.0)]))
 
     assert [len(changes) for changes in written] == [1, 1]
-    few = store.get_many(np.array([1]), window=Window(np.array([5000]), np.array([5000]), 4))
+    few = store.get_many(np.array([1]), window=TimeWindow(np.array([5000]), np.array([5000]), 4))
     head = 4 + 3  # the newest are always there
     assert len(few.times_N) <= 2 * MANIFEST.chunk_events + head
     store.close()

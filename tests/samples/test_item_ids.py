@@ -43,7 +43,7 @@ def test_integers_stay_what_they_are_even_as_text():
     assert from_text.tolist() == [7, -3, 7]
     assert from_integers.tolist() == [12, -3]
     assert table.keys.to_pylist() == ["7", "-3", "12"]
-    assert table.places(np.array([12, 7])).tolist() == [2, 0]
+    assert table.positions(np.array([12, 7])).tolist() == [2, 0]
 
 
 def test_leading_zeros_make_a_text():

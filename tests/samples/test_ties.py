@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.samples.base.batches import SampleBatch
-from rayrec.samples.features.ties import with_redrawn_ties
+from rayrec.samples.features.row_features import with_shuffled_ties
 
 
 def batch_of(rows, step=0, keys=None):
@@ -32,19 +32,19 @@ def rows_of(batch):
 def test_events_move_among_neighbors_of_their_time_alone(rows, step):
     rows = [sorted(row, key=lambda event: event[1]) for row in rows]
 
-    redrawn = with_redrawn_ties(batch_of(rows, step), seed=1)
+    shuffled = with_shuffled_ties(batch_of(rows, step), seed=1)
 
-    for row, other in zip(rows, rows_of(redrawn), strict=True):
+    for row, other in zip(rows, rows_of(shuffled), strict=True):
         assert sorted(row) == sorted(other)
         assert [time for _, time in row] == [time for _, time in other]
-    assert (redrawn.labels["behavior"] == redrawn.item_ids_N * 10).all()
+    assert (shuffled.labels["behavior"] == shuffled.item_ids_N * 10).all()
 
 
 def test_every_order_comes_and_none_more_often_than_others():
     row = [(item, 7) for item in range(3)]
 
     orders = [
-        tuple(with_redrawn_ties(batch_of([row], step), seed=0).item_ids_N.tolist()) for step in range(6000)
+        tuple(with_shuffled_ties(batch_of([row], step), seed=0).item_ids_N.tolist()) for step in range(6000)
     ]
 
     counts = np.unique(orders, axis=0, return_counts=True)[1]
@@ -57,7 +57,7 @@ def test_the_order_hangs_on_seed_step_and_row_alone():
 
     def order(rows, which, **where):
         seed = where.pop("seed", 0)
-        return rows_of(with_redrawn_ties(batch_of(rows, **where), seed))[which]
+        return rows_of(with_shuffled_ties(batch_of(rows, **where), seed))[which]
 
     alone = order([row], 0, keys=[5])
     assert order([other, row], 1, keys=[2, 5]) == alone
@@ -70,4 +70,4 @@ def test_events_of_different_times_stay_where_they_are_also_between_rows():
     rows = [[(1, 5), (2, 6)], [(3, 6), (4, 7)]]
 
     for step in range(20):
-        assert rows_of(with_redrawn_ties(batch_of(rows, step), seed=0)) == rows
+        assert rows_of(with_shuffled_ties(batch_of(rows, step), seed=0)) == rows

@@ -33,10 +33,10 @@ class LocalTransport(ShardTransport):
         self._shards = shards
 
     def call(self, shard: int, call: ShardCall[ReplyT]) -> Reply[ReplyT]:
-        return _answered(lambda: call.carry_out(self._shards[shard]))
+        return answered(lambda: call.carry_out(self._shards[shard]))
 
 
-def _answered(call: Callable[[], ResultT]) -> Future[ResultT]:
+def answered(call: Callable[[], ResultT]) -> Future[ResultT]:
     future: Future[ResultT] = Future()
     try:
         future.set_result(call())

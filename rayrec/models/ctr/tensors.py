@@ -19,7 +19,7 @@ from torch.nn import functional
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.base.distinct_rows import rows_of_ids
 from rayrec.models.base.keyed_random import token_keys
-from rayrec.platform.device_copies import CopiesBesideCompute
+from rayrec.platform.device_copies import OverlappedCopies
 from rayrec.platform.impression_schema import FEATURE_TABLE
 
 
@@ -87,7 +87,7 @@ class ImpressionTensors:
             rows: [M, D] by table; tensors on the device are taken as they are, without a copy.
         """
 
-        with CopiesBesideCompute(device) as copies:
+        with OverlappedCopies(device) as copies:
             tensor = copies.copied
             inverse = tensor(features.lookups[FEATURE_TABLE].inverse)
             row_keys_B = tensor(features.row_keys_B)

@@ -13,7 +13,7 @@ from torch import Tensor
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.base.distinct_rows import rows_of_ids
 from rayrec.models.base.keyed_random import token_keys
-from rayrec.platform.device_copies import CopiesBesideCompute
+from rayrec.platform.device_copies import OverlappedCopies
 
 
 class _Lookup(Protocol):
@@ -91,7 +91,7 @@ class TensorBatch:
             rows: [M, D] by table; tensors on the device are taken as they are, without a copy.
         """
 
-        with CopiesBesideCompute(device) as copies:
+        with OverlappedCopies(device) as copies:
             tensor = copies.copied
             row_keys_B = tensor(features.row_keys_B)
             batch = TensorBatch(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
-from rayrec.pipelines.cluster.watch import StageHungError
 from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.platform.ray_errors import StageHungError
 
 logger = logging.getLogger(__name__)
 

@@ -19,22 +19,19 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 
-from rayrec.actors.heartbeats import BEATS_PER_TIMEOUT, Account, kill_process
+from rayrec.actors.heartbeats import HEARTBEATS_PER_TIMEOUT, Account, kill_process
+from rayrec.platform.ray_errors import StageHungError
 
 logger = logging.getLogger(__name__)
 
 MONITOR_PATIENCE_S = 30.0
 """How long the monitor of heartbeats may take to answer."""
-MISSED_BEATS = 2
+MISSED_HEARTBEATS = 2
 """After which a process may well be silent, and is waited for before others are blamed."""
 
 
 ASK_EVERY_S = 5.0
 """While nothing comes, servers and trainers are asked whether they are there."""
-
-
-class StageHungError(RuntimeError):
-    """A process with state is alive and does nothing; one sentence that names the actor."""
 
 
 class Watch:
@@ -136,11 +133,11 @@ class Watch:
         for name, account in hung.items():
             if name in self._stateless:
                 logger.warning("%s; it is killed and starts anew", _described(name, account))
-                kill_process(account.beat.process)
+                kill_process(account.heartbeat.process)
         lost = [_described(name, account) for name, account in hung.items() if name not in self._stateless]
         if len(lost) == len(hung):
             for account in hung.values():
-                kill_process(account.beat.process)
+                kill_process(account.heartbeat.process)
             raise StageHungError("; ".join(lost))
 
     def _accounts(self) -> Mapping[str, Account]:
@@ -156,7 +153,7 @@ class Watch:
             return {}
 
     def _is_in_doubt(self, accounts: Mapping[str, Account]) -> bool:
-        limit_s = MISSED_BEATS * self._hang_timeout_s / BEATS_PER_TIMEOUT
+        limit_s = MISSED_HEARTBEATS * self._hang_timeout_s / HEARTBEATS_PER_TIMEOUT
         return any(account.age_s >= limit_s for account in accounts.values())
 
     def _silent(self, accounts: Mapping[str, Account]) -> dict[str, Account]:
@@ -168,11 +165,11 @@ class Watch:
         Readers and feature workers wait for nobody: where one of them is stuck, it is at fault.
         """
         limit_s = self._hang_timeout_s
-        stuck = {name: account for name, account in accounts.items() if account.beat.busy_s >= limit_s}
+        stuck = {name: account for name, account in accounts.items() if account.heartbeat.busy_s >= limit_s}
         return {name: account for name, account in stuck.items() if name in self._stateless} or stuck
 
 
 def _described(name: str, account: Account) -> str:
-    if account.beat.call is None or account.age_s > account.beat.busy_s:
+    if account.heartbeat.call is None or account.age_s > account.heartbeat.busy_s:
         return f"{name} hangs: it has given no sign of life for {account.age_s:.0f} s"
-    return f"{name} hangs: it has been in {account.beat.call} for {account.beat.busy_s:.0f} s"
+    return f"{name} hangs: it has been in {account.heartbeat.call} for {account.heartbeat.busy_s:.0f} s"

@@ -1,4 +1,4 @@
-"""After which steps a run's state is cut for a snapshot."""
+"""After which steps there is a snapshot."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ ASK_EVERY_S = 0.2
 """Least time between two looks at whether somebody asks for a snapshot: steps may be much shorter."""
 
 
-class CutSchedule:
-    """After which steps there is a cut, besides those of validations."""
+class SnapshotSchedule:
+    """After which steps there is a snapshot, besides those of validations."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class CutSchedule:
         self._clock = clock
         self._last_s = self._asked_s = clock()
         self._is_out = False
-        """Whether there is a cut that is not being written yet."""
+        """Whether there is one that is not being written yet."""
 
     def __call__(self, step: int) -> bool:
         """Whether there is one after this step; one that is due while another is written is left out."""
@@ -42,7 +42,7 @@ class CutSchedule:
         return True
 
     def taken(self) -> None:
-        """The cut is being written now."""
+        """Note that the snapshot is being written now."""
         self._is_out = False
 
     def _is_wished(self) -> bool:

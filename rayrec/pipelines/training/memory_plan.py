@@ -258,8 +258,12 @@ class MemoryPlan:
         return ", ".join(remedies) + " or take an optimizer with less state (sparse.optimizer.kind)"
 
 
-def plan_memory(assembly: Assembly) -> MemoryPlan:
-    """What the run needs; starts nothing and raises nothing that `assemble` would not have."""
+def plan_memory(assembly: Assembly, is_here: bool | None = None) -> MemoryPlan:
+    """Plan what the run needs; starts nothing and raises nothing that `assemble` would not have.
+
+    Args:
+        is_here: whether its actors will run on this machine; None: as the settings of the cluster say.
+    """
     config = assembly.config
     pipeline, sparse = config.pipeline, config.sparse
     tables = [table.name for table in assembly.tables]
@@ -274,7 +278,8 @@ def plan_memory(assembly: Assembly) -> MemoryPlan:
     }
     # A batch has no more distinct ids than there are.
     batch_ids = {name: min(assembly.task.most_batch_ids(name), num_ids[name]) for name in tables}
-    is_here = starts_cluster(config.cluster)
+    if is_here is None:
+        is_here = starts_cluster(config.cluster)
     # Then the cache is there; everything else of a batch crosses the host's memory, as without one.
     on_device = device_named(config.device).has_own_memory
     return MemoryPlan(

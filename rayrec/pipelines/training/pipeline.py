@@ -1,27 +1,27 @@
 """The five stages, joined: the loop that every training batch goes through.
 
-    step t      reader.read ──► feature worker.compute ──► trainers.look_ahead ─┐
+    step t      reader.read ──► feature worker.compute ──► trainers.prefetch ───┐
                    stage 1              stage 2              stage 3, early     │
                                                                                 ▼
     step t - 1                                                        trainers.train
                                                                         stages 3 to 5
 
 The driver only submits calls and waits for reports; batches travel from actor
-to actor as objects of Ray's store. A trainer handles its calls in the order
-submitted, so while it computes batch t - 1, the servers already work on the
-rows of batch t, and reader and feature worker on later batches.
+to actor. A trainer handles its calls in the order submitted, so while it
+computes batch t - 1, the servers already work on the rows of batch t, and
+reader and feature worker on later batches.
 
-A trainer hears of a batch when its features are there: a batch that cannot be
-read ends the run behind the step before it, with nothing half trained.
+A trainer gets a batch only when its features are there: a batch that cannot be
+read ends the run after the step before it, with nothing half trained.
 
 Back-pressure: at most `queue_depth` batches are begun and not reported. The
 driver waits for the oldest report before it begins another one; nothing else
 in the pipeline can grow.
 
-A cut after step t is what a snapshot is made of. Servers are told of it before
-a trainer can send them anything of step t + 1, and keep what step t left;
-trainers bring them the rows they hold and give away their dense state between
-the two steps. Nobody waits for the snapshot to be written.
+A snapshot after step t needs a barrier: servers are told of it before a trainer
+can send them anything of step t + 1, and keep what step t left; trainers bring
+them the rows they hold and hand over their dense state between the two steps.
+Nobody waits for the snapshot to be written.
 """
 
 from __future__ import annotations
@@ -31,14 +31,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import ray
-from ray.exceptions import ActorDiedError, RayError, RayTaskError
-
 from rayrec.actors.feature_worker import BatchSummary
 from rayrec.actors.trainer import StepReport
 from rayrec.pipelines.training.stages import Stages
 from rayrec.platform.errors import InputError
-from rayrec.platform.ray_errors import ActorDeathError, root_cause
+from rayrec.platform.ray_errors import is_of_cluster, root_cause
 from rayrec.samples.base.intervals import Intervals
 from rayrec.samples.reading.read_plan import readings
 
@@ -48,12 +45,13 @@ class BatchError(RuntimeError):
 
     def __init__(self, step: int, reason: BaseException) -> None:
         super().__init__(f"there is no batch for step {step}: {reason}")
+        self.step = step
         self.reason = reason
         """The stage's own error."""
 
 
 @dataclass(frozen=True)
-class Cut:
+class PendingSnapshot:
     """What a run is after a step: promises of it, since later steps go on meanwhile."""
 
     step: int
@@ -77,7 +75,7 @@ class StepResult:
     """Where the rows of the batch were read."""
     unreadable: Intervals = field(default_factory=Intervals)
     """Rows that should have been in it and cannot be read."""
-    cut: Cut | None = None
+    snapshot: PendingSnapshot | None = None
     """If one was asked for after this step."""
 
 
@@ -87,27 +85,27 @@ class _Begun:
 
     step: int
     summary: Any
-    shares: list[Any]
+    per_rank: list[Any]
     """Features, one object per trainer."""
 
 
 @dataclass(frozen=True)
-class _Announced:
+class _Prefetched:
     """A batch whose features are there, and whose rows the trainers look up."""
 
     batch: _Begun
     summary: BatchSummary
     calls: list[Any]
-    """What the trainers' `look_ahead` returns."""
+    """What the trainers' `prefetch` returns."""
 
 
 @dataclass(frozen=True)
 class _Training:
     """A batch that the trainers have."""
 
-    batch: _Announced
+    batch: _Prefetched
     reports: list[Any]
-    cut: Cut | None
+    snapshot: PendingSnapshot | None
 
 
 def never(step: int) -> bool:
@@ -121,16 +119,18 @@ class TrainingPipeline:
         self._stages = stages
         self._queue_depth = queue_depth
 
-    def run(self, first: int, stop: int, wants_cut: Callable[[int], bool] = never) -> Iterator[StepResult]:
+    def run(
+        self, first: int, stop: int, wants_snapshot: Callable[[int], bool] = never
+    ) -> Iterator[StepResult]:
         """Train steps `first` to `stop` (exclusive); yields each as its report arrives.
 
         When the iterator ends, every step's update is committed on the servers.
 
         Args:
-            wants_cut: asked before each step is trained whether there shall be a cut after it.
+            wants_snapshot: asked before each step is trained whether there shall be one after it.
 
         Raises:
-            RayError: a stage failed; the first error that any of the actors in flight reports.
+            Exception: a stage failed; the first error that any of the actors in flight reports.
             BatchError: the next batch cannot be made; all before it have been yielded.
             StageHungError: nothing comes of an actor for too long.
         """
@@ -138,11 +138,11 @@ class TrainingPipeline:
             actor.start_clock.remote()
         error: BatchError | None = None
         begun: deque[_Begun] = deque()
-        announced: deque[_Announced] = deque()
+        prefetched: deque[_Prefetched] = deque()
         training: deque[_Training] = deque()
         following = first
         while True:
-            while following < stop and len(begun) + len(announced) + len(training) < self._queue_depth:
+            while following < stop and len(begun) + len(prefetched) + len(training) < self._queue_depth:
                 try:
                     begun.append(self._begin(following))
                 except InputError as no_plan:
@@ -151,17 +151,17 @@ class TrainingPipeline:
                     following += 1
             if begun and self._comes_first(begun[0], training):
                 try:
-                    announced.append(self._announce(begun.popleft()))
+                    prefetched.append(self._prefetch(begun.popleft()))
                 except BatchError as no_batch:  # before a step that there is no plan for
                     error, following = no_batch, stop
                     begun.clear()
             elif training:
                 yield self._collect(training.popleft())
-            elif not announced:
+            elif not prefetched:
                 break
             # The next batch's rows are asked for before this one is trained; the last has no next.
-            while len(announced) > 1 or (announced and not begun and following == stop):
-                training.append(self._train(announced.popleft(), wants_cut))
+            while len(prefetched) > 1 or (prefetched and not begun and following == stop):
+                training.append(self._train(prefetched.popleft(), wants_snapshot))
         self._stages.watch.get([trainer.drain.remote() for trainer in self._stages.trainers])
         self._stages.watch.get([actor.stop_clock.remote() for actor in self._stages.actors])
         if error is not None:
@@ -178,8 +178,8 @@ class TrainingPipeline:
         ]
         worker = stages.feature_workers[step % len(stages.feature_workers)]
         compute: Any = worker.compute.options(num_returns=1 + len(stages.trainers))
-        summary, *shares = compute.remote(step, *parts)
-        return _Begun(step, summary, shares)
+        summary, *per_rank = compute.remote(step, *parts)
+        return _Begun(step, summary, per_rank)
 
     def _comes_first(self, batch: _Begun, training: deque[_Training]) -> bool:
         """Wait until the batch is there, or the oldest report; says whether it is the batch."""
@@ -188,48 +188,48 @@ class TrainingPipeline:
         ready = self._stages.watch.wait([batch.summary, *training[0].reports])
         return batch.summary in ready
 
-    def _announce(self, batch: _Begun) -> _Announced:
+    def _prefetch(self, batch: _Begun) -> _Prefetched:
         """The early part of stage 3."""
         try:
             (summary,) = self._stages.watch.get([batch.summary])
-        except (RayTaskError, ActorDiedError) as error:
-            # Of a worker that died and cannot start anew, what its constructor says is the reason.
+        except Exception as error:
+            # Of a worker that died and cannot start again, what its constructor says is the reason.
             cause = root_cause(error)
-            if isinstance(cause, ActorDeathError | RayError):  # of the cluster, not of the batch
+            if is_of_cluster(cause):
                 raise
             raise BatchError(batch.step, cause) from error
-        pairs = zip(self._stages.trainers, batch.shares, strict=True)
-        return _Announced(batch, summary, [trainer.look_ahead.remote(share) for trainer, share in pairs])
+        pairs = zip(self._stages.trainers, batch.per_rank, strict=True)
+        return _Prefetched(batch, summary, [trainer.prefetch.remote(features) for trainer, features in pairs])
 
-    def _train(self, announced: _Announced, wants_cut: Callable[[int], bool]) -> _Training:
+    def _train(self, prefetched: _Prefetched, wants_snapshot: Callable[[int], bool]) -> _Training:
         """Stages 3 to 5."""
-        step, trainers = announced.batch.step, self._stages.trainers
-        cut = wants_cut(step)
-        if cut:
+        step, trainers = prefetched.batch.step, self._stages.trainers
+        is_wanted = wants_snapshot(step)
+        if is_wanted:
             self._stages.watch.get([server.begin_snapshot.remote(step) for server in self._stages.servers])
-        pairs = zip(trainers, announced.batch.shares, strict=True)
-        reports: list[Any] = [trainer.train.remote(share) for trainer, share in pairs]
-        return _Training(announced, reports, self._cut(step) if cut else None)
+        pairs = zip(trainers, prefetched.batch.per_rank, strict=True)
+        reports: list[Any] = [trainer.train.remote(features) for trainer, features in pairs]
+        return _Training(prefetched, reports, self._pending_snapshot(step) if is_wanted else None)
 
-    def cut(self, step: int) -> Cut:
-        """Between two runs: a cut after the last step."""
+    def begin_snapshot(self, step: int) -> PendingSnapshot:
+        """Between two runs: a snapshot after the last step."""
         self._stages.watch.get([server.begin_snapshot.remote(step) for server in self._stages.servers])
-        return self._cut(step)
+        return self._pending_snapshot(step)
 
-    def _cut(self, step: int) -> Cut:
+    def _pending_snapshot(self, step: int) -> PendingSnapshot:
         trainers = self._stages.trainers
         drained = [trainer.drain.remote() for trainer in trainers]
         # The first gives all: the others hold the same, or each sends it its part when asked as well.
         asked = trainers if self._stages.dense_is_split else trainers[:1]
         weights = [trainer.dense_weights.remote() for trainer in asked]
         optimizer_state = [trainer.dense_optimizer_state.remote() for trainer in asked]
-        return Cut(step, drained, weights[0], optimizer_state[0])
+        return PendingSnapshot(step, drained, weights[0], optimizer_state[0])
 
     def _collect(self, training: _Training) -> StepResult:
         """Wait for the oldest step; an error of any trainer ends the wait for the others."""
         batch = training.batch
-        self._stages.watch.get([*batch.calls, *training.reports])
-        reports: list[StepReport] = ray.get(training.reports)
+        answers = self._stages.watch.get([*batch.calls, *training.reports])
+        reports: list[StepReport] = answers[len(batch.calls) :]
         num_targets = reports[0].num_targets
         counts: dict[str, int] = {}
         for report in reports:
@@ -240,5 +240,5 @@ class TrainingPipeline:
         if summary.unreadable:
             counts["unreadable_rows"] = summary.unreadable.num_rows
         return StepResult(
-            reports[0].step, loss, num_targets, counts, summary.rows, summary.unreadable, training.cut
+            reports[0].step, loss, num_targets, counts, summary.rows, summary.unreadable, training.snapshot
         )

@@ -27,7 +27,7 @@ class Progress:
     num_targets: int = 0
     """Their number."""
 
-    def judged(self, value: float, step: int) -> Progress:
+    def validated(self, value: float, step: int) -> Progress:
         """After a validation; of equal values the first is the best."""
         since = replace(self, loss_sum=0.0, num_targets=0)
         # What is no number is no best value, and does not stay one.

@@ -9,22 +9,20 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
-import ray
-
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.runs.accepted_files import AcceptedFiles
 from rayrec.pipelines.runs.run_folder import RunFolder
-from rayrec.pipelines.runs.snapshot_schedule import CutSchedule
+from rayrec.pipelines.runs.snapshot_schedule import SnapshotSchedule
 from rayrec.pipelines.runs.snapshots import RunState, Snapshot
 from rayrec.pipelines.tasks.assembly import Assembly
 from rayrec.pipelines.training.arrivals import Arrivals
-from rayrec.pipelines.training.pipeline import BatchError, Cut, StepResult, TrainingPipeline
+from rayrec.pipelines.training.pipeline import BatchError, PendingSnapshot, StepResult, TrainingPipeline
 from rayrec.pipelines.training.progress import Progress, TrainingResult, is_over
 from rayrec.pipelines.training.snapshot_writer import Shown, SnapshotWriter
 from rayrec.pipelines.training.stages import Stages
 from rayrec.pipelines.training.validation import validate
 from rayrec.platform.errors import InputError
-from rayrec.platform.metrics import RayFigures
+from rayrec.platform.metrics import RayMetrics
 from rayrec.samples.reading.cursor import Cursor
 from rayrec.samples.reading.followed_plan import FollowedPlan
 
@@ -36,7 +34,7 @@ OnStep = Callable[[int, int, float], None]
 METRICS_EVERY_STEPS = 20
 
 
-class TrainingRun:
+class Attempt:
     """Alternates between training and validation until epochs or patience run out."""
 
     def __init__(
@@ -63,15 +61,17 @@ class TrainingRun:
         self._initial = initial
         self._flops_at_record = (0.0, 0.0)
         """Model FLOPs, and seconds of training, when validation was recorded last."""
+        self._since = 0.0
+        """When the last step was reported, or training began."""
         self._pipeline = TrainingPipeline(stages, self._config.pipeline.queue_depth)
         self._writer = SnapshotWriter(folder, stages, self._config.snapshots, snapshot)
-        self._schedule = CutSchedule(
+        self._schedule = SnapshotSchedule(
             self._config.snapshots,
             lambda: self._writer.is_asked,
             lambda: self._writer.is_writing,
             time.monotonic,
         )
-        self._metrics = RayFigures({"run": folder.name})
+        self._metrics = RayMetrics({"run": folder.name})
         self._metric = assembly.task.metric
         self._shown_metrics = tuple(dict.fromkeys([*assembly.task.shown_metrics, self._metric]))
         self._arrivals = Arrivals(
@@ -97,30 +97,65 @@ class TrainingRun:
                 before.
         """
         try:
-            return self._run()
+            self._check_folder_is_seen()
+            step = self._restore()
+            self._keep_accepted()
+            more = True
+            while more and not is_over(self._assembly, step, self._progress):
+                validation, begun = self._assembly.next_validation(step), step
+                while step < validation and (there := self._rows_until(step, validation)) > step:
+                    try:
+                        for result in self._pipeline.run(
+                            step, there, self._wants_snapshot_before(validation)
+                        ):
+                            self._take(result)
+                    except BatchError as error:
+                        self._save_before(error.step, error)
+                        raise error.reason from None
+                    step = there
+                if step > begun:
+                    self._validate(step)
+                more = step == validation  # else the folder that grows has come to its end
+            self._writer.wait()
         except BaseException:
             # A snapshot that is being written need not be lost with the attempt.
             with contextlib.suppress(Exception):
                 self._writer.wait()
             raise
+        return self._result(step)
 
-    def _run(self) -> TrainingResult:
-        step = self._restore()
-        self._keep_accepted()
-        more = True
-        while more and not is_over(self._assembly, step, self._progress):
-            stop = self._assembly.next_validation(step)
-            reached = self._train(step, stop)
-            if reached > step:
-                step, loss = reached, self._progress.mean_loss
-                summary = validate(self._stages, self._assembly.task.validation(self._assembly.features))
-                self._progress = self._progress.judged(summary[self._metric].value, step)
-                # First the record: a run that goes on behind the snapshot does not validate there again, and
-                # one that goes on before it forgets the record.
-                self._record(step, loss, summary)
-                self._cut_now(step)
-            more = reached == stop
-        self._writer.wait()
+    def close(self) -> None:
+        """When the actors are gone: return when nothing writes to the folder any more."""
+        self._writer.close()
+
+    def _check_folder_is_seen(self) -> None:
+        file = str(self._folder.path / "run.json")
+        self._stages.watch.get([server.check_sees.remote(file) for server in self._stages.servers])
+
+    def _rows_until(self, step: int, stop: int) -> int:
+        """How far there are rows to train on, at most to `stop`; `step` if none will come any more."""
+        try:
+            return min(stop, self._arrivals.after(step))
+        except InputError as error:
+            self._save_before(step, error)
+            raise
+
+    def _wants_snapshot_before(self, validation: int) -> Callable[[int], bool]:
+        self._since = time.perf_counter()
+        # After the last step before a validation there will be one anyway.
+        return lambda step: step + 1 < validation and self._schedule(step)
+
+    def _validate(self, step: int) -> None:
+        """Validate the model as it is after the steps before this one, and keep it in a snapshot."""
+        loss = self._progress.mean_loss
+        summary = validate(self._stages, self._assembly.task.validation(self._assembly.features))
+        self._progress = self._progress.validated(summary[self._metric].value, step)
+        # First the record: a run that goes on after the snapshot does not validate there again, and one that
+        # goes on before it forgets the record.
+        self._record(step, loss, summary)
+        self._snapshot_now(step)
+
+    def _result(self, step: int) -> TrainingResult:
         progress = self._progress
         if progress.loss is None or progress.best_value is None:
             raise InputError(f"{self._config.data.samples}: no row has come to train on")
@@ -137,46 +172,12 @@ class TrainingRun:
             stages=self._stages.stats().summary(),
         )
 
-    def close(self) -> None:
-        """When the actors are gone: return when nothing writes to the folder any more."""
-        self._writer.close()
-
-    def _train(self, first: int, stop: int) -> int:
-        """Returns the step that it came to: `stop`, unless no rows come any more."""
-        step = first
-        while step < stop:
-            try:
-                there = min(stop, self._arrivals.after(step))
-            except InputError as error:
-                self._save_before(step, error)
-                raise
-            if there == step:
-                break
-            self._train_steps(step, there, stop)
-            step = there
-        return step
-
-    def _train_steps(self, first: int, stop: int, validation: int) -> None:
-        def wants_cut(step: int) -> bool:
-            # Behind the last step before a validation there will be one anyway.
-            return step + 1 < validation and self._schedule(step)
-
-        step, since = first, time.perf_counter()
-        try:
-            for result in self._pipeline.run(first, stop, wants_cut):
-                now = time.perf_counter()
-                self._take(result, now - since)
-                step, since = result.step + 1, now
-        except BatchError as error:
-            self._save_before(step, error)
-            raise error.reason from None
-
     def _save_before(self, step: int, error: Exception) -> None:
         """There is no batch for this step; those before it shall not be trained again."""
         self._writer.wait()
         if step > self._writer.saved_steps:
             logger.error("%s; a snapshot of the steps before it is written", error)
-            self._cut_now(step)
+            self._snapshot_now(step)
             self._writer.wait()
 
     def _keep_accepted(self) -> None:
@@ -190,20 +191,22 @@ class TrainingRun:
             return
         if step == self._writer.saved_steps:
             if self._writer.is_asked:
-                self._cut_now(step)  # whoever asks gets the one that there is
+                self._snapshot_now(step)  # whoever asks gets the one that there is
         elif self._schedule(step - 1):
-            self._cut_now(step)
+            self._snapshot_now(step)
             self._schedule.taken()
 
-    def _take(self, result: StepResult, seconds: float) -> None:
-        """A step is committed."""
+    def _take(self, result: StepResult) -> None:
+        """Note that a step is committed."""
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
         epoch, _ = self._plan.locate(result.step)
         self._cursor.commit(epoch, result.rows, result.unreadable)
         for file, start, stop in result.unreadable:
             logger.warning("%s: rows %d to %d cannot be decoded and are left out", file, start, stop - 1)
         self._progress = self._progress.trained(result, seconds)
-        if result.cut is not None:
-            self._write(result.cut)
+        if result.snapshot is not None:
+            self._write(result.snapshot)
             self._schedule.taken()
         self._writer.check()
         done = result.step + 1
@@ -221,17 +224,17 @@ class TrainingRun:
         assert isinstance(self._plan, FollowedPlan)
         return self._plan.known_steps
 
-    def _cut_now(self, step: int) -> None:
+    def _snapshot_now(self, step: int) -> None:
         """A snapshot of the steps before this one, which are all committed."""
-        self._writer.wait()  # servers make one cut at a time
+        self._writer.wait()  # servers keep one at a time
         if step == self._writer.saved_steps:
             self._writer.restate(*self._description(step - 1))
         else:
-            self._write(self._pipeline.cut(step - 1))
+            self._write(self._pipeline.begin_snapshot(step - 1))
 
-    def _write(self, cut: Cut) -> None:
-        state, shown = self._description(cut.step)
-        self._writer.begin(cut, state, self._cursor.to_table(), shown)
+    def _write(self, pending: PendingSnapshot) -> None:
+        state, shown = self._description(pending.step)
+        self._writer.begin(pending, state, self._cursor.to_table(), shown)
 
     def _description(self, step: int) -> tuple[RunState, Shown]:
         """What a snapshot after this step says of the run."""
@@ -319,8 +322,8 @@ class TrainingRun:
             server.load.remote(chain, committed_step, self._incarnation, weights_only) for server in servers
         ]
         watch.get(loading, may_take_long=True)
-        weights = ray.put(snapshot.weights)
-        optimizer_state = None if weights_only else ray.put(snapshot.optimizer_state)
+        weights = self._stages.put(snapshot.weights)
+        optimizer_state = None if weights_only else self._stages.put(snapshot.optimizer_state)
         watch.get([trainer.load.remote(weights, optimizer_state, self._incarnation) for trainer in trainers])
 
 

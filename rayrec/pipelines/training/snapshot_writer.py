@@ -1,7 +1,7 @@
-"""Snapshots of a run while it trains on: cuts in, folders out, on a thread of the driver.
+"""Snapshots of a run while it trains on: promises in, folders out, on a thread of the driver.
 
-training loop ── begin(cut, ...) ──► thread: wait for rows and dense state of the cut
-                                             servers write their rows of it
+training loop ── begin(pending) ──► thread: wait for rows and dense state
+                                             servers write their rows
                                              manifest, name, run.json, copy, old ones deleted
 """
 
@@ -23,7 +23,7 @@ from rayrec.pipelines.runs.run_copy import RunCopy
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshot_requests import Answer, SnapshotRequests
 from rayrec.pipelines.runs.snapshots import RunState, Snapshot, base_of, restate_snapshot, write_snapshot
-from rayrec.pipelines.training.pipeline import Cut
+from rayrec.pipelines.training.pipeline import PendingSnapshot
 from rayrec.pipelines.training.stages import Stages
 from rayrec.pipelines.versions.published_run import PublishedRun
 from rayrec.platform.ray_errors import root_cause
@@ -92,11 +92,11 @@ class SnapshotWriter:
         """Whether somebody waits for a snapshot on demand."""
         return bool(self._requests.pending())
 
-    def begin(self, cut: Cut, state: RunState, cursor: pa.Table, shown: Shown) -> None:
-        """Write a cut in the background, once the one before is written; raises what became of that."""
+    def begin(self, pending: PendingSnapshot, state: RunState, cursor: pa.Table, shown: Shown) -> None:
+        """Write a snapshot in the background, once the one before is written; raises what became of that."""
         self.wait()
         requests = self._requests.pending()
-        self._writing = self._thread.submit(self._write, cut, state, cursor, shown, requests)
+        self._writing = self._thread.submit(self._write, pending, state, cursor, shown, requests)
 
     def restate(self, state: RunState, shown: Shown) -> None:
         """Let the last snapshot, after which no step was trained, say what has become of the run since.
@@ -122,16 +122,18 @@ class SnapshotWriter:
         """When the actors are gone: return when the thread has ended, whatever became of its work."""
         self._thread.shutdown(wait=True)
 
-    def _write(self, cut: Cut, state: RunState, cursor: pa.Table, shown: Shown, requests: list[str]) -> None:
-        path = self._folder.snapshot_path(cut.step + 1)
+    def _write(
+        self, pending: PendingSnapshot, state: RunState, cursor: pa.Table, shown: Shown, requests: list[str]
+    ) -> None:
+        path = self._folder.snapshot_path(pending.step + 1)
         try:
-            self._write_to(path, cut, state, cursor)
+            self._write_to(path, pending, state, cursor)
         except Exception as error:
             cause = root_cause(error)
             self._requests.answer(requests, Answer(None, f"{type(cause).__name__}: {cause}"))
             if not isinstance(cause, SnapshotEndedError):
                 raise
-            logger.warning("no snapshot after step %d: %s", cut.step, cause)  # training went before
+            logger.warning("no snapshot after step %d: %s", pending.step, cause)  # training went before
             return
         self._show(path, shown, requests)
 
@@ -159,14 +161,14 @@ class SnapshotWriter:
                 self._folder.update(failed_copies=self._folder.state.get("failed_copies", 0) + 1)
         self._folder.keep_only(kept)
 
-    def _write_to(self, path: Path, cut: Cut, state: RunState, cursor: pa.Table) -> None:
+    def _write_to(self, path: Path, pending: PendingSnapshot, state: RunState, cursor: pa.Table) -> None:
         watch = self._stages.watch
-        watch.get(cut.drained)
-        weights, optimizer_state = watch.get([cut.weights, cut.optimizer_state])
+        watch.get(pending.drained)
+        weights, optimizer_state = watch.get([pending.weights, pending.optimizer_state])
         base = self._last
         if base is not None and base.num_increments >= self._config.increments:
             base = None
-        assert base is None or base.step < cut.step, "it would take the place of what it builds on"
+        assert base is None or base.step < pending.step, "it would take the place of what it builds on"
         write_snapshot(
             path,
             state,
@@ -174,11 +176,11 @@ class SnapshotWriter:
             optimizer_state=optimizer_state,
             cursor=cursor,
             save_sparse=lambda folder: self._save_sparse(
-                folder, cut.step, None if base is None else base.step
+                folder, pending.step, None if base is None else base.step
             ),
             base=None if base is None else base.name,
         )
-        self._last = _Last(path.name, cut.step, 0 if base is None else base.num_increments + 1)
+        self._last = _Last(path.name, pending.step, 0 if base is None else base.num_increments + 1)
 
     def _save_sparse(self, folder: str, step: int, since: int | None) -> list[SavedFile]:
         saving = [server.save.remote(folder, step, since) for server in self._stages.servers]

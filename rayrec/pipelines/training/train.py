@@ -1,23 +1,20 @@
-"""`rayrec train`: a config in, a run folder with snapshots out.
+"""Train a run: a config in, a run folder with snapshots out.
 
-train ─► assemble ─► RunFolder ─► ray_cluster ─► _attempt ─► running_stages ─► TrainingRun.run
-                                                  ▲                            TrainingPipeline.run ◄┘
-                                                  └─ a server or trainer is lost: back to the last snapshot
+train ─► supervise ─► Attempt.run ─► TrainingPipeline.run
+            ▲              │
+            └──────────────┘ a server or trainer is lost: back to the last snapshot
 """
 
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
 from rayrec.models.program.program import DivergedError
-from rayrec.pipelines.cluster.placement import actor_groups
-from rayrec.pipelines.cluster.placement_check import check_possible
-from rayrec.pipelines.cluster.reservation import cluster_nodes
 from rayrec.pipelines.cluster.rollbacks import Rollbacks
-from rayrec.pipelines.cluster.watch import StageHungError
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.run_copy import RunCopy
 from rayrec.pipelines.runs.run_folder import RunFolder
@@ -25,13 +22,12 @@ from rayrec.pipelines.runs.snapshots import Snapshot, read_snapshot
 from rayrec.pipelines.tasks.assembly import Assembly, assemble, check_continues
 from rayrec.pipelines.training.initial_weights import initial_snapshot
 from rayrec.pipelines.training.memory_plan import plan_memory
+from rayrec.pipelines.training.placements import Placement, on_ray
 from rayrec.pipelines.training.progress import Progress, TrainingResult, is_over
-from rayrec.pipelines.training.run import OnStep, TrainingRun
-from rayrec.pipelines.training.stages import running_stages
-from rayrec.platform.cluster import check_accelerators, ray_cluster, starts_cluster
-from rayrec.platform.devices import get_device, ray_claim
+from rayrec.pipelines.training.run import Attempt, OnStep
+from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
-from rayrec.platform.ray_errors import ActorDeathError, root_cause
+from rayrec.platform.ray_errors import ActorDeathError, StageHungError, root_cause
 from rayrec.samples.reading.reader import SampleReader
 
 logger = logging.getLogger(__name__)
@@ -46,6 +42,7 @@ def train(
     resume: bool | Literal["if_begun"] = False,
     on_step: OnStep | None = None,
     snapshot: str = "last",
+    cluster: Placement = on_ray,
 ) -> TrainingResult:
     """Train a model as the config says.
 
@@ -57,6 +54,7 @@ def train(
         resume: continue the run that the folder, or its copy (`snapshots.copy_to`), holds. `if_begun`: if it
             holds one, and begin it otherwise; for jobs that are started again when they fail.
         snapshot: to resume from, in words of `RunFolder.chosen_snapshot`.
+        cluster: where the actors run: `on_ray`, or `in_process`, which needs no Ray; the bits are the same.
 
     Raises:
         InputError: the config, the data, the device or the folder cannot be used, or a run is alive in it:
@@ -73,13 +71,15 @@ def train(
     for note in assembly.task.notes():
         logger.warning("%s", note)
     _ = assembly.features  # footers are read, and operations fit, before anything starts
-    if starts_cluster(config.cluster):
-        get_device(config.device)  # trainers will run on this machine; elsewhere they may have what it lacks
+    cluster.check(assembly)
+    is_here = cluster.trains_here(assembly)
+    if is_here:
+        get_device(config.device)  # elsewhere there may be what this machine lacks
     path = Path(run)
     copy = _copy_to_bring_back(path, config) if resume else None
     if resume == "if_begun":
         resume = copy is not None or (path / "run.json").exists()
-    memory = plan_memory(assembly)
+    memory = plan_memory(assembly, is_here)
     memory.check()
     memory.log()
     if not resume:
@@ -95,7 +95,7 @@ def train(
         _log_beginning(folder, assembly, begins_with)
         folder.begin(config)
         folder.keep_columns(assembly.rows.columns)
-        return _train_in(folder, assembly, begins_with, on_step)
+        return supervise(folder, assembly, begins_with, cluster, on_step)
 
 
 def _copy_to_bring_back(path: Path, config: RunConfig) -> RunCopy | None:
@@ -141,21 +141,43 @@ def _is_finished(folder: RunFolder, assembly: Assembly, snapshot: Snapshot) -> b
     return folder.state["state"] == "finished" and is_over(assembly, snapshot.committed_step + 1, progress)
 
 
-def _train_in(
-    folder: RunFolder, assembly: Assembly, snapshot: Snapshot | None, on_step: OnStep | None
+def supervise(
+    folder: RunFolder,
+    assembly: Assembly,
+    snapshot: Snapshot | None,
+    cluster: Placement,
+    on_step: OnStep | None,
 ) -> TrainingResult:
-    """Everything that Ray takes part in; how it ends is left in the folder."""
-    config = assembly.config
+    """Make attempts, each with actors of its own, until the run is over; how it ends is left in the folder.
+
+    Args:
+        snapshot: to go on from; every later attempt goes on from what the one before has left.
+
+    Raises: as `train`.
+    """
+    recovery = assembly.config.recovery
+    rollbacks = Rollbacks(recovery.max_rollbacks, folder)
+    result: TrainingResult | None = None
     try:
-        with ray_cluster(config.cluster, config.cpus_needed):
-            check_accelerators(
-                ray_claim(config.device),
-                config.pipeline.num_trainers,
-                "trainers",
-                "set another device, lower pipeline.num_trainers, or join a larger cluster",
-            )
-            check_possible(actor_groups(config), cluster_nodes())
-            result = _train_until_over(folder, assembly, snapshot, on_step)
+        with cluster.connected(assembly):
+            while result is None:
+                hang_timeout_s = rollbacks.patience * recovery.hang_timeout_s
+                current = assembly.going_on_from(snapshot, folder.path)
+                try:
+                    # An attempt is closed when its actors are gone: nothing then writes to the folder.
+                    with (
+                        ExitStack() as closing,
+                        cluster.running(
+                            folder.name, current, folder.path.resolve(), hang_timeout_s
+                        ) as stages,
+                    ):
+                        initial = initial_snapshot(current) if snapshot is None else None
+                        attempt = Attempt(current, folder, stages, on_step, snapshot, initial)
+                        closing.callback(attempt.close)
+                        result = attempt.run()
+                except (ActorDeathError, StageHungError) as error:
+                    rollbacks.allow(error)
+                    snapshot = _snapshot_to_resume(folder, assembly)
     except (KeyboardInterrupt, SystemExit) as stop:  # Ray's drivers exit on SIGTERM, which job managers send
         folder.update(state="stopped", error="terminated" if isinstance(stop, SystemExit) else "interrupted")
         if folder.state["last"] is not None:
@@ -174,43 +196,6 @@ def _train_in(
         raise cause from error
     folder.update(state="finished", error=None, result=asdict(result))
     return result
-
-
-def _train_until_over(
-    folder: RunFolder, assembly: Assembly, snapshot: Snapshot | None, on_step: OnStep | None
-) -> TrainingResult:
-    """Attempts, each with actors of its own, from the snapshot that the one before has left."""
-    recovery = assembly.config.recovery
-    rollbacks = Rollbacks(recovery.max_rollbacks, folder)
-    while True:
-        hang_timeout_s = rollbacks.patience * recovery.hang_timeout_s
-        try:
-            return _attempt(folder, assembly, snapshot, hang_timeout_s, on_step)
-        except (ActorDeathError, StageHungError) as error:
-            rollbacks.allow(error)
-        snapshot = _snapshot_to_resume(folder, assembly)
-
-
-def _attempt(
-    folder: RunFolder,
-    assembly: Assembly,
-    snapshot: Snapshot | None,
-    hang_timeout_s: float,
-    on_step: OnStep | None,
-) -> TrainingResult:
-    assembly = assembly.going_on_from(snapshot, folder.path)
-    attempt: TrainingRun | None = None
-    try:
-        with running_stages(folder.name, assembly, folder.path.resolve(), hang_timeout_s) as stages:
-            stages.watch.get(
-                [server.check_sees.remote(str(folder.path / "run.json")) for server in stages.servers]
-            )
-            initial = initial_snapshot(assembly) if snapshot is None else None
-            attempt = TrainingRun(assembly, folder, stages, on_step, snapshot, initial)
-            return attempt.run()
-    finally:
-        if attempt is not None:
-            attempt.close()
 
 
 def rows_of_step(assembly: Assembly, step: int) -> str:

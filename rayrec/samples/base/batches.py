@@ -2,7 +2,7 @@
 
 Axes: B samples of a batch, N tokens (history events of all samples, one after
 the other), M distinct ids of one table, L code levels, S negatives of a batch, K of a
-token, 1 an extra element (offsets_B1 has B + 1 entries). "Position" of an item is its place in the
+token, 1 an extra element (offsets_B1 has B + 1 entries). "Position" of an item is its index in the
 catalog (`Dataset.items`), which is ordered by a hash of the id so that the
 number itself carries no information.
 """
@@ -28,7 +28,7 @@ class RowBatch:
     """Rows as they were read, still Arrow."""
 
     row_keys_B: Int64Array
-    """Identity of each row; random draws for a row are keyed by it."""
+    """Identity of each row; random numbers for a row are derived from it."""
     rows: pa.RecordBatch
     """[B] the columns asked for. Buffers of its own: it travels between processes."""
     cursor: Intervals = field(default_factory=Intervals)
@@ -60,7 +60,7 @@ class SampleBatch:
     step: int
     """Global training step, from 0; for evaluation, the number of the batch."""
     row_keys_B: Int64Array
-    """Identity of each row; random draws for a row are keyed by it."""
+    """Identity of each row; random numbers for a row are derived from it."""
     user_ids_B: Int64Array
     item_ids_N: Int64Array
     """History of every row, oldest event first, concatenated."""

@@ -9,7 +9,6 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from rayrec.platform.config import Config
 
-Layout = Literal["auto", "folder", "movielens", "recbole", "s3rec", "events"]
 Role = Literal["user_id", "item_id", "timestamp", "behavior", "scenario", "title"]
 Allowance = Literal["duplicates", "short-users", "cold-items"]
 
@@ -48,8 +47,11 @@ Boundary = Annotated[
 class PrepareConfig(Config):
     """How a source becomes a data set."""
 
-    layout: Layout = "auto"
-    """How the source is laid out; `auto` looks at the names of its files."""
+    layout: str = "auto"
+    """Layout of the source: `folder`, `movielens`, `recbole`, `s3rec`, `events` or one that an installed
+    package adds; `auto` looks at the names of the files."""
+    layout_settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the layout's importer, where it has any."""
     columns: dict[Role, str] = Field(default_factory=dict)
     """What the columns are called in a log of events, where the usual names do not tell."""
     time_unit: Literal["s", "ms", "us", "ns"] = "s"
@@ -66,9 +68,9 @@ class PrepareConfig(Config):
     test_start: Boundary | None = None
     """Split by time: the first time that is tested, as an ISO date or UNIX seconds, instead of fractions."""
     seed: int = Field(0, ge=0)
-    """Orders events that share their time."""
+    """Seed for the order of events with the same time."""
     ties: Literal["shuffle", "file"] = "shuffle"
-    """Events of one user at the same time: in an order drawn from the seed, or as the source has
+    """Events of one user at the same time: in an order given by the seed, or as the source has
     them, which may give away what a model should predict."""
     behaviors: tuple[str, ...] | None = None
     """Keep only these behaviors; None keeps all."""

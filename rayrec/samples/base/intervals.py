@@ -39,14 +39,14 @@ class Intervals(Sequence[Interval]):
         """
         Args:
             names: of files; several may be one file.
-            file_K: places in `names`.
+            file_K: indices in `names`.
 
         Raises:
             ValueError: no row is in one of the intervals.
         """
         sorted_names = sorted(set(names))
-        places = {name: place for place, name in enumerate(sorted_names)}
-        file_K = np.array([places[name] for name in names], dtype=np.int64)[file_K]
+        indices = {name: index for index, name in enumerate(sorted_names)}
+        file_K = np.array([indices[name] for name in names], dtype=np.int64)[file_K]
         if not (right_K := (starts_K >= 0) & (starts_K < stops_K)).all():
             wrong = int(np.argmin(right_K))
             name = sorted_names[file_K[wrong]]
@@ -58,12 +58,13 @@ class Intervals(Sequence[Interval]):
         if len(order_K):
             file_K, starts_K, stops_K = file_K[first_K], starts_K[first_K], stops_K[last_K]
         used, self._file_K = np.unique(file_K, return_inverse=True)
-        self._files = tuple(sorted_names[place] for place in used.tolist())
+        self._files = tuple(sorted_names[index] for index in used.tolist())
         self._starts_K, self._stops_K = starts_K, stops_K
 
     @classmethod
     def of(cls, intervals: Iterable[Interval]) -> Self:
-        """
+        """The intervals in order, those that touch joined.
+
         Raises:
             ValueError: no row is in one of them.
         """
@@ -79,7 +80,7 @@ class Intervals(Sequence[Interval]):
 
     @classmethod
     def of_rows(cls, names: Sequence[str], file_B: Int64Array, row_B: Int64Array) -> Self:
-        """Of distinct rows; `file_B` are places in `names`."""
+        """Of distinct rows; `file_B` are indices in `names`."""
         return cls(names, file_B, row_B, row_B + 1)
 
     @classmethod
@@ -108,14 +109,14 @@ class Intervals(Sequence[Interval]):
         return len(self._starts_K)
 
     @overload
-    def __getitem__(self, place: int) -> Interval: ...
+    def __getitem__(self, index: int) -> Interval: ...
     @overload
-    def __getitem__(self, place: slice) -> list[Interval]: ...
-    def __getitem__(self, place: int | slice) -> Interval | list[Interval]:
-        if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(len(self)))]
+    def __getitem__(self, index: slice) -> list[Interval]: ...
+    def __getitem__(self, index: int | slice) -> Interval | list[Interval]:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(len(self)))]
         return Interval(
-            self._files[self._file_K[place]], int(self._starts_K[place]), int(self._stops_K[place])
+            self._files[self._file_K[index]], int(self._starts_K[index]), int(self._stops_K[index])
         )
 
     def __eq__(self, other: object) -> bool:

@@ -1,4 +1,4 @@
-"""What rows are known by, wherever they are: random draws for a row are keyed by it."""
+"""Keys of rows: random numbers of a row are derived from its key."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from rayrec.platform.hashing import combine64
 
 
 def row_keys(file_B: Int64Array, row_B: Int64Array) -> Int64Array:
-    """[B] identity of rows from the number of their file and their place in it."""
+    """[B] identity of rows from the number of their file and their row number in it."""
     return combine64(file_B, row_B).view(np.int64)

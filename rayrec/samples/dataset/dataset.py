@@ -18,7 +18,7 @@ from rayrec.platform.event_labels import Label
 from rayrec.samples.base.event_labels import HISTORY_LABELS, LABEL_COLUMNS, TARGET_LABELS
 from rayrec.samples.base.event_times import HISTORY_TIMES, TIMES
 from rayrec.samples.base.jagged import list_values
-from rayrec.samples.dataset.dataset_folder import check_files, train_files
+from rayrec.samples.dataset.dataset_folder import DatasetFolder
 from rayrec.samples.dataset.manifest import (
     EVALUATION_FILES,
     HISTORY_FILE,
@@ -31,7 +31,7 @@ from rayrec.samples.dataset.manifest import (
 
 @dataclass(frozen=True)
 class Items:
-    """The catalog; an item's place in every array here is its *position*.
+    """The catalog; an item's index in every array here is its *position*.
 
     The order is that of a hash of the id, so a position says nothing about the item.
     """
@@ -75,42 +75,19 @@ class EvaluationRows:
         return len(self.user_ids_B)
 
 
-class Dataset:
+class Dataset(DatasetFolder[Manifest]):
     """A data set folder written by `rayrec prepare`. Tables are read when first asked for."""
 
+    MANIFEST = Manifest
+
     def __init__(self, root: Path, manifest: Manifest) -> None:
-        self.root = root
-        self.manifest = manifest
+        super().__init__(root, manifest)
         self._histories: dict[str, tuple[Int64Array, Int64Array]] = {}
         """Columns of the file of histories that were asked for: values and offsets."""
 
-    @classmethod
-    def open(cls, path: str | Path, checksums: bool = True) -> Dataset:
-        """Open a data set and check that it is whole.
-
-        Args:
-            checksums: read every file once to compare its sha256; without it only sizes are
-                compared, which is enough where another process of the run has done it.
-
-        Raises:
-            InputError: the folder, its manifest or one of its files is missing or not as written.
-        """
-        root = Path(path)
-        manifest = Manifest.read(root)
-        check_files(root, manifest.held_files, checksums)
-        return cls(root, manifest)
-
-    @property
-    def name(self) -> str:
-        return self.manifest.name
-
-    @property
-    def fingerprint(self) -> str:
-        return self.manifest.fingerprint
-
     @property
     def train_files(self) -> tuple[str, ...]:
-        """Names below `root`, sorted; a file's number is its place here.
+        """Names below `root`, sorted; a file's number is its index here.
 
         Raises:
             InputError: this is a copy without training rows.
@@ -120,12 +97,12 @@ class Dataset:
                 f"{self.root}: this copy of the data set has only what recommending needs; train and "
                 "evaluate with the one it was made of"
             )
-        return train_files(self.manifest.files)
+        return super().train_files
 
     @cached_property
     def item_table(self) -> pa.Table:
         """[I] rows of the catalog: what `items` has, and the further columns of the source."""
-        return self._read(ITEMS_FILE)
+        return self.read(ITEMS_FILE)
 
     @cached_property
     def items(self) -> Items:
@@ -141,7 +118,7 @@ class Dataset:
     @cached_property
     def users(self) -> pa.Table:
         """[U] rows: user_id, user_key and the columns of the source, in order of a hash of the id."""
-        return self._read(USERS_FILE)
+        return self.read(USERS_FILE)
 
     def item_positions(self, item_ids: Int64Array) -> Int64Array:
         """Catalog position of each id, -1 for ids that are not in it; shape kept."""
@@ -150,7 +127,8 @@ class Dataset:
         return found.astype(np.int64, copy=False).reshape(item_ids.shape)
 
     def check_times(self) -> None:
-        """
+        """Check that histories have times.
+
         Raises:
             InputError: the data set was made before times of histories were kept.
         """
@@ -171,7 +149,8 @@ class Dataset:
         return named and self._without(LABEL_COLUMNS[label], HISTORY_LABELS[label]) is None
 
     def check_label(self, label: Label, of_histories: bool = True) -> None:
-        """
+        """Check that events have this label.
+
         Args:
             of_histories: whether the model reads it of the events of histories, or knows its names alone.
 
@@ -220,7 +199,7 @@ class Dataset:
             raise InputError(f"there is no split {split!r} to evaluate; choose 'valid' or 'test'")
         columns = ["user_id", "history", "target", *([HISTORY_TIMES] if with_times else [])]
         columns += [names[label] for names in (HISTORY_LABELS, TARGET_LABELS) for label in labels]
-        table = self._read(EVALUATION_FILES[split], columns)
+        table = self.read(EVALUATION_FILES[split], columns)
         history_ids_N, offsets_B1 = list_values(table["history"])
         return EvaluationRows(
             user_ids_B=table["user_id"].to_numpy(),
@@ -236,15 +215,15 @@ class Dataset:
 
     def target_times(self, split: Split) -> Int64Array:
         """[B] UNIX seconds of the targets of `evaluation_rows`, in their order."""
-        return self._read(EVALUATION_FILES[split], ["timestamp"])["timestamp"].to_numpy()
+        return self.read(EVALUATION_FILES[split], ["timestamp"])["timestamp"].to_numpy()
 
     def position_by_key(self, key: str) -> int | None:
         """Catalog position of the item the source calls `key`; None when unknown."""
-        return _only_place(self._item_keys, key)
+        return _position_of(self._item_keys, key)
 
     def user_by_key(self, key: str) -> int | None:
         """Id of the user the source calls `key`; None when unknown."""
-        row = _only_place(self._user_keys, key)
+        row = _position_of(self._user_keys, key)
         return None if row is None else self.users["user_id"][row].as_py()
 
     def history_of(self, user_key: str) -> Int64Array | None:
@@ -261,11 +240,11 @@ class Dataset:
 
     def _events_of(self, user_key: str, column: str) -> Int64Array | None:
         """What the file of histories has of each event of a user; None for an unknown user."""
-        row = _only_place(self._user_keys, user_key)
+        row = _position_of(self._user_keys, user_key)
         if row is None:
             return None
         if column not in self._histories:
-            self._histories[column] = list_values(self._read(HISTORY_FILE, [column])[column])
+            self._histories[column] = list_values(self.read(HISTORY_FILE, [column])[column])
         # Written in the order of users.parquet: row u is that user's.
         values_N, offsets_U1 = self._histories[column]
         return values_N[offsets_U1[row] : offsets_U1[row + 1]]
@@ -288,14 +267,7 @@ class Dataset:
     def _user_keys(self) -> pd.Index:
         return pd.Index(self.users["user_key"].to_pandas())
 
-    def _read(self, name: str, columns: list[str] | None = None) -> pa.Table:
-        path = self.root / name
-        try:
-            return pq.read_table(path, columns=columns)
-        except (OSError, pa.ArrowException) as error:
-            raise InputError(f"{path}: not a readable Parquet file: {error}") from error
 
-
-def _only_place(keys: pd.Index, key: str) -> int | None:
-    place = int(keys.get_indexer([str(key)])[0])
-    return None if place < 0 else place
+def _position_of(keys: pd.Index, key: str) -> int | None:
+    index = int(keys.get_indexer([str(key)])[0])
+    return None if index < 0 else index

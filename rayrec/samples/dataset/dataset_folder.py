@@ -1,13 +1,18 @@
-"""Folders of data sets, of whichever kind: the manifest that says which, and the files that it lists."""
+"""What the two kinds of data set share: the folder, its manifest, the files that it lists, the report."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
@@ -54,7 +59,137 @@ def kind_of(folder: Path) -> DatasetKind | None:
     return next((kind for kind in _KINDS if (folder / kind.manifest_file).is_file()), None)
 
 
-def read_manifest(folder: Path, kind: DatasetKind) -> dict[str, Any]:
+class FolderManifest(Config, ABC):
+    """Base of the manifests: what a data set contains, and the checksums that say it is whole."""
+
+    KIND: ClassVar[DatasetKind]
+
+    if TYPE_CHECKING:  # declared by the subclasses, whose order of fields is that of the file
+        name: str
+        source: str
+        layout: str
+        files: dict[str, FileEntry]
+        fingerprint: str
+
+    @property
+    def held_files(self) -> dict[str, FileEntry]:
+        """Those of the files that are in the folder; a copy may lack some."""
+        return self.files
+
+    @abstractmethod
+    def expected_fingerprint(self) -> str:
+        """Hex sha256 over the names, row counts and checksums of all files, and what the columns mean."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The manifest of a data set folder.
+
+        Raises:
+            InputError: no such folder, no manifest in it, one that is damaged or of another format, or the
+                manifest of a data set of another kind.
+        """
+        path = folder / cls.KIND.manifest_file
+        manifest = cls.parse(_values(folder, cls.KIND), source=str(path))
+        if manifest.expected_fingerprint() != manifest.fingerprint:
+            raise InputError(f"{path}: its fingerprint does not fit its content; prepare the data set again")
+        return manifest
+
+    def write(self, folder: Path) -> None:
+        """Write the manifest into a data set folder."""
+        path = folder / self.KIND.manifest_file
+        path.write_text(json.dumps(self.model_dump(mode="json"), indent=2) + "\n")
+
+
+M = TypeVar("M", bound=FolderManifest)
+
+
+class DatasetFolder(Generic[M]):
+    """A prepared data set of either kind. Tables are read when first asked for."""
+
+    MANIFEST: ClassVar[type[FolderManifest]]
+
+    def __init__(self, root: Path, manifest: M) -> None:
+        self.root = root
+        self.manifest = manifest
+
+    @classmethod
+    def open(cls, path: str | Path, checksums: bool = True) -> Self:
+        """Open a data set and check that it is whole.
+
+        Args:
+            checksums: read every file once to compare its sha256; without it only sizes are
+                compared, which is enough where another process of the run has done it.
+
+        Raises:
+            InputError: the folder, its manifest or one of its files is missing or not as written, or it is a
+                data set of another kind.
+        """
+        root = Path(path)
+        manifest = cls.MANIFEST.read(root)
+        check_files(root, manifest.held_files, checksums)
+        return cls(root, cast(M, manifest))
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    @property
+    def fingerprint(self) -> str:
+        return self.manifest.fingerprint
+
+    @property
+    def train_files(self) -> tuple[str, ...]:
+        """Names below `root`, sorted; a file's number is its index here."""
+        return train_files(self.manifest.files)
+
+    def read(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """One of the files.
+
+        Args:
+            columns: None for all.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        path = self.root / name
+        try:
+            return pq.read_table(path, columns=None if columns is None else list(columns))
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"{path}: not a readable Parquet file: {error}") from error
+
+
+@dataclass(frozen=True)
+class DatasetReport(Generic[M]):
+    """A data set that has been written, for people and for programs."""
+
+    path: Path
+    manifest: M
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, ready for `json.dumps`."""
+        return {"path": str(self.path), **self.manifest.model_dump(mode="json")}
+
+    def head(self, split: str, valid_start: float | None, test_start: float | None) -> list[tuple[str, str]]:
+        """(label, value) of the first rows to print.
+
+        Args:
+            split: how rows were divided, for people.
+            valid_start, test_start: boundaries in UNIX seconds, for a split by time.
+        """
+        if valid_start is not None and test_start is not None:
+            split += f", validation from {_date(valid_start)}, test from {_date(test_start)}"
+        return [
+            ("data set", str(self.path)),
+            ("source", f"{self.manifest.source} ({self.manifest.layout})"),
+            ("split", split),
+        ]
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _values(folder: Path, kind: DatasetKind) -> dict[str, Any]:
     """The values of a folder's manifest, of the format that this version reads.
 
     Raises:
@@ -86,12 +221,9 @@ def read_manifest(folder: Path, kind: DatasetKind) -> dict[str, Any]:
     return values
 
 
-def write_manifest(folder: Path, kind: DatasetKind, manifest: Config) -> None:
-    (folder / kind.manifest_file).write_text(json.dumps(manifest.model_dump(mode="json"), indent=2) + "\n")
-
-
 def check_files(root: Path, files: Mapping[str, FileEntry], checksums: bool) -> None:
-    """
+    """Check that files are as they were written.
+
     Args:
         checksums: read every file once to compare its sha256; without it only sizes are compared.
 
@@ -116,5 +248,5 @@ def check_files(root: Path, files: Mapping[str, FileEntry], checksums: bool) -> 
 
 
 def train_files(files: Mapping[str, FileEntry]) -> tuple[str, ...]:
-    """Names of the files of training rows below the folder, sorted; a file's number is its place here."""
+    """Names of the files of training rows below the folder, sorted; a file's number is its index here."""
     return tuple(sorted(name for name in files if name.startswith(f"{TRAIN_FOLDER}/")))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from rayrec.platform.config import Config
-from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Label
-from rayrec.samples.dataset.dataset_folder import HISTORIES, FileEntry, read_manifest, write_manifest
+from rayrec.samples.dataset.dataset_folder import HISTORIES, FileEntry, FolderManifest
 
 ITEMS_FILE = "items.parquet"
 USERS_FILE = "users.parquet"
@@ -37,15 +35,17 @@ class TiesInfo(Config):
     RENAMED: ClassVar[Mapping[str, str]] = {"neighbours": "neighbors"}
 
     rule: Literal["shuffle", "file"]
-    """`shuffle`: in an order drawn from the seed; `file`: as the source has them."""
+    """`shuffle`: in an order given by the seed; `file`: as the source has them."""
     neighbors: int
     """Pairs of neighboring events of one user with the same time."""
     users: int
     """Users with at least one such pair."""
 
 
-class Manifest(Config):
+class Manifest(FolderManifest):
     """Everything `Dataset.open` has to know before it reads a table."""
+
+    KIND = HISTORIES
 
     format: int
     name: str
@@ -78,23 +78,8 @@ class Manifest(Config):
         """Names of the codes of each label of events; empty where the source has none."""
         return {"behavior": self.behaviors, "scenario": self.scenarios}
 
-    @classmethod
-    def read(cls, folder: Path) -> Manifest:
-        """The manifest of a data set folder.
-
-        Raises:
-            InputError: no such folder, no manifest in it, one that is damaged or of another format, or the
-                manifest of a data set of another kind.
-        """
-        values = read_manifest(folder, HISTORIES)
-        path = folder / HISTORIES.manifest_file
-        manifest = cls.parse(values, source=str(path))
-        if fingerprint_of(manifest.files, manifest.behaviors, manifest.scenarios) != manifest.fingerprint:
-            raise InputError(f"{path}: its fingerprint does not fit its content; prepare the data set again")
-        return manifest
-
-    def write(self, folder: Path) -> None:
-        write_manifest(folder, HISTORIES, self)
+    def expected_fingerprint(self) -> str:
+        return fingerprint_of(self.files, self.behaviors, self.scenarios)
 
 
 def fingerprint_of(

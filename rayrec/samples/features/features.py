@@ -28,7 +28,7 @@ NegativeDistribution = Literal["uniform", "popularity"]
 _NEGATIVES_STREAM = 2
 """Negatives of a step come from `default_rng([seed, 2, step])`: part of what makes a run repeatable."""
 _EVENT_NEGATIVES_STREAM = 3
-"""Those of one event from the hash of (seed, 3, step, row, place of the event in its row, number)."""
+"""Those of one event from the hash of (seed, 3, step, row, index of the event in its row, number)."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class SequenceFeatures:
     * `user`: [B] ids of the users.
     * `code`: [N, L] codes of the input items; code c of level l has the id `l << 32 | c`.
 
-    Negatives of a batch are drawn once for the global one, from `(seed, step)`: every trainer sees the
+    Negatives of a batch are sampled once for the global one, from `(seed, step)`: every trainer sees the
     same. Negatives of an event are uniform among the items that its row has nowhere, and depend on
-    `(seed, step)`, the row and the event's place alone.
+    `(seed, step)`, the row and the event's index alone.
 
     Times and labels go where their items go. Where a batch has none, nor have its features.
     """
@@ -85,8 +85,8 @@ class SequenceFeatures:
             max_length: most input items of a row.
             tables: names of the embedding tables that the model reads.
             codes_IL: semantic codes per catalog position; needed for the table `code`.
-            num_negatives: S, drawn for a batch; 0 for none.
-            negatives_per_event: K, drawn for every target; 0 for none.
+            num_negatives: S, sampled for a batch; 0 for none.
+            negatives_per_event: K, sampled for every target; 0 for none.
             negatives: those of a batch: every item alike, or in proportion to its training events.
             train_counts_I: `Dataset.items.train_counts_I`; needed for popularity.
             label_sizes: number of codes of each label that batches may have.
@@ -129,7 +129,7 @@ class SequenceFeatures:
         Raises:
             InputError: a row has every item of the catalog, so that no negative is left for its events.
         """
-        known_N, offsets_B1, places_N = self._known(batch)
+        known_N, offsets_B1, indices_N = self._known(batch)
         starts_B, lengths_B = _newest(offsets_B1, self._max_length + 1)
         num_targets_B = np.maximum(lengths_B - 1, 0)
         unread_B = np.diff(offsets_B1) - lengths_B
@@ -137,7 +137,7 @@ class SequenceFeatures:
         items_N, targets_N = known_N[input_at_N], known_N[input_at_N + 1]
         negatives_NK = self._draw_event_negatives(batch, known_N, offsets_B1, num_targets_B)
         unknown_B = np.diff(batch.offsets_B1) - np.diff(offsets_B1)
-        inputs_N, targets_at_N = places_N[input_at_N], places_N[input_at_N + 1]
+        inputs_N, targets_at_N = indices_N[input_at_N], indices_N[input_at_N + 1]
         offsets_B1 = offsets_from_lengths(num_targets_B)
         negatives_S = self._draw_negatives(batch.step)
         labels = self.check_labels(batch)
@@ -184,7 +184,7 @@ class SequenceFeatures:
 
         There are no targets and no negatives, so the table `item` is [N].
         """
-        known_N, offsets_B1, places_N = self._known(batch)
+        known_N, offsets_B1, indices_N = self._known(batch)
         unknown_B = np.diff(batch.offsets_B1) - np.diff(offsets_B1)
         starts_B, lengths_B = _newest(offsets_B1, self._max_length)
         held_N = concatenated_ranges(starts_B, lengths_B)
@@ -198,8 +198,8 @@ class SequenceFeatures:
             targets_N=None,
             num_targets=0,
             lookups=lookups,
-            times_N=None if batch.times_N is None else batch.times_N[places_N[held_N]],
-            labels=_at(self.check_labels(batch), places_N[held_N]),
+            times_N=None if batch.times_N is None else batch.times_N[indices_N[held_N]],
+            labels=_at(self.check_labels(batch), indices_N[held_N]),
             instruction=dict(batch.instruction),
             counts={
                 "unknown_items": int(unknown_B.sum()),
@@ -242,12 +242,12 @@ class SequenceFeatures:
         known_N, offsets_B1, _ = self._known(batch)
         lengths_B = np.diff(offsets_B1)
         seen_BE = np.full((batch.num_rows, lengths_B.max(initial=0)), -1, dtype=np.int64)
-        place_N = concatenated_ranges(np.zeros_like(lengths_B), lengths_B)
-        seen_BE[np.repeat(np.arange(batch.num_rows), lengths_B), place_N] = known_N
+        index_N = concatenated_ranges(np.zeros_like(lengths_B), lengths_B)
+        seen_BE[np.repeat(np.arange(batch.num_rows), lengths_B), index_N] = known_N
         return seen_BE
 
     def negative_log_q_I(self) -> Float64Array:
-        """[I] log-probability of each item in one draw of a negative; -inf if it is never drawn."""
+        """[I] log-probability of each item in one sampled negative; -inf if it is never sampled."""
         probabilities_I = np.diff(self._cumulative_I, prepend=0) / self._cumulative_I[-1]
         with np.errstate(divide="ignore"):
             return np.log(probabilities_I)
@@ -269,10 +269,10 @@ class SequenceFeatures:
         return batch.labels
 
     def _known(self, batch: SampleBatch) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """(catalog positions of the known items, their offsets_B1, their places among all items)."""
+        """(catalog positions of the known items, their offsets_B1, their indices among all items)."""
         positions_N = self._positions(batch.item_ids_N)
         known_N = positions_N >= 0
-        # Known items before each place: its differences at the old offsets are the new lengths.
+        # Known items before each index: its differences at the old offsets are the new lengths.
         known_before_N1 = offsets_from_lengths(known_N)
         return positions_N[known_N], known_before_N1[batch.offsets_B1], np.flatnonzero(known_N)
 
@@ -292,19 +292,19 @@ class SequenceFeatures:
         """[targets, K] negatives.
 
         Args:
-            known_N: all known items of the rows, with their offsets_B1; none of a row's is drawn for it.
+            known_N: all known items of the rows, with their offsets_B1; none of them is sampled for its row.
         """
         if not self._negatives_per_event:
             return None
         num_items = len(self._item_ids_I)
         row_N = np.repeat(np.arange(len(num_targets_B)), num_targets_B)
-        place_N = concatenated_ranges(np.zeros_like(num_targets_B), num_targets_B)
+        index_N = concatenated_ranges(np.zeros_like(num_targets_B), num_targets_B)
         bits_NK = combine64(
             self._seed,
             _EVENT_NEGATIVES_STREAM,
             batch.step,
             batch.row_keys_B[row_N][:, None],
-            place_N[:, None],
+            index_N[:, None],
             np.arange(self._negatives_per_event)[None, :],
         )
         # Distinct items of each row, sorted, as row * num_items + item.
@@ -315,7 +315,7 @@ class SequenceFeatures:
         if (without_B := (num_left_B == 0) & (num_targets_B > 0)).any():
             raise InputError(
                 f"user {batch.user_ids_B[np.argmax(without_B)]} has all {num_items} items of the catalog "
-                f"in a row of step {batch.step}, so that no negative is left to draw; leave such rows out "
+                f"in a row of step {batch.step}, so that no negative is left to sample; leave such rows out "
                 "(data.filters), or take a softmax (model.loss)"
             )
         # The r-th item that a row lacks is r plus the items it has below that one, and as many items are
@@ -374,8 +374,8 @@ def _newest(offsets_B1: Int64Array, most: int) -> tuple[Int64Array, Int64Array]:
     return offsets_B1[1:] - lengths_B, lengths_B
 
 
-def _at(labels: Mapping[Label, Int64Array], places_N: Int64Array) -> dict[Label, Int64Array]:
-    return {label: codes_N[places_N] for label, codes_N in labels.items()}
+def _at(labels: Mapping[Label, Int64Array], indices_N: Int64Array) -> dict[Label, Int64Array]:
+    return {label: codes_N[indices_N] for label, codes_N in labels.items()}
 
 
 def _cumulative(

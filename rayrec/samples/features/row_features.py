@@ -21,19 +21,22 @@ import pyarrow.types as pt
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import LABELS, Label
+from rayrec.platform.hashing import combine64
 from rayrec.samples.base.batches import FeatureBatch, RowBatch, SampleBatch
 from rayrec.samples.base.event_labels import LABEL_COLUMNS, are_event_labels
 from rayrec.samples.base.event_times import TIMES, are_event_times, as_type
-from rayrec.samples.base.jagged import list_array
+from rayrec.samples.base.jagged import concatenated_ranges, list_array
 from rayrec.samples.features.features import SequenceFeatures
-from rayrec.samples.features.ties import with_redrawn_ties
 from rayrec.samples.operations.columns import value_type
 from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.operations.program import FeatureProgram
 
+_TIES_STREAM = 4
+"""Orders of a step come from the hash of (seed, 4, step, row, index of the event in its row)."""
+
 
 class History(NamedTuple):
-    """Whom a row is of, and what that user did, oldest first."""
+    """A user and the events of their history, oldest first."""
 
     user_id: int
     item_ids_N: Int64Array
@@ -44,7 +47,7 @@ class History(NamedTuple):
 
 
 class HistoryColumns(NamedTuple):
-    """What of histories, beside users and items, the model reads, and what of it the data set has."""
+    """Which columns of histories, besides users and items, the model reads, and which the data set has."""
 
     reads_times: bool = False
     reads_labels: tuple[Label, ...] = ()
@@ -84,7 +87,7 @@ class RowFeatures:
         Args:
             program: makes `user_id`, `item_ids` and, for models that need them, `timestamps` and lists of
                 labels of the columns there are.
-            seed: of the run, for the program's random draws.
+            seed: of the run, for the program's random numbers.
             is_prepared: training rows have been through the program already when they were read.
             histories: what is read of those to rank for; None: users and items.
             redraws_ties: training rows have times, and an order of events of one time that is the step's.
@@ -95,7 +98,7 @@ class RowFeatures:
         self._is_prepared = is_prepared
         self._redraws_ties = redraws_ties
         self._histories = histories = histories or HistoryColumns()
-        # Training rows may have more: labels of targets, which nobody knows of what comes next.
+        # Training rows may have more: labels of targets, which are unknown for the next event.
         self._of_histories = program.narrowed(histories.names)
         columns = self._of_histories.input_schema
         self._takes_histories = not self._of_histories.is_empty and all(map(histories.store, columns))
@@ -122,7 +125,7 @@ class RowFeatures:
             rows = RowBatch(rows.row_keys_B, self._program(rows.rows, context), rows.cursor)
         samples = SampleBatch.of(step, rows)
         if self._redraws_ties:
-            samples = with_redrawn_ties(samples, self._seed)
+            samples = with_shuffled_ties(samples, self._seed)
             if not self._histories.reads_times:
                 samples = replace(samples, times_N=None)
         return self._sequences(samples)
@@ -197,6 +200,29 @@ def _column(samples: SampleBatch, field: pa.Field) -> pa.Array:
     for label, name in LABEL_COLUMNS.items():
         if field.name == name:
             return list_array(samples.labels[label], samples.offsets_B1)
-    assert samples.times_N is not None, "whoever makes samples looks at `needs_history_times`"
+    assert samples.times_N is not None, "histories have times where `needs_history_times`"
     offsets = pa.array(samples.offsets_B1, pa.int32())
     return pa.ListArray.from_arrays(offsets, as_type(samples.times_N, field.type.value_type))
+
+
+def with_shuffled_ties(batch: SampleBatch, seed: int) -> SampleBatch:
+    """The same rows, with ties (neighboring events of one time) in another order at every step.
+
+    A data set holds one arbitrary order of ties; reshuffling keeps a model from memorizing it.
+
+    Items, times and labels move together. The order depends on the seed, the step, the row and the
+    indices of the events alone.
+    """
+    assert batch.times_N is not None, "ties cannot be told without times"
+    lengths_B = np.diff(batch.offsets_B1)
+    row_N = np.repeat(np.arange(batch.num_rows), lengths_B)
+    position_N = concatenated_ranges(np.zeros_like(lengths_B), lengths_B)
+    begins_N = (np.diff(batch.times_N, prepend=0) != 0) | (position_N == 0)
+    bits_N = combine64(seed, _TIES_STREAM, batch.step, batch.row_keys_B[row_N], position_N)
+    order_N = np.lexsort((bits_N, begins_N.cumsum()))
+    return replace(
+        batch,
+        item_ids_N=batch.item_ids_N[order_N],
+        times_N=batch.times_N[order_N],
+        labels={label: codes_N[order_N] for label, codes_N in batch.labels.items()},
+    )

@@ -1,23 +1,35 @@
-"""From what people have on disk to plain tables, one module per layout."""
+"""From what people have on disk to plain tables, one importer per layout.
+
+A new layout is a subclass of `Importer` and a line in `IMPORTERS`, or an entry point of another package in
+the group `rayrec.importers`: docs/guides/add-an-importer.md.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 from rayrec.platform.errors import InputError
+from rayrec.platform.registry import Registry
 from rayrec.samples.base.config import PrepareConfig
-from rayrec.samples.importers import events, folder, movielens, recbole, s3rec
+from rayrec.samples.importers.importer import Importer
 from rayrec.samples.importers.tables import RawTables, files_of
 
-_LAYOUTS: dict[str, tuple[Callable[[Path], bool], Callable[[Path, PrepareConfig], RawTables]]] = {
-    "recbole": (recbole.recognizes, recbole.load),
-    "movielens": (movielens.recognizes, movielens.load),
-    "folder": (folder.recognizes, folder.load),
-    "s3rec": (s3rec.recognizes, s3rec.load),
-    "events": (events.recognizes, events.load),
-}
-"""Layout -> (does the source look like it, read it); `auto` takes the first that recognizes it."""
+IMPORTERS: Registry[type[Importer]] = Registry(
+    "rayrec.importers",
+    "layout",
+    {
+        "recbole": "rayrec.samples.importers.recbole:RecBoleImporter",
+        "movielens": "rayrec.samples.importers.movielens:MovieLensImporter",
+        "folder": "rayrec.samples.importers.folder:FolderImporter",
+        "s3rec": "rayrec.samples.importers.s3rec:S3RecImporter",
+        "events": "rayrec.samples.importers.events:EventsImporter",
+    },
+)
+"""`auto` takes the first that recognizes the source."""
+
+_LAST = "events"
+"""Recognizes any table, so `auto` tries it after all others, those of other packages included."""
 
 
 def load_source(source: str | Path, config: PrepareConfig) -> tuple[RawTables, str]:
@@ -30,17 +42,30 @@ def load_source(source: str | Path, config: PrepareConfig) -> tuple[RawTables, s
         InputError: nothing there, no layout fits, or a file is not as its layout says.
     """
     path = Path(source)
+    layouts = _layouts() if config.layout == "auto" else iter([(config.layout, _checked(config.layout))])
     if not path.exists():
         raise InputError(f"{path}: no such file or folder; give the folder or file with the behavior log")
-    layout = config.layout
-    if layout == "auto":
-        found = [name for name, (recognizes, _) in _LAYOUTS.items() if recognizes(path)]
-        if not found:
-            raise InputError(
-                f"{path}: no known layout; expected interactions.parquet or .csv, RecBole's *.inter, "
-                f"MovieLens' u.data or ratings.dat, "
-                f"S3-Rec's NAME.txt with NAME_time.txt, or one CSV file of events; found {files_of(path)}"
-            )
-        layout = found[0]  # type: ignore[assignment]
-    _, load = _LAYOUTS[layout]
-    return load(path, config), layout
+    expected = []
+    for layout, importer in layouts:
+        if config.layout == layout or importer.recognizes(path):
+            settings = importer.parse(config.layout_settings, source=f"layout_settings of {layout}")
+            return settings.read(path, config), layout
+        expected.append(importer.EXPECTS)
+    raise InputError(f"{path}: no known layout; expected {', '.join(expected)}; found {files_of(path)}")
+
+
+def _layouts() -> Iterator[tuple[str, type[Importer]]]:
+    for name in (*(name for name in IMPORTERS.names() if name != _LAST), _LAST):
+        yield name, _checked(name)
+
+
+def _checked(name: str) -> type[Importer]:
+    """The importer of a layout.
+
+    Raises:
+        InputError: the entry point of another package is not an importer.
+    """
+    importer = IMPORTERS[name]
+    if not (isinstance(importer, type) and issubclass(importer, Importer) and hasattr(importer, "EXPECTS")):
+        raise InputError(f"the layout {name!r} is {importer!r}, expected a subclass of Importer with EXPECTS")
+    return importer

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.importers.importer import Importer
 from rayrec.samples.importers.tables import (
     SUFFIXES,
     RawTable,
@@ -44,37 +45,42 @@ ALIASES: dict[str, tuple[str, ...]] = {
 _REQUIRED = ("user_id", "item_id", "timestamp")
 
 
-def recognizes(source: Path) -> bool:
-    if source.is_file():
-        return source.name.endswith(SUFFIXES)
-    return any(entry.name.endswith(SUFFIXES) for entry in source.iterdir() if entry.is_file())
+class EventsImporter(Importer):
+    """Reads a log of events under whatever column names."""
 
+    EXPECTS = "one CSV or Parquet file of events"
 
-def load(source: Path, config: PrepareConfig) -> RawTables:
-    if source.is_file():
-        return RawTables(source.name.split(".")[0], _read(source, config, _REQUIRED))
-    files = sorted(file for file in source.iterdir() if file.is_file() and file.name.endswith(SUFFIXES))
-    if not files:
-        raise InputError(f"{source}: no Parquet or CSV file in it; found {files_of(source)}")
-    roles = {file: set(roles_of(column_names(file), config)) for file in files}
-    logs = [file for file in files if roles[file].issuperset(_REQUIRED)]
-    if len(logs) != 1:
-        if len(files) == 1:
-            missing = [role for role in _REQUIRED if role not in roles[files[0]]]
-            raise missing_columns(files[0], column_names(files[0]), missing)
-        found = " and ".join(file.name for file in logs) or "none"
-        raise InputError(
-            f"{source}: expected exactly one table with a user, an item and a time, found {found} among "
-            f"{files_of(source)}; give that file itself"
+    @classmethod
+    def recognizes(cls, source: Path) -> bool:
+        if source.is_file():
+            return source.name.endswith(SUFFIXES)
+        return any(entry.name.endswith(SUFFIXES) for entry in source.iterdir() if entry.is_file())
+
+    def read(self, source: Path, config: PrepareConfig) -> RawTables:
+        if source.is_file():
+            return RawTables(source.name.split(".")[0], _read(source, config, _REQUIRED))
+        files = sorted(file for file in source.iterdir() if file.is_file() and file.name.endswith(SUFFIXES))
+        if not files:
+            raise InputError(f"{source}: no Parquet or CSV file in it; found {files_of(source)}")
+        roles = {file: set(roles_of(column_names(file), config)) for file in files}
+        logs = [file for file in files if roles[file].issuperset(_REQUIRED)]
+        if len(logs) != 1:
+            if len(files) == 1:
+                missing = [role for role in _REQUIRED if role not in roles[files[0]]]
+                raise missing_columns(files[0], column_names(files[0]), missing)
+            found = " and ".join(file.name for file in logs) or "none"
+            raise InputError(
+                f"{source}: expected exactly one table with a user, an item and a time, found {found} among "
+                f"{files_of(source)}; give that file itself"
+            )
+        items = [file for file in files if "item_id" in roles[file] and "user_id" not in roles[file]]
+        users = [file for file in files if "user_id" in roles[file] and "item_id" not in roles[file]]
+        return RawTables(
+            source.resolve().name,
+            _read(logs[0], config, _REQUIRED),
+            _read(items[0], config, ("item_id",)) if len(items) == 1 else None,
+            _read(users[0], config, ("user_id",)) if len(users) == 1 else None,
         )
-    items = [file for file in files if "item_id" in roles[file] and "user_id" not in roles[file]]
-    users = [file for file in files if "user_id" in roles[file] and "item_id" not in roles[file]]
-    return RawTables(
-        source.resolve().name,
-        _read(logs[0], config, _REQUIRED),
-        _read(items[0], config, ("item_id",)) if len(items) == 1 else None,
-        _read(users[0], config, ("user_id",)) if len(users) == 1 else None,
-    )
 
 
 def roles_of(names: Sequence[str], config: PrepareConfig) -> dict[str, str]:

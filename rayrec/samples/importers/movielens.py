@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.importers.importer import Importer
 from rayrec.samples.importers.tables import RawTable, RawTables, files_of
 
 _GENRES_100K = (
@@ -62,24 +63,29 @@ _ARCHIVES = (
 )
 
 
-def recognizes(source: Path) -> bool:
-    return source.is_dir() and _archive(source) is not None
+class MovieLensImporter(Importer):
+    """Reads the archives that GroupLens publishes."""
 
+    EXPECTS = "MovieLens' u.data or ratings.dat"
 
-def load(source: Path, config: PrepareConfig) -> RawTables:
-    archive = _archive(source) if source.is_dir() else None
-    if archive is None:
-        raise InputError(
-            f"{source}: no MovieLens archive; expected u.data or ratings.dat, found {files_of(source)}"
+    @classmethod
+    def recognizes(cls, source: Path) -> bool:
+        return source.is_dir() and _archive(source) is not None
+
+    def read(self, source: Path, config: PrepareConfig) -> RawTables:
+        archive = _archive(source) if source.is_dir() else None
+        if archive is None:
+            raise InputError(
+                f"{source}: no MovieLens archive; expected u.data or ratings.dat, found {files_of(source)}"
+            )
+        movies = source / archive.movies
+        users = None if archive.users is None else source / archive.users
+        return RawTables(
+            name=source.name,
+            interactions=_ratings(source / archive.ratings, archive),
+            items=_movies(movies, archive) if movies.is_file() else None,
+            users=_users(users, archive) if users is not None and users.is_file() else None,
         )
-    movies = source / archive.movies
-    users = None if archive.users is None else source / archive.users
-    return RawTables(
-        name=source.name,
-        interactions=_ratings(source / archive.ratings, archive),
-        items=_movies(movies, archive) if movies.is_file() else None,
-        users=_users(users, archive) if users is not None and users.is_file() else None,
-    )
 
 
 def _archive(source: Path) -> _Archive | None:

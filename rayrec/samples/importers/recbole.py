@@ -14,26 +14,32 @@ import pyarrow.csv as pa_csv
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.importers.events import ALIASES
+from rayrec.samples.importers.importer import Importer
 from rayrec.samples.importers.tables import RawTable, RawTables, files_of, line_of, not_utf8, rename
 
 _TYPES = ("token", "token_seq", "float", "float_seq")
 
 
-def recognizes(source: Path) -> bool:
-    return source.is_dir() and any(source.glob("*.inter"))
+class RecBoleImporter(Importer):
+    """Reads RecBole's atomic files."""
 
+    EXPECTS = "RecBole's *.inter"
 
-def load(source: Path, config: PrepareConfig) -> RawTables:
-    interactions = _only(source, ".inter")
-    if interactions is None:
-        raise InputError(f"{source}: no .inter file in it; found {files_of(source)}")
-    items, users = _only(source, ".item"), _only(source, ".user")
-    return RawTables(
-        name=interactions.stem,
-        interactions=_read(interactions, ("user_id", "item_id", "timestamp")),
-        items=None if items is None else _read(items, ("item_id",)),
-        users=None if users is None else _read(users, ("user_id",)),
-    )
+    @classmethod
+    def recognizes(cls, source: Path) -> bool:
+        return source.is_dir() and any(source.glob("*.inter"))
+
+    def read(self, source: Path, config: PrepareConfig) -> RawTables:
+        interactions = _only(source, ".inter")
+        if interactions is None:
+            raise InputError(f"{source}: no .inter file in it; found {files_of(source)}")
+        items, users = _only(source, ".item"), _only(source, ".user")
+        return RawTables(
+            name=interactions.stem,
+            interactions=_read(interactions, ("user_id", "item_id", "timestamp")),
+            items=None if items is None else _read(items, ("item_id",)),
+            users=None if users is None else _read(users, ("user_id",)),
+        )
 
 
 def _only(source: Path, suffix: str) -> Path | None:

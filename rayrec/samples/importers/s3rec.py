@@ -17,28 +17,34 @@ import pyarrow as pa
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.importers.importer import Importer
 from rayrec.samples.importers.tables import RawTable, RawTables, files_of, read_table, read_text, rename
 
 _TIMES = "_time.txt"
 
 
-def recognizes(source: Path) -> bool:
-    return source.is_dir() and any(source.glob(f"*{_TIMES}"))
+class S3RecImporter(Importer):
+    """Reads the files of S3-Rec."""
 
+    EXPECTS = "S3-Rec's NAME.txt with NAME_time.txt"
 
-def load(source: Path, config: PrepareConfig) -> RawTables:
-    times = sorted(source.glob(f"*{_TIMES}")) if source.is_dir() else []
-    if len(times) != 1:
-        raise InputError(
-            f"{source}: expected exactly one NAME{_TIMES}, found {len(times)} among {files_of(source)}; "
-            "without times the order within a line would have to be believed"
+    @classmethod
+    def recognizes(cls, source: Path) -> bool:
+        return source.is_dir() and any(source.glob(f"*{_TIMES}"))
+
+    def read(self, source: Path, config: PrepareConfig) -> RawTables:
+        times = sorted(source.glob(f"*{_TIMES}")) if source.is_dir() else []
+        if len(times) != 1:
+            raise InputError(
+                f"{source}: expected exactly one NAME{_TIMES}, found {len(times)} among {files_of(source)}; "
+                "without times the order within a line would have to be believed"
+            )
+        name = times[0].name.removesuffix(_TIMES)
+        return RawTables(
+            name=name,
+            interactions=_interactions(source / f"{name}.txt", times[0]),
+            items=_items(source / "items.tsv", source / f"{name}_item2attributes.json"),
         )
-    name = times[0].name.removesuffix(_TIMES)
-    return RawTables(
-        name=name,
-        interactions=_interactions(source / f"{name}.txt", times[0]),
-        items=_items(source / "items.tsv", source / f"{name}_item2attributes.json"),
-    )
 
 
 def _interactions(items_file: Path, times_file: Path) -> RawTable:

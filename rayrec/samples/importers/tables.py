@@ -27,7 +27,7 @@ class RawTable:
     table: pa.Table
     file: str
     where: Callable[[int], str]
-    """Place of a row of the table in the source, for messages: "events.csv line 7"."""
+    """Where a row of the table is in the source, for messages: "events.csv line 7"."""
 
 
 @dataclass(frozen=True)
@@ -225,9 +225,9 @@ def _tracer(files: Sequence[Path], rows: Sequence[int], quoted: bool) -> Callabl
 
     def where(row: int) -> str:
         number = bisect_right(starts, row) - 1
-        file, place = files[number], row - starts[number]
+        file, index = files[number], row - starts[number]
         if file.suffix == ".parquet":
-            return f"{file} row {place + 1}"
-        return f"{file} line {line_of(file, place, quoted)}"
+            return f"{file} row {index + 1}"
+        return f"{file} line {line_of(file, index, quoted)}"
 
     return where

@@ -18,7 +18,7 @@ from rayrec.samples.impressions.ids import key_texts
 from rayrec.samples.operations.columns import is_list, is_text
 
 Where = Callable[[int], str]
-"""Place of a row of the batch in the source."""
+"""Where a row of the batch is in the source."""
 
 
 def label_column(column: pa.Array, name: str, where: Where) -> pa.Int8Array:

@@ -58,14 +58,14 @@ class ImpressionsConfig(Config):
     `user.NAME` and `item.NAME`, columns of the tables of its data set; `history`, the keys of all items that
     the user had, oldest first."""
     leave_out: tuple[str, ...] = ()
-    """Features of the layout that are left out, such as those that nobody knows when items are ranked."""
+    """Features of the layout that are left out, such as those that are unknown when items are ranked."""
     held_out_of: str | None = None
     """MovieLens, Deskdrop: a data set of `rayrec prepare`, made of the same source; what it holds out is held
-    out here, so that a model trained on these impressions can rank for those that were trained on it."""
+    out here, so that a model of these impressions can rerank for recommenders trained on it."""
     split: SplitRule = "auto"
     """`files`: the source has a file for each split; `order`: the last rows are held out; `time`: the latest
-    ones; `random`: any rows, drawn by the seed. `auto`: by files where there are some, else by time where the
-    layout has one, else by order."""
+    ones; `random`: any rows, by the seed.
+    `auto`: by files where there are some, else by time where the layout has one, else by order."""
     valid_fraction: float = Field(0.1, ge=0, lt=1)
     """Part of the rows that validates, where there is no file or date for it."""
     test_fraction: float = Field(0.1, ge=0, lt=1)
@@ -77,7 +77,7 @@ class ImpressionsConfig(Config):
     min_count: int = Field(1, ge=1)
     """Ids seen less often than this in training rows become one id for all rare ones of their space."""
     seed: int = Field(0, ge=0)
-    """Draws the rows of a random split."""
+    """Seed of a random split."""
     rows_per_group: int = Field(8192, ge=1)
     """Rows of a Parquet row group: the unit that readers permute."""
     rows_per_file: int = Field(1_048_576, ge=1)

@@ -32,7 +32,8 @@ class DelimitedFile:
 
     @classmethod
     def with_header(cls, path: Path, delimiter: str, quoted: bool = True) -> DelimitedFile:
-        """
+        """A file whose first line names its columns.
+
         Raises:
             InputError: the file is missing, empty or not in UTF-8, or names a column twice.
         """
@@ -42,7 +43,8 @@ class DelimitedFile:
         return cls(path, names, True, delimiter, quoted)
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """
+        """Read these columns as text, in batches.
+
         Raises:
             InputError: a row has too many or too few values, or the file is not in UTF-8.
         """

@@ -25,7 +25,7 @@ from rayrec.samples.prepare.time_split import time_boundaries
 from rayrec.samples.prepare.validation import parse_times
 
 SplitCodes = NDArray[np.int8]
-"""[R] place in `SPLITS`."""
+"""[R] index in `SPLITS`."""
 
 Progress = Callable[[str, int, int | None], None]
 """(what is being done, rows done, of how many if that is known)."""
@@ -42,7 +42,7 @@ class Division:
     time: str | None
     time_unit: str
     num_rows: int | None
-    """None if nobody had to know."""
+    """None if it was not needed."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -50,7 +50,8 @@ class Division:
         return (self.time,) if self.split.kind == "time" and self.time is not None else ()
 
     def codes(self, part: SourcePart, batch: pa.RecordBatch, first: int, first_in_part: int) -> SplitCodes:
-        """
+        """[R] the split of each row of a batch.
+
         Args:
             first: number of the batch's first row in the source.
             first_in_part: its number in the part.
@@ -162,9 +163,9 @@ def _tally_times(
     times_T, counts_T = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     for part, batch, first in _passed(source, (time,), progress):
         found_T, found_counts_T = np.unique(_times(part, batch, time, unit, first), return_counts=True)
-        both_T, places = np.unique(np.concatenate([times_T, found_T]), return_inverse=True)
+        both_T, indices = np.unique(np.concatenate([times_T, found_T]), return_inverse=True)
         counts = np.concatenate([counts_T, found_counts_T])
-        times_T, counts_T = both_T, np.bincount(places, counts, len(both_T)).astype(np.int64)
+        times_T, counts_T = both_T, np.bincount(indices, counts, len(both_T)).astype(np.int64)
     return times_T, counts_T
 
 

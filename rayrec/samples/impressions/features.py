@@ -40,7 +40,7 @@ class ImpressionFeatures:
         """
         Args:
             program: makes the columns of the schema of those there are.
-            seed: of the run, for the program's random draws.
+            seed: of the run, for the program's random numbers.
             is_prepared: training rows have been through the program already when they were read.
         """
         self.schema = schema
@@ -113,37 +113,37 @@ class ImpressionFeatures:
 
     def _numbers(self, made: pa.RecordBatch, rows: RowBatch) -> Float32Array:
         numbers_BF = np.zeros((rows.num_rows, len(self.schema.numbers)), dtype=np.float32)
-        for place, column in enumerate(self.schema.numbers):
+        for index, column in enumerate(self.schema.numbers):
             # Not safe: large whole numbers are rounded.
             values = pc.fill_null(made[column].cast(pa.float32(), safe=False), 0.0)
-            numbers_BF[:, place] = values.to_numpy(zero_copy_only=False)
+            numbers_BF[:, index] = values.to_numpy(zero_copy_only=False)
         if not np.isfinite(numbers_BF).all():
-            row, place = np.argwhere(~np.isfinite(numbers_BF))[0]
+            row, index = np.argwhere(~np.isfinite(numbers_BF))[0]
             raise InputError(
-                f"the column {self.schema.numbers[place]!r} is {numbers_BF[row, place]} in "
+                f"the column {self.schema.numbers[index]!r} is {numbers_BF[row, index]} in "
                 f"{_where(rows, row)}; leave such values empty, or make finite ones of them (data.features)"
             )
         return numbers_BF
 
     def _ids(self, made: pa.RecordBatch) -> Int64Array:
         ids_BC = np.empty((made.num_rows, len(self.schema.ids)), dtype=np.int64)
-        for place, (column, space) in enumerate(self.schema.ids.items()):
+        for index, (column, space) in enumerate(self.schema.ids.items()):
             values = made[column]
             if values.null_count:
                 values = pc.fill_null(values, self._null_ids[space])
-            ids_BC[:, place] = values.to_numpy(zero_copy_only=False)
+            ids_BC[:, index] = values.to_numpy(zero_copy_only=False)
         return ids_BC
 
     def _labels(self, made: pa.RecordBatch, rows: RowBatch) -> Float32Array:
         labels_BT = np.empty((rows.num_rows, len(self.schema.labels)), dtype=np.float32)
-        for place, column in enumerate(self.schema.labels):
+        for index, column in enumerate(self.schema.labels):
             values = made[column].cast(pa.float32(), safe=False)
-            labels_BT[:, place] = values.to_numpy(zero_copy_only=False)  # null is NaN
+            labels_BT[:, index] = values.to_numpy(zero_copy_only=False)  # null is NaN
         if not (wrong := ~((labels_BT == 0) | (labels_BT == 1) | np.isnan(labels_BT))).any():
             return labels_BT
-        row, place = np.argwhere(wrong)[0]
+        row, index = np.argwhere(wrong)[0]
         raise InputError(
-            f"the label {self.schema.labels[place]!r} is {labels_BT[row, place]:g} in {_where(rows, row)}; a "
+            f"the label {self.schema.labels[index]!r} is {labels_BT[row, index]:g} in {_where(rows, row)}; a "
             "ranking model learns 0 or 1, or nothing of an empty one"
         )
 

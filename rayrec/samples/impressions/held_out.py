@@ -22,7 +22,7 @@ _PER_SECOND = 1_000_000
 
 
 def split_codes_like(dataset: Dataset, users: pa.Array, items: pa.Array, times_E: Int64Array) -> Int64Array:
-    """[E] place in `SPLITS`: events that a recommender trains on train; of a user's others, those before the
+    """[E] index in `SPLITS`: events that a recommender trains on train; of a user's others, those before the
     one that is tested validate.
 
     An event that cannot be told from one that is held out, or that the data set has not, is held out as
@@ -56,7 +56,7 @@ def _events_of(dataset: Dataset) -> pd.DataFrame:
     seconds_S, _ = list_values(sequences[TIMES])
     lengths_U = np.diff(offsets_U1)
     rows_S = np.repeat(np.arange(len(lengths_U)), lengths_U)
-    places_S = np.arange(len(rows_S)) - offsets_U1[:-1][rows_S]
+    indices_S = np.arange(len(rows_S)) - offsets_U1[:-1][rows_S]
     user_index = pd.Index(users["user_id"].to_numpy())
     num_train_U = np.zeros(len(lengths_U), dtype=np.int64)
     for name in dataset.train_files:
@@ -73,7 +73,7 @@ def _events_of(dataset: Dataset) -> pd.DataFrame:
             "item": keys[dataset.item_positions(item_ids_S)],
             "second": seconds_S,
             "split": np.where(
-                places_S < num_train_U[rows_S], TRAIN, np.where(places_S < test_at_U[rows_S], VALID, TEST)
+                indices_S < num_train_U[rows_S], TRAIN, np.where(indices_S < test_at_U[rows_S], VALID, TEST)
             ),
         }
     )

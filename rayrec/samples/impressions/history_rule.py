@@ -1,5 +1,4 @@
-"""Of which events histories of impressions are made: kept with the data set, since whoever ranks later has to
-make the same ones."""
+"""Which events make up histories: stored with a data set of impressions, since serving must do the same."""
 
 from __future__ import annotations
 

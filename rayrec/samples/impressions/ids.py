@@ -22,7 +22,7 @@ from rayrec.samples.prepare.ids import hash_strings
 
 _NULL = 0
 _RARE = 1
-"""In the place of a key's hash. A key that has this hash would be found at preparation, as any collision."""
+"""Instead of a key's hash. A key that has this hash would be found at preparation, as any collision."""
 
 
 def id_of(space: str, key: str | int | bool | None) -> int:
@@ -32,7 +32,7 @@ def id_of(space: str, key: str | int | bool | None) -> int:
 
 
 def null_id(space: str) -> int:
-    """The id that stands for a missing value: a category of its own. Files have null in its place."""
+    """The id that stands for a missing value: a category of its own. Files have null there."""
     return int(_of_hashes(space, np.array([_NULL]))[0])
 
 

@@ -1,4 +1,4 @@
-"""Values as a source writes them become what files of prepared impressions have in their place.
+"""Values as a source writes them become what files of prepared impressions hold.
 
 Keys are hashed, and where a data set was prepared with `min_count`, those that training rows lack become the
 id of the rare ones.

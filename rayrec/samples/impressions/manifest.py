@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
 from rayrec.platform.config import Config
-from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
-from rayrec.samples.dataset.dataset_folder import IMPRESSIONS, FileEntry, read_manifest, write_manifest
+from rayrec.samples.dataset.dataset_folder import IMPRESSIONS, FileEntry, FolderManifest
 from rayrec.samples.impressions.history_rule import HistoryRule
 from rayrec.samples.impressions.source import SplitName
 
@@ -50,8 +48,10 @@ class ImpressionSplit(Config):
     """Fingerprint of the data set of histories that holds out the same events."""
 
 
-class ImpressionManifest(Config):
+class ImpressionManifest(FolderManifest):
     """Everything `ImpressionDataset.open` has to know before it reads a table."""
+
+    KIND = IMPRESSIONS
 
     format: int
     name: str
@@ -73,29 +73,15 @@ class ImpressionManifest(Config):
     history: HistoryRule | None = None
     """What histories are made of; None where that is not known."""
     origins: dict[str, str] = Field(default_factory=dict)
-    """Of the layout `table`: column to what it is when somebody asks, as in `ImpressionsConfig`."""
+    """Of the layout `table`: column to what it is in a request, as in `ImpressionsConfig`."""
     extra: dict[str, float] = Field(default_factory=dict)
     """What else is known of the data, such as the best AUC there can be."""
     files: dict[str, FileEntry]
     fingerprint: str
     """Two data sets with the same fingerprint hold the same rows in the same order."""
 
-    @classmethod
-    def read(cls, folder: Path) -> ImpressionManifest:
-        """The manifest of a data set folder.
-
-        Raises:
-            InputError: no such folder, no manifest in it, one that is damaged or of another format, or the
-                manifest of a data set of another kind.
-        """
-        path = folder / IMPRESSIONS.manifest_file
-        manifest = cls.parse(read_manifest(folder, IMPRESSIONS), source=str(path))
-        if fingerprint_of(manifest.files, manifest.columns) != manifest.fingerprint:
-            raise InputError(f"{path}: its fingerprint does not fit its content; prepare the data set again")
-        return manifest
-
-    def write(self, folder: Path) -> None:
-        write_manifest(folder, IMPRESSIONS, self)
+    def expected_fingerprint(self) -> str:
+        return fingerprint_of(self.files, self.columns)
 
 
 def fingerprint_of(files: dict[str, FileEntry], columns: SchemaInfo) -> str:

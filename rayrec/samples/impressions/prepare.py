@@ -138,7 +138,7 @@ def _rows(
     progress: Progress,
     with_values: bool = True,
 ) -> Iterator[tuple[pa.Table, SplitCodes]]:
-    """Checked rows with keys in the place of ids, and the split of each.
+    """Checked rows with keys instead of ids, and the split of each.
 
     Args:
         with_values: labels and numbers too.
@@ -170,7 +170,7 @@ def _rows(
 
 
 def _with_ids(rows: pa.Table, schema: ImpressionSchema, vocabulary: Vocabulary) -> pa.Table:
-    """The rows with ids in the place of keys."""
+    """The rows with ids instead of keys."""
     rows = rows.combine_chunks()
     columns = {name: rows[name] for name in rows.column_names}
     for name, space in _id_columns(schema).items():
@@ -264,9 +264,9 @@ class _Writer:
 def _warn_of_lists_apart(
     root: Path, manifest: ImpressionManifest, schema: ImpressionSchema, separator: str
 ) -> None:
-    """Lists of ids that the column of their space never has: split in the wrong places, or written otherwise.
+    """Warn of lists whose ids never occur in the column of their space: probably the wrong separator.
 
-    Judged by the first rows that are trained on.
+    Looks at the first row group of training rows.
     """
     first = pq.ParquetFile(root / train_files(manifest.files)[0])
     singles = {space: column for column, space in schema.ids.items()}

@@ -51,9 +51,9 @@ class QueryRows:
         user_keys, item_keys = _whole(users["user_key"]), _whole(items["item_key"])
         of_users = dict.fromkeys(made.user, user_keys) | made.of_users(users)
         of_items = dict.fromkeys(made.item, item_keys) | made.of_items(items)
-        nobody = pa.array([*range(len(users)), None], pa.int64())
+        rows_or_null = pa.array([*range(len(users)), None], pa.int64())
         self._of_users = {
-            name: self._keyed.column(name, column, _of_data_set).take(nobody)
+            name: self._keyed.column(name, column, _of_data_set).take(rows_or_null)
             for name, column in of_users.items()
             if name in wanted
         }
@@ -76,7 +76,7 @@ class QueryRows:
 
     @property
     def needs_times(self) -> bool:
-        """Whether rows depend on when somebody asks."""
+        """Whether rows depend on the time of a request."""
         return bool(self._of_times)
 
     def rows(
@@ -88,11 +88,12 @@ class QueryRows:
         queries_R: Int64Array,
         items_R: Int64Array,
     ) -> RowBatch:
-        """
+        """Rows of impressions for candidate items of requests.
+
         Args:
-            users_B: places in the table of users; -1 is nobody of it.
+            users_B: rows of the table of users; -1: not in it.
             history_N: catalog positions, oldest first within each query; -1 for what is in no catalog.
-            times_B: UNIX seconds when somebody asks; read only if `needs_times`.
+            times_B: UNIX seconds of the requests; read only if `needs_times`.
             queries_R: of each row its query.
             items_R: of each row the catalog position of the item that may be shown.
         """
@@ -105,7 +106,7 @@ class QueryRows:
             rows_B = np.where(users_B < 0, len(values) - 1, users_B)
             columns[name] = values.take(pa.array(rows_B[queries_R]))
         columns |= {name: values.take(items) for name, values in self._of_items.items()}
-        # Asking is an event without an item, and in nobody's history.
+        # A request is an event without an item, and in no history.
         kept = histories.items.fill_null(0)
         for name, ids in self._history_ids.items():
             columns[name] = list_rows(

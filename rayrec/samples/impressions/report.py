@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
-
+from rayrec.samples.dataset.dataset_folder import DatasetReport
 from rayrec.samples.impressions.manifest import ImpressionManifest
 from rayrec.samples.impressions.source import SPLITS
 
@@ -20,25 +16,16 @@ _SPLITS = {
 _NAMES = {"train": "training", "valid": "validation", "test": "test"}
 
 
-@dataclass(frozen=True)
-class ImpressionsReport:
-    """A data set that has been written."""
-
-    path: Path
-    manifest: ImpressionManifest
+class ImpressionsReport(DatasetReport[ImpressionManifest]):
+    """What `rayrec impressions` wrote."""
 
     def rows(self) -> list[tuple[str, str]]:
         """(label, value) in the order to print."""
         manifest = self.manifest
         split = manifest.split
-        shown = _SPLITS[split.kind]
-        if split.valid_start is not None and split.test_start is not None:
-            shown += f", validation from {_date(split.valid_start)}, test from {_date(split.test_start)}"
         columns = manifest.columns
         lines = [
-            ("data set", str(self.path)),
-            ("source", f"{manifest.source} ({manifest.layout})"),
-            ("split", shown),
+            *self.head(_SPLITS[split.kind], split.valid_start, split.test_start),
             *((f"{_NAMES[name]} rows", f"{manifest.rows[name]:,}") for name in SPLITS),
         ]
         lines += [(f"positives of {label}", self._positives(label)) for label in columns.labels]
@@ -51,10 +38,6 @@ class ImpressionsReport:
         lines += [(f"ids of {space}", self._ids(space)) for space in manifest.num_ids]
         lines += [(name.replace("_", " "), f"{value:.4f}") for name, value in manifest.extra.items()]
         return [*lines, ("fingerprint", manifest.fingerprint[:16])]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, ready for `json.dumps`."""
-        return {"path": str(self.path), **self.manifest.model_dump(mode="json")}
 
     def _positives(self, label: str) -> str:
         parts = []
@@ -69,7 +52,3 @@ class ImpressionsReport:
         shown = f"{self.manifest.num_ids[space]:,}"
         rare = self.manifest.num_rare[space]
         return shown + (f", and {rare:,} rare ones as one" if rare else "")
-
-
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -23,9 +23,9 @@ class SourcePart:
     """A file, or rows that a layout has put together."""
 
     read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
-    """The columns that are named, from the first row to the last; starts anew with every call."""
+    """Reads the named columns; every call starts from the first row."""
     where: Callable[[int], str]
-    """Place of a row in the source, for messages: "train.tsv line 7"."""
+    """Where a row is in the source, for messages: "train.tsv line 7"."""
     split: SplitName | None = None
     """None: rows are divided by the rule of the config."""
 

@@ -32,7 +32,8 @@ class IdTally:
         self._num_pending = 0
 
     def add(self, ids_D: Int64Array, checks_D: Int64Array, counts_D: Int64Array) -> None:
-        """
+        """Count ids.
+
         Args:
             checks_D: a second hash of the key of each id.
 

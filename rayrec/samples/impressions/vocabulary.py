@@ -43,18 +43,18 @@ class Vocabulary:
             InputError: two keys have one id.
         """
         encoded = keys.dictionary_encode()
-        places = encoded.indices
-        missing_R = places.is_null().to_numpy(zero_copy_only=False)
-        places_R = places.fill_null(0).to_numpy()
+        indices = encoded.indices
+        missing_R = indices.is_null().to_numpy(zero_copy_only=False)
+        indices_R = indices.fill_null(0).to_numpy()
         if not len(encoded.dictionary):
             return pa.nulls(len(keys), pa.int64())
         ids_D, checks_D = ids_and_checks(space, encoded.dictionary)
-        counts_D = np.bincount(places_R[~missing_R], minlength=len(ids_D))
+        counts_D = np.bincount(indices_R[~missing_R], minlength=len(ids_D))
         try:
             self._tallies[space].add(ids_D, checks_D, counts_D)
         except IdCollisionError as error:
             raise _collision(space, error) from error
-        return pa.array(self._written(space, ids_D)[places_R], mask=missing_R)
+        return pa.array(self._written(space, ids_D)[indices_R], mask=missing_R)
 
     def num_ids(self) -> dict[str, int]:
         """Distinct ids that `ids` has given, by space.
@@ -84,8 +84,8 @@ class Vocabulary:
             return ids_D
         kept_D = np.zeros(len(ids_D), dtype=bool)
         if len(frequent):
-            places_D = np.minimum(np.searchsorted(frequent, ids_D), len(frequent) - 1)
-            kept_D = frequent[places_D] == ids_D
+            indices_D = np.minimum(np.searchsorted(frequent, ids_D), len(frequent) - 1)
+            kept_D = frequent[indices_D] == ids_D
         self._has_rare[space] |= not kept_D.all()
         return np.where(kept_D, ids_D, rare_id(space))
 

@@ -1,18 +1,18 @@
-"""Feature operations: columns made of columns, declared in a run's config, in training and serving alike.
+"""Feature operations: columns computed from columns, declared in a run's config, for training and serving.
 
     data:
       features:
         - {op: hash, input: city, output: city_id, buckets: 100000}
-        - {op: cut, inputs: [items, times], length: 50}
+        - {op: truncate, inputs: [items, times], length: 50}
 
-They run in the order in which they stand there, and each sees what those before it wrote. Where `output`
-(or `outputs`) is left out, the input is replaced. Every mistake that can be known from the columns' types
-is found before a row is read. What a row gets depends on nothing but the row (and, for negatives, on its
-key and the run's seed): the same in any batch, in the cache of prepared rows, and in serving, where
-`FeatureProgram.one` takes a row of Python values.
+They run in this order, and each sees the columns that earlier ones wrote. Without `output` (or `outputs`),
+the input is replaced. Mistakes that the types of the columns reveal are reported before a row is read. The
+result of a row depends on that row alone (and, for negatives, on its key and the run's seed): it is the same
+in any batch, in the cache of prepared rows, and in serving, where `FeatureProgram.one` takes a row of Python
+values.
 
-Integers of any width are taken as int64, all kinds of texts and of lists as one; nothing is padded. NaN is
-no number: the operations on numbers treat it as null.
+Integers of any width are read as int64, and every kind of text or list in one form; nothing is padded. NaN is
+treated as null by the operations on numbers.
 
     op             makes                                     of null
     hash           ids of texts or integers, or in lists     null
@@ -20,9 +20,9 @@ no number: the operations on numbers treat it as null.
     bucketize      number of boundaries reached              null
     clip           numbers within limits                     null
     log            log(1 + x), float32                       null
-    time_features  hour, weekday, places on circles          null
-    age            time before another time                  null if either is
-    cut            newest or oldest events of lists          a null list stays; in lists an event like others
+    time_features  hour, weekday, sine and cosine of both    null
+    time_since     time from one column to another           null if either is
+    truncate       newest or oldest events of lists          a null list stays; in lists an event like others
     concat         one list of lists and single values       adds nothing
     select_events  the events of some behaviors             a null behavior is not selected
     merge_events   one history of several, by time           null lists are no events; null times come first
@@ -43,8 +43,9 @@ One example of each, on rows with `user` and `city` (texts), `price` (float), `s
     - {op: log, input: price, output: log_price, negatives: zero}
     - {op: time_features, input: shown_at, unit: s, zone: Europe/Berlin,
        outputs: {hour: hour, weekday: weekday, day_sin: day_x, day_cos: day_y}}
-    - {op: age, input: times, relative_to: shown_at, unit: s, counted_in: h, output: ages_h}
-    - {op: cut, inputs: [items, times, behaviors], outputs: [new_items, new_times, new_behaviors], length: 2}
+    - {op: time_since, input: times, relative_to: shown_at, unit: s, counted_in: h, output: hours_since}
+    - {op: truncate, inputs: [items, times, behaviors], outputs: [new_items, new_times, new_behaviors],
+       length: 2}
     - {op: concat, inputs: [items, target], output: with_target}
     - {op: select_events, by: behaviors, values: [1, 2], inputs: [items, times],
        outputs: [bought_items, bought_times]}
@@ -63,6 +64,6 @@ One example of each, on rows with `user` and `city` (texts), `price` (float), `s
     - {op: python, function: "my_features:items_per_price", inputs: [items, price],
        outputs: {items_per_price: float32}}
 
-The settings of each are in its config class: `config` has them all. A new operation is such a class with
-`bind`, and a line in the union there.
+The settings of each are in its config class, which `config.OPERATIONS` names. Others are added there, or by
+an installed package: docs/guides/add-a-feature-operation.md.
 """

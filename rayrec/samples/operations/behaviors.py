@@ -88,8 +88,8 @@ class SelectEvents:
         made = {}
         for name, output in zip(self.selected, self.outputs, strict=True):
             mine = lists[name]
-            places_N, offsets_R1 = _kept_places(keep_N, by.offsets_R1, mine.offsets_R1)
-            values = mine.values.take(pa.array(places_N))
+            indices_N, offsets_R1 = _kept_indices(keep_N, by.offsets_R1, mine.offsets_R1)
+            values = mine.values.take(pa.array(indices_N))
             made[output] = list_column(values, offsets_R1, both_valid(by.valid_R, mine.valid_R))
         return made
 
@@ -149,15 +149,15 @@ class MergeEventsConfig(OperationSettings):
     def bind(self, schema: pa.Schema) -> MergeEvents:
         names = [(source.time, *source.values) for source in self.sources]
         outputs = {}
-        for place, output in enumerate((self.time, *self.values)):
+        for index, output in enumerate((self.time, *self.values)):
             types = [
-                list_type(schema, of_source[place], *(() if place else (is_time, " of times")))
+                list_type(schema, of_source[index], *(() if index else (is_time, " of times")))
                 for of_source in names
             ]
             for of_source, dtype in zip(names, types, strict=True):
                 if dtype != types[0]:
                     raise InputError(
-                        f"columns {names[0][place]!r} ({types[0]}) and {of_source[place]!r} ({dtype}) do not "
+                        f"columns {names[0][index]!r} ({types[0]}) and {of_source[index]!r} ({dtype}) do not "
                         "go into one list; they need the same type"
                     )
             outputs[output] = types[0]
@@ -185,44 +185,44 @@ class MergeEvents:
         times_N, valid_N = numbers_of(times)
         if valid_N is not None:
             times_N = np.where(valid_N, times_N, _OLDEST)
-        places_N, sources_N, offsets_R1 = _merged_places(
+        indices_N, sources_N, offsets_R1 = _merged_indices(
             kernel_input(times_N, np.int64), starts_S, offsets_SR1
         )
         *names, behavior = self.outputs
-        taken = pa.array(places_N)
+        taken = pa.array(indices_N)
         made = {}
-        for place, output in enumerate(names):
-            values = pa.concat_arrays([of_source[place].values for of_source in lists])
+        for index, output in enumerate(names):
+            values = pa.concat_arrays([of_source[index].values for of_source in lists])
             made[output] = list_column(values.take(taken), offsets_R1)
         made[behavior] = list_column(pa.array(self.behaviors[sources_N]), offsets_R1)
         return made
 
 
 @njit(nogil=True, cache=True)
-def _kept_places(
+def _kept_indices(
     keep_N: BoolArray, by_R1: Int32Array, offsets_R1: Int32Array
 ) -> tuple[Int64Array, Int32Array]:
-    """(places of the events that stay, their offsets_R1) in lists parallel to those of keep_N, or null."""
+    """(indices of the kept events, their offsets_R1) in lists parallel to those of keep_N, or null."""
     kept_R1 = np.zeros(len(by_R1), dtype=np.int32)
-    places_N = np.empty(offsets_R1[-1], dtype=np.int64)
+    indices_N = np.empty(offsets_R1[-1], dtype=np.int64)
     n = 0
     for r in range(len(by_R1) - 1):
         if offsets_R1[r + 1] - offsets_R1[r] == by_R1[r + 1] - by_R1[r]:
             for e in range(by_R1[r + 1] - by_R1[r]):
-                places_N[n] = offsets_R1[r] + e
+                indices_N[n] = offsets_R1[r] + e
                 n += keep_N[by_R1[r] + e]  # to be written over if it does not stay: no branch to predict
         kept_R1[r + 1] = n
-    return places_N[:n], kept_R1
+    return indices_N[:n], kept_R1
 
 
 @njit(nogil=True, cache=True)
-def _merged_places(
+def _merged_indices(
     times_N: Int64Array, starts_S: Int64Array, offsets_SR1: Any
 ) -> tuple[Int64Array, Int64Array, Int32Array]:
-    """(places_N in order of time, their sources_N, offsets_R1); equal times in order of source and place."""
+    """(indices_N in order of time, their sources_N, offsets_R1); ties in order of source and index."""
     num_rows = offsets_SR1.shape[1] - 1
     merged_R1 = np.zeros(num_rows + 1, dtype=np.int32)
-    places_N, sources_N = np.empty(len(times_N), dtype=np.int64), np.empty(len(times_N), dtype=np.int64)
+    indices_N, sources_N = np.empty(len(times_N), dtype=np.int64), np.empty(len(times_N), dtype=np.int64)
     heads_S, ends_S = np.empty_like(starts_S), np.empty_like(starts_S)
     n = 0
     for r in range(num_rows):
@@ -230,8 +230,8 @@ def _merged_places(
         for s in range(len(starts_S)):
             heads_S[s] = starts_S[s] + offsets_SR1[s, r]
             ends_S[s] = starts_S[s] + offsets_SR1[s, r + 1]
-            for place in range(heads_S[s] + 1, ends_S[s]):
-                in_order &= times_N[place - 1] <= times_N[place]
+            for index in range(heads_S[s] + 1, ends_S[s]):
+                in_order &= times_N[index - 1] <= times_N[index]
             if not in_order:
                 break
         if in_order:
@@ -244,16 +244,16 @@ def _merged_places(
                         next_s = s
                 if next_s < 0:
                     break
-                places_N[n], sources_N[n] = heads_S[next_s], next_s
+                indices_N[n], sources_N[n] = heads_S[next_s], next_s
                 heads_S[next_s] += 1
                 n += 1
         else:
             for s in range(len(starts_S)):
-                for place in range(starts_S[s] + offsets_SR1[s, r], starts_S[s] + offsets_SR1[s, r + 1]):
-                    places_N[n], sources_N[n] = place, s
+                for index in range(starts_S[s] + offsets_SR1[s, r], starts_S[s] + offsets_SR1[s, r + 1]):
+                    indices_N[n], sources_N[n] = index, s
                     n += 1
-            order = np.argsort(times_N[places_N[first:n]], kind="mergesort")
-            places_N[first:n] = places_N[first:n][order]
+            order = np.argsort(times_N[indices_N[first:n]], kind="mergesort")
+            indices_N[first:n] = indices_N[first:n][order]
             sources_N[first:n] = sources_N[first:n][order]
         merged_R1[r + 1] = n
-    return places_N, sources_N, merged_R1
+    return indices_N, sources_N, merged_R1

@@ -157,7 +157,7 @@ def map_values(column: pa.Array, function: Callable[[pa.Array], pa.Array]) -> pa
 def numbers_of(values: pa.Array) -> tuple[NDArray[Any], BoolArray | None]:
     """Numbers, and which of them are valid; None if all are. NaN is no number: it is not valid.
 
-    What stands in the place of an invalid one is nothing to rely on. Booleans are 0 and 1; times are
+    The number of an invalid one is undefined. Booleans are 0 and 1; times are
     counted in their unit.
     """
     if pt.is_timestamp(values.type):
@@ -187,7 +187,7 @@ def column_of(array_N: NDArray[Any], valid_N: BoolArray | None, dtype: pa.DataTy
 
 
 def parallel_lists(columns: Mapping[str, pa.Array], names: Sequence[str]) -> list[Lists]:
-    """Lists whose values belong together, place by place; a null list goes along with any other.
+    """Lists whose values belong together index by index; a null list goes with one of any length.
 
     Raises:
         InputError: in some row, one is longer than another.

@@ -1,23 +1,64 @@
-"""All operations that a config may name."""
+"""The table of feature operations, and the type of a config's entry that names one of them.
+
+A new operation is a subclass of `OperationSettings` and a line in `OPERATIONS`, or an entry point of another
+package in the group `rayrec.operations`: docs/guides/add-a-feature-operation.md.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args
 
 from pydantic import BeforeValidator, Field
 
-from rayrec.samples.operations.arithmetic import BucketizeConfig, ClipConfig, LogConfig
-from rayrec.samples.operations.behaviors import MergeEventsConfig, SelectEventsConfig
-from rayrec.samples.operations.fill import FillConfig
-from rayrec.samples.operations.hashing import CrossConfig, HashConfig
-from rayrec.samples.operations.join_history import JoinHistoryConfig
-from rayrec.samples.operations.negatives import NegativesConfig
-from rayrec.samples.operations.python_function import PythonConfig
-from rayrec.samples.operations.sequences import ConcatConfig, CutConfig
-from rayrec.samples.operations.times import AgeConfig, TimeFeaturesConfig
+from rayrec.platform.errors import InputError
+from rayrec.platform.registry import Registry
+from rayrec.samples.operations.operation import OperationSettings
 
-RENAMED = {"bucketise": "bucketize"}
+OPERATIONS: Registry[type[OperationSettings]] = Registry(
+    "rayrec.operations",
+    "feature operation",
+    {
+        "hash": "rayrec.samples.operations.hashing:HashConfig",
+        "cross": "rayrec.samples.operations.hashing:CrossConfig",
+        "bucketize": "rayrec.samples.operations.arithmetic:BucketizeConfig",
+        "clip": "rayrec.samples.operations.arithmetic:ClipConfig",
+        "log": "rayrec.samples.operations.arithmetic:LogarithmConfig",
+        "time_features": "rayrec.samples.operations.times:TimeFeaturesConfig",
+        "time_since": "rayrec.samples.operations.times:TimeSinceConfig",
+        "truncate": "rayrec.samples.operations.sequences:TruncateConfig",
+        "concat": "rayrec.samples.operations.sequences:ConcatConfig",
+        "select_events": "rayrec.samples.operations.behaviors:SelectEventsConfig",
+        "merge_events": "rayrec.samples.operations.behaviors:MergeEventsConfig",
+        "negatives": "rayrec.samples.operations.negatives:NegativesConfig",
+        "fill": "rayrec.samples.operations.fill:FillConfig",
+        "join_history": "rayrec.samples.operations.join_history:JoinHistoryConfig",
+        "python": "rayrec.samples.operations.python_function:PythonConfig",
+    },
+)
+
+RENAMED = {"bucketise": "bucketize", "cut": "truncate", "age": "time_since"}
 """Operations of version 0.1 to what they are called now; runs and configs may still use these names."""
+
+
+def settings_union(operations: Registry[type[OperationSettings]]) -> Any:
+    """The type of settings of any of these operations, chosen by `op`.
+
+    Raises:
+        InputError: the entry point of another package is not the settings of an operation of its name.
+    """
+    classes = operations.all()
+    for name, settings in classes.items():
+        if not (isinstance(settings, type) and issubclass(settings, OperationSettings)):
+            raise InputError(
+                f"the feature operation {name!r} is {settings!r}, expected a subclass of OperationSettings"
+            )
+        if get_args(settings.model_fields["op"].annotation) != (name,):
+            raise InputError(
+                f"the feature operation {name!r} needs the field `op: Literal[{name!r}] = {name!r}` in "
+                f"{settings.__module__}.{settings.__name__}: configs choose it by this name"
+            )
+    union: Any = Union[tuple(classes.values())]  # noqa: UP007 - of classes that are known only now
+    return Annotated[union, Field(discriminator="op"), BeforeValidator(_renamed)]
 
 
 def _renamed(values: Any) -> Any:
@@ -26,23 +67,8 @@ def _renamed(values: Any) -> Any:
     return values
 
 
-OperationConfig = Annotated[
-    HashConfig
-    | CrossConfig
-    | BucketizeConfig
-    | ClipConfig
-    | LogConfig
-    | TimeFeaturesConfig
-    | AgeConfig
-    | CutConfig
-    | ConcatConfig
-    | SelectEventsConfig
-    | MergeEventsConfig
-    | NegativesConfig
-    | FillConfig
-    | JoinHistoryConfig
-    | PythonConfig,
-    Field(discriminator="op"),
-    BeforeValidator(_renamed),
-]
+if TYPE_CHECKING:
+    OperationConfig = OperationSettings
+else:
+    OperationConfig = settings_union(OPERATIONS)
 """By `op`: settings of one operation."""

@@ -21,7 +21,7 @@ Scalar = bool | int | float | str
 
 
 class FillConfig(OperationSettings):
-    """A value in the place of null, and of NaN.
+    """Replaces null and NaN by a value.
 
     In a column of lists, a list (which may be empty) stands for null lists, and a single value for the
     nulls in lists.

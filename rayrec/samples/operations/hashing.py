@@ -187,7 +187,7 @@ def _extend_rows(hashed_N: NDArray[np.uint64], offsets_R1: Int32Array, ids_R: In
 
 
 def _modulo(hashed_N: Int64Array, buckets: int) -> Int64Array:
-    """[N] places in [0, buckets); the hashes themselves if there are 0 buckets."""
+    """[N] buckets in [0, buckets); the hashes themselves if there are 0 buckets."""
     if not buckets:
         return hashed_N
     return _unsigned_modulo(kernel_input(hashed_N, np.int64), np.uint64(buckets))
@@ -195,8 +195,8 @@ def _modulo(hashed_N: Int64Array, buckets: int) -> Int64Array:
 
 @njit(nogil=True, cache=True)
 def _unsigned_modulo(hashed_N: Int64Array, buckets: Any) -> Int64Array:
-    places_N = np.empty(len(hashed_N), dtype=np.int64)
+    indices_N = np.empty(len(hashed_N), dtype=np.int64)
     reciprocal = reciprocal64(buckets)
     for n in range(len(hashed_N)):
-        places_N[n] = np.int64(remainder64(np.uint64(hashed_N[n]), buckets, reciprocal))
-    return places_N
+        indices_N[n] = np.int64(remainder64(np.uint64(hashed_N[n]), buckets, reciprocal))
+    return indices_N

@@ -114,7 +114,8 @@ class JoinHistory:
         return self.__dict__ | {"_store": None}
 
     def __call__(self, columns: Mapping[str, pa.Array], context: RowContext) -> dict[str, pa.Array]:
-        """
+        """Join the events before the time of each row.
+
         Raises:
             InputError: a time looks like another unit than the one that was set.
             StoreUnavailableError: the store did not answer; nothing was written.

@@ -1,6 +1,6 @@
-"""`negatives`: items that a row did not choose, drawn for each row on its own.
+"""`negatives`: random items that a row did not choose, sampled for each row independently.
 
-Axes: R rows, I items that may be drawn, K items drawn for a row, N own items of all rows.
+Axes: R rows, I items that may be sampled, K items sampled for a row, N own items of all rows.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from rayrec.samples.operations.sequences import joined_lists
 from rayrec.samples.prepare.ids import hash_strings
 
 _TRIES = 32
-"""Draws for one place before the next item that is not the row's own is taken."""
+"""Attempts for one negative, after which the next item that is not excluded is taken."""
 _LOOK_AT_ALL = 32
 """Own items up to which each is compared; more are sorted."""
 
 
 class ItemTable(Config):
-    """Items to draw from, in a Parquet file such as `items.parquet` of a prepared data set."""
+    """Items to sample from, in a Parquet file such as `items.parquet` of a prepared data set."""
 
     path: str
     column: str = "item_id"
     """Their ids: integers, each once."""
     counts: str | None = None
-    """Column of whole numbers in proportion to which items are drawn, such as `train_count`; None: all
+    """Column of whole numbers in proportion to which items are sampled, such as `train_count`; None: all
     alike."""
 
 
 class NegativesConfig(OperationSettings):
-    """As many item ids for every row, drawn with replacement: a list, never null.
+    """As many item ids for every row, sampled with replacement: a list, never null.
 
-    The draws depend on the run's seed, the row's key, the name of the output and the place in the list;
+    They depend on the run's seed, the row's key, the name of the output and the index in the list;
     neither on the batch nor on the step. A row whose own items are all there are gets an empty list.
     """
 
@@ -59,9 +59,9 @@ class NegativesConfig(OperationSettings):
     """Items per row."""
     items: ItemTable | None = None
     counts: tuple[int, ...] | None = None
-    """In place of `items`: item i has the id i and is drawn in proportion to counts[i]."""
+    """Instead of `items`: item i has the id i and is sampled in proportion to counts[i]."""
     exclude: tuple[str, ...] = ()
-    """Columns of item ids, with lists or without, that are not drawn for their row; nulls exclude nothing."""
+    """Columns of item ids (or lists of them) that are not sampled for their row; nulls exclude nothing."""
 
     @model_validator(mode="after")
     def _items_come_from_somewhere(self) -> NegativesConfig:
@@ -174,7 +174,7 @@ def _checked(
         drawn_I = counts_I > 0
         ids_I, counts_I = ids_I[drawn_I], counts_I[drawn_I]
     if not len(ids_I):
-        raise InputError(f"{source}: there is no item to draw; an item needs a row and a count above 0")
+        raise InputError(f"{source}: there is no item to sample; an item needs a row and a count above 0")
     return ids_I, counts_I
 
 
@@ -189,7 +189,7 @@ def _without_nulls(offsets_R1: Int32Array, values: pa.Array) -> Int32Array:
 
 @njit(nogil=True, cache=True)
 def _alias_table(counts_I: Int64Array) -> tuple[Float64Array, Int64Array]:
-    """Place i of I alike ones means item i below thresholds_I[i], and aliases_I[i] from there on.
+    """Bucket i of I equal ones means item i below thresholds_I[i], and aliases_I[i] from there on.
 
     Source: A. J. Walker, "An Efficient Method for Generating Discrete Random Variables with General
     Distributions", ACM TOMS 1977; built as by Vose, IEEE TSE 1991.
@@ -228,8 +228,8 @@ def _unit(bits: Any) -> Any:
 def _is_among(item: int, own: Int64Array) -> bool:
     """Whether an item is in an array, which is sorted if it is long."""
     if len(own) > _LOOK_AT_ALL:
-        place = np.searchsorted(own, item)
-        return bool(place < len(own) and own[place] == item)
+        index = np.searchsorted(own, item)
+        return bool(index < len(own) and own[index] == item)
     found = False
     for other in own:
         found |= other == item
@@ -246,7 +246,7 @@ def _draw(
     own_N: Int64Array,
     own_R1: Int32Array,
 ) -> tuple[Int64Array, Int32Array]:
-    """(items drawn, their offsets_R1)."""
+    """(sampled items, their offsets_R1)."""
     num_items = len(ids_I)
     drawn_N = np.empty(len(keys_R) * num, dtype=np.int64)
     offsets_R1 = np.zeros(len(keys_R) + 1, dtype=np.int32)
@@ -272,7 +272,7 @@ def _draw(
                 found = not _is_among(ids_I[item], own)
                 walked += 1
             if not found:
-                break  # nor will there be one for the places that follow
+                break  # nor will there be one for the rest of the list
             drawn_N[n] = ids_I[item]
             n += 1
         offsets_R1[r + 1] = n

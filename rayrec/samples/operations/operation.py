@@ -17,7 +17,7 @@ from rayrec.platform.config import Config
 class RowContext:
     """What the rows of a batch are, beyond their columns. Axis: B rows.
 
-    Random draws are keyed by seed and row key alone, so that a row gets the same ones in any batch, at
+    Random numbers are derived from seed and row key alone, so that a row gets the same ones in any batch, at
     any step and in the cache of prepared rows.
     """
 
@@ -39,7 +39,8 @@ class Operation(Protocol):
         """Columns it writes, with their types in the form of `columns.normal_type`."""
 
     def __call__(self, columns: Mapping[str, pa.Array], context: RowContext) -> dict[str, pa.Array]:
-        """
+        """Compute the output columns of a batch.
+
         Args:
             columns: at least `inputs`, of one length, in the form of `columns.normal_type`.
 

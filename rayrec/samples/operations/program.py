@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ import pyarrow as pa
 from rayrec.platform.errors import InputError
 from rayrec.samples.operations.columns import input_type, normal_type
 from rayrec.samples.operations.operation import Operation, OperationSettings, RowContext
-from rayrec.samples.operations.serving import batch_of
+from rayrec.samples.operations.python_values import batch_of
 
 VERSION = 1
 """Of what the operations compute; to be raised when one of them gives other results for the same settings."""
@@ -33,9 +35,9 @@ ALONE = RowContext(row_keys_B=np.zeros(1, dtype=np.int64), seed=0, step=0)
 @dataclass(frozen=True)
 class _Step:
     label: str
-    config: OperationSettings
-    content: str
     operation: Operation
+    described: list[Any]
+    """All that its results depend on: settings, content of files, code of another package."""
 
 
 class FeatureProgram:
@@ -64,11 +66,11 @@ class FeatureProgram:
                 raise InputError(f"{times} columns have the name {name!r}; every column needs its own")
         written = schema
         steps = []
-        for place, config in enumerate(configs):
-            label = f"data.features.{place} ({config.op})"
+        for index, config in enumerate(configs):
+            label = f"data.features.{index} ({config.op})"
             try:
                 operation = config.bind(_normal(written))
-                content = config.content()
+                described = [config.model_dump(mode="json"), config.content(), *_foreign_code(config)]
                 for name in operation.outputs:
                     if name in written.names and name not in operation.inputs:
                         raise InputError(
@@ -78,7 +80,7 @@ class FeatureProgram:
             except InputError as error:
                 raise InputError(f"{label}: {error}") from error
             written = _with(written, operation.outputs)
-            steps.append(_Step(label, config, content, operation))
+            steps.append(_Step(label, operation, described))
         return cls(tuple(steps), schema, written)
 
     def narrowed(self, wanted: Sequence[str]) -> FeatureProgram:
@@ -112,12 +114,13 @@ class FeatureProgram:
             "version": VERSION,
             "input": [[field.name, str(field.type)] for field in self.input_schema],
             "output": [[field.name, str(field.type)] for field in self.schema],
-            "operations": [[step.config.model_dump(mode="json"), step.content] for step in self._steps],
+            "operations": [step.described for step in self._steps],
         }
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
     def __call__(self, rows: pa.RecordBatch, context: RowContext) -> pa.RecordBatch:
-        """
+        """Run the operations on a batch.
+
         Args:
             rows: at least the columns of `input_schema`; others are left out.
             context: of these rows.
@@ -164,6 +167,23 @@ class FeatureProgram:
         return needed, used[::-1]
 
 
+def _foreign_code(config: OperationSettings) -> list[str]:
+    """Hex sha256 of the module of another package's operation.
+
+    Our own operations have `VERSION`. Others need no number: prepared rows are computed again when the code
+    changes.
+    """
+    module = sys.modules[type(config).__module__]
+    if module.__name__.startswith("rayrec."):
+        return []
+    if (file := getattr(module, "__file__", None)) is None:
+        raise InputError(
+            f"the code of {type(config).__name__} is not in a file, so its changes cannot be noticed; define "
+            "it in a module"
+        )
+    return [hashlib.sha256(Path(file).read_bytes()).hexdigest()]
+
+
 def _normal(schema: pa.Schema) -> pa.Schema:
     return pa.schema([(field.name, normal_type(field.type)) for field in schema])
 
@@ -176,6 +196,6 @@ def _in_normal_form(column: pa.Array) -> pa.Array:
 def _with(schema: pa.Schema, outputs: Mapping[str, pa.DataType]) -> pa.Schema:
     for name, dtype in outputs.items():
         field = pa.field(name, dtype)
-        place = schema.get_field_index(name)
-        schema = schema.append(field) if place < 0 else schema.set(place, field)
+        index = schema.get_field_index(name)
+        schema = schema.append(field) if index < 0 else schema.set(index, field)
     return schema

@@ -77,7 +77,7 @@ class PythonConfig(OperationSettings):
             source = inspect.getsource(module)  # type: ignore[arg-type]
         except (OSError, TypeError) as error:
             raise InputError(
-                f"the source of {self.function} cannot be read, so nobody could tell when it changes; define "
+                f"the source of {self.function} cannot be read, so its changes would not be noticed; define "
                 "it in a module that is a file"
             ) from error
         return hashlib.sha256(source.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""`cut` and `concat`: lists made shorter, and joined. Nothing is padded.
+"""`truncate` and `concat`: lists made shorter, and joined. Nothing is padded.
 
 Axes: R rows, N values of all rows' lists, S lists to be joined, 1 an extra element.
 """
@@ -30,29 +30,31 @@ from rayrec.samples.operations.columns import (
 from rayrec.samples.operations.operation import OperationSettings, RowContext
 
 
-class CutConfig(OperationSettings):
-    """The newest or oldest events of parallel lists, which are in order of time, oldest first.
+class TruncateConfig(OperationSettings):
+    """Keeps the newest or oldest events of parallel lists, which are in order of time, oldest first.
 
     A null list stays null; nulls in a list are events like others.
     """
 
-    op: Literal["cut"] = "cut"
+    op: Literal["truncate"] = "truncate"
     inputs: tuple[str, ...] = Field(min_length=1)
-    """Lists with as many events as each other in every row; all are cut alike."""
+    """Lists with as many events as each other in every row; all are truncated alike."""
     outputs: tuple[str, ...] | None = None
     """As many; None replaces the inputs."""
     length: int = Field(ge=1)
-    """Most events that are left."""
+    """Most events to keep."""
     keep: Literal["newest", "oldest"] = "newest"
 
-    def bind(self, schema: pa.Schema) -> Cut:
+    def bind(self, schema: pa.Schema) -> Truncate:
         types = [list_type(schema, name) for name in self.inputs]
         outputs = outputs_for(self.inputs, self.outputs)
-        return Cut(self.inputs, dict(zip(outputs, types, strict=True)), self.length, self.keep == "newest")
+        return Truncate(
+            self.inputs, dict(zip(outputs, types, strict=True)), self.length, self.keep == "newest"
+        )
 
 
 @dataclass(frozen=True)
-class Cut:
+class Truncate:
     inputs: tuple[str, ...]
     outputs: Mapping[str, pa.DataType]
     length: int
@@ -61,19 +63,19 @@ class Cut:
     def __call__(self, columns: Mapping[str, pa.Array], context: RowContext) -> dict[str, pa.Array]:
         lists = parallel_lists(columns, self.inputs)
         return {
-            output: self._cut(columns[name], mine)
+            output: self._truncated(columns[name], mine)
             for name, output, mine in zip(self.inputs, self.outputs, lists, strict=True)
         }
 
-    def _cut(self, column: pa.Array, lists: Lists) -> pa.Array:
+    def _truncated(self, column: pa.Array, lists: Lists) -> pa.Array:
         if np.diff(lists.offsets_R1).max(initial=0) <= self.length:
             return column
-        places_N, offsets_R1 = _cut_places(lists.offsets_R1, self.length, self.newest)
-        return list_column(lists.values.take(pa.array(places_N)), offsets_R1, lists.valid_R)
+        indices_N, offsets_R1 = _kept_indices(lists.offsets_R1, self.length, self.newest)
+        return list_column(lists.values.take(pa.array(indices_N)), offsets_R1, lists.valid_R)
 
 
 class ConcatConfig(OperationSettings):
-    """Lists, and columns without lists as lists of one, one after the other.
+    """Joins lists, and columns without lists as lists of one, in order.
 
     What is null adds nothing; the result is never null. Nulls in a list stay.
     """
@@ -119,9 +121,9 @@ def joined_lists(columns: Sequence[pa.Array]) -> Lists:
     if len(lists) == 1:
         return Lists(lists[0].values, lists[0].offsets_R1, None)
     starts_S, offsets_SR1 = side_by_side(lists)
-    places_N, offsets_R1 = _joined_places(starts_S, offsets_SR1)
+    indices_N, offsets_R1 = _joined_indices(starts_S, offsets_SR1)
     values = pa.concat_arrays([mine.values for mine in lists])
-    return Lists(values.take(pa.array(places_N)), kernel_input(offsets_R1, np.int32), None)
+    return Lists(values.take(pa.array(indices_N)), kernel_input(offsets_R1, np.int32), None)
 
 
 def side_by_side(lists: Sequence[Lists]) -> tuple[Int64Array, Int32Array]:
@@ -138,10 +140,10 @@ def _of_one(column: pa.Array) -> Lists:
 
 
 @njit(nogil=True, cache=True)
-def _cut_places(offsets_R1: Int32Array, most: int, newest: bool) -> tuple[Int64Array, Int32Array]:
-    """(places_N of the values that stay, their offsets_R1)."""
-    cut_R1 = np.zeros(len(offsets_R1), dtype=np.int32)
-    places_N = np.empty(offsets_R1[-1], dtype=np.int64)
+def _kept_indices(offsets_R1: Int32Array, most: int, newest: bool) -> tuple[Int64Array, Int32Array]:
+    """(indices_N of the values that are kept, their offsets_R1)."""
+    kept_R1 = np.zeros(len(offsets_R1), dtype=np.int32)
+    indices_N = np.empty(offsets_R1[-1], dtype=np.int64)
     n = 0
     for r in range(len(offsets_R1) - 1):
         start, stop = np.int64(offsets_R1[r]), np.int64(offsets_R1[r + 1])
@@ -150,22 +152,22 @@ def _cut_places(offsets_R1: Int32Array, most: int, newest: bool) -> tuple[Int64A
                 start = stop - most
             else:
                 stop = start + most
-        for place in range(start, stop):
-            places_N[n] = place
+        for index in range(start, stop):
+            indices_N[n] = index
             n += 1
-        cut_R1[r + 1] = n
-    return places_N[:n], cut_R1
+        kept_R1[r + 1] = n
+    return indices_N[:n], kept_R1
 
 
 @njit(nogil=True, cache=True)
-def _joined_places(starts_S: Int64Array, offsets_SR1: Any) -> tuple[Int64Array, Int32Array]:
+def _joined_indices(starts_S: Int64Array, offsets_SR1: Any) -> tuple[Int64Array, Int32Array]:
     joined_R1 = np.zeros(offsets_SR1.shape[1], dtype=np.int32)
-    places_N = np.empty(np.sum(offsets_SR1[:, -1]), dtype=np.int64)
+    indices_N = np.empty(np.sum(offsets_SR1[:, -1]), dtype=np.int64)
     n = 0
     for r in range(offsets_SR1.shape[1] - 1):
         for s in range(len(starts_S)):
-            for place in range(offsets_SR1[s, r], offsets_SR1[s, r + 1]):
-                places_N[n] = starts_S[s] + place
+            for index in range(offsets_SR1[s, r], offsets_SR1[s, r + 1]):
+                indices_N[n] = starts_S[s] + index
                 n += 1
         joined_R1[r + 1] = n
-    return places_N, joined_R1
+    return indices_N, joined_R1

@@ -57,7 +57,7 @@ def hash_texts(texts: pa.StringArray) -> Int64Array:
     Equal to `rayrec.samples.prepare.ids.hash_strings`.
     """
     encoded = texts.dictionary_encode()
-    distinct, places = encoded.dictionary, encoded.indices
+    distinct, indices = encoded.dictionary, encoded.indices
     if not len(distinct):
         return np.zeros(len(texts), dtype=np.int64)
     _, offsets, data = distinct.buffers()
@@ -65,9 +65,9 @@ def hash_texts(texts: pa.StringArray) -> Int64Array:
     hashes_D = _blake2b(
         kernel_input(np.frombuffer(data or b"", np.uint8), np.uint8), kernel_input(offsets_D1, np.int32)
     )
-    if places.null_count:
-        places = places.fill_null(0)
-    return hashes_D[places.to_numpy()]
+    if indices.null_count:
+        indices = indices.fill_null(0)
+    return hashes_D[indices.to_numpy()]
 
 
 @njit(nogil=True, cache=True, inline="always")

@@ -1,4 +1,4 @@
-"""`time_features` and `age`: what a point in time says, by a clock on a wall or before another one.
+"""`time_features` and `time_since`: calendar features of a time, and the time passed up to another one.
 
 A null stays null. Times before 1970 are negative, and no time is refused: a wrong clock gives wrong
 features, not a failed run. Axes: R rows, N times, C changes of a zone's offset.
@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 from numba import njit
 from numpy.typing import NDArray
@@ -45,19 +46,19 @@ TimeFeature = Literal["hour", "weekday", "day_sin", "day_cos", "week_sin", "week
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY, _WEEK = 86_400, 7 * 86_400
 _MONDAY = 3 * _DAY
-"""From the Monday before to the beginning of 1970, a Thursday."""
+"""1970 began on a Thursday: seconds since the Monday before."""
 _EARLIEST = np.uint64(2**63)
 """Turns an int64 into the uint64 that counts from -2**63."""
 _START_OF_DAYS, _START_OF_WEEKS = -(2**63) % _DAY, (_MONDAY - 2**63) % _WEEK
 _KNOWN_UNTIL = 365 * 130 * _DAY
-"""From 1970 to here changes of a zone's offset are looked up; the offsets at the ends hold beyond."""
+"""Changes of a zone's offset are looked up from 1970 to here; outside, the first and last offsets hold."""
 
 
 class TimeFeaturesConfig(OperationSettings):
     """Features of the local time, from integers since 1970 UTC or Arrow timestamps, also in lists.
 
     `hour` is 0 to 23 and `weekday` 0 (Monday) to 6, as int64. The pairs `day_sin`, `day_cos` and
-    `week_sin`, `week_cos` (from Monday 0:00) place the time on a circle, as float32. A timestamp
+    `week_sin`, `week_cos` (from Monday 0:00) map the time to a circle, as float32. A timestamp
     without a zone is UTC.
     """
 
@@ -124,14 +125,14 @@ class TimeFeatures:
         return made
 
 
-class AgeConfig(OperationSettings):
-    """How long before another time a time is: whole units, rounded down, as int64.
+class TimeSinceConfig(OperationSettings):
+    """Time from `input` to `relative_to`: whole units, rounded down, as int64.
 
-    Lists of times are taken before one time per row, or before a parallel list of times. Null if
-    either time is.
+    Lists of times are compared with one time per row, or with a parallel list of times. Null if either
+    time is.
     """
 
-    op: Literal["age"] = "age"
+    op: Literal["time_since"] = "time_since"
     input: str
     relative_to: str
     output: str
@@ -141,7 +142,7 @@ class AgeConfig(OperationSettings):
     negatives: Literal["keep", "zero", "null"] = "zero"
     """Of times that lie after `relative_to`, as clocks that differ make them."""
 
-    def bind(self, schema: pa.Schema) -> Age:
+    def bind(self, schema: pa.Schema) -> TimeSince:
         dtype = input_type(schema, self.input, is_time, _TIMES)
         other = input_type(schema, self.relative_to, is_time, _TIMES)
         unit = _unit(self.input, dtype, self.unit)
@@ -155,7 +156,7 @@ class AgeConfig(OperationSettings):
                 f"column {self.relative_to!r} holds lists and {self.input!r} does not; swap them"
             )
         seconds = {"s": 1, "min": 60, "h": 3600, "day": _DAY}[self.counted_in]
-        return Age(
+        return TimeSince(
             inputs=(self.input, self.relative_to),
             outputs={self.output: with_values(dtype, pa.int64())},
             divisor=seconds * _PER_SECOND[unit],
@@ -164,7 +165,7 @@ class AgeConfig(OperationSettings):
 
 
 @dataclass(frozen=True)
-class Age:
+class TimeSince:
     inputs: tuple[str, ...]
     outputs: Mapping[str, pa.DataType]
     divisor: int
@@ -175,7 +176,7 @@ class Age:
         ((output, dtype),) = self.outputs.items()
         name, relative_to = self.inputs
         if not is_list(dtype):
-            return {output: self._ages(numbers_of(columns[name]), numbers_of(columns[relative_to]))}
+            return {output: self._elapsed(numbers_of(columns[name]), numbers_of(columns[relative_to]))}
         if is_list(columns[relative_to].type):
             lists, others = complete_lists(columns, self.inputs)
             latest = numbers_of(others.values)
@@ -183,19 +184,19 @@ class Age:
             latest_R, valid_R = numbers_of(columns[relative_to])
             (lists,) = complete_lists(columns, [name], valid_R)
             latest = np.repeat(latest_R, np.diff(lists.offsets_R1)), None
-        ages = self._ages(numbers_of(lists.values), latest)
-        return {output: list_column(ages, lists.offsets_R1, lists.valid_R)}
+        elapsed = self._elapsed(numbers_of(lists.values), latest)
+        return {output: list_column(elapsed, lists.offsets_R1, lists.valid_R)}
 
-    def _ages(self, times: _Times, latest: _Times) -> pa.Array:
+    def _elapsed(self, times: _Times, latest: _Times) -> pa.Array:
         (times_N, valid_N), (latest_N, latest_valid_N) = times, latest
-        ages_N = _ages(kernel_input(times_N, np.int64), kernel_input(latest_N, np.int64), self.divisor)
+        elapsed_N = _elapsed(kernel_input(times_N, np.int64), kernel_input(latest_N, np.int64), self.divisor)
         valid_N = both_valid(valid_N, latest_valid_N)
         if self.negatives == "zero":
-            ages_N = np.maximum(ages_N, 0)
+            elapsed_N = np.maximum(elapsed_N, 0)
         elif self.negatives == "null":
-            negative_N = ages_N < 0
+            negative_N = elapsed_N < 0
             valid_N = both_valid(valid_N, ~negative_N) if negative_N.any() else valid_N
-        return column_of(ages_N, valid_N, pa.int64())
+        return column_of(elapsed_N, valid_N, pa.int64())
 
 
 _Times = tuple[Int64Array, BoolArray | None]
@@ -222,7 +223,8 @@ class _Zone(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _zone(name: str) -> _Zone:
-    """
+    """The offsets of a time zone.
+
     Raises:
         ZoneInfoNotFoundError, ValueError, OSError: there is no such zone.
     """
@@ -230,7 +232,7 @@ def _zone(name: str) -> _Zone:
         seconds = 3600 * int(match[2]) + 60 * int(match[3])
         offset = -seconds if match[1] == "-" else seconds
         return _Zone(_constants([0]), _constants([offset]))
-    # The few changes of the zone's offset, rather than a look into the database for every time.
+    # A zone changes its offset a few hundred times: these are searched, not the database for every time.
     zone = ZoneInfo(name)
     starts, found = [0], [_offset(zone, 0)]
     for day in range(0, _KNOWN_UNTIL, _DAY):
@@ -291,7 +293,7 @@ def _hours(local_N: Int64Array) -> Int64Array:
     day, start = np.uint64(_DAY), np.uint64(_START_OF_DAYS)
     reciprocal = reciprocal64(day)
     for n in range(len(local_N)):
-        hours_N[n] = _place_in(local_N[n], start, day, reciprocal) // np.uint32(3600)
+        hours_N[n] = _seconds_into(local_N[n], start, day, reciprocal) // np.uint32(3600)
     return hours_N
 
 
@@ -301,35 +303,32 @@ def _weekdays(local_N: Int64Array) -> Int64Array:
     week, start = np.uint64(_WEEK), np.uint64(_START_OF_WEEKS)
     reciprocal = reciprocal64(week)
     for n in range(len(local_N)):
-        weekdays_N[n] = _place_in(local_N[n], start, week, reciprocal) // np.uint32(_DAY)
+        weekdays_N[n] = _seconds_into(local_N[n], start, week, reciprocal) // np.uint32(_DAY)
     return weekdays_N
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _place_in(local: Any, start: Any, cycle: Any, reciprocal: Any) -> Any:
+def _seconds_into(local: Any, start: Any, cycle: Any, reciprocal: Any) -> Any:
     """uint32 seconds of the cycle that have passed; `start` are those that had at -2**63."""
-    place = remainder64(np.uint64(local) ^ _EARLIEST, cycle, reciprocal) + start
-    return np.uint32(place - cycle if place >= cycle else place)
+    passed = remainder64(np.uint64(local) ^ _EARLIEST, cycle, reciprocal) + start
+    return np.uint32(passed - cycle if passed >= cycle else passed)
 
 
-@njit(nogil=True, cache=True)
 def _circle(local_N: Int64Array, shift: int, cycle: int, sine: bool) -> Float32Array:
     """[N] sine or cosine of the part of the cycle that has passed."""
-    places_N = np.empty(len(local_N), dtype=np.float32)
-    for n in range(len(local_N)):
-        angle = 2 * math.pi * ((local_N[n] + shift) % cycle) / cycle
-        places_N[n] = math.sin(angle) if sine else math.cos(angle)
-    return places_N
+    angles = pa.array(2 * math.pi * np.mod(local_N + shift, cycle) / cycle)
+    # Arrow calls the C library value by value, so a result does not depend on its neighbors.
+    return (pc.sin(angles) if sine else pc.cos(angles)).cast(pa.float32()).to_numpy()
 
 
 @njit(nogil=True, cache=True)
-def _ages(times_N: Int64Array, latest_N: Int64Array, divisor: int) -> Int64Array:
-    ages_N = np.empty(len(times_N), dtype=np.int64)
+def _elapsed(times_N: Int64Array, latest_N: Int64Array, divisor: int) -> Int64Array:
+    elapsed_N = np.empty(len(times_N), dtype=np.int64)
     for n in range(len(times_N)):
         time, latest = times_N[n], latest_N[n]
         difference = latest - time
-        # Times at both ends of 64 bits: the longest age there is, not one with the other sign.
+        # Times at both ends of 64 bits: saturate instead of wrapping to the other sign.
         if (latest ^ time) & (latest ^ difference) < 0:
             difference = np.int64(2**63 - 1) if latest >= 0 else np.int64(-(2**63))
-        ages_N[n] = difference if divisor == 1 else difference // divisor
-    return ages_N
+        elapsed_N[n] = difference if divisor == 1 else difference // divisor
+    return elapsed_N

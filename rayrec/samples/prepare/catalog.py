@@ -106,20 +106,20 @@ def item_table(
     Raises:
         InputError: the source has a column with the name of one of ours.
     """
-    places_I = _shuffled(items, kept_K)
-    attributes = _attributes(items, places_I, described, described_ids, "item_id")
+    indices_I = _shuffled(items, kept_K)
+    attributes = _attributes(items, indices_I, described, described_ids, "item_id")
     _refuse_own(attributes, ("item_key", "train_count"), described)
-    nothing = pa.chunked_array([pa.nulls(len(places_I), pa.string())])
+    nothing = pa.chunked_array([pa.nulls(len(indices_I), pa.string())])
     titles = nothing
     if "title" in attributes.schema.names:
         titles = _texts(attributes["title"])
     table = pa.table(
         {
-            "item_id": pa.array(items.ids_K[places_I]),
-            "item_key": items.keys.take(pa.array(places_I)).cast(pa.string()),
+            "item_id": pa.array(items.ids_K[indices_I]),
+            "item_key": items.keys.take(pa.array(indices_I)).cast(pa.string()),
             "title": titles,
             "text": _joined_text(attributes, textual, nothing),
-            "train_count": pa.array(train_counts_K[places_I]),
+            "train_count": pa.array(train_counts_K[indices_I]),
         }
     )
     for name in attributes.schema.names:
@@ -132,13 +132,13 @@ def user_table(
     users: IdTable, kept_K: np.ndarray, described: RawTable | None, described_ids: Int64Array | None
 ) -> pa.Table:
     """One row per user that is kept, in order of `mix64(user_id)`: user_id, user_key, then the source's."""
-    places_U = _shuffled(users, kept_K)
-    attributes = _attributes(users, places_U, described, described_ids, "user_id")
+    indices_U = _shuffled(users, kept_K)
+    attributes = _attributes(users, indices_U, described, described_ids, "user_id")
     _refuse_own(attributes, ("user_key",), described)
     table = pa.table(
         {
-            "user_id": pa.array(users.ids_K[places_U]),
-            "user_key": users.keys.take(pa.array(places_U)).cast(pa.string()),
+            "user_id": pa.array(users.ids_K[indices_U]),
+            "user_key": users.keys.take(pa.array(indices_U)).cast(pa.string()),
         }
     )
     for name in attributes.schema.names:
@@ -147,23 +147,23 @@ def user_table(
 
 
 def _shuffled(table: IdTable, kept_K: np.ndarray) -> Int64Array:
-    places = np.flatnonzero(kept_K)
-    return places[np.argsort(mix64(table.ids_K[places]))]
+    indices = np.flatnonzero(kept_K)
+    return indices[np.argsort(mix64(table.ids_K[indices]))]
 
 
 def _attributes(
     ids: IdTable,
-    places: Int64Array,
+    indices: Int64Array,
     described: RawTable | None,
     described_ids: Int64Array | None,
     key: str,
 ) -> pa.Table:
-    """The source's columns but the key, for the ids at `places`; nulls where it has no row."""
+    """The source's columns but the key, for the ids at `indices`; nulls where it has no row."""
     if described is None or described_ids is None:
         return pa.table({})
     row_of_K = np.full(len(ids.ids_K), -1)
-    row_of_K[ids.places(described_ids)] = np.arange(len(described_ids))
-    rows = row_of_K[places]
+    row_of_K[ids.positions(described_ids)] = np.arange(len(described_ids))
+    rows = row_of_K[indices]
     return described.table.drop_columns([key]).take(pa.array(rows, mask=rows < 0))
 
 

@@ -33,7 +33,7 @@ class IdTable:
     """[K] distinct strings, in order of first appearance."""
     ids_K: Int64Array
 
-    def places(self, ids: Int64Array) -> Int64Array:
+    def positions(self, ids: Int64Array) -> Int64Array:
         """Row of each id in this table."""
         return self._index.get_indexer(pd.Index(ids)).astype(np.int64, copy=False)
 
@@ -76,7 +76,7 @@ def ids_of_kind(column: pa.ChunkedArray | pa.Array, kind: IdKind, entity: str) -
         column: integers or strings, without nulls.
 
     Raises:
-        InputError: a text in the place of an integer, or an integer outside 64 bits.
+        InputError: a text instead of an integer, or an integer outside 64 bits.
     """
     if kind == "integer" and pa.types.is_integer(column.type):
         if pa.types.is_uint64(column.type):
@@ -126,7 +126,7 @@ def refuse_collisions(keys: pa.Array, ids_K: Int64Array, entity: str) -> None:
 
 
 def _dictionary(column: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, Int64Array]:
-    """Distinct values as strings, and the place of each value among them."""
+    """Distinct values as strings, and the index of each value among them."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     encoded = column.dictionary_encode()

@@ -80,7 +80,7 @@ def prepare(
         files = totals.files
         kept_items_K = totals.events_of_item_K > 0
         if events.item_rows is not None:
-            kept_items_K[events.items.places(events.item_rows)] = True
+            kept_items_K[events.items.positions(events.item_rows)] = True
         items = item_table(
             events.items, kept_items_K, totals.train_counts_K, raw.items, events.item_rows, textual
         )
@@ -167,9 +167,9 @@ def _write_splits(
         totals.add(sequences)
         item_ids = sequences["item_ids"].combine_chunks().flatten().to_numpy()
         num_items = len(events.items.ids_K)
-        totals.train_counts_K += np.bincount(events.items.places(train_ids), minlength=num_items)
-        totals.events_of_item_K += np.bincount(events.items.places(item_ids), minlength=num_items)
-        totals.seen_user_K[events.users.places(sequences["user_id"].to_numpy())] = True
+        totals.train_counts_K += np.bincount(events.items.positions(train_ids), minlength=num_items)
+        totals.events_of_item_K += np.bincount(events.items.positions(item_ids), minlength=num_items)
+        totals.seen_user_K[events.users.positions(sequences["user_id"].to_numpy())] = True
         done += len(item_ids) + int(sequences["duplicates"].to_numpy().sum())
         progress("sequences", done, len(events.table))
     assert writer is not None, "validation refuses a source without events"
@@ -238,7 +238,7 @@ def _cold_rows(events: Events, totals: _Totals) -> Int64Array:
     """Rows of the source's table of items whose item has no event."""
     if events.item_rows is None:
         return np.zeros(0, dtype=np.int64)
-    return np.flatnonzero(totals.events_of_item_K[events.items.places(events.item_rows)] == 0)
+    return np.flatnonzero(totals.events_of_item_K[events.items.positions(events.item_rows)] == 0)
 
 
 def _counts(events: Events, totals: _Totals, items: pa.Table, users: pa.Table) -> dict[str, int]:
@@ -256,6 +256,6 @@ def _counts(events: Events, totals: _Totals, items: pa.Table, users: pa.Table) -
         "short_users": totals.short_users,
         "cold_items": len(_cold_rows(events, totals)),
         "undescribed_items": len(items) - described_items,
-        "users_without_events": int((~totals.seen_user_K[events.users.places(described_users)]).sum()),
+        "users_without_events": int((~totals.seen_user_K[events.users.positions(described_users)]).sum()),
         "events_filtered": events.num_filtered,
     }

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
-
+from rayrec.samples.dataset.dataset_folder import DatasetReport
 from rayrec.samples.dataset.manifest import Manifest
 
 _LABELS = {
@@ -27,20 +23,14 @@ _LABELS = {
 _ALWAYS = {"users", "items", "events", "train_rows", "train_events", "valid_rows", "test_rows"}
 
 
-@dataclass(frozen=True)
-class PrepareReport:
-    """A data set that has been written."""
-
-    path: Path
-    manifest: Manifest
+class PrepareReport(DatasetReport[Manifest]):
+    """What `rayrec prepare` wrote."""
 
     def rows(self) -> list[tuple[str, str]]:
         """(label, value) in the order to print; what did not happen is left out."""
         manifest = self.manifest
         split = manifest.split
         shown = {"leave_one_out": "leave-one-out", "time": "by time"}[split.kind]
-        if split.valid_start is not None and split.test_start is not None:
-            shown += f", validation from {_date(split.valid_start)}, test from {_date(split.test_start)}"
         counts = [
             (label, f"{manifest.counts[name]:,}")
             for name, label in _LABELS.items()
@@ -49,9 +39,7 @@ class PrepareReport:
         rule = {"shuffle": f"shuffled by seed {manifest.seed}", "file": "in the order of the source"}
         ties = manifest.ties
         return [
-            ("data set", str(self.path)),
-            ("source", f"{manifest.source} ({manifest.layout})"),
-            ("split", shown),
+            *self.head(shown, split.valid_start, split.test_start),
             *counts,
             ("columns that are the items' text", ", ".join(manifest.text_columns) or "none"),
             (
@@ -60,11 +48,3 @@ class PrepareReport:
             ),
             ("fingerprint", manifest.fingerprint[:16]),
         ]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, ready for `json.dumps`."""
-        return {"path": str(self.path), **self.manifest.model_dump(mode="json")}
-
-
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

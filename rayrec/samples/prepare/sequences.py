@@ -30,7 +30,7 @@ class SequenceBuilder:
 
     Columns of the result: `user_id`; the lists `item_ids`, `timestamps` (UNIX seconds), one of codes per
     label (`LABEL_COLUMNS`) and one per further column, oldest event first; `num_train`, the events at the
-    front that are for training; `valid_at` and `test_at`, the places of the targets or -1; `duplicates`,
+    front that are for training; `valid_at` and `test_at`, the indices of the targets or -1; `duplicates`,
     events dropped because the user already had the same item, time and behavior; `first_duplicate`, the
     source row of the first of them or -1; `first_row`, the source row of the user's oldest event; `ties`,
     neighboring events with the same time.
@@ -102,7 +102,7 @@ class SequenceBuilder:
         assert self.split.test_start is not None, "a split by time has boundaries"
         before_valid_U = _count_before(time_E, self.split.valid_start, starts_U)
         before_test_U = _count_before(time_E, self.split.test_start, starts_U)
-        # A target without any history before it is nobody's recommendation.
+        # A target without a history before it cannot be recommended for.
         has_valid_U = (before_valid_U > 0) & (before_valid_U < before_test_U)
         has_test_U = (before_test_U > 0) & (before_test_U < lengths_U)
         return (
@@ -131,10 +131,10 @@ def _duplicates_of_users(
     first_U = np.full(len(user_U), -1, dtype=np.int64)
     where_D = np.flatnonzero(duplicate_E)
     if len(where_D):
-        place_D = pd.Index(user_U).get_indexer(pd.Index(events["user_id"].to_numpy()[where_D]))
-        np.add.at(counts_U, place_D, 1)
+        position_D = pd.Index(user_U).get_indexer(pd.Index(events["user_id"].to_numpy()[where_D]))
+        np.add.at(counts_U, position_D, 1)
         # Backwards, so that each user's earliest row is written last.
-        first_U[place_D[::-1]] = events[SOURCE_ROW].to_numpy()[where_D[::-1]]
+        first_U[position_D[::-1]] = events[SOURCE_ROW].to_numpy()[where_D[::-1]]
     return counts_U, first_U
 
 

@@ -102,21 +102,23 @@ class SplitWriter:
 
 
 def _targets(sequences: pa.Table, target_at_U: Int64Array, labels: Sequence[Label]) -> pa.Table:
-    """History with its times and labels, target with its, of the users whose target is at a place >= 0."""
+    """History with its times and labels, target with its, of the users whose target is at an index >= 0."""
     rows_U = np.flatnonzero(target_at_U >= 0)
     at_U = target_at_U[rows_U]
     items, times = sequences["item_ids"].combine_chunks(), sequences["timestamps"].combine_chunks()
-    places_U = items.offsets.to_numpy()[rows_U] + at_U
+    indices_U = items.offsets.to_numpy()[rows_U] + at_U
     codes = {label: sequences[LABEL_COLUMNS[label]].combine_chunks() for label in labels}
     return pa.table(
         {
             "user_id": sequences["user_id"].combine_chunks().take(pa.array(rows_U)),
             "history": _front(items, rows_U, at_U),
             HISTORY_TIMES: _front(times, rows_U, at_U),
-            "target": items.values.take(pa.array(places_U)),
-            "timestamp": times.values.take(pa.array(places_U)),
+            "target": items.values.take(pa.array(indices_U)),
+            "timestamp": times.values.take(pa.array(indices_U)),
             **{HISTORY_LABELS[label]: _front(lists, rows_U, at_U) for label, lists in codes.items()},
-            **{TARGET_LABELS[label]: lists.values.take(pa.array(places_U)) for label, lists in codes.items()},
+            **{
+                TARGET_LABELS[label]: lists.values.take(pa.array(indices_U)) for label, lists in codes.items()
+            },
         }
     )
 

@@ -37,11 +37,11 @@ def time_boundaries(
         stops_T = np.cumsum(counts_T)
         num_rows = int(stops_T[-1])
         valid_fraction, test_fraction = fractions
-        places = [
+        indices = [
             min(round(num_rows * part), num_rows - 1)
             for part in (1 - test_fraction - valid_fraction, 1 - test_fraction)
         ]
-        valid_start, test_start = times_T[np.searchsorted(stops_T, places, side="right")] / _PER_SECOND
+        valid_start, test_start = times_T[np.searchsorted(stops_T, indices, side="right")] / _PER_SECOND
         starts = float(valid_start), float(test_start)
     valid_start, test_start = starts
     earliest_s, latest_s = float(times_T[0]) / _PER_SECOND, float(times_T[-1]) / _PER_SECOND

@@ -153,7 +153,8 @@ def _parse_text(raw: RawTable, column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def check_ids(raw: RawTable, name: str) -> None:
-    """
+    """Check that a column holds ids.
+
     Raises:
         InputError: the column has another type than integer or string, a null, or an empty text.
     """
@@ -173,7 +174,8 @@ def check_ids(raw: RawTable, name: str) -> None:
 
 
 def refuse_nulls(raw: RawTable, name: str, column: pa.ChunkedArray) -> None:
-    """
+    """Check that a column has no nulls.
+
     Raises:
         InputError: naming the first row without a value.
     """

@@ -17,7 +17,7 @@ from rayrec.samples.dataset.dataset_folder import DatasetKind, FileEntry, kind_o
 
 
 def check_target(out: Path, kind: DatasetKind, overwrite: bool) -> None:
-    """Refuse a place that holds something else.
+    """Refuse a folder that holds something else.
 
     Raises:
         InputError: `out` is a file, a folder of something else, or a data set of another kind or one that is
@@ -33,7 +33,7 @@ def check_target(out: Path, kind: DatasetKind, overwrite: bool) -> None:
     if found is None:
         raise InputError(f"{out}: the folder is not empty and holds no data set; give a new folder")
     if found != kind:
-        # Not even with overwrite: who prepares another kind of data has the name wrong.
+        # Not even with overwrite: another kind of data means that the name is wrong.
         raise InputError(f"{out}: a data set of {found.rows} is there; give a new folder")
     if not overwrite:
         raise InputError(
@@ -43,7 +43,7 @@ def check_target(out: Path, kind: DatasetKind, overwrite: bool) -> None:
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """A folder beside `out` to write into; it takes the place of `out` when the block ends well.
+    """A folder beside `out` to write into; it replaces `out` when the block ends without an error.
 
     After an error it is gone, and `out` is as it was.
     """

@@ -1,7 +1,7 @@
 """What a run has consumed: explicit intervals of rows, per epoch and file.
 
 Steps commit the rows that they trained on. The cursor says nothing of readers, trainers or steps, so it
-holds for any number of them; and it holds rows, not a place in an order, so that "every row once" can be
+holds for any number of them; and it holds rows, not a position in an order, so that "every row once" can be
 looked up and does not have to be believed. Committing a row twice is an error of ours and ends the run.
 
 Axes: K intervals of one epoch and file.
@@ -179,7 +179,8 @@ class Cursor:
 
     @classmethod
     def from_table(cls, table: pa.Table, source: str) -> Cursor:
-        """
+        """The cursor that a table of a snapshot holds.
+
         Args:
             source: where the table was read; messages begin with it.
 
@@ -205,14 +206,15 @@ class Cursor:
         return cursor
 
     def check_belongs_to(self, dataset: str, source: str) -> None:
-        """
+        """Check that the cursor counts rows of this data set.
+
         Raises:
             InputError: the cursor is of another data set.
         """
         if self.dataset != dataset:
             raise InputError(
                 f"{source}: belongs to another data set (fingerprint {self.dataset[:12]}..., this one has "
-                f"{dataset[:12]}...); continue with the data that the run was begun with, or train anew"
+                f"{dataset[:12]}...); continue with the data that the run began with, or start a new run"
             )
 
     def _of(self, key: tuple[int, str, bool]) -> _Rows:

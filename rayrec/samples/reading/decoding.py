@@ -28,7 +28,7 @@ from rayrec.samples.reading.sources import OnCorrupt, SourceFile, file_infos
 KEPT_FOOTERS = 256
 """Parsed footers that a reader holds; a few ten kilobytes each."""
 _ROW = "__row"
-"""Column that tells filtered rows their place; no name of a user's."""
+"""Column with the row numbers of filtered rows; no column of a user's has this name."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Preparation:
 
     program: FeatureProgram
     seed: int
-    """Of the run, for the program's random draws."""
+    """Of the run, for the program's random numbers."""
     folder: str
     max_bytes: int
 
@@ -88,7 +88,7 @@ class DecodedGroup:
     columns: list[pa.Array]
     """[G] each, in the order of `ReadSpec.schema`, of its types."""
     row_G: Int64Array
-    """Their places in the file."""
+    """Their row numbers in the file."""
 
 
 class GroupDecoder:
@@ -107,7 +107,8 @@ class GroupDecoder:
             self._columns += further
 
     def check_unchanged(self, groups: Iterable[RowGroup | SourceFile]) -> None:
-        """
+        """Check that files are as they were when they were planned.
+
         Raises:
             InputError: a file has vanished, or been written again since it was planned.
         """
@@ -122,7 +123,8 @@ class GroupDecoder:
                 )
 
     def decode(self, group: RowGroup) -> DecodedGroup:
-        """
+        """Read and filter a row group.
+
         Raises:
             CorruptGroupError: its pages cannot be decoded, or hold another number of rows than planned.
             InputError: the file has vanished or changed.
@@ -134,7 +136,7 @@ class GroupDecoder:
         return DecodedGroup(group, columns, row_G)
 
     def matching_rows(self, group: RowGroup, column: str | None = None) -> tuple[Int64Array, Int64Array]:
-        """For planning: places in the file of the rows that pass, and lengths of their lists in `column`.
+        """For planning: numbers of the rows that pass the filters, and lengths of their lists in `column`.
 
         Without a column, lengths are empty. Reads nothing but that column and those of the filters.
 

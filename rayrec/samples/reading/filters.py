@@ -57,12 +57,13 @@ def _is_condition(given: Any) -> bool:
 
 
 def filter_columns(filters: Filters) -> tuple[str, ...]:
-    """Columns that are needed to judge a row, each once."""
+    """Columns that the filters read, each once."""
     return tuple(dict.fromkeys(column for conditions in filters for column, _, _ in conditions))
 
 
 def filter_expression(filters: Filters, schema: pa.Schema, source: str) -> pc.Expression:
-    """
+    """The filters as one Arrow expression.
+
     Args:
         filters: not empty.
         source: where the rows are; messages begin with it.

@@ -1,12 +1,12 @@
-"""A folder that keeps growing: its new files are read as they are completed, each row once.
+"""A growing folder: new files are read when they are complete, each row once.
 
     refresh: listing ─► new names ─► footers ─► complete ones make the next segment
-    batch(step): segments one after the other, each shuffled and cut like an epoch; None past the last one
+    batch(step): segments in order, each shuffled and cut into batches like an epoch; None past the last one
 
-Files are accepted in a certain order, which is part of a run's state: the same steps read the same rows
-after a restart, whatever has come since. A file is complete when its footer is there; one that stays
-without is waited for, then reported. Where a name stands among the others does not matter: files that
-come late to the partition of a past hour belong to the next segment.
+The order in which files are accepted is part of a run's state: after a restart, the same steps read the same
+rows, whatever has arrived since. A file is complete when it has a footer; one without is waited for, then
+reported. The order of names does not matter: a file that arrives late in the partition of a past hour belongs
+to the next segment.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True)
-class Segment:
+class FileSegment:
     """Files that were accepted together; read as one epoch."""
 
     files: tuple[SourceFile, ...]
@@ -94,12 +94,13 @@ class FollowedPlan:
         self._incomplete: dict[str, tuple[int, float]] = {}
         """Size of a file without a footer, and since when it has it."""
         self.unreadable: dict[str, int] = {}
-        """Files that were given up, with their sizes; one that grows after all is looked at again."""
-        self._segments: list[Segment] = []
+        """Files that were skipped, with their sizes; one whose size changes is looked at again."""
+        self._segments: list[FileSegment] = []
         self._first_steps = [0]
         self._first_files = [0]
         self._accepted: set[str] = set()
-        self._epoch_plan = lru_cache(maxsize=2)(self._draw)
+        # Two: readers ask for the windows of the next segment while the last steps of this one are planned.
+        self._epoch_plan = lru_cache(maxsize=2)(self._epoch_of)
         self._first_name, schema = self._first_complete()
         settings.check(schema, self._folder.url)
         self.spec = ReadSpec(
@@ -122,6 +123,7 @@ class FollowedPlan:
                 (and is not to be skipped), or the folder cannot be listed.
         """
         listed = list_files(self._folder)
+        # Files that vanished are no matter here: they were read, or their reader says that they are missing.
         new = {
             name: info
             for name, info in listed.items()
@@ -152,7 +154,7 @@ class FollowedPlan:
 
     @property
     def files(self) -> tuple[SourceFile, ...]:
-        """In the order of their acceptance; a file's number is its place here."""
+        """In the order of their acceptance; a file's number is its index here."""
         return tuple(file for segment in self._segments for file in segment.files)
 
     def rows_of_files(self, epoch: int) -> dict[str, int]:
@@ -169,15 +171,17 @@ class FollowedPlan:
         return hashlib.sha256(repr((first.name, first.size, first.footer)).encode()).hexdigest()
 
     def batch(self, step: int) -> BatchPlan | None:
-        """The rows of a step; None: nothing has come for it yet."""
+        """The rows of a step; None: there are no files for it yet."""
         if step >= self.known_steps:
             return None
         segment, index = self.locate(step)
         return self._epoch_plan(segment).batch(step, index)
 
     def window_after(self, window: Window, num_readers: int) -> Window | None:
-        """The next one that the same reader reads; None while it has not come."""
+        """The next window of the same reader; None while there is none."""
         following = self._epoch_plan(window.epoch).window(window.number + num_readers)
+        # A segment without steps has no windows, and what comes after it may not be known yet: the reader
+        # then decodes its next window when it is asked for it, not ahead.
         segment = window.epoch + 1
         if following is not None or segment >= len(self._segments) or not self._segments[segment].num_steps:
             return following
@@ -185,14 +189,14 @@ class FollowedPlan:
 
     def locate(self, step: int) -> tuple[int, int]:
         """(segment, batch within it) of a step; of the next step to come, the segment that it will be in."""
-        # Segments without a row for us have no step: the last one that begins there is meant.
+        # Segments of which no row passes the filters have no steps, so several may begin here: take the last.
         segment = bisect_right(self._first_steps, step) - 1
         return segment, step - self._first_steps[segment]
 
     def position(self, step: int) -> ReadPosition:
         """What has been read before a step."""
-        # The same whether or not files have come since that hold no row for us: of segments that begin
-        # with this step, the first.
+        # Segments without steps may have been accepted since, or not: a position must not depend on them, so
+        # of the segments that begin with this step it names the first.
         segment = bisect_left(self._first_steps, step)
         index = 0
         if segment == len(self._first_steps) or self._first_steps[segment] != step:
@@ -222,7 +226,7 @@ class FollowedPlan:
         patience_s: float = PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> FollowedPlan:
-        """A plan that goes on as the one that `state` is of.
+        """The plan that was saved, to continue with `next_step`.
 
         Args:
             state: from `to_json`.
@@ -241,7 +245,7 @@ class FollowedPlan:
         plan._check_order(state["order"])
         plan.unreadable = dict(state["unreadable"])
         segments = [
-            Segment(
+            FileSegment(
                 tuple(
                     SourceFile(**{**file, "group_rows": tuple(file["group_rows"])})
                     for file in segment["files"]
@@ -254,6 +258,7 @@ class FollowedPlan:
         last_steps = 0
         for segment in segments:
             last_steps += segment.num_steps
+            # Files of segments that have been read may be gone; only those still to be read are checked.
             plan._append(segment if last_steps <= next_step else plan._as_it_is_now(segment))
         return plan
 
@@ -269,6 +274,7 @@ class FollowedPlan:
 
     def _wait_for(self, name: str, size: int, why: UnreadableFooterError) -> None:
         now = self._clock()
+        # A file that still grows has a writer: patience begins again with every change of size.
         known_size, since = self._incomplete.get(name, (size, now))
         if known_size != size:
             since = now
@@ -292,9 +298,9 @@ class FollowedPlan:
         groups = Groups.of(self.spec, files, self._settings.batching, self._first_files[-1])
         warn_of_unreadable(self._folder.url, groups.unreadable)
         steps = self._plan_of(groups, len(self._segments)).num_steps if groups.num_rows else 0
-        self._append(Segment(files, groups.num_rows, steps))
+        self._append(FileSegment(files, groups.num_rows, steps))
 
-    def _append(self, segment: Segment) -> None:
+    def _append(self, segment: FileSegment) -> None:
         self._segments.append(segment)
         self._first_steps.append(self._first_steps[-1] + segment.num_steps)
         self._first_files.append(self._first_files[-1] + len(segment.files))
@@ -303,7 +309,7 @@ class FollowedPlan:
             self._incomplete.pop(file.name, None)
             self.unreadable.pop(file.name, None)
 
-    def _draw(self, number: int) -> EpochPlan:
+    def _epoch_of(self, number: int) -> EpochPlan:
         segment = self._segments[number]
         groups = Groups.of(self.spec, segment.files, self._settings.batching, self._first_files[number])
         if groups.num_rows != segment.num_rows:
@@ -324,8 +330,8 @@ class FollowedPlan:
             settings.first_window_rows,
         )
 
-    def _as_it_is_now(self, segment: Segment) -> Segment:
-        """With the versions that files have now; what they hold is what their footers say."""
+    def _as_it_is_now(self, segment: FileSegment) -> FileSegment:
+        """The segment with the versions that its files have now, if their footers are the same."""
         listed = list_files(self._folder)
         for file in segment.files:
             if file.name not in listed:
@@ -336,19 +342,19 @@ class FollowedPlan:
         found = []
         for file in segment.files:
             footer = footers[file.name]
+            # Copying a folder changes the versions of its files, but not their content: compare the footers.
             if isinstance(footer, UnreadableFooterError) or replace(footer[0], version=file.version) != file:
                 raise InputError(
                     f"{self._folder.shown(file.name)}: the file has changed since the run accepted it, and "
-                    "not all of it has been read; put back what was there, or train anew"
+                    "not all of it has been read; put back what was there, or start a new run"
                 )
             found.append(footer[0])
         return replace(segment, files=tuple(found))
 
     def _order_settings(self) -> dict[str, Any]:
         values = {"version": ORDER, "filters": self.spec.filters, **asdict(self._settings)}
-        return dict(
-            json.loads(json.dumps(values, default=str))
-        )  # with lists for tuples, as they are when read again
+        # Through JSON, so that tuples are lists, as in the saved state that these are compared with.
+        return dict(json.loads(json.dumps(values, default=str)))
 
     def _check_order(self, theirs: dict[str, Any]) -> None:
         ours = self._order_settings()
@@ -356,10 +362,10 @@ class FollowedPlan:
             if theirs.get(name) != value:
                 raise InputError(
                     f"{self._folder.url}: the run was begun with {name} {theirs.get(name)}, now it is "
-                    f"{value}: rows would come again, or never; continue it with what it was begun with"
+                    f"{value}: rows would be read twice, or never; continue it with its first settings"
                 )
 
-    def _order_of(self, segments: Sequence[Segment]) -> str:
+    def _order_of(self, segments: Sequence[FileSegment]) -> str:
         digest = hashlib.sha256(json.dumps(self._order_settings(), sort_keys=True).encode())
         for segment in segments:
             files = [(file.name, file.size, file.footer) for file in segment.files]

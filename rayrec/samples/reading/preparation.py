@@ -15,8 +15,8 @@ from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.reading.decoding import DecodedGroup, GroupDecoder, Preparation, ReadSpec, RowGroup
 from rayrec.samples.reading.prepared_cache import PreparedCache, cache_key
 
-_PLACES = "__row"
-"""Column of an entry beside the program's: places of its rows in the file."""
+_ROW_COLUMN = "__row"
+"""Column of a cache entry, besides the program's: row numbers in the file."""
 
 
 class PreparedGroups:
@@ -30,7 +30,8 @@ class PreparedGroups:
         self._of_thread = threading.local()
 
     def decode(self, group: RowGroup) -> DecodedGroup:
-        """
+        """The prepared rows of a row group, from the cache if they are there.
+
         Raises:
             InputError: an operation refuses a row; or as `GroupDecoder.decode`.
             CorruptGroupError: as `GroupDecoder.decode`.
@@ -49,13 +50,13 @@ class PreparedGroups:
     def _key(self, group: RowGroup) -> str:
         spec = self._spec
         file = [spec.folder.url, group.name, group.size, group.version]
-        # The file's number: it is part of the keys of its rows, which draws hang on.
-        place = [group.file, group.group, group.first_row]
-        return cache_key(file, place, repr(spec.filters), self._fingerprint, self._preparation.seed)
+        # The file's number: it is part of its rows' keys, and these seed random numbers.
+        index = [group.file, group.group, group.first_row]
+        return cache_key(file, index, repr(spec.filters), self._fingerprint, self._preparation.seed)
 
     def _make(self, group: RowGroup) -> pa.RecordBatch:
         decoded = self._decoder.decode(group)
         rows = pa.RecordBatch.from_arrays(decoded.columns, schema=self._spec.schema)
         keys_G = row_keys(np.full(len(decoded.row_G), group.file), decoded.row_G)
         made = self._preparation.program(rows, RowContext(keys_G, self._preparation.seed, step=0))
-        return made.append_column(_PLACES, pa.array(decoded.row_G))
+        return made.append_column(_ROW_COLUMN, pa.array(decoded.row_G))

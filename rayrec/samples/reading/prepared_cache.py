@@ -1,7 +1,7 @@
 """Decoded and prepared row groups on local disk, found by what they were made of.
 
 The key of an entry is a hash of all that its rows depend on: there is nothing to be invalidated, and an
-entry that nobody asks for any more is the first to go. Any number of processes of one machine share a
+entry that is no longer asked for is removed first. Any number of processes of one machine share a
 folder:
 
     <key>.arrow   an Arrow IPC file and a checksum; appears whole or not at all, by renaming
@@ -116,7 +116,7 @@ class PreparedCache:
         return batch
 
     def put(self, key: str, batch: pa.RecordBatch) -> bool:
-        """Keep a batch, in the place of what may stand there; whether the disk took it."""
+        """Keep a batch, replacing any under its key; returns whether the disk took it."""
         content = _serialized(batch)
         size = len(content) + _CHECKSUM_BYTES
         if size > self._max_bytes:
@@ -211,7 +211,7 @@ class PreparedCache:
 @dataclass
 class _Ledger:
     taken: int | None
-    """Bytes of all files; None if nobody knows."""
+    """Bytes of all files; None if unknown."""
 
     @classmethod
     def read(cls, descriptor: int) -> _Ledger:
@@ -234,7 +234,8 @@ def _serialized(batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def _deserialized(key: str, content: pa.Buffer) -> pa.RecordBatch:
-    """
+    """The batch that a cache entry holds.
+
     Raises:
         OSError, pa.ArrowException: it is not what was written for this key.
     """

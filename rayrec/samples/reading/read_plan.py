@@ -2,9 +2,9 @@
 
     files ─► row groups, permuted per epoch ─► windows ─► rows, permuted per window ─► batches
 
-A window is the unit of decoding and of shuffling: memory stays bounded by a few of them. A plan decodes
-nothing (but for filters and for batches by length, the columns that they ask for, once); what it hands to
-readers says all that they need. A batch may be asked for at random, so a run resumes at any step.
+A window is the unit of decoding and of shuffling: memory is bounded by a few of them. A plan decodes nothing
+(but, once, the columns that filters and batches by length ask for); what it hands to readers is
+self-contained. Any batch can be computed without those before it, so a run resumes at any step.
 
 Axes: G row groups of all files in file order, W windows of an epoch, R rows of a window, E rows of an epoch,
 S steps of an epoch, 1 an extra element.
@@ -41,7 +41,7 @@ from rayrec.samples.reading.sources import OnCorrupt, ParquetSource, SourceFile,
 logger = logging.getLogger(__name__)
 
 ORDER = 1
-"""Version of the way in which `draw_windows` and `Window.order` draw; another one reads other rows."""
+"""Version of the order of rows: raised when `shuffled_windows` or `Window.order` would give another one."""
 PREPARED_COLUMNS = {"user_id": pa.int64(), "item_ids": pa.list_(pa.int64())}
 """What training reads of a row of a prepared data set; other columns are never decoded."""
 FIRST_WINDOW_ROWS = 65_536
@@ -57,9 +57,9 @@ class Window:
     number: int
     """Within the epoch."""
     groups: tuple[RowGroup, ...]
-    """In file order (not in the order drawn)."""
+    """In file order (not in the shuffled order)."""
     start: int
-    """Place of its first row in the epoch."""
+    """Position of its first row in the epoch."""
     num_rows: int
     seed: int
 
@@ -91,7 +91,7 @@ class BatchPlan:
 
 
 @dataclass(frozen=True)
-class Reading:
+class AssignedPart:
     """A part of a step, and the reader that reads it."""
 
     reader: int
@@ -125,7 +125,8 @@ class Batching:
     """Of an epoch: one that has few rows is cut into batches of fewer, down to one row each."""
 
     def check(self, schema: pa.Schema, source: str) -> None:
-        """
+        """Check that the bounds fit the columns.
+
         Raises:
             InputError: neither bound is given, one is less than 1, or there is no such column of lists.
         """
@@ -163,11 +164,12 @@ class Batching:
 
 @njit(nogil=True, cache=True)
 def _cut(lengths_E: Int64Array, most_tokens: int, most_rows: int, cuts_E: Int64Array) -> int:
-    """Greedily: a batch ends before the row that would be too much."""
+    """Fill batches greedily: one ends before the row that would exceed a bound."""
     cuts_E[0] = 0
     count, tokens = 1, 0
     for row in range(len(lengths_E)):
         full = tokens + lengths_E[row] > most_tokens or row - cuts_E[count - 1] == most_rows
+        # A row that alone exceeds the bound is a batch of its own, never an empty batch before it.
         if full and row > cuts_E[count - 1]:
             cuts_E[count] = row
             count, tokens = count + 1, 0
@@ -194,7 +196,8 @@ class Groups:
     def of(
         cls, spec: ReadSpec, files: Sequence[SourceFile], batching: Batching, first_number: int = 0
     ) -> Groups:
-        """
+        """The row groups of these files, counted where batching or filters require it.
+
         Args:
             first_number: of the first file; the others count on.
 
@@ -214,7 +217,10 @@ class Groups:
 
 
 def _counted(spec: ReadSpec, groups: list[RowGroup], batching: Batching) -> Groups:
-    """Without the groups that have no row for us; statistics in the footers spare most of the reading."""
+    """Row groups with the number of rows that pass the filters; those without such rows are left out.
+
+    Statistics in the footers rule groups out before anything is read.
+    """
     decoder = GroupDecoder(spec)
     possible = _not_ruled_out(spec, groups)
     length_of = batching.length_of if batching.batch_tokens is not None else None
@@ -281,23 +287,26 @@ def _groups_of(spec: ReadSpec, name: str, expression: pc.Expression) -> list[int
         raise InputError(f"{spec.folder.shown(name)}: the file cannot be read any more ({error})") from error
 
 
-def draw_windows(
+def shuffled_windows(
     groups: Sequence[RowGroup], seed: int, epoch: int, window_rows: int, first_rows: int
 ) -> list[tuple[tuple[int, ...], Window]]:
-    """The windows of an epoch in the order they are read, each with the places of its row groups."""
+    """The windows of an epoch in the order they are read, each with the indices of its row groups."""
     windows: list[tuple[tuple[int, ...], Window]] = []
-    drawn: list[int] = []
+    chosen: list[int] = []
     start = rows = 0
+    # The first window is small and each further one twice as large: training begins when the first one is
+    # decoded, and later ones are decoded meanwhile.
     wanted = min(first_rows, window_rows)
     order = np.random.default_rng([seed, epoch, 0]).permutation(len(groups)).tolist()
-    for place, group in enumerate(order, 1):
-        drawn.append(group)
+    for index, group in enumerate(order, 1):
+        chosen.append(group)
         rows += groups[group].num_rows
-        if rows >= wanted or place == len(order):
-            mine = tuple(sorted(drawn))
+        if rows >= wanted or index == len(order):
+            # Sorted, so that groups of one file are read in sequence; the rows are permuted anyway.
+            mine = tuple(sorted(chosen))
             window = Window(epoch, len(windows), tuple(groups[one] for one in mine), start, rows, seed)
             windows.append((mine, window))
-            start, rows, drawn = start + rows, 0, []
+            start, rows, chosen = start + rows, 0, []
             wanted = min(2 * wanted, window_rows)
     return windows
 
@@ -308,15 +317,16 @@ class EpochPlan:
     def __init__(
         self, groups: Groups, batching: Batching, seed: int, epoch: int, window_rows: int, first_rows: int
     ) -> None:
-        drawn = draw_windows(groups.groups, seed, epoch, window_rows, first_rows)
+        shuffled = shuffled_windows(groups.groups, seed, epoch, window_rows, first_rows)
         self.epoch = epoch
-        self.windows = [window for _, window in drawn]
+        self.windows = [window for _, window in shuffled]
         self._starts = [window.start for window in self.windows]
         lengths_E = None
         if groups.lengths is not None:
             lengths = groups.lengths
+            # Lengths must be in reading order, which costs the permutation of every window at this point.
             lengths_E = np.concatenate(
-                [np.concatenate([lengths[one] for one in mine])[window.order()] for mine, window in drawn]
+                [np.concatenate([lengths[one] for one in mine])[window.order()] for mine, window in shuffled]
             )
         self.cuts_S1 = batching.cuts(groups.num_rows, lengths_E)
 
@@ -325,7 +335,8 @@ class EpochPlan:
         return len(self.cuts_S1) - 1
 
     def batch(self, step: int, index: int) -> BatchPlan:
-        """
+        """Which rows of which windows make up a batch.
+
         Args:
             step: what the batch is called.
             index: which one of this epoch it is.
@@ -346,7 +357,7 @@ class EpochPlan:
         return self.windows[number] if number < len(self.windows) else None
 
 
-class Plan(Protocol):
+class RowPlan(Protocol):
     """What readers and loops need of a plan."""
 
     spec: ReadSpec
@@ -358,13 +369,14 @@ class Plan(Protocol):
         """The next one that the same reader reads; None where that is not known yet."""
 
 
-def readings(plan: Plan, batch: BatchPlan, num_readers: int) -> list[Reading]:
-    """Who reads the parts of a step: a window belongs to one reader, neighbors to different ones.
+def readings(plan: RowPlan, batch: BatchPlan, num_readers: int) -> list[AssignedPart]:
+    """Which reader reads which part of a step: a window has one reader, neighboring windows different ones.
 
-    Epochs of one window are neighbors, too: a growing folder may have many of them.
+    The epoch is added because a growing folder may have many epochs of one window, which would otherwise all
+    go to the first reader.
     """
     return [
-        Reading(
+        AssignedPart(
             (part.window.epoch + part.window.number) % num_readers,
             part,
             plan.window_after(part.window, num_readers),
@@ -384,7 +396,8 @@ class ReadSettings:
     first_window_rows: int = FIRST_WINDOW_ROWS
 
     def check(self, schema: pa.Schema, source: str) -> None:
-        """
+        """Check that settings fit the columns.
+
         Raises:
             InputError: a bound is missing or out of range.
         """
@@ -417,9 +430,10 @@ class ReadPlan:
         if not self.groups.num_rows:
             more = "; no row passes the filters" if spec.filters else ""
             raise InputError(f"{source.folder.url}: there are no rows to read{more}")
-        self._epoch_plan = lru_cache(maxsize=2)(self._draw)
+        # Two: readers look ahead into the next epoch while the last steps of this one are planned.
+        self._epoch_plan = lru_cache(maxsize=2)(self._epoch_of)
         self._first_steps = [0]
-        """Of the epochs that have been looked at, one after the other."""
+        """First steps of the epochs planned so far: with batches by length, epochs differ in their steps."""
 
     @classmethod
     def of(cls, dataset: Dataset, batch_size: int, seed: int = 0, window_rows: int = 65_536) -> ReadPlan:
@@ -476,7 +490,7 @@ class ReadPlan:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Names; a file's number is its place here."""
+        """Names; a file's number is its index here."""
         return tuple(file.name for file in self.source.files)
 
     def rows_of_files(self, epoch: int) -> dict[str, int]:
@@ -526,7 +540,7 @@ class ReadPlan:
     def window_after(self, window: Window, num_readers: int) -> Window | None:
         """The next one that the same reader reads."""
         following = self.epoch(window.epoch).window(window.number + num_readers)
-        # Of the next epoch, whose windows begin with the reader after that of this one's.
+        # Window w of epoch e has reader (e + w) % n, so in the next epoch its windows are one lower.
         return following or self.epoch(window.epoch + 1).window((window.number - 1) % num_readers)
 
     @cached_property
@@ -537,6 +551,7 @@ class ReadPlan:
         columns = zip(*((g.file, g.group, g.first_row, g.num_rows) for g in self.groups.groups), strict=True)
         for column_G in columns:
             digest.update(np.array(column_G, dtype=np.int64).tobytes())
+        # Only where they matter: plans without these settings keep the fingerprints that they had.
         if settings.first_window_rows < settings.window_rows:
             digest.update(repr(settings.first_window_rows).encode())
         if self.spec.filters:
@@ -546,7 +561,7 @@ class ReadPlan:
     def epoch(self, epoch: int) -> EpochPlan:
         return self._epoch_plan(epoch)
 
-    def _draw(self, epoch: int) -> EpochPlan:
+    def _epoch_of(self, epoch: int) -> EpochPlan:
         settings = self.settings
         return EpochPlan(
             self.groups,
@@ -561,7 +576,8 @@ class ReadPlan:
 def read_spec(
     source: ParquetSource, columns: Sequence[str] | None, filters: Sequence[Any], on_corrupt: OnCorrupt
 ) -> ReadSpec:
-    """
+    """What to read of the files of a source.
+
     Raises:
         InputError: there is no such column, or a filter does not apply.
     """

@@ -1,6 +1,6 @@
 """The training read: the rows of a part of a window, as a plan asks for them.
 
-    ReadPart ─► window: row groups decoded in threads ─► rows to their shuffled places ─► RowBatch
+    ReadPart ─► window: row groups decoded in threads ─► rows to their shuffled positions ─► RowBatch
 
 A reader knows where a data set is and what is wanted of its rows, and nothing of plans. It holds the window
 that it reads from and the next one, which is decoded meanwhile; never more, however slow its consumer is.
@@ -29,7 +29,7 @@ from rayrec.samples.dataset.manifest import EVALUATION_FILES, Split
 from rayrec.samples.reading.decoding import CorruptGroupError, DecodedGroup, GroupDecoder, ReadSpec, RowGroup
 from rayrec.samples.reading.preparation import PreparedGroups
 from rayrec.samples.reading.read_plan import BatchPlan, ReadPart, Window, corrupt_group
-from rayrec.samples.reading.scatter import keys_in_order, places_of, reordered
+from rayrec.samples.reading.scatter import keys_in_order, positions_of, reordered
 
 DECODE_THREADS = 2
 
@@ -68,21 +68,21 @@ class ShuffledWindow:
         self._read_R = read_R
         """Of the rows that are there, in reading order: their number in file order."""
         self.num_rows = len(read_R)
-        place_R = places_of(read_R)
+        position_R = positions_of(read_R)
         bounds = np.cumsum([len(group.row_G) for group in decoded])[:-1]
-        places = np.split(place_R, bounds) if decoded else []
+        positions = np.split(position_R, bounds) if decoded else []
         self._keys_R = keys_in_order(
-            [group.group.file for group in decoded], [group.row_G for group in decoded], places
+            [group.group.file for group in decoded], [group.row_G for group in decoded], positions
         )
         columns = [
-            reordered([group.columns[number] for group in decoded], field.type, places)
+            reordered([group.columns[number] for group in decoded], field.type, positions)
             if decoded
             else pa.array([], field.type)
             for number, field in enumerate(schema)
         ]
         self._rows = pa.RecordBatch.from_arrays(columns, schema=schema)
         for group in decoded:
-            group.columns.clear()  # they live on in their places only
+            group.columns.clear()  # their rows are in the window's columns now
 
     def slice(self, start: int, stop: int) -> RowBatch:
         """Planned rows `start` to `stop` in reading order; buffers are those of the window, no cursor."""
@@ -96,14 +96,14 @@ class ShuffledWindow:
         # Arrow's message format holds the rows of a slice only.
         compact = pa.ipc.read_record_batch(rows.serialize(), rows.schema)
         return RowBatch(
-            self._keys_R[low:high].copy(), compact, self._places(low, high), self._lost(start, stop)
+            self._keys_R[low:high].copy(), compact, self._read_intervals(low, high), self._lost(start, stop)
         )
 
     def _readable(self, start: int, stop: int) -> tuple[int, int]:
         before_R1 = self._readable_before_R1
         return (start, stop) if before_R1 is None else (int(before_R1[start]), int(before_R1[stop]))
 
-    def _places(self, low: int, high: int) -> Intervals:
+    def _read_intervals(self, low: int, high: int) -> Intervals:
         names, group_R, row_R = self._in_file_order
         chosen_B = np.sort(self._read_R[low:high])
         return Intervals.of_rows(names, group_R[chosen_B], row_R[chosen_B])
@@ -205,7 +205,8 @@ class SampleReader:
         self._held: OrderedDict[tuple[int, int], Future[ShuffledWindow]] = OrderedDict()
 
     def read(self, part: ReadPart, ahead: Window | None = None) -> RowBatch:
-        """
+        """Read the rows of a part.
+
         Args:
             ahead: the window that will be read from next; it is decoded from now on.
 

@@ -1,6 +1,6 @@
 """Rows of decoded row groups into the order in which they are read, column by column.
 
-Rows arrive in file order and go to their places: every row is touched once, reads are in sequence. Columns
+Rows arrive in file order and go to their positions: every row is touched once, reads are in sequence. Columns
 without nulls, of fixed width or lists (and strings) of such, are moved by compiled loops that run beside
 other threads; what else there is is left to Arrow's `take`.
 
@@ -26,41 +26,41 @@ _UNSIGNED: dict[int, type[np.generic]] = {8: np.uint8, 16: np.uint16, 32: np.uin
 _MOST_OFFSET = 2**31 - 1
 
 
-def places_of(order_R: Int32Array) -> Int32Array:
+def positions_of(order_R: Int32Array) -> Int32Array:
     """[R] the inverse of an order: where each row goes."""
-    place_R = np.empty(len(order_R), dtype=np.int32)
-    _invert(order_R, place_R)
-    return place_R
+    position_R = np.empty(len(order_R), dtype=np.int32)
+    _invert(order_R, position_R)
+    return position_R
 
 
-def reordered(column: list[pa.Array], kind: pa.DataType, places: list[Int32Array]) -> pa.Array:
-    """One array of all rows, each in its place.
+def reordered(column: list[pa.Array], kind: pa.DataType, positions: list[Int32Array]) -> pa.Array:
+    """One array of all rows, each at its position.
 
     Args:
         column: of each row group, its rows in file order.
         kind: plain type of the result.
-        places: of each row group, [G] where its rows go; all together they are 0 to R - 1.
+        positions: of each row group, [G] where its rows go; all together they are 0 to R - 1.
 
     Raises:
         InputError: the lists of the window have more elements than 32-bit offsets can count.
     """
     if _is_fixed(kind) and not any(part.null_count for part in column):
-        return _fixed(column, kind, places)
+        return _fixed(column, kind, positions)
     if _is_varying(kind) and not any(part.null_count or _inner_nulls(part) for part in column):
-        return _varying(column, kind, places)
-    order_R = np.empty(sum(map(len, places)), dtype=np.int64)
-    order_R[np.concatenate(places)] = np.arange(len(order_R))
+        return _varying(column, kind, positions)
+    order_R = np.empty(sum(map(len, positions)), dtype=np.int64)
+    order_R[np.concatenate(positions)] = np.arange(len(order_R))
     try:
         return pa.concat_arrays(column).take(pa.array(order_R))
     except pa.ArrowInvalid as error:
         raise InputError(f"a window of rows is too large ({error}); lower window_rows") from error
 
 
-def keys_in_order(file_of: list[int], row_of: list[Int64Array], places: list[Int32Array]) -> Int64Array:
-    """[R] identity of every row (see `row_keys`) in its place."""
-    keys_R = np.empty(sum(map(len, places)), dtype=np.uint64)
-    for file, row_G, place_G in zip(file_of, row_of, places, strict=True):
-        _put_keys(np.uint64(combine64(file)), row_G, place_G, keys_R)
+def keys_in_order(file_of: list[int], row_of: list[Int64Array], positions: list[Int32Array]) -> Int64Array:
+    """[R] identity of every row (see `row_keys`) at its position."""
+    keys_R = np.empty(sum(map(len, positions)), dtype=np.uint64)
+    for file, row_G, position_G in zip(file_of, row_of, positions, strict=True):
+        _put_keys(np.uint64(combine64(file)), row_G, position_G, keys_R)
     return keys_R.view(np.int64)
 
 
@@ -99,16 +99,16 @@ def _room(count: int, dtype: type[np.generic]) -> tuple[pa.Buffer, Array]:
     return buffer, np.frombuffer(buffer, dtype, count=count)
 
 
-def _fixed(column: list[pa.Array], kind: pa.DataType, places: list[Int32Array]) -> pa.Array:
-    num_rows = sum(map(len, places))
+def _fixed(column: list[pa.Array], kind: pa.DataType, positions: list[Int32Array]) -> pa.Array:
+    num_rows = sum(map(len, positions))
     buffer, out_R = _room(num_rows, _UNSIGNED[kind.bit_width])
-    for part, place_G in zip(column, places, strict=True):
-        _put_words(_words(part, kind), place_G, out_R)
+    for part, position_G in zip(column, positions, strict=True):
+        _put_words(_words(part, kind), position_G, out_R)
     return pa.Array.from_buffers(kind, num_rows, [None, buffer])
 
 
-def _varying(column: list[pa.Array], kind: pa.DataType, places: list[Int32Array]) -> pa.Array:
-    num_rows = sum(map(len, places))
+def _varying(column: list[pa.Array], kind: pa.DataType, positions: list[Int32Array]) -> pa.Array:
+    num_rows = sum(map(len, positions))
     offsets_buffer, offsets_R1 = _room(num_rows + 1, np.int32)
     width = _UNSIGNED[kind.value_type.bit_width] if pa.types.is_list(kind) else np.uint8
     parts = []
@@ -118,8 +118,8 @@ def _varying(column: list[pa.Array], kind: pa.DataType, places: list[Int32Array]
         starts_G1 = _view(part.buffers()[1], np.int32, part.offset, len(part) + 1 if len(part) else 0)
         last = int(starts_G1[-1]) if len(part) else 0
         parts.append((starts_G1, _view(data, width, 0 if inner is None else inner.offset, last)))
-    for (starts_G1, _), place_G in zip(parts, places, strict=True):
-        _put_lengths(starts_G1, place_G, offsets_R1)
+    for (starts_G1, _), position_G in zip(parts, positions, strict=True):
+        _put_lengths(starts_G1, position_G, offsets_R1)
     total = int(_add_up(offsets_R1))
     if total > _MOST_OFFSET:
         raise InputError(
@@ -127,8 +127,8 @@ def _varying(column: list[pa.Array], kind: pa.DataType, places: list[Int32Array]
             "lower window_rows, or write smaller row groups"
         )
     values_buffer, out_N = _room(total, width)
-    for (starts_G1, values), place_G in zip(parts, places, strict=True):
-        _put_lists(starts_G1, values, place_G, offsets_R1, out_N)
+    for (starts_G1, values), position_G in zip(parts, positions, strict=True):
+        _put_lists(starts_G1, values, position_G, offsets_R1, out_N)
     if pa.types.is_list(kind):
         elements = pa.Array.from_buffers(kind.value_type, total, [None, values_buffer])
         return pa.Array.from_buffers(kind, num_rows, [None, offsets_buffer], children=[elements])
@@ -139,21 +139,21 @@ def _varying(column: list[pa.Array], kind: pa.DataType, places: list[Int32Array]
 
 
 @njit(nogil=True, cache=True)
-def _invert(order_R: Int32Array, place_R: Int32Array) -> None:
+def _invert(order_R: Int32Array, position_R: Int32Array) -> None:
     for number in range(len(order_R)):
-        place_R[np.uintp(order_R[number])] = number
+        position_R[np.uintp(order_R[number])] = number
 
 
 @njit(nogil=True, cache=True)
-def _put_words(values_G: Array, place_G: Int32Array, out_R: Array) -> None:
-    for row in range(len(place_G)):
-        out_R[np.uintp(place_G[row])] = values_G[row]
+def _put_words(values_G: Array, position_G: Int32Array, out_R: Array) -> None:
+    for row in range(len(position_G)):
+        out_R[np.uintp(position_G[row])] = values_G[row]
 
 
 @njit(nogil=True, cache=True)
-def _put_lengths(starts_G1: Array, place_G: Int32Array, offsets_R1: Array) -> None:
-    for row in range(len(place_G)):
-        offsets_R1[np.uintp(place_G[row] + 1)] = starts_G1[row + 1] - starts_G1[row]
+def _put_lengths(starts_G1: Array, position_G: Int32Array, offsets_R1: Array) -> None:
+    for row in range(len(position_G)):
+        offsets_R1[np.uintp(position_G[row] + 1)] = starts_G1[row + 1] - starts_G1[row]
 
 
 @njit(nogil=True, cache=True)
@@ -168,18 +168,20 @@ def _add_up(offsets_R1: Array) -> np.int64:
 
 
 @njit(nogil=True, cache=True)
-def _put_lists(starts_G1: Array, values: Array, place_G: Int32Array, offsets_R1: Array, out_N: Array) -> None:
+def _put_lists(
+    starts_G1: Array, values: Array, position_G: Int32Array, offsets_R1: Array, out_N: Array
+) -> None:
     one = np.uintp(1)
-    for row in range(len(place_G)):
+    for row in range(len(position_G)):
         source, stop = np.uintp(starts_G1[row]), np.uintp(starts_G1[row + 1])
-        target = np.uintp(offsets_R1[np.uintp(place_G[row])])
+        target = np.uintp(offsets_R1[np.uintp(position_G[row])])
         while source < stop:
             out_N[target] = values[source]
             source, target = source + one, target + one
 
 
 @njit(nogil=True, cache=True)
-def _put_keys(of_file: np.uint64, row_G: Int64Array, place_G: Int32Array, keys_R: Array) -> None:
+def _put_keys(of_file: np.uint64, row_G: Int64Array, position_G: Int32Array, keys_R: Array) -> None:
     """mix64(of_file ^ row), compiled; see rayrec.platform.hashing."""
     for row in range(len(row_G)):
-        keys_R[np.uintp(place_G[row])] = extend64(of_file, np.uint64(row_G[row]))
+        keys_R[np.uintp(position_G[row])] = extend64(of_file, np.uint64(row_G[row]))

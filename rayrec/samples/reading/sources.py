@@ -57,7 +57,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class ParquetSource:
-    """Files that have one schema; a file's number is its place in `files`."""
+    """Files that have one schema; a file's number is its index in `files`."""
 
     folder: RemoteFolder
     files: tuple[SourceFile, ...]
@@ -97,7 +97,8 @@ class ParquetSource:
     def of_files(
         cls, folder: RemoteFolder, infos: dict[str, fs.FileInfo], on_corrupt: OnCorrupt = "stop"
     ) -> ParquetSource:
-        """
+        """A source of these files, whose footers are read.
+
         Raises:
             InputError: a footer cannot be read (and `on_corrupt` is `stop`), or the files differ in a column.
         """
@@ -156,7 +157,8 @@ def list_files(folder: RemoteFolder) -> dict[str, fs.FileInfo]:
 
 
 def file_infos(folder: RemoteFolder, names: Sequence[str]) -> list[fs.FileInfo]:
-    """
+    """Sizes and modification times of files.
+
     Raises:
         InputError: one of the files is missing.
     """
@@ -228,7 +230,8 @@ def plain_type(found: pa.DataType) -> pa.DataType:
 def check_same_columns(
     folder: RemoteFolder, name: str, found: pa.Schema, first_name: str, first: pa.Schema
 ) -> None:
-    """
+    """Check that a file has the columns of the first one.
+
     Raises:
         InputError: names the file, the column and both types. The order of columns may differ.
     """

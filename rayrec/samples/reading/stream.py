@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import RowBatch
-from rayrec.samples.reading.read_plan import BatchPlan, Plan, Window
+from rayrec.samples.reading.read_plan import BatchPlan, RowPlan, Window
 from rayrec.samples.reading.reader import ShuffledWindow, WindowDecoder
 
 RowProgram = Callable[[int, RowBatch], RowBatch]
@@ -54,7 +54,7 @@ class SampleStream:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RowPlan,
         first_step: int = 0,
         stop_step: int | None = None,
         program: RowProgram | None = None,
@@ -86,7 +86,8 @@ class SampleStream:
         self._next_step = first_step
 
     def __iter__(self) -> Iterator[StreamBatch]:
-        """
+        """Yield the batches, one per step.
+
         Raises:
             InputError: a file is missing, has changed or cannot be decoded; a column cannot be an array.
         """

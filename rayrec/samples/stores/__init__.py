@@ -12,7 +12,7 @@
 What a row gets is what its key had before the row's time, whatever was appended since with later times. An
 event that comes late, with a time of the past, is there from then on, for rows that are read again too.
 
-A run's folder keeps its settings for whoever may read it: a password belongs into the environment, as in
+A run's folder keeps its settings in plain text: put a password into the environment, as in
 `redis://trainer:${STORE_PASSWORD}@host:6379/0#clicks`.
 
 `store` says what a store keeps, `encoding` how, `lmdb_store` and `redis_store` where; `lookup` cuts histories
@@ -38,7 +38,7 @@ from rayrec.samples.stores.store import (
     EventStore,
     Histories,
     KeyValueEvents,
-    Window,
+    TimeWindow,
 )
 
 __all__ = [
@@ -50,7 +50,7 @@ __all__ = [
     "RetryConfig",
     "StoreManifest",
     "StoreUnavailableError",
-    "Window",
+    "TimeWindow",
     "open_store",
 ]
 

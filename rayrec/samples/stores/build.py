@@ -39,7 +39,7 @@ from rayrec.samples.stores import open_store
 from rayrec.samples.stores.errors import NoStoreError
 from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, TIMES, ColumnType, StoreManifest, TimeUnit
 from rayrec.samples.stores.retry import RetryConfig
-from rayrec.samples.stores.store import EventBatch, KeyValueEvents, SourceFile
+from rayrec.samples.stores.store import EventBatch, KeyValueEvents, StoredFile
 from rayrec.samples.stores.times import refuse_other_unit
 
 Progress = Callable[[str, int, int], None]
@@ -165,7 +165,7 @@ def build_store(
                 report.late += appended.late
                 progress("storing", report.added + report.duplicates, total)
             store.add_sources(
-                {digest: SourceFile(_name(file, source), num_events[digest]) for digest, file in new.items()}
+                {digest: StoredFile(_name(file, source), num_events[digest]) for digest, file in new.items()}
             )
         finally:
             store.close()
@@ -178,7 +178,7 @@ def _num_partitions(num_events: int, config: StoreBuildConfig) -> int:
 
 def _what_is_there(
     address: str, config: StoreBuildConfig
-) -> tuple[StoreManifest | None, dict[str, SourceFile]]:
+) -> tuple[StoreManifest | None, dict[str, StoredFile]]:
     try:
         store = open_store(address, config.retry)
     except NoStoreError:
@@ -193,7 +193,9 @@ def _agree_on_behaviors(store: KeyValueEvents, manifest: StoreManifest) -> None:
     """Give the store the codes that the events were read with."""
     store.add_behaviors(manifest.behaviors)
     if store.manifest.behaviors[: len(manifest.behaviors)] != manifest.behaviors:
-        raise InputError(f"{store.name}: somebody else added behaviors to it just now; run this again")
+        raise InputError(
+            f"{store.name}: another process added behaviors to it meanwhile; run this command again"
+        )
 
 
 @dataclass
@@ -429,7 +431,7 @@ def _check_same_kind(address: str, there: StoreManifest, wanted: StoreManifest) 
             raise InputError(f"{address}: its manifest has {name} {its!r}, this log {mine!r}; {remedy}")
 
 
-def _refuse_changed_files(new: Mapping[str, Path], accepted: Mapping[str, SourceFile], source: Path) -> None:
+def _refuse_changed_files(new: Mapping[str, Path], accepted: Mapping[str, StoredFile], source: Path) -> None:
     names = {file.name for file in accepted.values()}
     for file in new.values():
         if _name(file, source) in names:

@@ -10,7 +10,7 @@ The events of a key lie in values of these 64-bit words, little endian:
     columns     times, items, further ones: each an array of its type, padded to whole words
 
 The *head* of a key has its newest events and the directory; a *chunk* has older events, no directory,
-and never changes: whoever has read a head can still read the chunks it names, or finds them gone.
+and never changes: a reader of a head can still read the chunks that it names, or finds them deleted.
 
 Axes: V values, E events, R directory entries.
 """
@@ -167,7 +167,7 @@ class Values:
         columns: Mapping[str, Column],
         firsts_V: Int64Array,
         lengths_V: Int64Array,
-        places_V: Int64Array,
+        indices_V: Int64Array,
     ) -> None:
         """Copy lengths_V[v] events of value v, from firsts_V[v] on, to places_V[v] and following of the
         columns that are given."""
@@ -175,7 +175,7 @@ class Values:
         for name, kind in self.layout.types.items():
             if name in columns:
                 starts_V = words_V * (_WORD // kind.itemsize) + firsts_V
-                copy_ranges(self.words.view(kind), starts_V, lengths_V, columns[name], places_V)
+                copy_ranges(self.words.view(kind), starts_V, lengths_V, columns[name], indices_V)
             words_V = words_V + _padded(self.num_events_V, kind)
 
 
@@ -205,8 +205,8 @@ def encode(
     words[entries_R + 2] = directories.last_times_R
     words_V = begins_V + HEADER + ENTRY * num_chunks_V
     for name, kind in layout.types.items():
-        places_V = words_V * (_WORD // kind.itemsize)
-        copy_ranges(columns[name], starts_V, num_events_V, words.view(kind), places_V)
+        indices_V = words_V * (_WORD // kind.itemsize)
+        copy_ranges(columns[name], starts_V, num_events_V, words.view(kind), indices_V)
         words_V = words_V + _padded(num_events_V, kind)
     content = memoryview(words.tobytes())
     bounds = (begins_V1 * _WORD).tolist()
@@ -214,7 +214,7 @@ def encode(
 
 
 def copy_ranges(
-    source: Column, starts_R: Int64Array, lengths_R: Int64Array, target: Column, places_R: Int64Array
+    source: Column, starts_R: Int64Array, lengths_R: Int64Array, target: Column, indices_R: Int64Array
 ) -> None:
     """target[places_R[r] + i] = source[starts_R[r] + i] for i below lengths_R[r], of one type."""
     # Numbers of one width are the same to a copy, and a buffer may or may not be writable: few types
@@ -222,17 +222,17 @@ def copy_ranges(
     width = np.dtype(f"u{source.dtype.itemsize}")
     read = source.view(width)
     read.flags.writeable = False
-    _copy_ranges(read, starts_R, lengths_R, target.view(width), places_R)
+    _copy_ranges(read, starts_R, lengths_R, target.view(width), indices_R)
 
 
 @njit(nogil=True, cache=True)
 def _copy_ranges(
-    source: Column, starts_R: Int64Array, lengths_R: Int64Array, target: Column, places_R: Int64Array
+    source: Column, starts_R: Int64Array, lengths_R: Int64Array, target: Column, indices_R: Int64Array
 ) -> None:
     for r in range(len(starts_R)):
-        # Slices first: their places count from 0, so the loop has no negative ones to look out for.
+        # Slices first: their indices count from 0, so the loop has no negative ones to look out for.
         values = source[starts_R[r] : starts_R[r] + lengths_R[r]]
-        room = target[places_R[r] : places_R[r] + lengths_R[r]]
+        room = target[indices_R[r] : indices_R[r] + lengths_R[r]]
         for i in range(lengths_R[r]):
             room[i] = values[i]
 

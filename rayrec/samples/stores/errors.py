@@ -1,4 +1,4 @@
-"""What goes wrong between us and an event store."""
+"""Errors of event stores."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from rayrec.platform.errors import InputError, UnavailableError
 
 
 class StoreUnavailableError(UnavailableError):
-    """An event store did not answer; whoever needs its events has to stop, with nothing lost."""
+    """An event store did not answer; a run that needs its events stops, with nothing lost."""
 
 
 class NoStoreError(InputError):
-    """Nobody has built the store that was asked for."""
+    """There is no store at this address."""

@@ -1,7 +1,7 @@
 """The embedded store: a folder with an LMDB file, which processes of one machine share.
 
-Readers see one state and wait for nobody; one writer at a time. A process may map a file only once, so stores
-of one process on one path share the mapping.
+Readers see a consistent state and never wait; there is one writer at a time. A process may map a file
+only once, so stores of one process on one path share the mapping.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class _Mapping:
                         map_size=_MAP_BYTES,
                         max_readers=_MAX_READERS,
                         readonly=not writable,
-                        lock=writable,  # what nobody may write needs no lock, which would have to be written
+                        lock=writable,  # without a writer there is no lock file to write
                         readahead=False,
                     )
                     if writable:

@@ -19,7 +19,7 @@ from rayrec.platform.deduplication import deduplicate
 from rayrec.samples.base.jagged import offsets_from_lengths
 from rayrec.samples.stores.encoding import copy_ranges
 from rayrec.samples.stores.manifest import BEHAVIORS
-from rayrec.samples.stores.store import EventStore, Histories, Window
+from rayrec.samples.stores.store import EventStore, Histories, TimeWindow
 
 
 def histories_before(
@@ -49,10 +49,10 @@ def histories_before(
     np.minimum.at(earliest_K, key_B, times_B)
     np.maximum.at(latest_K, key_B, times_B)
     if behaviors is None:
-        events = store.get_many(keys_K, columns, Window(earliest_K, latest_K, last))
+        events = store.get_many(keys_K, columns, TimeWindow(earliest_K, latest_K, last))
     else:
         # Which of a chunk's events count is known when they are here: ask for all that are early enough.
-        window = Window(earliest_K, latest_K, np.iinfo(np.int64).max)
+        window = TimeWindow(earliest_K, latest_K, np.iinfo(np.int64).max)
         events = _only(store.get_many(keys_K, {*columns, BEHAVIORS}, window), behaviors)
     starts_B = np.empty(len(keys_B), dtype=np.int64)
     lengths_B = np.empty(len(keys_B), dtype=np.int64)
@@ -83,7 +83,7 @@ def _newest_before(
 ) -> None:
     for b in range(len(key_B)):
         start, stop = offsets_K1[key_B[b]], offsets_K1[key_B[b] + 1]
-        # From the left: the place of the first event that is not before.
+        # From the left: the index of the first event that is not before.
         stop = start + np.searchsorted(times_N[start:stop], times_B[b])
         starts_B[b] = max(start, stop - last)
         lengths_B[b] = stop - starts_B[b]

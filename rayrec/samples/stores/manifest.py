@@ -79,7 +79,8 @@ class StoreManifest(Config):
 
     @classmethod
     def from_bytes(cls, content: bytes, store: str) -> StoreManifest:
-        """
+        """The manifest that a store holds.
+
         Raises:
             InputError: of another format, or damaged.
         """

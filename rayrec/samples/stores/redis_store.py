@@ -37,7 +37,7 @@ class RedisStore(KeyValueEvents):
 
     Raises:
         InputError: the URL is none, the password is wrong, or there is no store.
-        StoreUnavailableError: nobody answers.
+        StoreUnavailableError: the server does not answer.
     """
 
     # A lost race against another writer passes as well.

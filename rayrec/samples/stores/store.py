@@ -1,15 +1,15 @@
-"""Event stores: a key's events in order of time, read for a whole batch of keys at once.
+"""Event stores: the events of a key in order of time, read for a whole batch of keys at once.
 
- append(events) ──► heads of their keys ──► chunks as new as they are ──► one order ──► new head, new chunks
+ append(events) ──► heads of their keys ──► chunks from their time on ──► one order ──► new head, new chunks
  get_many(keys) ──► heads ──► the chunks that a window needs ──► Histories
 
-A head holds the newest 256 to 511 events of its key, older ones lie in chunks of 256 (`chunk_events`), so an
-append of what is new rewrites a few kilobytes and a read of the newest 256 asks once. Events that come late
+A head holds the newest 256 to 511 events of its key, older ones are in chunks of 256 (`chunk_events`). So an
+append of new events rewrites a few kilobytes, and reading the newest 256 takes one request. Late events
 rewrite the chunks from their time on.
 
-What a store holds depends on the set of events alone, not on the order or the number of appends: events
-of one time are ordered by a hash of what they are, and one that is there already changes nothing. So a
-writer that does not know whether its append arrived appends again.
+The content of a store depends on the set of events alone, not on the order or number of appends: ties are
+ordered by a hash of the event, and an event that is there already changes nothing. So appends are idempotent:
+a writer that does not know whether its append succeeded repeats it.
 
 Axes: K keys, E events appended, N events read, V values, R chunks.
 """
@@ -60,7 +60,7 @@ class EventBatch:
 
 
 @dataclass(frozen=True)
-class Window:
+class TimeWindow:
     """Which events of each key are needed: the newest `last` before any time from earliest to latest."""
 
     earliest_K: Int64Array
@@ -93,7 +93,7 @@ class AppendReport:
 
 
 @dataclass(frozen=True)
-class SourceFile:
+class StoredFile:
     """A file whose events a store has."""
 
     name: str
@@ -101,7 +101,7 @@ class SourceFile:
 
 
 class _TornReadError(Exception):
-    """Chunks that a head names are gone: between two requests, a writer was faster."""
+    """Chunks that a head names are gone: a writer replaced them between our two requests."""
 
 
 class EventStore(Protocol):
@@ -116,7 +116,7 @@ class EventStore(Protocol):
     def manifest(self) -> StoreManifest: ...
 
     def get_many(
-        self, keys_K: Int64Array, columns: Collection[str] | None = None, window: Window | None = None
+        self, keys_K: Int64Array, columns: Collection[str] | None = None, window: TimeWindow | None = None
     ) -> Histories:
         """The events of some keys: all of them, or at least those that a window needs.
 
@@ -164,7 +164,7 @@ class KeyValueEvents(ABC):
         return self._manifest
 
     def get_many(
-        self, keys_K: Int64Array, columns: Collection[str] | None = None, window: Window | None = None
+        self, keys_K: Int64Array, columns: Collection[str] | None = None, window: TimeWindow | None = None
     ) -> Histories:
         """See `EventStore.get_many`."""
         kinds = self._manifest.types
@@ -183,7 +183,7 @@ class KeyValueEvents(ABC):
 
         def change(read: Read) -> Changes:
             changes, report = self._merged(read, events.keys_E, batch)
-            reports.append(report)  # of the last attempt, which is the one that counts
+            reports.append(report)  # one per attempt; only the last attempt was committed
             return changes
 
         if not len(events.keys_E):
@@ -203,16 +203,16 @@ class KeyValueEvents(ABC):
         self._change(change)
         self._manifest = self._read_manifest()
 
-    def sources(self) -> dict[str, SourceFile]:
+    def sources(self) -> dict[str, StoredFile]:
         """Files whose events are all here, by the sha256 of their content."""
 
-        def read_sources() -> Mapping[str, SourceFile]:
+        def read_sources() -> Mapping[str, StoredFile]:
             with self._snapshot() as read:
                 return _sources(read)
 
         return dict(self._attempt(read_sources))
 
-    def add_sources(self, files: Mapping[str, SourceFile]) -> None:
+    def add_sources(self, files: Mapping[str, StoredFile]) -> None:
         """Remember that all events of these files are here."""
 
         def change(read: Read) -> Changes:
@@ -285,7 +285,7 @@ class KeyValueEvents(ABC):
         return self._parse(values)
 
     def _get(
-        self, read: Read, keys_K: Int64Array, kinds: Mapping[str, np.dtype], window: Window | None
+        self, read: Read, keys_K: Int64Array, kinds: Mapping[str, np.dtype], window: TimeWindow | None
     ) -> Histories:
         found = read(head_names(keys_K))
         there_V = np.array([k for k, value in enumerate(found) if value is not None], dtype=np.int64)
@@ -330,7 +330,8 @@ class KeyValueEvents(ABC):
         heads = self._parse([value for value in found if value is not None])
         directory = heads.directory
         owner_R = np.repeat(there_V, heads.num_chunks_V)
-        # At one time too: what is new may belong before, or be there already.
+        # Chunks that end at the earliest new time are read, too: by their hash, new events of that time may
+        # belong before old ones, or be duplicates of them.
         reopened_R = directory.last_times_R >= earliest_K[owner_R]
         parts = [_part(heads, there_V)]
         reopened_names = chunk_names(keys_K[owner_R[reopened_R]], directory.numbers_R[reopened_R])
@@ -344,6 +345,7 @@ class KeyValueEvents(ABC):
         columns = {name: np.concatenate([stored.columns[name], batch[name]]) for name in manifest.types}
         key_M = np.concatenate([stored_key_N, key_E])
         order_M, repeated_M = _order(key_M, keys_K[key_M], columns)
+        # Stored events come first and lexsort is stable: of equal events, the stored one is kept.
         kept_M = order_M[~repeated_M]
         is_new_M = kept_M >= len(stored_key_N)
         late = int((is_new_M & (columns[TIMES][kept_M] < newest_K[key_M[kept_M]])).sum())
@@ -366,11 +368,11 @@ class KeyValueEvents(ABC):
 MANIFEST, SOURCES = b"manifest", b"sources"
 
 
-def _sources(read: Read) -> dict[str, SourceFile]:
+def _sources(read: Read) -> dict[str, StoredFile]:
     content = read([SOURCES])[0]
     if content is None:
         return {}
-    return {digest: SourceFile(**values) for digest, values in json.loads(bytes(content)).items()}
+    return {digest: StoredFile(**values) for digest, values in json.loads(bytes(content)).items()}
 
 
 def head_names(keys_K: Int64Array) -> list[bytes]:
@@ -396,7 +398,7 @@ _LAST_NUMBER = (1 << 32) - 1
 
 
 def _key_bytes(keys_K: Int64Array) -> list[bytes]:
-    # With the sign turned over, bytes in their order are numbers in theirs.
+    # With the sign bit flipped, the order of the bytes is that of the signed numbers.
     content = (keys_K.view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8").tobytes()
     return [content[start : start + 8] for start in range(0, len(content), 8)]
 
@@ -432,13 +434,14 @@ def _columns(events: EventBatch, manifest: StoreManifest, store: str) -> dict[st
 def _order(
     key_M: Int64Array, keys_M: Int64Array, columns: Mapping[str, Column]
 ) -> tuple[Int64Array, np.ndarray]:
-    """Events by key and time, those of one time by a hash of what they are; and which repeat the one before.
+    """The order of events by key and time, ties by a hash of the event; and which repeat the one before.
 
     Args:
-        key_M: place of each event's key among the keys.
+        key_M: index of each event's key among the keys.
     """
     bits = [column.view(f"i{column.dtype.itemsize}") for column in columns.values()]
     order_M = np.lexsort((combine64(keys_M, *bits), columns[TIMES], key_M))
+    # Equal hashes may belong to different events: only equal values in all columns are a repetition.
     repeated_M = np.zeros(len(order_M), dtype=np.bool_)
     repeated_M[1:] = True
     for column in (key_M, *bits):
@@ -448,16 +451,16 @@ def _order(
 
 
 class _Part(NamedTuple):
-    """Values, whose they are, and which of their events are needed."""
+    """Values, the keys that they belong to, and which of their events are needed."""
 
     values: Values
     owner_V: Int64Array
-    """Place of the key among the keys asked for."""
+    """Index of the key among the keys asked for."""
     firsts_V: Int64Array
     lengths_V: Int64Array
 
 
-def _part(values: Values, owner_V: Int64Array, window: Window | None = None) -> _Part:
+def _part(values: Values, owner_V: Int64Array, window: TimeWindow | None = None) -> _Part:
     if window is None:
         return _Part(values, owner_V, np.zeros_like(owner_V), values.num_events_V)
     firsts_V, lengths_V = np.empty_like(owner_V), np.empty_like(owner_V)
@@ -479,15 +482,15 @@ def _histories(parts: Sequence[_Part], num_keys: int, kinds: Mapping[str, np.dty
     owner_V = np.concatenate([part.owner_V for part in parts])
     lengths_V = np.concatenate([part.lengths_V for part in parts])
     order_V = np.argsort(owner_V, kind="stable")
-    places_V = np.empty(len(owner_V), dtype=np.int64)
-    places_V[order_V] = offsets_from_lengths(lengths_V[order_V])[:-1]
+    indices_V = np.empty(len(owner_V), dtype=np.int64)
+    indices_V[order_V] = offsets_from_lengths(lengths_V[order_V])[:-1]
     lengths_K = np.zeros(num_keys, dtype=np.int64)
     np.add.at(lengths_K, owner_V, lengths_V)
     columns = {name: np.empty(lengths_V.sum(), dtype=kind) for name, kind in kinds.items()}
     begin = 0
     for part in parts:
         stop = begin + len(part.owner_V)
-        part.values.copy_to(columns, part.firsts_V, part.lengths_V, places_V[begin:stop])
+        part.values.copy_to(columns, part.firsts_V, part.lengths_V, indices_V[begin:stop])
         begin = stop
     return Histories(offsets_from_lengths(lengths_K), columns)
 
@@ -553,8 +556,8 @@ def _choose_chunks(
 ) -> None:
     """Mark the chunks that a window needs besides the heads.
 
-    From the newest chunk back, until `last` events are known to lie before the earliest time. Of a chunk that
-    goes on at that time nobody knows yet how many do.
+    From the newest chunk back, until `last` events are known to be before the earliest time. The directory
+    does not tell how many events of a chunk that spans this time are before it, so such a chunk counts none.
     """
     for v in range(len(times_V)):
         start = times_V[v]

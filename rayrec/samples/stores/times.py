@@ -1,4 +1,4 @@
-"""Times in one unit or another, and numbers that are in another one than somebody says."""
+"""Units of times, and the check that numbers fit the unit that is configured."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rayrec.platform.metrics import RayFigures
+from rayrec.platform.metrics import RayMetrics
 from rayrec.serve.access.access import AccessStatus
 
 logger = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class RayMeter:
         self._batch_s = metrics.Histogram(
             "rayrec_batch_seconds", "Time to compute a batch", list(REQUEST_SECONDS), ("run",)
         )
-        self._gauges = RayFigures(self._tags)
+        self._gauges = RayMetrics(self._tags)
         self._watched: list[Figures] = []
 
     def request(self, route: str, status: int, seconds: float) -> None:

@@ -13,7 +13,7 @@ from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.history_rule import HistoryRule
 from rayrec.samples.impressions.ids import id_of, null_id
-from rayrec.samples.impressions.layouts.histories import histories_before, histories_now
+from rayrec.samples.impressions.layouts.histories import histories_now, past_events_before
 from rayrec.samples.impressions.prepare import prepare_impressions
 from rayrec.samples.impressions.query_rows import QueryRows
 from rayrec.samples.prepare.prepare import prepare
@@ -42,7 +42,7 @@ def test_histories_are_those_of_brute_force(seed):
     random = np.random.default_rng(seed)
     users_E, times_E = random.integers(0, 4, 60), random.integers(0, 9, 60)
     kept_E = random.random(60) < 0.6
-    histories = histories_before(users_E, times_E, pa.array([f"i{n}" for n in range(60)]), kept_E, most=3)
+    histories = past_events_before(users_E, times_E, pa.array([f"i{n}" for n in range(60)]), kept_E, most=3)
     for event in range(60):
         before = np.flatnonzero((users_E == users_E[event]) & (times_E < times_E[event]))
         kept = before[kept_E[before]]

@@ -92,7 +92,7 @@ def test_other_items_are_another_fingerprint(tmp_path):
         ({"item_id": ["a"]}, "column 'item_id' is string, expected integers"),
         ({"item_id": [1, None]}, "column 'item_id' has 1 nulls"),
         ({"item_id": [1, 1]}, "an item stands there twice"),
-        ({"item_id": pa.array([], pa.int64())}, "there is no item to draw"),
+        ({"item_id": pa.array([], pa.int64())}, "there is no item to sample"),
     ],
 )
 def test_tables_that_cannot_be_drawn_from_are_refused(tmp_path, table, message):
@@ -110,5 +110,5 @@ def test_other_mistakes_are_refused(tmp_path):
         draw(rows(1), num=1)
     with pytest.raises(InputError, match="counts: an item has the negative count -1"):
         draw(rows(1), counts=[1, -1], num=1)
-    with pytest.raises(InputError, match="counts: there is no item to draw"):
+    with pytest.raises(InputError, match="counts: there is no item to sample"):
         draw(rows(1), counts=[0], num=1)

@@ -9,31 +9,31 @@ from tests.feature_operations import computed
 INTS, TEXTS = pa.list_(pa.int64()), pa.list_(pa.string())
 
 
-def cut(columns, **settings):
-    return computed(columns, {"op": "cut", "inputs": list(columns), **settings}).to_pydict()
+def truncated(columns, **settings):
+    return computed(columns, {"op": "truncate", "inputs": list(columns), **settings}).to_pydict()
 
 
-def test_parallel_lists_are_cut_alike():
+def test_parallel_lists_are_truncated_alike():
     columns = {
         "items": pa.array([[1, 2, None], [4], [], None, [5, 6]], INTS),
         "kinds": pa.array([["a", "b", "c"], ["d"], [], ["e", "f", "g"], None], TEXTS),
     }
 
-    assert cut(columns, length=2) == {
+    assert truncated(columns, length=2) == {
         "items": [[2, None], [4], [], None, [5, 6]],
         "kinds": [["b", "c"], ["d"], [], ["f", "g"], None],
     }
-    oldest = cut(columns, length=1, keep="oldest", outputs=["i", "k"])
+    oldest = truncated(columns, length=1, keep="oldest", outputs=["i", "k"])
     assert oldest["i"] == [[1], [4], [], None, [5]]
     assert oldest["k"] == [["a"], ["d"], [], ["e"], None]
     assert oldest["items"] == columns["items"].to_pylist()
 
 
 @given(st.lists(st.one_of(st.none(), st.lists(st.integers(0, 9)))), st.integers(1, 5), st.integers(0, 3))
-def test_cut_is_a_slice_of_every_list(lists, length, skipped):
+def test_truncation_is_a_slice_of_every_list(lists, length, skipped):
     given_lists = pa.array(lists, INTS).slice(skipped)
 
-    assert cut({"x": given_lists}, length=length)["x"] == [
+    assert truncated({"x": given_lists}, length=length)["x"] == [
         None if values is None else values[-length:] for values in lists[skipped:]
     ]
 
@@ -42,18 +42,18 @@ def test_lists_that_are_not_parallel_are_refused():
     columns = {"items": pa.array([[1]], INTS), "kinds": pa.array([[]], TEXTS)}
 
     with pytest.raises(
-        InputError, match=r"data\.features\.0 \(cut\): columns 'items' and 'kinds' have 1 and 0"
+        InputError, match=r"data\.features\.0 \(truncate\): columns 'items' and 'kinds' have 1 and 0"
     ):
-        cut(columns, length=5)
+        truncated(columns, length=5)
     columns = {"a": pa.array([None], INTS), "b": pa.array([[1]], INTS), "c": pa.array([[1, 2]], INTS)}
     with pytest.raises(InputError, match="'a' and 'b' and 'c' have 1 and 2 values in one row"):
-        cut(columns, length=5)
+        truncated(columns, length=5)
     with pytest.raises(InputError, match="there are 3 inputs and 1 outputs"):
-        cut(columns, length=5, outputs=["a"])
+        truncated(columns, length=5, outputs=["a"])
     with pytest.raises(InputError, match="two outputs have one name"):
-        cut(columns, length=5, outputs=["a", "b", "a"])
+        truncated(columns, length=5, outputs=["a", "b", "a"])
     with pytest.raises(InputError, match="column 'x' is int64, expected lists"):
-        cut({"x": pa.array([1])}, length=5)
+        truncated({"x": pa.array([1])}, length=5)
 
 
 def concat(columns):

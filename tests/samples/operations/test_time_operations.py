@@ -82,6 +82,17 @@ def test_times_on_a_circle_meet_at_midnight_and_at_monday():
     assert np.allclose(found, expected, atol=1e-6)
 
 
+@given(st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=40))
+def test_circles_are_those_of_the_math_module_to_the_bit(times):
+    names = ("day_sin", "day_cos", "week_sin", "week_cos")
+    angles = [2 * math.pi * (t % 86_400) / 86_400 for t in times]
+    weekly = [2 * math.pi * ((t + 3 * 86_400) % 604_800) / 604_800 for t in times]
+    expected = [[f(x) for x in part] for part in (angles, weekly) for f in (math.sin, math.cos)]
+
+    found = features(times, "UTC", names=names)
+    assert np.array_equal(np.float32(found), np.float32(expected))
+
+
 def test_lists_of_times_keep_their_nulls():
     times = pa.list_(pa.int64())
 
@@ -110,48 +121,48 @@ def test_times_that_cannot_be_read_are_refused(dtype, unit, zone, message):
         features([], zone, dtype, unit)
 
 
-def age(columns, **settings):
-    operation = {"op": "age", "input": "t", "relative_to": "now", "output": "age", **settings}
-    return computed(columns, operation).column("age").to_pylist()
+def time_since(columns, **settings):
+    operation = {"op": "time_since", "input": "t", "relative_to": "now", "output": "since", **settings}
+    return computed(columns, operation).column("since").to_pylist()
 
 
-def test_ages_are_whole_units_before_another_time():
+def test_time_since_counts_whole_units():
     columns = {"t": pa.array([0, 50, None, 0]), "now": pa.array([119, 170, 5, None])}
 
-    assert age(columns, unit="s") == [119, 120, None, None]
-    assert age(columns, unit="s", counted_in="min") == [1, 2, None, None]
-    assert age({"t": pa.array([0]), "now": pa.array([86_399_999])}, unit="ms", counted_in="day") == [0]
+    assert time_since(columns, unit="s") == [119, 120, None, None]
+    assert time_since(columns, unit="s", counted_in="min") == [1, 2, None, None]
+    assert time_since({"t": pa.array([0]), "now": pa.array([86_399_999])}, unit="ms", counted_in="day") == [0]
 
 
 @pytest.mark.parametrize(("negatives", "expected"), [("keep", -1), ("zero", 0), ("null", None)])
 def test_times_after_the_other_one_are_as_declared(negatives, expected):
     columns = {"t": pa.array([5, 0]), "now": pa.array([4, 4])}
 
-    assert age(columns, unit="s", negatives=negatives) == [expected, 4]
+    assert time_since(columns, unit="s", negatives=negatives) == [expected, 4]
 
 
-def test_every_event_has_an_age():
+def test_every_event_of_a_list_is_compared():
     times = pa.array([[1, 2, None], None, [], [1]], pa.list_(pa.int64()))
 
     one_time = {"t": times, "now": pa.array([4, 4, 4, None])}
-    assert age(one_time, unit="s") == [[3, 2, None], None, [], None]
+    assert time_since(one_time, unit="s") == [[3, 2, None], None, [], None]
     parallel = {"t": times, "now": pa.array([[4, None, 4], [4], [], None], pa.list_(pa.int64()))}
-    assert age(parallel, unit="s") == [[3, None, None], None, [], None]
+    assert time_since(parallel, unit="s") == [[3, None, None], None, [], None]
 
 
-def test_the_longest_ages_keep_their_sign():
+def test_the_longest_differences_keep_their_sign():
     columns = {"t": pa.array(EXTREMES), "now": pa.array(EXTREMES[::-1])}
 
-    assert age(columns, unit="s", negatives="keep") == [2**63 - 1, -(2**63)]
+    assert time_since(columns, unit="s", negatives="keep") == [2**63 - 1, -(2**63)]
 
 
-def test_ages_need_one_unit():
+def test_time_since_needs_one_unit():
     columns = {"t": pa.array([0], pa.timestamp("s")), "now": pa.array([0], pa.timestamp("ms"))}
 
     with pytest.raises(InputError, match="count in different units"):
-        age(columns)
+        time_since(columns)
     with pytest.raises(InputError, match="'now' holds lists and 't' does not; swap them"):
-        age({"t": pa.array([1]), "now": pa.array([[1]])}, unit="s")
+        time_since({"t": pa.array([1]), "now": pa.array([[1]])}, unit="s")
 
 
 def test_a_time_column_can_be_replaced():

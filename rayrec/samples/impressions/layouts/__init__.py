@@ -43,8 +43,8 @@ def load_impressions(source: Path, config: ImpressionsConfig) -> ImpressionSourc
 
 
 def query_columns_of(manifest: ImpressionManifest) -> QueryColumns | None:
-    """How the columns of impressions are made again of what is known of somebody who asks for items; None
-    where their layout knows of no users and items, or an earlier version prepared them."""
+    """How to make the columns of impressions for a request; None where the layout has no users and items, or
+    an earlier version prepared the data set."""
     if manifest.history is None:
         return None
     if manifest.layout == "table":

@@ -49,7 +49,8 @@ _SUFFIXES = (".csv", "", ".csv.gz", ".gz")
 
 
 def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
-    """
+    """Open a source of this layout.
+
     Raises:
         InputError: a file or a column is missing.
     """
@@ -98,7 +99,8 @@ def _part(path: Path, split: SplitName | None) -> SourcePart:
 
 
 def _times(hours: pa.StringArray, file: DelimitedFile, first: int) -> pa.TimestampArray:
-    """
+    """Times of hours as Avazu writes them, YYMMDDHH.
+
     Raises:
         InputError: a value is no hour.
     """

@@ -23,7 +23,8 @@ _SUFFIXES = (".tsv", ".txt", ".tsv.gz", ".txt.gz")
 
 
 def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
-    """
+    """Open a source of this layout.
+
     Raises:
         InputError: a file is missing.
     """

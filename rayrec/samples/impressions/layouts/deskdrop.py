@@ -2,7 +2,7 @@
 
 A row is the first interaction of a person with an article: that is when it was seen. The labels say whether
 the person liked, bookmarked or followed it or wrote a comment, at that time or later, but within the period
-of the row's split: a like of the test period is no label of training, since nobody knew of it when training
+of the row's split: a like of the test period is no label of training, since it was unknown when training
 ended. So labels are a little rarer towards the end of each period. `history` has the articles opened strictly
 before, the number `num_opened` says how many these are.
 Source: https://www.kaggle.com/datasets/gspmoreira/articles-sharing-reading-from-cit-deskdrop
@@ -24,7 +24,7 @@ from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.importers import load_source
 from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.history_rule import HistoryRule
-from rayrec.samples.impressions.layouts.histories import Histories, histories_by_rule, is_first_of_item
+from rayrec.samples.impressions.layouts.histories import PastEvents, is_first_of_item, past_events_by_rule
 from rayrec.samples.impressions.layouts.logs import (
     by_event,
     checked_log,
@@ -46,7 +46,8 @@ _NEVER = len(SPLITS)
 
 
 def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
-    """
+    """Open a source of this layout.
+
     Raises:
         InputError: no events, or something of them is not as it should be.
     """
@@ -67,7 +68,7 @@ def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
     split = split_of_events(users, items, times_E, events_V, config)
     labels = _labels(pairs_E, kinds_E, events_V, split.codes_E)
     rule = HistoryRule(events="first", length=config.history_length)
-    histories = histories_by_rule(rule, user_codes_E, times_E, items)
+    histories = past_events_by_rule(rule, user_codes_E, times_E, items)
     of_pasts = columns_of_pasts(histories)
     ids = columns_of_times(pa.array(times_E).cast(pa.timestamp("us")))
     ids |= _chosen(log.table, _OF_EVENTS)
@@ -112,7 +113,7 @@ def query_columns(rule: HistoryRule) -> QueryColumns:
     )
 
 
-def columns_of_pasts(histories: Histories) -> Columns:
+def columns_of_pasts(histories: PastEvents) -> Columns:
     """[E] of the user's past."""
     return {"num_opened": pa.array(histories.num_kept_E)}
 

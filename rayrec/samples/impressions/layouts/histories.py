@@ -20,7 +20,7 @@ from rayrec.samples.impressions.history_rule import HistoryRule
 
 
 @dataclass(frozen=True)
-class Histories:
+class PastEvents:
     """The history of every event, as a range of a common array."""
 
     items: pa.Array
@@ -37,14 +37,15 @@ class Histories:
         return list_rows(self.items, self.starts_E[events_R], self.lengths_E[events_R])
 
 
-def histories_by_rule(
+def past_events_by_rule(
     rule: HistoryRule,
     users_E: Int64Array,
     times_E: Int64Array,
     items: pa.Array,
     liked_E: np.ndarray | None = None,
-) -> Histories:
-    """
+) -> PastEvents:
+    """The history of each event's user before the event, by the rule.
+
     Args:
         users_E: codes of users.
         items: [E] keys.
@@ -57,10 +58,10 @@ def histories_by_rule(
         kept_E = is_first_of_item(users_E, times_E, items)
     else:
         kept_E = np.ones(len(users_E), dtype=bool)
-    return histories_before(users_E, times_E, items, kept_E, rule.length)
+    return past_events_before(users_E, times_E, items, kept_E, rule.length)
 
 
-def histories_now(rule: HistoryRule, items: pa.Array, offsets_B1: Int64Array) -> Histories:
+def histories_now(rule: HistoryRule, items: pa.Array, offsets_B1: Int64Array) -> PastEvents:
     """[B] what those who ask now did before, of histories that are ordered by time.
 
     Args:
@@ -70,14 +71,14 @@ def histories_now(rule: HistoryRule, items: pa.Array, offsets_B1: Int64Array) ->
     num_asking = len(lengths_B)
     asking_B = np.arange(num_asking)
     users_E = np.concatenate([np.repeat(asking_B, lengths_B), asking_B])
-    places_N = np.arange(len(items)) - np.repeat(offsets_B1[:-1], lengths_B)
-    histories = histories_by_rule(
+    indices_N = np.arange(len(items)) - np.repeat(offsets_B1[:-1], lengths_B)
+    histories = past_events_by_rule(
         rule,
         users_E,
-        np.concatenate([places_N, lengths_B]),
+        np.concatenate([indices_N, lengths_B]),
         pa.concat_arrays([items, pa.nulls(num_asking, items.type)]),
     )
-    return Histories(
+    return PastEvents(
         items=histories.items,
         starts_E=histories.starts_E[len(items) :],
         lengths_E=histories.lengths_E[len(items) :],
@@ -96,10 +97,11 @@ def is_first_of_item(users_E: Int64Array, times_E: Int64Array, items: pa.Array) 
     return first_E
 
 
-def histories_before(
+def past_events_before(
     users_E: Int64Array, times_E: Int64Array, items: pa.Array, kept_E: np.ndarray, most: int
-) -> Histories:
-    """
+) -> PastEvents:
+    """The newest of the kept events of each event's user that are before it in time.
+
     Args:
         users_E: codes of users.
         items: [E] keys.
@@ -109,11 +111,11 @@ def histories_before(
     # Those of one user and time stand in the order of the source, which only they can tell apart.
     order_E = np.lexsort((times_E, users_E))
     users_S, times_S = users_E[order_E], times_E[order_E]
-    places_S = np.arange(len(order_E))
+    indices_S = np.arange(len(order_E))
     is_new_user_S = np.concatenate([[True], users_S[1:] != users_S[:-1]])[: len(order_E)]
     is_new_time_S = is_new_user_S | np.concatenate([[True], times_S[1:] != times_S[:-1]])[: len(order_E)]
-    user_starts_S = np.maximum.accumulate(np.where(is_new_user_S, places_S, 0))
-    time_starts_S = np.maximum.accumulate(np.where(is_new_time_S, places_S, 0))
+    user_starts_S = np.maximum.accumulate(np.where(is_new_user_S, indices_S, 0))
+    time_starts_S = np.maximum.accumulate(np.where(is_new_time_S, indices_S, 0))
     kept_before_S1 = np.concatenate([[0], np.cumsum(kept_E[order_E])]).astype(np.int64)
     firsts_S, stops_S = kept_before_S1[user_starts_S], kept_before_S1[time_starts_S]
     lengths_S = np.minimum(stops_S - firsts_S, most)
@@ -123,7 +125,7 @@ def histories_before(
         values_E[order_E] = values_S
         return values_E
 
-    return Histories(
+    return PastEvents(
         items=items.take(pa.array(order_E[kept_E[order_E]])),
         starts_E=in_order_of_events(stops_S - lengths_S),
         lengths_E=in_order_of_events(lengths_S),

@@ -45,7 +45,7 @@ class EventSplit:
     """Which events train, validate and are tested."""
 
     codes_E: Int64Array
-    """Places in `SPLITS`."""
+    """Indices in `SPLITS`."""
     boundaries: tuple[float, float] | None = None
     """UNIX seconds, where time divides."""
     held_out_of: str | None = None
@@ -55,7 +55,8 @@ class EventSplit:
 def split_of_events(
     users: pa.Array, items: pa.Array, times_E: Int64Array, events_R: Int64Array, config: ImpressionsConfig
 ) -> EventSplit:
-    """
+    """The split of each event of a log.
+
     Args:
         users, items: [E] keys.
         events_R: those that are impressions, of which fractions are.
@@ -137,9 +138,9 @@ def described(raw: RawTable | None, key: str, keys: pa.Array) -> tuple[pa.Table,
     table = raw.table.combine_chunks()
     index = pd.Index(table[key].cast(pa.string()).to_pandas())
     first = ~index.duplicated()
-    places = np.flatnonzero(first)
+    indices = np.flatnonzero(first)
     found = index[first].get_indexer(pd.Index(keys.to_pandas()))
-    rows = np.where(found < 0, 0, places[np.maximum(found, 0)]) if len(places) else np.zeros(len(keys), int)
+    rows = np.where(found < 0, 0, indices[np.maximum(found, 0)]) if len(indices) else np.zeros(len(keys), int)
     return table, pa.array(rows, pa.int64(), mask=found < 0)
 
 

@@ -24,7 +24,7 @@ from rayrec.samples.importers import load_source
 from rayrec.samples.importers.tables import RawTable
 from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.history_rule import HistoryRule
-from rayrec.samples.impressions.layouts.histories import Histories, histories_by_rule
+from rayrec.samples.impressions.layouts.histories import PastEvents, past_events_by_rule
 from rayrec.samples.impressions.layouts.logs import (
     by_event,
     checked_log,
@@ -44,7 +44,8 @@ _NO_GENRES = "(no genres listed)"
 
 
 def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
-    """
+    """Open a source of this layout.
+
     Raises:
         InputError: no ratings, or something of them is not as it should be.
     """
@@ -55,7 +56,7 @@ def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
     user_codes_E = pd.factorize(users.to_pandas(), sort=True)[0]
     item_codes_E = pd.factorize(items.to_pandas(), sort=True)[0]
     rule = HistoryRule(events=config.history_events, length=config.history_length)
-    histories = histories_by_rule(rule, user_codes_E, times_E, items, liked_E)
+    histories = past_events_by_rule(rule, user_codes_E, times_E, items, liked_E)
     of_pasts = columns_of_pasts(histories)
     if rule.events != "liked":
         del of_pasts["share_liked"]  # of all films kept, which is always 1
@@ -84,7 +85,7 @@ def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
 
 
 def query_columns(rule: HistoryRule) -> QueryColumns:
-    """What can be made of those who ask for films: all, but for what hangs on which films they liked."""
+    """Columns that can be made for a request: all but those that depend on which films a user liked."""
     not_told = (
         "is made of the films that a user liked, which histories of a recommender do not say; prepare the "
         "impressions with history_events (--history-events) all"
@@ -103,7 +104,7 @@ def query_columns(rule: HistoryRule) -> QueryColumns:
     )
 
 
-def columns_of_pasts(histories: Histories) -> Columns:
+def columns_of_pasts(histories: PastEvents) -> Columns:
     """[E] of the user's past; the rule of the histories is taken to keep the films liked."""
     num_rated_E, num_liked_E = histories.num_events_E, histories.num_kept_E
     return {

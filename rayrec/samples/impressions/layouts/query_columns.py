@@ -1,6 +1,6 @@
-"""How the columns of impressions are made again of what is known when somebody asks for items.
+"""How to make the columns of impressions from a request: user, items and time.
 
-A layout that knows it says so with the functions that its impressions were made by.
+A layout that can do so names the functions that made its impressions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from rayrec.samples.impressions.history_rule import HistoryRule
-from rayrec.samples.impressions.layouts.histories import Histories
+from rayrec.samples.impressions.layouts.histories import PastEvents
 
 Columns = dict[str, pa.Array]
 """Columns by name, keys in them as the source writes them."""
@@ -23,7 +23,7 @@ def _nothing(known: object) -> Columns:
 
 @dataclass(frozen=True)
 class QueryColumns:
-    """Columns that can be made, by what they are made of; what none of these makes, queries do not tell."""
+    """Columns that can be made for a request, by what they are made of; others are unknown there."""
 
     rule: HistoryRule
     user: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class QueryColumns:
     """Of the source's table of users, row by row."""
     of_items: Callable[[pa.Table], Columns] = _nothing
     """Of the source's table of items, row by row."""
-    of_pasts: Callable[[Histories], Columns] = _nothing
+    of_pasts: Callable[[PastEvents], Columns] = _nothing
     """Of what users did before, event by event, beside the history itself."""
     of_times: Callable[[pa.TimestampArray], Columns] = _nothing
     """Of the times of events."""

@@ -25,7 +25,8 @@ from rayrec.samples.impressions.source import BATCH_ROWS, ImpressionSource, Sour
 
 
 def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
-    """
+    """Open a source of this layout.
+
     Raises:
         InputError: there is no table, or one lacks a column.
     """

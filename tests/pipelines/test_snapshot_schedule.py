@@ -1,7 +1,7 @@
 """After which steps there is a cut."""
 
 from rayrec.pipelines.config.run import SnapshotConfig
-from rayrec.pipelines.runs.snapshot_schedule import ASK_EVERY_S, CutSchedule
+from rayrec.pipelines.runs.snapshot_schedule import ASK_EVERY_S, SnapshotSchedule
 
 
 class Surroundings:
@@ -9,12 +9,12 @@ class Surroundings:
         self.asked = self.writing = False
         self.now = 0.0
 
-    def schedule(self, **settings: object) -> CutSchedule:
+    def schedule(self, **settings: object) -> SnapshotSchedule:
         config = SnapshotConfig.parse(settings)
-        return CutSchedule(config, lambda: self.asked, lambda: self.writing, lambda: self.now)
+        return SnapshotSchedule(config, lambda: self.asked, lambda: self.writing, lambda: self.now)
 
 
-def cuts_of(schedule: CutSchedule, steps: range) -> list[int]:
+def cuts_of(schedule: SnapshotSchedule, steps: range) -> list[int]:
     """Each is begun at once."""
     cuts = []
     for step in steps:

@@ -1,4 +1,4 @@
-"""Drawn impressions, and what is known of them."""
+"""Sampled impressions, and how well they can be ranked."""
 
 import itertools
 
@@ -6,11 +6,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.synthetic_impressions import ClickLaw, auc, entropy, expected_auc, main, synthetic_impressions
 from rayrec.platform.errors import InputError
-from rayrec.samples.impressions.bayes import auc, entropy, expected_auc
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.ids import id_of
-from rayrec.samples.impressions.synthetic import ClickLaw, synthetic_impressions
 
 
 def test_auc_counts_ties_half():
@@ -37,7 +36,7 @@ def test_the_manifest_knows_how_well_the_rows_can_be_ranked(tmp_path):
     report = synthetic_impressions(tmp_path / "data", 20_000, num_columns=3, ids_per_column=50, seed=4)
     dataset = ImpressionDataset.open(tmp_path / "data")
     assert report.manifest.rows == {"train": 16_000, "valid": 2000, "test": 2000}
-    truth = ClickLaw(3, 50, 2, seed=4, zipf=1.1).draw("test", 0, 2000)
+    truth = ClickLaw(3, 50, 2, seed=4, zipf=1.1).sample("test", 0, 2000)
     test = dataset.split_table("test")
     assert test["click"].to_pylist() == truth.labels_R.tolist()
     assert test["C2"].to_pylist()[:20] == [id_of("C2", int(key)) for key in truth.ids_RC[:20, 1]]
@@ -47,7 +46,7 @@ def test_the_manifest_knows_how_well_the_rows_can_be_ranked(tmp_path):
     assert 0.7 < extra["bayes_auc_expected"] < 0.9
 
 
-def test_rows_hang_on_the_seed_and_ids_on_zipfs_law(tmp_path):
+def test_rows_depend_on_the_seed_and_ids_follow_zipfs_law(tmp_path):
     first = synthetic_impressions(tmp_path / "a", 5000, num_columns=2, ids_per_column=100, seed=1)
     again = synthetic_impressions(tmp_path / "b", 5000, num_columns=2, ids_per_column=100, seed=1)
     other = synthetic_impressions(tmp_path / "c", 5000, num_columns=2, ids_per_column=100, seed=2)
@@ -58,6 +57,12 @@ def test_rows_hang_on_the_seed_and_ids_on_zipfs_law(tmp_path):
     assert most["values"] == id_of("C1", 0)
     weights = 1 / np.arange(1, 101) ** 1.1
     assert most["counts"] / 4000 == pytest.approx(1 / weights.sum(), abs=0.03)
+
+
+def test_the_command_writes_a_data_set(tmp_path):
+    main([str(tmp_path / "data"), "--rows", "1000", "--columns", "2"])
+
+    assert 0.5 < ImpressionDataset.open(tmp_path / "data").manifest.extra["bayes_auc_expected"] < 1
 
 
 def test_sizes_that_make_no_data_set(tmp_path):

@@ -1,15 +1,21 @@
-"""Impressions whose true probabilities are known, so that it is known how well they can be ranked.
+"""Impressions whose true probabilities are known, so that the best possible AUC is known, too.
+
+    python -m benchmarks.synthetic_impressions OUT --rows 1000000 [--columns 8] [--ids-per-column 1000]
+
+The result is a data set as `rayrec impressions` writes them.
 
     P(click) = sigmoid(bias + effects of the ids + interactions of pairs of ids + weights of the numbers)
 
 A column's ids follow Zipf's law. Effects are hashes of (seed, column, id), so that nothing has to be kept:
 10 million rows of a million ids take no more memory than one chunk, and the test rows' probabilities.
 
-Axes: R rows of a chunk, C columns of ids, F columns of numbers, K factors of an id.
+Axes: R rows of a chunk, B impressions, C columns of ids, F columns of numbers, K factors of an id, S distinct
+scores.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +25,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.platform.arrays import Float64Array, Int64Array
+from rayrec.platform.console import print_rows
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
 from rayrec.platform.impression_schema import ImpressionSchema
-from rayrec.samples.impressions.bayes import auc, entropy, expected_auc
 from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.prepare import write_impressions
 from rayrec.samples.impressions.report import ImpressionsReport
@@ -38,7 +44,7 @@ _NUMBERS_STD = 0.5
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows that are drawn together, and the truth about them."""
+    """Rows that are sampled together, and their true probabilities."""
 
     numbers_RF: Float64Array
     ids_RC: Int64Array
@@ -48,7 +54,7 @@ class Chunk:
 
 
 class ClickLaw:
-    """Draws impressions and their clicks; the same ones for the same seed, split and number of a chunk."""
+    """Samples impressions and clicks; the same ones for the same seed, split and number of a chunk."""
 
     def __init__(
         self, num_columns: int, ids_per_column: int, num_numbers: int, seed: int, zipf: float
@@ -60,7 +66,7 @@ class ClickLaw:
         self._pairs = [(first, first + 1) for first in range(0, num_columns - 1, 2)]
         self._weights_F = np.random.default_rng(seed).normal(size=num_numbers)
 
-    def draw(self, split: SplitName, number: int, num_rows: int) -> Chunk:
+    def sample(self, split: SplitName, number: int, num_rows: int) -> Chunk:
         random = np.random.default_rng([self._seed, SPLITS.index(split), number])
         uniform_RC = random.random((num_rows, self._num_columns))
         ids_RC = np.searchsorted(self._cumulative, uniform_RC, side="right")
@@ -73,17 +79,17 @@ class ClickLaw:
     def _logits(self, ids_RC: Int64Array, numbers_RF: Float64Array) -> Float64Array:
         logits_R = np.full(len(ids_RC), _BIAS)
         for column in range(self._num_columns):
-            logits_R += self._drawn(column, ids_RC[:, column], 0) * (_EFFECTS_STD / self._num_columns**0.5)
+            logits_R += self._effect(column, ids_RC[:, column], 0) * (_EFFECTS_STD / self._num_columns**0.5)
         for first, second in self._pairs:
             scale = _INTERACTIONS_STD / (len(self._pairs) * _NUM_FACTORS) ** 0.5
             for factor in range(1, _NUM_FACTORS + 1):
-                factors_R = self._drawn(first, ids_RC[:, first], factor)
-                logits_R += scale * factors_R * self._drawn(second, ids_RC[:, second], factor)
+                factors_R = self._effect(first, ids_RC[:, first], factor)
+                logits_R += scale * factors_R * self._effect(second, ids_RC[:, second], factor)
         if self._num_numbers:
             logits_R += numbers_RF @ (self._weights_F * _NUMBERS_STD / self._num_numbers**0.5)
         return logits_R
 
-    def _drawn(self, column: int, ids_R: Int64Array, purpose: int) -> Float64Array:
+    def _effect(self, column: int, ids_R: Int64Array, purpose: int) -> Float64Array:
         """[R] a number of each id, the same whenever it occurs: uniform, with mean 0 and variance 1."""
         hashed_R = combine64(self._seed, column, purpose, ids_R) >> np.uint64(11)
         return (hashed_R / 2.0**53 - 0.5) * 12**0.5
@@ -99,11 +105,11 @@ def synthetic_impressions(
     num_numbers: int = 2,
     overwrite: bool = False,
 ) -> ImpressionsReport:
-    """Write a data set of drawn impressions; a tenth each validates and is tested.
+    """Write a data set of sampled impressions; a tenth each validates and is tested.
 
     Columns are click, N1, N2, ..., C1, C2, ... (each a space of its own). `extra` of the manifest says how
-    well the test rows can be ranked by who knows the truth: `bayes_auc` with the labels drawn,
-    `bayes_auc_expected` over all that could have been, and `bayes_log_loss`, expected too.
+    well the true probabilities rank the test rows: `bayes_auc` with the labels sampled, `bayes_auc_expected`
+    over all labels, and `bayes_log_loss`, expected, too.
 
     Raises:
         InputError: a size that makes no data set, or `out` is taken.
@@ -145,7 +151,7 @@ def synthetic_impressions(
 
 def _chunks(law: ClickLaw, split: SplitName, num_rows: int) -> Iterator[Chunk]:
     for number, start in enumerate(range(0, num_rows, BATCH_ROWS)):
-        yield law.draw(split, number, min(BATCH_ROWS, num_rows - start))
+        yield law.sample(split, number, min(BATCH_ROWS, num_rows - start))
 
 
 def _part(law: ClickLaw, split: SplitName, num_rows: int) -> SourcePart:
@@ -168,3 +174,81 @@ def _best_possible(law: ClickLaw, num_rows: int) -> dict[str, float]:
         "bayes_auc_expected": expected_auc(probabilities_B),
         "bayes_log_loss": entropy(probabilities_B),
     }
+
+
+def auc(scores_B: Float64Array, labels_B: NDArray[np.integer]) -> float:
+    """Probability that a positive impression stands above a negative one; ties count half.
+
+    Raises:
+        InputError: all labels are the same.
+    """
+    positives_B = np.asarray(labels_B, dtype=np.float64)
+    return _share_of_pairs(scores_B, positives_B, 1 - positives_B, np.zeros(len(positives_B)))
+
+
+def expected_auc(probabilities_B: Float64Array) -> float:
+    """AUC of the true probabilities over all possible labels: the expected number of pairs in order,
+    divided by the expected number of pairs.
+
+    Raises:
+        InputError: there are no two impressions that may differ.
+    """
+    negatives_B = 1 - probabilities_B
+    # An impression makes no pair with itself.
+    return _share_of_pairs(probabilities_B, probabilities_B, negatives_B, probabilities_B * negatives_B)
+
+
+def entropy(probabilities_B: Float64Array) -> float:
+    """Mean log loss (natural logarithm) of the true probabilities, expected over labels."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms_B = [np.where(p > 0, -p * np.log(p), 0.0) for p in (probabilities_B, 1 - probabilities_B)]
+    return float((terms_B[0] + terms_B[1]).mean())
+
+
+def _share_of_pairs(
+    scores_B: Float64Array, positives_B: Float64Array, negatives_B: Float64Array, own_pairs_B: Float64Array
+) -> float:
+    """Weights of the pairs in which the positive one stands above, of all pairs.
+
+    Args:
+        positives_B, negatives_B: how much of each impression is the one, and the other.
+        own_pairs_B: weight of the pair of each impression with itself, which is none.
+    """
+    _, score_B = np.unique(scores_B, return_inverse=True)
+    positives_S, negatives_S = np.bincount(score_B, positives_B), np.bincount(score_B, negatives_B)
+    below_S = np.cumsum(negatives_S) - negatives_S
+    own = own_pairs_B.sum()
+    above = (positives_S * (below_S + negatives_S / 2)).sum() - own / 2
+    pairs = positives_B.sum() * negatives_B.sum() - own
+    if pairs <= 0:
+        raise InputError("an AUC needs a positive and a negative impression; give more rows")
+    return float(above / pairs)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="benchmarks.synthetic_impressions")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--rows", type=int, required=True)
+    parser.add_argument("--columns", type=int, default=8)
+    parser.add_argument("--ids-per-column", type=int, default=1000)
+    parser.add_argument("--numbers", type=int, default=2)
+    parser.add_argument("--zipf", type=float, default=1.1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--overwrite", action="store_true")
+    given = parser.parse_args(arguments)
+    report = synthetic_impressions(
+        given.out,
+        given.rows,
+        given.columns,
+        given.ids_per_column,
+        given.seed,
+        given.zipf,
+        given.numbers,
+        given.overwrite,
+    )
+    print_rows("Impressions", report.rows())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The actors of a run on Ray: started together, ended together, and named when one of them dies."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rayrec.actors.heartbeats import (
+    HEARTBEATS_PER_TIMEOUT,
+    HeartbeatSettings,
+    monitor_name,
+    spawn_heartbeat_monitor,
+)
+from rayrec.actors.spawning import RayHost, Spawned
+from rayrec.embeddings.shard.shard import StepTimeoutError
+from rayrec.pipelines.cluster.deaths import death_behind
+from rayrec.pipelines.cluster.placement import actor_groups
+from rayrec.pipelines.cluster.reservation import reserved
+from rayrec.pipelines.cluster.watch import Watch
+from rayrec.pipelines.tasks.assembly import Assembly
+from rayrec.pipelines.training.stages import Stages, spawn_stages
+from rayrec.platform.ray_errors import StageHungError, root_cause
+
+logger = logging.getLogger(__name__)
+
+START_PATIENCE_S = 60.0
+"""Time to find room in, and to start in, after which is said what is missing."""
+
+
+@contextmanager
+def running_stages(
+    run: str, assembly: Assembly, folder: Path | None = None, hang_timeout_s: float | None = None
+) -> Iterator[Stages]:
+    """Start every actor of a run on the connected cluster; leaving the block ends them.
+
+    Args:
+        folder: of the run, where trainers keep what they measure.
+        hang_timeout_s: for this attempt; None: that of the config.
+
+    Raises: as `Placement.running`.
+    """
+    if hang_timeout_s is None:
+        hang_timeout_s = assembly.config.recovery.hang_timeout_s
+    with reserved(actor_groups(assembly.config), START_PATIENCE_S) as room:
+        room.log()
+        monitor = spawn_heartbeat_monitor(run)
+        heartbeats_to = HeartbeatSettings(monitor_name(run), hang_timeout_s / HEARTBEATS_PER_TIMEOUT)
+        host = RayHost(run, heartbeats_to, room.of)
+        try:
+            actors = spawn_stages(host, assembly, folder)
+            stateless = frozenset(actor.name for actor in host.spawned if not actor.has_state)
+            watch = Watch(monitor, stateless, hang_timeout_s, [*actors.servers, *actors.trainers])
+            _wait_until_up(host.spawned, START_PATIENCE_S, watch, max(START_PATIENCE_S, hang_timeout_s))
+            stages = Stages.of(assembly, actors, watch, host)
+            stages.connect_trainers(host)
+            yield stages
+        except StageHungError:
+            raise  # it has been killed since, which is no news
+        except Exception as error:
+            if isinstance(cause := root_cause(error), StepTimeoutError):
+                # A trainer whose part does not come; servers may find that before the driver does.
+                raise StageHungError(str(cause)) from error
+            death = death_behind(error, [actor.handle for actor in host.spawned])
+            if death is None:
+                raise
+            raise death from error
+        finally:
+            host.close()
+            ray.kill(monitor)
+
+
+def _wait_until_up(started: Sequence[Spawned], patience_s: float, watch: Watch, look_every_s: float) -> None:
+    """Return when every constructor has run; raises the first error of one, or that of one that hangs.
+
+    Their room is there, so it is a matter of time; what takes long is said, at growing intervals.
+    """
+    waiting: dict[Any, Spawned] = {actor.handle.stats.remote(): actor for actor in started}
+    began = said = looked = time.monotonic()
+    while waiting:
+        due = min(said + patience_s, looked + look_every_s)
+        ready, _ = ray.wait(list(waiting), num_returns=1, timeout=max(0.0, due - time.monotonic()))
+        ray.get(ready)
+        for ref in ready:
+            del waiting[ref]
+        now = time.monotonic()
+        if not ready and now >= looked + look_every_s:
+            watch.look_after_silent()
+            looked = now
+        if not ready and now >= said + patience_s:
+            logger.warning("%s", _still_starting(list(waiting.values()), now - began))
+            said, patience_s = now, 2 * patience_s
+
+
+def _still_starting(actors: Sequence[Spawned], waited_s: float) -> str:
+    names = ", ".join(actor.name for actor in actors)
+    return (
+        f"after {waited_s:.0f} s, {len(actors)} of the run's actors are still starting, on nodes that have "
+        f"room for them: {names}; see their logs in the Ray dashboard"
+    )

@@ -1,0 +1,130 @@
+"""Where a run trains: on a Ray cluster, or in this process.
+
+    train ─► placement.connected ─► for each attempt: placement.running ─► Stages
+
+Both start the same actors and give the same bits. On a cluster, room is reserved for all actors at once, they
+are ended together, and an actor that dies or hangs is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from rayrec.actors.in_process import InProcessCalls, InProcessHost
+from rayrec.actors.trainer import TRAINER_STAGE
+from rayrec.pipelines.tasks.assembly import Assembly
+from rayrec.pipelines.training.stages import Stages, spawn_stages
+from rayrec.platform.cluster import check_accelerators, ray_cluster, starts_cluster
+from rayrec.platform.devices import ray_claim
+from rayrec.platform.errors import InputError
+
+
+class Placement(Protocol):
+    """Where the actors of a run live."""
+
+    def trains_here(self, assembly: Assembly) -> bool:
+        """Whether the trainers will run on this machine."""
+
+    def check(self, assembly: Assembly) -> None:
+        """Refuse what cannot run there, before anything starts.
+
+        Raises:
+            InputError: names the setting.
+        """
+
+    def connected(self, assembly: Assembly) -> AbstractContextManager[None]:
+        """Inside the block, actors can be started.
+
+        Raises:
+            InputError: the cluster has too little of something.
+        """
+
+    def running(
+        self, run: str, assembly: Assembly, folder: Path | None, hang_timeout_s: float
+    ) -> AbstractContextManager[Stages]:
+        """Inside the block every actor of a run is there; leaving it ends them, whatever happened inside.
+
+        Args:
+            folder: of the run, where trainers keep what they measure.
+            hang_timeout_s: time without any answer after which an actor counts as hanging.
+
+        Raises:
+            ActorDeathError: an actor's process died; names the actor.
+            StageHungError: one with state hangs. Other errors pass as they are.
+        """
+
+
+class OnRay:
+    """Actors are processes of a Ray cluster, which is joined, or started on this machine."""
+
+    def trains_here(self, assembly: Assembly) -> bool:
+        return starts_cluster(assembly.config.cluster)
+
+    def check(self, assembly: Assembly) -> None:
+        """Nothing: what a cluster has shows when it has been joined."""
+
+    @contextmanager
+    def connected(self, assembly: Assembly) -> Iterator[None]:
+        config = assembly.config
+        with ray_cluster(config.cluster, config.cpus_needed):
+            # Only here: these modules need Ray.
+            from rayrec.pipelines.cluster.placement import actor_groups
+            from rayrec.pipelines.cluster.placement_check import check_possible
+            from rayrec.pipelines.cluster.reservation import cluster_nodes
+
+            check_accelerators(
+                ray_claim(config.device),
+                config.pipeline.num_trainers,
+                "trainers",
+                "set another device, lower pipeline.num_trainers, or join a larger cluster",
+            )
+            check_possible(actor_groups(config), cluster_nodes())
+            yield
+
+    def running(
+        self, run: str, assembly: Assembly, folder: Path | None, hang_timeout_s: float
+    ) -> AbstractContextManager[Stages]:
+        from rayrec.pipelines.training.on_ray import running_stages
+
+        return running_stages(run, assembly, folder, hang_timeout_s)
+
+
+class InProcess:
+    """Actors are objects of this process, whose methods are called directly. Needs no Ray.
+
+    Several trainers are threads that meet, as processes of a cluster would.
+    """
+
+    def trains_here(self, assembly: Assembly) -> bool:
+        return True
+
+    def check(self, assembly: Assembly) -> None:
+        if assembly.config.training.compute.is_sharded and assembly.config.pipeline.num_trainers > 1:
+            raise InputError(
+                "training.parallel: fsdp2 splits weights between processes, and in one process trainers are "
+                "threads; train on Ray, or set parallel: replicated"
+            )
+
+    @contextmanager
+    def connected(self, assembly: Assembly) -> Iterator[None]:
+        yield
+
+    @contextmanager
+    def running(
+        self, run: str, assembly: Assembly, folder: Path | None, hang_timeout_s: float
+    ) -> Iterator[Stages]:
+        num_trainers = assembly.config.pipeline.num_trainers
+        host = InProcessHost(run, {TRAINER_STAGE: num_trainers} if num_trainers > 1 else {})
+        try:
+            stages = Stages.of(assembly, spawn_stages(host, assembly, folder), InProcessCalls(), host)
+            stages.connect_trainers(host)
+            yield stages
+        finally:
+            host.close()
+
+
+on_ray = OnRay()
+in_process = InProcess()

@@ -1,0 +1,31 @@
+"""What an importer is: one layout of source files, and the settings to read it with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import ClassVar
+
+from rayrec.platform.config import Config
+from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.importers.tables import RawTables
+
+
+class Importer(Config, ABC):
+    """Reads sources of one layout; its fields are the layout's settings (`PrepareConfig.layout_settings`)."""
+
+    EXPECTS: ClassVar[str]
+    """The files that make a source of this layout, for messages: "RecBole's *.inter"."""
+
+    @classmethod
+    @abstractmethod
+    def recognizes(cls, source: Path) -> bool:
+        """Whether an existing file or folder looks like this layout, judged by the names of its files."""
+
+    @abstractmethod
+    def read(self, source: Path, config: PrepareConfig) -> RawTables:
+        """Read the tables of a source. Values are checked afterwards, by `rayrec prepare`.
+
+        Raises:
+            InputError: a file is missing or not as the layout says.
+        """

@@ -1,0 +1,135 @@
+"""Runs without a cluster: the same driver and loops, actors called directly, the same bits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rayrec.models.program.torch_program import TorchProgram
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import read_snapshot
+from rayrec.pipelines.training.placements import in_process
+from rayrec.pipelines.training.train import train
+from rayrec.platform.errors import InputError
+from rayrec.samples.dataset.dataset import Dataset
+from tests.runs import SPARSE_SASREC, _dataset, trained
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Dataset:
+    return _dataset(tmp_path_factory.mktemp("data"), integer_users=False, labeled=False)
+
+
+def settings(dataset: Dataset, num_trainers: int = 1, **pipeline: Any) -> RunConfig:
+    return RunConfig.parse(
+        {
+            "data": {"path": str(dataset.root)},
+            "model": SPARSE_SASREC,
+            "pipeline": {"trainer_threads": 1, "num_trainers": num_trainers, **pipeline},
+            "sparse": {"num_servers": 2},
+            "training": {"batch_size": 16, "epochs": 1},
+        }
+    )
+
+
+def state_of(run: Path) -> dict[str, np.ndarray]:
+    snapshot = read_snapshot(RunFolder.open(run).chosen_snapshot("last"))
+    return {**snapshot.weights, **snapshot.optimizer_state}
+
+
+def assert_same_bits(run: Path, other: Path) -> None:
+    ours, theirs = state_of(run), state_of(other)
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        np.testing.assert_array_equal(array, theirs[name], err_msg=name)
+
+
+@pytest.mark.parametrize("mode", ["sync", "exact_prefetch"])
+def test_a_run_in_process_has_the_bits_of_its_parts_called_one_by_one(dataset, tmp_path, mode):
+    config = settings(dataset, mode=mode)
+
+    train(config, tmp_path / "run", cluster=in_process)
+
+    assert_same_bits(tmp_path / "run", trained(config, tmp_path / "by-hand"))
+
+
+def test_trainers_that_are_threads_sum_their_gradients(dataset, tmp_path):
+    losses: dict[int, list[float]] = {1: [], 2: []}
+    for num_trainers, found in losses.items():
+        train(
+            settings(dataset, num_trainers),
+            tmp_path / str(num_trainers),
+            on_step=lambda done, total, loss, found=found: found.append(loss),
+            cluster=in_process,
+        )
+
+    np.testing.assert_allclose(losses[1], losses[2], rtol=1e-5)
+
+
+def test_a_trainer_that_fails_frees_the_others_and_its_error_is_the_runs(dataset, tmp_path, monkeypatch):
+    update, calls = TorchProgram.update, []
+
+    def fails_once(self: TorchProgram) -> None:
+        calls.append(self)
+        if len(calls) == 3:
+            raise RuntimeError("no more")
+        update(self)
+
+    monkeypatch.setattr(TorchProgram, "update", fails_once)
+
+    with pytest.raises(RuntimeError, match="no more"):
+        train(settings(dataset, num_trainers=2), tmp_path / "run", cluster=in_process)
+    assert RunFolder.open(tmp_path / "run").state["error"] == "RuntimeError: no more"
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bits(dataset, tmp_path):
+    config = settings(dataset)
+    every_step = config.model_copy(
+        update={"snapshots": config.snapshots.model_copy(update={"every_steps": 1})}
+    )
+    train(every_step, tmp_path / "whole", cluster=in_process)
+
+    def interrupt(done: int, total: int, loss: float) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(every_step, tmp_path / "run", on_step=interrupt, cluster=in_process)
+    train(every_step, tmp_path / "run", resume=True, cluster=in_process)
+
+    assert_same_bits(tmp_path / "run", tmp_path / "whole")
+
+
+def test_split_weights_need_processes(dataset, tmp_path):
+    config = settings(dataset, num_trainers=2)
+    split = config.training.model_copy(update={"parallel": "fsdp2"})
+
+    with pytest.raises(InputError, match="fsdp2 splits weights between processes"):
+        train(config.model_copy(update={"training": split}), tmp_path / "run", cluster=in_process)
+
+    assert not (tmp_path / "run").exists()
+
+
+def test_training_evaluating_and_recommending_need_no_ray(dataset, tmp_path):
+    """In a process in which Ray cannot be imported."""
+    config, run = tmp_path / "run.yaml", tmp_path / "run"
+    config.write_text(settings(dataset).to_yaml())
+    program = f"""
+import sys
+sys.modules["ray"] = None
+import rayrec
+rayrec.train(rayrec.RunConfig.load({str(config)!r}), {str(run)!r}, cluster=rayrec.in_process)
+print(rayrec.evaluate({str(run)!r}))
+recommender = rayrec.Recommender.load({str(run)!r})
+(answers,) = recommender.recommend([rayrec.Query(recommender.dataset.items.ids_I[:2])], k=3)
+assert len(answers) == 3
+"""
+
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, cwd=root)
