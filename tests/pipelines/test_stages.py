@@ -14,6 +14,7 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 from rayrec.actors.spawning import Spawned
+from rayrec.embeddings.transport.protocol import LookupCall
 from rayrec.pipelines.cluster import reservation
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
