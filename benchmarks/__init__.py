@@ -35,8 +35,6 @@ BENCHES: dict[str, Bench] = {
     "ctr": partial(_run, "ctr", "bench"),
     "decode": partial(_run, "decode", "bench"),
     "dense-optimizer": partial(_run, "dense_optimizer", "bench"),
-    "disk-stores": partial(_run, "disk_stores", "bench"),
-    "index": partial(_run, "index", "bench"),
     "off-policy": partial(_run, "off_policy", "bench"),
     "online": partial(_run, "online", "bench"),
     "pipeline": partial(_run, "pipeline", "bench"),

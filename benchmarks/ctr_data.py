@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.synthetic_impressions import synthetic_impressions
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.snapshot.snapshot import write_table
@@ -86,7 +86,7 @@ def ids_of_column(data: CtrData, column: str) -> np.ndarray:
 def all_rows(data: CtrData, table: TableConfig, folder: Path) -> list[str]:
     """Files of a snapshot in which every id has a row that was trained: so do peers' tables."""
     assert table.name == FEATURE_TABLE
-    shard = EmbeddingShard([table], shard=0, num_sources=1)
+    shard = EmbeddingShard([table], shard=0, num_trainers=1)
     step = 0
     for column in data.columns:
         ids = ids_of_column(data, column)

@@ -40,12 +40,12 @@ from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.pipelines.tasks.impressions import ImpressionTask, Scored, labeled_rows
 from rayrec.pipelines.training.train import train
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log, out
 from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import FEATURE_TABLE
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.impressions.batches import ImpressionBatch
 from rayrec.samples.impressions.features import ImpressionFeatures
 from rayrec.samples.reading.read_plan import ReadPlan

@@ -31,7 +31,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
@@ -43,6 +42,7 @@ from rayrec.models.registry.build import Catalog, build_model
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
+from rayrec.platform.arrays import Float64Array, Int64Array
 from rayrec.platform.console import log
 from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.features.features import SequenceFeatures
@@ -56,7 +56,6 @@ MIN_LENGTH, MAX_LENGTH, LENGTH_EXPONENT = 4, 50, 1.5
 TOLERANCE = 1e-4
 PEER = "transformers generate(), prefix_allowed_tokens_fn"
 
-Int64Array = NDArray[np.int64]
 Histories = list[Int64Array]
 
 
@@ -221,7 +220,7 @@ class Peer:
             output_scores=with_scores,
         )
 
-    def ranked(self, histories: Histories) -> tuple[Int64Array, NDArray[np.float64]]:
+    def ranked(self, histories: Histories) -> tuple[Int64Array, Float64Array]:
         """([B, W] items, [B, W] scores), best first."""
         found = self.decode(histories, with_scores=True)
         ids = found.sequences[:, -self._num_levels :].tolist()

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 from numba import njit, types
-from numpy.typing import NDArray
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.console import log
 from rayrec.platform.errors import InputError
 
@@ -32,8 +32,10 @@ class RandomReads:
     """A file of random bytes, and reads of its pages by as many threads as serve it best."""
 
     def __init__(self, folder: Path, num_bytes: int) -> None:
-        """Raises:
-        InputError: the folder's file system knows no direct I/O.
+        """Write the file and find the best number of threads.
+
+        Raises:
+            InputError: the folder's file system knows no direct I/O.
         """
         self._num_pages = num_bytes // PAGE
         self._random = np.random.default_rng(0)
@@ -96,7 +98,7 @@ def _written_file(folder: Path, num_bytes: int) -> int:
 
 
 @njit(nogil=True)
-def _read(descriptor: int, places_M: NDArray[np.int64], buffer: np.uint64) -> int:
+def _read(descriptor: int, places_M: Int64Array, buffer: np.uint64) -> int:
     """Read the pages at these places, one after the other; how many could not be read."""
     failed = 0
     for place in places_M:

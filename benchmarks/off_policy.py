@@ -22,6 +22,7 @@ import numpy as np
 from scipy.special import expit
 
 from benchmarks.harness import Bar, BenchOptions
+from rayrec.platform.arrays import Float64Array
 from rayrec.platform.console import log as out
 from rayrec.rl.off_policy.estimators import (
     Terms,
@@ -32,7 +33,7 @@ from rayrec.rl.off_policy.estimators import (
     inverse_propensity,
     self_normalized,
 )
-from rayrec.rl.off_policy.logs import BanditLog, FloatArray, read_open_bandit
+from rayrec.rl.off_policy.logs import BanditLog, read_open_bandit
 from rayrec.rl.off_policy.policies import logged_frequencies, uniform
 from rayrec.rl.off_policy.reward_model import cross_fitted
 from rayrec.rl.off_policy.synthetic import World
@@ -40,7 +41,7 @@ from rayrec.rl.off_policy.synthetic import World
 NUM_LOGS, NUM_ROWS, RESAMPLES = 200, 1000, 499
 NOMINAL, TARGET = 0.95, 0.96
 
-Estimator = Callable[[BanditLog, FloatArray, FloatArray], Terms]
+Estimator = Callable[[BanditLog, Float64Array, Float64Array], Terms]
 ESTIMATORS: dict[str, Estimator] = {
     "direct-method": lambda log, target_NA, model_NA: direct_method(target_NA, model_NA),
     "inverse-propensity": lambda log, target_NA, model_NA: inverse_propensity(log, target_NA),

@@ -41,12 +41,13 @@ from rayrec.actors.lookup_modes import LookupSettings, make_lookups
 from rayrec.actors.parameter_server import ServerSpec, spawn_parameter_servers
 from rayrec.actors.spawning import RayHost
 from rayrec.actors.transport import TransportChoice, connect
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.lookup.lookups import LookupMode, TrainerLink
 from rayrec.embeddings.lookup.threaded_lookups import ThreadedLookups
 from rayrec.embeddings.shard.contributions import UpdateTag
+from rayrec.embeddings.transport.protocol import ApplyCall
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.console import log
 
@@ -78,7 +79,7 @@ class BatchIds:
     ids_M: np.ndarray
 
     @property
-    def touched(self) -> np.ndarray:
+    def updated_ids(self) -> np.ndarray:
         return self.ids_M
 
 
@@ -208,7 +209,7 @@ def _create_rows(servers: Sequence[ActorHandle]) -> int:
         tag = UpdateTag(0, step, 0)
         ray.get(
             [
-                server.apply.remote(tag, {TABLE.name: (part, grads_MD[: len(part)])})
+                server.answer.remote(ApplyCall(tag, {TABLE.name: (part, grads_MD[: len(part)])}))
                 for server, part in zip(servers, parts, strict=True)
             ]
         )

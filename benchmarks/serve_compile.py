@@ -37,9 +37,10 @@ from rayrec.models.compiled_ranking.packages import PackageFolders
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
 from rayrec.models.registry.build import Catalog, build_model
 from rayrec.models.registry.sequence_program import SequenceProgram
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.console import log
 from rayrec.platform.schedule import RateSchedule
-from rayrec.samples.base.batches import FeatureBatch, Int64Array, SampleBatch
+from rayrec.samples.base.batches import FeatureBatch, SampleBatch
 from rayrec.samples.base.jagged import offsets_from_lengths
 from rayrec.samples.features.features import SequenceFeatures
 from rayrec.serve.engine.compilation import Compiler

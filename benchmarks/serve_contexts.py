@@ -28,9 +28,9 @@ from benchmarks.harness import Bar, BenchOptions, interleaved
 from benchmarks.untrained import LANGUAGE_MODEL, untrained_run
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log
-from rayrec.samples.base.batches import Int64Array
 
 K = 10
 LONG = 50

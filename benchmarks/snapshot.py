@@ -47,11 +47,12 @@ from rayrec.actors.lookup_modes import LookupSettings, make_lookups
 from rayrec.actors.parameter_server import ServerSpec, spawn_parameter_servers
 from rayrec.actors.spawning import RayHost
 from rayrec.actors.transport import connect
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.lookup.lookups import TrainerLink
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.snapshot.saved_files import SavedFile
+from rayrec.embeddings.transport.protocol import ApplyCall
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.console import log
 
@@ -179,7 +180,7 @@ class Snapshots:
         started = time.perf_counter()
         training.drain()
         cut = training.next_step - 1
-        ray.get(training.server.freeze.remote(cut))
+        ray.get(training.server.begin_snapshot.remote(cut))
         saving = training.server.save.remote(str(self._folder), cut, since)
         at_cut_s = time.perf_counter() - started
         while not ray.wait([saving], timeout=0)[0]:
@@ -286,7 +287,7 @@ def _create_rows(server: ActorHandle, num_rows: int) -> int:
     for step, first in enumerate(firsts):
         ids_M = ids_of_rows(np.arange(first, min(first + LOAD_ROWS, num_rows)))
         update = {TABLE.name: (ids_M, grads_MD[: len(ids_M)])}
-        ray.get(server.apply.remote(UpdateTag(0, step, 0), update))
+        ray.get(server.answer.remote(ApplyCall(UpdateTag(0, step, 0), update)))
     return len(firsts)
 
 

@@ -2,10 +2,12 @@
 
 One batch is 100,000 ids of a Zipf law over the rows of the table, about 37,000 of them distinct, and no
 batch comes twice: repeated ones would sit in the processor's cache. Ours starts from 64-bit ids that look
-random; they are grouped by id, found in the index, their rows are read and spread over the batch; then
-[100,000, 64] gradients are summed per id, checked, and applied by row-wise Adagrad. The peers do the
-same work on row numbers, which somebody else had to assign. Rows that are asked for often lie scattered
-over the table, at the same places for everybody. Bars, all of them ratios of ids per second:
+random and takes the path of training, with trainer and server in one process: `deduplicate`, as a feature
+batch is made; `SyncLookups.rows`, which asks the shard for the rows of the distinct ids; `rows_of_ids`, which
+gives every id of the batch its row; backward of [100,000, 64] gradients, which sums them per distinct id;
+`SyncLookups.update`, for which the shard checks them and applies row-wise Adagrad. The peers do the same
+work on row numbers, which somebody else had to assign, and without a server. Popular rows lie scattered
+over the table, at the same positions on both sides. Bars, all of them ratios of ids per second:
 
 * `sparse-fbgemm`: against `SplitTableBatchedEmbeddingBagsCodegen` of fbgemm, static, on the CPU, with
   EXACT_ROWWISE_ADAGRAD, at its best setting: one thread or two, no pooling or bags of one id (which
@@ -18,8 +20,8 @@ over the table, at the same places for everybody. Bars, all of them ratios of id
 * `sparse-40m`: our table of four times the rows against itself; needs 17 GB of free memory.
 
 Each peer runs in a process of its own, since the settings of its memory are read when a process starts;
-it is idle while the other side is measured. Ours runs in a process whose environment says nothing; the two
-arrays of a batch are written where they were before, in huge pages (`batch_memory`).
+it is idle while the other side is measured. Ours runs in a process whose environment sets nothing, as a
+trainer does.
 
 fbgemm is an optional peer, fbgemm-gpu-cpu==1.8.0; the extra `bench` of this package brings it.
 `RAYREC_BENCH_ROWS` makes the table smaller, for a look at the benchmark itself.
@@ -30,6 +32,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import math
+import mmap
 import os
 import statistics
 import time
@@ -41,20 +44,26 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numba import njit
-from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from benchmarks.peer_process import MEMORY, PeerProcess
 from rayrec.embeddings.base.compiled import LANES, copy_lanes, prefetch_words
-from rayrec.embeddings.base.config import RowwiseAdagradConfig, TableConfig
+from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.base.threads import in_parts
+from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
+from rayrec.embeddings.lookup.lookups import SyncLookups, TrainerLink
+from rayrec.embeddings.shard.contributions import UpdateTag
+from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.storage.records import Records
-from rayrec.embeddings.table.batch_rows import batch_memory, group_ids
 from rayrec.embeddings.table.row_operations import RowOperations
-from rayrec.embeddings.table.table import EmbeddingTable
+from rayrec.embeddings.transport.client import LocalTransport
+from rayrec.models.base.distinct_rows import rows_of_ids
+from rayrec.platform.arrays import Float32Array, Int64Array
 from rayrec.platform.console import log
+from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.hashing import mix64
+from rayrec.samples.base.batches import TableLookup
 
 DIM = 64
 BATCH = 100_000
@@ -67,9 +76,6 @@ TARGETS = {"fbgemm": 1.2, "torch": 3.5, "gather": 0.60, "large": 0.70}
 INSTALL_FBGEMM = "pip install '.[bench]', or fbgemm-gpu-cpu==1.8.0"
 
 LR, EPS = 0.05, 1e-8
-
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
 
 
 def bench(options: BenchOptions) -> list[Bar]:
@@ -158,32 +164,39 @@ class Windows:
 
 
 class OurTable:
-    """The dynamic table, as one process that trains uses it; what is large is written where it was before."""
+    """A trainer in mode `sync` and the one shard that it trains, in one process."""
 
     def __init__(self, num_rows: int, num_threads: int) -> None:
-        self._table = filled_table(num_rows, num_threads=num_threads)
-        self._num_threads = num_threads
-        self._step = 1
-        self._rows_ND, self._sums_MD = batch_memory(BATCH, DIM), batch_memory(BATCH, DIM)
+        torch.set_num_threads(num_threads)
+        self.shard = filled_shard(num_rows, num_threads=num_threads)
+        link = TrainerLink([_table(DIM)], ShardMap(1), LocalTransport([self.shard]))
+        self._lookups = SyncLookups(link)
 
     def inputs(self, rows_N: Int64Array) -> Int64Array:
         return ids_of_rows(rows_N)
 
     def step(self, inputs: Int64Array, grads_ND: Float32Array) -> None:
-        groups = group_ids(inputs, self._num_threads)
-        self._table.lookup_batch(groups, self._rows_ND)
-        self._table.apply_batch(groups, grads_ND, self._step, self._sums_MD[: len(groups.ids_M)])
-        self._step += 1
+        step = self.shard.committed_step + 1
+        ids_M, inverse_N = deduplicate(inputs)
+        lookups = {"item": TableLookup(ids_M, inverse_N, ids_M)}
+        rows_MD = torch.from_numpy(self._lookups.rows(step, lookups)["item"]).requires_grad_()
+        rows_of_ids(rows_MD, torch.from_numpy(inverse_N)).backward(torch.from_numpy(grads_ND))
+        assert rows_MD.grad is not None
+        self._lookups.update(step, lookups, {"item": rows_MD.grad.numpy()})
 
 
-def filled_table(num_rows: int, dim: int = DIM, num_threads: int = 1) -> EmbeddingTable:
-    """A table with rows 0 to num_rows - 1 of `ids_of_rows`, each touched once."""
-    config = TableConfig(name="item", dim=dim, optimizer=RowwiseAdagradConfig(lr=LR, eps=EPS))
-    table = EmbeddingTable(config, num_threads)
-    for first in range(0, num_rows, BATCH):
+def _table(dim: int) -> TableConfig:
+    return TableConfig(name="item", dim=dim, optimizer=RowwiseAdagradConfig(lr=LR, eps=EPS))
+
+
+def filled_shard(num_rows: int, dim: int = DIM, num_threads: int = 1) -> EmbeddingShard:
+    """A shard with rows 0 to num_rows - 1 of `ids_of_rows`, each updated once."""
+    shard = EmbeddingShard([_table(dim)], shard=0, num_trainers=1, num_threads=num_threads)
+    for step, first in enumerate(range(0, num_rows, BATCH)):
         ids_M = ids_of_rows(np.arange(first, min(first + BATCH, num_rows)))
-        table.apply(ids_M, np.zeros((len(ids_M), dim), dtype=np.float32), step=0)
-    return table
+        grads_MD = np.zeros((len(ids_M), dim), dtype=np.float32)
+        shard.apply(UpdateTag(0, step, rank=0), {"item": (ids_M, grads_MD)})
+    return shard
 
 
 class TorchTable:
@@ -289,9 +302,7 @@ def best_setting(candidates: Sequence[Setting], num_rows: int) -> Setting:
 
 
 def _training_bars(batches: Batches, options: BenchOptions) -> list[Bar]:
-    threads = _threads()
-    ours = Windows(OurTable(batches.num_rows, threads), batches, options.steps)
-    ours.rate(2)
+    ours = _ours(batches, options)
     fbgemm, torch_target = TARGETS["fbgemm"], TARGETS["torch"]
     if importlib.util.find_spec("fbgemm_gpu") is None:
         missing = f"not installed: {INSTALL_FBGEMM}"
@@ -310,6 +321,19 @@ def _training_bars(batches: Batches, options: BenchOptions) -> list[Bar]:
         ]
     everything = settings("torch", list(MEMORY))
     return [*bars, _peer_bar("sparse-torch", ours, everything, batches, options, torch_target)]
+
+
+def _ours(batches: Batches, options: BenchOptions) -> Windows:
+    """Our side, at its best number of threads, likewise."""
+    rates = {}
+    for num_threads in range(1, _threads() + 1):
+        windows = Windows(OurTable(batches.num_rows, num_threads), batches, num_steps=5)
+        windows.rate(2)
+        rates[num_threads] = statistics.median(windows.rate() for _ in range(5))
+        log.print(f"sparse: ours, {_threads_name(num_threads)}: {rates[num_threads] / 1e6:.2f} M ids/s")
+        del windows  # before the next one takes as much memory
+    best = max(rates, key=lambda num_threads: rates[num_threads])
+    return Windows(OurTable(batches.num_rows, best), batches, options.steps)
 
 
 def _peer_bar(
@@ -392,6 +416,14 @@ class BareReader:
             len(rows_N),
             lambda first, last: _gather_bare(base, rows_N[first:last], self._out_ND[first:last]),
         )
+
+
+def batch_memory(num_rows: int, dim: int) -> Float32Array:
+    """[num_rows, dim] of whole cache lines, in huge pages."""
+    memory = mmap.mmap(-1, max(1, num_rows * dim * 4), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype=np.float32, count=num_rows * dim).reshape(num_rows, dim)
 
 
 @njit(nogil=True, cache=True)

@@ -34,8 +34,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.console import log
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.base.jagged import concatenated_ranges, list_rows, offsets_from_lengths
 from rayrec.samples.stores import EventBatch, StoreManifest, open_store
 from rayrec.samples.stores.build import StoreBuildConfig, build_store

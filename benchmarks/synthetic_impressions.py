@@ -24,17 +24,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rayrec.platform.arrays import Float64Array, Int64Array
 from rayrec.platform.console import print_rows
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
 from rayrec.platform.impression_schema import ImpressionSchema
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.prepare import write_impressions
 from rayrec.samples.impressions.report import ImpressionsReport
 from rayrec.samples.impressions.source import BATCH_ROWS, SPLITS, ImpressionSource, SourcePart, SplitName
-
-FloatArray = NDArray[np.float64]
 
 _NUM_FACTORS = 4
 _BIAS = -1.5
@@ -48,10 +46,10 @@ _NUMBERS_STD = 0.5
 class Chunk:
     """Rows that are sampled together, and their true probabilities."""
 
-    numbers_RF: NDArray[np.float64]
+    numbers_RF: Float64Array
     ids_RC: Int64Array
     """From 0, the most frequent one, in each column."""
-    probabilities_R: NDArray[np.float64]
+    probabilities_R: Float64Array
     labels_R: NDArray[np.int8]
 
 
@@ -78,7 +76,7 @@ class ClickLaw:
         labels_R = (random.random(num_rows) < probabilities_R).astype(np.int8)
         return Chunk(numbers_RF, ids_RC, probabilities_R, labels_R)
 
-    def _logits(self, ids_RC: Int64Array, numbers_RF: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _logits(self, ids_RC: Int64Array, numbers_RF: Float64Array) -> Float64Array:
         logits_R = np.full(len(ids_RC), _BIAS)
         for column in range(self._num_columns):
             logits_R += self._effect(column, ids_RC[:, column], 0) * (_EFFECTS_STD / self._num_columns**0.5)
@@ -91,7 +89,7 @@ class ClickLaw:
             logits_R += numbers_RF @ (self._weights_F * _NUMBERS_STD / self._num_numbers**0.5)
         return logits_R
 
-    def _effect(self, column: int, ids_R: Int64Array, purpose: int) -> NDArray[np.float64]:
+    def _effect(self, column: int, ids_R: Int64Array, purpose: int) -> Float64Array:
         """[R] a number of each id, the same whenever it occurs: uniform, with mean 0 and variance 1."""
         hashed_R = combine64(self._seed, column, purpose, ids_R) >> np.uint64(11)
         return (hashed_R / 2.0**53 - 0.5) * 12**0.5
@@ -178,7 +176,7 @@ def _best_possible(law: ClickLaw, num_rows: int) -> dict[str, float]:
     }
 
 
-def auc(scores_B: FloatArray, labels_B: NDArray[np.integer]) -> float:
+def auc(scores_B: Float64Array, labels_B: NDArray[np.integer]) -> float:
     """Probability that a positive impression stands above a negative one; ties count half.
 
     Raises:
@@ -188,7 +186,7 @@ def auc(scores_B: FloatArray, labels_B: NDArray[np.integer]) -> float:
     return _share_of_pairs(scores_B, positives_B, 1 - positives_B, np.zeros(len(positives_B)))
 
 
-def expected_auc(probabilities_B: FloatArray) -> float:
+def expected_auc(probabilities_B: Float64Array) -> float:
     """AUC of the true probabilities over all possible labels: the expected number of pairs in order,
     divided by the expected number of pairs.
 
@@ -200,7 +198,7 @@ def expected_auc(probabilities_B: FloatArray) -> float:
     return _share_of_pairs(probabilities_B, probabilities_B, negatives_B, probabilities_B * negatives_B)
 
 
-def entropy(probabilities_B: FloatArray) -> float:
+def entropy(probabilities_B: Float64Array) -> float:
     """Mean log loss (natural logarithm) of the true probabilities, expected over labels."""
     with np.errstate(divide="ignore", invalid="ignore"):
         terms_B = [np.where(p > 0, -p * np.log(p), 0.0) for p in (probabilities_B, 1 - probabilities_B)]
@@ -208,7 +206,7 @@ def entropy(probabilities_B: FloatArray) -> float:
 
 
 def _share_of_pairs(
-    scores_B: FloatArray, positives_B: FloatArray, negatives_B: FloatArray, own_pairs_B: FloatArray
+    scores_B: Float64Array, positives_B: Float64Array, negatives_B: Float64Array, own_pairs_B: Float64Array
 ) -> float:
     """Weights of the pairs in which the positive one stands above, of all pairs.
 

@@ -33,14 +33,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.disk import RandomReads, scratch_folder
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from benchmarks.sparse import Batches, ids_of_rows
-from rayrec.embeddings.base.config import DiskConfig, RowwiseAdagradConfig, TableConfig
+from rayrec.embeddings.config import DiskConfig, RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.console import log
 
 DIM = 64
@@ -51,8 +51,6 @@ BATCH = 100_000
 STEPS = 8
 """Of one measurement."""
 TARGET, TARGET_OF_MEMORY = 0.5, 0.02
-
-Int64Array = NDArray[np.int64]
 
 
 def bench(options: BenchOptions) -> list[Bar]:
@@ -175,7 +173,8 @@ class Training:
     def __init__(
         self, batches: Batches, disk: DiskConfig | None, num_rows: int, resident_beside: int = 0
     ) -> None:
-        """
+        """Start the process and make its table.
+
         Args:
             num_rows: how many rows are made at once, before any window.
             resident_beside: bytes of this process that are not the table's.
@@ -198,7 +197,7 @@ class Training:
         before = self._num_from_disk
         started = time.perf_counter()
         for ids_M, next_ids_M in itertools.pairwise(ids):
-            self._shard.announce({"item": next_ids_M})
+            self._shard.prefetch({"item": next_ids_M})
             self._shard.lookup({"item": ids_M})
             self._apply(ids_M)
         seconds = time.perf_counter() - started

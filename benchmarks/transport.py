@@ -1,45 +1,34 @@
-"""How rows and gradients should travel between a trainer and servers of its node: measured, not assumed.
+"""How rows and gradients travel between a trainer and servers of its node: shared memory against Ray calls.
 
 Two parameter server actors in processes of their own hold half of a million rows of 64 numbers each. A
 pull asks both for 10,000 rows, waits, and copies them into memory of its own, where a trainer wants them;
-an update sends both 10,000 gradients and waits until they are committed. Three ways, to the same servers:
+an update sends both 10,000 gradients and waits until they are committed. Two ways, to the same servers:
 
 * shared memory: `rayrec.embeddings.transport.shared_memory`, what a run takes on one node;
-* Ray calls: `rayrec.actors.transport.RayTransport`, what it takes between nodes;
-* a Ray compiled graph over the same two actors, whose channels keep their buffers.
+* Ray calls: `rayrec.actors.transport.RayTransport`, what it takes between nodes.
 
-The bars are named by what is measured and, unless it is Ray calls, against what; `transport-graph-itself`
-is the compiled graph against Ray calls.
-
-How it is measured. Ids are drawn anew for every call, before the clock runs, so no row is in a cache
-because it was asked for before. A rate is one over the median of 30 calls. The servers' own work (finding,
-reading and changing rows) is in every figure but those of `calls`, which ask each server for one row.
-The compiled graph is made for the measurements of one bar and torn down after them, since it occupies its
-actors. It could not carry a run: only the process that compiled it may call it, an actor takes
-part in one graph at a time, and calls are answered in turn, so that a lookup that waits for a step would
-hold up the update that it waits for.
+How it is measured. Ids are drawn for every call before the clock runs, so no row is in a cache because it
+was asked for before. A rate is one over the median of 30 calls. The servers' own work (finding, reading and
+changing rows) is in every figure but those of `calls`, which ask each server for one row.
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import ray
 from ray.actor import ActorHandle
-from ray.dag import InputNode, MultiOutputNode
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from rayrec.actors.parameter_server import ServerSpec, spawn_parameter_servers
 from rayrec.actors.spawning import RayHost
 from rayrec.actors.transport import RayTransport, connect
-from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
-from rayrec.embeddings.transport.client import ShardTransport
+from rayrec.embeddings.transport.protocol import ApplyCall, ShardTransport
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.console import log
 
@@ -47,6 +36,7 @@ NUM_SERVERS, ROWS_PER_SERVER, DIM = 2, 500_000, 64
 NUM_IDS = 10_000
 """Of one call to one server: 20,000 of a step."""
 CALLS_PER_RATE = 30
+TARGET = 3.0
 
 TABLE = TableConfig(name="item", dim=DIM, seed=1)
 
@@ -54,21 +44,11 @@ TABLE = TableConfig(name="item", dim=DIM, seed=1)
 def bench(options: BenchOptions) -> list[Bar]:
     with _servers() as servers:
         steps = Steps(servers)
-        ways: dict[str, Way] = {
-            "shared memory": TransportWay(connect(servers, "shared_memory"), steps),
-            "Ray calls": TransportWay(RayTransport(servers), steps),
-            "compiled graph": CompiledGraphWay(servers, steps),
-        }
+        ours, peer = Way(connect(servers, "shared_memory"), steps), Way(RayTransport(servers), steps)
         return [
-            _bar(name, ways, options, *of_what)
-            for name, *of_what in (
-                ("transport-pull", "pull", "shared memory", "Ray calls", 3.0),
-                ("transport-update", "update", "shared memory", "Ray calls", 3.0),
-                ("transport-calls", "calls", "shared memory", "Ray calls", 3.0),
-                ("transport-pull-graph", "pull", "shared memory", "compiled graph", 1.0),
-                ("transport-update-graph", "update", "shared memory", "compiled graph", 1.0),
-                ("transport-graph-itself", "pull", "compiled graph", "Ray calls", 1.0),
-            )
+            _bar("transport-pull", ours.pull, peer.pull, options),
+            _bar("transport-update", ours.update, peer.update, options),
+            _bar("transport-calls", ours.calls, peer.calls, options),
         ]
 
 
@@ -82,7 +62,9 @@ class Steps:
         grads_MD = self._random.normal(size=(len(chunks[0]), DIM)).astype(np.float32)
         for ids_M in chunks:
             tag = self.tag()
-            ray.get([server.apply.remote(tag, {TABLE.name: (ids_M, grads_MD)}) for server in servers])
+            ray.get(
+                [server.answer.remote(ApplyCall(tag, {TABLE.name: (ids_M, grads_MD)})) for server in servers]
+            )
 
     def ids(self, num_ids: int) -> list[np.ndarray]:
         """[M] distinct ids for each server."""
@@ -92,21 +74,18 @@ class Steps:
         return self._random.normal(size=(NUM_IDS, DIM)).astype(np.float32)
 
     def tag(self) -> UpdateTag:
-        tag = UpdateTag(0, self._next, source=0)
+        tag = UpdateTag(0, self._next, rank=0)
         self._next += 1
         return tag
 
 
-class Way(ABC):
-    """One way to the servers: rates of calls per second."""
+class Way:
+    """One transport to the servers: rates of calls per second."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, transport: ShardTransport, steps: Steps) -> None:
+        self._transport = transport
         self._steps = steps
         self._rows_MD = np.empty((NUM_SERVERS, NUM_IDS, DIM), dtype=np.float32)
-
-    @contextmanager
-    def ready(self) -> Iterator[None]:
-        yield
 
     def pull(self) -> float:
         return self._pull(NUM_IDS)
@@ -140,20 +119,6 @@ class Way(ABC):
             seconds.append(time.perf_counter() - started)
         return 1 / float(np.median(seconds))
 
-    @abstractmethod
-    def _lookup(self, requests: list[dict[str, np.ndarray]]) -> Iterator[np.ndarray]:
-        """Each server's rows, in the order of the servers."""
-
-    @abstractmethod
-    def _apply(self, tag: UpdateTag, updates: list[dict[str, tuple[np.ndarray, np.ndarray]]]) -> None:
-        """Returns when every server has committed the step."""
-
-
-class TransportWay(Way):
-    def __init__(self, transport: ShardTransport, steps: Steps) -> None:
-        super().__init__(steps)
-        self._transport = transport
-
     def _lookup(self, requests: list[dict[str, np.ndarray]]) -> Iterator[np.ndarray]:
         replies = [
             self._transport.lookup(shard, request, after_step=None) for shard, request in enumerate(requests)
@@ -167,62 +132,15 @@ class TransportWay(Way):
             reply.result()
 
 
-class CompiledGraphWay(Way):
-    """Both servers in one graph; an actor can be in one graph only, so there is one for each method."""
-
-    def __init__(self, servers: Sequence[ActorHandle], steps: Steps) -> None:
-        super().__init__(steps)
-        self._servers = servers
-        self._graph: tuple[str, Any] | None = None
-
-    @contextmanager
-    def ready(self) -> Iterator[None]:
-        yield
-        self._tear_down()
-
-    def _lookup(self, requests: list[dict[str, np.ndarray]]) -> Iterator[np.ndarray]:
-        for rows in ray.get(self._compiled("lookup").execute(*requests)):
-            yield rows[TABLE.name]
-
-    def _apply(self, tag: UpdateTag, updates: list[dict[str, tuple[np.ndarray, np.ndarray]]]) -> None:
-        ray.get(self._compiled("apply").execute(tag, *updates))
-
-    def _compiled(self, method: str) -> Any:
-        if self._graph is None or self._graph[0] != method:
-            self._tear_down()
-            with InputNode() as arguments:
-                if method == "lookup":
-                    nodes = [
-                        server.lookup.bind(arguments[shard]) for shard, server in enumerate(self._servers)
-                    ]
-                else:
-                    nodes = [
-                        server.apply.bind(arguments[0], arguments[shard + 1])
-                        for shard, server in enumerate(self._servers)
-                    ]
-                outputs = MultiOutputNode(nodes)
-            self._graph = method, outputs.experimental_compile(_buffer_size_bytes=16 * 2**20)
-        return self._graph[1]
-
-    def _tear_down(self) -> None:
-        if self._graph is not None:
-            self._graph[1].teardown()
-            self._graph = None
-
-
-def _bar(
-    name: str, ways: dict[str, Way], options: BenchOptions, what: str, ours: str, peer: str, target: float
-) -> Bar:
+def _bar(name: str, ours: Callable[[], float], peer: Callable[[], float], options: BenchOptions) -> Bar:
     def show(a: float, b: float) -> None:
         log.print(
-            f"{name}: {ours} {1e3 / a:.2f} ms, {peer} {1e3 / b:.2f} ms, ratio {a / b:.2f}", highlight=False
+            f"{name}: shared memory {1e3 / a:.2f} ms, Ray calls {1e3 / b:.2f} ms, ratio {a / b:.2f}",
+            highlight=False,
         )
 
-    measured: list[Callable[[], float]] = [getattr(ways[way], what) for way in (ours, peer)]
-    with ways[ours].ready(), ways[peer].ready():
-        interleaved(*measured, repeats=1)  # thrown away: start-up, compilation, first touch of every page
-        ratios = interleaved(*measured, options.pairs, show)
-    return Bar.of(name, ratios, peer, target)
+    interleaved(ours, peer, repeats=1)  # thrown away: start-up, compilation, first touch of every page
+    return Bar.of(name, interleaved(ours, peer, options.pairs, show), "Ray calls", TARGET)
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.models.dlrm import DLRM
 
 from rayrec.adapters.torchrec import adapt, split_kjt, table_configs
-from rayrec.embeddings.base.config import RowwiseAdagradConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import RowwiseAdagradConfig
 from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.lookup.lookups import TrainerLink
 from rayrec.embeddings.shard.shard import EmbeddingShard
@@ -81,7 +81,7 @@ def main() -> None:
 
     adapted = adapt(model())
     tables = table_configs(adapted.tables, RowwiseAdagradConfig(lr=0.1))
-    shards = [EmbeddingShard(tables, shard, num_sources=1) for shard in range(arguments.shards)]
+    shards = [EmbeddingShard(tables, shard, num_trainers=1) for shard in range(arguments.shards)]
     lookups = ExactPrefetch(TrainerLink(tables, ShardMap(len(shards)), LocalTransport(shards)))
     optimizer = torch.optim.Adam(adapted.model.parameters(), lr=0.005)  # dense weights only
 

@@ -11,7 +11,7 @@ from rayrec.embeddings.lookup.cache.cached_lookups import CachedLookups
 from rayrec.embeddings.lookup.cache.row_cache import MakeCache, RowCache
 from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.lookup.lookups import LookupMode, SyncLookups, TrainerLink
-from rayrec.embeddings.lookup.shared_row_write_back import HeldOverlap
+from rayrec.embeddings.lookup.shared_row_write_back import SharedRowWriteBack
 from rayrec.embeddings.lookup.threaded_lookups import ThreadedLookups
 from rayrec.platform.devices import Device
 
@@ -51,7 +51,7 @@ def make_lookups(
             return ThreadedLookups(cached)
         case "exact_prefetch":
             # Held rows need one owner, which the only trainer is.
-            return ThreadedLookups(HeldOverlap(link) if exchange is None else ExactPrefetch(link))
+            return ThreadedLookups(SharedRowWriteBack(link) if exchange is None else ExactPrefetch(link))
 
 
 def caches_on(device: Device) -> MakeCache:

@@ -14,15 +14,14 @@ import numpy as np
 
 from rayrec.actors.spawning import ActorRole, Host
 from rayrec.actors.transport import ServerPlace
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.routing import ShardMap
-from rayrec.embeddings.shard.contributions import KeptRecords, SparseUpdate, UpdateTag
-from rayrec.embeddings.shard.shard import EmbeddingShard, FetchReply, LookupReply, LookupRequest, ShardStats
+from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.shard.shard import EmbeddingShard, LookupRequest, ShardStats
 from rayrec.embeddings.snapshot.saved_files import SavedFile
 from rayrec.embeddings.snapshot.snapshot import load_tables, write_table
+from rayrec.embeddings.transport.protocol import ApplyCall, Empty, ReplyT, ShardCall
 from rayrec.embeddings.transport.shared_blocks import why_unavailable
 from rayrec.embeddings.transport.shared_calls import CallServer
-from rayrec.embeddings.transport.shared_memory import shard_methods
 from rayrec.platform.errors import InputError
 from rayrec.platform.metrics import MeterClock, RayStageMetrics, StageTimes
 
@@ -86,9 +85,7 @@ class ParameterServer:
             return ServerPlace(self._role.actor_name, node, None, hindrance)
         with self._call_server_starts:  # every trainer asks
             if self._call_server is None:
-                self._call_server = CallServer(
-                    self._role.actor_name, shard_methods(self._shard, apply=self.apply)
-                )
+                self._call_server = CallServer(self._role.actor_name, self.answer)
         return ServerPlace(self._role.actor_name, node, self._call_server.endpoint, None)
 
     def check_sees(self, file: str) -> None:
@@ -104,31 +101,20 @@ class ParameterServer:
                 "--run"
             )
 
-    def lookup(self, request: LookupRequest, after_step: int | None = None) -> LookupReply:
-        return self._shard.lookup(request, after_step)
+    def prefetch(self, request: LookupRequest) -> None:
+        self._shard.prefetch(request)
 
-    def fetch(self, request: LookupRequest, after_step: int | None = None) -> FetchReply:
-        return self._shard.fetch(request, after_step)
+    def answer(self, call: ShardCall[ReplyT], empty: Empty = np.empty) -> ReplyT:
+        """Carry out a trainer's call.
 
-    def announce(self, request: LookupRequest) -> None:
-        self._shard.announce(request)
-
-    def write_back(self, incarnation: int, after_step: int, kept: KeptRecords) -> int:
-        return self._shard.write_back(incarnation, after_step, kept)
-
-    def evicted(self, since_step: int, after_step: int | None = None) -> dict[str, np.ndarray]:
-        return self._shard.evicted(since_step, after_step)
-
-    def apply(self, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None) -> int:
-        committed_step = self._shard.apply(tag, update, kept)
-        if committed_step == tag.step:  # of several trainers' calls, the one that completed the step
+        Args:
+            empty: makes the large arrays of the reply, called as `np.empty`.
+        """
+        reply = call.carry_out(self._shard, empty)
+        # Of several trainers' calls, the one that completed the step.
+        if isinstance(call, ApplyCall) and reply == call.tag.step:
             self._metrics.after_batch(self._times(), lambda: table_figures(self._shard.stats()))
-        return committed_step
-
-    def apply_head(
-        self, tag: UpdateTag, head: SparseUpdate, rest: LookupRequest, wanted: LookupRequest
-    ) -> LookupReply:
-        return self._shard.apply_head(tag, head, rest, wanted)
+        return reply
 
     def start_clock(self) -> None:
         """Training goes on: from now on, time between batches is waiting."""
@@ -147,15 +133,15 @@ class ParameterServer:
     def _times(self) -> StageTimes:
         return self._clock.times(num_batches=self._shard.committed_step + 1)
 
-    def freeze(self, step: int) -> None:
-        """Keep what the tables hold after a step, so that `save` can write it while steps go on.
+    def begin_snapshot(self, step: int) -> None:
+        """Begin a snapshot of the tables after a step, which `save` can write while steps go on.
 
         To be called before anything of the next step is sent.
         """
-        self._shard.freeze(step)
+        self._shard.begin_snapshot(step)
 
     def save(self, folder: str, step: int, since: int | None = None) -> list[SavedFile]:
-        """Write every table's rows as they were after a step that was frozen, and release it.
+        """Write every table's rows as they were after a step with a snapshot, and release it.
 
         Args:
             folder: where the files appear.
@@ -163,20 +149,20 @@ class ParameterServer:
 
         Raises:
             InputError, OSError: the files cannot be written.
-            RuntimeError: no such step was frozen, or what it left was given up; steps went on.
+            RuntimeError: no snapshot was begun after that step, or it was given up; steps went on.
         """
         try:
             shard_map, shard = ShardMap(self._spec.num_shards), self._spec.shard
             files = []
             for table in self._spec.tables:
-                with closing(self._shard.export_cut(table.name, step, since)) as parts:
+                with closing(self._shard.export_snapshot(table.name, step, since)) as parts:
                     files += write_table(Path(folder), table, shard_map, shard, step, parts)
             return files
         finally:
             self._shard.release(step)
 
     def release(self, step: int) -> None:
-        """What was frozen after this step need not be kept."""
+        """Give up the snapshot after this step, if there is one."""
         self._shard.release(step)
 
     def load(

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import TableConfig
 from rayrec.samples.base.batches import FeatureBatch
 from rayrec.samples.impressions.batches import ImpressionBatch
 
@@ -28,10 +28,10 @@ class ReadAhead:
         """
         requests: list[dict[str, np.ndarray]] = [{} for _ in self._servers]
         for name in self._on_disk:
-            ids_M = shares[0].lookups[name].touched  # of all shares
+            ids_M = shares[0].lookups[name].updated_ids  # of all shares
             for shard, at in enumerate(self._shard_map.split(ids_M)):
                 if len(at):
                     requests[shard][name] = ids_M[at]
         for server, request in zip(self._servers, requests, strict=True):
             if request:
-                server.announce.remote(request)
+                server.prefetch.remote(request)

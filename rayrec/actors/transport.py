@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
-
-import numpy as np
+from typing import Any, Generic, Literal
 
 from rayrec.actors.in_process import InProcessActor
-from rayrec.embeddings.shard.contributions import KeptRecords, SparseUpdate, UpdateTag
-from rayrec.embeddings.shard.shard import FetchReply, LookupReply, LookupRequest
-from rayrec.embeddings.transport.client import LocalTransport, Reply, ShardTransport
+from rayrec.embeddings.transport.client import answered
+from rayrec.embeddings.transport.protocol import Empty, Reply, ReplyT, ShardCall, ShardTransport
 from rayrec.embeddings.transport.shared_calls import Endpoint, ServerLostError
 from rayrec.embeddings.transport.shared_memory import SharedMemoryTransport
 from rayrec.platform.errors import InputError
 
 logger = logging.getLogger(__name__)
-
-ResultT = TypeVar("ResultT")
 
 TransportChoice = Literal["auto", "ray", "shared_memory"]
 
@@ -37,90 +32,49 @@ class ServerPlace:
     """Why they cannot."""
 
 
-class RayReply(Generic[ResultT]):
+class RayReply(Generic[ReplyT]):
     """A reply of `rayrec.embeddings.transport.client.ShardTransport` that is an object of Ray's."""
 
     def __init__(self, ref: Any) -> None:
         self._ref = ref
 
-    def result(self) -> ResultT:
+    def result(self) -> ReplyT:
         import ray
 
         return ray.get(self._ref)
 
 
-class RayTransport:
+class RayTransport(ShardTransport):
     """One parameter server actor per shard."""
 
     def __init__(self, servers: Sequence[Any]) -> None:
         self._servers = servers
 
-    def lookup(self, shard: int, request: LookupRequest, after_step: int | None) -> RayReply[LookupReply]:
-        return RayReply(self._servers[shard].lookup.remote(request, after_step))
-
-    def fetch(self, shard: int, request: LookupRequest, after_step: int | None) -> RayReply[FetchReply]:
-        return RayReply(self._servers[shard].fetch.remote(request, after_step))
-
-    def memory(self, shard: int, num_bytes: int) -> Callable[..., np.ndarray]:
-        return np.empty
-
-    def apply(
-        self, shard: int, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None
-    ) -> RayReply[int]:
-        return RayReply(self._servers[shard].apply.remote(tag, update, kept))
-
-    def apply_head(
-        self,
-        shard: int,
-        tag: UpdateTag,
-        head: SparseUpdate,
-        rest: LookupRequest,
-        wanted: LookupRequest,
-    ) -> RayReply[LookupReply]:
-        return RayReply(self._servers[shard].apply_head.remote(tag, head, rest, wanted))
-
-    def write_back(self, shard: int, incarnation: int, after_step: int, kept: KeptRecords) -> RayReply[int]:
-        return RayReply(self._servers[shard].write_back.remote(incarnation, after_step, kept))
-
-    def evicted(self, shard: int, since_step: int, after_step: int | None) -> RayReply[dict[str, np.ndarray]]:
-        return RayReply(self._servers[shard].evicted.remote(since_step, after_step))
+    def call(self, shard: int, call: ShardCall[ReplyT]) -> RayReply[ReplyT]:
+        return RayReply(self._servers[shard].answer.remote(call))
 
 
-class MixedTransport:
+class InProcessTransport(ShardTransport):
+    """Parameter servers of this process, called at once."""
+
+    def __init__(self, servers: Sequence[InProcessActor]) -> None:
+        self._servers = servers
+
+    def call(self, shard: int, call: ShardCall[ReplyT]) -> Reply[ReplyT]:
+        return answered(lambda: self._servers[shard].instance.answer(call))
+
+
+class MixedTransport(ShardTransport):
     """Each shard by a transport of its own."""
 
     def __init__(self, by_shard: Sequence[ShardTransport]) -> None:
         self._by_shard = by_shard
 
-    def lookup(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[LookupReply]:
-        return self._by_shard[shard].lookup(shard, request, after_step)
+    def call(self, shard: int, call: ShardCall[ReplyT]) -> Reply[ReplyT]:
+        return self._by_shard[shard].call(shard, call)
 
-    def fetch(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[FetchReply]:
-        return self._by_shard[shard].fetch(shard, request, after_step)
-
-    def memory(self, shard: int, num_bytes: int) -> Callable[..., np.ndarray]:
+    def memory(self, shard: int, num_bytes: int) -> Empty:
         return self._by_shard[shard].memory(shard, num_bytes)
-
-    def apply(
-        self, shard: int, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None
-    ) -> Reply[int]:
-        return self._by_shard[shard].apply(shard, tag, update, kept)
-
-    def apply_head(
-        self,
-        shard: int,
-        tag: UpdateTag,
-        head: SparseUpdate,
-        rest: LookupRequest,
-        wanted: LookupRequest,
-    ) -> Reply[LookupReply]:
-        return self._by_shard[shard].apply_head(shard, tag, head, rest, wanted)
-
-    def write_back(self, shard: int, incarnation: int, after_step: int, kept: KeptRecords) -> Reply[int]:
-        return self._by_shard[shard].write_back(shard, incarnation, after_step, kept)
-
-    def evicted(self, shard: int, since_step: int, after_step: int | None) -> Reply[dict[str, np.ndarray]]:
-        return self._by_shard[shard].evicted(shard, since_step, after_step)
 
 
 def connect(servers: Sequence[Any], choice: TransportChoice) -> ShardTransport:
@@ -130,7 +84,7 @@ def connect(servers: Sequence[Any], choice: TransportChoice) -> ShardTransport:
         InputError: shared memory was asked for and is not to be had.
     """
     if isinstance(servers[0], InProcessActor):
-        return LocalTransport([server.instance for server in servers])
+        return InProcessTransport(servers)
     import ray
 
     over_ray = RayTransport(servers)

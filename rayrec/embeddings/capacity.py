@@ -6,7 +6,7 @@
                and for a while (`Phase`), whichever of the first two is most, and the last one beside it:
                  growing    the index's old slots beside the new ones, for the table that doubles
                  evicting   ids and stamps of a table while victims are chosen
-                 saving     what steps have changed of the tables since the cut of a snapshot; and of one of
+                 saving     what steps have changed of the tables since a snapshot began; and of one of
                             them its ids, and a part of its rows with what is made of it
                before a run is resumed: a part of the rows of a snapshot, beside the tables that they fill
     trainer    one batch's rows, their copy on the device, their gradients
@@ -29,16 +29,16 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rayrec.embeddings.base.config import DiskConfig, TableConfig
 from rayrec.embeddings.base.layout import record_words
 from rayrec.embeddings.base.routing import NUM_BUCKETS, ShardMap
+from rayrec.embeddings.config import DiskConfig, TableConfig
 from rayrec.embeddings.snapshot.snapshot import PARTS_WAITING
-from rayrec.embeddings.storage.consistent_snapshot import most_aside_bytes, most_listed
+from rayrec.embeddings.storage.consistent_snapshot import max_buffer_bytes, most_listed
 from rayrec.embeddings.storage.copy_on_write import ENTRY_BYTES
 from rayrec.embeddings.storage.index import grouping_bytes, index_bytes
 from rayrec.embeddings.table.row_operations import RowOperations
+from rayrec.platform.arrays import Int64Array
 
 Phase = Literal["growing", "evicting", "saving"]
 
@@ -59,7 +59,7 @@ _READER_COPIES = 3
 """Copies of such a group that reading a snapshot makes."""
 _ID = 8
 _SIGHTING_RECORD, _TOMBSTONE_RECORD = 8, 4
-"""Of what is aside of ids that wait for admission, and of evicted ones."""
+"""Of a copy of an id that waits for admission, and of an evicted one."""
 _SIGHTING = 6
 _FREE_ROW = 8
 _FREE_LIST_ROOM = 2
@@ -97,7 +97,7 @@ class TablePlan:
     """Counters of ids that wait for admission, and memory of evicted ones: at most one of each per id."""
     loading_bytes: int
     """What is read of a snapshot at once."""
-    aside_bytes: int
+    buffer_bytes: int
     """Most that is kept of rows, and of ids that wait, which steps change while a snapshot is written."""
     extra_bytes: dict[Phase, int]
     """Taken for a while, beside the above."""
@@ -152,7 +152,8 @@ class ShardPlan:
             phase: max((table.extra_bytes[phase] for table in self.tables), default=0)
             for phase in get_args(Phase)
         }
-        extra["saving"] += sum(table.aside_bytes for table in self.tables)  # of one cut through all of them
+        # One snapshot is of all tables at once.
+        extra["saving"] += sum(table.buffer_bytes for table in self.tables)
         return extra
 
     @property
@@ -210,7 +211,7 @@ def plan_table(config: TableConfig, num_ids: int, num_rows: int) -> TablePlan:
         index_bytes=index,
         waiting_bytes=waiting,
         loading_bytes=_READER_COPIES * part_rows * exported,
-        aside_bytes=_aside_bytes(config, num_ids, num_rows, records + index, waiting),
+        buffer_bytes=_buffer_bytes(config, num_ids, num_rows, records + index, waiting),
         extra_bytes={
             "growing": index // 2 if index > index_bytes(0) else 0,
             "evicting": 0 if config.eviction is None else _CHOOSING * num_rows,
@@ -224,7 +225,7 @@ def _plan_tiered_table(config: TableConfig, num_ids: int, num_rows: int, disk: D
     in_memory = plan_table(config.model_copy(update={"disk": None}), num_ids, num_rows)
     limit = int(disk.memory)
     words = RowOperations(config).num_words
-    # What is known of rows in memory has places for as many as an empty table could hold there.
+    # What is known of rows in memory has positions for as many as an empty table could hold there.
     at_first = _MOVING_BYTES + grouping_bytes(index_bytes(0))
     most_rows = max(0, limit - at_first) // (4 * words + _ROW_IN_USE + _FREE_ROW)
     in_order = grouping_bytes(in_memory.index_bytes)
@@ -232,7 +233,7 @@ def _plan_tiered_table(config: TableConfig, num_ids: int, num_rows: int, disk: D
     beside = finding + in_memory.waiting_bytes
     room = max(0, limit - beside) // (4 * words + _FREE_ROW)
     share = min(1.0, room / num_rows) if num_rows else 0.0
-    aside = _aside_bytes(config, num_ids, num_rows, limit, in_memory.waiting_bytes)
+    buffered = _buffer_bytes(config, num_ids, num_rows, limit, in_memory.waiting_bytes)
     held = replace(
         in_memory,
         weights_bytes=int(share * in_memory.weights_bytes),
@@ -251,7 +252,7 @@ def _plan_tiered_table(config: TableConfig, num_ids: int, num_rows: int, disk: D
             "evicting": 0,
             "saving": in_memory.extra_bytes["saving"],
         },
-        aside_bytes=aside,
+        buffer_bytes=buffered,
         disk_bytes=2 * 4 * (words + 2) * num_rows,
         memory_limit=limit,
         least_bytes=beside + in_memory.extra_bytes["growing"] + 64 * (4 * words + _FREE_ROW),
@@ -268,20 +269,20 @@ def _writing_bytes(num_rows: int, index: int, row_bytes: int) -> int:
     return _LISTED_IDS * _ID * listed + buckets + parts + _FILE_BLOCK + _WRITER_COPIES * group * row_bytes
 
 
-def _aside_bytes(config: TableConfig, num_ids: int, num_rows: int, held: int, waiting: int) -> int:
+def _buffer_bytes(config: TableConfig, num_ids: int, num_rows: int, held: int, waiting: int) -> int:
     """Of something that takes so much memory, and of the ids that wait beside it."""
-    found = _aside(num_rows, 4 * RowOperations(config).num_words, held)
+    found = _buffered(num_rows, 4 * RowOperations(config).num_words, held)
     if config.admission.min_sightings > 1:
-        found += _aside(num_ids, _SIGHTING_RECORD, waiting)
+        found += _buffered(num_ids, _SIGHTING_RECORD, waiting)
     if config.eviction is not None:
-        found += _aside(num_ids, _TOMBSTONE_RECORD, waiting)
+        found += _buffered(num_ids, _TOMBSTONE_RECORD, waiting)
     return found
 
 
-def _aside(num_records: int, record_bytes: int, held: int) -> int:
+def _buffered(num_records: int, record_bytes: int, held: int) -> int:
     # What finds entries doubles when it grows.
-    num_aside = min(num_records, most_aside_bytes(held) // (record_bytes + ENTRY_BYTES))
-    return num_aside * (record_bytes + 2 * ENTRY_BYTES)
+    num_buffered = min(num_records, max_buffer_bytes(held) // (record_bytes + ENTRY_BYTES))
+    return num_buffered * (record_bytes + 2 * ENTRY_BYTES)
 
 
 def plan_shards(
@@ -328,7 +329,7 @@ HELD_RECORDS = 5
 """And where the overlap of batches is held: those of two batches, of what they share, and of what leaves,
 which is split by shard."""
 _PLACES = 64
-"""Bytes per id that says where its record is, and of masks and places."""
+"""Bytes per id that says where its record is, and of masks and positions."""
 
 
 def batch_bytes(
@@ -347,9 +348,9 @@ def batch_bytes(
         num_records: how often whole records of a batch are there besides.
     """
     num_rows = 4 if is_read_ahead else 3
-    places = _PLACES if num_records else 2 * _ID
+    positions = _PLACES if num_records else 2 * _ID
     return sum(
-        (num_rows * 4 * config.dim + places + num_records * 4 * RowOperations(config).num_words)
+        (num_rows * 4 * config.dim + positions + num_records * 4 * RowOperations(config).num_words)
         * batch_ids[config.name]
         for config in tables
     )
@@ -404,7 +405,7 @@ def device_batch_bytes(
     return in_use + working
 
 
-def count_by_shard(ids_M: NDArray[np.int64], num_shards: int) -> list[int]:
+def count_by_shard(ids_M: Int64Array, num_shards: int) -> list[int]:
     """How many of these distinct ids each shard holds."""
     return np.bincount(ShardMap(num_shards).shard_of(ids_M), minlength=num_shards).tolist()
 
@@ -426,10 +427,10 @@ def _most_rows(config: TableConfig, num_buckets: int, new_rows_per_step: int) ->
 
 def _waiting_bytes(config: TableConfig, num_ids: int, num_rows: int) -> int:
     num_waiting = num_ids if config.admission.min_sightings > 1 else 0
-    places = 1 << (num_waiting - 1).bit_length() if num_waiting else 0
+    positions = 1 << (num_waiting - 1).bit_length() if num_waiting else 0
     num_evicted = 0 if config.eviction is None else num_ids
     # Indexes keep the rows of ids that left them, to give them out again.
     num_free = num_waiting + (0 if config.eviction is None else num_rows)
-    counters = index_bytes(num_waiting) + _SIGHTING * places
+    counters = index_bytes(num_waiting) + _SIGHTING * positions
     tombstones = index_bytes(num_evicted) if num_evicted else 0
     return counters + tombstones + _FREE_LIST_ROOM * _FREE_ROW * num_free

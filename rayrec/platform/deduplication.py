@@ -1,12 +1,12 @@
-"""Distinct integers by a compiled hash table, in order of first appearance."""
+"""Distinct integers by a compiled hash table, in order of first appearance, and sums over equal ones."""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-Int64Array = NDArray[np.int64]
+from rayrec.platform.arrays import Float32Array, Int32Array, Int64Array
+from rayrec.platform.compiled import kernel_input
 
 _MIN_SLOTS = 64
 
@@ -25,9 +25,28 @@ def deduplicate(ids: Int64Array) -> tuple[Int64Array, Int64Array]:
     return distinct_N[:num_distinct].copy(), inverse_N.reshape(ids.shape)
 
 
+def sum_by_inverse(values_ND: Float32Array, inverse_N: Int64Array, num_rows: int) -> Float32Array:
+    """[M, D] sums of the values of each distinct id, added to zero in the order of the ids.
+
+    Args:
+        inverse_N: which of `num_rows` distinct ids each value is of, as `deduplicate` gives it.
+    """
+    sums_MD = np.zeros((num_rows, values_ND.shape[1]), dtype=np.float32)
+    _add(kernel_input(values_ND, np.float32), kernel_input(inverse_N, np.int64), sums_MD)
+    return sums_MD
+
+
+@njit(nogil=True, cache=True)
+def _add(values_ND: Float32Array, inverse_N: Int64Array, sums_MD: Float32Array) -> None:
+    for n in range(len(inverse_N)):
+        m = inverse_N[n]
+        for d in range(values_ND.shape[1]):
+            sums_MD[m, d] += values_ND[n, d]
+
+
 @njit(nogil=True, cache=True)
 def _deduplicate(
-    ids_N: Int64Array, slots_C: NDArray[np.int32], distinct_N: Int64Array, inverse_N: Int64Array
+    ids_N: Int64Array, slots_C: Int32Array, distinct_N: Int64Array, inverse_N: Int64Array
 ) -> int:
     """Open addressing; a slot holds 1 + the index of its id in distinct_N, or 0 if it is free."""
     mask = np.uint64(len(slots_C) - 1)

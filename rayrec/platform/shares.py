@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+
+from rayrec.platform.arrays import Int64Array
 
 
-def balanced_bounds(lengths_B: NDArray[np.int64], num_shares: int) -> list[int]:
+def balanced_bounds(lengths_B: Int64Array, num_shares: int) -> list[int]:
     """Divide rows into contiguous parts with similar sums of lengths: [num_shares + 1] bounds.
 
     The sums differ from their mean by no more than one row's length. Where all rows have length 0, each

@@ -17,10 +17,10 @@ import numpy as np
 
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.metrics.ranking_metrics import target_places
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.event_labels import UNKNOWN
 from rayrec.rl.prompts import Prompts
 from rayrec.rl.rewards.mix import TOTAL
-from rayrec.samples.base.batches import Int64Array
 
 CUTOFFS = (1, 5, 10, 50)
 NUM_RESAMPLES = 1000

@@ -24,12 +24,13 @@ from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.program.program import DivergedError, Rows, SumOverTrainers
 from rayrec.models.program.torch_program import TorchProgram, TrainedModel
 from rayrec.models.sequence.tensor_batch import TensorBatch
+from rayrec.platform.arrays import Int64Array
 from rayrec.rl.loss import PolicyLoss
 from rayrec.rl.policy import Policy, distribution
 from rayrec.rl.rollouts import ReferenceLogProbs, Rewarded
 from rayrec.rl.sampled import Sampled
 from rayrec.rl.weights import Weights, views_of
-from rayrec.samples.base.batches import FeatureBatch, Int64Array, SampleBatch
+from rayrec.samples.base.batches import FeatureBatch, SampleBatch
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,14 @@ from rayrec.pipelines.inference.item_ranker import item_ranker_of
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH
 from rayrec.pipelines.tasks.next_item import NextItemTask
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
 from rayrec.rl.config import RolloutConfig
 from rayrec.rl.judging import DrawnLists, Lists
 from rayrec.rl.prompts import Prompts
 from rayrec.rl.rollouts import ReferenceLogProbs, Rollouts
-from rayrec.samples.base.batches import FeatureBatch, Int64Array, SampleBatch
+from rayrec.samples.base.batches import FeatureBatch, SampleBatch
 from rayrec.samples.features.row_features import RowFeatures
 
 

@@ -18,11 +18,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import LABELS, Label
 from rayrec.platform.hashing import combine64
 from rayrec.rl.config import PromptsConfig
-from rayrec.samples.base.batches import Int64Array, SampleBatch
+from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.base.event_labels import HISTORY_LABELS, LABEL_COLUMNS, TARGET_LABELS
 from rayrec.samples.base.event_times import HISTORY_TIMES, TIMES
 from rayrec.samples.base.jagged import list_values, take_rows

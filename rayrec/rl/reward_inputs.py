@@ -10,13 +10,13 @@ import pandas as pd
 
 from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.platform.arrays import Int64Array
 from rayrec.rl.policy import Policy
 from rayrec.rl.prompts import Prompts
 from rayrec.rl.rewards.build import CatalogFacts, build_rewards
 from rayrec.rl.rewards.candidates import CandidateLists
 from rayrec.rl.rewards.config import RankerConfig, RewardsConfig
 from rayrec.rl.rewards.mix import RewardMix
-from rayrec.samples.base.batches import Int64Array
 
 
 class RewardInputs:

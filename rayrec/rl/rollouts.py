@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.rl.prompts import Prompts
-from rayrec.samples.base.batches import Int64Array
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from rayrec.actors.feature_worker import BatchSummary, FeatureWorker
 from rayrec.actors.read_ahead import ReadAhead
 from rayrec.actors.sample_reader import SampleReaderActor
 from rayrec.actors.spawning import ActorRole
-from rayrec.embeddings.base.config import DiskConfig, TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import DiskConfig, TableConfig
 from rayrec.platform.metrics import PUBLISH_EVERY_BATCHES, RayStageMetrics
 from rayrec.samples.base.batches import FeatureBatch
 from rayrec.samples.features.features import SequenceFeatures

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from rayrec.actors.lookup_modes import LookupSettings, caches_on, make_lookups
-from rayrec.embeddings.base.config import AdamConfig, TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import AdamConfig, TableConfig
 from rayrec.embeddings.lookup.cache.cached_lookups import CachedLookups
 from rayrec.embeddings.lookup.cache.row_cache import RowCache
 from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.lookup.lookups import TrainerLink
-from rayrec.embeddings.lookup.shared_row_write_back import HeldOverlap
+from rayrec.embeddings.lookup.shared_row_write_back import SharedRowWriteBack
 from rayrec.embeddings.transport.client import ShardClient
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.registry.sequence_program import SequenceProgram
@@ -66,7 +66,7 @@ def test_only_an_only_trainer_holds_what_batches_share():
         return type(make_lookups(LookupSettings(**settings), link, exchange)._mode)
 
     two = ThreadExchange(Board(2), 0)
-    assert (mode(None), mode(two)) == (HeldOverlap, ExactPrefetch)
+    assert (mode(None), mode(two)) == (SharedRowWriteBack, ExactPrefetch)
     assert (mode(None, cache_rows=1), mode(two, cache_rows=1)) == (CachedLookups, CachedLookups)
 
 

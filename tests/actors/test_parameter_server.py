@@ -9,10 +9,11 @@ import ray
 from rayrec.actors.parameter_server import ParameterServer, ServerSpec, spawn_parameter_servers
 from rayrec.actors.spawning import ActorRole, RayHost
 from rayrec.actors.transport import RayTransport
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.snapshot.saved_files import checksum_file
+from rayrec.embeddings.transport.protocol import ApplyCall, LookupCall
 from rayrec.platform.errors import InputError
 from rayrec.platform.metrics import PUBLISH_EVERY_BATCHES, RayStageMetrics
 from rayrec.platform.ray_errors import root_cause
@@ -35,7 +36,7 @@ def rows(members: list[ParameterServer]) -> dict[str, np.ndarray]:
     """[M, D] rows of `IDS_M` by table, whichever shard has them."""
     found = {table.name: np.empty((len(IDS_M), table.dim), dtype=np.float32) for table in TABLES}
     for server, at in zip(members, ShardMap(len(members)).split(IDS_M), strict=True):
-        for name, part_MD in server.lookup({table.name: IDS_M[at] for table in TABLES}).items():
+        for name, part_MD in server.answer(LookupCall({table.name: IDS_M[at] for table in TABLES})).items():
             found[name][at] = part_MD
     return found
 
@@ -44,11 +45,11 @@ def train_one_step(members: list[ParameterServer], incarnation: int = 0, step: i
     grads_MD = np.random.default_rng(step).normal(size=(len(IDS_M), 4)).astype(np.float32)
     for server, at in zip(members, ShardMap(len(members)).split(IDS_M), strict=True):
         update = {table.name: (IDS_M[at], grads_MD[at]) for table in TABLES}
-        assert server.apply(UpdateTag(incarnation, step, source=0), update) == step
+        assert server.answer(ApplyCall(UpdateTag(incarnation, step, rank=0), update)) == step
 
 
 def saved(server: ParameterServer, folder: Path, step: int, since: int | None = None) -> list[str]:
-    server.freeze(step)
+    server.begin_snapshot(step)
     return [file.name for file in server.save(str(folder), step, since)]
 
 
@@ -59,7 +60,7 @@ def test_a_server_keeps_to_its_memory():
     ids_M = np.arange(2000)
 
     with pytest.raises(MemoryError, match=r"table 'item' has 60 rows.*no row has changed"):
-        server.apply(UpdateTag(0, 1, 0), {"item": (ids_M, np.ones((2000, 4), dtype=np.float32))})
+        server.answer(ApplyCall(UpdateTag(0, 1, 0), {"item": (ids_M, np.ones((2000, 4), dtype=np.float32))}))
     assert server.stats().shard.num_rows == {"item": 60, "user": 60}
 
 
@@ -95,7 +96,7 @@ def test_servers_go_on_from_a_snapshot_and_its_increment(tmp_path):
         folder = tmp_path / str(step)
         folder.mkdir()
         for server in before:
-            server.freeze(step)
+            server.begin_snapshot(step)
         if step == 1:
             train_one_step(before, step=2)  # which is not in it
         files = [file for server in before for file in server.save(str(folder), step, since)]
@@ -113,7 +114,7 @@ def test_servers_go_on_from_a_snapshot_and_its_increment(tmp_path):
 def test_a_snapshot_that_cannot_be_written_does_not_stay_in_the_way(tmp_path):
     (server,) = servers(1)
     train_one_step([server])
-    server.freeze(0)
+    server.begin_snapshot(0)
     with pytest.raises(OSError, match="nowhere"):
         server.save(str(tmp_path / "nowhere"), 0)
     train_one_step([server], step=1)
@@ -127,7 +128,7 @@ def test_updates_of_the_time_before_a_recovery_are_refused(tmp_path):
     server.load([files], committed_step=0, incarnation=1)
 
     with pytest.raises(ValueError, match="incarnation 1 and refuses the update of step 1"):
-        server.apply(UpdateTag(0, 1, source=0), {})
+        server.answer(ApplyCall(UpdateTag(0, 1, rank=0), {}))
     with pytest.raises(ValueError, match="is in incarnation 1 and cannot begin 1"):
         server.load([files], committed_step=0, incarnation=1)
 

@@ -10,7 +10,7 @@ import ray
 from rayrec.actors.parameter_server import ServerSpec, spawn_parameter_servers
 from rayrec.actors.spawning import RayHost
 from rayrec.actors.transport import MixedTransport, RayTransport, ServerPlace, connect, reachable
-from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.transport.shared_blocks import why_unavailable
 from rayrec.embeddings.transport.shared_calls import Endpoint, ServerLostError

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from rayrec.embeddings.base.config import RowwiseAdagradConfig, SgdConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import RowwiseAdagradConfig, SgdConfig
 from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.lookup.lookups import SyncLookups, TrainerLink
 from rayrec.embeddings.shard.shard import EmbeddingShard
@@ -208,7 +208,7 @@ def test_features_of_one_table_are_deduplicated_together():
 
     assert batch.lookups["ab"].ids_M.tolist() == [7, 9, -(2**63)]
     assert batch.lookups["ab"].inverse.tolist() == [0, 1, 0, 1, 2]
-    assert batch.lookups["ab"].touched is batch.lookups["ab"].ids_M
+    assert batch.lookups["ab"].updated_ids is batch.lookups["ab"].ids_M
     assert batch.lookups["c"].ids_M.tolist() == [7]
 
 
@@ -220,7 +220,7 @@ def test_shares_of_several_trainers_know_what_the_others_touch():
 
     ids = [set(batch.lookups["t"].ids_M.tolist()) for batch in batches]
     for batch, share in zip(batches, shares, strict=True):
-        assert set(batch.lookups["t"].touched.tolist()) == ids[0] | ids[1]
+        assert set(batch.lookups["t"].updated_ids.tolist()) == ids[0] | ids[1]
         assert batch.lookups["t"].ids_M[batch.lookups["t"].inverse].tolist() == share.values().tolist()
 
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from benchmarks import index, sparse
+from benchmarks import sparse
 from benchmarks.harness import BenchOptions
+from rayrec.embeddings.shard.contributions import UpdateTag
 
 
 def test_batches_are_skewed_and_scattered_and_come_once():
@@ -27,20 +28,15 @@ def test_every_row_has_a_popularity(num_rows: int):
     assert len(np.unique(np.arange(num_rows) * stride % num_rows)) == num_rows
 
 
-def test_a_filled_table_has_every_row_and_trains():
-    table = sparse.filled_table(1_000, dim=4)
-    ids_M = sparse.ids_of_rows(np.arange(1_000))
-    before_MD = table.lookup(ids_M)
+def test_a_filled_shard_has_every_row():
+    shard = sparse.filled_shard(1_000, dim=4)
 
-    table.apply(ids_M, np.ones((1_000, 4), dtype=np.float32), step=1)
-
-    assert table.num_rows == 1_000
-    assert (table.lookup(ids_M) < before_MD).all()
+    assert shard.stats().num_rows == {"item": 1_000}
 
 
-def test_our_side_trains_as_a_table_that_is_given_the_summed_gradients(monkeypatch: pytest.MonkeyPatch):
+def test_our_side_trains_as_a_shard_that_is_given_the_summed_gradients(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sparse, "BATCH", 200)
-    ours, plain = sparse.OurTable(100, num_threads=2), sparse.filled_table(100)
+    ours, plain = sparse.OurTable(100, num_threads=2), sparse.filled_shard(100)
     rows_N = np.random.default_rng(0).integers(100, size=200)
     grads_ND = np.random.default_rng(1).standard_normal((200, sparse.DIM), dtype=np.float32)
 
@@ -48,10 +44,10 @@ def test_our_side_trains_as_a_table_that_is_given_the_summed_gradients(monkeypat
 
     summed_RD = np.zeros((100, sparse.DIM), dtype=np.float32)
     np.add.at(summed_RD, rows_N, grads_ND)
-    touched = np.unique(rows_N)
-    plain.apply(sparse.ids_of_rows(touched), summed_RD[touched], step=1)
-    every = sparse.ids_of_rows(np.arange(100))
-    assert (ours._table.lookup(every) == plain.lookup(every)).all()
+    updated = np.unique(rows_N)
+    plain.apply(UpdateTag(0, 1, 0), {"item": (sparse.ids_of_rows(updated), summed_RD[updated])})
+    every = {"item": sparse.ids_of_rows(np.arange(100))}
+    assert (ours.shard.lookup(every)["item"] == plain.lookup(every)["item"]).all()
 
 
 def test_a_large_table_without_memory_for_it_is_not_measured(monkeypatch: pytest.MonkeyPatch):
@@ -60,10 +56,3 @@ def test_a_large_table_without_memory_for_it_is_not_measured(monkeypatch: pytest
     bar = sparse._large_bar(sparse.Batches(1_000, 100), BenchOptions())
 
     assert (bar.value, bar.ok) == (None, None)
-
-
-def test_ids_of_the_index_are_distinct_and_not_negative():
-    ids_R = index.distinct_ids(50_000)
-
-    assert len(np.unique(ids_R)) == 50_000
-    assert ids_R.min() >= 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.optim.optimizers import make_optimizer
 from rayrec.embeddings.optim.row_kernels import apply_row
 from rayrec.platform.hashing import combine64, mix64

@@ -12,11 +12,20 @@ from typing import Literal
 import numpy as np
 import torch
 
-from rayrec.embeddings.base.config import RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.lookup.cache.cached_records import Rows, on_host
 from rayrec.embeddings.lookup.lookups import LookupMode, TrainerLink
 from rayrec.embeddings.shard.shard import EmbeddingShard
+from rayrec.embeddings.transport.protocol import (
+    ApplyCall,
+    ApplyHeadCall,
+    EvictedCall,
+    FetchCall,
+    LookupCall,
+    ShardTransport,
+    WriteBackCall,
+)
 
 WAIT_S = 20.0
 
@@ -24,7 +33,7 @@ WAIT_S = 20.0
 @dataclass(frozen=True)
 class Ids:
     ids_M: np.ndarray
-    touched: np.ndarray
+    updated_ids: np.ndarray
 
 
 def ids(*values: int) -> np.ndarray:
@@ -37,10 +46,10 @@ def alone(*values: int) -> dict[str, Ids]:
 
 
 def make_shards(
-    tables: Sequence[TableConfig], num_shards: int, num_sources: int = 1, max_staleness: int = 0
+    tables: Sequence[TableConfig], num_shards: int, num_trainers: int = 1, max_staleness: int = 0
 ) -> list[EmbeddingShard]:
     return [
-        EmbeddingShard(tables, s, num_sources, wait_timeout_s=WAIT_S, max_staleness=max_staleness)
+        EmbeddingShard(tables, s, num_trainers, wait_timeout_s=WAIT_S, max_staleness=max_staleness)
         for s in range(num_shards)
     ]
 
@@ -67,7 +76,7 @@ class Call:
     """Whose rows it reads, if it does."""
 
 
-class AdversarialTransport:
+class AdversarialTransport(ShardTransport):
     """Keeps every call until somebody waits for an answer, then carries out calls in random order.
 
     A call whose step is not committed yet is not carried out, so nothing blocks inside a shard. Reads may be
@@ -93,49 +102,28 @@ class AdversarialTransport:
             if not shard._has_disk:  # which lets none in
                 shard._let_reads_in = partial(self._let_reads_in, shard)
 
-    def lookup(self, shard, request, after_step):
-        return self._post(
-            self._is_at(shard, after_step),
-            lambda: self._shards[shard].lookup(request, after_step),
-            reads=self._shards[shard],
-        )
-
-    def fetch(self, shard, request, after_step):
-        return self._post(
-            self._is_at(shard, after_step),
-            lambda: self._shards[shard].fetch(request, after_step),
-            reads=self._shards[shard],
-        )
-
-    def evicted(self, shard, since_step, after_step):
-        return self._post(
-            self._is_at(shard, after_step), lambda: self._shards[shard].evicted(since_step, after_step)
-        )
-
-    def memory(self, shard, num_bytes):
-        return np.empty
-
-    def apply(self, shard, tag, update, kept=None):
-        return self._post(
-            lambda: True, lambda: self._shards[shard].apply(tag, update, kept), self._is_repeated()
-        )
-
-    def apply_head(self, shard, tag, head, rest, wanted):
-        """In two calls, so that nothing waits inside of the shard."""
+    def call(self, shard, call):
         served = self._shards[shard]
-        self._post(lambda: True, lambda: served.take_head(tag, head, rest), self._is_repeated())
-        return self._post(
-            lambda: served.has_heads(tag.step) or served._failure is not None,
-            lambda: served.apply_head(tag, head, rest, wanted),
-            reads=served,
-        )
+        match call:
+            case LookupCall() | FetchCall():
+                is_ready, reads, is_repeated = self._is_at(shard, call.after_step), served, False
+            case EvictedCall():
+                is_ready, reads, is_repeated = self._is_at(shard, call.after_step), None, False
+            case WriteBackCall():
+                is_ready, reads = self._is_at(shard, call.after_step), None
+                is_repeated = self._is_repeated()
+            case ApplyCall():
+                is_ready, reads, is_repeated = (lambda: True), None, self._is_repeated()
+            case ApplyHeadCall():
+                # In two calls, so that nothing waits inside of the shard.
+                head = partial(served.take_head, call.tag, call.head, call.rest)
+                self._post(lambda: True, head, self._is_repeated())
+                is_repeated, reads = False, served
 
-    def write_back(self, shard, incarnation, after_step, kept):
-        return self._post(
-            self._is_at(shard, after_step),
-            lambda: self._shards[shard].write_back(incarnation, after_step, kept),
-            self._is_repeated(),
-        )
+                def is_ready():
+                    return served.has_heads(call.tag.step) or served._failure is not None
+
+        return self._post(is_ready, lambda: call.carry_out(served), is_repeated, reads)
 
     def finish(self) -> None:
         """Carry out what is left over."""
@@ -229,16 +217,16 @@ Seen = list[dict[str, np.ndarray]]
 """Rows, or gradients, of one source by step and table."""
 
 
-def gradient_of(rows_MD: Rows, source: int, step: int) -> Rows:
+def gradient_of(rows_MD: Rows, rank: int, step: int) -> Rows:
     """Depends on the rows, so that a stale bit spreads; where rows are tensors, it is one too."""
-    gradient_MD = on_host(rows_MD) * np.float32(1 + source + 0.1 * step) + np.float32(0.01)
+    gradient_MD = on_host(rows_MD) * np.float32(1 + rank + 0.1 * step) + np.float32(0.01)
     return gradient_MD if isinstance(rows_MD, np.ndarray) else torch.from_numpy(gradient_MD)
 
 
 def train(
     mode: LookupMode,
     batches: list[dict[str, Ids]],
-    source: int,
+    rank: int,
     board: Board,
     drain_every: int,
     ahead: Literal["never", "before rows", "behind rows"],
@@ -262,13 +250,13 @@ def train(
         if ahead == "behind rows":
             look_ahead(step + 1)
         seen.append({name: on_host(rows_MD).copy() for name, rows_MD in rows.items()})
-        board.swap(source, [np.empty(0)] * board.num_trainers)  # as trainers meet in every dense step
-        grads = {name: gradient_of(rows_MD, source, step) for name, rows_MD in rows.items()}
+        board.swap(rank, [np.empty(0)] * board.num_trainers)  # as trainers meet in every dense step
+        grads = {name: gradient_of(rows_MD, rank, step) for name, rows_MD in rows.items()}
         sent.append({name: on_host(grads_MD) for name, grads_MD in grads.items()})
         mode.update(step, batch, grads)
         if (step + 1) % drain_every == 0:
             mode.drain()
-            board.swap(source, [np.empty(0)] * board.num_trainers)
+            board.swap(rank, [np.empty(0)] * board.num_trainers)
     mode.drain()
     return seen, sent
 
@@ -283,30 +271,30 @@ def run(
     ahead: Literal["never", "before rows", "behind rows"] = "before rows",
     announces_over_drains: bool = False,
 ) -> list[tuple[Seen, Seen]]:
-    """Train all sources at once, each in a thread; a mode that takes an `exchange` gets one.
+    """Train all trainers at once, each in a thread; a mode that takes an `exchange` gets one.
 
     Args:
         drain_every: steps between two moments at which the servers have everything.
         ahead: whether and when the batch after is announced.
         announces_over_drains: also if the servers have everything in between.
     """
-    num_sources = len(batches_by_source)
-    board, rows_board = Board(num_sources), Board(num_sources)  # as there are two process groups
+    num_trainers = len(batches_by_source)
+    board, rows_board = Board(num_trainers), Board(num_trainers)  # as there are two process groups
 
-    def train_source(source: int) -> tuple[Seen, Seen]:
+    def train_source(rank: int) -> tuple[Seen, Seen]:
         try:
-            link = TrainerLink(tables, ShardMap(num_shards), transport, source)
-            mode = make_mode(link, ThreadExchange(rows_board, source))
+            link = TrainerLink(tables, ShardMap(num_shards), transport, rank)
+            mode = make_mode(link, ThreadExchange(rows_board, rank))
             return train(
-                mode, batches_by_source[source], source, board, drain_every, ahead, announces_over_drains
+                mode, batches_by_source[rank], rank, board, drain_every, ahead, announces_over_drains
             )
         except BaseException:
             board.abort()
             rows_board.abort()
             raise
 
-    with ThreadPoolExecutor(num_sources) as pool:
-        return list(pool.map(train_source, range(num_sources)))
+    with ThreadPoolExecutor(num_trainers) as pool:
+        return list(pool.map(train_source, range(num_trainers)))
 
 
 def without_exchange(mode_type) -> Callable[..., LookupMode]:

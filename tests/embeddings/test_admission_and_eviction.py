@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings.base.config import (
+from rayrec.embeddings.base.routing import bucket_of
+from rayrec.embeddings.config import (
     AdagradConfig,
     AdamConfig,
     AdmissionConfig,
@@ -16,7 +17,6 @@ from rayrec.embeddings.base.config import (
     SgdConfig,
     TableConfig,
 )
-from rayrec.embeddings.base.routing import bucket_of
 from rayrec.embeddings.table.table import EmbeddingTable
 from tests.embeddings.dictionary_oracle import DictionaryTable
 
@@ -121,7 +121,7 @@ def test_an_id_gets_its_row_with_the_sighting_that_admits_it():
     assert (table.num_rows, table.counts.num_created, table.counts.num_waiting) == (1, 1, 0)
 
 
-def test_a_full_bucket_keeps_its_best_rows_and_the_rest_start_anew():
+def test_a_full_bucket_keeps_its_best_rows_and_the_rest_start_again():
     first, second, third = (int(i) for i in IDS[bucket_of(IDS) == bucket_of(IDS[:1])][:3])
 
     def trained(keep: str) -> EmbeddingTable:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rayrec.embeddings.base.config import EvictionConfig, TableConfig
+from rayrec.embeddings.config import EvictionConfig, TableConfig
 from rayrec.embeddings.shard.contributions import Part, UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from tests.embeddings.sparse_runs import ids
@@ -11,31 +11,31 @@ from tests.embeddings.sparse_runs import ids
 TABLE = TableConfig(name="items", dim=4, seed=3)
 
 
-def shard(num_sources: int = 1, **further) -> EmbeddingShard:
-    return EmbeddingShard((TABLE,), 0, num_sources, wait_timeout_s=0.05, **further)
+def shard(num_trainers: int = 1, **further) -> EmbeddingShard:
+    return EmbeddingShard((TABLE,), 0, num_trainers, wait_timeout_s=0.05, **further)
 
 
 def update(*values: int, gradient: float = 1.0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {"items": (ids(*values), np.full((len(values), 4), gradient, dtype=np.float32))}
 
 
-def head(step: int = 0, source: int = 0) -> UpdateTag:
-    return UpdateTag(0, step, source, Part.HEAD)
+def head(step: int = 0, rank: int = 0) -> UpdateTag:
+    return UpdateTag(0, step, rank, Part.HEAD)
 
 
-def rest(step: int = 0, source: int = 0) -> UpdateTag:
-    return UpdateTag(0, step, source, Part.REST)
+def rest(step: int = 0, rank: int = 0) -> UpdateTag:
+    return UpdateTag(0, step, rank, Part.REST)
 
 
 def rows(served: EmbeddingShard, *values: int) -> bytes:
     return served.lookup({"items": ids(*values)})["items"].tobytes()
 
 
-def after_whole_steps(*updates, num_sources: int = 1) -> EmbeddingShard:
+def after_whole_steps(*updates, num_trainers: int = 1) -> EmbeddingShard:
     """What the shards of these tests are compared with; one update per source and step."""
-    whole = shard(num_sources)
+    whole = shard(num_trainers)
     for number, contribution in enumerate(updates):
-        whole.apply(UpdateTag(0, number // num_sources, number % num_sources), contribution)
+        whole.apply(UpdateTag(0, number // num_trainers, number % num_trainers), contribution)
     return whole
 
 
@@ -65,21 +65,21 @@ def test_parts_may_come_in_any_order_and_twice():
 
 def test_heads_wait_for_those_of_all_sources_and_name_who_has_sent_none():
     both = (update(1, gradient=0.1), update(1, 2, gradient=0.7))
-    whole, served = after_whole_steps(*both, num_sources=2), shard(num_sources=2)
+    whole, served = after_whole_steps(*both, num_trainers=2), shard(num_trainers=2)
     with pytest.raises(TimeoutError, match=r"no complete update of step 0 came from trainers \[0, 1\]"):
-        served.apply_head(head(source=1), update(1, gradient=0.7), {"items": ids(2)}, {"items": ids(1)})
-    found = served.apply_head(head(source=0), update(1, gradient=0.1), {}, {"items": ids(1)})
+        served.apply_head(head(rank=1), update(1, gradient=0.7), {"items": ids(2)}, {"items": ids(1)})
+    found = served.apply_head(head(rank=0), update(1, gradient=0.1), {}, {"items": ids(1)})
     assert found["items"].tobytes() == rows(whole, 1)
-    served.apply(rest(source=1), update(2, gradient=0.7))
-    assert served.apply(rest(source=0), {}) == 0
+    served.apply(rest(rank=1), update(2, gradient=0.7))
+    assert served.apply(rest(rank=0), {}) == 0
     assert rows(served, 1, 2) == rows(whole, 1, 2)
 
 
 def test_a_source_that_sends_no_head_makes_the_others_wait_for_the_step():
     both = (update(1, gradient=0.1), update(1, 2, gradient=0.7))
-    whole, served = after_whole_steps(*both, num_sources=2), shard(num_sources=2)
-    served.take_head(head(source=1), update(1, gradient=0.7), {"items": ids(2)})
-    served.apply(rest(source=1), update(2, gradient=0.7))
+    whole, served = after_whole_steps(*both, num_trainers=2), shard(num_trainers=2)
+    served.take_head(head(rank=1), update(1, gradient=0.7), {"items": ids(2)})
+    served.apply(rest(rank=1), update(2, gradient=0.7))
     assert not served.has_heads(0)
     served.apply(UpdateTag(0, 0, 0), both[0])
     assert served.committed_step == 0
@@ -87,7 +87,7 @@ def test_a_source_that_sends_no_head_makes_the_others_wait_for_the_step():
 
 
 def test_a_step_that_is_whole_and_in_parts_is_refused():
-    served = shard(num_sources=2)
+    served = shard(num_trainers=2)
     served.take_head(head(), update(1), {})
     with pytest.raises(ValueError, match="trainer 0 sent step 0 whole and in parts"):
         served.apply(UpdateTag(0, 0, 0), update(1))

@@ -11,9 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rayrec
-from rayrec.embeddings.base.config import RowwiseAdagradConfig, SgdConfig, TableConfig
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.capacity import device_batch_bytes
+from rayrec.embeddings.config import RowwiseAdagradConfig, SgdConfig, TableConfig
 from rayrec.embeddings.lookup.cache.cached_lookups import CachedLookups
 from rayrec.embeddings.lookup.cache.cached_records import on_host
 from rayrec.embeddings.lookup.cache.device_cache import device_caches
@@ -236,7 +236,7 @@ class LiveBytes(TorchDispatchMode):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda config: config.kind)
 def test_a_batch_takes_no_more_of_a_device_than_was_planned(optimizer, dtype, monkeypatch):
     # As on an accelerator, which needs no float64 for it.
-    monkeypatch.setattr(device_kernels, "_root", torch.sqrt)
+    monkeypatch.setattr(device_kernels, "root", torch.sqrt)
     config = TableConfig(name="items", dim=64, optimizer=optimizer, weight_dtype=dtype)
     ids_M = np.arange(4000)
     cache = device_caches(CPU)(config, len(ids_M))

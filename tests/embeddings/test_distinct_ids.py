@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.embeddings.base.distinct_ids import add_rows, first_repeated, places_among, sum_by_id
+from rayrec.embeddings.base.distinct_ids import add_rows, first_repeated, positions_among, sum_by_id
 
 IDS = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([-(2**63), -1, 0, 1, 2**63 - 1])
 
@@ -24,7 +24,7 @@ def test_one_repeated_id_is_found_among_many():
 @given(st.lists(IDS, max_size=50), st.lists(IDS, max_size=50, unique=True))
 def test_ids_are_found_among_others(values, others):
     expected = [others.index(value) if value in others else -1 for value in values]
-    found_M = places_among(np.array(values, dtype=np.int64), np.array(others, dtype=np.int64))
+    found_M = positions_among(np.array(values, dtype=np.int64), np.array(others, dtype=np.int64))
     assert found_M.tolist() == expected
 
 

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from rayrec.embeddings.base.config import RowwiseAdagradConfig, SgdConfig, TableConfig
 from rayrec.embeddings.base.distinct_ids import sum_by_id
 from rayrec.embeddings.base.threads import ROWS_PER_THREAD
+from rayrec.embeddings.config import RowwiseAdagradConfig, SgdConfig, TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 
@@ -19,8 +19,8 @@ TABLES = (
 )
 
 
-def make_shard(num_sources: int = 1, incarnation: int = 0, wait_timeout_s: float = 10) -> EmbeddingShard:
-    return EmbeddingShard(TABLES, 0, num_sources, incarnation, wait_timeout_s)
+def make_shard(num_trainers: int = 1, incarnation: int = 0, wait_timeout_s: float = 10) -> EmbeddingShard:
+    return EmbeddingShard(TABLES, 0, num_trainers, incarnation, wait_timeout_s)
 
 
 def ids(*values: int) -> np.ndarray:
@@ -38,7 +38,7 @@ def item_values(shard: EmbeddingShard, *values: int) -> list[float]:
 
 
 def test_a_step_commits_when_the_last_source_has_sent_it():
-    shard = make_shard(num_sources=2)
+    shard = make_shard(num_trainers=2)
     assert shard.apply(UpdateTag(0, 0, 1), items((5, 1.0), (6, 2.0))) == -1
     assert item_values(shard, 5, 6) == [0, 0]
     assert shard.apply(UpdateTag(0, 0, 0), items((6, 3.0))) == 0
@@ -47,7 +47,7 @@ def test_a_step_commits_when_the_last_source_has_sent_it():
 
 
 def test_an_empty_step_commits_too():
-    shard = make_shard(num_sources=2)
+    shard = make_shard(num_trainers=2)
     shard.apply(UpdateTag(0, 0, 0), {})
     assert shard.apply(UpdateTag(0, 0, 1), {}) == 0
     assert shard.stats().num_rows == {"items": 0, "users": 0}
@@ -58,9 +58,9 @@ def test_sums_are_in_source_order_whatever_order_they_arrive_in():
     parts = [items((7, 1e8)), items((7, 1.0)), items((7, -1e8))]
     assert sum_by_id([part["items"] for part in parts])[1].tolist() == [[0, 0]]
     for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
-        shard = make_shard(num_sources=3)
-        for source in order:
-            shard.apply(UpdateTag(0, 0, source), parts[source])
+        shard = make_shard(num_trainers=3)
+        for rank in order:
+            shard.apply(UpdateTag(0, 0, rank), parts[rank])
         assert item_values(shard, 7) == [0]
 
 
@@ -73,7 +73,7 @@ def test_all_tables_of_a_request_are_answered_in_the_order_of_the_ids():
 
 
 def test_a_repeated_contribution_changes_nothing():
-    shard = make_shard(num_sources=2)
+    shard = make_shard(num_trainers=2)
     for tag in (UpdateTag(0, 0, 0), UpdateTag(0, 0, 0), UpdateTag(0, 0, 1), UpdateTag(0, 0, 1)):
         committed = shard.apply(tag, items((5, 1.0)))
     assert committed == 0
@@ -90,7 +90,7 @@ def test_another_incarnation_is_refused_and_does_no_harm():
 
 
 def test_a_source_may_be_one_step_ahead_but_no_more():
-    shard = make_shard(num_sources=2)
+    shard = make_shard(num_trainers=2)
     shard.apply(UpdateTag(0, 0, 0), items((5, 1.0)))
     shard.apply(UpdateTag(0, 1, 0), items((5, 2.0)))
     with pytest.raises(ValueError, match="step 2 from trainer 0 leaves a gap after step -1"):
@@ -103,7 +103,7 @@ def test_a_source_may_be_one_step_ahead_but_no_more():
 
 def test_a_source_out_of_range_is_refused():
     with pytest.raises(ValueError, match="trainers 0 to 1, got an update from trainer 2"):
-        make_shard(num_sources=2).apply(UpdateTag(0, 0, 2), {})
+        make_shard(num_trainers=2).apply(UpdateTag(0, 0, 2), {})
 
 
 def test_a_lookup_waits_for_the_step_it_names():
@@ -117,7 +117,7 @@ def test_a_lookup_waits_for_the_step_it_names():
 
 
 def test_a_step_that_never_comes_is_a_timeout_that_names_the_missing_trainer():
-    shard = make_shard(num_sources=2, wait_timeout_s=0.01)
+    shard = make_shard(num_trainers=2, wait_timeout_s=0.01)
     shard.apply(UpdateTag(0, 0, 0), {})
     with pytest.raises(TimeoutError, match=r"last committed step is -1.*step 0 came from trainers \[1\]"):
         shard.lookup({"items": ids(5)}, after_step=0)
@@ -128,7 +128,7 @@ def nan_update() -> dict:
 
 
 def test_a_gradient_that_is_not_finite_refuses_the_whole_step():
-    shard = make_shard(num_sources=2)
+    shard = make_shard(num_trainers=2)
     shard.apply(UpdateTag(0, 0, 0), items((5, 1.0)))
     with pytest.raises(ValueError, match=r"step 0 because of trainer 1: table 'items'.*id 8 is nan"):
         shard.apply(UpdateTag(0, 0, 1), nan_update())
@@ -138,7 +138,7 @@ def test_a_gradient_that_is_not_finite_refuses_the_whole_step():
 
 
 def test_an_infinite_sum_of_finite_gradients_is_refused():
-    shard = make_shard(num_sources=2)
+    shard = make_shard(num_trainers=2)
     shard.apply(UpdateTag(0, 0, 0), items((5, 3e38)))
     with pytest.raises(ValueError, match="id 5 is inf"):
         shard.apply(UpdateTag(0, 0, 1), items((5, 3e38)))
@@ -153,7 +153,7 @@ def shard_that_tells_of_waiting() -> tuple[EmbeddingShard, threading.Event]:
             waiting.set()
             return super().wait(timeout)
 
-    shard = EmbeddingShard(TABLES, 0, num_sources=2, wait_timeout_s=10)
+    shard = EmbeddingShard(TABLES, 0, num_trainers=2, wait_timeout_s=10)
     shard._lock.changed = Telling()
     return shard, waiting
 
@@ -253,12 +253,12 @@ def rows_of(shard: EmbeddingShard) -> dict[str, list]:
     return {name: [rows.ids_M.tolist(), rows.weights_MD.tobytes()] for name, rows in exported.items()}
 
 
-def trained_shard(num_sources: int = 1) -> tuple[EmbeddingShard, dict[str, np.ndarray]]:
+def trained_shard(num_trainers: int = 1) -> tuple[EmbeddingShard, dict[str, np.ndarray]]:
     """Items 5 and 6 and user 5 have rows; and records of nothing but zeros for them."""
-    shard = make_shard(num_sources)
+    shard = make_shard(num_trainers)
     shard.apply(UpdateTag(0, 0, 0), items((5, 1.0), (6, 2.0)) | {"users": (ids(5), np.float32([[3]]))})
-    for source in range(1, num_sources):
-        shard.apply(UpdateTag(0, 0, source), {})
+    for rank in range(1, num_trainers):
+        shard.apply(UpdateTag(0, 0, rank), {})
     fetched = shard.fetch({"items": ids(5, 6), "users": ids(5)})
     return shard, {name: np.zeros_like(records_MW) for name, (records_MW, _) in fetched.items()}
 
@@ -283,19 +283,19 @@ def test_records_that_cannot_come_back_are_refused_before_any_row_changes(name):
     make_bad, message = BAD_KEPT[name]
     shard, zeros = trained_shard()
     before = rows_of(shard)
-    kept = {"users": (ids(5), zeros["users"])} | make_bad(zeros)
+    dirty = {"users": (ids(5), zeros["users"])} | make_bad(zeros)
 
     with pytest.raises(ValueError, match=rf"shard 0 refuses .*step 0.*{message}"):
-        shard.write_back(0, 0, kept)
+        shard.write_back(0, 0, dirty)
     assert rows_of(shard) == before
     with pytest.raises(ValueError, match=rf"shard 0 refuses step 1.*{message}"):
-        shard.apply(UpdateTag(0, 1, 0), items((5, 1.0)), kept)
+        shard.apply(UpdateTag(0, 1, 0), items((5, 1.0)), dirty)
     assert rows_of(shard) == before
     assert shard.committed_step == 0
 
 
 def test_records_of_an_id_that_somebody_else_changes_too_are_refused():
-    shard, zeros = trained_shard(num_sources=2)
+    shard, zeros = trained_shard(num_trainers=2)
     before = rows_of(shard)
     shard.apply(UpdateTag(0, 1, 0), items((7, 1.0), (5, 1.0)))
     with pytest.raises(ValueError, match="shard 0 refuses step 1: table 'items': id 5 comes twice"):

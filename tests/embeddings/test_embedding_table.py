@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings.base.config import AdamConfig, RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.base.routing import bucket_of
+from rayrec.embeddings.config import AdamConfig, RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.storage import records
 from rayrec.embeddings.table.table import EmbeddingTable, TableRows
 from rayrec.platform.hashing import combine64

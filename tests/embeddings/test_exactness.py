@@ -16,14 +16,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings.base.config import AdmissionConfig, EvictionConfig, TableConfig
+from rayrec.embeddings.config import AdmissionConfig, EvictionConfig, TableConfig
 from rayrec.embeddings.lookup.bounded_stale import BoundedStale
 from rayrec.embeddings.lookup.cache.cached_lookups import CachedLookups
 from rayrec.embeddings.lookup.cache.device_cache import device_caches
 from rayrec.embeddings.lookup.cache.row_cache import MakeCache, RowCache
 from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.lookup.lookups import SyncLookups
-from rayrec.embeddings.lookup.shared_row_write_back import HeldOverlap
+from rayrec.embeddings.lookup.shared_row_write_back import SharedRowWriteBack
 from rayrec.embeddings.lookup.threaded_lookups import ThreadedLookups
 from rayrec.embeddings.shard import shard as shard_module
 from tests.embeddings.dictionary_oracle import DictionaryTable
@@ -85,11 +85,11 @@ def runs(draw) -> Run:
     )
     pool = draw(st.sampled_from([MANY, SPREAD]))
     some = st.lists(st.sampled_from(pool), max_size=8, unique=True)
-    num_sources = draw(st.integers(1, 3))
-    batches_by_source: list[list[dict[str, Ids]]] = [[] for _ in range(num_sources)]
+    num_trainers = draw(st.integers(1, 3))
+    batches_by_source: list[list[dict[str, Ids]]] = [[] for _ in range(num_trainers)]
     for _ in range(draw(st.integers(1, 9))):
-        read = {table.name: [draw(some) for _ in range(num_sources)] for table in tables}
-        for source in range(num_sources):
+        read = {table.name: [draw(some) for _ in range(num_trainers)] for table in tables}
+        for source in range(num_trainers):
             batches_by_source[source].append(
                 {
                     name: Ids(ids(*by_source[source]), ids(*sorted(set().union(*by_source))))
@@ -182,8 +182,8 @@ MODES = {
     "sync": without_exchange(SyncLookups),
     "exact_prefetch": without_exchange(ExactPrefetch),
     "exact_prefetch in a thread": threaded(without_exchange(ExactPrefetch)),
-    "held overlap": alone_or(HeldOverlap, ExactPrefetch),
-    "held overlap in a thread": threaded(alone_or(HeldOverlap, ExactPrefetch)),
+    "shared-row write-back": alone_or(SharedRowWriteBack, ExactPrefetch),
+    "shared-row write-back in a thread": threaded(alone_or(SharedRowWriteBack, ExactPrefetch)),
     "bounded_stale(0)": without_exchange(partial(BoundedStale, max_staleness=0)),
     **{f"cache of {rows}": cached(rows) for rows in (0, 1, 3, 6, 100)},
     # torch's CPU stands for the accelerator: what it computes is the same, wherever it does.
@@ -210,9 +210,9 @@ def test_every_mode_gives_the_rows_of_a_dictionary(mode, run_, num_shards, seed,
 
 def check_run(make_mode, run_: Run, num_shards, seed, drain_every, ahead, over_drains=False) -> None:
     expected, expected_rows = trained_dictionaries(run_)
-    num_sources = len(run_.batches_by_source)
+    num_trainers = len(run_.batches_by_source)
 
-    shards = make_shards(run_.tables, num_shards, num_sources)
+    shards = make_shards(run_.tables, num_shards, num_trainers)
     transport = AdversarialTransport(shards, seed, repeated=0.3, lost=0.2)
     found = run(
         make_mode,
@@ -243,14 +243,14 @@ def runs_that_share(draw) -> Run:
     return Run(tables, [[{"table0": Ids(ids_M, ids_M)} for ids_M in batches]])
 
 
-class Watched(HeldOverlap):
+class Watched(SharedRowWriteBack):
     """Counts the rows that took the ways of the mode, over all examples."""
 
     seen: ClassVar[Counter[str]] = Counter()
 
     def update(self, step, lookups, grads) -> None:
-        held = {name: mine.held[0] for name, mine in self._announced[step].tables.items()}
-        following = self._announced.get(step + 1)
+        held = {name: mine.held[0] for name, mine in self._batches[step].tables.items()}
+        following = self._batches.get(step + 1)
         for name, ids_K in held.items():
             shared = np.isin(ids_K, [] if following is None else following.tables[name].ids_M)
             if self._tables[name].evicts_at(step):
@@ -261,7 +261,7 @@ class Watched(HeldOverlap):
         super().update(step, lookups, grads)
 
     def drain(self) -> None:
-        following = self._announced.get(self._last_step + 1)
+        following = self._batches.get(self._last_step + 1)
         if following is not None:
             self.seen["drained"] += sum(len(mine.held[0]) for mine in following.tables.values())
         super().drain()
@@ -301,8 +301,8 @@ def test_rows_that_are_held_are_those_of_a_dictionary():
     run_=runs(), num_shards=st.integers(1, 3), seed=st.integers(0, 10_000), max_staleness=st.integers(1, 3)
 )
 def test_bounded_staleness_is_bounded_and_loses_nothing(run_, num_shards, seed, max_staleness):
-    num_sources = len(run_.batches_by_source)
-    shards = make_shards(run_.tables, num_shards, num_sources, max_staleness)
+    num_trainers = len(run_.batches_by_source)
+    shards = make_shards(run_.tables, num_shards, num_trainers, max_staleness)
     transport = AdversarialTransport(shards, seed, repeated=0.3, lost=0.2)
     stale = without_exchange(partial(BoundedStale, max_staleness=max_staleness))
     found = run(stale, run_.tables, transport, num_shards, run_.batches_by_source)

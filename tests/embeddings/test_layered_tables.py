@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings.base.config import AdamConfig, EvictionConfig, TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import AdamConfig, EvictionConfig, TableConfig
 from rayrec.embeddings.snapshot import layered_tables
 from rayrec.embeddings.snapshot.layered_tables import (
     LayeredTable,
@@ -29,7 +29,7 @@ def table_config(**changed) -> TableConfig:
 
 
 class Training:
-    """A table that trains, with rows that come and go, and says what has changed between its cuts."""
+    """A table that trains, with rows that come and go, and says what has changed between its snapshots."""
 
     def __init__(self, config: TableConfig) -> None:
         self.table = EmbeddingTable(config)
@@ -42,11 +42,11 @@ class Training:
         grads_MD = self._random.standard_normal((len(ids_M), 3)).astype(np.float32)
         self.table.apply(ids_M, grads_MD, self.step)
 
-    def cut(self, everything: bool = False) -> list[TableRows]:
+    def snapshot(self, everything: bool = False) -> list[TableRows]:
         since = None if everything else self._last_cut
-        cut = self.table.begin_cut(self.step, wait=lambda is_room: None)
-        parts = list(self.table.cut_parts(cut, nullcontext, since))
-        self.table.end_cut()
+        snapshot = self.table.begin_snapshot(self.step, wait=lambda is_room: None)
+        parts = list(self.table.snapshot_parts(snapshot, nullcontext, since))
+        self.table.end_snapshot()
         self._last_cut = self.step
         return parts
 
@@ -76,14 +76,14 @@ def test_base_and_changes_are_the_full_export_with_rows_given_up_and_come_back(
     config = table_config(eviction=EvictionConfig(max_age_steps=2, every_steps=2), weight_dtype=dtype)
     training = Training(config)
     training.go_on(IDS[steps[0]])
-    layered = LayeredTable.of(reading_config(config), reading_rows(training.cut(everything=True)))
+    layered = LayeredTable.of(reading_config(config), reading_rows(training.snapshot(everything=True)))
     versions = [(layered, training.table.lookup(IDS))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layered_tables, "_MOST_CHANGES", most_changes)
-        for places in steps[1:]:
-            training.go_on(IDS[places])
+        for positions in steps[1:]:
+            training.go_on(IDS[positions])
             if is_cut.draw(st.booleans()):
-                layered = layered.changed_by(reading_rows(training.cut()))
+                layered = layered.changed_by(reading_rows(training.snapshot()))
                 assert same_rows(layered, training.table)
                 assert layered.num_layers <= 1 + most_changes
                 versions.append((layered, training.table.lookup(IDS)))
@@ -95,7 +95,7 @@ def test_rows_take_no_memory_for_what_only_training_needs():
     config = table_config()
     training = Training(config)
     training.go_on(IDS)
-    held = LayeredTable.of(reading_config(config), reading_rows(training.cut(everything=True)))
+    held = LayeredTable.of(reading_config(config), reading_rows(training.snapshot(everything=True)))
     assert held._base.export().state_MS.shape == (len(IDS), 0)
     assert held._base.num_bytes < training.table.num_bytes
 
@@ -111,17 +111,19 @@ def test_increments_on_other_rows_and_full_ones_are_refused_as_changes(tmp_path)
     tables = [reading_config(config)]
     training = Training(config)
     training.go_on(IDS[:20])
-    held = LayeredTables.load(tables, written(tmp_path / "0", config, training.cut(everything=True), 0), 0)
+    held = LayeredTables.load(
+        tables, written(tmp_path / "0", config, training.snapshot(everything=True), 0), 0
+    )
     training.go_on(IDS[:10])
-    first = written(tmp_path / "1", config, training.cut(), 1)
+    first = written(tmp_path / "1", config, training.snapshot(), 1)
     training.go_on(IDS[5:15])
-    second = written(tmp_path / "2", config, training.cut(), 2)
+    second = written(tmp_path / "2", config, training.snapshot(), 2)
     with pytest.raises(InputError, match="since step 1"):
         held.changed_by(tables, second, 2)
     changed = held.changed_by(tables, first, 1).changed_by(tables, second, 2)
     assert same_rows(changed["items"], training.table)
     assert changed["items"].num_layers == 3
-    full = written(tmp_path / "full", config, training.cut(everything=True), 2)
+    full = written(tmp_path / "full", config, training.snapshot(everything=True), 2)
     with pytest.raises(InputError, match="has all rows"):
         held.changed_by(tables, full, 2)
     instead = LayeredTables.load(tables, full, 2)

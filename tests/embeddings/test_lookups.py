@@ -6,13 +6,14 @@ import time
 import numpy as np
 import pytest
 
-from rayrec.embeddings.base.config import EvictionConfig, TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import EvictionConfig, TableConfig
 from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.lookup.lookups import LookupMode, SyncLookups, TrainerLink
-from rayrec.embeddings.lookup.shared_row_write_back import HeldOverlap
+from rayrec.embeddings.lookup.shared_row_write_back import SharedRowWriteBack
 from rayrec.embeddings.lookup.threaded_lookups import ThreadedLookups
 from rayrec.embeddings.transport.client import LocalTransport, ShardClient
+from rayrec.embeddings.transport.protocol import ApplyCall, ApplyHeadCall, FetchCall, LookupCall
 from tests.embeddings.sparse_runs import ITEMS, AdversarialTransport, Ids, alone, ids, make_shards
 
 
@@ -26,24 +27,27 @@ class RecordingTransport(LocalTransport):
         super().__init__(shards)
         self.calls: list[tuple] = []
 
-    def lookup(self, shard, request, after_step):
-        self.calls.append(("lookup", shard, {n: sorted(i.tolist()) for n, i in request.items()}, after_step))
-        return super().lookup(shard, request, after_step)
+    def call(self, shard, call):
+        match call:
+            case LookupCall() | FetchCall():
+                name = "lookup" if isinstance(call, LookupCall) else "fetch"
+                self.calls.append((name, shard, _sorted(call.request), call.after_step))
+            case ApplyCall():
+                named = [_sorted_ids(part) for part in (call.update, call.dirty) if part]
+                self.calls.append(("apply", shard, *(named or [{}]), call.tag.step))
+            case ApplyHeadCall():
+                named = [_sorted_ids(call.head), _sorted(call.rest), _sorted(call.wanted)]
+                self.calls.append(("apply_head", shard, *named, call.tag.step))
+        return super().call(shard, call)
 
-    def apply(self, shard, tag, update, kept=None):
-        named = [{n: sorted(u[0].tolist()) for n, u in part.items()} for part in (update, kept) if part]
-        self.calls.append(("apply", shard, *(named or [{}]), tag.step))
-        return super().apply(shard, tag, update, kept)
 
-    def fetch(self, shard, request, after_step):
-        self.calls.append(("fetch", shard, {n: sorted(i.tolist()) for n, i in request.items()}, after_step))
-        return super().fetch(shard, request, after_step)
+def _sorted(request) -> dict[str, list[int]]:
+    return {name: sorted(ids_M.tolist()) for name, ids_M in request.items()}
 
-    def apply_head(self, shard, tag, head, rest, wanted):
-        named = [{n: sorted(u[0].tolist()) for n, u in head.items()}]
-        named += [{n: sorted(i.tolist()) for n, i in ids_M.items()} for ids_M in (rest, wanted)]
-        self.calls.append(("apply_head", shard, *named, tag.step))
-        return super().apply_head(shard, tag, head, rest, wanted)
+
+def _sorted_ids(values) -> dict[str, list[int]]:
+    """Of pairs of ids and what goes with them."""
+    return _sorted({name: ids_M for name, (ids_M, _) in values.items()})
 
 
 def ones(batch: dict[str, Ids]) -> dict[str, np.ndarray]:
@@ -91,10 +95,10 @@ def test_nothing_of_a_table_is_read_ahead_across_a_step_that_may_evict_its_rows(
 
 
 def test_what_another_trainer_touches_is_not_read_ahead():
-    transport = RecordingTransport(make_shards(ITEMS, 1, num_sources=2))
+    transport = RecordingTransport(make_shards(ITEMS, 1, num_trainers=2))
     mode = ExactPrefetch(link(transport))
-    mode.prefetch(0, {"items": Ids(ids(1), touched=ids(1, 4))})
-    mode.prefetch(1, {"items": Ids(ids(4, 5), touched=ids(4, 5))})
+    mode.prefetch(0, {"items": Ids(ids(1), updated_ids=ids(1, 4))})
+    mode.prefetch(1, {"items": Ids(ids(4, 5), updated_ids=ids(4, 5))})
     assert transport.calls[-1] == ("lookup", 0, {"items": [5]}, -1)
 
 
@@ -115,18 +119,12 @@ class RefusingTransport(AdversarialTransport):
         self._refused = refused
         self._num_reads = 0
 
-    def lookup(self, shard, request, after_step):
-        self._read()
-        return super().lookup(shard, request, after_step)
-
-    def fetch(self, shard, request, after_step):
-        self._read()
-        return super().fetch(shard, request, after_step)
-
-    def _read(self) -> None:
-        self._num_reads += 1
-        if self._num_reads - 1 in self._refused:
-            raise ConnectionError("no way to the server")
+    def call(self, shard, call):
+        if isinstance(call, LookupCall | FetchCall):
+            self._num_reads += 1
+            if self._num_reads - 1 in self._refused:
+                raise ConnectionError("no way to the server")
+        return super().call(shard, call)
 
 
 def trained_rows(mode: LookupMode) -> np.ndarray:
@@ -148,7 +146,7 @@ def trained_rows(mode: LookupMode) -> np.ndarray:
     return insist(mode.rows, 1, second)["items"]
 
 
-@pytest.mark.parametrize("mode_type", [ExactPrefetch, HeldOverlap])
+@pytest.mark.parametrize("mode_type", [ExactPrefetch, SharedRowWriteBack])
 @pytest.mark.parametrize("refused", [{0}, {1}, {2}, {1, 2}], ids=str)
 def test_a_request_that_could_not_be_sent_never_becomes_rows(refused, mode_type):
     expected_MD = trained_rows(SyncLookups(link(LocalTransport(make_shards(ITEMS, 1)))))
@@ -261,11 +259,10 @@ def test_a_table_that_does_not_exist_is_named():
 class StubbornTransport(LocalTransport):
     """Refuses updates."""
 
-    def apply(self, shard, tag, update, kept=None):
-        raise ConnectionError("no way to the server")
-
-    def apply_head(self, shard, tag, head, rest, wanted):
-        raise ConnectionError("no way to the server")
+    def call(self, shard, call):
+        if isinstance(call, ApplyCall | ApplyHeadCall):
+            raise ConnectionError("no way to the server")
+        return super().call(shard, call)
 
 
 def test_an_error_beside_dense_compute_is_raised_by_every_call_that_follows():
@@ -286,7 +283,7 @@ def test_an_error_beside_dense_compute_is_raised_by_every_call_that_follows():
     mode.close()
 
 
-@pytest.mark.parametrize("mode_type", [ExactPrefetch, HeldOverlap])
+@pytest.mark.parametrize("mode_type", [ExactPrefetch, SharedRowWriteBack])
 def test_a_batch_may_be_announced_before_one_that_never_is(mode_type):
     transport = AdversarialTransport(make_shards(ITEMS, 1), seed=0)
     mode = ThreadedLookups(mode_type(link(transport)))
@@ -300,7 +297,7 @@ def test_a_batch_may_be_announced_before_one_that_never_is(mode_type):
     mode.close()
 
 
-class Unhurried(HeldOverlap):
+class Unhurried(SharedRowWriteBack):
     """Whose updates take longer than those who wait for nothing."""
 
     def update(self, step, lookups, grads) -> None:

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from rayrec.embeddings.base.config import AdmissionConfig, TableConfig
+from rayrec.embeddings.config import AdmissionConfig, TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.table.table import EmbeddingTable
@@ -23,7 +23,7 @@ def update(**ids):
 
 
 def test_a_step_past_the_limit_is_refused_and_no_row_has_changed():
-    shard = EmbeddingShard([ITEMS, USERS], shard=3, num_sources=1, memory_limit=140_000)
+    shard = EmbeddingShard([ITEMS, USERS], shard=3, num_trainers=1, memory_limit=140_000)
     shard.apply(UpdateTag(0, 0, 0), update(items=range(100), users=range(100)))
     before = {name: shard.export(name) for name in ("items", "users")}
 
@@ -38,9 +38,9 @@ def test_a_step_past_the_limit_is_refused_and_no_row_has_changed():
 
 def test_steps_without_new_rows_go_on_at_the_limit():
     ids = range(500)
-    free = EmbeddingShard([ITEMS], shard=0, num_sources=1)
+    free = EmbeddingShard([ITEMS], shard=0, num_trainers=1)
     free.apply(UpdateTag(0, 0, 0), update(items=ids))
-    shard = EmbeddingShard([ITEMS], shard=0, num_sources=1, memory_limit=free.stats().num_bytes)
+    shard = EmbeddingShard([ITEMS], shard=0, num_trainers=1, memory_limit=free.stats().num_bytes)
 
     for step in range(3):
         shard.apply(UpdateTag(0, step, 0), update(items=ids))

@@ -8,17 +8,6 @@ import pyarrow as pa
 import pytest
 import torch
 
-from rayrec.embeddings.base.config import (
-    AdagradConfig,
-    AdamConfig,
-    AdmissionConfig,
-    DiskConfig,
-    EvictionConfig,
-    PartialRowwiseAdamConfig,
-    RowwiseAdagradConfig,
-    SgdConfig,
-    TableConfig,
-)
 from rayrec.embeddings.base.routing import NUM_BUCKETS, ShardMap
 from rayrec.embeddings.capacity import (
     HELD_RECORDS,
@@ -30,10 +19,21 @@ from rayrec.embeddings.capacity import (
     plan_table,
     spread,
 )
+from rayrec.embeddings.config import (
+    AdagradConfig,
+    AdamConfig,
+    AdmissionConfig,
+    DiskConfig,
+    EvictionConfig,
+    PartialRowwiseAdamConfig,
+    RowwiseAdagradConfig,
+    SgdConfig,
+    TableConfig,
+)
 from rayrec.embeddings.lookup.cache.device_cache import device_caches
 from rayrec.embeddings.lookup.cache.row_cache import RowCache
 from rayrec.embeddings.lookup.lookups import TrainerLink
-from rayrec.embeddings.lookup.shared_row_write_back import HeldOverlap
+from rayrec.embeddings.lookup.shared_row_write_back import SharedRowWriteBack
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.snapshot.saved_files import SavedFile
@@ -141,10 +141,12 @@ def test_saving_and_loading_stay_within_the_plan(tmp_path, own_pool, num_rows):
     write_table(tmp_path, config, ShardMap(1), 0, 0, small.export_parts())  # compiles and imports
     assert own_pool.max_memory() < 0.01 * planned.extra_bytes["saving"]
     files: list[SavedFile] = []
-    shard.freeze(0)
+    shard.begin_snapshot(0)
 
     saving = peak_numpy(
-        lambda: files.extend(write_table(tmp_path, config, ShardMap(1), 0, 0, shard.export_cut("items", 0)))
+        lambda: files.extend(
+            write_table(tmp_path, config, ShardMap(1), 0, 0, shard.export_snapshot("items", 0))
+        )
     )
     arrow = own_pool.max_memory()
     assert 0.25 * planned.extra_bytes["saving"] < saving + arrow <= planned.extra_bytes["saving"]
@@ -211,7 +213,7 @@ def test_a_batch_is_held_three_times():
 def test_batches_whose_overlap_is_held_take_what_was_planned(firsts, dim, optimizer):
     config, num_ids, num_steps = TableConfig(name="items", dim=dim, optimizer=optimizer), 3000, 6
     shards = make_shards((config,), 2)
-    mode = HeldOverlap(TrainerLink((config,), ShardMap(2), LocalTransport(shards)))
+    mode = SharedRowWriteBack(TrainerLink((config,), ShardMap(2), LocalTransport(shards)))
     batches = [alone(*range(first, first + num_ids)) for first in firsts]
 
     def train(first: int, last: int) -> None:

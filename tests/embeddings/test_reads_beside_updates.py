@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import numpy as np
 import pytest
 
-from rayrec.embeddings.base.config import (
+from rayrec.embeddings.config import (
     AdmissionConfig,
     DiskConfig,
     EvictionConfig,
@@ -23,7 +23,7 @@ PLAIN = RowwiseAdagradConfig(lr=1e6, initial_accumulator=1e12)
 ITEMS = TableConfig(name="items", dim=2, init_scale=0, optimizer=PLAIN)
 IDS_M = np.array([1, 2, 3, 4])
 UPDATE = {"items": (IDS_M, np.full((4, 2), -1, np.float32))}
-FIRST = UpdateTag(incarnation=0, step=0, source=0)
+FIRST = UpdateTag(incarnation=0, step=0, rank=0)
 WAIT_S = 20.0
 NOT_YET_S = 0.05
 
@@ -41,7 +41,7 @@ class HalfApplied:
     ) -> None:
         """Send the last contribution of the step, of a new shard unless one is given."""
         monkeypatch.setattr(shard_module, "_LENT_EVERY", 4)  # two rows of two numbers
-        self.shard = shard or EmbeddingShard((ITEMS,), 0, num_sources=1)
+        self.shard = shard or EmbeddingShard((ITEMS,), 0, num_trainers=1)
         self._slow_reader = object()  # one that has asked and takes its time
         self.shard._lock._readers.add(self._slow_reader)
         self.applied: Future[int] = pool.submit(self.shard.apply, last_tag, last_update)
@@ -83,7 +83,7 @@ def test_no_read_is_let_into_a_step_that_evicts(monkeypatch, pool):
     """It could find a row that the step has changed and gives up in the end."""
     monkeypatch.setattr(shard_module, "_LENT_EVERY", 4)
     eviction = EvictionConfig(max_age_steps=5, every_steps=2)
-    shard = EmbeddingShard((ITEMS.model_copy(update={"eviction": eviction}),), 0, num_sources=1)
+    shard = EmbeddingShard((ITEMS.model_copy(update={"eviction": eviction}),), 0, num_trainers=1)
     shard.apply(FIRST, UPDATE)
     shard._lock._readers.add(object())  # one that waits, and would for ever once it is let in
     assert pool.submit(shard.apply, UpdateTag(0, 1, 0), UPDATE).result(WAIT_S) == 1
@@ -121,13 +121,13 @@ def test_everything_else_finds_whole_steps(monkeypatch, pool):
 
 def test_who_waited_for_the_step_before_does_not_wait_for_the_next(monkeypatch, pool):
     """Of two sources one is a step ahead, so that one call commits two steps, the second of them slowly."""
-    shard = EmbeddingShard((ITEMS,), 0, num_sources=2)
+    shard = EmbeddingShard((ITEMS,), 0, num_trainers=2)
     named = pool.submit(lambda: shard.lookup({"items": IDS_M}, after_step=0)["items"][:, 0].round().tolist())
     for step, source, update in ((1, 1, {}), (0, 0, {}), (1, 0, UPDATE)):
         shard.apply(UpdateTag(0, step, source), update)
-    half = HalfApplied(monkeypatch, pool, shard, UpdateTag(0, 0, source=1), {})
+    half = HalfApplied(monkeypatch, pool, shard, UpdateTag(0, 0, rank=1), {})
     try:
-        values = half.values()  # which wakes whoever waits for a change
+        values = half.values()  # which wakes threads that wait for a change
         assert (values, shard.committed_step) == ([1, 1, 0, 0], 0)
         assert named.result(WAIT_S) == [1, 1, 0, 0]
         assert not half.applied.done()
@@ -138,7 +138,7 @@ def test_who_waited_for_the_step_before_does_not_wait_for_the_next(monkeypatch, 
 
 def test_who_waits_for_a_later_step_is_not_waited_for(monkeypatch, pool):
     """Nor is a read that a new incarnation set back before it had the lock."""
-    shard = EmbeddingShard((ITEMS,), 0, num_sources=1)
+    shard = EmbeddingShard((ITEMS,), 0, num_trainers=1)
     shard.begin(7, 0)
     with shard._lock.changed:  # so that the read has seen step 7, and has not got the lock yet
         waiting = pool.submit(shard.lookup, {"items": IDS_M}, 7)
@@ -171,7 +171,7 @@ def test_rows_are_never_torn_nor_older_than_asked_for(monkeypatch, names_step):
     """Every step adds 1 to all numbers of all rows, so a row of two values is a torn one."""
     dim, num_steps = 8192, 400
     monkeypatch.setattr(shard_module, "_LENT_EVERY", 2 * dim)
-    shard = EmbeddingShard((ITEMS.model_copy(update={"dim": dim}),), 0, num_sources=1)
+    shard = EmbeddingShard((ITEMS.model_copy(update={"dim": dim}),), 0, num_trainers=1)
     grads_4D = np.full((4, dim), -1, np.float32)
     started = threading.Barrier(2)
 
@@ -203,7 +203,7 @@ def test_rows_do_not_depend_on_how_often_reads_are_let_in(monkeypatch):
     exported = []
     for lent_every in (2, 6, 2**19):
         monkeypatch.setattr(shard_module, "_LENT_EVERY", lent_every)
-        shard, random = EmbeddingShard((config,), 0, num_sources=1), np.random.default_rng(0)
+        shard, random = EmbeddingShard((config,), 0, num_trainers=1), np.random.default_rng(0)
         for step in range(12):
             ids_M = random.choice(12, size=5, replace=False)
             grads_MD = random.normal(size=(5, 2)).astype(np.float32)
@@ -219,7 +219,9 @@ def test_a_table_on_disk_keeps_the_room_that_the_step_reserved(monkeypatch, tmp_
     """A read could take it, and a step that is half applied cannot be refused any more."""
     monkeypatch.setattr(shard_module, "_LENT_EVERY", 4)
     disk = DiskConfig(folder=str(tmp_path), memory="64 MiB")
-    shard = EmbeddingShard((ITEMS, ITEMS.model_copy(update={"name": "cold", "disk": disk})), 0, num_sources=1)
+    shard = EmbeddingShard(
+        (ITEMS, ITEMS.model_copy(update={"name": "cold", "disk": disk})), 0, num_trainers=1
+    )
     shard._lock._readers.add(object())  # would wait for ever
 
     assert shard.apply(FIRST, UPDATE) == 0

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rayrec.embeddings.base.config import RowwiseAdagradConfig, TableConfig
-from rayrec.embeddings.base.threads import ROWS_PER_THREAD
+from rayrec.embeddings.base.threads import ROWS_PER_THREAD, in_parts
+from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.optim.optimizers import make_optimizer
 from rayrec.embeddings.optim.row_kernels import apply_row
 from rayrec.embeddings.storage.records import Records
@@ -75,3 +75,19 @@ def test_rows_change_in_a_step_as_each_does_alone(dim: int):
 
     assert (records.read(rows_M, 0, dim).view(np.float32) == weights_MD).all()
     assert (operations.state(records, rows_M) == state_M1).all()
+
+
+def test_parts_cover_everything_once_and_errors_of_any_part_are_raised():
+    assert in_parts(3, 10, lambda first, last: list(range(first, last)), least=2) == [
+        [0, 1, 2],
+        [3, 4, 5],
+        [6, 7, 8, 9],
+    ]
+    assert in_parts(3, 0, lambda first, last: last) == [0]
+
+    def fail_last(first: int, last: int) -> None:
+        if last == 10:
+            raise MemoryError("no room")
+
+    with pytest.raises(MemoryError, match="no room"):
+        in_parts(2, 10, fail_last, least=2)

@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayrec.embeddings.base.config import AdamConfig, TableConfig
+from rayrec.embeddings.config import AdamConfig, TableConfig
 from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.lookup.lookups import SyncLookups
-from rayrec.embeddings.lookup.shared_row_write_back import HeldOverlap
+from rayrec.embeddings.lookup.shared_row_write_back import SharedRowWriteBack
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.transport.client import LocalTransport
 from rayrec.embeddings.transport.shared_blocks import why_unavailable
 from rayrec.embeddings.transport.shared_calls import CallServer, Channel, Endpoint, ServerLostError
-from rayrec.embeddings.transport.shared_memory import SharedMemoryTransport, shard_methods
+from rayrec.embeddings.transport.shared_memory import SharedMemoryTransport
 from tests.embeddings.sparse_runs import Ids, all_rows, ids, make_shards, run, without_exchange
 
 pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
@@ -29,14 +29,19 @@ WAIT_S = 20.0
 ITEMS = (TableConfig(name="items", dim=4, seed=3), TableConfig(name="users", dim=2, seed=4))
 
 
+def answers_of(shard: EmbeddingShard):
+    """What a `CallServer` answers with, as a parameter server does."""
+    return lambda call, empty: call.carry_out(shard, empty)
+
+
 class Served:
-    """A server of the given methods in this process, and whom to close when a test is over."""
+    """A server in this process, and whom to close when a test is over."""
 
     def __init__(self) -> None:
         self._open: list = []
 
-    def server(self, methods) -> CallServer:
-        self._open.append(CallServer("server 0", methods))
+    def server(self, answer) -> CallServer:
+        self._open.append(CallServer("server 0", answer))
         return self._open[-1]
 
     def transport(self, *servers: CallServer) -> SharedMemoryTransport:
@@ -44,7 +49,7 @@ class Served:
         return self._open[-1]
 
     def shards(self, shards: list[EmbeddingShard]) -> SharedMemoryTransport:
-        return self.transport(*(self.server(shard_methods(shard)) for shard in shards))
+        return self.transport(*(self.server(answers_of(shard)) for shard in shards))
 
     def close(self) -> None:
         for each in reversed(self._open):
@@ -179,16 +184,17 @@ def test_blocks_grow_with_what_is_asked_for(served):
 
 
 def test_anything_that_pickles_can_be_asked_and_answered(served):
-    def method(empty, first, second):
+    def answer_to(request, empty):
+        first, second = request
         made = empty((2, 3), dtype=np.int32)
         made[:] = first["array"]
         return {"made": made, "sent back": second, "elsewhere": first["array"] * 2, "words": ("a", None)}
 
-    server = served.server({"method": method})
-    channel = served.transport(server)._reads[0]
+    server = served.server(answer_to)
+    channel = served.transport(server)._any_order[0]
     array_23 = np.arange(6, dtype=np.int32).reshape(2, 3)
 
-    answer = channel.call("method", {"array": array_23}, array_23[:, ::2]).result()
+    answer = channel.call(({"array": array_23}, array_23[:, ::2])).result()
 
     assert answer["words"] == ("a", None)
     assert answer["made"].tolist() == array_23.tolist()
@@ -217,19 +223,18 @@ class NoWayBackError(Exception):
 
 
 def test_an_error_that_does_not_pickle_arrives_as_its_words(served):
-    def method(empty):
+    def answer_to(request, empty):
         raise NoWayBackError("this", "that")
 
-    channel = served.transport(served.server({"method": method}))._reads[0]
+    channel = served.transport(served.server(answer_to))._any_order[0]
 
     with pytest.raises(RuntimeError, match="NoWayBackError: this and that"):
-        channel.call("method").result()
+        channel.call(None).result()
 
 
 def test_a_reply_for_which_there_is_no_memory_is_an_error_of_that_call(served, monkeypatch):
-    methods = {"ones": lambda empty, num: np.ones(num)}
-    channel = served.transport(served.server(methods))._reads[0]
-    assert channel.call("ones", 10).result().sum() == 10
+    channel = served.transport(served.server(lambda num, empty: np.ones(num)))._any_order[0]
+    assert channel.call(10).result().sum() == 10
 
     def no_block(number, num_bytes):
         raise MemoryError(f"no shared memory for a block of {num_bytes} bytes")
@@ -237,22 +242,22 @@ def test_a_reply_for_which_there_is_no_memory_is_an_error_of_that_call(served, m
     with monkeypatch.context() as patched:
         patched.setattr("rayrec.embeddings.transport.shared_calls.new_block", no_block)
         with pytest.raises(MemoryError, match="no shared memory for a block of 8000"):
-            channel.call("ones", 1_000_000).result()
-    assert channel.call("ones", 1_000_000).result().sum() == 1_000_000
+            channel.call(1_000_000).result()
+    assert channel.call(1_000_000).result().sum() == 1_000_000
 
 
 def test_a_server_that_cannot_answer_hangs_up(served, monkeypatch):
     """A thread that ended without a word would leave the client waiting."""
-    channel = served.transport(served.server({"fails": lambda empty: 1 // 0}))._reads[0]
+    channel = served.transport(served.server(lambda request, empty: 1 // request))._any_order[0]
     monkeypatch.setattr("rayrec.embeddings.transport.shared_calls._packed_error", None)
 
     with pytest.raises(ServerLostError, match="server 0 is gone"):
-        channel.call("fails").result()
+        channel.call(0).result()
 
 
 def test_a_contribution_that_waits_for_another_ones_is_not_overwritten(served):
     """The shard keeps the first trainer's arrays, which lie in a block, until the second one's arrive."""
-    shards = make_shards(ITEMS, 1, num_sources=2), make_shards(ITEMS, 1, num_sources=2)
+    shards = make_shards(ITEMS, 1, num_trainers=2), make_shards(ITEMS, 1, num_trainers=2)
     first, second = (served.shards(shards[0]) for _ in range(2))
     first_update, second_update = {"items": ones(1, 2)}, {"items": ones(2, 3)}
     for step in range(3):
@@ -269,27 +274,30 @@ def test_a_contribution_that_waits_for_another_ones_is_not_overwritten(served):
 def test_what_a_server_keeps_is_lent_to_it_until_it_is_done(served):
     held = []
 
-    def keep(empty, array_M):
-        held.append(array_M)
+    def keep_or_release(array_M, empty):
+        if array_M is None:
+            held.clear()
+        else:
+            held.append(array_M)
 
-    channel = served.transport(served.server({"keep": keep, "done": lambda empty: held.clear()}))._writes[0]
+    channel = served.transport(served.server(keep_or_release))._in_order[0]
     in_use = set()
     for turn in range(4):
         sent = [np.full(1000, n) for n in range(4)]
         for array_M in sent:
-            channel.call("keep", array_M).result()
+            channel.call(array_M).result()
         assert [array_M.tolist() for array_M in held] == [array_M.tolist() for array_M in sent]
         if turn:
             in_use.add(shared_blocks())
-        channel.call("done").result()
-        channel.call("done").result()  # whose answer comes when all of them are released
+        channel.call(None).result()
+        channel.call(None).result()  # whose answer comes when all of them are released
 
     assert len(in_use) == 1
 
 
 def test_two_clients_and_several_threads_of_one_do_not_get_each_others_answers(served):
     (shard,) = make_shards(ITEMS, 1)
-    server = served.server(shard_methods(shard))
+    server = served.server(answers_of(shard))
     transports = [served.transport(server) for _ in range(2)]
 
     def ask(thread: int) -> None:
@@ -306,24 +314,24 @@ def test_two_clients_and_several_threads_of_one_do_not_get_each_others_answers(s
 
 def test_arrays_that_outgrow_their_memory_arrive_all_the_same(served):
     """`memory` is made for less than what comes: some arrays lie there already, others do not fit."""
-    server = served.server({"joined": lambda empty, *arrays: b"".join(array.tobytes() for array in arrays)})
+    server = served.server(lambda arrays, empty: b"".join(array.tobytes() for array in arrays))
     channel = Channel(server.endpoint, in_order=True)
     for _ in range(3):
         empty = channel.memory(100_000)
         first, unused = empty((30_000,), np.uint8), empty((70_000,), np.uint8)
         first[:], unused[:] = 1, 2
         second = np.full(100_000, 3, np.uint8)
-        assert channel.call("joined", first, second).result() == bytes([1]) * 30_000 + bytes([3]) * 100_000
+        assert channel.call((first, second)).result() == bytes([1]) * 30_000 + bytes([3]) * 100_000
     channel.memory(1000)  # and is not used
     channel.close()
 
 
 @pytest.mark.parametrize(
-    ("num_sources", "mode_type"), [(3, ExactPrefetch), (1, ExactPrefetch), (1, HeldOverlap)]
+    ("num_trainers", "mode_type"), [(3, ExactPrefetch), (1, ExactPrefetch), (1, SharedRowWriteBack)]
 )
 @pytest.mark.parametrize("share_a_connection", [False, True])
 def test_training_through_shared_memory_is_bit_equal_to_sync(
-    served, share_a_connection, num_sources, mode_type
+    served, share_a_connection, num_trainers, mode_type
 ):
     """Trainers on threads of their own, two servers."""
     num_shards = 2
@@ -332,7 +340,7 @@ def test_training_through_shared_memory_is_bit_equal_to_sync(
         for name, dim in (("items", 8), ("users", 3))
     )
     random = np.random.default_rng(5)
-    batches: list[list[dict[str, Ids]]] = [[] for _ in range(num_sources)]
+    batches: list[list[dict[str, Ids]]] = [[] for _ in range(num_trainers)]
     for _ in range(12):
         read = {
             table.name: [random.choice(60, size=random.integers(0, 40), replace=False) for _ in batches]
@@ -342,12 +350,12 @@ def test_training_through_shared_memory_is_bit_equal_to_sync(
             of_source.append(
                 {name: Ids(parts[source], np.unique(np.concatenate(parts))) for name, parts in read.items()}
             )
-    expected_shards = make_shards(tables, 1, num_sources)
+    expected_shards = make_shards(tables, 1, num_trainers)
     expected = run(without_exchange(SyncLookups), tables, LocalTransport(expected_shards), 1, batches)
 
-    shards = make_shards(tables, num_shards, num_sources)
-    servers = [served.server(shard_methods(shard)) for shard in shards]
-    transports = [served.transport(*servers) for _ in range(1 if share_a_connection else num_sources)]
+    shards = make_shards(tables, num_shards, num_trainers)
+    servers = [served.server(answers_of(shard)) for shard in shards]
+    transports = [served.transport(*servers) for _ in range(1 if share_a_connection else num_trainers)]
 
     class OneEach:
         """As in a run: every trainer, known by its thread, has its own connections."""
@@ -378,7 +386,7 @@ def test_a_server_that_is_not_there_is_said_at_once():
 
 def test_a_closed_server_fails_who_waits_and_who_asks(served):
     (shard,) = make_shards(ITEMS, 1)
-    server = served.server(shard_methods(shard))
+    server = served.server(answers_of(shard))
     transport = served.transport(server)
     waiting = transport.lookup(0, {"items": ids(1)}, after_step=0)
     with ThreadPoolExecutor(1) as pool:
@@ -396,7 +404,7 @@ def test_a_closed_server_fails_who_waits_and_who_asks(served):
 
 def serve_until_killed(pipe) -> None:
     (shard,) = make_shards(ITEMS, 1)
-    server = CallServer("server 0", shard_methods(shard))
+    server = CallServer("server 0", answers_of(shard))
     pipe.send(server.endpoint)
     pipe.recv()
 
@@ -453,7 +461,7 @@ def test_a_server_that_is_killed_is_missed_at_once_and_leaves_nothing(start_proc
 
 def test_the_server_frees_the_blocks_of_a_client_that_is_killed(served, start_process):
     (shard,) = make_shards(ITEMS, 1)
-    server = served.server(shard_methods(shard))
+    server = served.server(answers_of(shard))
     before = shared_blocks()
     process, pipe = start_process(hold_rows_until_killed)
     pipe.send(server.endpoint)
@@ -468,7 +476,7 @@ def test_the_server_frees_the_blocks_of_a_client_that_is_killed(served, start_pr
 
 def test_another_users_process_is_not_listened_to(served, monkeypatch):
     (shard,) = make_shards(ITEMS, 1)
-    server = served.server(shard_methods(shard))
+    server = served.server(answers_of(shard))
     monkeypatch.setattr("rayrec.embeddings.transport.shared_calls.is_own", lambda connection: False)
 
     with pytest.raises(ServerLostError, match="another user's process answers there"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayrec.embeddings.base.config import (
+from rayrec.embeddings.config import (
     AdagradConfig,
     AdamConfig,
     FtrlConfig,
@@ -13,6 +13,7 @@ from rayrec.embeddings.base.config import (
     SgdConfig,
     TableConfig,
 )
+from rayrec.embeddings.optim.optimizers import OPTIMIZERS
 from rayrec.embeddings.table.table import EmbeddingTable
 from rayrec.platform.schedule import RateSchedule
 
@@ -180,3 +181,7 @@ def test_the_schedule_scales_the_learning_rate_of_a_step():
         return table.lookup(ids)
 
     np.testing.assert_allclose(moved(RateSchedule(warmup_steps=4)), 0.25 * moved(RateSchedule()), rtol=1e-6)
+
+
+def test_compiled_code_tells_the_optimizers_apart_by_their_numbers():
+    assert sorted(optimizer.kernel for optimizer in OPTIMIZERS.values()) == list(range(len(OPTIMIZERS)))

@@ -1,6 +1,6 @@
 import pytest
 
-from rayrec.embeddings.base.config import AdamConfig, RowwiseAdagradConfig, TableConfig
+from rayrec.embeddings.config import AdamConfig, RowwiseAdagradConfig, TableConfig
 from rayrec.platform.errors import InputError
 
 

@@ -6,7 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.embeddings.base.config import (
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import (
     AdamConfig,
     AdmissionConfig,
     EvictionConfig,
@@ -14,13 +15,12 @@ from rayrec.embeddings.base.config import (
     SgdConfig,
     TableConfig,
 )
-from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.snapshot import snapshot
 from rayrec.embeddings.snapshot.saved_files import checksum_file
 from rayrec.embeddings.snapshot.snapshot import load_tables, write_table
-from rayrec.embeddings.storage.consistent_snapshot import CutEndedError
+from rayrec.embeddings.storage.consistent_snapshot import SnapshotEndedError
 from rayrec.embeddings.table.table import TableRows
 from rayrec.platform.errors import InputError
 
@@ -208,7 +208,7 @@ def test_a_disk_that_is_full_is_the_reason_whatever_else_there_is(tmp_path, monk
         is_third.wait(20)
         is_full.set()
         if and_parts_end:
-            raise CutEndedError("given up")
+            raise SnapshotEndedError("given up")
         for _ in range(50):
             yield whole
 
@@ -257,10 +257,10 @@ def test_an_increment_without_what_it_builds_upon_is_refused(tmp_path):
     shard, table, chain = EmbeddingShard(TABLES[:1], 0, 1), TABLES[0], []
     for step, since in ((0, None), (1, 0), (2, 1)):
         shard.apply(UpdateTag(0, step, 0), {"items": (IDS, np.ones((len(IDS), 3), np.float32))})
-        shard.freeze(step)
+        shard.begin_snapshot(step)
         folder = tmp_path / str(step)
         folder.mkdir()
-        parts = shard.export_cut("items", step, since)
+        parts = shard.export_snapshot("items", step, since)
         chain.append([folder / f.name for f in write_table(folder, table, ShardMap(1), 0, step, parts)])
         shard.release(step)
     load_tables(chain, [table], ShardMap(1), 0)

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rayrec.embeddings.base.config import (
+from rayrec.embeddings.config import (
     AdamConfig,
     AdmissionConfig,
     DiskConfig,

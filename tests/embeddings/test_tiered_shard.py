@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings.base.config import AdmissionConfig, DiskConfig, EvictionConfig, TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import AdmissionConfig, DiskConfig, EvictionConfig, TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.snapshot import snapshot
@@ -18,6 +18,7 @@ from rayrec.embeddings.storage.disk import record_log, tiered_rows
 from rayrec.embeddings.storage.disk.page_reads import ALIGNMENT
 from rayrec.embeddings.storage.disk.record_log import RecordLog
 from rayrec.embeddings.storage.disk.tiered_rows import TieredRows
+from rayrec.embeddings.transport.protocol import FetchCall, LookupCall
 from tests.embeddings.sparse_runs import AdversarialTransport, make_shards, run
 from tests.embeddings.test_exactness import MODES, check_tables, runs, trained_dictionaries
 
@@ -37,13 +38,10 @@ def four_rows_in_memory():
 class AnnouncingTransport(AdversarialTransport):
     """Every request is announced when it is sent, so that it is read ahead while other calls come."""
 
-    def lookup(self, shard, request, after_step):
-        self._shards[shard].announce(request)
-        return super().lookup(shard, request, after_step)
-
-    def fetch(self, shard, request, after_step):
-        self._shards[shard].announce(request)
-        return super().fetch(shard, request, after_step)
+    def call(self, shard, call):
+        if isinstance(call, LookupCall | FetchCall):
+            self._shards[shard].prefetch(call.request)
+        return super().call(shard, call)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -71,9 +69,9 @@ def filled(num_rows: int, config: TableConfig = CONFIG) -> EmbeddingShard:
     return shard
 
 
-def cut_of(shard: EmbeddingShard, step: int):
-    shard.freeze(step)
-    return shard.export_cut("items", step)
+def snapshot_of(shard: EmbeddingShard, step: int):
+    shard.begin_snapshot(step)
+    return shard.export_snapshot("items", step)
 
 
 def test_announced_rows_are_in_memory_when_they_are_looked_up(monkeypatch):
@@ -82,7 +80,7 @@ def test_announced_rows_are_in_memory_when_they_are_looked_up(monkeypatch):
     monkeypatch.setattr(
         TieredRows, "finish_fetch", lambda rows, fetch: (finish(rows, fetch), arrived.set())[0]
     )
-    shard.announce({"items": np.arange(1)})
+    shard.prefetch({"items": np.arange(1)})
     assert arrived.wait(20)
     read = []
     monkeypatch.setattr(RecordLog, "read", lambda log, addresses_M: read.append(addresses_M))
@@ -139,7 +137,7 @@ def test_lookups_that_need_nothing_from_disk_wait_for_no_read(monkeypatch):
     shard = two_tables(CONFIG.model_copy(update={"name": "users", "disk": None}))
     shard.lookup({"items": np.array([7])})
     reads = SlowReads(monkeypatch)
-    shard.announce({"items": np.arange(1)})
+    shard.prefetch({"items": np.arange(1)})
     assert reads.begun.wait(20)
     shard.lookup({"users": np.arange(50), "items": np.array([7])})  # would wait for ever
     assert not reads.go_on.is_set()
@@ -149,15 +147,15 @@ def test_lookups_that_need_nothing_from_disk_wait_for_no_read(monkeypatch):
 def test_a_lookup_goes_before_what_is_left_of_an_announcement(monkeypatch):
     shard = two_tables(CONFIG.model_copy(update={"name": "users"}))
     reads = SlowReads(monkeypatch)
-    shard.announce({"items": np.arange(1), "users": np.arange(1)})
+    shard.prefetch({"items": np.arange(1), "users": np.arange(1)})
     assert reads.begun.wait(20)
     looking_up = threading.Thread(target=shard.lookup, args=({"items": np.array([1])},))
     looking_up.start()
-    while not shard._read_ahead._turns.num_first:
+    while not shard._disk_prefetch._turns.num_first:
         time.sleep(0.001)
     reads.go_on.set()
     looking_up.join(20)
-    shard._read_ahead._thread.shutdown()  # waits for the announcement
+    shard._disk_prefetch._thread.shutdown()  # waits for the prefetch
     items, users = (shard._tables[name]._rows._log for name in ("items", "users"))
     assert reads.logs == [items, items, users]
 
@@ -166,13 +164,13 @@ def test_announcements_beyond_a_few_that_wait_are_forgotten(monkeypatch):
     shard = filled(50)
     reads = SlowReads(monkeypatch)
     for first in range(20):
-        shard.announce({"items": np.array([first])})
+        shard.prefetch({"items": np.array([first])})
     assert reads.begun.wait(20)
-    assert shard._read_ahead._num_announced == 8
+    assert shard._disk_prefetch._num_waiting == 8
     reads.go_on.set()
-    shard._read_ahead._thread.shutdown()
+    shard._disk_prefetch._thread.shutdown()
     assert len(reads.logs) <= 8
-    assert shard._read_ahead._num_announced == 0
+    assert shard._disk_prefetch._num_waiting == 0
 
 
 def test_an_announcement_that_fails_is_left_to_the_lookup(monkeypatch, caplog):
@@ -184,7 +182,7 @@ def test_an_announcement_that_fails_is_left_to_the_lookup(monkeypatch, caplog):
 
     with monkeypatch.context() as patch:
         patch.setattr(RecordLog, "read", broken)
-        shard.announce({"items": np.arange(10)})
+        shard.prefetch({"items": np.arange(10)})
         assert failed.wait(20)
         with pytest.raises(OSError, match="the disk is broken"):
             shard.lookup({"items": np.arange(10)})
@@ -206,7 +204,8 @@ def test_a_larger_table_is_read_in_parts_by_any_number_of_shards(tmp_path, monke
     everything = shard.export("items")
     assert min(map(len, (everything.ids_M, everything.sighted, everything.evicted))) > 0
     files = [
-        tmp_path / file.name for file in write_table(tmp_path, config, ShardMap(1), 0, 3, cut_of(shard, 3))
+        tmp_path / file.name
+        for file in write_table(tmp_path, config, ShardMap(1), 0, 3, snapshot_of(shard, 3))
     ]
     found = []
     for number in range(3):
@@ -225,7 +224,7 @@ def test_a_larger_table_is_read_in_parts_by_any_number_of_shards(tmp_path, monke
 
 def test_what_a_shard_with_a_disk_saves_a_shard_without_one_loads(tmp_path):
     shard = filled(500)
-    saved = write_table(tmp_path, CONFIG, ShardMap(1), 0, 0, cut_of(shard, 0))
+    saved = write_table(tmp_path, CONFIG, ShardMap(1), 0, 0, snapshot_of(shard, 0))
     in_memory = CONFIG.model_copy(update={"disk": None})
     files = [tmp_path / file.name for file in saved]
     loaded = EmbeddingShard([in_memory], 0, 1)

@@ -140,7 +140,7 @@ def make_semantic_ids(dataset: Dataset, collision_policy: str = "extra_digit") -
 
 def _train_one_epoch(run: RunFolder, assembly: Assembly, snapshots_after: Sequence[int]) -> None:
     config, plan = assembly.config, assembly.plan
-    shard = EmbeddingShard(assembly.tables, shard=0, num_sources=1)
+    shard = EmbeddingShard(assembly.tables, shard=0, num_trainers=1)
     lookups = SyncLookups(TrainerLink(assembly.tables, ShardMap(1), LocalTransport([shard])))
     spec = assembly.task.program(assembly.dense_optimizer())
     program = spec.build(Placement(get_device(config.device).torch, config.seed))
@@ -155,7 +155,7 @@ def _train_one_epoch(run: RunFolder, assembly: Assembly, snapshots_after: Sequen
         gradients = program.backward(features, lookups.rows(step, features.lookups))
         is_kept = step in (*snapshots_after, last_step)
         if is_kept:
-            shard.freeze(step)
+            shard.begin_snapshot(step)
         lookups.update(step, features.lookups, gradients.row_grads)
         program.update()
         if is_kept:
@@ -175,7 +175,9 @@ def _write_snapshot(
 
     def save_sparse(folder: str) -> list[SavedFile]:
         written = [
-            write_table(Path(folder), table, ShardMap(1), 0, step, shard.export_cut(table.name, step, since))
+            write_table(
+                Path(folder), table, ShardMap(1), 0, step, shard.export_snapshot(table.name, step, since)
+            )
             for table in assembly.tables
         ]
         return [file for files in written for file in files]

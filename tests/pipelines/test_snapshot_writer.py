@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rayrec.embeddings.snapshot.saved_files import SavedFile, checksum_file
-from rayrec.embeddings.storage.consistent_snapshot import CutEndedError
+from rayrec.embeddings.storage.consistent_snapshot import SnapshotEndedError
 from rayrec.pipelines.config.run import RunConfig, SnapshotConfig
 from rayrec.pipelines.runs.run_copy import RunCopy
 from rayrec.pipelines.runs.run_folder import RunFolder
@@ -153,7 +153,7 @@ def test_a_cut_that_one_server_gives_up_is_given_up_by_all_before_there_is_anoth
     lagging, other = Server(0), Server(1)
     writer = writer_of(folder, lagging, other, increments=3)
     write(writer, 3)
-    lagging.fails_with = CutEndedError("it was read too slowly")
+    lagging.fails_with = SnapshotEndedError("it was read too slowly")
 
     write(writer, 7)
 

@@ -14,6 +14,7 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 from rayrec.actors.spawning import Spawned
+from rayrec.embeddings.transport.protocol import LookupCall
 from rayrec.pipelines.cluster import reservation
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
@@ -174,7 +175,7 @@ def test_an_update_that_does_not_come_is_a_stage_that_hangs(ray_cluster, assembl
     assembly = assembly_of(wait_timeout_s=0.5)
 
     with pytest.raises(StageHungError, match=sentence), running_stages("late", assembly) as stages:
-        ray.get(stages.servers[0].lookup.remote({}, after_step=0))
+        ray.get(stages.servers[0].answer.remote(LookupCall({}, after_step=0)))
 
 
 def test_an_actor_that_hangs_while_it_starts_is_found(ray_cluster):

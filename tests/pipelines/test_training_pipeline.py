@@ -64,7 +64,7 @@ class Calls:
         members: Any = {
             "readers": [self._reader(member) for member in range(self.num_readers)],
             "feature_workers": [self._actor(compute=self._compute)],
-            "servers": [self._actor(freeze=self._freeze)],
+            "servers": [self._actor(begin_snapshot=self._begin_snapshot)],
             "trainers": [self._trainer(rank) for rank in range(self.num_trainers)],
         }
         monitor = self._actor(accounts=lambda: ray.put({}))
@@ -93,8 +93,8 @@ class Calls:
         shares = [(step, rank) for rank in range(num_returns - 1)]
         return [self.summaries.get(step) or ray.put(summary), *shares]
 
-    def _freeze(self, step: int) -> Any:
-        self.log.append(("freeze", step))
+    def _begin_snapshot(self, step: int) -> Any:
+        self.log.append(("begin_snapshot", step))
         return ray.put(None)
 
     def _trainer(self, rank: int) -> Any:
@@ -254,8 +254,8 @@ def test_servers_hear_of_a_cut_before_the_step_is_trained_and_trainers_give_thei
 
     results = list(TrainingPipeline(calls.stages(), queue_depth=4).run(0, 5, lambda step: step == 2))
 
-    frozen = calls.log.index(("freeze", 2))
-    assert calls.log[frozen + 1 : frozen + 7] == [
+    begun = calls.log.index(("begin_snapshot", 2))
+    assert calls.log[begun + 1 : begun + 7] == [
         ("train", 0, 2),
         ("train", 1, 2),
         ("drain", 0),
@@ -263,7 +263,7 @@ def test_servers_hear_of_a_cut_before_the_step_is_trained_and_trainers_give_thei
         ("dense_weights", 0),
         ("dense_optimizer_state", 0),
     ]
-    assert calls.log.index(("train", 0, 3)) > frozen
+    assert calls.log.index(("train", 0, 3)) > begun
     assert [result.step for result in results if result.snapshot is not None] == [2]
     pending = results[2].snapshot
     assert pending is not None

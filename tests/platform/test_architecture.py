@@ -29,7 +29,7 @@ MAY_IMPORT = {
 
 ORDER = {
     "samples": "base > dataset importers > prepare > stores > operations > reading features impressions",
-    "embeddings": "base > optim storage > table > shard snapshot > transport capacity > lookup",
+    "embeddings": "base > optim > config > storage > table > shard snapshot > transport capacity > lookup",
     "models": "base decoding tokenizers > attention > program sequence > generative ctr > registry keras"
     " > compiled_ranking",
     "pipelines": "config metrics > runs > tasks cluster > inference semantic_ids > versions evaluation"

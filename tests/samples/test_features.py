@@ -119,7 +119,7 @@ def test_shares_of_several_trainers_together_are_the_batch_of_one(rows, num_trai
     for share in shares:
         assert share.num_targets == whole.num_targets
         for table, lookup in share.lookups.items():
-            assert sorted(lookup.touched) == sorted(whole.lookups[table].ids_M)
+            assert sorted(lookup.updated_ids) == sorted(whole.lookups[table].ids_M)
 
 
 def test_features_travel_and_take_arrays_that_cannot_be_written():

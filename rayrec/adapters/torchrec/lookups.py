@@ -17,9 +17,10 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from rayrec.adapters.torchrec.tables import TableSpec
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.batches import Int64Array, TableLookup
+from rayrec.samples.base.batches import TableLookup
 
 Share: TypeAlias = KeyedJaggedTensor | Sequence[KeyedJaggedTensor]
 """One batch, or one trainer's part of it; a model may take several (weighted features apart, for example)."""
@@ -34,7 +35,7 @@ class KjtLookups:
     kjts: tuple[KeyedJaggedTensor, ...]
     lookups: dict[str, TableLookup]
     """By table, for `rows` and `update` of a lookup mode; inverse is [N]."""
-    places: dict[tuple[int, str, str], slice]
+    positions: dict[tuple[int, str, str], slice]
     """(number of the KJT, table, feature) to the feature's part of the table's inverse."""
 
     @property
@@ -66,25 +67,25 @@ def split_kjt(kjts: Share, tables: Sequence[TableSpec], ignored_features: Collec
 def split_shares(
     shares: Sequence[Share], tables: Sequence[TableSpec], ignored_features: Collection[str] = ()
 ) -> list[KjtLookups]:
-    """As `split_kjt`, for the shares that several trainers have of one batch; `touched` is common to all."""
+    """As `split_kjt`, for each trainer's part of a global batch; all have the same `updated_ids`."""
     batches = []
     for share in shares:
         kjts = (share,) if isinstance(share, KeyedJaggedTensor) else tuple(share)
         _check_features(kjts, tables, ignored_features)
         lookups: dict[str, TableLookup] = {}
-        places: dict[tuple[int, str, str], slice] = {}
+        positions: dict[tuple[int, str, str], slice] = {}
         for table in tables:
             ids_N, of_table = _ids_of_table(kjts, table)
             ids_M, inverse_N = deduplicate(ids_N)
-            lookups[table.name] = TableLookup(ids_M, inverse_N, touched=ids_M)
-            places |= of_table
-        batches.append(KjtLookups(kjts, lookups, places))
+            lookups[table.name] = TableLookup(ids_M, inverse_N, updated_ids=ids_M)
+            positions |= of_table
+        batches.append(KjtLookups(kjts, lookups, positions))
     if len(batches) > 1:
         for table in tables:
             ids = np.concatenate([batch.lookups[table.name].ids_M for batch in batches])
-            touched, _ = deduplicate(ids)
+            updated_ids, _ = deduplicate(ids)
             for batch in batches:
-                batch.lookups[table.name] = replace(batch.lookups[table.name], touched=touched)
+                batch.lookups[table.name] = replace(batch.lookups[table.name], updated_ids=updated_ids)
     return batches
 
 
@@ -119,7 +120,7 @@ def _ids_of_table(
 ) -> tuple[Int64Array, dict[tuple[int, str, str], slice]]:
     """([N] ids of all features, where each feature's are)."""
     parts: list[Int64Array] = []
-    places: dict[tuple[int, str, str], slice] = {}
+    positions: dict[tuple[int, str, str], slice] = {}
     num_ids = 0
     for number, kjt in enumerate(kjts):
         keys, ends = kjt.keys(), kjt.offset_per_key()
@@ -128,9 +129,9 @@ def _ids_of_table(
                 continue
             key = keys.index(feature)
             parts.append(_as_int64(kjt.values()[ends[key] : ends[key + 1]], feature))
-            places[number, table.name, feature] = slice(num_ids, num_ids + len(parts[-1]))
+            positions[number, table.name, feature] = slice(num_ids, num_ids + len(parts[-1]))
             num_ids += len(parts[-1])
-    return np.concatenate(parts), places
+    return np.concatenate(parts), positions
 
 
 def _as_int64(ids: torch.Tensor, feature: str) -> Int64Array:

@@ -66,7 +66,7 @@ class _Loan:
         )
 
     def inverse_of(self, number: int, table: str, feature: str) -> Tensor:
-        place = self.batch.places.get((number, table, feature))
+        place = self.batch.positions.get((number, table, feature))
         if place is None:
             keys = ", ".join(self.batch.kjts[number].keys())
             raise InputError(

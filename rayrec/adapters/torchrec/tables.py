@@ -11,8 +11,8 @@ from torch import nn
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType
 from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
 
-from rayrec.embeddings.base.config import OptimizerConfig, RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.base.layout import WeightDtype
+from rayrec.embeddings.config import OptimizerConfig, RowwiseAdagradConfig, TableConfig
 from rayrec.platform.errors import InputError
 from rayrec.platform.schedule import RateSchedule
 

@@ -1,5 +1,5 @@
-"""What every part of the sparse engine shares: table settings, record layout, routing of ids to shards.
+"""What every part of the sparse engine shares: record layout, routing of ids to shards.
 
-Start at `config.TableConfig` and `layout.RecordLayout`.
+Start at `layout.RecordLayout` and `routing.ShardMap`.
 May import nothing else of the room.
 """

@@ -17,6 +17,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from rayrec.platform.arrays import Float32Array
+
 
 # Intrinsics are called from compiled code only, with another signature than the one defined here;
 # hence their names are given to the compiler's objects, typed Any.
@@ -37,7 +39,7 @@ def _int32_at(typingctx: Any, address: Any) -> tuple[Any, Any]:
     return _pointer_from_address(types.int32)
 
 
-def _prefetch_line(locality: int) -> tuple[Any, Any]:
+def _prefetch(typingctx: Any, address: Any) -> tuple[Any, Any]:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer_type, flag_type = cgutils.voidptr_t, ir.IntType(32)
@@ -46,20 +48,12 @@ def _prefetch_line(locality: int) -> tuple[Any, Any]:
             ir.FunctionType(ir.VoidType(), [pointer_type, flag_type, flag_type, flag_type]),
             "llvm.prefetch.p0",
         )
-        for_reading, keep, data_cache = flag_type(0), flag_type(locality), flag_type(1)
+        for_reading, keep, data_cache = flag_type(0), flag_type(3), flag_type(1)
         pointer = builder.inttoptr(arguments[0], pointer_type)
         builder.call(function, [pointer, for_reading, keep, data_cache])
         return context.get_dummy_value()
 
     return types.void(types.uint64), generate
-
-
-def _prefetch(typingctx: Any, address: Any) -> tuple[Any, Any]:
-    return _prefetch_line(locality=3)
-
-
-def _prefetch_once(typingctx: Any, address: Any) -> tuple[Any, Any]:
-    return _prefetch_line(locality=0)
 
 
 def _copy_lanes(typingctx: Any, target: Any, source: Any) -> tuple[Any, Any]:
@@ -81,26 +75,6 @@ def _add_lanes(typingctx: Any, target: Any, source: Any) -> tuple[Any, Any]:
         return context.get_dummy_value()
 
     return types.void(types.uint64, types.uint64), generate
-
-
-def _stream_lanes(typingctx: Any, target: Any, source: Any) -> tuple[Any, Any]:
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        target, source = (builder.inttoptr(address, _LANES_POINTER) for address in arguments)
-        store = builder.store(builder.load(source, align=4), target, align=4 * LANES)
-        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
-        return context.get_dummy_value()
-
-    return types.void(types.uint64, types.uint64), generate
-
-
-def _end_stream(typingctx: Any) -> tuple[Any, Any]:
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(), generate
 
 
 def _sum_squares(typingctx: Any, values: Any, num_values: Any) -> tuple[Any, Any]:
@@ -196,14 +170,6 @@ numbers are left to the loop's scalar rest.
 """
 add_lanes: Any = intrinsic(_add_lanes)
 """add_lanes(target, source): add LANES float32 at one address to those at another."""
-stream_lanes: Any = intrinsic(_stream_lanes)
-"""stream_lanes(target, source): `copy_lanes` to a whole cache line, past the caches.
-
-A store into memory that is not cached reads it first; this one does not, and leaves the caches to what is
-read again. Other threads may see it only after `end_stream`.
-"""
-end_stream: Any = intrinsic(_end_stream)
-"""end_stream(): what was streamed is there for every thread that hears of this call's end."""
 sum_squares: Any = intrinsic(_sum_squares)
 """sum_squares(values, num_values): sum of value**2, float32 at an address.
 
@@ -219,8 +185,12 @@ int32_at: Any = intrinsic(_int32_at)
 """int32_at(address): pointer to int32, for `numba.carray`."""
 prefetch: Any = intrinsic(_prefetch)
 """prefetch(address): ask for a cache line; never faults, has no effect on results."""
-prefetch_once: Any = intrinsic(_prefetch_once)
-"""prefetch_once(address): `prefetch` of what is read once, so that it need not drive out other lines."""
+
+
+@njit(nogil=True, cache=True, inline="always")
+def numbers_address(numbers: Float32Array) -> np.uint64:
+    """Address of the first of contiguous numbers."""
+    return np.uint64(numbers.ctypes.data)
 
 
 class RowAddresses(NamedTuple):

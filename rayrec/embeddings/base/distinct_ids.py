@@ -9,15 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.compiled import LANES, add_lanes, prefetch_words
+from rayrec.platform.arrays import Float32Array, Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input, mix64
 from rayrec.platform.deduplication import deduplicate
-
-Int64Array = NDArray[np.int64]
-Int32Array = NDArray[np.int32]
-Float32Array = NDArray[np.float32]
 
 _AHEAD = 16  # rows asked for this many gradients early
 
@@ -30,14 +26,14 @@ def first_repeated(ids_M: Int64Array) -> int | None:
     return None if found < 0 else int(ids_M[found])
 
 
-def places_among(ids_M: Int64Array, others_R: Int64Array) -> Int64Array:
+def positions_among(ids_M: Int64Array, others_R: Int64Array) -> Int64Array:
     """[M] where each id is among other distinct ids; -1 where it is not."""
     ids_M, others_R = kernel_input(ids_M, np.int64), kernel_input(others_R, np.int64)
     bits = max(1, (2 * len(others_R)).bit_length())
     slots_C = np.zeros(1 << bits, dtype=np.int32)
-    places_M = np.empty(len(ids_M), dtype=np.int64)
-    _places_among(ids_M, others_R, slots_C, np.uint64(64 - bits), places_M)
-    return places_M
+    positions_M = np.empty(len(ids_M), dtype=np.int64)
+    _positions_among(ids_M, others_R, slots_C, np.uint64(64 - bits), positions_M)
+    return positions_M
 
 
 def sum_by_id(parts: Sequence[tuple[Int64Array, Float32Array]]) -> tuple[Int64Array, Float32Array]:
@@ -79,8 +75,8 @@ def _first_repeated(ids_M: Int64Array, slots_C: Int32Array, shift: np.uint64) ->
 
 
 @njit(nogil=True, cache=True)
-def _places_among(
-    ids_M: Int64Array, others_R: Int64Array, slots_C: Int32Array, shift: np.uint64, places_M: Int64Array
+def _positions_among(
+    ids_M: Int64Array, others_R: Int64Array, slots_C: Int32Array, shift: np.uint64, positions_M: Int64Array
 ) -> None:
     """A slot holds 1 + the place of one of the others, 0 if it is free."""
     mask = len(slots_C) - 1
@@ -93,7 +89,7 @@ def _places_among(
         slot = np.int64(mix64(np.uint64(ids_M[m])) >> shift)
         while slots_C[slot] != 0 and others_R[slots_C[slot] - 1] != ids_M[m]:
             slot = (slot + 1) & mask
-        places_M[m] = slots_C[slot] - 1
+        positions_M[m] = slots_C[slot] - 1
 
 
 @njit(nogil=True, cache=True)

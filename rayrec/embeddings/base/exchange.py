@@ -18,7 +18,8 @@ class Exchange(Protocol):
     def num_trainers(self) -> int: ...
 
     def all_to_all(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """
+        """Send one array to every trainer, and receive one from each.
+
         Args:
             parts: [T] what each trainer gets from this one; equal dtypes and equal shapes but for the
                 first axis.

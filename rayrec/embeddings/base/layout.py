@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
+from rayrec.platform.arrays import Float32Array, Int32Array
 from rayrec.platform.compiled import extend64
 
 WeightDtype = Literal["float32", "bfloat16", "float16"]
@@ -53,7 +53,7 @@ def record_words(layout: RecordLayout) -> int:
 
 
 @njit(nogil=True, cache=True)
-def load_weights(kind: int, words: NDArray[np.int32], weights_D: NDArray[np.float32]) -> None:
+def load_weights(kind: int, words: Int32Array, weights_D: Float32Array) -> None:
     """Write the weights of a record, which its first words hold, to weights_D."""
     if kind == FLOAT32:
         weights_D[:] = words[: len(weights_D)].view(np.float32)
@@ -68,9 +68,7 @@ def load_weights(kind: int, words: NDArray[np.int32], weights_D: NDArray[np.floa
 
 
 @njit(nogil=True, cache=True)
-def store_weights(
-    kind: int, words: NDArray[np.int32], weights_D: NDArray[np.float32], step_hash: np.uint64
-) -> None:
+def store_weights(kind: int, words: Int32Array, weights_D: Float32Array, step_hash: np.uint64) -> None:
     """Write weights_D to a record.
 
     Args:
@@ -92,7 +90,7 @@ def store_weights(
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _widened(half: Any, weights_D: NDArray[np.float32], d: int) -> Any:
+def _widened(half: Any, weights_D: Float32Array, d: int) -> Any:
     """Bits of the float32 that equals a float16."""
     sign = (half & np.uint32(0x8000)) << np.uint32(16)
     exponent, fraction = (half >> np.uint32(10)) & np.uint32(31), half & np.uint32(1023)

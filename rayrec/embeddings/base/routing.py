@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
+from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input, mix64
-
-Int64Array = NDArray[np.int64]
 
 NUM_BUCKETS = 65_536
 
 
-def bucket_of(ids_M: Int64Array) -> NDArray[np.int32]:
+def bucket_of(ids_M: Int64Array) -> Int32Array:
     """[M] virtual bucket of each id: `mix64(id) mod 65,536`."""
     return _buckets(kernel_input(ids_M, np.int64))
 
@@ -38,7 +36,7 @@ class ShardMap:
         """The virtual buckets that `shard` holds."""
         return range(self._first_bucket[shard], self._first_bucket[shard + 1])
 
-    def shard_of(self, ids_M: Int64Array) -> NDArray[np.int32]:
+    def shard_of(self, ids_M: Int64Array) -> Int32Array:
         """[M] shard of each id."""
         return self._shard_of_bucket[bucket_of(ids_M)]
 
@@ -53,7 +51,7 @@ class ShardMap:
 
 
 @njit(nogil=True, cache=True)
-def _buckets(ids_M: Int64Array) -> NDArray[np.int32]:
+def _buckets(ids_M: Int64Array) -> Int32Array:
     buckets_M = np.empty(len(ids_M), dtype=np.int32)
     for m in range(len(ids_M)):
         buckets_M[m] = mix64(np.uint64(ids_M[m])) % np.uint64(NUM_BUCKETS)
@@ -62,7 +60,7 @@ def _buckets(ids_M: Int64Array) -> NDArray[np.int32]:
 
 @njit(nogil=True, cache=True)
 def _positions_by_shard(
-    ids_M: Int64Array, shard_of_bucket: NDArray[np.int32], num_shards: int
+    ids_M: Int64Array, shard_of_bucket: Int32Array, num_shards: int
 ) -> tuple[Int64Array, Int64Array]:
     """Counting sort of the positions by shard, stable; with each shard's end in the result."""
     shards_M = np.empty(len(ids_M), dtype=np.int32)

@@ -11,7 +11,7 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
@@ -42,11 +42,7 @@ def in_parts(
         least: length of a part that is worth a thread. There is always one part, which may be shorter.
     """
     num_parts = max(1, min(num_threads, length // least))
-    return in_given_parts([part * length // num_parts for part in range(num_parts + 1)], work)
-
-
-def in_given_parts(bounds: Sequence[int], work: Callable[[int, int], ResultT]) -> list[ResultT]:
-    """Call `work(first, last)` on the parts between neighboring bounds, one per thread; results in order."""
+    bounds = [part * length // num_parts for part in range(num_parts + 1)]
     others = [_pool().submit(work, first, last) for first, last in itertools.pairwise(bounds[1:])]
     try:
         mine = work(bounds[0], bounds[1])

@@ -15,8 +15,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from rayrec.embeddings.lookup.lookups import (
-    Float32Array,
-    Int64Array,
     Lookups,
     LookupStats,
     OnRows,
@@ -24,7 +22,9 @@ from rayrec.embeddings.lookup.lookups import (
     ids_by_table,
     ignore_rows,
 )
-from rayrec.embeddings.transport.client import PendingRows, Reply
+from rayrec.embeddings.transport.client import PendingRows
+from rayrec.embeddings.transport.protocol import Reply
+from rayrec.platform.arrays import Float32Array, Int64Array
 
 
 class BoundedStale:

@@ -1,6 +1,6 @@
 """The lookup and update stages of one of several trainers that read ahead: `exact_prefetch` without a cache.
 
-What an only trainer can do better is in `held_overlap`.
+What an only trainer can do better is in `shared_row_write_back`.
 
     prefetch t + 1   ids that batch t does not touch: they need step t - 1 only
     rows t           what was asked for earlier, most of it here already
@@ -23,39 +23,32 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rayrec.embeddings.lookup.lookups import (
-    Float32Array,
-    Int64Array,
     Lookups,
-    LookupStats,
-    OnRows,
-    TrainerLink,
     ids_by_table,
-    ignore_rows,
 )
-from rayrec.embeddings.lookup.overlap import NO_PLACES, Overlap, all_but
+from rayrec.embeddings.lookup.overlap import NO_POSITIONS, Overlap, all_but
+from rayrec.embeddings.lookup.prefetching import PrefetchedBatch, PrefetchingLookups, everything, refuse_rows
 from rayrec.embeddings.shard.contributions import Part
-from rayrec.embeddings.transport.client import PendingRows, Reply, SplitIds
+from rayrec.embeddings.transport.client import PendingRows, SplitIds
+from rayrec.platform.arrays import Float32Array, Int64Array
 
 
 @dataclass
-class _Announced:
-    """A batch between its announcement and its update."""
-
-    step: int
+class _OverlappingBatch(PrefetchedBatch):
     lookups: Lookups
     requests: list[PendingRows] = field(default_factory=list)
     overlap: dict[str, Int64Array] = field(default_factory=dict)
-    """Places, by table, of the ids that are asked for with or after the update of the step before."""
+    """Positions, by table, of the ids that are asked for with or after the update of the step before."""
     num_requested: dict[str, int] = field(default_factory=dict)
-    """Places, by table, that `requests` will fill; no place is asked for twice."""
+    """Positions, by table, that `requests` will fill; none is asked for twice."""
     rows: dict[str, Float32Array] | None = None
-    """What has arrived, in its place."""
-    parts: _Parts | None = None
+    """What has arrived, at its position."""
+    parts: _SplitUpdate | None = None
     """How its update goes to the servers, if not whole."""
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _SplitUpdate:
     """An update whose rows the next batch reads in part, by shard."""
 
     head: SplitIds
@@ -64,34 +57,20 @@ class _Parts:
     """Of the next batch's ids, its overlap."""
 
 
-class ExactPrefetch:
+class ExactPrefetch(PrefetchingLookups[_OverlappingBatch]):
     """Reads the next batch ahead, except what the batch before it may still change.
 
-    Called as prefetch(t + 1), rows(t), update(t), by all trainers in the same order: if t + 1 is announced,
-    update(t) waits for the heads of all of them. A batch whose predecessor was not announced is read after
-    the predecessor's update: later, but just as exact. A refused update raises in the next `update` or in
-    `drain`, and in `update` or `rows` if those rows depend on it; gradients that are not finite in the
-    `update` that has them.
+    All trainers call the methods in the same order: if t + 1 is prefetched, update(t) waits for the heads of
+    all of them. Gradients that are not finite raise in the `update` that has them.
     """
 
-    def __init__(self, link: TrainerLink) -> None:
-        self.stats = LookupStats()
-        self.on_rows: OnRows = ignore_rows
-        self._tables = {table.name: table for table in link.tables}
-        self._link = link
-        self._client = link.client()
-        self._clock = link.clock
-        self._announced: dict[int, _Announced] = {}
-        self._unacknowledged: list[Reply[int]] = []
-
     def prefetch(self, step: int, lookups: Lookups) -> None:
-        batch = _Announced(step, lookups)
-        before = self._announced.get(step - 1)
+        batch = _OverlappingBatch(step, lookups)
+        before = self._batches.get(step - 1)
         parts = None
         if before is None:
-            # Updated already, or never announced: then any id may depend on it.
-            everything = {name: np.arange(len(ids.ids_M)) for name, ids in lookups.items()}
-            self._request(batch, everything, after_step=step - 1)
+            # Updated already, or never prefetched: then any id may depend on it.
+            self._request(batch, everything(ids_by_table(lookups)), after_step=step - 1)
         else:
             shared = {
                 name: Overlap.between(before.lookups[name], ids)
@@ -105,22 +84,19 @@ class ExactPrefetch:
                     # Any row may be given up when that step commits, also one that it does not touch.
                     batch.overlap[name] = np.arange(num_ids)
                 else:
-                    batch.overlap[name] = shared[name].of_next if name in shared else NO_PLACES
+                    batch.overlap[name] = shared[name].of_next if name in shared else NO_POSITIONS
                 early[name] = all_but(num_ids, batch.overlap[name])
             self._request(batch, early, after_step=step - 2)
             if self._takes_heads(step - 1):
                 parts = self._parts(before.lookups, shared, batch)
-        self._announced[step] = batch  # last: a batch whose requests could not be sent is not announced
+        self._batches[step] = batch  # last: a batch whose requests could not be sent may be prefetched again
         if before is not None:
             before.parts = parts
 
-    def receive(self, step: int) -> None:
-        self._receive(self._announced[step])
-
     def rows(self, step: int, lookups: Lookups) -> dict[str, Float32Array]:
-        if step not in self._announced:
+        if step not in self._batches:
             self.prefetch(step, lookups)
-        batch = self._announced[step]
+        batch = self._batches[step]
         self._request_overlap(batch)
         self._receive_all(batch)
         rows, batch.rows = batch.rows, None
@@ -131,14 +107,14 @@ class ExactPrefetch:
     def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
         # The servers keep contributions one step ahead of the slowest trainer, no more; to have sent
         # this one a step after an update that has not arrived would be two.
-        self.drain()
-        batch, following = self._announced.get(step), self._announced.get(step + 1)
+        self._acknowledge()
+        batch, following = self._batches.get(step), self._batches.get(step + 1)
         ids = ids_by_table(lookups if batch is None else batch.lookups)
         self._client.check_shapes(step, ids, grads)
         parts = None if batch is None or following is None else batch.parts
         if parts is not None:
             self._client.check_finite(step, ids, grads)
-        self._announced.pop(step, None)
+        self._batches.pop(step, None)
         if parts is None or following is None:
             self._unacknowledged = self._client.send(self._link.tag(step), ids, grads)
             if following is not None:
@@ -154,31 +130,27 @@ class ExactPrefetch:
             self._link.tag(step)._replace(part=Part.REST), grads, parts.rest
         )
 
-    def drain(self) -> None:
-        sent, self._unacknowledged = self._unacknowledged, []
-        started = self._clock()
-        for reply in sent:
-            reply.result()
-        self.stats.update_wait_s += self._clock() - started
-
     def _takes_heads(self, step: int) -> bool:
         return not any(table.disk is not None or table.evicts_at(step) for table in self._tables.values())
 
-    def _parts(self, before: Lookups, shared: Mapping[str, Overlap], batch: _Announced) -> _Parts:
+    def _parts(
+        self, before: Lookups, shared: Mapping[str, Overlap], batch: _OverlappingBatch
+    ) -> _SplitUpdate:
         ids = ids_by_table(before)
-        head = {name: shared[name].of_this if name in shared else NO_PLACES for name in before}
-        rest = {name: all_but(len(ids[name]), places) for name, places in head.items()}
-        return _Parts(
+        head = {name: shared[name].of_this if name in shared else NO_POSITIONS for name in before}
+        rest = {name: all_but(len(ids[name]), positions) for name, positions in head.items()}
+        return _SplitUpdate(
             head=self._client.split_ids(ids, head),
             rest=self._client.split_ids(ids, rest),
             wanted=self._client.split_ids(ids_by_table(batch.lookups), batch.overlap),
         )
 
-    def _receive_all(self, batch: _Announced) -> None:
-        _check_complete(batch)
+    def _receive_all(self, batch: _OverlappingBatch) -> None:
+        for name, ids in batch.lookups.items():
+            refuse_rows(batch.step, name, batch.num_requested.get(name, 0), len(ids.ids_M))
         self._receive(batch)
 
-    def _receive(self, batch: _Announced) -> None:
+    def _receive(self, batch: _OverlappingBatch) -> None:
         if batch.rows is None:
             batch.rows = self._client.empty_rows(ids_by_table(batch.lookups))
         started = self._clock()
@@ -187,35 +159,26 @@ class ExactPrefetch:
         self.stats.rows_wait_s += self._clock() - started
         batch.requests.clear()
 
-    def _request_overlap(self, batch: _Announced) -> None:
+    def _request_overlap(self, batch: _OverlappingBatch) -> None:
         if batch.overlap:
             self._request(batch, batch.overlap, after_step=batch.step - 1)
             batch.overlap = {}
 
-    def _request(self, batch: _Announced, places: Mapping[str, Int64Array], after_step: int) -> None:
-        replies = self._client.request(ids_by_table(batch.lookups), places, after_step)
-        self._expect(batch, replies, places, is_late=after_step == batch.step - 1)
+    def _request(
+        self, batch: _OverlappingBatch, positions: Mapping[str, Int64Array], after_step: int
+    ) -> None:
+        replies = self._client.request(ids_by_table(batch.lookups), positions, after_step)
+        self._expect(batch, replies, positions, is_late=after_step == batch.step - 1)
 
     def _expect(
-        self, batch: _Announced, replies: PendingRows, places: Mapping[str, Int64Array], is_late: bool
+        self,
+        batch: _OverlappingBatch,
+        replies: PendingRows,
+        positions: Mapping[str, Int64Array],
+        is_late: bool,
     ) -> None:
-        """Rows of these places are on their way."""
+        """Rows of these positions are in flight."""
         batch.requests.append(replies)
-        for name, places_M in places.items():
-            batch.num_requested[name] = batch.num_requested.get(name, 0) + len(places_M)
-        num_ids = sum(map(len, places.values()))
-        if is_late:
-            self.stats.num_late += num_ids
-        else:
-            self.stats.num_early += num_ids
-
-
-def _check_complete(batch: _Announced) -> None:
-    """Rows are written into uninitialized memory: every place needs a request of its own."""
-    for name, ids in batch.lookups.items():
-        num_requested = batch.num_requested.get(name, 0)
-        if num_requested != len(ids.ids_M):
-            raise RuntimeError(
-                f"step {batch.step}, table {name!r}: rows of {num_requested} of {len(ids.ids_M)} ids were "
-                "asked for; the rows of a step can be taken once"
-            )
+        for name, positions_M in positions.items():
+            batch.num_requested[name] = batch.num_requested.get(name, 0) + len(positions_M)
+        self._count_requested(sum(map(len, positions.values())), is_late)

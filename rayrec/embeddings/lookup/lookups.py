@@ -19,16 +19,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.lookup.cache.cached_records import Rows
 from rayrec.embeddings.shard.contributions import UpdateTag
-from rayrec.embeddings.transport.client import ShardClient, ShardTransport
-
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
+from rayrec.embeddings.transport.client import ShardClient
+from rayrec.embeddings.transport.protocol import ShardTransport
+from rayrec.platform.arrays import Float32Array, Int64Array
 
 
 class TableIds(Protocol):
@@ -40,7 +38,7 @@ class TableIds(Protocol):
         ...
 
     @property
-    def touched(self) -> Int64Array:
+    def updated_ids(self) -> Int64Array:
         """Distinct ids of the whole global batch: those its update may change."""
         ...
 
@@ -55,7 +53,7 @@ class TrainerLink:
     tables: Sequence[TableConfig]
     shard_map: ShardMap
     transport: ShardTransport
-    source: int = 0
+    rank: int = 0
     """Rank of the trainer."""
     incarnation: int = 0
     """Of the servers, under which its updates are sent."""
@@ -66,7 +64,7 @@ class TrainerLink:
 
     def tag(self, step: int) -> UpdateTag:
         """Of the trainer's contribution to a step."""
-        return UpdateTag(self.incarnation, step, self.source)
+        return UpdateTag(self.incarnation, step, self.rank)
 
 
 @dataclass

@@ -68,7 +68,7 @@ class ThreadedLookups:
                 rows.set_result(found)
 
         self._submit(ask)
-        self._look_ahead()
+        self._prefetch_put_off()
         started = self._clock()
         try:
             found = rows.result()  # also if nothing is read: no step overtakes another
@@ -91,7 +91,7 @@ class ThreadedLookups:
         """End the thread, once the calls so far are done."""
         self._thread.shutdown()
 
-    def _look_ahead(self) -> None:
+    def _prefetch_put_off(self) -> None:
         announced, self._put_off = self._put_off, []
         for step, lookups in announced:
             self._submit(partial(self._mode.prefetch, step, lookups))

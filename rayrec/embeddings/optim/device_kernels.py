@@ -1,36 +1,30 @@
-"""The equations of `row_kernels`, and the weights of `layout`, for rows that lie on a device of torch.
+"""Arithmetic of rows that lie on a device of torch: sums of squares, roots, and the weights of `layout`.
 
-A row must have the same bits wherever it is changed, so every function does what its namesake does,
-operation by operation, in float32: sums, products, quotients and roots round as IEEE 754 says. What would
-round otherwise is not used: `addcmul`, `lerp` and compiled code fuse a product with a sum; a quotient with a
-Python number, on either side, is a product with a reciprocal on some devices, so whatever divides or is
-divided is a tensor.
+A row must have the same bits wherever it is changed, so these functions, and `update_on_device` of every
+optimizer, do what the compiled ones do, operation by operation, in float32: sums, products, quotients and
+roots round as IEEE 754 says. What would round otherwise is not used: `addcmul`, `lerp` and compiled code fuse
+a product with a sum; a quotient with a Python number, on either side, is a product with a reciprocal on some
+devices, so whatever divides or is divided is a tensor.
 
-Held to `row_kernels` bit by bit with torch's CPU device (`tests/embeddings/test_device_cache.py`, which does
-the same on CUDA and Ascend where they are there). Written for both; not run there yet. On Ascend it needs,
-beside float32 arithmetic, `where` and `Tensor.view(dtype)`, the operations `index_select`, `index_copy_`,
-`>>`, `&` and `^`, for which the sources of torch_npu have kernels, and a product of int64 that wraps. Shifts
-are masked, since not every device copies the sign. Whether all of that takes int64 there, and whether
-quotients and roots round as IEEE 754 says, is for that test to tell.
+Held to the compiled equations bit by bit with torch's CPU device (`tests/embeddings/test_device_cache.py`,
+which does the same on CUDA and Ascend where they are there). Written for both; not run there yet. On Ascend
+it needs, beside float32 arithmetic, `where`, `masked_fill` and `Tensor.view(dtype)`, the operations
+`index_select`, `index_copy_`, `>>`, `&` and `^`, for which the sources of torch_npu have kernels, and a
+product of int64 that wraps. Shifts are masked, since not every device copies the sign. Whether all of that
+takes int64 there, and whether quotients and roots round as IEEE 754 says, is for that test to tell.
 
 Axes: M rows of one step, D numbers of a row, S numbers of its optimizer state, L lanes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from rayrec.embeddings.base.compiled import LANES
 from rayrec.embeddings.base.layout import BFLOAT16, FLOAT32
-from rayrec.embeddings.optim import row_kernels
 from rayrec.platform.devices import device_named
 from rayrec.platform.tensor_hashing import mix64, shift_right
-
-Equation = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(weights [M, D], state [M, S], gradients [M, D], rates [5]) -> [M, D] new weights; changes the state."""
 
 
 def sum_squares(values_MD: Tensor) -> Tensor:
@@ -48,67 +42,6 @@ def sum_squares(values_MD: Tensor) -> Tensor:
         lower, upper = sums_ML.chunk(2, dim=1)
         sums_ML = lower + upper
     return sums_ML[:, 0]
-
-
-def rowwise_adagrad(weights_MD: Tensor, state_MS: Tensor, grads_MD: Tensor, rates: Tensor) -> Tensor:
-    lr, eps, weight_decay = rates[:3]
-    decayed_MD = grads_MD + weight_decay * weights_MD
-    state_MS[:, 0] += sum_squares(decayed_MD) / _dim(grads_MD)
-    rate_M = lr / (_root(state_MS[:, 0]) + eps)
-    return weights_MD - rate_M[:, None] * decayed_MD
-
-
-def adagrad(weights_MD: Tensor, state_MS: Tensor, grads_MD: Tensor, rates: Tensor) -> Tensor:
-    lr, eps, weight_decay = rates[:3]
-    decayed_MD = grads_MD + weight_decay * weights_MD
-    state_MS += decayed_MD * decayed_MD
-    return weights_MD - lr * (decayed_MD / (_root(state_MS) + eps))
-
-
-def sgd(weights_MD: Tensor, state_MS: Tensor, grads_MD: Tensor, rates: Tensor) -> Tensor:
-    lr, weight_decay = rates[:2]
-    return weights_MD - lr * (grads_MD + weight_decay * weights_MD)
-
-
-def adam(weights_MD: Tensor, state_MS: Tensor, grads_MD: Tensor, rates: Tensor) -> Tensor:
-    step_size, rest1, rest2, eps = rates[:4]
-    first_MD, second_MD = state_MS.chunk(2, dim=1)
-    first_MD += rest1 * (grads_MD - first_MD)
-    second_MD += rest2 * (grads_MD * grads_MD - second_MD)
-    return weights_MD - step_size * (first_MD / (_root(second_MD) + eps))
-
-
-def partial_rowwise_adam(weights_MD: Tensor, state_MS: Tensor, grads_MD: Tensor, rates: Tensor) -> Tensor:
-    step_size, rest1, rest2, eps, correction = rates
-    first_MD, second_M = state_MS[:, :-1], state_MS[:, -1]
-    second_M += rest2 * (sum_squares(grads_MD) / _dim(grads_MD) - second_M)
-    rate_M = step_size / (_root(second_M * correction) + eps)
-    first_MD += rest1 * (grads_MD - first_MD)
-    return weights_MD - rate_M[:, None] * first_MD
-
-
-def ftrl(weights_MD: Tensor, state_MS: Tensor, grads_MD: Tensor, rates: Tensor) -> Tensor:
-    alpha, beta, l1, l2 = rates[:4]
-    linear_MD, squares_MD = state_MS.chunk(2, dim=1)
-    root_before_MD = _root(squares_MD)
-    squares_MD += grads_MD * grads_MD
-    root_MD = _root(squares_MD)
-    linear_MD += grads_MD
-    linear_MD -= (root_MD - root_before_MD) / alpha * weights_MD
-    excess_MD = torch.where(linear_MD > 0, linear_MD - l1, linear_MD + l1)
-    moved_MD = -excess_MD / ((beta + root_MD) / alpha + l2)
-    return torch.where(linear_MD.abs() <= l1, torch.zeros_like(moved_MD), moved_MD)
-
-
-EQUATIONS: dict[int, Equation] = {
-    row_kernels.ROWWISE_ADAGRAD: rowwise_adagrad,
-    row_kernels.ADAGRAD: adagrad,
-    row_kernels.SGD: sgd,
-    row_kernels.ADAM: adam,
-    row_kernels.PARTIAL_ROWWISE_ADAM: partial_rowwise_adam,
-    row_kernels.FTRL: ftrl,
-}
-"""By their numbers in `row_kernels`; what they are and where they come from is said in `optimizers`."""
 
 
 def load_weights(kind: int, dim: int, words_MW: Tensor) -> Tensor:
@@ -172,7 +105,8 @@ def _low_half(words: Tensor) -> Tensor:
     return (((words & 0xFFFF) ^ 0x8000) - 0x8000).to(torch.int16)
 
 
-def _root(values: Tensor) -> Tensor:
+def root(values: Tensor) -> Tensor:
+    """Square roots, correctly rounded."""
     if not device_named(values.device.type).has_own_memory:
         # The host's may be MKL's, which can be off by a bit; of a root in float64 the nearest float32 is that
         # of the root itself (Figueroa, "When is Double Rounding Innocuous?", SIGNUM 1995).
@@ -180,5 +114,6 @@ def _root(values: Tensor) -> Tensor:
     return values.sqrt()
 
 
-def _dim(values_MD: Tensor) -> Tensor:
+def dim_of(values_MD: Tensor) -> Tensor:
+    """D as a tensor, to divide by: a quotient with a Python number may be a product with a reciprocal."""
     return torch.full((), values_MD.shape[1], dtype=torch.float32, device=values_MD.device)

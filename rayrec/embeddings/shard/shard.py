@@ -1,25 +1,25 @@
-"""One server's share of every table: lookups that wait for a step, steps that commit whole.
+"""One server's part of every table: lookups that wait for a step, steps that commit whole.
 
     lookup(after_step=t-1) ──waits──► [ committed_step >= t-1 ] ──► rows
                                             ▲ wakes
     apply(step t, source 0) ─┐              │
-    apply(step t, source 1) ─┴► all there ──┴► summed in source order, committed to every table
+    apply(step t, source 1) ─┴► all there ──┴► summed in trainer order, committed to every table
 
-`apply` waits for nobody's call: it keeps a contribution until the last source's arrives, whose call
-commits the step. A refused contribution ends the incarnation: whoever waits for that step gets the error
-at once. A server that runs these calls on threads needs one for `apply` beside every lookup that may be
-waiting.
+`apply` does not wait for other trainers: it stores a contribution, and the call that brings the last one
+commits the step. A refused contribution ends the incarnation: calls that wait for that step raise the
+error at once. A server that runs these calls on threads needs one for `apply` beside every lookup that
+may be waiting.
 
 Sources may send the head of a step first (see `contributions`): when all heads are there its rows take the
-step, and `apply_head` answers with rows that the next batch reads. Until the rest has come too, the tables
-are between two steps for nobody else.
+step, and `apply_head` answers with rows that the next batch reads. Until the rest has come too, all other
+calls wait, since the tables hold a part of a step.
 
 All of it happens under one lock. While a large step is applied, the lock is lent now and then, between
 two rows, to reads of rows that need no later step (not where a table has rows on disk, or evicts): they
-get whole rows, some of them with the step's changes, some without. Whoever names a step must be content
-with rows after a later one as well, since the request may be late; so each row may be either. A trainer
-asks early for ids that no step on its way touches, which are alike in both; one that takes stale rows has
-a bound that holds for every row. Everything else finds the tables as they are between two steps.
+get whole rows, some of them with the step's changes, some without. That is within the contract: a lookup
+names the earliest step that it accepts, and may arrive after a later one. Exact modes ask early only for
+ids that no step in flight updates, so that both versions are the same; a mode that takes stale rows has a
+bound that holds for every row. All other calls find the tables as they are between two steps.
 """
 
 from __future__ import annotations
@@ -30,31 +30,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.contributions import (
     Contribution,
-    KeptRecords,
+    DirtyRows,
     Part,
     SparseUpdate,
     StepContributions,
     UpdateTag,
 )
-from rayrec.embeddings.shard.read_ahead import ReadAhead
+from rayrec.embeddings.shard.disk_prefetch import DiskPrefetch
 from rayrec.embeddings.shard.step_lock import StepLock
-from rayrec.embeddings.storage.consistent_snapshot import CutEndedError
-from rayrec.embeddings.table.table import EmbeddingTable, TableCounts, TableCut, TableRows
+from rayrec.embeddings.storage.consistent_snapshot import SnapshotEndedError
+from rayrec.embeddings.table.table import EmbeddingTable, TableCounts, TableRows, TableSnapshot
+from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Array
 from rayrec.platform.memory import human_size
-
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
 
 LookupRequest = Mapping[str, Int64Array]
 """Distinct ids by table."""
 LookupReply = dict[str, Float32Array]
 """[M, D] rows by table, in the order of the requested ids."""
-FetchReply = dict[str, tuple[NDArray[np.int32], NDArray[np.bool_]]]
+FetchReply = dict[str, tuple[Int32Array, BoolArray]]
 """([M, W] whole records, [M] whether the id has a row) by table, in the order of the requested ids."""
 
 _LENT_EVERY = 2**19
@@ -88,19 +85,19 @@ class ShardStats:
 
 
 @dataclass
-class _ShardCut:
+class _ShardSnapshot:
     step: int
-    tables: dict[str, TableCut] = field(default_factory=dict)
-    """None before the cut has taken effect."""
+    tables: dict[str, TableSnapshot] = field(default_factory=dict)
+    """Empty until the step is committed and the snapshot begins."""
 
 
 class EmbeddingShard:
     """Thread-safe; every row is read and changed under one lock.
 
     Args:
-        max_staleness: steps that a source may train without the updates before them. A source may send a
+        max_staleness: steps that a trainer may train without the updates before them. A trainer may send a
             step while another one's update of the step before is still on its way; further ahead it
-            cannot be, since sources wait for their own older updates and meet in every dense step.
+            cannot be, since trainers wait for their own older updates and meet in every dense step.
         memory_limit: most bytes that the tables may take; None for what the machine gives.
         num_threads: that one call may use; the rows do not depend on it.
     """
@@ -109,7 +106,7 @@ class EmbeddingShard:
         self,
         tables: Sequence[TableConfig],
         shard: int,
-        num_sources: int,
+        num_trainers: int,
         incarnation: int = 0,
         wait_timeout_s: float = 120.0,
         max_staleness: int = 0,
@@ -123,7 +120,7 @@ class EmbeddingShard:
             raise ValueError(f"two tables are named {twice!r}; a table is known by its name")
         self._configs = tuple(tables)
         self._shard = shard
-        self._num_sources = num_sources
+        self._num_trainers = num_trainers
         self._wait_timeout_s = wait_timeout_s
         self._steps_ahead = 1 + max_staleness
         self._memory_limit = memory_limit
@@ -135,15 +132,15 @@ class EmbeddingShard:
         self._committed_step = -1
         self._pending: dict[int, StepContributions] = {}
         self._failure: Exception | None = None
-        self._cut: _ShardCut | None = None
+        self._snapshot: _ShardSnapshot | None = None
         self._is_restored = False
         """Whether the rows are those of a snapshot, and no incarnation has begun with them."""
         self._lookup_s = 0.0
         self._update_s = 0.0
         self._held_up_s = 0.0
-        """Time that steps spent waiting for the writer of a cut."""
+        """Time that steps spent waiting for the writer of a snapshot."""
         self._has_disk = any(config.disk is not None for config in tables)
-        self._read_ahead = ReadAhead(shard, self._table, self._lock, clock)
+        self._disk_prefetch = DiskPrefetch(shard, self._table, self._lock, clock)
 
     @property
     def committed_step(self) -> int:
@@ -185,10 +182,10 @@ class EmbeddingShard:
         self,
         request: LookupRequest,
         after_step: int | None = None,
-        empty: Callable[..., NDArray[np.int32]] = np.empty,
+        empty: Callable[..., Int32Array] = np.empty,
     ) -> FetchReply:
         """Whole records of the requested ids, for a trainer's cache; otherwise as `lookup`."""
-        self._read_ahead.bring_up(request)
+        self._disk_prefetch.bring_up(request)
         needs = -1 if after_step is None else after_step
         with self._reading(needs, lambda: self._committed_step >= needs):
             started = self._clock()
@@ -196,14 +193,14 @@ class EmbeddingShard:
             self._lookup_s += self._clock() - started
             return reply
 
-    def announce(self, request: LookupRequest) -> None:
-        """Say that these rows will be looked up soon: those on disk are brought up in the background.
+    def prefetch(self, request: LookupRequest) -> None:
+        """Read rows that will be looked up soon from disk, in the background.
 
-        Changes no value and waits for nothing. An announcement that comes while several others wait is
-        forgotten, and so is one that fails: the lookup will bring the rows up itself, or raise.
+        Changes no value and waits for nothing. A prefetch that comes while several others wait is dropped,
+        and so is one that fails: the lookup will read the rows itself, or raise.
         """
         if self._has_disk:
-            self._read_ahead.announce(request)
+            self._disk_prefetch.prefetch(request)
 
     def evicted(self, since_step: int, after_step: int | None = None) -> dict[str, Int64Array]:
         """By table, ids whose rows commits after `since_step` gave up and which have none now.
@@ -216,7 +213,7 @@ class EmbeddingShard:
             found = {name: table.evicted_since(since_step).ids_V for name, table in self._tables.items()}
             return {name: ids_V for name, ids_V in found.items() if len(ids_V)}
 
-    def write_back(self, incarnation: int, after_step: int, kept: KeptRecords) -> int:
+    def write_back(self, incarnation: int, after_step: int, dirty: DirtyRows) -> int:
         """Take records that a trainer's cache has changed, between two steps; the same twice is as once.
 
         Returns:
@@ -233,33 +230,34 @@ class EmbeddingShard:
                     f"trainer of incarnation {incarnation} brings back"
                 )
             self._wait_until_committed(after_step)
-            if self._committed_step == after_step:  # otherwise this is a call of long ago, come again
+            # A call that is delivered again after later steps would put old records over newer rows.
+            if self._committed_step == after_step:
                 with self._refusing(f"records that a trainer brings back after step {after_step}"):
-                    for name, (ids_K, records_KW) in kept.items():
+                    for name, (ids_K, records_KW) in dirty.items():
                         self._table(name).check_records(ids_K, records_KW)
                         self._table(name).check_distinct(ids_K)
                         self._table(name).check_have_rows(ids_K)
-                for name, (ids_K, _) in kept.items():
+                for name, (ids_K, _) in dirty.items():
                     self._table(name).reserve(ids_K[:0], num_written=len(ids_K))
-                for name, (ids_K, records_KW) in kept.items():
+                for name, (ids_K, records_KW) in dirty.items():
                     self._table(name).write_records(ids_K, records_KW)
             return self._committed_step
 
-    def apply(self, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None) -> int:
-        """Take one source's contribution to a step; the last one commits the step to all tables.
+    def apply(self, tag: UpdateTag, update: SparseUpdate, dirty: DirtyRows | None = None) -> int:
+        """Take one trainer's contribution to a step; the last one commits the step to all tables.
 
-        A source sends one contribution for every step, empty if it has none. A contribution that came
+        A trainer sends one contribution for every step, empty if it has none. A contribution that came
         before is dropped. All of a step is refused together: then no row has changed.
 
         Args:
-            kept: rows that leave the source's cache or are needed here, with this step's changes if they
+            dirty: records that the trainer has changed and writes back, with this step's changes if they
                 had any; none of them is in an update.
 
         Returns:
             The last committed step, after this call.
 
         Raises:
-            ValueError: another incarnation's tag, a step too far ahead, an unknown source or table,
+            ValueError: another incarnation's tag, a step too far ahead, an unknown trainer or table,
                 wrong shapes, a gradient that is not finite (names table, id and source), or a record of an
                 id without a row or that something else in the step changes.
             MemoryError: no room for new rows, in the machine or within the limit; no row has changed.
@@ -267,7 +265,7 @@ class EmbeddingShard:
                 middle of a step: restore before going on.
         """
         with self._lock.between_steps():
-            self._take(tag, Contribution(update, kept or {}, {}))
+            self._take(tag, Contribution(update, dirty or {}, {}))
             return self._committed_step
 
     def apply_head(
@@ -278,7 +276,7 @@ class EmbeddingShard:
         wanted: LookupRequest,
         empty: Callable[..., Float32Array] = np.empty,
     ) -> LookupReply:
-        """`take_head`; then rows that its source needs next, once every head is there.
+        """`take_head`; then rows that its trainer needs next, once every head is there.
 
         Args:
             wanted: ids by table, that no rest of the step has.
@@ -291,7 +289,7 @@ class EmbeddingShard:
         return self._rows(wanted, tag.step, lambda: self.has_heads(tag.step), empty)
 
     def take_head(self, tag: UpdateTag, head: SparseUpdate, rest: Mapping[str, Int64Array]) -> None:
-        """Take the head of one source's contribution; the last one lets the rows of all heads take the step.
+        """Take the head of one trainer's contribution; the last one lets the rows of all heads take the step.
 
         `apply` with the rest has to follow, also if there is none. Tables with rows on disk, and those that
         evict at this step, have no heads: their rows are known only when the step is committed.
@@ -321,8 +319,8 @@ class EmbeddingShard:
                     f"{incarnation}; a recovery raises the number"
                 )
             self._incarnation = incarnation
-            if self._cut is not None:
-                self._end_cut(f"incarnation {incarnation} began")
+            if self._snapshot is not None:
+                self._end_snapshot(f"incarnation {incarnation} began")
             if self._is_restored:
                 for table in self._tables.values():
                     table.begin_changes(committed_step)
@@ -342,68 +340,70 @@ class EmbeddingShard:
             self._check_whole()
             return self._table(table).export()
 
-    def freeze(self, step: int) -> None:
-        """Keep what the tables hold after a step, while later ones go on, until `release`.
+    def begin_snapshot(self, step: int) -> None:
+        """Begin a consistent snapshot of what the tables hold after a step; later steps go on meanwhile.
 
         May be called before that step is committed, and until anything of the next one is applied; records
-        that trainers bring back after the step belong to it.
+        that trainers write back after the step belong to it. `release` ends it.
 
         Raises:
             ValueError: the next step has begun.
-            RuntimeError: there is another cut, which has not been released.
+            RuntimeError: there is another snapshot, which has not been released.
         """
         with self._lock.between_steps():
-            if self._cut is not None:
+            if self._snapshot is not None:
                 raise RuntimeError(
-                    f"shard {self._shard}: the cut after step {self._cut.step} is not written yet; a cut "
-                    f"after step {step} has to wait until it is released"
+                    f"shard {self._shard}: the snapshot after step {self._snapshot.step} is not written "
+                    f"yet; a snapshot after step {step} has to wait until it is released"
                 )
             last = self._committed_step + self.has_heads(self._committed_step + 1)
             if last > step:
                 raise ValueError(
-                    f"shard {self._shard}: too late for a cut after step {step}: rows have changes of "
+                    f"shard {self._shard}: too late for a snapshot after step {step}: rows have changes of "
                     f"step {last}"
                 )
-            self._cut = _ShardCut(step)
+            self._snapshot = _ShardSnapshot(step)
 
     def release(self, step: int) -> None:
-        """Give up the cut after this step, if there is one; whoever reads it gets a `CutEndedError`."""
+        """Give up the snapshot after this step, if there is one; its reader gets a `SnapshotEndedError`."""
         with self._lock.changed:
-            if self._cut is not None and self._cut.step == step:
-                self._end_cut("it was released")
+            if self._snapshot is not None and self._snapshot.step == step:
+                self._end_snapshot("it was released")
 
-    def export_cut(self, table: str, step: int, since: int | None = None) -> Generator[TableRows, None, None]:
-        """One table as it is in the cut, in parts by virtual bucket, while steps go on.
+    def export_snapshot(
+        self, table: str, step: int, since: int | None = None
+    ) -> Generator[TableRows, None, None]:
+        """One table as it is in the snapshot, in parts by virtual bucket, while steps go on.
 
         Once for each table: what was read is not kept.
 
         Args:
-            step: that the cut follows; waited for.
-            since: step of an earlier cut: only what later steps have changed. It is everything all the same,
-                and the parts say so, where it is not known which rows were given up since then.
+            step: that the snapshot follows; waited for.
+            since: step of an earlier snapshot: only what later steps have changed. Where it is not known
+                which rows were evicted since then, it is everything all the same, and the parts say so.
 
         Raises:
-            RuntimeError: that step was not frozen.
-            CutEndedError: the cut was released, an incarnation began, there was no memory for it, or it was
-                read so slowly that steps had to wait longer than a lookup may.
+            RuntimeError: no snapshot was begun after that step.
+            SnapshotEndedError: the snapshot was released, an incarnation began, there was no memory for it,
+                or it was read so slowly that steps had to wait longer than a lookup may.
         """
         with self._lock.changed:  # also if a step is held up for want of a reader
-            cut = self._cut
-            if cut is None or cut.step != step:
-                found = "there is none" if cut is None else f"the cut is one after step {cut.step}"
+            snapshot = self._snapshot
+            if snapshot is None or snapshot.step != step:
+                found = "there is none" if snapshot is None else f"there is one after step {snapshot.step}"
                 raise RuntimeError(
-                    f"shard {self._shard}: expected a cut after step {step} to read, but {found}; freeze it "
-                    "first"
+                    f"shard {self._shard}: expected a snapshot after step {step} to read, but {found}; begin "
+                    "it first"
                 )
-            if not cut.tables:
-                self._wait_until_committed(cut.step)
-                self._take_cut()
-            if self._cut is not cut:
-                raise CutEndedError(
-                    f"shard {self._shard}: the cut after step {cut.step} was given up meanwhile"
+            if not snapshot.tables:
+                self._wait_until_committed(snapshot.step)
+                self._take_snapshot()
+            if self._snapshot is not snapshot:
+                raise SnapshotEndedError(
+                    f"shard {self._shard}: the snapshot after step {snapshot.step} was given up meanwhile"
                 )
-            frozen = self._table(table)
-        yield from frozen.cut_parts(cut.tables[table], self._beside_steps, since)
+            source = self._table(table)
+        yield from source.snapshot_parts(snapshot.tables[table], self._beside_steps, since)
 
     def restore(self, rows: Mapping[str, Iterable[TableRows]]) -> None:
         """Replace the contents of every table; until `begin` follows, contributions are refused.
@@ -415,13 +415,15 @@ class EmbeddingShard:
 
         Raises:
             ValueError: a table is missing or unknown, and nothing has changed; or one does not fit, and the
-                tables are empty. So they are after any other error that comes of reading the parts.
+                tables are empty. So they are after any other error while parts are read.
         """
         if set(rows) != set(self._tables):
             raise ValueError(
                 f"shard {self._shard} holds tables {sorted(self._tables)}, got rows of {sorted(rows)}"
             )
         self._replace_tables(self._empty_tables(), f"shard {self._shard} is being restored")
+        # Loaded beside the tables that calls see, and without the lock: a lookup meanwhile finds empty tables
+        # or fails, never half of a snapshot.
         restored = self._empty_tables()
         for name, table in restored.items():
             table.load(rows[name])
@@ -433,8 +435,8 @@ class EmbeddingShard:
 
     def _replace_tables(self, tables: dict[str, EmbeddingTable], why_refused: str) -> None:
         with self._lock.between_steps():
-            if self._cut is not None:
-                self._end_cut("other rows are restored")
+            if self._snapshot is not None:
+                self._end_snapshot("other rows are restored")
             self._tables = tables
             # What is still on its way belongs to the rows that were here before.
             self._pending = {}
@@ -450,7 +452,7 @@ class EmbeddingShard:
                 update_s=self._update_s,
                 counts={name: table.counts for name, table in self._tables.items()},
                 disk_bytes=sum(table.disk_bytes for table in self._tables.values()),
-                read_ahead_s=self._read_ahead.busy_s,
+                read_ahead_s=self._disk_prefetch.busy_s,
             )
 
     def _table(self, name: str) -> EmbeddingTable:
@@ -466,7 +468,7 @@ class EmbeddingShard:
         empty: Callable[..., Float32Array],
     ) -> LookupReply:
         """The rows, once what is needed of `step` is there; a later one may be half applied then."""
-        self._read_ahead.bring_up(request)
+        self._disk_prefetch.bring_up(request)
         with self._reading(step, is_there):
             started = self._clock()
             reply = {name: self._table(name).lookup(ids_M, empty) for name, ids_M in request.items()}
@@ -508,6 +510,7 @@ class EmbeddingShard:
     def _wait_for(self, step: int, is_there: Callable[[], bool]) -> None:
         """Until what is needed of a step is there; a later one may be half applied then."""
         incarnation = self._incarnation
+        # The incarnation, too: a recovery may commit a step of the same number with other rows.
         in_time = self._lock.changed.wait_for(
             lambda: is_there() or self._failure is not None or self._incarnation != incarnation,
             self._wait_timeout_s,
@@ -523,7 +526,7 @@ class EmbeddingShard:
             raise self._failure
         assert not in_time
         next_step = self._committed_step + 1
-        arrived = self._pending.get(next_step, StepContributions(self._num_sources))
+        arrived = self._pending.get(next_step, StepContributions(self._num_trainers))
         raise StepTimeoutError(
             f"shard {self._shard}: waited {self._wait_timeout_s:g} s for step {step}, but the last "
             f"committed step is {self._committed_step}; no complete update of step {next_step} "
@@ -539,9 +542,10 @@ class EmbeddingShard:
         self._check_order(tag)
         started, held_up_s = self._clock(), self._held_up_s
         try:
+            # Before it is stored: a contribution that is refused must not count as one that has arrived.
             self._check_contribution(tag, contribution)
             if tag.step not in self._pending:
-                self._pending[tag.step] = StepContributions(self._num_sources)
+                self._pending[tag.step] = StepContributions(self._num_trainers)
             self._pending[tag.step].add(tag, contribution)
             self._go_on()
         except Exception as error:
@@ -550,13 +554,18 @@ class EmbeddingShard:
                     f"shard {self._shard}: rows of the head of step {self._committed_step + 1} have it; "
                     "restore before going on"
                 )
+            # Kept for the calls that wait for this step, and for those that come: the step will never be
+            # complete, and without the error they would wait until they time out.
             self._failure = error
             raise
         finally:
+            # Time that a snapshot's writer held the step up is not time spent changing rows.
             self._update_s += self._clock() - started - (self._held_up_s - held_up_s)
             self._lock.changed.notify_all()
 
     def _is_duplicate(self, tag: UpdateTag) -> bool:
+        # A transport may deliver a call twice; gradients must count once. Committed steps are known by their
+        # number, so nothing has to be remembered of them.
         return tag.incarnation == self._incarnation and (
             tag.step <= self._committed_step
             or (tag.step in self._pending and self._pending[tag.step].has(tag))
@@ -566,25 +575,25 @@ class EmbeddingShard:
         if tag.incarnation != self._incarnation:
             raise ValueError(
                 f"shard {self._shard} is in incarnation {self._incarnation} and refuses the update of "
-                f"step {tag.step} from trainer {tag.source} of incarnation {tag.incarnation}"
+                f"step {tag.step} from trainer {tag.rank} of incarnation {tag.incarnation}"
             )
-        if not 0 <= tag.source < self._num_sources:
+        if not 0 <= tag.rank < self._num_trainers:
             raise ValueError(
-                f"shard {self._shard} expects trainers 0 to {self._num_sources - 1}, got an update from "
-                f"trainer {tag.source}"
+                f"shard {self._shard} expects trainers 0 to {self._num_trainers - 1}, got an update from "
+                f"trainer {tag.rank}"
             )
         if tag.step > self._committed_step + 1 + self._steps_ahead:
             raise ValueError(
-                f"shard {self._shard}: the update of step {tag.step} from trainer {tag.source} leaves a "
+                f"shard {self._shard}: the update of step {tag.step} from trainer {tag.rank} leaves a "
                 f"gap after step {self._committed_step}, the last committed one; an update was lost"
             )
 
     def _check_contribution(self, tag: UpdateTag, contribution: Contribution) -> None:
-        with self._refusing(f"step {tag.step} because of trainer {tag.source}"):
+        with self._refusing(f"step {tag.step} because of trainer {tag.rank}"):
             for name, (ids_M, grads_MD) in contribution.update.items():
                 # Not that the ids are distinct, which would cost a tenth of an apply: that is asserted there.
                 self._table(name).check_update(ids_M, grads_MD)
-            for name, (ids_K, records_KW) in contribution.kept.items():
+            for name, (ids_K, records_KW) in contribution.dirty.items():
                 self._table(name).check_records(ids_K, records_KW)
             if tag.part is Part.HEAD:
                 for name in contribution.update:
@@ -592,15 +601,15 @@ class EmbeddingShard:
                     if config.disk is not None or config.evicts_at(tag.step):
                         raise ValueError(f"table {name!r} takes no heads of steps: it evicts, or has a disk")
 
-    def _check_kept(self, step: int, kept: Sequence[KeptRecords], update: SparseUpdate) -> None:
+    def _check_dirty(self, step: int, dirty: Sequence[DirtyRows], update: SparseUpdate) -> None:
         """What can be said of checked records only when everything that the step changes is there."""
-        for source, records in enumerate(kept):
-            with self._refusing(f"step {step} because of trainer {source}"):
+        for rank, records in enumerate(dirty):
+            with self._refusing(f"step {step} because of trainer {rank}"):
                 for name, (ids_K, _) in records.items():
                     self._tables[name].check_have_rows(ids_K)
         with self._refusing(f"step {step}"):
             for name, table in self._tables.items():
-                parts = [records[name][0] for records in kept if name in records]
+                parts = [records[name][0] for records in dirty if name in records]
                 if parts:
                     parts += [update[name][0]] if name in update else []
                     table.check_distinct(np.concatenate(parts))
@@ -620,13 +629,14 @@ class EmbeddingShard:
             if arrived is None:
                 return
             if not arrived.missing():
-                self._take_cut()
-                self._commit(step, arrived.left(), arrived.kept())
+                # Before the first row changes: a snapshot after the last step begins here at the latest.
+                self._take_snapshot()
+                self._commit(step, arrived.left(), arrived.dirty())
                 del self._pending[step]
                 self._committed_step = step
                 continue
             if arrived.has_all_heads() and not arrived.is_begun:
-                self._take_cut()
+                self._take_snapshot()
                 self._begin_step(step, arrived)
             return
 
@@ -642,42 +652,46 @@ class EmbeddingShard:
         self,
         step: int,
         update: Mapping[str, tuple[Int64Array, Float32Array]],
-        kept: list[KeptRecords],
+        dirty: list[DirtyRows],
     ) -> None:
-        """Records come in the order of their sources."""
+        """Records come in the order of their trainers."""
         self._check_sums(update)
-        self._check_kept(step, kept, update)
-        self._make_room(step, {name: ids_M for name, (ids_M, _) in update.items()}, kept)
-        # From here on nothing fails.
-        for records in kept:
+        self._check_dirty(step, dirty, update)
+        self._make_room(step, {name: ids_M for name, (ids_M, _) in update.items()}, dirty)
+        # From here on nothing fails: all checks and all memory come before the first change, so that a
+        # refused step leaves every table as it was.
+        for records in dirty:
             for name, (ids_K, records_KW) in records.items():
                 self._tables[name].write_records(ids_K, records_KW)
         self._apply(step, update)
         for table in self._tables.values():
             table.evict(step)
 
-    def _take_cut(self) -> None:
-        """With the lock held: let the cut begin, if it is one after the last committed step."""
-        cut = self._cut
-        if cut is not None and not cut.tables and cut.step == self._committed_step:
-            cut.tables = {
-                name: table.begin_cut(cut.step, self._wait_for_writer) for name, table in self._tables.items()
+    def _take_snapshot(self) -> None:
+        """With the lock held: let the snapshot begin, if it is one after the last committed step."""
+        snapshot = self._snapshot
+        if snapshot is not None and not snapshot.tables and snapshot.step == self._committed_step:
+            snapshot.tables = {
+                name: table.begin_snapshot(snapshot.step, self._wait_for_writer)
+                for name, table in self._tables.items()
             }
 
-    def _end_cut(self, why: str) -> None:
+    def _end_snapshot(self, why: str) -> None:
         """With the lock held."""
-        assert self._cut is not None
-        error = CutEndedError(f"shard {self._shard}: the cut after step {self._cut.step} is given up: {why}")
-        for name, cut in self._cut.tables.items():
-            cut.end(error)
-            self._tables[name].end_cut()
-        self._cut = None
+        assert self._snapshot is not None
+        error = SnapshotEndedError(
+            f"shard {self._shard}: the snapshot after step {self._snapshot.step} is given up: {why}"
+        )
+        for name, snapshot in self._snapshot.tables.items():
+            snapshot.end(error)
+            self._tables[name].end_snapshot()
+        self._snapshot = None
         self._lock.changed.notify_all()
 
     def _wait_for_writer(self, is_room: Callable[[], bool]) -> None:
         started = self._clock()
         if not self._lock.hold_up(is_room, self._wait_timeout_s):
-            self._end_cut(
+            self._end_snapshot(
                 "what steps have changed since then fills the memory that it may take, and writing it has "
                 f"made too little room in {self._wait_timeout_s:g} s"
             )
@@ -685,21 +699,22 @@ class EmbeddingShard:
 
     @contextmanager
     def _beside_steps(self) -> Iterator[None]:
-        """Hold the lock to read a cut, which may be anywhere in a step."""
+        """Hold the lock to read a snapshot, which may be anywhere in a step."""
         with self._lock.changed:
             yield
             self._lock.notify_held_up()
 
     def _check_sums(self, update: Mapping[str, tuple[Int64Array, Float32Array]]) -> None:
-        if self._num_sources > 1:  # finite numbers can have an infinite sum
+        # With one trainer the contribution was checked when it came; finite numbers can have an infinite sum.
+        if self._num_trainers > 1:
             for name, (ids_M, grads_MD) in update.items():
                 self._tables[name].check_update(ids_M, grads_MD)
 
-    def _make_room(self, step: int, ids: Mapping[str, Int64Array], kept: list[KeptRecords]) -> None:
+    def _make_room(self, step: int, ids: Mapping[str, Int64Array], dirty: list[DirtyRows]) -> None:
         self._check_memory(step, ids)
         nothing = np.empty(0, dtype=np.int64)
         for name, table in self._tables.items():
-            num_written = sum(len(records[name][0]) for records in kept if name in records)
+            num_written = sum(len(records[name][0]) for records in dirty if name in records)
             table.reserve(ids.get(name, nothing), num_written)
 
     def _apply(self, step: int, update: Mapping[str, tuple[Int64Array, Float32Array]]) -> None:

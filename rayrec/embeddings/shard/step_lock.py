@@ -1,13 +1,13 @@
 """The lock of a shard's tables, lent to reads while a large step is applied.
 
-    whoever applies     ├─ rows ─┤ lends ├─ rows ─┤ ...           between two rows, and only if reads wait
+    step being applied  ├─ rows ─┤ lends ├─ rows ─┤ ...           between two rows, and only if reads wait
     reads that may                └ rows ┘                        those that need no later step
     everything else     waits until the step is whole
 
-Whoever applies waits for the reads that were waiting when it lent the lock, and for no others: the step
+The applying thread waits for the reads that were waiting when it lent the lock, and for no others: the step
 must go on.
 
-Anywhere in a step, whoever applies may be held up by a snapshot that lags behind. Only those that take
+Anywhere in a step, the applying thread may be held up by a snapshot that lags behind. Only those that take
 `changed` itself find the lock free then.
 """
 
@@ -61,7 +61,7 @@ class StepLock:
             wait: called with the lock held, returns when it is or raises.
         """
         reader = object()
-        # Not those that will wait for a step: whoever applies it would wait for them.
+        # Not reads that wait for a step: the thread that applies it would wait for them.
         if is_committed():
             self._readers.add(reader)
         try:
@@ -88,6 +88,7 @@ class StepLock:
 
     def lend(self) -> None:
         """With the lock held, between two rows of a step: let in the reads that wait now."""
+        # A copy: reads that come meanwhile have to wait for the next time, or the step might never go on.
         waiting = self._readers.copy()
         self._lent = True
         while not self.changed.wait_for(lambda: waiting.isdisjoint(self._readers), _MISSED_S):
@@ -107,7 +108,7 @@ class StepLock:
             self.changed.notify_all()
 
     def notify_held_up(self) -> None:
-        """With the lock held: let whoever is held up see whether that has an end."""
+        """With the lock held: let a step that is held up see whether it can go on."""
         if self._is_held_up:
             self.changed.notify_all()
 

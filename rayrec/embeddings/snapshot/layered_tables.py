@@ -15,19 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rayrec.embeddings.base.config import AdmissionConfig, SgdConfig, TableConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import AdmissionConfig, SgdConfig, TableConfig
 from rayrec.embeddings.snapshot.snapshot import load_changes, load_tables
 from rayrec.embeddings.storage.index import MISSING, IdMap
 from rayrec.embeddings.table.admission import Sighted
 from rayrec.embeddings.table.eviction import Evicted
 from rayrec.embeddings.table.table import EmbeddingTable, TableRows
+from rayrec.platform.arrays import BoolArray, Float32Array, Int64Array
 from rayrec.platform.errors import InputError
-
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
 
 _MOST_CHANGES = 8
 """Layers of changes above the base, each of which a lookup asks; then they are made one."""
@@ -68,7 +65,7 @@ class _Changes:
         rows.load(noted())
         return cls(rows, removed)
 
-    def speaks_of(self, ids_M: Int64Array) -> NDArray[np.bool_]:
+    def speaks_of(self, ids_M: Int64Array) -> BoolArray:
         """[M] whether each id is one of these, with a row or without."""
         known_M = self.rows.has_rows(ids_M)
         return known_M | (self.removed.find(ids_M) != MISSING) if len(self.removed) else known_M
@@ -86,7 +83,8 @@ class LayeredTable:
     """One table; never changed."""
 
     def __init__(self, base: EmbeddingTable, changes: Sequence[_Changes] = ()) -> None:
-        """
+        """Stack increments on base rows.
+
         Args:
             base: that nobody changes any more.
             changes: oldest first.
@@ -96,7 +94,8 @@ class LayeredTable:
 
     @classmethod
     def of(cls, config: TableConfig, parts: Iterable[TableRows], num_threads: int = 1) -> LayeredTable:
-        """
+        """Make a table without increments from rows that were read.
+
         Args:
             config: as `reading_config` makes it.
             parts: all rows, as `reading_rows` makes them.
@@ -152,10 +151,11 @@ class LayeredTable:
 
 
 class LayeredTables:
-    """All tables of a version, which move together; never changed. Reading needs no lock."""
+    """All tables of a version, which move together; never changed. Reads need no lock."""
 
     def __init__(self, tables: Mapping[str, LayeredTable], step: int | None) -> None:
-        """
+        """Hold the tables as a run had them after a step.
+
         Args:
             step: after which the run had these rows; None of a model without tables.
         """
@@ -164,7 +164,8 @@ class LayeredTables:
 
     @classmethod
     def load(cls, tables: Sequence[TableConfig], paths: Sequence[Path], step: int | None) -> LayeredTables:
-        """
+        """Read the tables from the files of snapshots.
+
         Args:
             tables: as `reading_config` makes them.
             paths: files with all rows of a step.

@@ -37,17 +37,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.layout import NEVER
 from rayrec.embeddings.base.routing import NUM_BUCKETS, ShardMap, bucket_of
 from rayrec.embeddings.base.threads import give_way
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.optim.optimizers import make_optimizer
 from rayrec.embeddings.snapshot.saved_files import SavedFile, WrittenFile
 from rayrec.embeddings.table.admission import Sighted
 from rayrec.embeddings.table.eviction import Evicted
 from rayrec.embeddings.table.table import EmbeddingTable, TableRows
+from rayrec.platform.arrays import BoolArray, Float32Array
 from rayrec.platform.errors import InputError
 
 FORMAT_VERSION = 3
@@ -70,13 +70,13 @@ def write_table(
 ) -> list[SavedFile]:
     """Write what one table and shard holds, on a thread of low priority beside the caller's.
 
-    The caller's thread takes the parts, a few ahead of what is written: what a cut still has to give is what
-    steps have to set aside.
+    The caller's thread reads the parts, a few ahead of what is written: steps have to copy what they change
+    as long as it is not read.
 
     Args:
         shard_map, shard: whose rows these are.
         step: after which the table holds them.
-        parts: as `EmbeddingShard.export_cut` gives them, or one that `export` gave.
+        parts: as `EmbeddingShard.export_snapshot` gives them, or one that `export` gave.
 
     Returns:
         The files; each appears under its name when it is complete and on disk.
@@ -317,7 +317,8 @@ class _TableChain:
         snapshots: Sequence[Sequence[_TableFile]],
         since: int | None = None,
     ) -> None:
-        """
+        """Describe a chain of snapshot files of one table.
+
         Args:
             since: step of the snapshot before the first one; None if that has all rows.
         """
@@ -382,7 +383,7 @@ class _TableChain:
             )
 
     def _read_all(
-        self, files: Sequence[_TableFile], content: str, wanted_B: NDArray[np.bool_]
+        self, files: Sequence[_TableFile], content: str, wanted_B: BoolArray
     ) -> list[pa.RecordBatch]:
         return [
             columns for file in files if file.content == content for columns in _batches(file.path, wanted_B)
@@ -401,7 +402,7 @@ def _identity(config: TableConfig) -> dict[str, Any]:
     }
 
 
-def _as_bytes(values_MW: NDArray[np.float32]) -> pa.FixedSizeBinaryArray:
+def _as_bytes(values_MW: Float32Array) -> pa.FixedSizeBinaryArray:
     values_MW = np.ascontiguousarray(values_MW, dtype="<f4")
     kind = pa.binary(4 * values_MW.shape[1])
     return pa.FixedSizeBinaryArray.from_buffers(kind, len(values_MW), [None, pa.py_buffer(values_MW)])
@@ -441,7 +442,7 @@ def _described(path: Path, configs: dict[str, TableConfig], weights_only: bool) 
     )
 
 
-def _batches(path: Path, wanted_B: NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
+def _batches(path: Path, wanted_B: BoolArray) -> Iterator[pa.RecordBatch]:
     """What a file has of some buckets, in parts of bounded size."""
     try:
         with pq.ParquetFile(path) as file:
@@ -460,7 +461,7 @@ def _batches(path: Path, wanted_B: NDArray[np.bool_]) -> Iterator[pa.RecordBatch
         raise InputError(f"{path}: cannot be read as a snapshot of embedding rows: {error}") from error
 
 
-def _overlaps(group: pq.RowGroupMetaData, wanted_B: NDArray[np.bool_]) -> bool:
+def _overlaps(group: pq.RowGroupMetaData, wanted_B: BoolArray) -> bool:
     columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
     statistics = columns["bucket"].statistics
     return statistics is None or bool(wanted_B[statistics.min : statistics.max + 1].any())
@@ -495,7 +496,7 @@ def _evicted(batches: Sequence[pa.RecordBatch]) -> Evicted:
     )
 
 
-def _matrix(column: pa.FixedSizeBinaryArray) -> NDArray[np.float32]:
+def _matrix(column: pa.FixedSizeBinaryArray) -> Float32Array:
     """[M, W] numbers of rows that are runs of bytes."""
     width = column.type.byte_width
     first = column.offset * width // 4

@@ -1,15 +1,15 @@
-"""What some ids held at a step boundary, read while steps go on: copy on write of records.
+"""A consistent snapshot: what some ids held at a step boundary, read while steps go on (copy on write).
 
-    steps    ── whatever is about to change or remove an id's record, sets it aside first ──► aside
-    reader   bucket after bucket: what is aside, and of the others what no later step has stamped
+    steps    ── copy an id's record before they change or remove it ──► copy-on-write buffer
+    reader   bucket after bucket: what is in the buffer, and of the others what no later step has stamped
 
-Nothing is copied at the cut itself, and no list of ids is made: an id that comes later is known by the step
-in its record, which is later than the cut. What the reader has passed is no longer set aside, and the room
-that it took there is used again. An id may come aside twice, if a record without a later step came back
-from a trainer in between; what came first counts.
+Nothing is copied when the snapshot begins, and no list of ids is made: an id that is added later is known by
+the step in its record, which is later than the snapshot's. Buckets that the reader has passed are not copied
+any more, and their memory in the buffer is used again. An id may be in the buffer twice, if a record without
+a later step was written back by a trainer in between; the first copy counts.
 
 The reader holds the lock for a small part at a time, less than a millisecond, so that steps wait for it no
-longer; whoever finds too much aside waits for the reader, which then has the lock to itself.
+longer; a step that finds the buffer full waits for the reader, which then has the lock to itself.
 
 Axes: M ids of one call, K ids of a part, W words of a record.
 """
@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import carray, njit
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.compiled import (
     RowAddresses,
@@ -32,41 +31,39 @@ from rayrec.embeddings.base.compiled import (
 )
 from rayrec.embeddings.base.layout import NEVER, STEP_WORD
 from rayrec.embeddings.base.routing import NUM_BUCKETS, bucket_of
-from rayrec.embeddings.storage.copy_on_write import ENTRY_BYTES, AsideRecords
+from rayrec.embeddings.storage.copy_on_write import ENTRY_BYTES, CopyOnWriteBuffer
 from rayrec.embeddings.storage.index import HASHES, MISSING, ordered_by_bucket
 from rayrec.embeddings.storage.records import RecordAccess, RecordArray
-from rayrec.embeddings.storage.row_storage import CutSource, Reading, Wanted
+from rayrec.embeddings.storage.row_storage import RowReading, SnapshotSource, Wanted
+from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input, mix64
 
-Int64Array = NDArray[np.int64]
-Int32Array = NDArray[np.int32]
-
 Wait = Callable[[Callable[[], bool]], None]
-"""Called with the lock held: lets the reader go on, and returns when that says True or the cut has ended.
+"""Called with the lock held: lets the reader go on until the argument says True or the snapshot has ended.
 
-It finds what is there, so whoever calls `keep` leaves everything as a step left it until that has returned.
+The reader sees the rows as they are then, so callers of `keep` change nothing before it has returned.
 """
 
 ABSENT = np.iinfo(np.int32).max
-"""Last step of an id that has no record: later than any cut."""
+"""Last step of an id that has no record: later than any snapshot."""
 
 _SCANNED_SLOTS = 2**16
 """Slots that are looked at under the lock: a few tenths of a millisecond."""
 _PART_BYTES = 2**20
-"""Records that are copied under the lock, of those aside and of the others: half a millisecond each."""
+"""Records that are copied under the lock, of the buffer and of the others: half a millisecond each."""
 _LEAST_LISTED, _SLOTS_PER_LISTED_ID = 2**18, 8
 """Ids that are listed at once: so many, or one for so many slots of the map. Each list takes a pass over
 these, and another one says where lists begin; a map has up to 0.6 ids per slot, which makes 5 lists."""
 _AHEAD = 24  # records asked for this many ids early
 _KEPT_IDS = 8192
-"""Ids that are set aside between two looks at whether there is room."""
-LEAST_ASIDE_BYTES, ASIDE_SHARE = 16 * 2**20, 4
-"""What is aside of a table may take so much, or a quarter of what the table takes in memory."""
+"""Ids that are copied to the buffer between two looks at whether there is room."""
+MIN_BUFFER_BYTES, BUFFER_SHARE = 16 * 2**20, 4
+"""The buffer of a table may take so much, or a quarter of what the table takes in memory."""
 
 
-def most_aside_bytes(num_bytes: int) -> int:
-    """Of something that takes so much memory, what may be aside before a step waits for the reader."""
-    return max(LEAST_ASIDE_BYTES, num_bytes // ASIDE_SHARE)
+def max_buffer_bytes(num_bytes: int) -> int:
+    """Size of the buffer, for something of so much memory, at which a step waits for the reader."""
+    return max(MIN_BUFFER_BYTES, num_bytes // BUFFER_SHARE)
 
 
 def most_listed(index_bytes: int) -> int:
@@ -74,7 +71,7 @@ def most_listed(index_bytes: int) -> int:
     return max(_LEAST_LISTED, index_bytes // 16 // _SLOTS_PER_LISTED_ID)
 
 
-class CutRecords(NamedTuple):
+class SnapshotRecords(NamedTuple):
     """Records of a part."""
 
     ids_K: Int64Array
@@ -82,47 +79,48 @@ class CutRecords(NamedTuple):
     records_KW: Int32Array
 
 
-class CutEndedError(RuntimeError):
-    """A cut was given up before all of it was read."""
+class SnapshotEndedError(RuntimeError):
+    """A snapshot was given up before all of it was read."""
 
 
-class Cut:
+class ConsistentSnapshot:
     """One source's records as a step left them. Not thread-safe: the caller locks.
 
     Args:
-        step: that the cut follows. Every change of a record from now on belongs to a later one.
-        most_bytes: that may be aside before `wait` is called.
-        wait: for the reader, when there is too much aside.
+        step: that the snapshot follows. Every change of a record from now on belongs to a later one.
+        most_bytes: of the buffer, before `wait` is called.
+        wait: for the reader, when the buffer is full.
     """
 
-    def __init__(self, source: CutSource, step: int, most_bytes: int, wait: Wait) -> None:
+    def __init__(self, source: SnapshotSource, step: int, most_bytes: int, wait: Wait) -> None:
         self.step = step
         self._source = source
         self._most_bytes = most_bytes
         self._wait = wait
-        self._aside = AsideRecords(source.num_words)
+        self._buffer = CopyOnWriteBuffer(source.num_words)
         self._passed = 0
         """Buckets below this have been read."""
         self._ended: Exception | None = None
 
     @property
-    def num_aside(self) -> int:
-        """Records that are aside now."""
-        return len(self._aside)
+    def num_buffered(self) -> int:
+        """Records in the buffer now."""
+        return len(self._buffer)
 
     def keep(self, ids_M: Int64Array, steps_M: Int32Array, read: Callable[[Int64Array], Int32Array]) -> None:
-        """Set aside what distinct ids hold before it changes, or goes.
+        """Copy what distinct ids hold to the buffer, before it changes or is removed.
 
-        Memory that is lacking for it is no reason to refuse a step: the cut is given up.
+        Where memory is lacking for it, the snapshot is given up and the step goes on.
 
         Args:
             steps_M: last step that changed each record, `ABSENT` where there is none.
             read: gives records of ids at these positions.
         """
         with self._ended_for_want_of_memory():
-            old_M = np.flatnonzero(steps_M <= self.step)  # others are later: what they were is aside
+            # A later stamp: an earlier change has copied the record already, or the snapshot has none.
+            old_M = np.flatnonzero(steps_M <= self.step)
             old_M = self._not_passed(ids_M, old_M)
-            self._keep(ids_M, old_M, lambda at_K, rows_K: self._aside.records.write(rows_K, 0, read(at_K)))
+            self._keep(ids_M, old_M, lambda at_K, rows_K: self._buffer.records.write(rows_K, 0, read(at_K)))
 
     def keep_rows(self, ids_M: Int64Array, records: RecordAccess, rows_M: Int64Array) -> None:
         """`keep` of records that end with step and count; -1 for an id that has none."""
@@ -130,20 +128,23 @@ class Cut:
             rows_M, ids_M = kernel_input(rows_M, np.int64), kernel_input(ids_M, np.int64)
             old_M = _older(records.addresses, rows_M, ids_M, self.step, self._passed)
             self._keep(
-                ids_M, old_M, lambda at_K, to_K: records.copy_rows(rows_M[at_K], self._aside.records, to_K)
+                ids_M, old_M, lambda at_K, to_K: records.copy_rows(rows_M[at_K], self._buffer.records, to_K)
             )
 
     def _keep(
         self, ids_M: Int64Array, old_M: Int64Array, copy: Callable[[Int64Array, Int64Array], None]
     ) -> None:
-        """
+        """Copy records to the buffer, a part at a time.
+
         Args:
-            copy: copies records of ids at the given positions to the given rows of those aside.
+            copy: copies records of ids at the given positions to the given rows of the buffer.
         """
         passed = self._passed
         for first in range(0, len(old_M), _KEPT_IDS):
             some_M = old_M[first : first + _KEPT_IDS]
-            if self._passed != passed:  # while one before these waited
+            # While a part before this one waited, the reader may have passed buckets of these ids. Copies
+            # made now would never be taken, since the reader does not come back.
+            if self._passed != passed:
                 some_M = self._not_passed(ids_M, some_M)
             self._keep_some(ids_M, some_M, copy)
 
@@ -152,8 +153,8 @@ class Cut:
         try:
             yield
         except MemoryError as error:
-            lacking = CutEndedError(
-                f"no memory for what steps change while the cut after step {self.step} is read"
+            lacking = SnapshotEndedError(
+                f"no memory for what steps change while the snapshot after step {self.step} is read"
             )
             lacking.__cause__ = error
             self.end(lacking)
@@ -163,13 +164,13 @@ class Cut:
         return some_M[bucket_of(ids_M[some_M]) >= self._passed]
 
     def end(self, error: Exception) -> None:
-        """Give up what has not been read; whoever reads it gets this error."""
+        """Give up what has not been read; the reader gets this error."""
         self._ended = error
         self._pass(NUM_BUCKETS)
 
     def parts(
         self, lock: Callable[[], AbstractContextManager[object]], after_step: int | None = None
-    ) -> Iterator[CutRecords]:
+    ) -> Iterator[SnapshotRecords]:
         """Everything, in the order of buckets, in parts of whole ones; steps may go on in between.
 
         Args:
@@ -199,10 +200,11 @@ class Cut:
         def is_room() -> bool:
             return self._passed == NUM_BUCKETS or self._num_bytes + bytes_after <= self._most_bytes
 
-        if not is_room() and self.num_aside:
+        # An empty buffer takes anything: waiting could not make more room than there is.
+        if not is_room() and self.num_buffered:
             self._wait(is_room)
             some_M = self._not_passed(ids_M, some_M)
-        copy(some_M, self._aside.add(ids_M[some_M]))
+        copy(some_M, self._buffer.add(ids_M[some_M]))
 
     @property
     def _part_rows(self) -> int:
@@ -210,7 +212,7 @@ class Cut:
 
     @property
     def _num_bytes(self) -> int:
-        return (4 * self._source.num_words + ENTRY_BYTES) * self.num_aside
+        return (4 * self._source.num_words + ENTRY_BYTES) * self.num_buffered
 
     def _lists(self, lock: Callable[[], AbstractContextManager[object]]) -> Iterator[range]:
         """Buckets whose ids are listed at once."""
@@ -233,7 +235,10 @@ class Cut:
     def _list_ids(
         self, lock: Callable[[], AbstractContextManager[object]], buckets: range
     ) -> tuple[Int64Array, Int64Array]:
-        """Ids of these buckets that are there, ordered, with ends; what is gone since the cut is aside."""
+        """Ids of these buckets that are there, ordered, with ends.
+
+        Ids that were removed since the snapshot began are missing here; their records are in the buffer.
+        """
         return ordered_by_bucket(np.concatenate(list(self._scan(lock, buckets))))
 
     def _scan(
@@ -253,8 +258,8 @@ class Cut:
         ends_B: Int64Array,
         buckets: range,
         after_step: int | None,
-    ) -> tuple[CutRecords, int]:
-        """What is in the cut of these buckets, or of the first of them: which is passed then, until where.
+    ) -> tuple[SnapshotRecords, int]:
+        """What the snapshot has of these buckets, or of the first of them, and where those end.
 
         Args:
             ids_K: as they are listed.
@@ -262,8 +267,10 @@ class Cut:
             ends_B: of every bucket among them.
         """
         after = NEVER - 1 if after_step is None else after_step
+        # The lock is given back while the disk is read. Rows that steps change meanwhile are copied to the
+        # buffer, since these buckets are not passed before `_pass_part` has seen both under one lock.
         with self._checked(lock):
-            end = self._aside.end_within(buckets, self._part_rows)
+            end = self._buffer.end_within(buckets, self._part_rows)
             ids_K = ids_K[first : ends_B[end - 1]]
             reading = self._source.begin_reading(ids_K)
             if reading is None:
@@ -276,26 +283,27 @@ class Cut:
             finally:
                 with lock():
                     reading.close()
-        live, aside = found
-        is_wanted_A = self._source.steps(aside.records_KW) > after
+        live, buffered = found
+        is_wanted_A = self._source.steps(buffered.records_KW) > after
         if not is_wanted_A.all():
-            aside = CutRecords(aside.ids_K[is_wanted_A], aside.records_KW[is_wanted_A])
-        return (_merged(live, aside) if len(aside.ids_K) else live), end
+            buffered = SnapshotRecords(buffered.ids_K[is_wanted_A], buffered.records_KW[is_wanted_A])
+        return (_merged(live, buffered) if len(buffered.ids_K) else live), end
 
     def _pass_part(
-        self, reading: Reading | None, ids_K: Int64Array, end: int, after: int
-    ) -> tuple[CutRecords, CutRecords]:
-        """Copies of what no step has changed since the cut, and of what is aside."""
-        aside = CutRecords(*self._aside.take(self._passed, end))
-        live_K = _not_among(ids_K, aside.ids_K)
+        self, reading: RowReading | None, ids_K: Int64Array, end: int, after: int
+    ) -> tuple[SnapshotRecords, SnapshotRecords]:
+        """Copies of what no step has changed since the snapshot began, and of what is in the buffer."""
+        buffered = SnapshotRecords(*self._buffer.take(self._passed, end))
+        # An id in both was changed since: the table has the new record, the buffer the one that is wanted.
+        live_K = _not_among(ids_K, buffered.ids_K)
         at_K, records_KW = self._source.finish_reading(reading, Wanted(ids_K, live_K, after, self.step))
         self._pass(end)
-        return CutRecords(ids_K[at_K], records_KW), aside
+        return SnapshotRecords(ids_K[at_K], records_KW), buffered
 
     def _pass(self, end: int) -> None:
         self._passed = end
         if end == NUM_BUCKETS:
-            self._aside = AsideRecords(self._source.num_words)
+            self._buffer = CopyOnWriteBuffer(self._source.num_words)
 
     @contextmanager
     def _checked(self, lock: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
@@ -305,14 +313,14 @@ class Cut:
             yield
 
 
-def _merged(live: CutRecords, aside: CutRecords) -> CutRecords:
+def _merged(live: SnapshotRecords, buffered: SnapshotRecords) -> SnapshotRecords:
     """Records of ids that are in only one of the two."""
-    places_L, places_A = _places(live.ids_K, aside.ids_K)
-    num_ids, num_words = len(places_L) + len(places_A), aside.records_KW.shape[1]
-    merged = CutRecords(np.empty(num_ids, np.int64), np.empty((num_ids, num_words), np.int32))
-    for part, places in ((live, places_L), (aside, places_A)):
-        merged.ids_K[places] = part.ids_K
-        RecordArray(part.records_KW).copy_to(np.arange(len(places)), merged.records_KW, places)
+    positions_L, positions_A = _positions(live.ids_K, buffered.ids_K)
+    num_ids, num_words = len(positions_L) + len(positions_A), buffered.records_KW.shape[1]
+    merged = SnapshotRecords(np.empty(num_ids, np.int64), np.empty((num_ids, num_words), np.int32))
+    for part, positions in ((live, positions_L), (buffered, positions_A)):
+        merged.ids_K[positions] = part.ids_K
+        RecordArray(part.records_KW).copy_to(np.arange(len(positions)), merged.records_KW, positions)
     return merged
 
 
@@ -342,18 +350,18 @@ def _not_among(ids_K: Int64Array, others_A: Int64Array) -> Int64Array:
 
 
 @njit(nogil=True, cache=True)
-def _places(ids_L: Int64Array, others_A: Int64Array) -> tuple[Int64Array, Int64Array]:
+def _positions(ids_L: Int64Array, others_A: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Where distinct ids of two lists, both in the order of buckets, stand in a list of all."""
-    places_L, places_A = np.empty(len(ids_L), dtype=np.int64), np.empty(len(others_A), dtype=np.int64)
+    positions_L, positions_A = np.empty(len(ids_L), dtype=np.int64), np.empty(len(others_A), dtype=np.int64)
     live = a = 0
     while live < len(ids_L) or a < len(others_A):
         if a == len(others_A) or (live < len(ids_L) and _comes_before(ids_L[live], others_A[a])):
-            places_L[live] = live + a
+            positions_L[live] = live + a
             live += 1
         else:
-            places_A[a] = live + a
+            positions_A[a] = live + a
             a += 1
-    return places_L, places_A
+    return positions_L, positions_A
 
 
 @njit(nogil=True, cache=True)

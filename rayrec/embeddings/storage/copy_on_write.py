@@ -1,10 +1,10 @@
-"""Records that steps set aside while a cut is read: written in their order, taken by virtual bucket.
+"""The copy-on-write buffer of a snapshot: records as steps copy them, read by virtual bucket.
 
     heads   [bucket]  ─► newest entry ─► the one before ─► ...        a chain per bucket
     entries  id | next entry | record                                 used again once they are taken
 
-To set a record aside is on the way of every step, so it is an append and no more: no id is looked for.
-Whoever takes a bucket finds what came twice.
+Every step waits for its copies, so a copy is an append and no more: no id is looked for. `take` drops what
+came twice.
 
 Axes: K ids of one call, E entries, W words of a record.
 """
@@ -15,14 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.routing import NUM_BUCKETS
 from rayrec.embeddings.storage.records import Records
+from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input, mix64
-
-Int64Array = NDArray[np.int64]
-Int32Array = NDArray[np.int32]
 
 ENTRY_BYTES = 16
 """Of an entry beside its record."""
@@ -37,8 +34,8 @@ class _Entries(NamedTuple):
     next_E: Int64Array
 
 
-class AsideRecords:
-    """Not thread-safe."""
+class CopyOnWriteBuffer:
+    """Records by id, any of them several times, until their bucket is taken. Not thread-safe."""
 
     def __init__(self, num_words: int) -> None:
         self.records = Records(num_words)
@@ -71,7 +68,7 @@ class AsideRecords:
         return entries_K
 
     def take(self, first: int, end: int) -> tuple[Int64Array, Int32Array]:
-        """Forget these buckets.
+        """Take all entries out of these buckets.
 
         Returns:
             (their ids, by bucket and as uint64; what each held when it first came).
@@ -145,9 +142,7 @@ def _end_within(heads_B: Int64Array, entries: _Entries, first: int, end: int, mo
 
 
 @njit(nogil=True, cache=True)
-def _taken(
-    heads_B: Int64Array, entries: _Entries, first: int, end: int
-) -> tuple[Int64Array, NDArray[np.bool_]]:
+def _taken(heads_B: Int64Array, entries: _Entries, first: int, end: int) -> tuple[Int64Array, BoolArray]:
     """Entries of these buckets by bucket and id, and whether each is the first that came of its id."""
     num_taken = 0
     for bucket in range(first, end):
@@ -162,8 +157,8 @@ def _taken(
             stop += 1
             entry = entries.next_E[entry]
         _sort(entries.ids_E, taken_E[start:stop][::-1].copy(), taken_E[start:stop])
-        for place in range(start + 1, stop):
-            is_first_E[place] = entries.ids_E[taken_E[place]] != entries.ids_E[taken_E[place - 1]]
+        for position in range(start + 1, stop):
+            is_first_E[position] = entries.ids_E[taken_E[position]] != entries.ids_E[taken_E[position - 1]]
         start = stop
     return taken_E, is_first_E
 
@@ -176,11 +171,11 @@ def _sort(ids_E: Int64Array, oldest_first_E: Int64Array, sorted_E: Int64Array) -
         sorted_E[:] = oldest_first_E[order_E]
         return
     for e in range(len(sorted_E)):
-        entry, place = oldest_first_E[e], e
-        while place > 0 and np.uint64(ids_E[sorted_E[place - 1]]) > np.uint64(ids_E[entry]):
-            sorted_E[place] = sorted_E[place - 1]
-            place -= 1
-        sorted_E[place] = entry
+        entry, position = oldest_first_E[e], e
+        while position > 0 and np.uint64(ids_E[sorted_E[position - 1]]) > np.uint64(ids_E[entry]):
+            sorted_E[position] = sorted_E[position - 1]
+            position -= 1
+        sorted_E[position] = entry
 
 
 @njit(nogil=True, cache=True)

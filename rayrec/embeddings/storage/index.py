@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from rayrec.embeddings.base.compiled import prefetch
 from rayrec.embeddings.base.routing import NUM_BUCKETS
 from rayrec.embeddings.base.threads import in_parts
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.compiled import kernel_input, mix64
-
-Int64Array = NDArray[np.int64]
 
 MISSING = -1
 """Row number of an id that is not in the index."""
@@ -390,15 +389,17 @@ def _assign(slots_C2: Int64Array, shift: np.uint64, ids_M: Int64Array, numbers_M
 
 
 @njit(nogil=True, cache=True)
-def _ids_by_bucket(slots_C2: Int64Array, first_bucket: int, places_B: Int64Array, ids_K: Int64Array) -> None:
-    """Write ids of B buckets to where their bucket begins in ids_K, and behind it; moves these places on."""
+def _ids_by_bucket(
+    slots_C2: Int64Array, first_bucket: int, positions_B: Int64Array, ids_K: Int64Array
+) -> None:
+    """Write ids of B buckets to ids_K, from where their bucket begins; moves these positions on."""
     for slot in range(len(slots_C2)):
         if slots_C2[slot, 1] == MISSING:
             continue
         b = np.int64(mix64(np.uint64(slots_C2[slot, 0])) & np.uint64(NUM_BUCKETS - 1)) - first_bucket
-        if 0 <= b < len(places_B):
-            ids_K[places_B[b]] = slots_C2[slot, 0]
-            places_B[b] += 1
+        if 0 <= b < len(positions_B):
+            ids_K[positions_B[b]] = slots_C2[slot, 0]
+            positions_B[b] += 1
 
 
 @njit(nogil=True, cache=True)
@@ -430,12 +431,12 @@ def _ordered(ids_K: Int64Array) -> tuple[Int64Array, Int64Array]:
     for k in range(len(ids_K)):
         counts_B[np.int64(mix64(np.uint64(ids_K[k])) & np.uint64(NUM_BUCKETS - 1))] += 1
     ends_B = np.cumsum(counts_B)
-    places_B = ends_B - counts_B
+    positions_B = ends_B - counts_B
     ordered_K = np.empty(len(ids_K), dtype=np.int64)
     for k in range(len(ids_K)):
         b = np.int64(mix64(np.uint64(ids_K[k])) & np.uint64(NUM_BUCKETS - 1))
-        ordered_K[places_B[b]] = ids_K[k]
-        places_B[b] += 1
+        ordered_K[positions_B[b]] = ids_K[k]
+        positions_B[b] += 1
     _sort_buckets(ordered_K.view(np.uint64), ends_B)
     return ordered_K, ends_B
 

@@ -7,7 +7,6 @@ import mmap
 
 import numpy as np
 from numba import carray, njit
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.compiled import (
     LANES,
@@ -17,6 +16,7 @@ from rayrec.embeddings.base.compiled import (
     prefetch_row,
     row_address,
 )
+from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
 
 _BLOCK_BYTES = 16 * 2**20  # several huge pages; pages that no row has reached cost nothing
@@ -31,21 +31,21 @@ class RecordAccess:
 
     addresses: RowAddresses
 
-    def read(self, rows_M: NDArray[np.int64], first: int, num_words: int) -> NDArray[np.int32]:
+    def read(self, rows_M: Int64Array, first: int, num_words: int) -> Int32Array:
         """[M, W] copy of words `first` to `first + num_words` of each row's record."""
         words_MW = np.empty((len(rows_M), num_words), dtype=np.int32)
         self.read_into(rows_M, first, words_MW)
         return words_MW
 
-    def read_into(self, rows_M: NDArray[np.int64], first: int, words_MW: NDArray[np.int32]) -> None:
+    def read_into(self, rows_M: Int64Array, first: int, words_MW: Int32Array) -> None:
         """`read` as many words as there is room for."""
         _read(self.addresses, kernel_input(rows_M, np.int64), first, words_MW)
 
-    def write(self, rows_M: NDArray[np.int64], first: int, words_MW: NDArray[np.int32]) -> None:
+    def write(self, rows_M: Int64Array, first: int, words_MW: Int32Array) -> None:
         """Set words `first` to `first + W` of each row's record."""
         _write(self.addresses, kernel_input(rows_M, np.int64), first, kernel_input(words_MW, np.int32))
 
-    def copy_rows(self, rows_K: NDArray[np.int64], others: RecordAccess, to_K: NDArray[np.int64]) -> None:
+    def copy_rows(self, rows_K: Int64Array, others: RecordAccess, to_K: Int64Array) -> None:
         """Copy whole records to rows of others."""
         rows_K, to_K = kernel_input(rows_K, np.int64), kernel_input(to_K, np.int64)
         _copy_rows(self.addresses, rows_K, others.addresses, to_K)
@@ -54,15 +54,13 @@ class RecordAccess:
 class RecordArray(RecordAccess):
     """Records that lie in one array, which may be read only."""
 
-    def __init__(self, records_MW: NDArray[np.int32]) -> None:
+    def __init__(self, records_MW: Int32Array) -> None:
         assert records_MW.flags.c_contiguous
         self.array = records_MW
         start = np.array([records_MW.ctypes.data], dtype=np.uint64)
         self.addresses = RowAddresses(start, 62, records_MW.shape[1])
 
-    def copy_to(
-        self, rows_K: NDArray[np.int64], others_JW: NDArray[np.int32], at_K: NDArray[np.int64]
-    ) -> None:
+    def copy_to(self, rows_K: Int64Array, others_JW: Int32Array, at_K: Int64Array) -> None:
         """others_JW[at_K] = the records of these rows."""
         _copy_to(self.addresses, kernel_input(rows_K, np.int64), others_JW, kernel_input(at_K, np.int64))
 
@@ -110,7 +108,7 @@ def _new_block(num_bytes: int) -> mmap.mmap:
 
 
 @njit(nogil=True, cache=True)
-def _read(rows: RowAddresses, rows_M: NDArray[np.int64], first: int, words_MW: NDArray[np.int32]) -> None:
+def _read(rows: RowAddresses, rows_M: Int64Array, first: int, words_MW: Int32Array) -> None:
     # From 0 on, or the compiler copies word by word.
     num_words, offset = words_MW.shape[1], np.uint64(4 * first)
     for m in range(len(rows_M)):
@@ -122,9 +120,7 @@ def _read(rows: RowAddresses, rows_M: NDArray[np.int64], first: int, words_MW: N
 
 
 @njit(nogil=True, cache=True)
-def _copy_to(
-    rows: RowAddresses, rows_K: NDArray[np.int64], others_JW: NDArray[np.int32], at_K: NDArray[np.int64]
-) -> None:
+def _copy_to(rows: RowAddresses, rows_K: Int64Array, others_JW: Int32Array, at_K: Int64Array) -> None:
     for k in range(len(rows_K)):
         if k + _AHEAD < len(rows_K):
             prefetch_row(rows, rows_K[k + _AHEAD])
@@ -134,7 +130,7 @@ def _copy_to(
 
 
 @njit(nogil=True, cache=True)
-def _write(rows: RowAddresses, rows_M: NDArray[np.int64], first: int, words_MW: NDArray[np.int32]) -> None:
+def _write(rows: RowAddresses, rows_M: Int64Array, first: int, words_MW: Int32Array) -> None:
     # From 0 on, or the compiler copies word by word.
     num_words, offset = words_MW.shape[1], np.uint64(4 * first)
     for m in range(len(rows_M)):
@@ -146,9 +142,7 @@ def _write(rows: RowAddresses, rows_M: NDArray[np.int64], first: int, words_MW: 
 
 
 @njit(nogil=True, cache=True)
-def _copy_rows(
-    rows: RowAddresses, rows_K: NDArray[np.int64], others: RowAddresses, to_K: NDArray[np.int64]
-) -> None:
+def _copy_rows(rows: RowAddresses, rows_K: Int64Array, others: RowAddresses, to_K: Int64Array) -> None:
     words = rows.words
     whole = words - words % LANES
     for k in range(len(rows_K)):

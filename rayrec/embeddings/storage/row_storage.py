@@ -9,14 +9,11 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.layout import NEVER, STEP_WORD
 from rayrec.embeddings.storage.index import MISSING, IdIndex, IdMap
 from rayrec.embeddings.storage.records import Records
-
-Int64Array = NDArray[np.int64]
-Int32Array = NDArray[np.int32]
+from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 
 _PART_ROWS = 65_536
 """Rows that are copied at once: a row group of a snapshot."""
@@ -31,7 +28,7 @@ class RowsPart(NamedTuple):
     """Of these records."""
 
 
-class Reading(Protocol):
+class RowReading(Protocol):
     """Some records on their way, between `begin_reading` and `finish_reading` of a source."""
 
     def read(self) -> None:
@@ -44,7 +41,7 @@ class Reading(Protocol):
 
 
 class Wanted(NamedTuple):
-    """Which records of a cut are asked for."""
+    """Which records of a snapshot are asked for."""
 
     ids_M: Int64Array
     """As the reading was begun with."""
@@ -57,13 +54,13 @@ class Wanted(NamedTuple):
     def ids_K(self) -> Int64Array:
         return self.ids_M[self.at_K]
 
-    def is_between(self, steps_K: Int32Array | Int64Array) -> NDArray[np.bool_]:
+    def is_between(self, steps_K: Int32Array | Int64Array) -> BoolArray:
         """Whether records were changed last after the one step, and no later than in the other."""
         return (steps_K > self.after_step) & (steps_K <= self.until_step)
 
 
-class CutSource(Protocol):
-    """What a cut is made of: ids with a record of W words each, and the last step that changed it."""
+class SnapshotSource(Protocol):
+    """What a snapshot is made of: ids with a record of W words each, and the last step that changed it."""
 
     @property
     def ids(self) -> IdMap: ...
@@ -73,11 +70,11 @@ class CutSource(Protocol):
         """W."""
         ...
 
-    def begin_reading(self, ids_M: Int64Array) -> Reading | None:
+    def begin_reading(self, ids_M: Int64Array) -> RowReading | None:
         """Begin to read records from disk, of those that are there."""
         ...
 
-    def finish_reading(self, reading: Reading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
+    def finish_reading(self, reading: RowReading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
         """Those of the records wanted that there are; moves nothing.
 
         Returns:
@@ -90,7 +87,7 @@ class CutSource(Protocol):
         ...
 
 
-class RowStorage(CutSource, Protocol):
+class RowStorage(SnapshotSource, Protocol):
     """Rows by id. Not thread-safe.
 
     Row numbers are those of `records`; the numbers that `find` and `add` return hold until the next
@@ -128,7 +125,7 @@ class RowStorage(CutSource, Protocol):
         """[M] rows for distinct ids that have none; what the records hold is the caller's to write."""
         ...
 
-    def present(self, ids_M: Int64Array) -> NDArray[np.bool_]:
+    def present(self, ids_M: Int64Array) -> BoolArray:
         """[M] whether each id has a row."""
         ...
 
@@ -212,7 +209,7 @@ class MemoryRows:
         self.reserve(len(ids_M), 0)
         return self._index.add_new(ids_M)
 
-    def present(self, ids_M: Int64Array) -> NDArray[np.bool_]:
+    def present(self, ids_M: Int64Array) -> BoolArray:
         return self.find(ids_M) != MISSING
 
     def remove(self, ids_M: Int64Array) -> None:
@@ -245,7 +242,7 @@ class MemoryRows:
     def begin_reading(self, ids_M: Int64Array) -> None:
         return None
 
-    def finish_reading(self, reading: Reading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
+    def finish_reading(self, reading: RowReading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
         rows_K = self._index.find(wanted.ids_K)
         is_found_K = rows_K != MISSING
         at_K, rows_K = wanted.at_K[is_found_K], rows_K[is_found_K]

@@ -1,5 +1,5 @@
 """One table: admission, creation, update and eviction of rows.
 
 Start at `table.EmbeddingTable`.
-May import `base`, `optim`, `storage`.
+May import `storage` and what is below it.
 """

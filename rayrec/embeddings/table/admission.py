@@ -1,4 +1,4 @@
-"""How often ids without a row have been seen: what their admission hangs on.
+"""How often ids without a row have been seen: what their admission depends on.
 
 Counts are exact, one per id; a sketch would let two ids share a count.
 
@@ -13,12 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.embeddings.base.config import AdmissionConfig
-from rayrec.embeddings.storage.consistent_snapshot import ABSENT, Cut, CutRecords
-from rayrec.embeddings.storage.index import MISSING, IdIndex, Int64Array
-from rayrec.embeddings.storage.row_storage import Reading, Wanted
-
-Int32Array = NDArray[np.int32]
+from rayrec.embeddings.config import AdmissionConfig
+from rayrec.embeddings.storage.consistent_snapshot import ABSENT, ConsistentSnapshot, SnapshotRecords
+from rayrec.embeddings.storage.index import MISSING, IdIndex
+from rayrec.embeddings.storage.row_storage import RowReading, Wanted
+from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 
 _MOST = np.iinfo(np.uint16).max
 
@@ -30,7 +29,7 @@ class Sighted:
     ids_K: Int64Array
     counts_K: NDArray[np.uint16]
     """Steps that named the id; stays at 65,535."""
-    steps_K: NDArray[np.int32]
+    steps_K: Int32Array
     """Last step that named it."""
 
     @classmethod
@@ -38,8 +37,8 @@ class Sighted:
         return cls(np.empty(0, np.int64), np.empty(0, np.uint16), np.empty(0, np.int32))
 
     @classmethod
-    def of(cls, part: CutRecords) -> Sighted:
-        """Of a cut of `SightingCounters`."""
+    def of(cls, part: SnapshotRecords) -> Sighted:
+        """Of a snapshot of `SightingCounters`."""
         steps_K, counts_K = part.records_KW.T
         return cls(part.ids_K, counts_K.astype(np.uint16), np.ascontiguousarray(steps_K))
 
@@ -64,7 +63,7 @@ class SightingCounters:
         self._index = IdIndex()
         self._counts = np.zeros(0, dtype=np.uint16)
         self._steps = np.zeros(0, dtype=np.int32)
-        self.cut: Cut | None = None
+        self.snapshot: ConsistentSnapshot | None = None
         """What is told of every change before it is made."""
 
     def __len__(self) -> int:
@@ -76,7 +75,7 @@ class SightingCounters:
 
     @property
     def num_words(self) -> int:
-        """Of a record for a cut: last step and count."""
+        """Of a record for a snapshot: last step and count."""
         return 2
 
     @property
@@ -86,8 +85,8 @@ class SightingCounters:
     def growth_bytes(self, num_more: int) -> int:
         """What `reserve` takes for so many more ids, what it will release again included."""
         size = 1 << (max(1, self._index.rows_after(num_more)) - 1).bit_length()
-        places = size if size > len(self._counts) else 0
-        counters = places * (self._counts.itemsize + self._steps.itemsize)
+        positions = size if size > len(self._counts) else 0
+        counters = positions * (self._counts.itemsize + self._steps.itemsize)
         # Ids that are admitted leave free rows.
         return self._index.growth_bytes(num_more) + counters + self._index.free_growth_bytes(num_more)
 
@@ -100,7 +99,7 @@ class SightingCounters:
             self._counts = np.concatenate((self._counts, np.zeros(size - len(self._counts), np.uint16)))
             self._steps = np.concatenate((self._steps, np.zeros(size - len(self._steps), np.int32)))
 
-    def admit(self, ids_M: Int64Array, step: int) -> NDArray[np.bool_]:
+    def admit(self, ids_M: Int64Array, step: int) -> BoolArray:
         """Count one more sighting of each of these distinct ids.
 
         Returns:
@@ -141,7 +140,7 @@ class SightingCounters:
     def begin_reading(self, ids_M: Int64Array) -> None:
         return None
 
-    def finish_reading(self, reading: Reading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
+    def finish_reading(self, reading: RowReading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
         """Of those named last after the one step and until the other: ([K] positions, [K, 2] records)."""
         rows_K = self._index.find(wanted.ids_K)
         is_found_K = rows_K != MISSING
@@ -156,11 +155,11 @@ class SightingCounters:
         return np.column_stack((self._steps[rows_K], self._counts[rows_K].astype(np.int32)))
 
     def _keep(self, ids_M: Int64Array) -> None:
-        if self.cut is not None:
+        if self.snapshot is not None:
             rows_M = self._index.find(ids_M)
             steps_M = np.full(len(ids_M), ABSENT, dtype=np.int32)
             steps_M[rows_M != MISSING] = self._steps[rows_M[rows_M != MISSING]]
-            self.cut.keep(ids_M, steps_M, lambda at_K: self._records(rows_M[at_K]))
+            self.snapshot.keep(ids_M, steps_M, lambda at_K: self._records(rows_M[at_K]))
 
     def load(self, sighted: Sighted) -> None:
         """Replace everything counted so far."""

@@ -12,25 +12,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rayrec.embeddings.base.config import EvictionConfig
-from rayrec.embeddings.base.routing import Int64Array, bucket_of
-from rayrec.embeddings.storage.consistent_snapshot import ABSENT, Cut, CutRecords
+from rayrec.embeddings.base.routing import bucket_of
+from rayrec.embeddings.config import EvictionConfig
+from rayrec.embeddings.storage.consistent_snapshot import ABSENT, ConsistentSnapshot, SnapshotRecords
 from rayrec.embeddings.storage.index import MISSING, IdMap, ordered_by_bucket
-from rayrec.embeddings.storage.row_storage import Reading, Wanted
+from rayrec.embeddings.storage.row_storage import RowReading, Wanted
+from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 from rayrec.platform.hashing import mix64
-
-Int32Array = NDArray[np.int32]
 
 
 def choose_victims(
     config: EvictionConfig,
     ids_R: Int64Array,
-    steps_R: NDArray[np.int32],
-    counts_R: NDArray[np.int32],
+    steps_R: Int32Array,
+    counts_R: Int32Array,
     step: int,
-) -> NDArray[np.bool_]:
+) -> BoolArray:
     """[R] whether each row is given up when `step` commits.
 
     Age first; of what is left, every bucket keeps its `max_rows_per_bucket` best rows. Recent means the
@@ -57,10 +55,10 @@ def choose_victims(
 
 @dataclass(frozen=True)
 class Evicted:
-    """Ids whose rows were given up: tombstones for whoever holds copies."""
+    """Ids whose rows were given up: tombstones for caches that hold copies."""
 
     ids_V: Int64Array
-    steps_V: NDArray[np.int32]
+    steps_V: Int32Array
     """Step whose commit gave the row up."""
 
     @classmethod
@@ -68,8 +66,8 @@ class Evicted:
         return cls(np.empty(0, np.int64), np.empty(0, np.int32))
 
     @classmethod
-    def of(cls, part: CutRecords) -> Evicted:
-        """Of a cut of `Tombstones`."""
+    def of(cls, part: SnapshotRecords) -> Evicted:
+        """Of a snapshot of `Tombstones`."""
         return cls(part.ids_K, np.ascontiguousarray(part.records_KW[:, 0]))
 
     @classmethod
@@ -92,7 +90,7 @@ class Tombstones:
         self._remember_steps = remember_steps
         self._steps: IdMap | None = None
         """Step by id; none where nothing was ever evicted."""
-        self.cut: Cut | None = None
+        self.snapshot: ConsistentSnapshot | None = None
         """What is told of every change before it is made."""
 
     @property
@@ -101,7 +99,7 @@ class Tombstones:
 
     @property
     def num_words(self) -> int:
-        """Of a record for a cut: the step."""
+        """Of a record for a snapshot: the step."""
         return 1
 
     @property
@@ -136,7 +134,7 @@ class Tombstones:
     def begin_reading(self, ids_M: Int64Array) -> None:
         return None
 
-    def finish_reading(self, reading: Reading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
+    def finish_reading(self, reading: RowReading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
         """Of those evicted after the one step and until the other: ([K] positions, [K, 1] records)."""
         steps_K = self.ids.find(wanted.ids_K)  # from 0, so that MISSING is none
         is_between_K = (steps_K != MISSING) & wanted.is_between(steps_K)
@@ -146,10 +144,10 @@ class Tombstones:
         return records_KW[:, 0]
 
     def _keep(self, ids_M: Int64Array) -> None:
-        if self.cut is not None:
+        if self.snapshot is not None:
             steps_M = self.ids.find(ids_M).astype(np.int32)
             steps_M[steps_M == MISSING] = ABSENT
-            self.cut.keep(ids_M, steps_M, lambda at_K: steps_M[at_K, None])
+            self.snapshot.keep(ids_M, steps_M, lambda at_K: steps_M[at_K, None])
 
     def load(self, evicted: Evicted) -> None:
         """Replace everything remembered so far."""

@@ -15,20 +15,16 @@ from __future__ import annotations
 
 import numpy as np
 from numba import carray, njit
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.compiled import (
     LANES,
     RowAddresses,
     copy_lanes,
-    end_stream,
     float32_at,
     int32_at,
     prefetch_words,
     row_address,
-    stream_lanes,
 )
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.layout import (
     FLOAT32,
     NEVER,
@@ -37,20 +33,16 @@ from rayrec.embeddings.base.layout import (
     record_words,
     store_weights,
 )
-from rayrec.embeddings.base.threads import in_given_parts, in_parts
+from rayrec.embeddings.base.threads import in_parts
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.optim.optimizers import make_optimizer
 from rayrec.embeddings.optim.row_kernels import apply_rows
 from rayrec.embeddings.storage.index import MISSING
 from rayrec.embeddings.storage.records import RecordAccess
-from rayrec.embeddings.table.batch_rows import IdGroups, sum_groups
+from rayrec.platform.arrays import Float32Array, Int32Array, Int64Array
 from rayrec.platform.compiled import extend64, kernel_input
 
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
-Int32Array = NDArray[np.int32]
-
-_AHEAD = 24  # records asked for this many rows early, as many as a core keeps on their way from memory
-_STREAMED_BYTES = 4 * 2**20
+_AHEAD = 24  # records prefetched this many rows early, as many as a core keeps in flight from memory
 
 
 class RowOperations:
@@ -87,55 +79,6 @@ class RowOperations:
             )
 
         in_parts(self._num_threads, len(rows_M), gather_part)
-
-    def gather_batch(
-        self, records: RecordAccess, rows_M: Int64Array, groups: IdGroups, first: int, out_ND: Float32Array
-    ) -> None:
-        """Write the weights of each row to the places of its id in the batch.
-
-        Args:
-            rows_M: of the ids of the groups from number `first` on; -1 for the initial value of the id.
-        """
-        rows_M = kernel_input(rows_M, np.int64)
-        # What is larger than a core's own cache is not there when it is read; and would drive out the rows.
-        is_streamed = (
-            out_ND.nbytes >= _STREAMED_BYTES and not out_ND.ctypes.data % 64 and not out_ND.shape[1] % LANES
-        )
-
-        def gather_part(begin: int, end: int) -> None:
-            _gather_batch(
-                records.addresses,
-                self.layout,
-                rows_M[begin - first : end - first],
-                groups.ids_M[begin:end],
-                groups.starts_M1[begin : end + 1],
-                groups.places_N,
-                self._seed_hash,
-                self._init_scale,
-                is_streamed,
-                out_ND,
-            )
-
-        in_given_parts(groups.bounds(self._num_threads, first, first + len(rows_M), id_cost=2), gather_part)
-
-    def sum_batch(
-        self, groups: IdGroups, grads_ND: Float32Array, out_MD: Float32Array | None
-    ) -> Float32Array:
-        """[M, D] sums of the gradients of each id of a batch.
-
-        Raises:
-            ValueError: wrong shape or dtype, or a sum that is not finite; names table, id, element.
-        """
-        expected = (len(groups.places_N), self.layout.dim)
-        if grads_ND.shape != expected or grads_ND.dtype != np.float32:
-            raise ValueError(
-                f"table {self._name!r}: gradients must be float32 of shape {expected}, "
-                f"one row per id of the batch; got {grads_ND.dtype} of shape {grads_ND.shape}"
-            )
-        sums_MD, are_finite = sum_groups(groups, grads_ND, out_MD, self._num_threads)
-        if not are_finite:
-            self.check_gradients(groups.ids_M, sums_MD)
-        return sums_MD
 
     def apply(
         self, records: RecordAccess, rows_M: Int64Array, ids_M: Int64Array, grads_MD: Float32Array, step: int
@@ -179,13 +122,13 @@ class RowOperations:
         _weights(self.layout.kind, kernel_input(records_MW, np.int32), weights_MD)
         return weights_MD
 
-    def scatter_weights(self, records_KW: Int32Array, places_K: Int64Array, out_MD: Float32Array) -> None:
-        """out_MD[places_K] = the weights of whole records."""
-        records_KW, places_K = kernel_input(records_KW, np.int32), kernel_input(places_K, np.int64)
+    def scatter_weights(self, records_KW: Int32Array, positions_K: Int64Array, out_MD: Float32Array) -> None:
+        """out_MD[positions_K] = the weights of whole records."""
+        records_KW, positions_K = kernel_input(records_KW, np.int32), kernel_input(positions_K, np.int64)
         if self.layout.kind == FLOAT32:
-            _scatter_floats(records_KW, places_K, out_MD)
+            _scatter_floats(records_KW, positions_K, out_MD)
         else:
-            _scatter_weights(self.layout.kind, records_KW, places_K, out_MD)
+            _scatter_weights(self.layout.kind, records_KW, positions_K, out_MD)
 
     def set_weights(self, records: RecordAccess, rows_M: Int64Array, weights_MD: Float32Array) -> None:
         """Set weights that the records' kind can hold exactly."""
@@ -208,7 +151,8 @@ class RowOperations:
         records.write(rows_M, self.layout.weight_words + self.layout.state_size, stamps_M2)
 
     def check_gradients(self, ids_M: Int64Array, grads_MD: Float32Array) -> None:
-        """
+        """Check ids and gradients of one update.
+
         Raises:
             ValueError: wrong shape or dtype, or a gradient that is not finite; names table, id, element.
         """
@@ -285,66 +229,6 @@ def _gather(
 
 
 @njit(nogil=True, cache=True)
-def _gather_batch(
-    rows: RowAddresses,
-    layout: RecordLayout,
-    rows_M: Int64Array,
-    ids_M: Int64Array,
-    starts_M1: Int32Array,
-    places_N: Int32Array,
-    seed_hash: np.uint64,
-    scale: np.float32,
-    is_streamed: bool,
-    out_ND: Float32Array,
-) -> None:
-    if layout.kind == FLOAT32:
-        num_left = _spread_rows(rows, rows_M, starts_M1, places_N, is_streamed, out_ND)
-    else:
-        num_left = len(rows_M)
-    if not num_left:
-        return
-    row_1D = np.empty((1, layout.dim), dtype=np.float32)
-    for m in range(len(rows_M)):
-        if layout.kind != FLOAT32 or rows_M[m] == MISSING:
-            _gather(rows, layout, rows_M[m : m + 1], ids_M[m : m + 1], seed_hash, scale, row_1D)
-            for i in range(starts_M1[m], starts_M1[m + 1]):
-                out_ND[places_N[i]] = row_1D[0]
-
-
-@njit(nogil=True, cache=True)
-def _spread_rows(
-    rows: RowAddresses,
-    rows_M: Int64Array,
-    starts_M1: Int32Array,
-    places_N: Int32Array,
-    is_streamed: bool,
-    out_ND: Float32Array,
-) -> int:
-    """Float32 weights of each row to its places, where there is one; returns how many there are not."""
-    num_missing, dim = 0, out_ND.shape[1]
-    whole, out = dim - dim % LANES, np.uint64(out_ND.ctypes.data)
-    for m in range(len(rows_M)):
-        if m + _AHEAD < len(rows_M) and rows_M[m + _AHEAD] != MISSING:
-            prefetch_words(row_address(rows, rows_M[m + _AHEAD]), dim)
-        if rows_M[m] == MISSING:
-            num_missing += 1
-            continue
-        source = row_address(rows, rows_M[m])
-        record = carray(float32_at(source), dim)
-        for i in range(starts_M1[m], starts_M1[m + 1]):
-            target = out + np.uint64(4 * dim) * np.uint64(places_N[i])
-            for d in range(0, whole, LANES):
-                if is_streamed:
-                    stream_lanes(target + np.uint64(4 * d), source + np.uint64(4 * d))
-                else:
-                    copy_lanes(target + np.uint64(4 * d), source + np.uint64(4 * d))
-            for d in range(whole, dim):
-                out_ND[places_N[i], d] = record[d]
-    end_stream()
-    return num_missing
-
-
-@njit(nogil=True, cache=True)
 def _copy_rows(rows: RowAddresses, rows_M: Int64Array, out_MD: Float32Array) -> int:
     """Float32 weights of each row, where there is one; returns how many there are not."""
     num_missing, dim = 0, out_MD.shape[1]
@@ -407,24 +291,26 @@ def _weights(kind: int, records_MW: Int32Array, weights_MD: Float32Array) -> Non
 
 
 @njit(nogil=True, cache=True)
-def _scatter_floats(records_KW: Int32Array, places_K: Int64Array, out_MD: Float32Array) -> None:
+def _scatter_floats(records_KW: Int32Array, positions_K: Int64Array, out_MD: Float32Array) -> None:
     dim = out_MD.shape[1]
     whole, out = dim - dim % LANES, np.uint64(out_MD.ctypes.data)
     first, record_bytes = np.uint64(records_KW.ctypes.data), np.uint64(4 * records_KW.shape[1])
     floats_KW = records_KW.view(np.float32)
-    for k in range(len(places_K)):
-        target = out + np.uint64(4 * dim) * np.uint64(places_K[k])
+    for k in range(len(positions_K)):
+        target = out + np.uint64(4 * dim) * np.uint64(positions_K[k])
         source = first + record_bytes * np.uint64(k)
         for d in range(0, whole, LANES):
             copy_lanes(target + np.uint64(4 * d), source + np.uint64(4 * d))
         for d in range(whole, dim):
-            out_MD[places_K[k], d] = floats_KW[k, d]
+            out_MD[positions_K[k], d] = floats_KW[k, d]
 
 
 @njit(nogil=True, cache=True)
-def _scatter_weights(kind: int, records_KW: Int32Array, places_K: Int64Array, out_MD: Float32Array) -> None:
-    for k in range(len(places_K)):
-        load_weights(kind, records_KW[k], out_MD[places_K[k]])
+def _scatter_weights(
+    kind: int, records_KW: Int32Array, positions_K: Int64Array, out_MD: Float32Array
+) -> None:
+    for k in range(len(positions_K)):
+        load_weights(kind, records_KW[k], out_MD[positions_K[k]])
 
 
 @njit(nogil=True, cache=True)
@@ -444,7 +330,7 @@ def first_not_finite(rows_MD: Float32Array) -> int:
 
 
 @njit(nogil=True, cache=True)
-def _first_not_finite(bits_MD: NDArray[np.int32]) -> int:
+def _first_not_finite(bits_MD: Int32Array) -> int:
     """`first_not_finite`, seen by the exponents' bits."""
     all_ones = np.int32(0x7F800000)
     for m in range(bits_MD.shape[0]):

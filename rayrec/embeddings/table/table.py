@@ -17,25 +17,20 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.distinct_ids import first_repeated
 from rayrec.embeddings.base.layout import NEVER, STEP_WORD
-from rayrec.embeddings.storage.consistent_snapshot import Cut, Wait, most_aside_bytes
+from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.storage.consistent_snapshot import ConsistentSnapshot, Wait, max_buffer_bytes
 from rayrec.embeddings.storage.disk.tiered_rows import Fetch, TieredRows
 from rayrec.embeddings.storage.index import MISSING
 from rayrec.embeddings.storage.records import RecordAccess, RecordArray
-from rayrec.embeddings.storage.row_storage import CutSource, MemoryRows, RowStorage
+from rayrec.embeddings.storage.row_storage import MemoryRows, RowStorage, SnapshotSource
 from rayrec.embeddings.table.admission import Sighted, SightingCounters
-from rayrec.embeddings.table.batch_rows import IdGroups, output
 from rayrec.embeddings.table.eviction import Evicted, GivenUp, Tombstones, choose_victims
 from rayrec.embeddings.table.row_operations import RowOperations
+from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
-
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
-Int32Array = NDArray[np.int32]
 
 _LEAST_GIVEN_UP, _GIVEN_UP_SHARE = 65_536, 4
 """Most ids of which is known that their rows were given up: so many, or a quarter of the rows. A snapshot of
@@ -65,19 +60,19 @@ class TableRows:
 
 
 @dataclass(frozen=True)
-class TableCut:
+class TableSnapshot:
     """A table as a step left it, while it changes."""
 
     step: int
     step_before: int | None
-    """Of the cut before this one, if there was one."""
-    rows: Cut
-    sighted: Cut
-    evicted: Cut
+    """Of the snapshot before this one, if there was one."""
+    rows: ConsistentSnapshot
+    sighted: ConsistentSnapshot
+    evicted: ConsistentSnapshot
 
     def end(self, error: Exception) -> None:
-        for cut in (self.rows, self.sighted, self.evicted):
-            cut.end(error)
+        for snapshot in (self.rows, self.sighted, self.evicted):
+            snapshot.end(error)
 
 
 @dataclass(frozen=True)
@@ -98,7 +93,8 @@ class EmbeddingTable:
     """Rows of one table, or of one shard of it. Not thread-safe; `EmbeddingShard` locks."""
 
     def __init__(self, config: TableConfig, num_threads: int = 1) -> None:
-        """
+        """Make a table without rows.
+
         Args:
             num_threads: that lookups and updates may use; the rows do not depend on it.
         """
@@ -108,11 +104,9 @@ class EmbeddingTable:
         self._sightings = SightingCounters(config.admission)
         self._tombstones = Tombstones(config.eviction.remember_steps if config.eviction else 0)
         self._rows: RowStorage = self._empty_rows()
-        self._found: tuple[IdGroups, Int64Array] | None = None
-        """The batch that was looked up last and its rows, while no row has come or gone since."""
         self._num_created = self._num_evicted = self._num_not_admitted = 0
-        self._cut: TableCut | None = None
-        self._last_cut_step: int | None = None
+        self._snapshot: TableSnapshot | None = None
+        self._last_snapshot_step: int | None = None
         self._given_up = GivenUp()
 
     @property
@@ -153,22 +147,9 @@ class EmbeddingTable:
             self._ops.gather(self._rows.records, rows_M, ids_M[piece], rows_MD[piece])
         return rows_MD
 
-    def lookup_batch(self, groups: IdGroups, out_ND: Float32Array | None = None) -> Float32Array:
-        """[N, D] weights of each id of a batch: `lookup(ids_M)[inverse_N]`, but nothing lies in between.
-
-        Args:
-            out_ND: where to write them. `batch_memory` is the fastest.
-        """
-        rows_ND = output(out_ND, (len(groups.places_N), self.config.dim))
-        for piece in self._rows.pieces(len(groups.ids_M)):
-            rows_M = self._rows.find(groups.ids_M[piece])
-            self._ops.gather_batch(self._rows.records, rows_M, groups, piece.start, rows_ND)
-            self._found = (groups, rows_M) if self._rows.stay else None
-        return rows_ND
-
     def read_records(
         self, ids_M: Int64Array, empty: Callable[..., Int32Array] = np.empty
-    ) -> tuple[Int32Array, NDArray[np.bool_]]:
+    ) -> tuple[Int32Array, BoolArray]:
         """([M, W] records, [M] whether there is a row); an absent id has the record of a new row.
 
         Args:
@@ -191,7 +172,8 @@ class EmbeddingTable:
         return records_MW, present_M
 
     def check_records(self, ids_M: Int64Array, records_MW: Int32Array) -> None:
-        """
+        """Check the shape and type of records that are to be written.
+
         Raises:
             ValueError: wrong shape or dtype: there must be one whole record for each id.
         """
@@ -204,7 +186,8 @@ class EmbeddingTable:
             )
 
     def check_have_rows(self, ids_M: Int64Array) -> None:
-        """
+        """Check that every id has a row.
+
         Raises:
             ValueError: an id has no row; names it.
         """
@@ -216,7 +199,8 @@ class EmbeddingTable:
             )
 
     def check_distinct(self, ids_M: Int64Array) -> None:
-        """
+        """Check that no id comes twice.
+
         Raises:
             ValueError: an id comes twice; names it.
         """
@@ -249,34 +233,11 @@ class EmbeddingTable:
         self.apply_checked(ids_M, grads_MD, step)
         self.evict(step)
 
-    def apply_batch(
-        self, groups: IdGroups, grads_ND: Float32Array, step: int, sums_MD: Float32Array | None = None
-    ) -> None:
-        """`apply` of a batch's gradients: those of each distinct id are added in the order of the batch.
-
-        Args:
-            grads_ND: [N, D] one gradient for each id of the batch, float32.
-            sums_MD: where to write their sums. `batch_memory` is the fastest.
-
-        Raises:
-            As `apply` does; nothing has changed.
-        """
-        sums_MD = self._ops.sum_batch(groups, grads_ND, sums_MD)
-        self.reserve(groups.ids_M)
-        found, self._found = self._found, None
-        for piece in self._rows.pieces(len(groups.ids_M)):
-            if found is not None and found[0] is groups:
-                rows_M = found[1]
-            else:
-                rows_M = self._rows.find(groups.ids_M[piece])
-            self._apply_piece(groups.ids_M[piece], rows_M, sums_MD[piece], step)
-        self.evict(step)
-
     def check_update(self, ids_M: Int64Array, grads_MD: Float32Array) -> None:
         """Raise the ValueError that `apply` would raise; changes nothing."""
         self._ops.check_gradients(ids_M, grads_MD)
 
-    def has_rows(self, ids_M: Int64Array) -> NDArray[np.bool_]:
+    def has_rows(self, ids_M: Int64Array) -> BoolArray:
         """[M] whether each id has a row; nothing is read from disk for it."""
         return self._rows.present(kernel_input(ids_M, np.int64))
 
@@ -331,7 +292,6 @@ class EmbeddingTable:
         self._tombstones.add(ids_V, step)
         self._given_up.add(ids_V, step, max(_LEAST_GIVEN_UP, self.num_rows // _GIVEN_UP_SHARE))
         self._rows.remove(ids_V)
-        self._found = None
         self._num_evicted += len(ids_V)
 
     def fetchable(self, ids_M: Int64Array) -> list[Int64Array]:
@@ -381,42 +341,42 @@ class EmbeddingTable:
             )
             sighted, evicted = Sighted.nothing(), Evicted.nothing()
 
-    def begin_cut(self, step: int, wait: Wait) -> TableCut:
-        """Keep what the table holds now until it is read by `cut_parts`, or `end_cut` is called.
+    def begin_snapshot(self, step: int, wait: Wait) -> TableSnapshot:
+        """Begin a snapshot of what the table holds now; `snapshot_parts` reads it, `end_snapshot` ends it.
 
         Args:
             step: that was committed last.
-            wait: as for `Cut`.
+            wait: as for `ConsistentSnapshot`.
         """
-        assert self._cut is None, f"{self.config.name!r}: there is a cut already"
+        assert self._snapshot is None, f"{self.config.name!r}: there is a snapshot already"
 
-        def cut_of(source: CutSource, num_bytes: int) -> Cut:
-            return Cut(source, step, most_aside_bytes(num_bytes), wait)
+        def snapshot_of(source: SnapshotSource, num_bytes: int) -> ConsistentSnapshot:
+            return ConsistentSnapshot(source, step, max_buffer_bytes(num_bytes), wait)
 
-        self._cut = TableCut(
+        self._snapshot = TableSnapshot(
             step,
-            self._last_cut_step,
-            cut_of(self._rows, self._rows.num_bytes),
-            cut_of(self._sightings, self._sightings.num_bytes),
-            cut_of(self._tombstones, self._tombstones.num_bytes),
+            self._last_snapshot_step,
+            snapshot_of(self._rows, self._rows.num_bytes),
+            snapshot_of(self._sightings, self._sightings.num_bytes),
+            snapshot_of(self._tombstones, self._tombstones.num_bytes),
         )
-        self._sightings.cut, self._tombstones.cut = self._cut.sighted, self._cut.evicted
+        self._sightings.snapshot, self._tombstones.snapshot = self._snapshot.sighted, self._snapshot.evicted
         self._given_up.begin(step)
-        self._last_cut_step = step
-        return self._cut
+        self._last_snapshot_step = step
+        return self._snapshot
 
     def begin_changes(self, step: int) -> None:
-        """Let a later cut say what has changed since this step, which was committed last."""
+        """Let a later snapshot say what has changed since this step, which was committed last."""
         self._given_up.begin(step)
 
-    def end_cut(self) -> None:
+    def end_snapshot(self) -> None:
         """What changes from now on need not be kept."""
-        self._cut = self._sightings.cut = self._tombstones.cut = None
+        self._snapshot = self._sightings.snapshot = self._tombstones.snapshot = None
 
-    def cut_parts(
-        self, cut: TableCut, lock: Callable[[], AbstractContextManager[object]], since: int | None
+    def snapshot_parts(
+        self, snapshot: TableSnapshot, lock: Callable[[], AbstractContextManager[object]], since: int | None
     ) -> Iterator[TableRows]:
-        """What the table held at the cut, in parts by virtual bucket, while steps go on.
+        """What the table held at the snapshot, in parts by virtual bucket, while steps go on.
 
         Args:
             lock: holds the table's lock.
@@ -428,18 +388,18 @@ class EmbeddingTable:
                 since = None
             removed_X = np.empty(0, np.int64)
             if since is not None:
-                removed_X = self._given_up.between(since, cut.step)
-            # If this one comes to nothing, the next will be since the same step as this, or the cut before.
-            needed = cut.step_before if since is None else since
+                removed_X = self._given_up.between(since, snapshot.step)
+            # If this snapshot fails, the next is since the same step as this one, or the one before.
+            needed = snapshot.step_before if since is None else since
             if needed is not None:
                 self._given_up.forget(needed)
         nothing = replace(self._no_rows(), since=since)
         yield replace(nothing, removed_X=removed_X)
-        for part in cut.evicted.parts(lock):
+        for part in snapshot.evicted.parts(lock):
             yield replace(nothing, evicted=Evicted.of(part))
-        for part in cut.sighted.parts(lock):
+        for part in snapshot.sighted.parts(lock):
             yield replace(nothing, sighted=Sighted.of(part))
-        for ids_K, records_KW in cut.rows.parts(lock, since):
+        for ids_K, records_KW in snapshot.rows.parts(lock, since):
             yield replace(nothing, **self._unpacked(ids_K, records_KW))
 
     def _unpacked(self, ids_K: Int64Array, records_KW: Int32Array) -> dict[str, Any]:
@@ -481,7 +441,7 @@ class EmbeddingTable:
                 self._load_piece(filled, part, piece)
             sighted.append(part.sighted)
             evicted.append(part.evicted)
-        self._rows, self._found = filled, None
+        self._rows = filled
         self._sightings.load(Sighted.joined(sighted))
         self._tombstones.load(Evicted.joined(evicted))
 
@@ -529,8 +489,8 @@ class EmbeddingTable:
 
     def _keep(self, ids_M: Int64Array, records: RecordAccess, rows_M: Int64Array) -> None:
         """Before records change or go; -1 for an id without a row."""
-        if self._cut is not None:
-            self._cut.rows.keep_rows(ids_M, records, rows_M)
+        if self._snapshot is not None:
+            self._snapshot.rows.keep_rows(ids_M, records, rows_M)
 
     def _apply_piece(self, ids_M: Int64Array, rows_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
         self._keep(ids_M, self._rows.records, rows_M)
@@ -547,10 +507,9 @@ class EmbeddingTable:
 
     def _create(self, ids_M: Int64Array) -> Int64Array:
         """[M] rows of ids that have none yet."""
-        # First: it may let a cut be read, which would find rows that no step has stamped yet.
+        # First: it may let a snapshot be read, which would find rows that no step has stamped yet.
         self._tombstones.forget(ids_M)
         rows_M = self._rows.add(ids_M)
-        self._found = None
         self._rows.records.write(rows_M, 0, self._ops.new_records(ids_M))
         self._num_created += len(ids_M)
         return rows_M

@@ -7,111 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from rayrec.embeddings.base.compiled import LANES, copy_lanes
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.routing import ShardMap
-from rayrec.embeddings.shard.contributions import KeptRecords, Part, SparseUpdate, UpdateTag
-from rayrec.embeddings.shard.shard import EmbeddingShard, FetchReply, LookupReply, LookupRequest
+from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.shard.contributions import DirtyRows, Part, UpdateTag
+from rayrec.embeddings.shard.shard import EmbeddingShard, FetchReply, LookupReply
 from rayrec.embeddings.table.row_operations import first_not_finite
+from rayrec.embeddings.transport.protocol import Reply, ReplyT, ShardCall, ShardTransport
+from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
 
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
-Int32Array = NDArray[np.int32]
-
-ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 ResultT = TypeVar("ResultT")
 
 
-class Reply(Protocol[ReplyT_co]):
-    """An answer that may still be on its way."""
-
-    def result(self) -> ReplyT_co:
-        """Wait for the answer; raises what the server raised."""
-        ...
-
-
-class ShardTransport(Protocol):
-    """Reaches the shards; methods are those of `EmbeddingShard`.
-
-    A call is on its way when it returns, the answer is in the reply.
-    """
-
-    def lookup(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[LookupReply]: ...
-
-    def fetch(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[FetchReply]: ...
-
-    def memory(self, shard: int, num_bytes: int) -> Callable[..., NDArray[Any]]:
-        """As `np.empty`: where the arrays of this thread's next `apply` of the shard are best made.
-
-        They are that call's, and not to be used after it.
-        """
-        ...
-
-    def apply(
-        self, shard: int, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None
-    ) -> Reply[int]: ...
-
-    def apply_head(
-        self,
-        shard: int,
-        tag: UpdateTag,
-        head: SparseUpdate,
-        rest: LookupRequest,
-        wanted: LookupRequest,
-    ) -> Reply[LookupReply]: ...
-
-    def write_back(self, shard: int, incarnation: int, after_step: int, kept: KeptRecords) -> Reply[int]: ...
-
-    def evicted(
-        self, shard: int, since_step: int, after_step: int | None
-    ) -> Reply[dict[str, Int64Array]]: ...
-
-
-class LocalTransport:
+class LocalTransport(ShardTransport):
     """Shards in this process, called at once: for evaluation, serving and tests."""
 
     def __init__(self, shards: Sequence[EmbeddingShard]) -> None:
         self._shards = shards
 
-    def lookup(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[LookupReply]:
-        return _answered(lambda: self._shards[shard].lookup(request, after_step))
-
-    def fetch(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[FetchReply]:
-        return _answered(lambda: self._shards[shard].fetch(request, after_step))
-
-    def memory(self, shard: int, num_bytes: int) -> Callable[..., NDArray[Any]]:
-        return np.empty
-
-    def apply(
-        self, shard: int, tag: UpdateTag, update: SparseUpdate, kept: KeptRecords | None = None
-    ) -> Reply[int]:
-        return _answered(lambda: self._shards[shard].apply(tag, update, kept))
-
-    def apply_head(
-        self,
-        shard: int,
-        tag: UpdateTag,
-        head: SparseUpdate,
-        rest: LookupRequest,
-        wanted: LookupRequest,
-    ) -> Reply[LookupReply]:
-        return _answered(lambda: self._shards[shard].apply_head(tag, head, rest, wanted))
-
-    def write_back(self, shard: int, incarnation: int, after_step: int, kept: KeptRecords) -> Reply[int]:
-        return _answered(lambda: self._shards[shard].write_back(incarnation, after_step, kept))
-
-    def evicted(self, shard: int, since_step: int, after_step: int | None) -> Reply[dict[str, Int64Array]]:
-        return _answered(lambda: self._shards[shard].evicted(since_step, after_step))
+    def call(self, shard: int, call: ShardCall[ReplyT]) -> Reply[ReplyT]:
+        return answered(lambda: call.carry_out(self._shards[shard]))
 
 
-def _answered(call: Callable[[], ResultT]) -> Future[ResultT]:
+def answered(call: Callable[[], ResultT]) -> Future[ResultT]:
     future: Future[ResultT] = Future()
     try:
         future.set_result(call())
@@ -121,15 +46,15 @@ def _answered(call: Callable[[], ResultT]) -> Future[ResultT]:
 
 
 SplitIds = list[dict[str, tuple[Int64Array, Int64Array]]]
-"""For each shard, by table: (ids that it holds, their places among the ids of a batch)."""
+"""For each shard, by table: (ids that it holds, their positions among the ids of a batch)."""
 
 
 def _ids_of(part: Mapping[str, tuple[Int64Array, Int64Array]]) -> dict[str, Int64Array]:
     return {name: ids_M for name, (ids_M, _) in part.items()}
 
 
-def _places_of(part: Mapping[str, tuple[Int64Array, Int64Array]]) -> dict[str, Int64Array]:
-    return {name: places_M for name, (_, places_M) in part.items()}
+def _positions_of(part: Mapping[str, tuple[Int64Array, Int64Array]]) -> dict[str, Int64Array]:
+    return {name: positions_M for name, (_, positions_M) in part.items()}
 
 
 def _gradients_of(
@@ -139,26 +64,26 @@ def _gradients_of(
 ) -> dict[str, tuple[Int64Array, Float32Array]]:
     """Of one shard; without the tables that have no gradients."""
     found = {}
-    for name, (ids_M, places_M) in part.items():
+    for name, (ids_M, positions_M) in part.items():
         if name in grads:
             part_MD = empty((len(ids_M), grads[name].shape[1]), dtype=np.float32)
-            gather_rows(kernel_input(grads[name], np.float32), kernel_input(places_M, np.int64), part_MD)
+            gather_rows(kernel_input(grads[name], np.float32), kernel_input(positions_M, np.int64), part_MD)
             found[name] = ids_M, part_MD
     return found
 
 
 @njit(nogil=True, cache=True)
-def gather_rows(rows_MD: Float32Array, places_P: Int64Array, part_PD: Float32Array) -> None:
-    """part_PD = rows_MD[places_P]"""
+def gather_rows(rows_MD: Float32Array, positions_P: Int64Array, part_PD: Float32Array) -> None:
+    """part_PD = rows_MD[positions_P]"""
     dim = part_PD.shape[1]
     whole, row_bytes = dim - dim % LANES, np.uint64(4 * dim)
     rows, part = np.uint64(rows_MD.ctypes.data), np.uint64(part_PD.ctypes.data)
-    for p in range(len(places_P)):
-        source, target = rows + row_bytes * np.uint64(places_P[p]), part + row_bytes * np.uint64(p)
+    for p in range(len(positions_P)):
+        source, target = rows + row_bytes * np.uint64(positions_P[p]), part + row_bytes * np.uint64(p)
         for d in range(0, whole, LANES):
             copy_lanes(target + np.uint64(4 * d), source + np.uint64(4 * d))
         for d in range(whole, dim):
-            part_PD[p, d] = rows_MD[places_P[p], d]
+            part_PD[p, d] = rows_MD[positions_P[p], d]
 
 
 class PendingRows:
@@ -168,18 +93,24 @@ class PendingRows:
         self._parts = parts
 
     def write_to(self, rows: Mapping[str, Float32Array]) -> None:
-        """Wait for every shard and write its rows to their places."""
-        for reply, places in self._parts:
+        """Wait for every shard and write its rows to their positions."""
+        for reply, positions in self._parts:
             for name, part_MD in reply.result().items():
-                scatter_rows(rows[name], places[name], kernel_input(part_MD, np.float32))
+                scatter_rows(rows[name], positions[name], kernel_input(part_MD, np.float32))
 
 
 @njit(nogil=True, cache=True)
-def scatter_rows(rows_MD: Float32Array, places_P: Int64Array, part_PD: Float32Array) -> None:
-    """rows_MD[places_P] = part_PD, which numpy takes three times as long for."""
-    for p in range(len(places_P)):
-        for d in range(part_PD.shape[1]):
-            rows_MD[places_P[p], d] = part_PD[p, d]
+def scatter_rows(rows_MD: Float32Array, positions_P: Int64Array, part_PD: Float32Array) -> None:
+    """rows_MD[positions_P] = part_PD, which numpy takes several times as long for."""
+    dim = part_PD.shape[1]
+    whole, row_bytes = dim - dim % LANES, np.uint64(4 * dim)
+    rows, part = np.uint64(rows_MD.ctypes.data), np.uint64(part_PD.ctypes.data)
+    for p in range(len(positions_P)):
+        source, target = part + row_bytes * np.uint64(p), rows + row_bytes * np.uint64(positions_P[p])
+        for d in range(0, whole, LANES):
+            copy_lanes(target + np.uint64(4 * d), source + np.uint64(4 * d))
+        for d in range(whole, dim):
+            rows_MD[positions_P[p], d] = part_PD[p, d]
 
 
 class PendingRecords:
@@ -188,11 +119,11 @@ class PendingRecords:
     def __init__(self, parts: list[tuple[Reply[FetchReply], dict[str, Int64Array]]]) -> None:
         self._parts = parts
 
-    def received(self) -> Iterator[tuple[str, Int64Array, Int32Array, NDArray[np.bool_]]]:
-        """Wait for the shards; yields (table, [M] places, [M, W] records, [M] whether there is a row)."""
-        for reply, places in self._parts:
+    def received(self) -> Iterator[tuple[str, Int64Array, Int32Array, BoolArray]]:
+        """Wait for the shards; yields (table, [M] positions, [M, W] records, [M] whether there is a row)."""
+        for reply, positions in self._parts:
             for name, (records_MW, present_M) in reply.result().items():
-                yield name, places[name], records_MW, present_M
+                yield name, positions[name], records_MW, present_M
 
 
 class ShardClient:
@@ -203,15 +134,15 @@ class ShardClient:
         self._shard_map = shard_map
         self._transport = transport
 
-    def split_ids(self, ids: Mapping[str, Int64Array], places: Mapping[str, Int64Array]) -> SplitIds:
-        """The ids at the given places of each table's ids, by the shard that holds them."""
+    def split_ids(self, ids: Mapping[str, Int64Array], positions: Mapping[str, Int64Array]) -> SplitIds:
+        """The ids at the given positions of each table's ids, by the shard that holds them."""
         split: SplitIds = [{} for _ in range(self._shard_map.num_shards)]
-        for name, places_M in places.items():
+        for name, positions_M in positions.items():
             self._dim(name)  # which refuses unknown tables
-            wanted_M = ids[name][places_M]
+            wanted_M = ids[name][positions_M]
             for part, at in zip(split, self._shard_map.split(wanted_M), strict=True):
                 if len(at):
-                    part[name] = wanted_M[at], places_M[at]
+                    part[name] = wanted_M[at], positions_M[at]
         return split
 
     def read(self, ids: Mapping[str, Int64Array], after_step: int | None = None) -> dict[str, Float32Array]:
@@ -233,25 +164,25 @@ class ShardClient:
         }
 
     def request(
-        self, ids: Mapping[str, Int64Array], places: Mapping[str, Int64Array], after_step: int | None
+        self, ids: Mapping[str, Int64Array], positions: Mapping[str, Int64Array], after_step: int | None
     ) -> PendingRows:
-        """Ask for the ids at the given places of each table's ids; a shard that holds none is not called."""
+        """Ask for the ids at the given positions of each table's ids; shards without any are not called."""
         return PendingRows(
             [
-                (self._transport.lookup(shard, _ids_of(part), after_step), _places_of(part))
-                for shard, part in enumerate(self.split_ids(ids, places))
+                (self._transport.lookup(shard, _ids_of(part), after_step), _positions_of(part))
+                for shard, part in enumerate(self.split_ids(ids, positions))
                 if part
             ]
         )
 
     def request_records(
-        self, ids: Mapping[str, Int64Array], places: Mapping[str, Int64Array], after_step: int | None
+        self, ids: Mapping[str, Int64Array], positions: Mapping[str, Int64Array], after_step: int | None
     ) -> PendingRecords:
         """As `request`, for whole records."""
         return PendingRecords(
             [
-                (self._transport.fetch(shard, _ids_of(part), after_step), _places_of(part))
-                for shard, part in enumerate(self.split_ids(ids, places))
+                (self._transport.fetch(shard, _ids_of(part), after_step), _positions_of(part))
+                for shard, part in enumerate(self.split_ids(ids, positions))
                 if part
             ]
         )
@@ -261,7 +192,7 @@ class ShardClient:
         tag: UpdateTag,
         ids: Mapping[str, Int64Array],
         grads: Mapping[str, Float32Array],
-        kept: KeptRecords | None = None,
+        dirty: DirtyRows | None = None,
     ) -> list[Reply[int]]:
         """Send one step's gradients, [M, D] by table; every shard is called, with nothing if need be.
 
@@ -273,11 +204,11 @@ class ShardClient:
         """
         self.check_shapes(tag.step, ids, grads)
         updates = self._split({name: (ids[name], grads_MD) for name, grads_MD in grads.items()})
-        if not kept:
+        if not dirty:
             return [self._transport.apply(shard, tag, update) for shard, update in enumerate(updates)]
-        kept_by_shard = self._split(kept)
+        dirty_by_shard = self._split(dirty)
         return [
-            self._transport.apply(shard, tag, update, kept_by_shard[shard])
+            self._transport.apply(shard, tag, update, dirty_by_shard[shard])
             for shard, update in enumerate(updates)
         ]
 
@@ -306,7 +237,7 @@ class ShardClient:
                         {name: ids_M for name, (ids_M, _) in then.items() if name in grads},
                         _ids_of(next_),
                     ),
-                    _places_of(next_),
+                    _positions_of(next_),
                 )
                 for shard, (first, then, next_) in enumerate(zip(head, rest, wanted, strict=True))
             ]
@@ -317,22 +248,22 @@ class ShardClient:
         tag: UpdateTag,
         grads: Mapping[str, Float32Array],
         split: SplitIds,
-        kept: KeptRecords | None = None,
+        dirty: DirtyRows | None = None,
     ) -> list[Reply[int]]:
-        """`send` of the gradients at some places of the batch's ids; those elsewhere are not sent."""
-        kept_by_shard = self._split(kept) if kept else [None] * len(split)
+        """`send` of the gradients at some positions of the batch's ids; those elsewhere are not sent."""
+        dirty_by_shard = self._split(dirty) if dirty else [None] * len(split)
         replies = []
-        for shard, (part, records) in enumerate(zip(split, kept_by_shard, strict=True)):
+        for shard, (part, records) in enumerate(zip(split, dirty_by_shard, strict=True)):
             empty = self._transport.memory(shard, self._bytes_of(part, records))
             update = _gradients_of(part, grads, empty)
             replies.append(self._transport.apply(shard, tag, update, records))
         return replies
 
-    def _bytes_of(self, part: Mapping[str, tuple[Int64Array, Int64Array]], kept: KeptRecords | None) -> int:
+    def _bytes_of(self, part: Mapping[str, tuple[Int64Array, Int64Array]], dirty: DirtyRows | None) -> int:
         """Of the arrays of an `apply`, each at the beginning of a cache line."""
         arrays = [ids_M.nbytes for ids_M, _ in part.values()]
         arrays += [4 * self._dim(name) * len(ids_M) for name, (ids_M, _) in part.items()]
-        arrays += [array.nbytes for pair in (kept or {}).values() for array in pair]
+        arrays += [array.nbytes for pair in (dirty or {}).values() for array in pair]
         return sum(-(-num_bytes // 64) * 64 for num_bytes in arrays)
 
     def check_finite(
@@ -355,7 +286,8 @@ class ShardClient:
     def check_shapes(
         self, step: int, ids: Mapping[str, Int64Array], grads: Mapping[str, Float32Array]
     ) -> None:
-        """
+        """Check that gradients fit the ids and tables that they are of.
+
         Raises:
             ValueError: gradients of an unknown table, of another type, or not one row of them per id.
         """
@@ -376,11 +308,11 @@ class ShardClient:
                     f"step {step}, table {name!r}: gradients must be float32, got {grads_MD.dtype}"
                 )
 
-    def write_back(self, incarnation: int, after_step: int, kept: KeptRecords) -> list[Reply[int]]:
+    def write_back(self, incarnation: int, after_step: int, dirty: DirtyRows) -> list[Reply[int]]:
         """Send records that a cache has changed; shards that hold none of them are not called."""
         return [
             self._transport.write_back(shard, incarnation, after_step, records)
-            for shard, records in enumerate(self._split(kept))
+            for shard, records in enumerate(self._split(dirty))
             if records
         ]
 
@@ -400,6 +332,9 @@ class ShardClient:
         self, values: Mapping[str, tuple[Int64Array, NDArray[Any]]]
     ) -> list[dict[str, tuple[Int64Array, NDArray[Any]]]]:
         """For each shard, the (ids, values of ids) it holds, by table."""
+        if self._shard_map.num_shards == 1:
+            # Without the copy that a selection makes: a transport that keeps arrays copies them itself.
+            return [{name: pair for name, pair in values.items() if len(pair[0])}]
         parts: list[dict[str, tuple[Int64Array, NDArray[Any]]]] = [
             {} for _ in range(self._shard_map.num_shards)
         ]

@@ -41,7 +41,7 @@ def why_unavailable() -> str | None:
     return None
 
 
-class Block:
+class SharedBlock:
     """Shared memory, mapped in this process until the last array in it is gone."""
 
     def __init__(self, number: int, descriptor: int, num_bytes: int) -> None:
@@ -57,7 +57,7 @@ class Block:
         return array
 
 
-def new_block(number: int, num_bytes: int) -> tuple[Block, int]:
+def new_block(number: int, num_bytes: int) -> tuple[SharedBlock, int]:
     """A block of at least so many bytes, and its descriptor, to be sent and closed.
 
     Raises:
@@ -69,7 +69,7 @@ def new_block(number: int, num_bytes: int) -> tuple[Block, int]:
         descriptor = os.memfd_create("rayrec")
         try:
             os.ftruncate(descriptor, rounded)
-            return Block(number, descriptor, rounded), descriptor
+            return SharedBlock(number, descriptor, rounded), descriptor
         except BaseException:
             os.close(descriptor)
             raise
@@ -80,7 +80,7 @@ def new_block(number: int, num_bytes: int) -> tuple[Block, int]:
 class BlockSpace:
     """What is free of a block behind its first `used` bytes."""
 
-    def __init__(self, block: Block, used: int) -> None:
+    def __init__(self, block: SharedBlock, used: int) -> None:
         self._block = block
         self._bytes = block.bytes(writeable=True)
         self._address = _address(self._bytes)

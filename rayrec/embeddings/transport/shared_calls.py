@@ -1,21 +1,21 @@
 """Calls between processes of one machine whose arrays lie in memory that both have mapped.
 
       client                                                      server
-      reply = call(method, arguments)
+      reply = call(request)
         takes a free block, copies the arrays in
-        └─ message: method, where the arrays are ─────────────►  arguments are views of the block
-                                                                 the method has its reply's arrays made in
+        └─ message: request, where the arrays are ────────────►  its arrays are views of the block
+                                                                 the answer has its arrays made in
       reply.result()                                             the same block (`empty`)
         ◄──────────── message: where the arrays of the reply are ─┘
         views of the block; the block is free again when the last of them is gone
 
 A channel is one connection. On one `in_order`, a thread of the server's carries out the calls one by one
 as they were sent. On any other, every call that waits has a thread to wait on, so none holds up another,
-and they are answered as they are done. The calls are not known here: anything that pickles can be an
-argument or a result, and contiguous arrays in it do not go through the socket.
+and they are answered as they are done. What is asked is not known here: anything that pickles can be a
+request or a result, and contiguous arrays in it do not go through the socket.
 
 Blocks are the client's. One that a reply does not fit into is replaced by the server; one that the server
-still reads when its method has returned (a contribution kept until another trainer's arrives) is left to
+still reads when it has answered (a contribution kept until another trainer's arrives) is left to
 it until a later answer says that it is done. `rayrec.embeddings.transport.shared_blocks` says what blocks and
 messages are.
 """
@@ -33,14 +33,14 @@ import threading
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from rayrec.embeddings.transport.shared_blocks import (
-    Block,
     BlockSpace,
     Bytes,
+    SharedBlock,
     Span,
     is_own,
     new_block,
@@ -54,9 +54,9 @@ logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
-Methods = Mapping[str, Callable[..., Any]]
-"""What a server can be asked to do. Called with `empty` (as `np.empty`), then the client's arguments, whose
-arrays are read-only; arrays of the result that `empty` made are not copied any more."""
+AnswerTo = Callable[[Any, Callable[..., Any]], Any]
+"""Called with a client's request, whose arrays are read-only, and `empty` (as `np.empty`); arrays of the
+result that `empty` made are not copied any more."""
 
 
 class ServerLostError(RuntimeError):
@@ -73,26 +73,25 @@ class Endpoint:
     """In the abstract namespace of Unix-domain sockets, which the kernel clears when the process ends."""
 
 
-class _Hello(NamedTuple):
+class _HelloMessage(NamedTuple):
     in_order: bool
     """Whether calls are carried out one by one as they were sent."""
 
 
-class _Call(NamedTuple):
+class _CallMessage(NamedTuple):
     number: int
-    method: str
     block: int
     num_bytes: int
     """Size of the block."""
-    arguments: bytes
+    request: bytes
     spans: list[Span]
     used: int
-    """Bytes of the block that the arguments take."""
+    """Bytes of the block that the request takes."""
     dropped: list[int]
     """Blocks that will not be used again."""
 
 
-class _Answer(NamedTuple):
+class _AnswerMessage(NamedTuple):
     number: int
     result: bytes
     spans: list[Span]
@@ -109,9 +108,9 @@ class _Answer(NamedTuple):
 class CallServer:
     """Answers the calls of any number of clients, on threads of its own, until it is closed."""
 
-    def __init__(self, name: str, methods: Methods) -> None:
+    def __init__(self, name: str, answer: AnswerTo) -> None:
         self._name = name
-        self._methods = methods
+        self._answer = answer
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         address = f"rayrec-{os.getpid()}-{secrets.token_hex(8)}"
         self._listener.bind("\0" + address)
@@ -136,7 +135,7 @@ class CallServer:
                 _hang_up(self._listener)  # if it was not: clients must not wait for somebody to accept
                 return
             if is_own(accepted):
-                self._connections.add(_Connection(accepted, self._name, self._methods))
+                self._connections.add(_Connection(accepted, self._name, self._answer))
             else:
                 accepted.close()
 
@@ -147,12 +146,12 @@ class _Connection:
     One thread reads at a time. It leaves with the call that it read, and another reads on.
     """
 
-    def __init__(self, connection: socket.socket, name: str, methods: Methods) -> None:
+    def __init__(self, connection: socket.socket, name: str, answer_to: AnswerTo) -> None:
         self._socket = connection
         self._name = name
-        self._methods = methods
+        self._answer_to = answer_to
         self._in_order = True
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, SharedBlock] = {}
         self._released: deque[int] = deque()  # filled by whichever thread drops the last argument of a call
         self._reading, self._sending, self._counting = (threading.Lock() for _ in range(3))
         self._num_free = 0
@@ -189,16 +188,16 @@ class _Connection:
         finally:
             self.close()  # whatever happened here, the client must not wait for it
 
-    def _next_call(self) -> tuple[_Call, Block] | None:
+    def _next_call(self) -> tuple[_CallMessage, SharedBlock] | None:
         with self._reading:
             received = receive(self._socket)
             if received is None:
                 return None
-            call: _Call = received[0]
+            call: _CallMessage = received[0]
             descriptor = received[1]
             if descriptor is not None:
                 try:
-                    self._blocks[call.block] = Block(call.block, descriptor, call.num_bytes)
+                    self._blocks[call.block] = SharedBlock(call.block, descriptor, call.num_bytes)
                 finally:
                     os.close(descriptor)
             for number in call.dropped:
@@ -210,25 +209,25 @@ class _Connection:
                 self._start_thread(self._serve)
             return call, self._blocks[call.block]
 
-    def _answer(self, call: _Call, block: Block) -> None:
+    def _answer(self, call: _CallMessage, block: SharedBlock) -> None:
         inputs = block.bytes(writeable=False)
-        watched = weakref.ref(inputs)  # every array of the arguments keeps it alive
+        watched = weakref.ref(inputs)  # every array of the request keeps it alive
         space = BlockSpace(block, call.used)
         failed: str | None = None
         try:
-            arguments = unpacked(call.arguments, inputs, call.spans)
+            request = unpacked(call.request, inputs, call.spans)
             del inputs
-            result, arrays = packed(self._methods[call.method](space.empty, *arguments))
+            result, arrays = packed(self._answer_to(request, space.empty))
         except Exception as error:
             result, arrays = _packed_error(error)
             failed = traceback.format_exc()
-        arguments = None  # if anything of them is still alive, the method has kept it
+        request = None  # if any of its arrays is still alive, the server has kept it
         placed = [space.place(array) for array in arrays]
         spans = [span for span in placed if span is not None]
         descriptor, num_bytes = None, 0
         if len(spans) < len(arrays):
             try:
-                # With room for the arguments of such a call too: the next one will fit.
+                # With room for the request of such a call too: the next one will fit.
                 grown, descriptor = new_block(block.number, space.used)
             except MemoryError as error:
                 spans, failed = [], traceback.format_exc()
@@ -246,7 +245,7 @@ class _Connection:
                     weakref.finalize(still_read, self._released.append, block.number).atexit = False
                     still_read = None
                 released = [self._released.popleft() for _ in range(len(self._released))]
-                answer = _Answer(call.number, result, spans, failed, kept, released, num_bytes)
+                answer = _AnswerMessage(call.number, result, spans, failed, kept, released, num_bytes)
                 send(self._socket, answer, descriptor)
         finally:
             if descriptor is not None:
@@ -272,9 +271,10 @@ def _hang_up(connection: socket.socket) -> None:
 class SharedReply(Generic[ResultT]):
     """An answer that may still be on its way; its arrays are read-only and lie in shared memory."""
 
-    def __init__(self, channel: Channel, method: str) -> None:
+    def __init__(self, channel: Channel, request: str) -> None:
         self._channel = channel
-        self._method = method
+        self._request = request
+        """What it answers, for messages."""
         self._outcome: tuple[Any, Exception | None] | None = None
 
     def result(self) -> ResultT:
@@ -294,7 +294,7 @@ class SharedReply(Generic[ResultT]):
 class _Reserved(NamedTuple):
     """A block for one call."""
 
-    block: Block
+    block: SharedBlock
     descriptor: int | None
     """Of a block that the server has not heard of."""
     dropped: list[int]
@@ -321,29 +321,31 @@ class Channel:
         self._lost: str | None = None
         self._numbers = itertools.count()
         # Filled by whichever thread drops the last array of a reply, hence no lock: a deque needs none.
-        self._free: deque[Block] = deque()
+        self._free: deque[SharedBlock] = deque()
         self._block_bytes = 0
         self._reserved: dict[int, _Reserved] = {}
         """By thread, for its next call."""
         self._dropped: list[int] = []
         """Blocks that the server is to be told it can forget."""
         self._lent: dict[int, Bytes] = {}
-        """Blocks that the server keeps; whoever has an array of a block has the block."""
-        self._in_flight: dict[int, tuple[Block, weakref.ref[SharedReply[Any]]]] = {}
+        """Arrays of blocks that the server keeps, which keep the blocks from being used again."""
+        self._in_flight: dict[int, tuple[SharedBlock, weakref.ref[SharedReply[Any]]]] = {}
         try:
             self._socket.connect("\0" + endpoint.address)
             if not is_own(self._socket):
                 raise PermissionError("another user's process answers there")
-            send(self._socket, _Hello(in_order))
+            send(self._socket, _HelloMessage(in_order))
         except OSError as error:
             self._socket.close()
             raise ServerLostError(
                 f"{endpoint.server} cannot be reached through shared memory on this machine: {error}"
             ) from error
 
-    def call(self, method: str, *arguments: Any) -> SharedReply[Any]:
-        reply: SharedReply[Any] = SharedReply(self, method)
-        pickled, arrays = packed(arguments)
+    def call(self, request: Any) -> SharedReply[Any]:
+        """Send a request; its arrays may change once this returns."""
+        name = type(request).__name__
+        reply: SharedReply[Any] = SharedReply(self, name)
+        pickled, arrays = packed(request)
         with self._sending:
             if self._lost is not None:
                 raise ServerLostError(self._lost)
@@ -359,11 +361,11 @@ class Channel:
             assert placed is not None
             (block, descriptor, dropped, space), spans = reserved, placed
             self._in_flight[number] = block, weakref.ref(reply)
-            call = _Call(number, method, block.number, block.num_bytes, pickled, spans, space.used, dropped)
+            call = _CallMessage(number, block.number, block.num_bytes, pickled, spans, space.used, dropped)
             try:
                 send(self._socket, call, descriptor)
             except OSError as error:
-                raise ServerLostError(self._lose(method)) from error
+                raise ServerLostError(self._lose(name)) from error
             finally:
                 if descriptor is not None:
                     os.close(descriptor)
@@ -395,7 +397,7 @@ class Channel:
                     continue
                 self._is_read = True
                 self._arrived.release()
-                received: tuple[_Answer, int | None] | None = None
+                received: tuple[_AnswerMessage, int | None] | None = None
                 try:
                     with contextlib.suppress(OSError):
                         received = receive(self._socket)
@@ -404,7 +406,7 @@ class Channel:
                     self._is_read = False
                     self._arrived.notify_all()
                 if received is None:
-                    self._lose(reply._method)
+                    self._lose(reply._request)
                 else:
                     self._take_answer(*received)
 
@@ -415,10 +417,10 @@ class Channel:
             while self._reserved:
                 self._give_back(self._reserved.popitem()[1])
 
-    def _lose(self, method: str) -> str:
+    def _lose(self, request: str) -> str:
         if self._lost is None:
             self._lost = (
-                f"{self._endpoint.server} is gone: its process ended before it answered {method!r}, "
+                f"{self._endpoint.server} is gone: its process ended before it answered {request!r}, "
                 "and its rows with it"
             )
         return self._lost
@@ -447,13 +449,13 @@ class Channel:
         else:
             os.close(reserved.descriptor)  # the server has never heard of it
 
-    def _take_answer(self, answer: _Answer, descriptor: int | None) -> None:
+    def _take_answer(self, answer: _AnswerMessage, descriptor: int | None) -> None:
         block, waiting = self._in_flight.pop(answer.number)
         result: Any = None
         error: Exception | None = None
         try:
             if descriptor is not None:
-                block = Block(block.number, descriptor, answer.num_bytes)
+                block = SharedBlock(block.number, descriptor, answer.num_bytes)
                 self._block_bytes = max(self._block_bytes, block.num_bytes)
             array = block.bytes(writeable=False)
             weakref.finalize(array, self._free.append, block).atexit = False
@@ -465,7 +467,7 @@ class Channel:
             if answer.failed is not None:
                 result, error = None, result
                 error.add_note(f"raised in {self._endpoint.server}:\n{answer.failed}")
-        except Exception as cannot_read:  # the reply's to raise: whoever reads this may wait for another
+        except Exception as cannot_read:  # the reply's to raise: this thread may wait for another one
             error = cannot_read
         finally:
             if descriptor is not None:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rayrec.models.base.distinct_rows import rows_of_ids
 from rayrec.models.ctr.dice import Dice
 from rayrec.models.ctr.fields import concatenated, weighted_sum
 from rayrec.models.ctr.losses import LabelLoss
@@ -81,7 +82,7 @@ class Din(CtrModel):
     def logits(self, batch: ImpressionTensors) -> Tensor:
         interests = []
         for unit, (column, place) in zip(self.units, self._targets.items(), strict=True):
-            target_BD = functional.embedding(batch.inverse_BC[:, place], batch.rows_MD)
+            target_BD = rows_of_ids(batch.rows_MD, batch.inverse_BC[:, place])
             row_N = batch.lists[column].layout.row_N
             weights_N = unit(batch.embed_list(column), target_BD, row_N)
             interests.append(weighted_sum(batch, column, weights_N))

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.models.base.distinct_rows import rows_of_ids
 from rayrec.models.base.keyed_random import token_keys
 from rayrec.platform.device_copies import OverlappedCopies
 from rayrec.platform.impression_schema import FEATURE_TABLE
@@ -164,11 +165,11 @@ class ImpressionTensors:
 
     def embed_ids(self) -> Tensor:
         """[B, C, D] rows of the columns with one id each."""
-        return functional.embedding(self.inverse_BC, self.rows_MD)
+        return rows_of_ids(self.rows_MD, self.inverse_BC)
 
     def embed_list(self, column: str) -> Tensor:
         """[N, D] rows of a column of lists, jagged as its layout says."""
-        return functional.embedding(self.lists[column].inverse_N, self.rows_MD)
+        return rows_of_ids(self.rows_MD, self.lists[column].inverse_N)
 
     def pool_list(self, column: str, mode: str = "mean") -> Tensor:
         """[B, D] sum or mean of the rows of each list; 0 for an empty one, in either mode."""

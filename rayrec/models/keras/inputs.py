@@ -24,8 +24,8 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from rayrec.models.base.distinct_rows import rows_of_ids
 from rayrec.models.ctr.tensors import IdLists, ImpressionTensors
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
@@ -184,13 +184,13 @@ class _Parts:
             return mask_BL
         if not len(batch.rows_MD):  # every list is empty, and there is no row that padding could take
             return batch.rows_MD.new_zeros(*index_BL.shape, batch.rows_MD.shape[1])
-        return functional.embedding(index_BL, batch.rows_MD) * mask_BL.unsqueeze(2)
+        return rows_of_ids(batch.rows_MD, index_BL) * mask_BL.unsqueeze(2)
 
     def _id_rows(self) -> tuple[Tensor, ...]:
         """[B, D] of each column of ids, each in one piece of memory; one gradient [M, D] for all of them."""
         if self._by_column is None:
             index_CB = self._batch.inverse_BC.T.contiguous()
-            self._by_column = functional.embedding(index_CB, self._batch.rows_MD).unbind(0)
+            self._by_column = rows_of_ids(self._batch.rows_MD, index_CB).unbind(0)
         return self._by_column
 
     def _padded(self, one: ModelInput) -> tuple[Tensor, Tensor]:

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rayrec.models.base.distinct_rows import rows_of_ids
+
 Pooling = Literal["sum", "mean"]
 
 
 def sequence(rows_MD: Tensor, inverse_N: Tensor) -> Tensor:
     """[N, D] the row of every id."""
-    return functional.embedding(inverse_N, rows_MD)
+    return rows_of_ids(rows_MD, inverse_N)
 
 
 def pooled(

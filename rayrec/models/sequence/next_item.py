@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rayrec.models.base.distinct_rows import rows_of_ids
 from rayrec.models.sequence.backbones.history import HistoryReader, contexts, last_contexts
 from rayrec.models.sequence.item_losses import ItemLoss
 from rayrec.models.sequence.sequence_model import Ranking, SequenceModel, rank_by_scores
@@ -135,4 +136,4 @@ class SparseNextItemModel(NextItemModel):
 
     @staticmethod
     def _rows(batch: TensorBatch, start: int, stop: int | None) -> Tensor:
-        return functional.embedding(batch.inverse["item"][start:stop], batch.rows["item"])
+        return rows_of_ids(batch.rows["item"], batch.inverse["item"][start:stop])

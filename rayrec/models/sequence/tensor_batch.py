@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.models.base.distinct_rows import rows_of_ids
 from rayrec.models.base.keyed_random import token_keys
 from rayrec.platform.device_copies import OverlappedCopies
 
@@ -209,8 +209,8 @@ class TensorBatch:
 
         In one lookup: the gradient of an indexed copy would add up in any order.
         """
-        return functional.embedding(self.inverse["user"][rows_N], self.rows["user"])
+        return rows_of_ids(self.rows["user"], self.inverse["user"][rows_N])
 
     def embed(self, table: str) -> Tensor:
         """Rows of `table` in the shape of its inverse: [..., D]."""
-        return functional.embedding(self.inverse[table], self.rows[table])
+        return rows_of_ids(self.rows[table], self.inverse[table])

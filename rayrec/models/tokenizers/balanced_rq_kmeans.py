@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -26,6 +25,7 @@ from torch.nn import functional
 
 from rayrec.models.tokenizers.kmeans import chunks, cluster_sums, nearest_centroids
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
+from rayrec.platform.arrays import Float32Array
 
 _ROUNDS_WHILE_MOVING, _ROUNDS_AT_THE_END = 2, 32
 """Changes of all prices before each move of the centroids, and after the last."""
@@ -54,7 +54,7 @@ class BalancedResidualKMeans(ResidualKMeans):
         self._prices = []
         return super().fit(vectors_ID, may_leave_unused)
 
-    def arrays(self) -> dict[str, NDArray[np.float32]]:
+    def arrays(self) -> dict[str, Float32Array]:
         return super().arrays() | {"prices_LK": torch.stack(self._prices).cpu().numpy()}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> Self:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.models.tokenizers.code_tuples import IntArray
+from rayrec.platform.arrays import Int64Array
 
 MAX_LEVELS = 26
 """As many as there are letters."""
@@ -84,7 +85,7 @@ class CodeTexts:
             )
         return self._found(np.array(codes, dtype=np.int64).reshape(-1, num_levels))
 
-    def _found(self, codes_NL: NDArray[np.int64]) -> list[int]:
+    def _found(self, codes_NL: Int64Array) -> list[int]:
         keys_N = _keys(codes_NL)
         places_N = np.searchsorted(self._sorted_I, keys_N).clip(max=len(self._sorted_I) - 1)
         unknown_N = self._sorted_I[places_N] != keys_N

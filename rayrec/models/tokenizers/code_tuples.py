@@ -8,10 +8,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from rayrec.platform.arrays import Int64Array
+
 IntArray = NDArray[np.integer]
 
 
-def tuple_groups(codes_IL: IntArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def tuple_groups(codes_IL: IntArray) -> tuple[Int64Array, Int64Array]:
     """Number the distinct tuples.
 
     Returns:

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayrec.models.tokenizers.code_tuples import IntArray, tuple_groups
+from rayrec.platform.arrays import Float32Array, Int64Array
 
-LastLevelDistances = Callable[[NDArray[np.int64]], NDArray[np.float32]]
+LastLevelDistances = Callable[[Int64Array], Float32Array]
 """`distances(items_G)`: [G, K] squared distance from what the last level has to encode of an item, its other
 codes given, to each of its codes. Items by their row."""
 
@@ -36,7 +36,7 @@ class Evidence:
     """Codes of the last level, K."""
     last_level_distances: LastLevelDistances | None = None
     """None where the codebooks or the vectors are not known."""
-    popularity_I: NDArray[np.int64] | None = None
+    popularity_I: Int64Array | None = None
     """Training events of each item."""
 
 
@@ -123,7 +123,7 @@ def policy_named(name: str) -> CollisionPolicy:
     return COLLISION_POLICIES[name]
 
 
-def _numbered(codes_IL: IntArray, rank_I: NDArray[np.int64]) -> IntArray:
+def _numbered(codes_IL: IntArray, rank_I: Int64Array) -> IntArray:
     """A last column that counts the items of each tuple from 0, by rank and then in catalog order."""
     group_I, _ = tuple_groups(codes_IL)
     order_I = np.lexsort((rank_I, group_I))  # which is stable
@@ -133,11 +133,11 @@ def _numbered(codes_IL: IntArray, rank_I: NDArray[np.int64]) -> IntArray:
     return np.concatenate([codes_IL, digit_I[:, None].astype(codes_IL.dtype)], axis=1)
 
 
-def _one_prefix(num_items: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _one_prefix(num_items: int) -> tuple[Int64Array, Int64Array]:
     return np.zeros(num_items, dtype=np.int64), np.array([num_items])
 
 
-def _spread(last_codes_G: IntArray, distances_GK: NDArray[np.float32]) -> IntArray:
+def _spread(last_codes_G: IntArray, distances_GK: Float32Array) -> IntArray:
     """Last codes of one prefix's items, made distinct; needs G <= K."""
     own_G = distances_GK[np.arange(len(last_codes_G)), last_codes_G]
     nearest_first_G = np.argsort(own_G, kind="stable")

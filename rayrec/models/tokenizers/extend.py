@@ -18,20 +18,20 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.models.tokenizers.collisions import policy_named
 from rayrec.models.tokenizers.quantizer import Quantizer
 from rayrec.models.tokenizers.registry import Ancestor, SemanticIdRegistry, smallest_code_dtype
 from rayrec.models.tokenizers.report import collision_counts
+from rayrec.platform.arrays import Int64Array
 
 
 @dataclass(frozen=True)
 class NewItems:
     """Items that a registry does not have yet."""
 
-    ids_N: NDArray[np.int64]
+    ids_N: Int64Array
     vectors_ND: Tensor
     """Prepared as those that the quantizer was fitted on."""
     num_without_data: int = 0
@@ -42,7 +42,7 @@ def extend_registry(
     registry: SemanticIdRegistry,
     quantizer: Quantizer,
     new: NewItems,
-    item_ids_I: NDArray[np.int64],
+    item_ids_I: Int64Array,
     dataset_fingerprint: str,
 ) -> SemanticIdRegistry:
     """Give codes to new items.
@@ -98,9 +98,7 @@ def extend_registry(
     )
 
 
-def _placed(
-    registry: SemanticIdRegistry, quantizer: Quantizer, new: NewItems
-) -> tuple[NDArray[np.int64], int]:
+def _placed(registry: SemanticIdRegistry, quantizer: Quantizer, new: NewItems) -> tuple[Int64Array, int]:
     """[N, L] codes of the new items, and how many of them did not get the tuple of their vector."""
     policy = policy_named(registry.collision_policy)
     num_codebooks = registry.num_codebooks

@@ -17,6 +17,7 @@ from rayrec.models.tokenizers.item_tokenizer import fitted_quantizer
 from rayrec.models.tokenizers.quantizer import Quantizer
 from rayrec.models.tokenizers.registry import SemanticIdRegistry, smallest_code_dtype
 from rayrec.models.tokenizers.report import collision_counts
+from rayrec.platform.arrays import Float32Array, Int64Array
 
 VARIANCE = "vectors_variance"
 """Key of a registry's fit report: what errors of items that come later are relative to."""
@@ -24,7 +25,7 @@ VARIANCE = "vectors_variance"
 
 def fit_registry(
     vectors_ID: NDArray[np.floating] | Tensor,
-    item_ids_I: NDArray[np.int64],
+    item_ids_I: Int64Array,
     dataset_fingerprint: str,
     num_levels: int = 3,
     codebook_size: int = 256,
@@ -33,7 +34,7 @@ def fit_registry(
     num_iterations: int | None = None,
     vectors_from: str = "item vectors",
     tokenizer: str = "rq_kmeans",
-    popularity_I: NDArray[np.int64] | None = None,
+    popularity_I: Int64Array | None = None,
 ) -> tuple[SemanticIdRegistry, dict[str, Any]]:
     """Quantize the vectors, resolve collisions, and report how well it went.
 
@@ -75,11 +76,11 @@ def fit_registry(
 def quantized_registry(
     quantizer: Quantizer,
     vectors_ID: Tensor,
-    item_ids_I: NDArray[np.int64],
+    item_ids_I: Int64Array,
     dataset_fingerprint: str,
     collision_policy: str,
     vectors_from: str = "item vectors",
-    popularity_I: NDArray[np.int64] | None = None,
+    popularity_I: Int64Array | None = None,
     tokenizer_version: str | None = None,
 ) -> SemanticIdRegistry:
     """The registry that a fitted quantizer makes of these items; arguments and errors as `fit_registry`."""
@@ -87,7 +88,7 @@ def quantized_registry(
     _check_number(vectors_ID, item_ids_I)
     raw_codes_IL = quantizer.encode(vectors_ID)
 
-    def last_level_distances(items_G: NDArray[np.int64]) -> NDArray[np.float32]:
+    def last_level_distances(items_G: Int64Array) -> Float32Array:
         rows_G = torch.from_numpy(items_G).to(vectors_ID.device)
         return quantizer.last_level_distances(vectors_ID[rows_G], raw_codes_IL[rows_G]).cpu().numpy()
 
@@ -139,6 +140,6 @@ def reconstruction_errors(
     return errors
 
 
-def _check_number(vectors_ID: NDArray[np.floating] | Tensor, item_ids_I: NDArray[np.int64]) -> None:
+def _check_number(vectors_ID: NDArray[np.floating] | Tensor, item_ids_I: Int64Array) -> None:
     if len(vectors_ID) != len(item_ids_I):
         raise ValueError(f"expected a vector for each of {len(item_ids_I)} items, got {len(vectors_ID)}")

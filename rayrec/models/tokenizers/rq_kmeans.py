@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -29,6 +28,7 @@ from rayrec.models.tokenizers.kmeans import (
     starting_centroids,
     with_unused,
 )
+from rayrec.platform.arrays import Float32Array
 
 
 class ResidualKMeans:
@@ -120,7 +120,7 @@ class ResidualKMeans:
         penalties_K = self._penalties_K(self.num_levels - 1)
         return distances_IK if penalties_K is None else distances_IK + penalties_K.to(distances_IK)
 
-    def arrays(self) -> dict[str, NDArray[np.float32]]:
+    def arrays(self) -> dict[str, Float32Array]:
         return {"codebooks_LKD": self.codebooks_LKD.cpu().numpy()}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> Self:

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -38,6 +37,7 @@ from rayrec.models.tokenizers.kmeans import (
     with_unused,
 )
 from rayrec.models.tokenizers.rq_kmeans import sum_of_centroids
+from rayrec.platform.arrays import Float32Array
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class RqVae:
             residuals_IZ = residuals_IZ - sum_of_centroids(network.codebooks_LKZ, codes_IL[:, :-1])
         return squared_distances(residuals_IZ, network.codebooks_LKZ[-1])
 
-    def arrays(self) -> dict[str, NDArray[np.float32]]:
+    def arrays(self) -> dict[str, Float32Array]:
         return {name: value.cpu().numpy() for name, value in self._fitted.state_dict().items()}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> Self:

@@ -18,16 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rayrec.platform.arrays import BoolArray, Float32Array, Float64Array, Int64Array
 from rayrec.platform.hashing import combine64
-
-FloatArray = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class ItemVectors:
     """A finite vector for every item."""
 
-    vectors_ID: FloatArray
+    vectors_ID: Float32Array
     num_without_data: int
     """Items about which no block knew anything; they got a vector of noise."""
 
@@ -45,7 +44,7 @@ class BlockScaling:
     cluster together nor end up with one tuple.
     """
 
-    means_D: Mapping[str, NDArray[np.float64]]
+    means_D: Mapping[str, Float64Array]
     """By name of block, in the order in which they stand side by side."""
     lengths: Mapping[str, float]
     weights: Mapping[str, float]
@@ -54,7 +53,7 @@ class BlockScaling:
 
     @classmethod
     def fit(
-        cls, blocks: Mapping[str, FloatArray], weights: Mapping[str, float] | None = None, seed: int = 0
+        cls, blocks: Mapping[str, Float32Array], weights: Mapping[str, float] | None = None, seed: int = 0
     ) -> BlockScaling:
         """
         Args:
@@ -81,7 +80,7 @@ class BlockScaling:
                 raise ValueError(f"the {name} vectors of all {len(known_ID)} known items are the same")
         return cls(means_D, lengths, {name: float(weights.get(name, 1.0)) for name in blocks}, seed)
 
-    def apply(self, blocks: Mapping[str, FloatArray], item_ids_I: NDArray[np.int64]) -> ItemVectors:
+    def apply(self, blocks: Mapping[str, Float32Array], item_ids_I: Int64Array) -> ItemVectors:
         """
         Args:
             blocks: Some or all of those fitted; one that is not there knows no item.
@@ -124,12 +123,12 @@ class PrincipalComponents:
     with most items in a handful of its codes.
     """
 
-    mean_D: NDArray[np.float64]
-    directions_DC: NDArray[np.float64] | None
+    mean_D: Float64Array
+    directions_DC: Float64Array | None
     """None: vectors are centered, and keep their dimensions."""
 
     @classmethod
-    def fit(cls, vectors_ID: FloatArray, dim: int) -> PrincipalComponents:
+    def fit(cls, vectors_ID: Float32Array, dim: int) -> PrincipalComponents:
         """The first `dim` directions; all dimensions as they are if there are no more."""
         mean_D = np.asarray(np.mean(vectors_ID, axis=0, dtype=np.float64))
         if dim >= vectors_ID.shape[1]:
@@ -138,7 +137,7 @@ class PrincipalComponents:
         _, directions_DD = np.linalg.eigh(centered_ID.T @ centered_ID)  # by rising eigenvalue
         return cls(mean_D, np.ascontiguousarray(directions_DD[:, : -dim - 1 : -1]))
 
-    def apply(self, vectors_ID: FloatArray) -> FloatArray:
+    def apply(self, vectors_ID: Float32Array) -> Float32Array:
         """[I, C] coordinates."""
         centered_ID = np.asarray(vectors_ID, dtype=np.float64) - self.mean_D
         if self.directions_DC is not None:
@@ -156,8 +155,8 @@ class VectorPreparation:
     @classmethod
     def fit(
         cls,
-        blocks: Mapping[str, FloatArray],
-        item_ids_I: NDArray[np.int64],
+        blocks: Mapping[str, Float32Array],
+        item_ids_I: Int64Array,
         weights: Mapping[str, float] | None = None,
         num_components: int = 64,
         seed: int = 0,
@@ -172,7 +171,7 @@ class VectorPreparation:
         """Names of the blocks that were fitted."""
         return tuple(self.scaling.means_D)
 
-    def apply(self, blocks: Mapping[str, FloatArray], item_ids_I: NDArray[np.int64]) -> ItemVectors:
+    def apply(self, blocks: Mapping[str, Float32Array], item_ids_I: Int64Array) -> ItemVectors:
         """Vectors to quantize, of items that were fitted or of others; errors as `BlockScaling.apply`."""
         vectors = self.scaling.apply(blocks, item_ids_I)
         return ItemVectors(self.components.apply(vectors.vectors_ID), vectors.num_without_data)
@@ -186,7 +185,7 @@ class VectorPreparation:
         ]
         return {"blocks": blocks, "seed": scaling.seed}
 
-    def arrays(self) -> dict[str, NDArray[np.float64]]:
+    def arrays(self) -> dict[str, Float64Array]:
         arrays = {f"block_mean_D.{name}": mean_D for name, mean_D in self.scaling.means_D.items()}
         arrays["mean_D"] = self.components.mean_D
         if self.components.directions_DC is not None:
@@ -206,11 +205,11 @@ class VectorPreparation:
         return cls(scaling, PrincipalComponents(arrays["mean_D"], arrays.get("directions_DC")))
 
 
-def _known(block_ID: FloatArray) -> NDArray[np.bool_]:
+def _known(block_ID: Float32Array) -> BoolArray:
     return np.asarray(np.isfinite(block_ID).all(axis=1))
 
 
-def _unit_noise(item_ids_G: NDArray[np.int64], dim: int, seed: int) -> NDArray[np.float64]:
+def _unit_noise(item_ids_G: Int64Array, dim: int, seed: int) -> Float64Array:
     """[G, D] vectors of length one, each a function of (seed, id)."""
     bits_GD = combine64(seed, item_ids_G[:, None], np.arange(dim))
     centered_GD = (bits_GD >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0

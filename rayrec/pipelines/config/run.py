@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from rayrec.embeddings.base.config import (
+from rayrec.embeddings.base.layout import WeightDtype
+from rayrec.embeddings.config import (
     AdmissionConfig,
     DiskConfig,
     EvictionConfig,
@@ -16,7 +17,6 @@ from rayrec.embeddings.base.config import (
     RowwiseAdagradConfig,
     TableConfig,
 )
-from rayrec.embeddings.base.layout import WeightDtype
 from rayrec.models.base.compute import ComputeSettings, Parallel, Precision, Weights
 from rayrec.models.base.config import (
     AnyModelConfig,

@@ -15,9 +15,10 @@ from rayrec.models.registry.sequence_program import SequenceProgram
 from rayrec.models.sequence.sequence_model import ContextCache
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.tasks.next_item import NextItemTask
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.batches import FeatureBatch, Int64Array
+from rayrec.samples.base.batches import FeatureBatch
 
 
 class ItemRanker(Protocol):

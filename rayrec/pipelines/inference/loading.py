@@ -16,7 +16,7 @@ from rayrec.embeddings.transport.client import LocalTransport, ShardClient
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import RunState, Snapshot, read_snapshot
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
-from rayrec.samples.base.batches import Int64Array
+from rayrec.platform.arrays import Int64Array
 
 
 class RowReader(Protocol):
@@ -95,7 +95,7 @@ def local_tables(assembly: Assembly, snapshot: Snapshot | None) -> ShardClient:
         table.model_copy(update={"disk": table.disk and table.disk.times(num_servers)})
         for table in assembly.tables
     ]
-    shard = EmbeddingShard(tables, shard=0, num_sources=1)
+    shard = EmbeddingShard(tables, shard=0, num_trainers=1)
     if tables and snapshot is not None:
         shard.restore(load_tables(snapshot.sparse_chain, tables, shard_map, shard=0))
     return ShardClient(tables, shard_map, LocalTransport([shard]))

@@ -22,8 +22,9 @@ from rayrec.pipelines.config.ranking import RankingConfig
 from rayrec.pipelines.inference.ranking_objective import Objective
 from rayrec.pipelines.inference.recommender import WHOLE, Answer, Effort, Query, Ranking, Recommender
 from rayrec.pipelines.inference.scorer import Scorer
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.batches import Int64Array, SampleBatch
+from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.base.jagged import offsets_from_lengths
 from rayrec.samples.impressions.query_rows import QueryRows
 

@@ -21,9 +21,10 @@ from rayrec.pipelines.inference.item_ranker import ItemRanker, give_catalog, ite
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.tasks.instructions import instruction_of
 from rayrec.pipelines.tasks.next_item import NextItemTask
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.devices import get_device
 from rayrec.platform.event_labels import UNKNOWN, Label, Part
-from rayrec.samples.base.batches import FeatureBatch, Int64Array, SampleBatch
+from rayrec.samples.base.batches import FeatureBatch, SampleBatch
 from rayrec.samples.base.jagged import offsets_from_lengths
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.features.row_features import RowFeatures

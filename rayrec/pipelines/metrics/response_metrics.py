@@ -35,30 +35,28 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayrec.pipelines.metrics.estimate import Estimate
+from rayrec.platform.arrays import Float64Array
 
 MOST_UNITS = 1000
 """Rows or groups that are resampled one by one; more are pooled."""
 SMALLEST = 1e-7
 """Probabilities are kept so far from 0 and 1 in logarithms: about where float32 cannot tell them from 1."""
 
-FloatArray = NDArray[np.float64]
-
 
 class _Sums(NamedTuple):
     """What the metrics are made of: [...] sums over rows, or over all of them."""
 
-    rows: FloatArray
-    positives: FloatArray
-    predictions: FloatArray
-    losses: FloatArray
-    positive_placements: FloatArray
-    negative_placements: FloatArray
-    ordered_rows: FloatArray
+    rows: Float64Array
+    positives: Float64Array
+    predictions: Float64Array
+    losses: Float64Array
+    positive_placements: Float64Array
+    negative_placements: Float64Array
+    ordered_rows: Float64Array
     """Rows of groups with both labels."""
-    group_aucs: FloatArray
+    group_aucs: Float64Array
     """Of such a group its AUC, in each of its rows."""
 
 
@@ -113,8 +111,8 @@ def auc(positive_K: np.ndarray, predictions_K: np.ndarray) -> float:
 
 
 def _sums_of_rows(
-    positive_K: np.ndarray, predictions_K: FloatArray, groups_K: np.ndarray | None
-) -> FloatArray:
+    positive_K: np.ndarray, predictions_K: Float64Array, groups_K: np.ndarray | None
+) -> Float64Array:
     """[K, S] what each row adds to `_Sums`."""
     num_rows, positives_K = len(positive_K), positive_K.astype(np.float64)
     kept_K = np.clip(predictions_K, SMALLEST, 1.0 - SMALLEST)
@@ -137,7 +135,7 @@ def _sums_of_rows(
     return np.stack(rows, axis=1)
 
 
-def _placements(positive_K: np.ndarray, predictions_K: FloatArray) -> FloatArray:
+def _placements(positive_K: np.ndarray, predictions_K: Float64Array) -> Float64Array:
     """[K] the share of the other class that each row is ordered right with, ties counting half.
 
     Its mean over the positives is the AUC, and so is that over the negatives. NaN without the other class.
@@ -155,7 +153,7 @@ def _placements(positive_K: np.ndarray, predictions_K: FloatArray) -> FloatArray
 
 def _group_aucs(
     positive_K: np.ndarray, predictions_K: np.ndarray, groups_K: np.ndarray, num_groups: int
-) -> FloatArray:
+) -> Float64Array:
     """[G] the AUC of each group; NaN where it has one class. Takes one sort for all of them."""
     order_K = np.lexsort((predictions_K, groups_K))
     group_K, prediction_K, positive_K = groups_K[order_K], predictions_K[order_K], positive_K[order_K]
@@ -176,7 +174,9 @@ def _group_aucs(
         return wins_G / (positives_G * negatives_G)
 
 
-def _resample(sums_KS: FloatArray, groups_K: np.ndarray | None, num_resamples: int, seed: int) -> FloatArray:
+def _resample(
+    sums_KS: Float64Array, groups_K: np.ndarray | None, num_resamples: int, seed: int
+) -> Float64Array:
     """[R, S] sums of resamples of rows or groups; NaN where there are not two of them."""
     generator = np.random.default_rng(seed)
     unit_K = np.arange(len(sums_KS)) if groups_K is None else groups_K
@@ -191,7 +191,7 @@ def _resample(sums_KS: FloatArray, groups_K: np.ndarray | None, num_resamples: i
     return counts_RU.astype(np.float64) @ sums_US
 
 
-def _metrics(sums: _Sums, whole_auc: float) -> dict[str, FloatArray]:
+def _metrics(sums: _Sums, whole_auc: float) -> dict[str, Float64Array]:
     """Of sums over rows, or of [R] resampled ones; NaN where not defined.
 
     Args:
@@ -212,7 +212,7 @@ def _metrics(sums: _Sums, whole_auc: float) -> dict[str, FloatArray]:
         }
 
 
-def _estimate(value: float, values_R: FloatArray) -> Estimate:
+def _estimate(value: float, values_R: Float64Array) -> Estimate:
     """A value with the percentile interval of its resamples, those left out that are not defined."""
     defined_R = values_R[np.isfinite(values_R)]
     if np.isnan(value) or not len(defined_R):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from rayrec.models.tokenizers.item_vectors import interaction_vectors, text_vectors
+from rayrec.platform.arrays import Float32Array, Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.jagged import list_values
 from rayrec.samples.dataset.dataset import Dataset
@@ -20,7 +19,7 @@ Progress = Callable[[int, int], None]
 INTERACTIONS, TEXT = "interactions", "text"
 
 
-def interaction_block(dataset: Dataset, dim: int, window: int, seed: int) -> NDArray[np.float32]:
+def interaction_block(dataset: Dataset, dim: int, window: int, seed: int) -> Float32Array:
     """[I, D] from the training sequences, and from nothing else.
 
     Raises:
@@ -36,8 +35,8 @@ def interaction_block(dataset: Dataset, dim: int, window: int, seed: int) -> NDA
 
 
 def text_block(
-    dataset: Dataset, progress: Progress | None = None, positions_N: NDArray[np.int64] | None = None
-) -> NDArray[np.float32]:
+    dataset: Dataset, progress: Progress | None = None, positions_N: Int64Array | None = None
+) -> Float32Array:
     """[I, D] from the items' texts, of all items or of those at some positions.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.config import TableConfig
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.accepted_files import AcceptedFiles

@@ -23,10 +23,11 @@ from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.metrics.response_metrics import summarize
 from rayrec.pipelines.tasks.impression_rows import ImpressionRows, impression_features, schema_of
 from rayrec.pipelines.tasks.task import Task
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.devices import device_named
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import FEATURE_TABLE, ImpressionSchema
-from rayrec.samples.base.batches import Int64Array, RowBatch
+from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.base.keys import row_keys
 from rayrec.samples.dataset.manifest import EVALUATION_FILES, Split
 from rayrec.samples.impressions.dataset import ImpressionDataset

@@ -31,9 +31,10 @@ from rayrec.pipelines.tasks.features import (
 )
 from rayrec.pipelines.tasks.instructions import check_labels, evaluation_instruction
 from rayrec.pipelines.tasks.task import Task
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Part
-from rayrec.samples.base.batches import Int64Array, SampleBatch
+from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import Split
 from rayrec.samples.features.features import SequenceFeatures, code_ids

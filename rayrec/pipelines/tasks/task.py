@@ -18,8 +18,9 @@ from rayrec.models.program.program import ProgramSpec
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.tasks.training_rows import RowSource
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.batches import Int64Array, RowBatch
+from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.dataset.manifest import Split
 from rayrec.samples.operations.program import FeatureProgram
 

@@ -206,14 +206,14 @@ class TrainingPipeline:
         step, trainers = prefetched.batch.step, self._stages.trainers
         is_wanted = wants_snapshot(step)
         if is_wanted:
-            self._stages.watch.get([server.freeze.remote(step) for server in self._stages.servers])
+            self._stages.watch.get([server.begin_snapshot.remote(step) for server in self._stages.servers])
         pairs = zip(trainers, prefetched.batch.per_rank, strict=True)
         reports: list[Any] = [trainer.train.remote(features) for trainer, features in pairs]
         return _Training(prefetched, reports, self._pending_snapshot(step) if is_wanted else None)
 
     def begin_snapshot(self, step: int) -> PendingSnapshot:
         """Between two runs: a snapshot after the last step."""
-        self._stages.watch.get([server.freeze.remote(step) for server in self._stages.servers])
+        self._stages.watch.get([server.begin_snapshot.remote(step) for server in self._stages.servers])
         return self._pending_snapshot(step)
 
     def _pending_snapshot(self, step: int) -> PendingSnapshot:

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from rayrec.embeddings.snapshot.saved_files import SavedFile
-from rayrec.embeddings.storage.consistent_snapshot import CutEndedError
+from rayrec.embeddings.storage.consistent_snapshot import SnapshotEndedError
 from rayrec.pipelines.config.run import SnapshotConfig
 from rayrec.pipelines.runs.run_copy import RunCopy
 from rayrec.pipelines.runs.run_folder import RunFolder
@@ -131,7 +131,7 @@ class SnapshotWriter:
         except Exception as error:
             cause = root_cause(error)
             self._requests.answer(requests, Answer(None, f"{type(cause).__name__}: {cause}"))
-            if not isinstance(cause, CutEndedError):
+            if not isinstance(cause, SnapshotEndedError):
                 raise
             logger.warning("no snapshot after step %d: %s", pending.step, cause)  # training went before
             return

@@ -20,7 +20,8 @@ import numpy as np
 from scipy import stats
 
 from rayrec.pipelines.metrics.estimate import Estimate
-from rayrec.rl.off_policy.logs import BanditLog, FloatArray
+from rayrec.platform.arrays import Float64Array
+from rayrec.rl.off_policy.logs import BanditLog
 
 CONFIDENCE = 0.95
 _NUMBERS_AT_ONCE = 1 << 23
@@ -31,8 +32,8 @@ _NUMBERS_AT_ONCE = 1 << 23
 class Terms:
     """What an estimate is made of: mean(numerators), divided by mean(denominators) where there are any."""
 
-    numerators_N: FloatArray
-    denominators_N: FloatArray | None = None
+    numerators_N: Float64Array
+    denominators_N: Float64Array | None = None
 
     @property
     def value(self) -> float:
@@ -59,29 +60,31 @@ class Terms:
         return Estimate(self.value, float(found.low), float(found.high))
 
 
-def _ratio(top: FloatArray, bottom: FloatArray, axis: int = -1) -> FloatArray:
-    found: FloatArray = top.mean(axis=axis) / bottom.mean(axis=axis)
+def _ratio(top: Float64Array, bottom: Float64Array, axis: int = -1) -> Float64Array:
+    found: Float64Array = top.mean(axis=axis) / bottom.mean(axis=axis)
     return found
 
 
 def importance_weights(
-    log: BanditLog, target_probs_NA: FloatArray, max_weight: float | None = None
-) -> FloatArray:
+    log: BanditLog, target_probs_NA: Float64Array, max_weight: float | None = None
+) -> Float64Array:
     """[N] π(a | x) / p of the logged actions.
 
     Args:
         max_weight: larger ones are cut to it, which trades variance for bias.
     """
-    weights_N: FloatArray = target_probs_NA[np.arange(len(log)), log.actions_N] / log.propensities_N
+    weights_N: Float64Array = target_probs_NA[np.arange(len(log)), log.actions_N] / log.propensities_N
     return weights_N if max_weight is None else np.minimum(weights_N, max_weight)
 
 
-def direct_method(target_probs_NA: FloatArray, model_NA: FloatArray) -> Terms:
+def direct_method(target_probs_NA: Float64Array, model_NA: Float64Array) -> Terms:
     """Σ_a π(a | x) q(x, a): as right as the model is."""
     return Terms((target_probs_NA * model_NA).sum(axis=1))
 
 
-def inverse_propensity(log: BanditLog, target_probs_NA: FloatArray, max_weight: float | None = None) -> Terms:
+def inverse_propensity(
+    log: BanditLog, target_probs_NA: Float64Array, max_weight: float | None = None
+) -> Terms:
     """w r: without bias where the propensities are right and every action of the target policy was possible.
 
     Source: Horvitz and Thompson, JASA 1952.
@@ -89,7 +92,7 @@ def inverse_propensity(log: BanditLog, target_probs_NA: FloatArray, max_weight: 
     return Terms(importance_weights(log, target_probs_NA, max_weight) * log.rewards_N)
 
 
-def self_normalized(log: BanditLog, target_probs_NA: FloatArray, max_weight: float | None = None) -> Terms:
+def self_normalized(log: BanditLog, target_probs_NA: Float64Array, max_weight: float | None = None) -> Terms:
     """Σ w r / Σ w: a little biased, and much less moved by how large the weights happen to be.
 
     Source: Swaminathan and Joachims, NeurIPS 2015.
@@ -99,7 +102,7 @@ def self_normalized(log: BanditLog, target_probs_NA: FloatArray, max_weight: flo
 
 
 def doubly_robust(
-    log: BanditLog, target_probs_NA: FloatArray, model_NA: FloatArray, max_weight: float | None = None
+    log: BanditLog, target_probs_NA: Float64Array, model_NA: Float64Array, max_weight: float | None = None
 ) -> Terms:
     """Σ_a π(a | x) q(x, a) + w (r - q(x, a_logged)): right if either the model or the propensities are.
 
@@ -121,7 +124,7 @@ class Diagnostics:
     """1 in expectation; far from it, propensities are wrong, or the policy does what was never done."""
 
 
-def diagnostics(log: BanditLog, target_probs_NA: FloatArray) -> Diagnostics:
+def diagnostics(log: BanditLog, target_probs_NA: Float64Array) -> Diagnostics:
     weights_N = importance_weights(log, target_probs_NA)
     total = float(weights_N.sum())
     return Diagnostics(
@@ -133,8 +136,8 @@ def diagnostics(log: BanditLog, target_probs_NA: FloatArray) -> Diagnostics:
 
 def estimates(
     log: BanditLog,
-    target_probs_NA: FloatArray,
-    model_NA: FloatArray,
+    target_probs_NA: Float64Array,
+    model_NA: Float64Array,
     num_resamples: int = 999,
     seed: int = 0,
     max_weight: float | None = None,

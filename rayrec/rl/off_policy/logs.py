@@ -12,10 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from rayrec.platform.arrays import Float64Array, Int64Array
 from rayrec.platform.errors import InputError
-
-Int64Array = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 LOG_FILE, ITEMS_FILE = "all.csv.gz", "item_context.csv"
 _COLUMNS = ("item_id", "position", "click", "propensity_score")
@@ -29,10 +27,10 @@ class BanditLog:
         InputError: a propensity is not within 0 (exclusive) and 1, or an action is none.
     """
 
-    contexts_NF: FloatArray
+    contexts_NF: Float64Array
     actions_N: Int64Array
-    rewards_N: FloatArray
-    propensities_N: FloatArray
+    rewards_N: Float64Array
+    propensities_N: Float64Array
     """Probability of the logged action, given the context and the position."""
     num_actions: int
     positions_N: Int64Array | None = None

@@ -8,15 +8,16 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import softmax
 
-from rayrec.rl.off_policy.logs import BanditLog, FloatArray
+from rayrec.platform.arrays import Float64Array
+from rayrec.rl.off_policy.logs import BanditLog
 
 
-def uniform(log: BanditLog) -> FloatArray:
+def uniform(log: BanditLog) -> Float64Array:
     """[N, A] every action alike."""
     return np.full((len(log), log.num_actions), 1.0 / log.num_actions)
 
 
-def softmax_of(model_NA: FloatArray, temperature: float) -> FloatArray:
+def softmax_of(model_NA: Float64Array, temperature: float) -> Float64Array:
     """[N, A] what a reward model prefers: softmax(q / temperature).
 
     Raises:
@@ -24,11 +25,11 @@ def softmax_of(model_NA: FloatArray, temperature: float) -> FloatArray:
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    probs_NA: FloatArray = softmax(model_NA / temperature, axis=1)
+    probs_NA: Float64Array = softmax(model_NA / temperature, axis=1)
     return probs_NA
 
 
-def logged_frequencies(log: BanditLog, of: BanditLog) -> FloatArray:
+def logged_frequencies(log: BanditLog, of: BanditLog) -> Float64Array:
     """[N, A] on the rows of one log, how often each action was done at the row's position in another one.
 
     A stand-in for a policy that logged no more than the probability of what it did (Thompson sampling, say).
@@ -40,5 +41,5 @@ def logged_frequencies(log: BanditLog, of: BanditLog) -> FloatArray:
     num_positions = 1 + int(max(positions_N.max(initial=0), of_positions_M.max(initial=0)))
     shape, place_M = (num_positions, log.num_actions), of_positions_M * log.num_actions + of.actions_N
     counts_PA = np.bincount(place_M, minlength=shape[0] * shape[1]).reshape(shape)
-    found: FloatArray = (counts_PA / np.maximum(counts_PA.sum(axis=1, keepdims=True), 1))[positions_N]
+    found: Float64Array = (counts_PA / np.maximum(counts_PA.sum(axis=1, keepdims=True), 1))[positions_N]
     return found

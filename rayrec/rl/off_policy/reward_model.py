@@ -13,12 +13,13 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit, log_expit
 
-from rayrec.rl.off_policy.logs import BanditLog, FloatArray
+from rayrec.platform.arrays import Float64Array
+from rayrec.rl.off_policy.logs import BanditLog
 
 
 def cross_fitted(
     log: BanditLog, num_folds: int = 3, strength: float = 1.0, interactions: bool = False, seed: int = 0
-) -> FloatArray:
+) -> Float64Array:
     """[N, A] probability of a reward of 1 for every action, at the row's own context and position.
 
     Args:
@@ -44,14 +45,14 @@ def cross_fitted(
 class _Logistic:
     """logit q(x, a) = intercept + b_a + position + x·θ, or x·θ_a with interactions."""
 
-    def __init__(self, weights_D: FloatArray, interactions: bool) -> None:
+    def __init__(self, weights_D: Float64Array, interactions: bool) -> None:
         self._weights_D, self._interactions = weights_D, interactions
 
     @classmethod
     def fit(cls, log: BanditLog, strength: float, interactions: bool) -> _Logistic:
         actions_N, signs_N = log.actions_N, 2.0 * log.rewards_N - 1.0
 
-        def loss(weights_D: FloatArray) -> tuple[float, FloatArray]:
+        def loss(weights_D: Float64Array) -> tuple[float, Float64Array]:
             parts = _Parts.of(weights_D, log, interactions)
             logits_N = parts.logits(log, actions_N)
             slopes_N = -signs_N * expit(-signs_N * logits_N)
@@ -66,9 +67,9 @@ class _Logistic:
         found = minimize(loss, start_D, jac=True, method="L-BFGS-B", options={"maxiter": 200})
         return cls(found.x, interactions)
 
-    def predict(self, log: BanditLog) -> FloatArray:
+    def predict(self, log: BanditLog) -> Float64Array:
         """[N, A]"""
-        probabilities_NA: FloatArray = expit(
+        probabilities_NA: Float64Array = expit(
             _Parts.of(self._weights_D, log, self._interactions).all_logits(log)
         )
         return probabilities_NA
@@ -78,7 +79,7 @@ class _Parts:
     """Weights by what they belong to."""
 
     def __init__(
-        self, intercept: float, actions_A: FloatArray, positions_P: FloatArray, contexts: FloatArray
+        self, intercept: float, actions_A: Float64Array, positions_P: Float64Array, contexts: Float64Array
     ) -> None:
         self._intercept, self._actions_A, self._positions_P = intercept, actions_A, positions_P
         self._contexts = contexts
@@ -90,7 +91,7 @@ class _Parts:
         return 1 + log.num_actions + _num_positions(log) + num_features
 
     @classmethod
-    def of(cls, weights_D: FloatArray, log: BanditLog, interactions: bool) -> _Parts:
+    def of(cls, weights_D: Float64Array, log: BanditLog, interactions: bool) -> _Parts:
         positions = 1 + log.num_actions
         contexts = positions + _num_positions(log)
         of_contexts = weights_D[contexts:]
@@ -98,22 +99,22 @@ class _Parts:
             of_contexts = of_contexts.reshape(log.num_actions, -1)
         return cls(float(weights_D[0]), weights_D[1:positions], weights_D[positions:contexts], of_contexts)
 
-    def logits(self, log: BanditLog, actions_N: np.ndarray) -> FloatArray:
+    def logits(self, log: BanditLog, actions_N: np.ndarray) -> Float64Array:
         """[N] of one action each."""
         shared_N = self._shared(log)
         if self._contexts.ndim == 2:
             shared_N = shared_N + (log.contexts_NF * self._contexts[actions_N]).sum(axis=1)
-        logits_N: FloatArray = shared_N + self._actions_A[actions_N]
+        logits_N: Float64Array = shared_N + self._actions_A[actions_N]
         return logits_N
 
-    def all_logits(self, log: BanditLog) -> FloatArray:
+    def all_logits(self, log: BanditLog) -> Float64Array:
         """[N, A]"""
-        logits_NA: FloatArray = self._shared(log)[:, None] + self._actions_A[None, :]
+        logits_NA: Float64Array = self._shared(log)[:, None] + self._actions_A[None, :]
         if self._contexts.ndim == 2:
             logits_NA = logits_NA + log.contexts_NF @ self._contexts.T
         return logits_NA
 
-    def gradient(self, log: BanditLog, slopes_N: FloatArray) -> FloatArray:
+    def gradient(self, log: BanditLog, slopes_N: Float64Array) -> Float64Array:
         """[D] of the sum over rows, given that of each logit."""
         of_actions_A = np.bincount(log.actions_N, slopes_N, minlength=log.num_actions)
         positions_N = np.zeros(0, dtype=np.int64) if log.positions_N is None else log.positions_N
@@ -127,7 +128,7 @@ class _Parts:
             of_contexts = log.contexts_NF.T @ slopes_N
         return np.concatenate([[slopes_N.sum()], of_actions_A, of_positions_P, of_contexts.ravel()])
 
-    def _shared(self, log: BanditLog) -> FloatArray:
+    def _shared(self, log: BanditLog) -> Float64Array:
         shared_N = np.full(len(log), self._intercept)
         if log.positions_N is not None:
             shared_N += self._positions_P[log.positions_N]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit, softmax
 
-from rayrec.rl.off_policy.logs import BanditLog, FloatArray
+from rayrec.platform.arrays import Float64Array
+from rayrec.rl.off_policy.logs import BanditLog
 
 _ROWS_OF_TRUTH = 400_000
 
@@ -20,10 +21,10 @@ class World:
     """Contexts of normal numbers; rewards of 1 with a probability whose logit is linear in the context, for
     every action in another way; a policy that logs and one to be judged, both softmax in the context."""
 
-    rewards_AF: FloatArray
-    biases_A: FloatArray
-    logging_AF: FloatArray
-    target_AF: FloatArray
+    rewards_AF: Float64Array
+    biases_A: Float64Array
+    logging_AF: Float64Array
+    target_AF: Float64Array
 
     @classmethod
     def drawn(cls, num_actions: int = 6, num_features: int = 3, seed: int = 0) -> World:
@@ -47,14 +48,14 @@ class World:
         rewards_N = (random.random(num_rows) < self.means(contexts_NF)[rows_N, actions_N]).astype(np.float64)
         return BanditLog(contexts_NF, actions_N, rewards_N, probs_NA[rows_N, actions_N], len(self.biases_A))
 
-    def means(self, contexts_NF: FloatArray) -> FloatArray:
+    def means(self, contexts_NF: Float64Array) -> Float64Array:
         """[N, A] expected reward of every action."""
-        means_NA: FloatArray = expit(contexts_NF @ self.rewards_AF.T + self.biases_A)
+        means_NA: Float64Array = expit(contexts_NF @ self.rewards_AF.T + self.biases_A)
         return means_NA
 
-    def target_probs(self, contexts_NF: FloatArray) -> FloatArray:
+    def target_probs(self, contexts_NF: Float64Array) -> Float64Array:
         """[N, A] of the policy to be judged."""
-        probs_NA: FloatArray = softmax(contexts_NF @ self.target_AF.T, axis=1)
+        probs_NA: Float64Array = softmax(contexts_NF @ self.target_AF.T, axis=1)
         return probs_NA
 
     @property

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.rl.rewards.candidates import Reward
 from rayrec.rl.rewards.config import (
@@ -35,7 +36,6 @@ from rayrec.rl.rewards.logged_targets import Hit, PrefixMatch, RankPosition
 from rayrec.rl.rewards.mix import RewardMix, WeightedReward
 from rayrec.rl.rewards.ranker import LearnedRanker, Ranker
 from rayrec.rl.rewards.user_function import imported
-from rayrec.samples.base.intervals import Int64Array
 
 logger = logging.getLogger(__name__)
 

@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rayrec.samples.base.intervals import Int64Array
+from rayrec.platform.arrays import BoolArray, Float64Array, Int64Array
 
 if TYPE_CHECKING:
     from rayrec.pipelines.inference.recommender import Query
 
-RewardArray = NDArray[np.float64]
+RewardArray = Float64Array
 
 
 @dataclass(frozen=True)
@@ -68,14 +67,14 @@ class CandidateLists:
         return len(self.items_UG)
 
     @property
-    def is_item_UG(self) -> NDArray[np.bool_]:
-        is_item_UG: NDArray[np.bool_] = self.items_UG >= 0
+    def is_item_UG(self) -> BoolArray:
+        is_item_UG: BoolArray = self.items_UG >= 0
         return is_item_UG
 
     @property
-    def is_hit_UG(self) -> NDArray[np.bool_]:
+    def is_hit_UG(self) -> BoolArray:
         """Candidates that are the logged next item of their user."""
-        is_hit_UG: NDArray[np.bool_] = self.is_item_UG & (self.items_UG == self.targets_U[:, None])
+        is_hit_UG: BoolArray = self.is_item_UG & (self.items_UG == self.targets_U[:, None])
         return is_hit_UG
 
     def with_targets(self, log_probs_U: np.ndarray) -> CandidateLists:

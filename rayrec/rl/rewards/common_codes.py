@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.rl.rewards.candidates import RewardArray
-from rayrec.samples.base.intervals import Int64Array
 
 
 class CommonCodes:

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rayrec.platform.arrays import BoolArray
 from rayrec.rl.rewards.candidates import RewardArray
 from rayrec.rl.rewards.mix import MixedRewards
 
@@ -143,7 +143,7 @@ def _sums_of(mixed: MixedRewards) -> _Sums:
     )
 
 
-def _centered(reward_UG: RewardArray, is_item_UG: NDArray[np.bool_]) -> RewardArray:
+def _centered(reward_UG: RewardArray, is_item_UG: BoolArray) -> RewardArray:
     """Rewards less their group's mean; 0 where there is no candidate."""
     num_items_U1 = np.maximum(is_item_UG.sum(axis=1, keepdims=True), 1)
     mean_U1 = np.where(is_item_UG, reward_UG, 0.0).sum(axis=1, keepdims=True) / num_items_U1

@@ -12,9 +12,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.rl.rewards.candidates import CandidateLists, RewardArray
-from rayrec.samples.base.intervals import Int64Array
 from rayrec.samples.importers.tables import RawTable, read_table
 
 

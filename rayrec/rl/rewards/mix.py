@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rayrec.platform.arrays import BoolArray
 from rayrec.platform.errors import InputError
 from rayrec.rl.rewards.candidates import CandidateLists, Reward, RewardArray
 from rayrec.rl.rewards.errors import RewardError
@@ -63,7 +63,7 @@ class MixedRewards:
     """Name -> [U, G] reward as it is."""
     weighted: Mapping[str, RewardArray]
     """Name -> [U, G] what it adds to the total, of the parts that count."""
-    is_item_UG: NDArray[np.bool_]
+    is_item_UG: BoolArray
     figures: Mapping[str, float]
     """`hit.mean`, `hit.std`, ... of every part as it is, and of `total`; 0 if there is no candidate."""
 
@@ -166,7 +166,7 @@ def _standardized(reward_UG: RewardArray, moments: Moments) -> RewardArray:
     return (reward_UG - moments.mean) / (moments.std or 1.0)
 
 
-def _figures(rewards: Mapping[str, RewardArray], is_item_UG: NDArray[np.bool_]) -> dict[str, float]:
+def _figures(rewards: Mapping[str, RewardArray], is_item_UG: BoolArray) -> dict[str, float]:
     figures = {}
     for name, reward_UG in rewards.items():
         reward_N = reward_UG[is_item_UG]

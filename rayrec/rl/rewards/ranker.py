@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.rl.rewards.candidates import CandidateLists, RewardArray
-from rayrec.samples.base.intervals import Int64Array
 
 if TYPE_CHECKING:
     from rayrec.pipelines.inference.recommender import Query

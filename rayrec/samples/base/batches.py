@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Label, Part
 from rayrec.samples.base.event_labels import LABEL_COLUMNS
 from rayrec.samples.base.event_times import TIMES, seconds
-from rayrec.samples.base.intervals import Int64Array, Intervals
+from rayrec.samples.base.intervals import Intervals
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class TableLookup:
     """Distinct ids."""
     inverse: Int64Array
     """Any shape; ids_M[inverse] restores the ids as the model wants them."""
-    touched: Int64Array
+    updated_ids: Int64Array
     """Distinct ids that the whole global batch touches, over all trainers.
 
     Equal to ids_M with one trainer. A later batch may read ahead every id that

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
-from numpy.typing import NDArray
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 
 TIMES = "timestamps"
@@ -26,7 +26,7 @@ def are_event_times(dtype: pa.DataType) -> bool:
     return is_list and (pt.is_integer(dtype.value_type) or pt.is_timestamp(dtype.value_type))
 
 
-def seconds(values: pa.Array, where: str) -> NDArray[np.int64]:
+def seconds(values: pa.Array, where: str) -> Int64Array:
     """UNIX seconds of times without nulls, rounded down; integers are seconds already.
 
     Args:
@@ -46,7 +46,7 @@ def seconds(values: pa.Array, where: str) -> NDArray[np.int64]:
     return times_N
 
 
-def as_type(times_N: NDArray[np.int64], dtype: pa.DataType) -> pa.Array:
+def as_type(times_N: Int64Array, dtype: pa.DataType) -> pa.Array:
     """UNIX seconds as integers or dates and times of a type: the inverse of `seconds`."""
     if pt.is_timestamp(dtype):
         return pa.array(times_N * _PER_SECOND[dtype.unit]).view(dtype)

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Self, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
-Int64Array = NDArray[np.int64]
+from rayrec.platform.arrays import Int64Array
+
 _NONE = np.empty(0, dtype=np.int64)
 
 

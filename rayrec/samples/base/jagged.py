@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.samples.base.batches import Int64Array
+from rayrec.platform.arrays import BoolArray, Int64Array
 
 
-def offsets_from_lengths(lengths_R: NDArray[np.integer] | NDArray[np.bool_]) -> Int64Array:
+def offsets_from_lengths(lengths_R: NDArray[np.integer] | BoolArray) -> Int64Array:
     """[R + 1] offsets of rows that lie one after the other."""
     offsets_R1 = np.zeros(len(lengths_R) + 1, dtype=np.int64)
     np.cumsum(lengths_R, out=offsets_R1[1:])

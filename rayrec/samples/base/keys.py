@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.hashing import combine64
-from rayrec.samples.base.batches import Int64Array
 
 
 def row_keys(file_B: Int64Array, row_B: Int64Array) -> Int64Array:

@@ -12,9 +12,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Label
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.base.event_labels import HISTORY_LABELS, LABEL_COLUMNS, TARGET_LABELS
 from rayrec.samples.base.event_times import HISTORY_TIMES, TIMES
 from rayrec.samples.base.jagged import list_values

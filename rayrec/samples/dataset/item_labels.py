@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.dataset.dataset import Dataset
 
 USUAL_COLUMNS = ("category", "categories", "genres", "genre", "class", "topic", "tags", "attributes", "brand")

@@ -14,12 +14,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from rayrec.platform.arrays import Float64Array, Int64Array
 from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import UNKNOWN, Label
 from rayrec.platform.hashing import combine64
 from rayrec.platform.shares import balanced_bounds
-from rayrec.samples.base.batches import FeatureBatch, Int64Array, SampleBatch, TableLookup
+from rayrec.samples.base.batches import FeatureBatch, SampleBatch, TableLookup
 from rayrec.samples.base.jagged import concatenated_ranges, offsets_from_lengths
 
 NegativeDistribution = Literal["uniform", "popularity"]
@@ -245,7 +246,7 @@ class SequenceFeatures:
         seen_BE[np.repeat(np.arange(batch.num_rows), lengths_B), index_N] = known_N
         return seen_BE
 
-    def negative_log_q_I(self) -> NDArray[np.float64]:
+    def negative_log_q_I(self) -> Float64Array:
         """[I] log-probability of each item in one sampled negative; -inf if it is never sampled."""
         probabilities_I = np.diff(self._cumulative_I, prepend=0) / self._cumulative_I[-1]
         with np.errstate(divide="ignore"):
@@ -325,15 +326,15 @@ class SequenceFeatures:
         return rank_NK + np.searchsorted(lacks_below_H, wanted_NK, side="right") - first_B[row_N][:, None]
 
     def _lookups(self, shares: list[_Share]) -> list[dict[str, TableLookup]]:
-        """For each share: table name -> lookup; `touched` is common to all of them."""
+        """For each share: table name -> lookup; `updated_ids` is common to all of them."""
         lookups: list[dict[str, TableLookup]] = [{} for _ in shares]
         for name, ids_of in self._tables.items():
             deduplicated = [deduplicate(ids_of(share)) for share in shares]
-            touched = deduplicated[0][0]
+            updated_ids = deduplicated[0][0]
             if len(shares) > 1:
-                touched, _ = deduplicate(np.concatenate([ids_M for ids_M, _ in deduplicated]))
+                updated_ids, _ = deduplicate(np.concatenate([ids_M for ids_M, _ in deduplicated]))
             for mine, (ids_M, inverse) in zip(lookups, deduplicated, strict=True):
-                mine[name] = TableLookup(ids_M, inverse, touched)
+                mine[name] = TableLookup(ids_M, inverse, updated_ids)
         return lookups
 
     def _item_table(self, share: _Share) -> Int64Array:

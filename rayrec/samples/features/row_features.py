@@ -18,10 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import LABELS, Label
 from rayrec.platform.hashing import combine64
-from rayrec.samples.base.batches import FeatureBatch, Int64Array, RowBatch, SampleBatch
+from rayrec.samples.base.batches import FeatureBatch, RowBatch, SampleBatch
 from rayrec.samples.base.event_labels import LABEL_COLUMNS, are_event_labels
 from rayrec.samples.base.event_times import TIMES, are_event_times, as_type
 from rayrec.samples.base.jagged import concatenated_ranges, list_array

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rayrec.samples.base.batches import Int64Array, TableLookup
+from rayrec.platform.arrays import Float32Array, Int64Array
+from rayrec.samples.base.batches import TableLookup
 
 
 @dataclass(frozen=True)
@@ -22,8 +20,8 @@ class ImpressionBatch:
     row_keys_B: Int64Array
     num_targets: int
     """Impressions in the *global* batch: the divisor of the summed loss."""
-    numbers_BF: NDArray[np.float32]
-    labels_BT: NDArray[np.float32]
+    numbers_BF: Float32Array
+    labels_BT: Float32Array
     """0, 1, or NaN where it is not known; [B, 0] of rows to be scored."""
     lookups: dict[str, TableLookup]
     """One table, `FEATURE_TABLE`. Its inverse is [B * C + N + N' + ...]: the ids of all columns with one

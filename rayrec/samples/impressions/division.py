@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.base.config import option
 from rayrec.samples.importers.tables import RawTable
 from rayrec.samples.impressions.config import ImpressionsConfig

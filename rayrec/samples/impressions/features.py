@@ -8,12 +8,12 @@ from itertools import accumulate, pairwise
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from rayrec.platform.arrays import Float32Array, Int64Array
 from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import FEATURE_TABLE, ImpressionSchema
-from rayrec.samples.base.batches import Int64Array, RowBatch, TableLookup
+from rayrec.samples.base.batches import RowBatch, TableLookup
 from rayrec.samples.base.jagged import list_values, without_nulls
 from rayrec.samples.impressions.batches import ImpressionBatch
 from rayrec.samples.impressions.ids import null_id
@@ -81,7 +81,7 @@ class ImpressionFeatures:
         step: int,
         rows: RowBatch,
         made: pa.RecordBatch,
-        labels_BT: NDArray[np.float32],
+        labels_BT: Float32Array,
         num_shares: int,
     ) -> list[ImpressionBatch]:
         num_rows = rows.num_rows
@@ -111,7 +111,7 @@ class ImpressionFeatures:
             for mine, lookup in zip(shares, _lookups([ids_of(mine) for mine in shares]), strict=True)
         ]
 
-    def _numbers(self, made: pa.RecordBatch, rows: RowBatch) -> NDArray[np.float32]:
+    def _numbers(self, made: pa.RecordBatch, rows: RowBatch) -> Float32Array:
         numbers_BF = np.zeros((rows.num_rows, len(self.schema.numbers)), dtype=np.float32)
         for index, column in enumerate(self.schema.numbers):
             # Not safe: large whole numbers are rounded.
@@ -134,7 +134,7 @@ class ImpressionFeatures:
             ids_BC[:, index] = values.to_numpy(zero_copy_only=False)
         return ids_BC
 
-    def _labels(self, made: pa.RecordBatch, rows: RowBatch) -> NDArray[np.float32]:
+    def _labels(self, made: pa.RecordBatch, rows: RowBatch) -> Float32Array:
         labels_BT = np.empty((rows.num_rows, len(self.schema.labels)), dtype=np.float32)
         for index, column in enumerate(self.schema.labels):
             values = made[column].cast(pa.float32(), safe=False)
@@ -158,10 +158,10 @@ def _elements(rows: slice, offsets_B1: Int64Array) -> slice:
 
 def _lookups(ids_of_shares: Sequence[Int64Array]) -> list[TableLookup]:
     deduplicated = [deduplicate(ids) for ids in ids_of_shares]
-    touched = deduplicated[0][0]
+    updated_ids = deduplicated[0][0]
     if len(deduplicated) > 1:
-        touched, _ = deduplicate(np.concatenate([ids_M for ids_M, _ in deduplicated]))
-    return [TableLookup(ids_M, inverse, touched) for ids_M, inverse in deduplicated]
+        updated_ids, _ = deduplicate(np.concatenate([ids_M for ids_M, _ in deduplicated]))
+    return [TableLookup(ids_M, inverse, updated_ids) for ids_M, inverse in deduplicated]
 
 
 def _where(rows: RowBatch, row: int) -> str:

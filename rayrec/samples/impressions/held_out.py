@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.samples.base.batches import Int64Array
+from rayrec.platform.arrays import Int64Array
 from rayrec.samples.base.event_times import TIMES
 from rayrec.samples.base.jagged import list_values
 from rayrec.samples.dataset.dataset import Dataset

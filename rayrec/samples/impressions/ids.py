@@ -14,9 +14,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.operations.text_hash import hash_texts
 from rayrec.samples.prepare.ids import hash_strings
 

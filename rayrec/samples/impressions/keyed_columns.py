@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.samples.base.batches import Int64Array
+from rayrec.platform.arrays import Int64Array
 from rayrec.samples.impressions.columns import Where, key_column, key_lists, number_column
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.ids import ids_of, rare_id

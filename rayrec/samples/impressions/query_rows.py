@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.batches import Int64Array, RowBatch
+from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.base.jagged import list_rows
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.impressions.dataset import ImpressionDataset

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rayrec.samples.base.batches import Int64Array
+from rayrec.platform.arrays import Int64Array
 
 _PENDING = 1 << 20
 """Ids that are collected before they are merged: 24 bytes each."""

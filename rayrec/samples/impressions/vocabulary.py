@@ -10,8 +10,8 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.impressions.ids import ids_and_checks, null_id, rare_id
 from rayrec.samples.impressions.tally import IdCollisionError, IdTally
 

@@ -17,9 +17,9 @@ from numba import njit
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.compiled import kernel_input
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.operations.columns import (
     NUMBERS,
     both_valid,

@@ -14,15 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 from numba import njit
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.operations.columns import (
-    Int32Array,
     both_valid,
     complete_lists,
     is_time,
@@ -95,7 +93,7 @@ class SelectEvents:
             made[output] = list_column(values, offsets_R1, both_valid(by.valid_R, mine.valid_R))
         return made
 
-    def _chosen(self, behaviors: pa.Array) -> NDArray[np.bool_]:
+    def _chosen(self, behaviors: pa.Array) -> BoolArray:
         if pt.is_string(behaviors.type):
             chosen_N = pc.is_in(behaviors, value_set=self.values).to_numpy(zero_copy_only=False)
         else:
@@ -202,7 +200,7 @@ class MergeEvents:
 
 @njit(nogil=True, cache=True)
 def _kept_indices(
-    keep_N: NDArray[np.bool_], by_R1: Int32Array, offsets_R1: Int32Array
+    keep_N: BoolArray, by_R1: Int32Array, offsets_R1: Int32Array
 ) -> tuple[Int64Array, Int32Array]:
     """(indices of the kept events, their offsets_R1) in lists parallel to those of keep_N, or null."""
     kept_R1 = np.zeros(len(by_R1), dtype=np.int32)

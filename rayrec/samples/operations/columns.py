@@ -14,11 +14,9 @@ import pyarrow as pa
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
+from rayrec.platform.arrays import BoolArray, Int32Array
 from rayrec.platform.compiled import kernel_input
 from rayrec.platform.errors import InputError
-
-Int32Array = NDArray[np.int32]
-BoolArray = NDArray[np.bool_]
 
 
 class Lists(NamedTuple):

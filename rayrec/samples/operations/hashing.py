@@ -16,11 +16,9 @@ from numba import njit
 from numpy.typing import NDArray
 from pydantic import Field
 
+from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 from rayrec.platform.compiled import extend64, kernel_input, reciprocal64, remainder64
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.operations.columns import (
-    BoolArray,
-    Int32Array,
     both_valid,
     column_of,
     complete_lists,

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from pydantic import Field
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import absolute
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.base.jagged import offsets_from_lengths
 from rayrec.samples.operations.columns import input_type, is_list, is_time, normal_type
 from rayrec.samples.operations.operation import OperationSettings, RowContext

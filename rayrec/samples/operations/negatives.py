@@ -19,12 +19,12 @@ from numba import njit
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from rayrec.platform.arrays import Float64Array, Int32Array, Int64Array
 from rayrec.platform.compiled import extend64, kernel_input, mix64
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
-from rayrec.samples.base.batches import Int64Array
-from rayrec.samples.operations.columns import Int32Array, input_type, list_column
+from rayrec.samples.operations.columns import input_type, list_column
 from rayrec.samples.operations.operation import OperationSettings, RowContext
 from rayrec.samples.operations.sequences import joined_lists
 from rayrec.samples.prepare.ids import hash_strings
@@ -114,7 +114,7 @@ class Negatives:
     outputs: Mapping[str, pa.DataType]
     num: int
     ids_I: Int64Array
-    thresholds_I: NDArray[np.float64]
+    thresholds_I: Float64Array
     """Of Walker's alias method; empty where all items are alike."""
     aliases_I: Int64Array
     stream: int
@@ -188,7 +188,7 @@ def _without_nulls(offsets_R1: Int32Array, values: pa.Array) -> Int32Array:
 
 
 @njit(nogil=True, cache=True)
-def _alias_table(counts_I: Int64Array) -> tuple[NDArray[np.float64], Int64Array]:
+def _alias_table(counts_I: Int64Array) -> tuple[Float64Array, Int64Array]:
     """Bucket i of I equal ones means item i below thresholds_I[i], and aliases_I[i] from there on.
 
     Source: A. J. Walker, "An Efficient Method for Generating Discrete Random Variables with General
@@ -241,7 +241,7 @@ def _draw(
     keys_R: NDArray[np.uint64],
     num: int,
     ids_I: Int64Array,
-    thresholds_I: NDArray[np.float64],
+    thresholds_I: Float64Array,
     aliases_I: Int64Array,
     own_N: Int64Array,
     own_R1: Int32Array,

@@ -9,8 +9,8 @@ from typing import Protocol, Self
 
 import pyarrow as pa
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.config import Config
-from rayrec.samples.base.batches import Int64Array
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,12 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 from numba import njit
-from numpy.typing import NDArray
 from pydantic import Field
 
+from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.operations.columns import (
-    Int32Array,
     Lists,
     input_type,
     is_list,
@@ -128,7 +126,7 @@ def joined_lists(columns: Sequence[pa.Array]) -> Lists:
     return Lists(values.take(pa.array(indices_N)), kernel_input(offsets_R1, np.int32), None)
 
 
-def side_by_side(lists: Sequence[Lists]) -> tuple[Int64Array, NDArray[np.int32]]:
+def side_by_side(lists: Sequence[Lists]) -> tuple[Int64Array, Int32Array]:
     """(where the values of each begin when all values are concatenated, their offsets_SR1)."""
     starts_S = np.cumsum([0, *(len(mine.values) for mine in lists[:-1])])
     offsets_SR1 = np.stack([mine.offsets_R1 for mine in lists])

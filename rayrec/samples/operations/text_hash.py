@@ -12,8 +12,8 @@ import pyarrow as pa
 from numba import njit
 from numpy.typing import NDArray
 
+from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
-from rayrec.samples.base.batches import Int64Array
 
 _IV = np.array(
     [
@@ -90,7 +90,7 @@ def _mix(a: Any, b: Any, c: Any, d: Any, x: Any, y: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def _blake2b(bytes_X: NDArray[np.uint8], offsets_D1: NDArray[np.int32]) -> Int64Array:
+def _blake2b(bytes_X: NDArray[np.uint8], offsets_D1: Int32Array) -> Int64Array:
     hashes_D = np.empty(len(offsets_D1) - 1, dtype=np.int64)
     m = np.empty(16, dtype=np.uint64)
     h = np.empty(8, dtype=np.uint64)

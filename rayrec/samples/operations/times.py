@@ -23,9 +23,9 @@ from numba import njit
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
+from rayrec.platform.arrays import BoolArray, Float32Array, Int64Array
 from rayrec.platform.compiled import kernel_input, reciprocal64, remainder64
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.operations.columns import (
     both_valid,
     column_of,
@@ -199,7 +199,7 @@ class TimeSince:
         return column_of(elapsed_N, valid_N, pa.int64())
 
 
-_Times = tuple[Int64Array, NDArray[np.bool_] | None]
+_Times = tuple[Int64Array, BoolArray | None]
 _TIMES = "timestamps or integers"
 
 
@@ -314,7 +314,7 @@ def _seconds_into(local: Any, start: Any, cycle: Any, reciprocal: Any) -> Any:
     return np.uint32(passed - cycle if passed >= cycle else passed)
 
 
-def _circle(local_N: Int64Array, shift: int, cycle: int, sine: bool) -> NDArray[np.float32]:
+def _circle(local_N: Int64Array, shift: int, cycle: int, sine: bool) -> Float32Array:
     """[N] sine or cosine of the part of the cycle that has passed."""
     angles = pa.array(2 * math.pi * np.mod(local_N + shift, cycle) / cycle)
     # Arrow calls the C library value by value, so a result does not depend on its neighbors.

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import mix64
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.base.config import option
 from rayrec.samples.importers.tables import RawTable
 from rayrec.samples.prepare.ids import IdTable

@@ -16,8 +16,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.dataset.manifest import IdKind
 
 # Only spellings that str(int) gives back: "007" and "7" are different strings, so neither is a number.

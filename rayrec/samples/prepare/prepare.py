@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.base.config import Allowance, PrepareConfig
 from rayrec.samples.dataset.dataset_folder import HISTORIES, TRAIN_FOLDER, FileEntry
 from rayrec.samples.dataset.manifest import (

@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.event_labels import LABELS, Label
 from rayrec.platform.hashing import combine64, mix64
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.base.event_labels import LABEL_COLUMNS, LABEL_TYPE
 from rayrec.samples.base.jagged import offsets_from_lengths
 from rayrec.samples.dataset.manifest import SplitInfo

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.event_labels import LABELS, Label
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.base.event_labels import HISTORY_LABELS, LABEL_COLUMNS, LABEL_TYPE, TARGET_LABELS
 from rayrec.samples.base.event_times import HISTORY_TIMES, TIMES
 from rayrec.samples.base.jagged import list_rows

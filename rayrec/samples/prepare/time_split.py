@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.base.config import option
 
 _PER_SECOND = 1_000_000

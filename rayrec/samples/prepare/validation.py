@@ -12,9 +12,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import LABELS, UNKNOWN, Label
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.base.event_labels import LABEL_TYPE
 from rayrec.samples.importers.tables import RawTable, RawTables

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.intervals import Int64Array, Interval, Intervals
+from rayrec.samples.base.intervals import Interval, Intervals
 
 FORMAT = 1
 SCHEMA = pa.schema(

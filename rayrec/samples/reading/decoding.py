@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import RemoteFolder
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.reading.filters import Filters, filter_columns, filter_expression
 from rayrec.samples.reading.sources import OnCorrupt, SourceFile, file_infos

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-Int32Array = NDArray[np.int32]
+from rayrec.platform.arrays import Int32Array
 
 
 def permutation(seed: Sequence[int], num_rows: int) -> Int32Array:

@@ -29,12 +29,13 @@ from numba import njit
 from pyarrow import compute as pc
 from pyarrow import dataset as ds
 
+from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.intervals import Int64Array, Interval
+from rayrec.samples.base.intervals import Interval
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.reading.decoding import CorruptGroupError, GroupDecoder, ReadSpec, RowGroup
 from rayrec.samples.reading.filters import Filters, as_filters, filter_expression
-from rayrec.samples.reading.permutation import Int32Array, permutation
+from rayrec.samples.reading.permutation import permutation
 from rayrec.samples.reading.sources import OnCorrupt, ParquetSource, SourceFile, columns_of
 
 logger = logging.getLogger(__name__)

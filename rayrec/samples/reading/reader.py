@@ -18,8 +18,9 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.event_labels import Label
-from rayrec.samples.base.batches import Int64Array, RowBatch, SampleBatch
+from rayrec.samples.base.batches import RowBatch, SampleBatch
 from rayrec.samples.base.intervals import Intervals
 from rayrec.samples.base.jagged import take_rows
 from rayrec.samples.base.keys import row_keys

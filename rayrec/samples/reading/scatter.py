@@ -16,13 +16,12 @@ import pyarrow as pa
 from numba import njit
 from numpy.typing import NDArray
 
+from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.compiled import extend64
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
-from rayrec.samples.base.batches import Int64Array
 
 Array = NDArray[Any]
-Int32Array = NDArray[np.int32]
 _UNSIGNED: dict[int, type[np.generic]] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 _MOST_OFFSET = 2**31 - 1
 

@@ -24,10 +24,10 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 from pydantic import Field
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import mix64
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.base.config import PrepareConfig, Role
 from rayrec.samples.dataset.dataset_folder import sha256_of
 from rayrec.samples.dataset.manifest import IdKind

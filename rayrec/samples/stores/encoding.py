@@ -27,8 +27,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.base.jagged import concatenated_ranges, offsets_from_lengths
 from rayrec.samples.stores.manifest import StoreManifest
 

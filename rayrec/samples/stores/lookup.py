@@ -14,8 +14,8 @@ from collections.abc import Collection
 import numpy as np
 from numba import njit
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.deduplication import deduplicate
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.base.jagged import offsets_from_lengths
 from rayrec.samples.stores.encoding import copy_ranges
 from rayrec.samples.stores.manifest import BEHAVIORS

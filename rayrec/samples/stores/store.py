@@ -27,10 +27,10 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 from numba import njit
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.base.jagged import concatenated_ranges, offsets_from_lengths
 from rayrec.samples.stores.encoding import Column, Directory, Layout, Value, Values, encode
 from rayrec.samples.stores.errors import NoStoreError

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.stores.manifest import PER_SECOND, TimeUnit
 
 _FIRST_S = 631_152_000

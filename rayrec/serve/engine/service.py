@@ -16,9 +16,9 @@ import pandas as pd
 
 from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Query, Recommendation, Recommender
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.platform.event_labels import Part
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.serve.config.access import StepName
 from rayrec.serve.engine.batch_costs import BatchCosts

@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import UNKNOWN
 from rayrec.platform.hashing import combine64
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import IdKind
 from rayrec.samples.prepare.ids import hash_strings, ids_of_kind

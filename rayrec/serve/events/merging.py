@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from rayrec.pipelines.inference.recommender import Query
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.event_labels import UNKNOWN
-from rayrec.samples.base.batches import Int64Array
 from rayrec.serve.events.user_state import UserEvents
 
 

@@ -15,9 +15,9 @@ from typing import Protocol
 
 import numpy as np
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import UNKNOWN
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.dataset.manifest import Manifest
 from rayrec.samples.stores import EventBatch, KeyValueEvents, StoreManifest, open_store
 from rayrec.samples.stores.lookup import histories_before

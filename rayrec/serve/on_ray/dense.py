@@ -22,8 +22,9 @@ from rayrec.pipelines.inference.item_ranker import give_catalog, item_ranker_of,
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.versions.loading import LoadedVersion, load_version
 from rayrec.pipelines.versions.store import VersionStore
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.devices import own_stream, synchronize
-from rayrec.samples.base.batches import FeatureBatch, Int64Array
+from rayrec.samples.base.batches import FeatureBatch
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.on_ray.packed_batch import RankBatch, packed_items, unpacked_items
 

@@ -17,8 +17,8 @@ from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.pipelines.versions.loading import assembly_of
 from rayrec.pipelines.versions.store import VersionStore
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError, UnavailableError
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.events.circuit import Circuit

@@ -14,8 +14,9 @@ import numpy as np
 import safetensors.numpy
 
 from rayrec.models.program.program import RankedItems
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.event_labels import Label, Part
-from rayrec.samples.base.batches import FeatureBatch, Int64Array, TableLookup
+from rayrec.samples.base.batches import FeatureBatch, TableLookup
 
 _NONE = -1
 """Of a number that is not given."""

@@ -86,8 +86,8 @@ def test_shares_are_the_batch_cut_by_rows(num_trainers):
         lists += [ids[split:][low:high].tolist() for low, high in pairwise(at)]
     assert np.concatenate(singles).tolist() == ids_of(whole)[:6].tolist()
     assert lists == [[21, 20], [], [22]]
-    touched = {tuple(sorted(share.lookups[FEATURE_TABLE].touched)) for share in shares}
-    assert touched == {tuple(sorted(whole.lookups[FEATURE_TABLE].ids_M))}
+    updated_ids = {tuple(sorted(share.lookups[FEATURE_TABLE].updated_ids)) for share in shares}
+    assert updated_ids == {tuple(sorted(whole.lookups[FEATURE_TABLE].ids_M))}
 
 
 def test_rows_to_be_scored_need_no_labels():

@@ -5,7 +5,7 @@ asks servers for it, holds its row, adds up its gradients in rank order and appl
 can disagree, and rows stay those of `sync`, bit for bit.
 
     prefetch t + 1   ids to their owners; the owner asks servers for what it does not hold, except ids that
-                     batch t is still waiting for: what becomes of those is known behind update t
+                     batch t is still waiting for: where those are is known after update t
     rows t           replies into the cache; rows from their owners to whose batch it is
     update t         gradients to the owners, who change the rows they hold. To the servers go: rows that
                      had to leave the cache, and gradients of ids without a row or without room in a cache
@@ -15,8 +15,8 @@ keep for it. Where step t evicts, every changed row goes to the servers with upd
 by what all steps left behind; the evicted rows leave the caches, and nothing of those tables is read ahead
 across that commit.
 
-Axes: M distinct ids of one table in this trainer's share, U distinct ids that this trainer owns of the
-global batch, D numbers of a row, T trainers.
+Axes: M distinct ids of one table in this trainer's part of the batch, U distinct ids that this trainer owns
+of the global batch, K rows that leave the cache, W words of a record, D numbers of a row, T trainers.
 """
 
 from __future__ import annotations
@@ -25,27 +25,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.exchange import Exchange
 from rayrec.embeddings.lookup.cache.cached_records import Rows, on_host
-from rayrec.embeddings.lookup.cache.dirty_rows import LeavingRows
 from rayrec.embeddings.lookup.cache.ownership import OwnersByBucket, Ownership, Route, SoleOwner
 from rayrec.embeddings.lookup.cache.row_cache import NOT_CACHED, MakeCache, RowCache
 from rayrec.embeddings.lookup.lookups import (
     Lookups,
-    LookupStats,
-    OnRows,
     TrainerLink,
     ids_by_table,
-    ignore_rows,
 )
+from rayrec.embeddings.lookup.prefetching import PrefetchedBatch, PrefetchingLookups
 from rayrec.embeddings.storage.index import MISSING, IdIndex
-from rayrec.embeddings.transport.client import PendingRecords, Reply
-
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
-Int32Array = NDArray[np.int32]
+from rayrec.embeddings.transport.client import PendingRecords
+from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Array
 
 _NO_IDS = np.empty(0, dtype=np.int64)
 
@@ -58,36 +51,78 @@ class _OwnedIds:
     slots_U: Int64Array
     """Where the cache has the row; NOT_CACHED until then, or for good."""
     deferred: Int64Array = field(default_factory=lambda: _NO_IDS)
-    """Places that are looked at again behind the update of the step before."""
+    """Positions that are looked at again behind the update of the step before."""
     num_arrived: int = 0
     """Ids whose rows are here; none any more when they were taken."""
     uncached: list[tuple[Int64Array, Rows]] = field(default_factory=list)
-    """Places and rows of what arrived and is not in the cache."""
+    """Positions and rows of what arrived and is not in the cache."""
 
     @property
     def ids_U(self) -> Int64Array:
         return self.route.owned_ids_U
 
-    def is_undecided(self, ids_M: Int64Array) -> NDArray[np.bool_]:
+    def is_undecided(self, ids_M: Int64Array) -> BoolArray:
         """[M] whether the update of this batch decides where the id's row is, and what it is."""
         index = IdIndex()
         index.find_or_add(self.ids_U[self.slots_U == NOT_CACHED])
         return index.find(ids_M) != MISSING
 
 
-@dataclass
-class _Announced:
-    """A batch between its announcement and its update."""
+class _LeavingRows:
+    """Dirty rows of one table, between a cache without room for them and the update that sends them.
 
-    step: int
+    Until that update is sent they exist here and nowhere else. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Int64Array, Int32Array]] = []
+
+    def add(self, ids_K: Int64Array, records_KW: Int32Array) -> None:
+        """Rows that are not here yet."""
+        if len(ids_K):
+            self._parts.append((ids_K, records_KW))
+
+    def take_back(self, ids_M: Int64Array) -> tuple[Int64Array, Int32Array | None]:
+        """Rows that are wanted again and need not leave.
+
+        Returns:
+            ([K] positions in ids_M of those that were here, [K, W] their records; None where there are none).
+        """
+        positions, records = [], []
+        for number, (ids_K, records_KW) in enumerate(self._parts):
+            index = IdIndex(expected_ids=len(ids_K))
+            index.find_or_add(ids_K)
+            at_M = index.find(ids_M)
+            found = np.flatnonzero(at_M != MISSING)
+            if len(found):
+                positions.append(found)
+                records.append(records_KW[at_M[found]])
+                stays_K = np.ones(len(ids_K), dtype=np.bool_)
+                stays_K[at_M[found]] = False
+                self._parts[number] = ids_K[stays_K], records_KW[stays_K]
+        if not positions:
+            return np.empty(0, dtype=np.int64), None
+        return np.concatenate(positions), np.concatenate(records)
+
+    def take_all(self) -> tuple[Int64Array, Int32Array] | None:
+        """([K] ids, [K, W] records) of everything here, for the servers; None if there is nothing."""
+        parts, self._parts = [part for part in self._parts if len(part[0])], []
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        ids, records = zip(*parts, strict=True)
+        return np.concatenate(ids), np.concatenate(records)
+
+
+@dataclass
+class _OwnedBatch(PrefetchedBatch):
     owned: dict[str, _OwnedIds] = field(default_factory=dict)
     requests: list[PendingRecords] = field(default_factory=list)
 
 
-class CachedLookups:
+class CachedLookups(PrefetchingLookups[_OwnedBatch]):
     """One trainer's part; all trainers call the same methods in the same order.
 
-    Called as prefetch(t + 1), rows(t), update(t); without the prefetch a batch is read in its turn.
+    Without the prefetch a batch is read in its turn.
     """
 
     def __init__(
@@ -98,27 +133,21 @@ class CachedLookups:
         exchange: Exchange | None = None,
         make_cache: MakeCache = RowCache,
     ) -> None:
-        """
+        """Make an empty cache for each table.
+
         Args:
             cache_rows: rows of each table that this trainer may hold.
             exchange: how the trainers reach each other; None if this is the only one.
             make_cache: where the rows are held. What a cache gives and takes, rows and gradients, may be
                 tensors of a device; they are arrays to servers and other trainers.
         """
-        self.stats = LookupStats()
-        self._tables = {table.name: table for table in link.tables}
+        super().__init__(link)
         self._caches = {table.name: make_cache(table, cache_rows) for table in link.tables}
-        self._link = link
-        self._client = link.client()
         self._owners: Ownership = SoleOwner() if exchange is None else OwnersByBucket(exchange)
-        self._clock = link.clock
-        self._announced: dict[int, _Announced] = {}
-        self._leaving = {name: LeavingRows() for name in self._tables}
-        self._unacknowledged: list[Reply[int]] = []
+        self._leaving = {name: _LeavingRows() for name in self._tables}
         self._last_step = -1
         self._taken: dict[int, dict[str, Rows]] = {}
         """Rows of a batch that nobody has asked for yet."""
-        self.on_rows: OnRows = ignore_rows
 
     @property
     def num_bytes(self) -> int:
@@ -126,8 +155,8 @@ class CachedLookups:
         return sum(cache.num_bytes for cache in self._caches.values())
 
     def prefetch(self, step: int, lookups: Lookups) -> None:
-        batch = _Announced(step)
-        before = self._announced.get(step - 1)
+        batch = _OwnedBatch(step)
+        before = self._batches.get(step - 1)
         early: dict[str, Int64Array] = {}
         for name in self._tables:
             ids_M = lookups[name].ids_M if name in lookups else _NO_IDS
@@ -145,37 +174,33 @@ class CachedLookups:
                 is_late |= before.owned[name].is_undecided(owned.ids_U[absent])
             owned.deferred, early[name] = absent[is_late], absent[~is_late]
         self._request(batch, early, after_step=step - 1 if before is None else step - 2)
-        self._announced[step] = batch
-
-    def receive(self, step: int) -> None:
-        """Take the rows that were asked for early into the cache, before the update of the step before."""
-        self._receive(self._announced[step])
+        self._batches[step] = batch
 
     def rows(self, step: int, lookups: Lookups) -> dict[str, Rows]:
-        if step not in self._announced:
+        if step not in self._batches:
             self.prefetch(step, lookups)
         if step not in self._taken:
-            self._take_rows(self._announced[step])
+            self._take_rows(self._batches[step])
         return {name: rows_MD for name, rows_MD in self._taken.pop(step).items() if name in lookups}
 
     def update(self, step: int, lookups: Lookups, grads: Mapping[str, Rows]) -> None:
         self._client.check_shapes(step, ids_by_table(lookups), grads)
-        batch = self._announced[step]
+        batch = self._batches[step]
         owned_grads = {
             name: self._owners.gradients(batch.owned[name].route, grads.get(name), table.dim)
             for name, table in self._tables.items()
         }
-        for name, (places, grads_UD) in owned_grads.items():
-            self._caches[name].check_gradients(batch.owned[name].ids_U[places], grads_UD)
+        for name, (positions, grads_UD) in owned_grads.items():
+            self._caches[name].check_gradients(batch.owned[name].ids_U[positions], grads_UD)
         self._acknowledge()
         uncached = {
-            name: self._apply(name, batch.owned[name], places, grads_UD, step)
-            for name, (places, grads_UD) in owned_grads.items()
+            name: self._apply(name, batch.owned[name], positions, grads_UD, step)
+            for name, (positions, grads_UD) in owned_grads.items()
         }
         swept = [name for name, table in self._tables.items() if table.evicts_at(step)]
         for name in swept:
             self._leaving[name].add(*self._caches[name].take_changed())
-        following = self._announced.get(step + 1)
+        following = self._batches.get(step + 1)
         if following is not None and self._is_complete(following):
             # What dense compute waits for comes before what only the servers wait for.
             self._take_rows(following)
@@ -184,7 +209,7 @@ class CachedLookups:
         self._unacknowledged = self._client.send(
             self._link.tag(step), ids, uncached_grads, self._take_leaving()
         )
-        del self._announced[step]
+        del self._batches[step]
         self._last_step = step
         if swept:
             started = self._clock()
@@ -199,11 +224,7 @@ class CachedLookups:
         self._acknowledge()
         for name, cache in self._caches.items():
             self._leaving[name].add(*cache.take_changed())
-        started = self._clock()
-        kept = self._take_leaving()
-        for reply in self._client.write_back(self._link.incarnation, self._last_step, kept):
-            reply.result()
-        self.stats.update_wait_s += self._clock() - started
+        self._write_back(self._last_step, self._take_leaving())
 
     def _hold(self, name: str, owned: _OwnedIds, slots_M: Int64Array) -> None:
         """Pin the rows of a batch that the cache has."""
@@ -219,44 +240,34 @@ class CachedLookups:
         found, records = self._leaving[name].take_back(owned.ids_U[absent])
         if records is None:
             return
-        places, cache = absent[found], self._caches[name]
-        owned.slots_U[places], leaving = cache.insert(owned.ids_U[places], records, changed=True)
+        positions, cache = absent[found], self._caches[name]
+        owned.slots_U[positions], leaving = cache.insert(owned.ids_U[positions], records, changed=True)
         self._leaving[name].add(*leaving)
-        no_room = owned.slots_U[places] == NOT_CACHED
-        owned.deferred = places[no_room]
+        no_room = owned.slots_U[positions] == NOT_CACHED
+        owned.deferred = positions[no_room]
         self._leaving[name].add(owned.ids_U[owned.deferred], records[no_room])
-        owned.num_arrived += len(places) - len(owned.deferred)
-        self.stats.num_cache_hits += len(places) - len(owned.deferred)
+        owned.num_arrived += len(positions) - len(owned.deferred)
+        self.stats.num_cache_hits += len(positions) - len(owned.deferred)
 
-    def _request(self, batch: _Announced, places: Mapping[str, Int64Array], after_step: int) -> None:
+    def _request(self, batch: _OwnedBatch, positions: Mapping[str, Int64Array], after_step: int) -> None:
         ids = {name: owned.ids_U for name, owned in batch.owned.items()}
-        batch.requests.append(self._client.request_records(ids, places, after_step))
-        num_ids = sum(map(len, places.values()))
-        self.stats.num_cache_misses += num_ids
-        if after_step == batch.step - 1:
-            self.stats.num_late += num_ids
-        else:
-            self.stats.num_early += num_ids
+        batch.requests.append(self._request_records(batch.step, ids, positions, after_step))
 
-    def _receive(self, batch: _Announced) -> None:
+    def _receive(self, batch: _OwnedBatch) -> None:
         """Wait for the requested records; into the cache with the rows among them."""
-        started = self._clock()
-        arrived = [part for pending in batch.requests for part in pending.received()]
-        self.stats.rows_wait_s += self._clock() - started
-        batch.requests.clear()
-        for name, places, records_MW, is_row_M in arrived:
+        for name, positions, records_MW, is_row_M in self._received(batch.requests):
             owned, cache = batch.owned[name], self._caches[name]
-            rows = places if is_row_M.all() else places[is_row_M]
+            rows = positions if is_row_M.all() else positions[is_row_M]
             records = records_MW if is_row_M.all() else records_MW[is_row_M]
             slots, leaving = cache.insert(owned.ids_U[rows], records)
             self._leaving[name].add(*leaving)
             owned.slots_U[rows] = slots
-            outside_M = owned.slots_U[places] == NOT_CACHED
+            outside_M = owned.slots_U[positions] == NOT_CACHED
             if outside_M.any():
-                owned.uncached.append((places[outside_M], cache.weights(records_MW[outside_M])))
-            owned.num_arrived += len(places)
+                owned.uncached.append((positions[outside_M], cache.weights(records_MW[outside_M])))
+            owned.num_arrived += len(positions)
 
-    def _is_complete(self, batch: _Announced) -> bool:
+    def _is_complete(self, batch: _OwnedBatch) -> bool:
         """Whether the rows of a batch need nothing but what the caches hold or have received."""
         # With other trainers it takes their part to put rows together, and one that waits for them before
         # it has sent its update could be waited for by them.
@@ -264,7 +275,7 @@ class CachedLookups:
             owned.num_arrived == len(owned.ids_U) for owned in batch.owned.values()
         )
 
-    def _take_rows(self, batch: _Announced) -> None:
+    def _take_rows(self, batch: _OwnedBatch) -> None:
         self._receive(batch)
         self._taken[batch.step] = {
             name: self._owners.rows_back(owned.route, self._owned_rows(name, owned))
@@ -281,15 +292,15 @@ class CachedLookups:
         owned.num_arrived = 0
         # Where the cache has nothing this writes first values; what did arrive is written over them.
         rows_UD = self._caches[name].gather(owned.slots_U, owned.ids_U)
-        for places, rows_MD in owned.uncached:
-            rows_UD[places] = rows_MD
+        for positions, rows_MD in owned.uncached:
+            rows_UD[positions] = rows_MD
         return rows_UD
 
     def _apply(
-        self, name: str, owned: _OwnedIds, places: Int64Array, grads_MD: Rows, step: int
+        self, name: str, owned: _OwnedIds, positions: Int64Array, grads_MD: Rows, step: int
     ) -> tuple[Int64Array, Float32Array]:
         """Change the rows in the cache and let go of them; (ids, gradients) of the others."""
-        cache, slots_M, ids_M = self._caches[name], owned.slots_U[places], owned.ids_U[places]
+        cache, slots_M, ids_M = self._caches[name], owned.slots_U[positions], owned.ids_U[positions]
         is_held_M = slots_M != NOT_CACHED
         if is_held_M.all():  # most often, and then there is nothing to pick
             cache.apply(slots_M, ids_M, grads_MD, step)
@@ -298,27 +309,20 @@ class CachedLookups:
         cache.unpin(owned.slots_U[owned.slots_U != NOT_CACHED])
         return ids_M[~is_held_M], on_host(grads_MD[~is_held_M])
 
-    def _decide_deferred(self, batch: _Announced) -> None:
+    def _decide_deferred(self, batch: _OwnedBatch) -> None:
         """The update before this batch is sent: what is not in the cache now is asked for behind it."""
         late: dict[str, Int64Array] = {}
         for name, owned in batch.owned.items():
-            places, owned.deferred = owned.deferred, _NO_IDS
-            slots_M = self._caches[name].find(owned.ids_U[places])
-            owned.slots_U[places] = slots_M
+            positions, owned.deferred = owned.deferred, _NO_IDS
+            slots_M = self._caches[name].find(owned.ids_U[positions])
+            owned.slots_U[positions] = slots_M
             self._hold(name, owned, slots_M)
-            late[name] = places[slots_M == NOT_CACHED]
+            late[name] = positions[slots_M == NOT_CACHED]
         self._request(batch, late, after_step=batch.step - 1)
 
     def _take_leaving(self) -> dict[str, tuple[Int64Array, Int32Array]]:
         parts = {name: leaving.take_all() for name, leaving in self._leaving.items()}
         return {name: part for name, part in parts.items() if part is not None}
-
-    def _acknowledge(self) -> None:
-        sent, self._unacknowledged = self._unacknowledged, []
-        started = self._clock()
-        for reply in sent:
-            reply.result()
-        self.stats.update_wait_s += self._clock() - started
 
 
 def _no_slots(num_ids: int) -> Int64Array:

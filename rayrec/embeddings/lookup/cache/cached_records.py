@@ -11,15 +11,11 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.storage.records import Records
 from rayrec.embeddings.table.row_operations import RowOperations
-
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
-Int32Array = NDArray[np.int32]
+from rayrec.platform.arrays import Float32Array, Int32Array, Int64Array
 
 Rows = Any
 """[M, D] float32 rows or gradients: an array, or a tensor where the cache's records are tensors."""
@@ -64,7 +60,8 @@ class HostRecords:
     """Records in memory of this process, which are changed by compiled kernels."""
 
     def __init__(self, config: TableConfig, capacity: int) -> None:
-        """
+        """Make room for no record yet.
+
         Args:
             capacity: slots that there may be; memory is taken as they come into use.
         """

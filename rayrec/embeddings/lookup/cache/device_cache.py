@@ -26,20 +26,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rayrec.embeddings.base.config import TableConfig
 from rayrec.embeddings.base.layout import FLOAT32
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.lookup.cache.cached_records import Rows, on_host
 from rayrec.embeddings.lookup.cache.row_cache import MakeCache, RowCache
-from rayrec.embeddings.optim.device_kernels import EQUATIONS, load_weights, rounding_bits, store_weights
+from rayrec.embeddings.optim.device_kernels import load_weights, rounding_bits, store_weights
 from rayrec.embeddings.optim.optimizers import make_optimizer
 from rayrec.embeddings.storage.index import MISSING
 from rayrec.embeddings.storage.records import Records
 from rayrec.embeddings.table.row_operations import RowOperations
+from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.hashing import combine64
 from rayrec.platform.memory import human_size
-
-Int64Array = NDArray[np.int64]
-Int32Array = NDArray[np.int32]
 
 
 def device_caches(device: torch.device) -> MakeCache:
@@ -133,7 +131,7 @@ class DeviceRecords:
         rates = self._copied(np.array(self._optimizer.rates(step), dtype=np.float32))
         words_MW = self._records_CW.index_select(0, slots)
         state_MS = words_MW[:, layout.weight_words : layout.weight_words + layout.state_size]
-        weights_MD = EQUATIONS[self._optimizer.kernel](
+        weights_MD = self._optimizer.update_on_device(
             load_weights(layout.kind, layout.dim, words_MW), state_MS.view(torch.float32), grads, rates
         )
         random_MD = None

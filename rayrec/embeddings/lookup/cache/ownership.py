@@ -10,16 +10,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.distinct_ids import add_rows
 from rayrec.embeddings.base.exchange import Exchange
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.lookup.cache.cached_records import Rows, on_host
 from rayrec.embeddings.storage.index import IdIndex
-
-Int64Array = NDArray[np.int64]
-Float32Array = NDArray[np.float32]
+from rayrec.platform.arrays import Int64Array
 
 
 @dataclass(frozen=True)
@@ -27,10 +24,10 @@ class Route:
     """The way of one table's ids of one batch."""
 
     owned_ids_U: Int64Array
-    places_by_owner: tuple[Int64Array, ...] = ()
+    positions_by_owner: tuple[Int64Array, ...] = ()
     """[T] of this trainer's ids, those that belong to each trainer."""
     asked_by: tuple[Int64Array, ...] = ()
-    """[T] places in owned_ids_U of what each trainer asked for, in its order."""
+    """[T] positions in owned_ids_U of what each trainer asked for, in its order."""
 
 
 class Ownership(Protocol):
@@ -53,7 +50,7 @@ class Ownership(Protocol):
         A trainer without gradients of the table gives None, and sends none of its rows.
 
         Returns:
-            (places in owned_ids_U that have gradients, their sums).
+            (positions in owned_ids_U that have gradients, their sums).
         """
         ...
 
@@ -88,26 +85,26 @@ class OwnersByBucket:
         self._owners = ShardMap(exchange.num_trainers)
 
     def collect(self, ids_M: Int64Array) -> Route:
-        places_by_owner = self._owners.split(ids_M)
-        asked = self._exchange.all_to_all([ids_M[places] for places in places_by_owner])
+        positions_by_owner = self._owners.split(ids_M)
+        asked = self._exchange.all_to_all([ids_M[positions] for positions in positions_by_owner])
         index = IdIndex(expected_ids=sum(map(len, asked)))
         asked_by = tuple(index.find_or_add(ids) for ids in asked)
-        return Route(index.items()[0], tuple(places_by_owner), asked_by)
+        return Route(index.items()[0], tuple(positions_by_owner), asked_by)
 
     def rows_back(self, route: Route, rows_UD: Rows) -> Rows:
         rows_UD = on_host(rows_UD)
         parts = self._exchange.all_to_all([rows_UD[asked] for asked in route.asked_by])
-        num_ids = sum(map(len, route.places_by_owner))
+        num_ids = sum(map(len, route.positions_by_owner))
         rows_MD = np.empty((num_ids, rows_UD.shape[1]), dtype=np.float32)
-        for places, part in zip(route.places_by_owner, parts, strict=True):
-            rows_MD[places] = part
+        for positions, part in zip(route.positions_by_owner, parts, strict=True):
+            rows_MD[positions] = part
         return rows_MD
 
     def gradients(self, route: Route, grads_MD: Rows | None, dim: int) -> tuple[Int64Array, Rows]:
         nothing = np.empty((0, dim), dtype=np.float32)
         sent_MD = None if grads_MD is None else on_host(grads_MD)
         parts = self._exchange.all_to_all(
-            [nothing if sent_MD is None else sent_MD[places] for places in route.places_by_owner]
+            [nothing if sent_MD is None else sent_MD[positions] for positions in route.positions_by_owner]
         )
         num_owned = len(route.owned_ids_U)
         sum_UD = np.zeros((num_owned, dim), dtype=np.float32)
@@ -116,5 +113,5 @@ class OwnersByBucket:
             if len(part):
                 add_rows(sum_UD, asked, part)
                 has_gradient_U[asked] = True
-        places = np.flatnonzero(has_gradient_U)
-        return places, sum_UD[places]
+        positions = np.flatnonzero(has_gradient_U)
+        return positions, sum_UD[positions]

@@ -17,14 +17,11 @@ from collections.abc import Callable
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-from rayrec.embeddings.base.config import TableConfig
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.lookup.cache.cached_records import CachedRecords, HostRecords, Rows
 from rayrec.embeddings.storage.index import MISSING, IdIndex
-
-Int64Array = NDArray[np.int64]
-Int32Array = NDArray[np.int32]
+from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 
 NOT_CACHED = MISSING
 """Slot of an id that is not in the cache."""
@@ -39,7 +36,8 @@ class RowCache:
         capacity: int,
         make_records: Callable[[TableConfig, int], CachedRecords] = HostRecords,
     ) -> None:
-        """
+        """Make an empty cache.
+
         Args:
             make_records: given table and capacity, where the records are.
         """
@@ -149,8 +147,8 @@ MakeCache = Callable[[TableConfig, int], RowCache]
 @njit(nogil=True, cache=True)
 def _victims(
     pins_C: Int32Array,
-    is_used_C: NDArray[np.bool_],
-    is_recent_C: NDArray[np.bool_],
+    is_used_C: BoolArray,
+    is_recent_C: BoolArray,
     hand: int,
     num_wanted: int,
 ) -> tuple[Int64Array, int]:

@@ -21,16 +21,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import carray, njit, types
-from numpy.typing import NDArray
 
 from rayrec.embeddings.base.compiled import int32_at
+from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
 
-Int64Array = NDArray[np.int64]
-Int32Array = NDArray[np.int32]
-
 ALIGNMENT = 4096
-"""Bytes; what O_DIRECT asks of places, lengths and memory, on every file system that has it."""
+"""Bytes; what O_DIRECT asks of positions, lengths and memory, on every file system that has it."""
 
 _DEPTH = 128
 _SCRATCH_BYTES = 4 * 2**20
@@ -77,10 +74,12 @@ class PageReader:
     """Reads records of one open file; thread-safe, and calls of several threads run at once."""
 
     def __init__(self, descriptor: int, pages: Pages, path: str, direct: bool) -> None:
-        """Args:
-        descriptor: the open file; stays the caller's, who closes it after `close`.
-        path: for messages.
-        direct: whether it is open with O_DIRECT; asynchronous I/O would block without.
+        """Prepare reads of one open file.
+
+        Args:
+            descriptor: the open file; stays the caller's, who closes it after `close`.
+            path: for messages.
+            direct: whether it is open with O_DIRECT; asynchronous I/O would block without.
         """
         self._descriptor = descriptor
         self._pages = pages
@@ -106,10 +105,11 @@ class PageReader:
         """[M, num_words] of each record; one read for all that are wanted of a page.
 
         Raises:
-            OSError: the file cannot be read at some place.
+            OSError: the file cannot be read at some offset.
         """
         words_MW = np.empty((len(slots_M), num_words), dtype=np.int32)
         slots_M = kernel_input(slots_M, np.int64)
+        # Sorted, so that records of one page follow each other and the page is read once.
         order_M = kernel_input(np.argsort(slots_M), np.int64)
         failed = self._read_asynchronously if self._asynchronous else self._read_on_threads
         code = failed(slots_M, order_M, words_MW)
@@ -148,6 +148,7 @@ class PageReader:
                 ring.events_Q4,
             )
         finally:
+            # A queue that broke has reads in flight, which would write into the next call's memory.
             if code != _QUEUE_BROKE:
                 with self._lock:
                     self._idle.append(ring)
@@ -186,6 +187,7 @@ class PageReader:
             address = np.uint64(np.frombuffer(scratch, dtype=np.uint8).ctypes.data)
             return _read_blocking(self._descriptor, self._pages, slots_M, order, words_MW, address)
 
+        # By parts of the sorted order: at most one page is read by two threads at each border.
         return max(threads.map(read_part, np.array_split(order_M, _NUM_THREADS)))
 
 
@@ -246,8 +248,8 @@ def _read_queued(
     idle_Q = np.arange(depth)
     num_idle, num_ready, num_flying, following, failed = depth, 0, 0, 0, 0
     while num_flying > 0 or ((num_ready > 0 or following < len(order_M)) and failed == 0):
-        # Memory that a read may still write to must not be left, so that after an error the loop goes on
-        # until everything is back.
+        # The kernel writes to the buffers of reads in flight at any time, so after an error nothing more is
+        # submitted, but the loop goes on until all of them are back.
         while num_idle > 0 and following < len(order_M) and failed == 0:
             page = slots_M[order_M[following]] // pages.records
             num_idle -= 1
@@ -256,6 +258,8 @@ def _read_queued(
             while following < len(order_M) and slots_M[order_M[following]] // pages.records == page:
                 following += 1
             ends_Q[q] = following
+            # Words of `struct iocb`: 0 comes back with the answer, 2 operation and file, 3 buffer, 4 length,
+            # 5 offset.
             requests_Q8[q, 0] = q
             requests_Q8[q, 2] = np.int64(descriptor) << 32  # the operation, IOCB_CMD_PREAD, is 0
             requests_Q8[q, 3] = np.int64(scratch) + q * pages.num_bytes
@@ -279,6 +283,8 @@ def _read_queued(
         pointers_Q[:num_ready] = pointers_Q[sent : sent + num_ready].copy()
         if num_flying == 0:
             break
+        # A quarter at a time: to wait for one would be a system call for every page, to wait for all would
+        # leave the disk without requests to choose from.
         at_least = min(num_flying, max(1, depth // 4))
         num_done = _syscall(wait_call, context, at_least, depth, events_Q4.ctypes.data, 0)
         if num_done < 0:
@@ -288,6 +294,7 @@ def _read_queued(
         num_flying -= num_done
         for e in range(num_done):
             q = events_Q4[e, 0]
+            # Less than a page is an error, too: the file is made of whole pages.
             if events_Q4[e, 2] != pages.num_bytes:
                 failed = -events_Q4[e, 2] if events_Q4[e, 2] < 0 else _EIO
             else:

@@ -6,11 +6,11 @@
     compact ► what still lives in the emptiest segments moves to the head, so that the file stays
               about as large as what is in it
 
-A spill area and nothing else: the file has no name from the moment it is open, so that it is gone with
-the process however that ends, and nothing can be read back after it.
+A spill area and nothing else: the file has no name once it is open, so that it is gone with the process
+however that ends, and nothing can be read back afterwards.
 
-Why a log: a record is a tenth of a page, so that writing it back to its own place would be a random
-write for every random read. `rayrec bench disk-stores` has the figures, and those of other stores.
+Why a log: a record is a tenth of a page, so that writing it back in place would be a random write for every
+random read. `benchmarks/RESULTS.md` has the figures, and those of other stores.
 
 Axes: M records of one call, W words of a record, G segments, B bytes of a segment's bitmap.
 """
@@ -33,11 +33,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 from rayrec.embeddings.storage.disk.page_reads import PageReader, Pages
+from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
 from rayrec.platform.files import check_on_disk
-
-Int64Array = NDArray[np.int64]
-Int32Array = NDArray[np.int32]
 
 _SEGMENT_BYTES = 4 * 2**20
 _WRITE_BYTES = 2**20  # of one write, at most, unless a page is larger
@@ -170,6 +168,7 @@ class RecordLog:
                 return None
             old_K = self._live(victim)
             words_KW = self._reader.read(old_K, self._pages.words)
+            # Written before they are freed: the records are somewhere on disk at every moment.
             try:
                 new_K = self._write(kernel_input(words_KW, np.int32))
             except OSError as error:
@@ -209,7 +208,8 @@ class RecordLog:
 
     def _write(self, words_MW: Int32Array) -> Int64Array:
         records, num_pages = self._pages.records, -(-len(words_MW) // self._pages.records)
-        # All of it is decided on copies, which replace the originals when the pages are on disk.
+        # All of it is decided on copies, which replace the originals when the pages are on disk: an error of
+        # the disk, at any page, leaves the log as it was.
         empty, num_segments, segment, page = (
             list(self._empty),
             self._num_segments,
@@ -223,6 +223,7 @@ class RecordLog:
             while written < num_pages:
                 if segment < 0 or page == self._segment_pages:
                     filled.append(segment)
+                    # A used segment before a new one: the file grows only when nothing else is free.
                     if not empty:
                         empty, num_segments = [num_segments], num_segments + 1
                     segment, page = empty.pop(), 0
@@ -233,24 +234,31 @@ class RecordLog:
                 addresses_M[part] = first * records + np.arange(len(addresses_M[part]))
                 written, page = written + num, page + num
         except OSError as error:
+            # Give back what the file grew by; a full disk would stay full for everything else on it.
             os.ftruncate(self._descriptor, self.disk_bytes)
             raise self._described(error, num_pages * self._pages.num_bytes) from error
         self._empty, self._open, self._next_page = empty, segment, page
         self._grow(num_segments)
         _mark(self._live_GB, self._num_live_G, self._segment_slots, kernel_input(addresses_M, np.int64), True)
+        # `_free` does not release the open segment, since pages are still to come. If all its records are
+        # gone by the time it is full, it is released here.
         for segment in filled:
-            if segment >= 0 and self._num_live_G[segment] == 0:  # emptied while it was open
+            if segment >= 0 and self._num_live_G[segment] == 0:
                 self._release(segment)
         return addresses_M
 
     def _extend(self, num_segments: int) -> None:
-        """Empty segments whose place on the disk is taken, by writing them: not every system has a call."""
+        """Add empty segments and take their space on the disk, by writing them.
+
+        A sparse file would take the space only when records come, and fail in the middle of a step.
+        `posix_fallocate` is not on every system and file system.
+        """
         num_bytes = num_segments * self._segment_pages * self._pages.num_bytes
-        place, end = self.disk_bytes, self.disk_bytes + num_bytes
+        offset, end = self.disk_bytes, self.disk_bytes + num_bytes
         try:
             with memoryview(self._buffer) as buffer:
-                while place < end:
-                    place += os.pwrite(self._descriptor, buffer[: min(len(buffer), end - place)], place)
+                while offset < end:
+                    offset += os.pwrite(self._descriptor, buffer[: min(len(buffer), end - offset)], offset)
         except OSError as error:
             os.ftruncate(self._descriptor, self.disk_bytes)
             raise self._described(error, num_bytes) from error
@@ -271,12 +279,12 @@ class RecordLog:
 
     def _write_pages(self, first_page: int, num_pages: int, words_MW: Int32Array) -> None:
         _pack(self._pages.records, words_MW, self._buffer_words)
-        place, num_bytes = first_page * self._pages.num_bytes, num_pages * self._pages.num_bytes
+        offset, num_bytes = first_page * self._pages.num_bytes, num_pages * self._pages.num_bytes
         done = 0
         with memoryview(self._buffer) as buffer:
             while done < num_bytes:
-                done += os.pwrite(self._descriptor, buffer[done:num_bytes], place + done)
-        self._drop_cache(place, num_bytes)
+                done += os.pwrite(self._descriptor, buffer[done:num_bytes], offset + done)
+        self._drop_cache(offset, num_bytes)
 
     def _free(self, addresses_M: Int64Array) -> None:
         repeated = _mark(self._live_GB, self._num_live_G, self._segment_slots, addresses_M, False)
@@ -300,17 +308,20 @@ class RecordLog:
         used = len(candidates) * self._segment_slots + max(0, self._next_page) * self._pages.records
         victim = int(candidates[np.argmin(self._num_live_G[candidates])])
         num_pages_after = -(-int(self._num_live_G[victim]) // self._pages.records)
-        # The last condition is what makes repeated calls come to an end.
+        # The last condition makes repeated calls end: a move must free more pages than it fills.
         if len(self) >= _MIN_LIVE * used or num_pages_after >= self._segment_pages:
             return None
         return victim
 
     def _release(self, segment: int) -> None:
+        # Not reused at once: a reader that looked up addresses before may still read there, and must find the
+        # old records, not new ones. Releases are numbered, and a pin holds those that come after it.
         self._released.append((self._num_released, segment))
         self._num_released += 1
         self._reuse_released()
 
     def _reuse_released(self) -> None:
+        # Of what was released before the oldest pin, no pinned reader can have looked up an address.
         oldest = min(self._pins.values(), default=self._num_released)
         while self._released and self._released[0][0] < oldest:
             self._empty.append(self._released.popleft()[1])
@@ -322,14 +333,14 @@ class RecordLog:
             self._num_live_G = np.pad(self._num_live_G, (0, added))
         self._num_segments = num_segments
 
-    def _drop_cache(self, place: int, num_bytes: int) -> None:
+    def _drop_cache(self, offset: int, num_bytes: int) -> None:
         # Without O_DIRECT the system keeps pages in memory that we have promised not to take. What is
         # not on disk yet cannot be dropped, hence the wait for written pages.
         if self._direct or not hasattr(os, "posix_fadvise"):
             return
         if num_bytes:
             os.fsync(self._descriptor)
-        os.posix_fadvise(self._descriptor, place, num_bytes, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(self._descriptor, offset, num_bytes, os.POSIX_FADV_DONTNEED)
 
 
 def _open_unnamed(folder: str) -> tuple[int, bool]:

@@ -31,17 +31,15 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from rayrec.embeddings.base.config import DiskConfig
 from rayrec.embeddings.base.layout import STEP_WORD
+from rayrec.embeddings.config import DiskConfig
 from rayrec.embeddings.storage.disk.record_log import RecordLog
 from rayrec.embeddings.storage.index import MISSING, IdMap, grouping_bytes
 from rayrec.embeddings.storage.records import Records
-from rayrec.embeddings.storage.row_storage import Reading, RowsPart, Wanted
+from rayrec.embeddings.storage.row_storage import RowReading, RowsPart, Wanted
+from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
 from rayrec.platform.memory import human_size
-
-Int64Array = NDArray[np.int64]
-Int32Array = NDArray[np.int32]
 
 _ID_WORDS = 2
 _COPY_BYTES = 2**20
@@ -97,7 +95,8 @@ class TieredRows:
     stay = False
 
     def __init__(self, name: str, words: int, config: DiskConfig, beside: Callable[[], int]) -> None:
-        """
+        """Make storage without rows, and its file.
+
         Args:
             name: of the table, for messages.
             words: W, of a record.
@@ -186,7 +185,7 @@ class TieredRows:
         self._hold(rows_M)
         return rows_M
 
-    def present(self, ids_M: Int64Array) -> NDArray[np.bool_]:
+    def present(self, ids_M: Int64Array) -> BoolArray:
         return self._map.find(ids_M) != MISSING
 
     def remove(self, ids_M: Int64Array) -> None:
@@ -285,7 +284,7 @@ class TieredRows:
         fetch = Fetch(ids_M[at_K], _address(numbers_M[at_K]), self._log, self._log.pin(), self._words)
         return TieredReading(fetch, at_K)
 
-    def finish_reading(self, reading: Reading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
+    def finish_reading(self, reading: RowReading | None, wanted: Wanted) -> tuple[Int64Array, Int32Array]:
         numbers_M = np.full(len(wanted.ids_M), MISSING)
         numbers_M[wanted.at_K] = self._map.find(wanted.ids_K)
         records_MW = np.empty((len(numbers_M), self._words), dtype=np.int32)

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from rayrec.samples.base.batches import Int64Array
+from rayrec.platform.arrays import Int64Array
 from rayrec.samples.base.jagged import list_rows
 from rayrec.samples.impressions.history_rule import HistoryRule
 

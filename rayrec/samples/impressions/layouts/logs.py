@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.base.config import option
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.importers.tables import RawTable

@@ -16,9 +16,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
-from rayrec.samples.base.batches import Int64Array
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.importers import load_source
 from rayrec.samples.importers.tables import RawTable

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings.base.config import (
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import (
     AdamConfig,
     AdmissionConfig,
     DiskConfig,
@@ -23,14 +24,17 @@ from rayrec.embeddings.base.config import (
     RowwiseAdagradConfig,
     TableConfig,
 )
-from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.shard.contributions import Part, UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.snapshot import snapshot
 from rayrec.embeddings.snapshot.saved_files import checksum_file
 from rayrec.embeddings.snapshot.snapshot import load_tables, write_table
 from rayrec.embeddings.storage import consistent_snapshot as cut_module
-from rayrec.embeddings.storage.consistent_snapshot import Cut, CutEndedError, CutRecords
+from rayrec.embeddings.storage.consistent_snapshot import (
+    ConsistentSnapshot,
+    SnapshotEndedError,
+    SnapshotRecords,
+)
 from rayrec.embeddings.storage.copy_on_write import ENTRY_BYTES
 from rayrec.embeddings.storage.disk import record_log, tiered_rows
 from rayrec.embeddings.storage.disk.page_reads import ALIGNMENT
@@ -161,9 +165,9 @@ def check_cut(run: Run, at: int, pauses: list[int]) -> None:
     at = min(at, run.num_steps - 1)
     run.commit_until(at)
     for shard in run.shards:
-        shard.freeze(at)
+        shard.begin_snapshot(at)
     expected = run.expected()
-    readings = [shard.export_cut("items", at) for shard in run.shards]
+    readings = [shard.export_snapshot("items", at) for shard in run.shards]
     parts: list[TableRows] = []
     for num_parts in pauses:
         if not run.is_over:
@@ -175,7 +179,7 @@ def check_cut(run: Run, at: int, pauses: list[int]) -> None:
     assert contents(parts) == expected
     for number, shard in enumerate(run.shards):
         shard.release(at)
-        assert shard._tables["items"]._cut is None, number
+        assert shard._tables["items"]._snapshot is None, number
     while not run.is_over:
         run.commit()
     assert contents([shard.export("items") for shard in run.shards])["rows"] == run.oracle.everything()
@@ -211,19 +215,19 @@ class Snapshots:
         self._num_written = 0
 
     def write(self, at: int, is_full: bool, pauses: list[int]) -> None:
-        """Write a cut after step `at`, and let steps commit between parts, as many as `pauses` says."""
+        """Write a snapshot after step `at`, and let steps commit between parts, as many as `pauses` says."""
         run = self.run
         run.commit_until(at)
         since = None if is_full or not self.chain else self._step
         for shard in run.shards:
-            shard.freeze(at)
+            shard.begin_snapshot(at)
         self.expected, self.oracle, self._step = run.expected(), copy.deepcopy(run.oracle), at
         folder = self._folder / str(self._num_written)
         self._num_written += 1
         folder.mkdir(parents=True)
         files = []
         for number, shard in enumerate(run.shards):
-            parts = with_steps_between(run, shard.export_cut("items", at, since), pauses)
+            parts = with_steps_between(run, shard.export_snapshot("items", at, since), pauses)
             files += write_table(folder, run.config, run.shard_map, number, at, parts)
             shard.release(at)
         for file in files:
@@ -252,7 +256,7 @@ def with_steps_between(run: Run, parts: Iterator[TableRows], pauses: list[int]) 
     yield from parts
 
 
-cuts = st.tuples(
+snapshots = st.tuples(
     st.integers(0, 3),  # steps since what was committed last
     st.sampled_from([True, False, False, False]),  # whether all rows are written
     st.lists(st.integers(0, 2), max_size=8),
@@ -263,7 +267,7 @@ cuts = st.tuples(
 @pytest.mark.parametrize("given_up", [2, 1000])
 @pytest.mark.parametrize("name", CONFIGS)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=batches(30), num_shards=st.integers(1, 3), plan=st.lists(cuts, min_size=1, max_size=5))
+@given(steps=batches(30), num_shards=st.integers(1, 3), plan=st.lists(snapshots, min_size=1, max_size=5))
 def test_a_snapshot_and_its_increments_are_a_whole_snapshot(
     tmp_path_factory, monkeypatch, name, given_up, steps, num_shards, plan
 ):
@@ -275,7 +279,7 @@ def test_a_snapshot_and_its_increments_are_a_whole_snapshot(
 
 @pytest.mark.parametrize("name", CONFIGS)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=batches(20), num_shards=st.integers(1, 2), plan=st.lists(cuts, min_size=1, max_size=4))
+@given(steps=batches(20), num_shards=st.integers(1, 2), plan=st.lists(snapshots, min_size=1, max_size=4))
 def test_increments_of_rows_on_disk_are_whole_too(
     four_rows_in_memory, tmp_path_factory, name, steps, num_shards, plan
 ):
@@ -321,26 +325,26 @@ def steps_by_id(parts) -> dict[int, int]:
     }
 
 
-def test_a_step_may_be_frozen_before_it_commits_and_until_the_next_one_has_begun():
+def test_a_snapshot_may_begin_before_its_step_commits_and_until_the_next_one_has_begun():
     shard = EmbeddingShard([PLAIN], 0, 1)
-    shard.freeze(0)
+    shard.begin_snapshot(0)
     commit(shard, 0, 1, 2)
     commit(shard, 1, 2, 3)
-    assert steps_by_id(shard.export_cut("items", 0)) == {1: 0, 2: 0}
+    assert steps_by_id(shard.export_snapshot("items", 0)) == {1: 0, 2: 0}
     shard.release(0)
-    with pytest.raises(ValueError, match="too late for a cut after step 0: rows have changes of step 1"):
-        shard.freeze(0)
+    with pytest.raises(ValueError, match="too late for a snapshot after step 0: rows have changes of step 1"):
+        shard.begin_snapshot(0)
     shard.take_head(UpdateTag(0, 2, 0, Part.HEAD), {"items": (ids(9), np.ones((1, 3), np.float32))}, {})
-    with pytest.raises(ValueError, match="too late for a cut after step 1: rows have changes of step 2"):
-        shard.freeze(1)
-    shard.freeze(2)
+    with pytest.raises(ValueError, match="too late for a snapshot after step 1: rows have changes of step 2"):
+        shard.begin_snapshot(1)
+    shard.begin_snapshot(2)
 
 
 def test_a_step_whose_head_comes_after_the_cut_is_not_in_it():
     shard = shard_of(num_rows=3)
-    shard.freeze(0)
+    shard.begin_snapshot(0)
     shard.take_head(UpdateTag(0, 1, 0, Part.HEAD), {"items": (ids(0, 9), np.ones((2, 3), np.float32))}, {})
-    parts = shard.export_cut("items", 0)
+    parts = shard.export_snapshot("items", 0)
     next(parts)
     shard.apply(UpdateTag(0, 1, 0, Part.REST), {"items": (ids(1), np.ones((1, 3), np.float32))})
     assert steps_by_id(parts) == {0: 0, 1: 0, 2: 0}
@@ -348,83 +352,85 @@ def test_a_step_whose_head_comes_after_the_cut_is_not_in_it():
 
 def test_rows_that_trainers_bring_back_after_the_step_are_in_its_cut():
     shard = shard_of()
-    shard.freeze(0)
+    shard.begin_snapshot(0)
     (records_MW, _) = shard.fetch({"items": ids(7)})["items"]
     records_MW = records_MW.copy()
     records_MW[:, :3] = np.array([[4, 5, 6]], np.float32).view(np.int32)
     shard.write_back(0, 0, {"items": (ids(7), records_MW)})
     commit(shard, 1, 7)
 
-    rows = [part for part in shard.export_cut("items", 0) if 7 in part.ids_M]
+    rows = [part for part in shard.export_snapshot("items", 0) if 7 in part.ids_M]
     assert rows[0].weights_MD[rows[0].ids_M == 7].tolist() == [[4, 5, 6]]
 
 
 def test_only_what_was_brought_back_before_it_was_read_is_in_a_cut():
     shard = shard_of()
-    shard.freeze(0)
+    shard.begin_snapshot(0)
     expected = contents([shard.export("items")])
-    parts = shard.export_cut("items", 0)
+    parts = shard.export_snapshot("items", 0)
     found = [next(parts)]
     records_MW = np.zeros_like(shard.fetch({"items": np.arange(50)})["items"][0])
-    shard.write_back(0, 0, {"items": (np.arange(50), records_MW)})  # with a step before the cut's, too
+    shard.write_back(0, 0, {"items": (np.arange(50), records_MW)})  # with a step before the snapshot's, too
     assert contents([*found, *parts]) == expected
 
 
-def test_there_is_one_cut_at_a_time():
+def test_there_is_one_snapshot_at_a_time():
     shard = shard_of()
-    shard.freeze(0)
-    with pytest.raises(RuntimeError, match="the cut after step 0 is not written yet; a cut after step 1"):
-        shard.freeze(1)
+    shard.begin_snapshot(0)
     with pytest.raises(
-        RuntimeError, match="expected a cut after step 1 to read, but the cut is one after step 0"
+        RuntimeError, match="the snapshot after step 0 is not written yet; a snapshot after step 1"
     ):
-        next(shard.export_cut("items", 1))
+        shard.begin_snapshot(1)
+    with pytest.raises(
+        RuntimeError, match="expected a snapshot after step 1 to read, but there is one after step 0"
+    ):
+        next(shard.export_snapshot("items", 1))
     shard.release(1)  # which is not there
     commit(shard, 1, 5)
-    parts = shard.export_cut("items", 0)
+    parts = shard.export_snapshot("items", 0)
     next(parts)
     shard.release(0)
-    with pytest.raises(CutEndedError, match="the cut after step 0 is given up: it was released"):
+    with pytest.raises(SnapshotEndedError, match="the snapshot after step 0 is given up: it was released"):
         list(parts)
-    with pytest.raises(RuntimeError, match="expected a cut after step 0 to read, but there is none"):
-        next(shard.export_cut("items", 0))
-    shard.freeze(1)
+    with pytest.raises(RuntimeError, match="expected a snapshot after step 0 to read, but there is none"):
+        next(shard.export_snapshot("items", 0))
+    shard.begin_snapshot(1)
 
 
 @pytest.mark.parametrize("happening", ["incarnation 1 began", "other rows are restored"])
 def test_a_recovery_ends_the_cut(happening):
     shard = shard_of()
-    shard.freeze(0)
-    parts = shard.export_cut("items", 0)
+    shard.begin_snapshot(0)
+    parts = shard.export_snapshot("items", 0)
     next(parts)
     if happening == "incarnation 1 began":
         shard.begin(0, 1)
     else:
         shard.restore({"items": []})
-    with pytest.raises(CutEndedError, match=happening):
+    with pytest.raises(SnapshotEndedError, match=happening):
         list(parts)
 
 
 def test_what_the_writer_has_passed_is_not_kept():
     shard = shard_of()
-    shard.freeze(0)
+    shard.begin_snapshot(0)
     commit(shard, 1, *range(20))
-    cut = shard._cut.tables["items"].rows
-    assert cut.num_aside == 20
+    snapshot = shard._snapshot.tables["items"].rows
+    assert snapshot.num_buffered == 20
     commit(shard, 2, *range(20))
-    assert cut.num_aside == 20, "once is enough"
-    parts = shard.export_cut("items", 0)
+    assert snapshot.num_buffered == 20, "once is enough"
+    parts = shard.export_snapshot("items", 0)
     seen = []
     while len(seen) < 30:
         seen += next(parts).ids_M.tolist()
-    assert cut.num_aside == len(set(range(20)) - set(seen))
+    assert snapshot.num_buffered == len(set(range(20)) - set(seen))
     commit(shard, 3, *seen)
-    assert cut.num_aside == len(set(range(20)) - set(seen))
+    assert snapshot.num_buffered == len(set(range(20)) - set(seen))
     left = [i for i in range(50) if i not in seen]
     commit(shard, 4, *left)
-    assert cut.num_aside == len(left)
+    assert snapshot.num_buffered == len(left)
     assert steps_by_id(parts) == dict.fromkeys(left, 0)
-    assert cut.num_aside == 0
+    assert snapshot.num_buffered == 0
 
 
 def test_tombstones_of_ids_that_come_back_are_in_the_cut():
@@ -434,24 +440,24 @@ def test_tombstones_of_ids_that_come_back_are_in_the_cut():
     shard = shard_of(config, 4)
     for step in (1, 2):
         commit(shard, step, 0)
-    shard.freeze(2)
+    shard.begin_snapshot(2)
     evicted = contents([shard.export("items")])["evicted"]
     assert evicted == {1: 2, 2: 2, 3: 2}
     commit(shard, 3, 1)  # which has a row again
     for step in range(4, 9):
         commit(shard, step)  # until all are forgotten
     assert len(shard.export("items").evicted) < 3
-    assert contents(shard.export_cut("items", 2))["evicted"] == evicted
+    assert contents(shard.export_snapshot("items", 2))["evicted"] == evicted
 
 
 # ---------------------------------------------------------------------------------------- too much aside
 
 
 def test_a_step_waits_for_the_writer_when_too_much_is_aside(monkeypatch):
-    monkeypatch.setattr(cut_module, "LEAST_ASIDE_BYTES", 10 * 4 * 6)
-    monkeypatch.setattr(cut_module, "ASIDE_SHARE", 10**9)
+    monkeypatch.setattr(cut_module, "MIN_BUFFER_BYTES", 10 * 4 * 6)
+    monkeypatch.setattr(cut_module, "BUFFER_SHARE", 10**9)
     shard = shard_of()
-    shard.freeze(0)
+    shard.begin_snapshot(0)
     expected = contents([shard.export("items")])
     held_up = threading.Event()
     hold_up = shard._lock.hold_up
@@ -464,17 +470,17 @@ def test_a_step_waits_for_the_writer_when_too_much_is_aside(monkeypatch):
     with ThreadPoolExecutor(3) as pool:
         applied = pool.submit(commit, shard, 1, *range(50))
         assert held_up.wait(20)
-        cut = shard._cut.tables["items"].rows
-        assert cut.num_aside <= 10
+        snapshot = shard._snapshot.tables["items"].rows
+        assert snapshot.num_buffered <= 10
         others = [
             pool.submit(shard.lookup, {"items": ids(1)}, 0),
             pool.submit(shard.stats),
         ]
         assert not wait([applied, *others], timeout=0.05).done, "nobody comes in before the step goes on"
         found, most = [], 0
-        for part in shard.export_cut("items", 0):
+        for part in shard.export_snapshot("items", 0):
             found.append(part)
-            most = max(most, cut.num_aside)
+            most = max(most, snapshot.num_buffered)
         applied.result(20)
         for other in others:
             other.result(20)
@@ -492,23 +498,23 @@ def test_what_the_reader_passed_while_a_step_waited_is_not_set_aside(monkeypatch
     seen: list[int] = []
 
     def read_on(is_room):
-        passed = range(cut._passed)
-        assert cut._aside.end_within(passed, most=0) == passed.stop, "nobody would take it"
+        passed = range(snapshot._passed)
+        assert snapshot._buffer.end_within(passed, most=0) == passed.stop, "nobody would take it"
         while not is_room():
             for _ in range(12):  # more than were asked for
-                seen.extend(next(parts, CutRecords(np.empty(0, np.int64), np.empty(0))).ids_K.tolist())
+                seen.extend(next(parts, SnapshotRecords(np.empty(0, np.int64), np.empty(0))).ids_K.tolist())
 
-    cut = Cut(rows, 0, most_bytes=10 * (4 * 4 + ENTRY_BYTES), wait=read_on)
-    parts = cut.parts(nullcontext)
-    cut.keep(ids_M, np.zeros(50, dtype=np.int32), lambda at_K: np.zeros((len(at_K), 4), dtype=np.int32))
+    snapshot = ConsistentSnapshot(rows, 0, most_bytes=10 * (4 * 4 + ENTRY_BYTES), wait=read_on)
+    parts = snapshot.parts(nullcontext)
+    snapshot.keep(ids_M, np.zeros(50, dtype=np.int32), lambda at_K: np.zeros((len(at_K), 4), dtype=np.int32))
     assert seen
-    assert cut.num_aside == 50 - len(seen)
+    assert snapshot.num_buffered == 50 - len(seen)
     seen += [i for part in parts for i in part.ids_K.tolist()]
     assert sorted(seen) == list(range(50))
 
 
 def test_rows_come_when_nothing_waits_for_the_reader_any_more(monkeypatch):
-    """Until a step has stamped them they look older than the cut."""
+    """Until a step has stamped them they look older than the snapshot."""
     shard = shard_of(PLAIN, 4)
     table = shard._tables["items"]
     forget, num_rows = table._tombstones.forget, []
@@ -525,39 +531,39 @@ def test_rows_come_when_nothing_waits_for_the_reader_any_more(monkeypatch):
 
 
 def test_a_cut_that_nobody_reads_is_given_up_before_it_stops_the_training(monkeypatch):
-    monkeypatch.setattr(cut_module, "LEAST_ASIDE_BYTES", 10 * 4 * 6)
-    monkeypatch.setattr(cut_module, "ASIDE_SHARE", 10**9)
+    monkeypatch.setattr(cut_module, "MIN_BUFFER_BYTES", 10 * 4 * 6)
+    monkeypatch.setattr(cut_module, "BUFFER_SHARE", 10**9)
     shard = shard_of(wait_timeout_s=0.01)
-    shard.freeze(0)
-    parts = shard.export_cut("items", 0)
+    shard.begin_snapshot(0)
+    parts = shard.export_snapshot("items", 0)
     next(parts)
     commit(shard, 1, *range(50))
     assert shard.committed_step == 1
-    with pytest.raises(CutEndedError, match=r"fills the memory that it may take.* in 0\.01 s"):
+    with pytest.raises(SnapshotEndedError, match=r"fills the memory that it may take.* in 0\.01 s"):
         list(parts)
-    shard.freeze(1)
-    assert len(steps_by_id(shard.export_cut("items", 1))) == 50
+    shard.begin_snapshot(1)
+    assert len(steps_by_id(shard.export_snapshot("items", 1))) == 50
 
 
 def test_no_memory_for_what_changes_gives_up_the_cut_and_not_the_step(monkeypatch):
     shard = shard_of()
-    shard.freeze(0)
-    parts = shard.export_cut("items", 0)
+    shard.begin_snapshot(0)
+    parts = shard.export_snapshot("items", 0)
     next(parts)
 
     def no_memory(ids_M):
         raise MemoryError("no memory for another block")
 
-    monkeypatch.setattr(shard._cut.tables["items"].rows._aside, "add", no_memory)
+    monkeypatch.setattr(shard._snapshot.tables["items"].rows._buffer, "add", no_memory)
     commit(shard, 1, *range(50))
     assert steps_by_id([shard.export("items")]) == dict.fromkeys(range(50), 1)
-    with pytest.raises(CutEndedError, match="no memory for what steps change"):
+    with pytest.raises(SnapshotEndedError, match="no memory for what steps change"):
         list(parts)
 
 
 def test_steps_and_writer_on_threads_of_their_own():
     shard, num_steps = shard_of(num_rows=2000), 60
-    shard.freeze(0)
+    shard.begin_snapshot(0)
     expected = contents([shard.export("items")])
     random = np.random.default_rng(0)
     batches = [random.choice(3000, size=300, replace=False) for _ in range(num_steps)]
@@ -571,6 +577,6 @@ def test_steps_and_writer_on_threads_of_their_own():
     with ThreadPoolExecutor(1) as pool:
         trained = pool.submit(train)
         started.wait(20)
-        found = contents(shard.export_cut("items", 0))
+        found = contents(shard.export_snapshot("items", 0))
         trained.result(60)
     assert found == expected

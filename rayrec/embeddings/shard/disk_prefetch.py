@@ -1,4 +1,4 @@
-"""Rows on disk are brought to memory before, and beside, the calls that need them."""
+"""Rows on disk are read into memory before the calls that need them, and while other calls go on."""
 
 from __future__ import annotations
 
@@ -9,21 +9,18 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rayrec.embeddings.table.table import EmbeddingTable
+from rayrec.platform.arrays import Int64Array
 
 logger = logging.getLogger(__name__)
 
-Int64Array = NDArray[np.int64]
 
-_MOST_ANNOUNCED = 8
-"""Announcements that wait; more would be of steps too far ahead for memory to keep their rows."""
+_MAX_WAITING = 8
+"""Prefetches that wait; more would be of steps too far ahead for memory to keep their rows."""
 
 
-class ReadAhead:
-    """Brings up rows of one shard's tables; thread-safe.
+class DiskPrefetch:
+    """Reads rows of one shard's tables from disk; thread-safe.
 
     Args:
         shard: its number, for messages.
@@ -44,7 +41,7 @@ class ReadAhead:
         self._clock = clock
         self._turns = _Turns()  # taken before `changed`
         self._thread: ThreadPoolExecutor | None = None
-        self._num_announced = 0
+        self._num_waiting = 0
         self.busy_s = 0.0
         """Time spent bringing rows up."""
 
@@ -74,26 +71,26 @@ class ReadAhead:
                             table.finish_fetch(fetch)
                     self.busy_s += self._clock() - started
 
-    def announce(self, request: Mapping[str, Int64Array]) -> None:
-        """Bring these rows up in the background; forgotten if several others wait already."""
+    def prefetch(self, request: Mapping[str, Int64Array]) -> None:
+        """Read these rows in the background; dropped if several other prefetches wait already."""
         with self._changed:
-            if self._num_announced >= _MOST_ANNOUNCED:
+            if self._num_waiting >= _MAX_WAITING:
                 return
-            self._num_announced += 1
+            self._num_waiting += 1
             if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="disk-prefetch")
         # A transport may use the memory of its arrays again as soon as this call is over.
-        self._thread.submit(self._follow, {name: ids_M.copy() for name, ids_M in request.items()})
+        self._thread.submit(self._run, {name: ids_M.copy() for name, ids_M in request.items()})
 
-    def _follow(self, announced: Mapping[str, Int64Array]) -> None:
+    def _run(self, request: Mapping[str, Int64Array]) -> None:
         try:
-            self.bring_up(announced, ahead=True)
+            self.bring_up(request, ahead=True)
         except Exception as error:
             # The lookup will bring the rows up itself, or raise.
             logger.warning("shard %d could not read rows ahead: %s", self._shard, error)
         finally:
             with self._changed:
-                self._num_announced -= 1
+                self._num_waiting -= 1
 
 
 class _Turns:

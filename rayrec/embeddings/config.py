@@ -1,97 +1,36 @@
-"""Settings of an embedding table and its optimizer."""
+"""Settings of an embedding table; those of the optimizers are beside them, in `optim`."""
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import ByteSize, Field, model_validator
 
 from rayrec.embeddings.base.layout import WeightDtype
+from rayrec.embeddings.optim.adagrad import AdagradConfig
+from rayrec.embeddings.optim.adam import AdamConfig
+from rayrec.embeddings.optim.ftrl import FtrlConfig
+from rayrec.embeddings.optim.optimizers import OptimizerConfig
+from rayrec.embeddings.optim.partial_rowwise_adam import PartialRowwiseAdamConfig
+from rayrec.embeddings.optim.rowwise_adagrad import RowwiseAdagradConfig
+from rayrec.embeddings.optim.sgd import SgdConfig
 from rayrec.platform.config import Config
 from rayrec.platform.schedule import RateSchedule
 
-
-class RowwiseAdagradConfig(Config):
-    """Adagrad with one accumulator per row: the least state, the usual choice for sparse ids."""
-
-    kind: Literal["rowwise_adagrad"] = "rowwise_adagrad"
-    lr: float = Field(default=0.05, gt=0)
-    """Learning rate."""
-    eps: float = Field(default=1e-8, gt=0)
-    """Added to the root of the accumulator; keeps the first division finite."""
-    initial_accumulator: float = Field(default=0.0, ge=0)
-    """Value of a new row's accumulator; larger values soften the first steps."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """L2 penalty, added to the gradient of the rows a step touches (not decoupled)."""
-
-
-class AdamConfig(Config):
-    """Lazy Adam, as torch.optim.SparseAdam: only touched rows move, and only their moments decay."""
-
-    kind: Literal["adam"] = "adam"
-    lr: float = Field(default=0.001, gt=0)
-    """Learning rate."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
-    """Decay of the running mean of the gradient and of its square."""
-    eps: float = Field(default=1e-8, gt=0)
-    """Added to the root of the second moment, before bias correction, as SparseAdam does."""
-
-
-class SgdConfig(Config):
-    """Plain gradient descent on the rows of a step: no state."""
-
-    kind: Literal["sgd"] = "sgd"
-    lr: float = Field(default=0.1, gt=0)
-    """Learning rate."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """L2 penalty, added to the gradient of the rows a step touches (not decoupled)."""
-
-
-class AdagradConfig(Config):
-    """Adagrad with an accumulator per element, as torch.optim.Adagrad."""
-
-    kind: Literal["adagrad"] = "adagrad"
-    lr: float = Field(default=0.05, gt=0)
-    """Learning rate."""
-    eps: float = Field(default=1e-10, gt=0)
-    """Added to the root of the accumulator."""
-    initial_accumulator: float = Field(default=0.0, ge=0)
-    """Value of a new row's accumulators; larger values soften the first steps."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """L2 penalty, added to the gradient of the rows a step touches (not decoupled)."""
-
-
-class PartialRowwiseAdamConfig(Config):
-    """Lazy Adam whose second moment is one number per row: half the state of Adam."""
-
-    kind: Literal["partial_rowwise_adam"] = "partial_rowwise_adam"
-    lr: float = Field(default=0.001, gt=0)
-    """Learning rate."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
-    """Decay of the running mean of the gradient and of its mean square."""
-    eps: float = Field(default=1e-8, gt=0)
-    """Added to the root of the second moment, after bias correction."""
-
-
-class FtrlConfig(Config):
-    """FTRL-Proximal: rates per element, and weights of exactly zero where the evidence is thin."""
-
-    kind: Literal["ftrl"] = "ftrl"
-    alpha: float = Field(default=0.05, gt=0)
-    """Learning rate; it falls by itself with the gradients seen, so the run's schedule leaves it alone."""
-    beta: float = Field(default=1.0, gt=0)
-    """Added to the root of the accumulator; keeps the first rates finite."""
-    l1: float = Field(default=0.0, ge=0)
-    """Weights whose evidence is below this are zero."""
-    l2: float = Field(default=0.0, ge=0)
-    """Pull towards zero."""
-
-
-OptimizerConfig = Annotated[
-    RowwiseAdagradConfig | AdagradConfig | SgdConfig | AdamConfig | PartialRowwiseAdamConfig | FtrlConfig,
-    Field(discriminator="kind"),
+__all__ = [
+    "AdagradConfig",
+    "AdamConfig",
+    "AdmissionConfig",
+    "DiskConfig",
+    "EvictionConfig",
+    "FtrlConfig",
+    "OptimizerConfig",
+    "PartialRowwiseAdamConfig",
+    "RowwiseAdagradConfig",
+    "SgdConfig",
+    "TableConfig",
 ]
 
 

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from rayrec.embeddings.base.config import EvictionConfig
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import EvictionConfig
 from rayrec.embeddings.lookup.lookups import SyncLookups, TrainerLink
-from rayrec.embeddings.lookup.shared_row_write_back import HeldOverlap
+from rayrec.embeddings.lookup.shared_row_write_back import SharedRowWriteBack
 from rayrec.embeddings.transport.client import LocalTransport, ShardClient
+from rayrec.embeddings.transport.protocol import ApplyCall, FetchCall, WriteBackCall
 from tests.embeddings.sparse_runs import ITEMS, alone, ids, make_shards
 
 
@@ -18,19 +19,20 @@ class RecordingTransport(LocalTransport):
         super().__init__(shards)
         self.calls: list[tuple] = []
 
-    def fetch(self, shard, request, after_step):
-        self.calls.append(("fetch", _named(request), after_step))
-        return super().fetch(shard, request, after_step)
+    def call(self, shard, call):
+        match call:
+            case FetchCall():
+                self.calls.append(("fetch", _named(call.request), call.after_step))
+            case ApplyCall():
+                self.calls.append(("apply", _named_ids(call.update), _named_ids(call.dirty), call.tag.step))
+            case WriteBackCall():
+                self.calls.append(("write_back", _named_ids(call.dirty), call.after_step))
+        return super().call(shard, call)
 
-    def apply(self, shard, tag, update, kept=None):
-        gradients = _named({name: pair[0] for name, pair in update.items()})
-        records = _named({name: pair[0] for name, pair in (kept or {}).items()})
-        self.calls.append(("apply", gradients, records, tag.step))
-        return super().apply(shard, tag, update, kept)
 
-    def write_back(self, shard, incarnation, after_step, kept):
-        self.calls.append(("write_back", _named({name: pair[0] for name, pair in kept.items()}), after_step))
-        return super().write_back(shard, incarnation, after_step, kept)
+def _named_ids(values) -> list[int]:
+    """Of pairs of ids and what goes with them."""
+    return _named({name: ids_M for name, (ids_M, _) in (values or {}).items()})
 
 
 def _named(by_table) -> list[int]:
@@ -54,7 +56,7 @@ def with_rows(*values: int, tables=ITEMS):
     """A shard whose ids have rows since step 0, and what trains it."""
     shards = make_shards(tables, 1)
     transport = RecordingTransport(shards)
-    mode = HeldOverlap(link(transport, tables))
+    mode = SharedRowWriteBack(link(transport, tables))
     step(mode, 0, alone(*values))
     mode.drain()
     transport.calls.clear()
