@@ -19,7 +19,7 @@ from rayrec.platform.errors import InputError
 from rayrec.rl.config import RlConfig
 from rayrec.rl.controller import SingleController
 from rayrec.rl.prompts import PromptStream
-from rayrec.rl.rewards.errors import RewardError
+from rayrec.rl.rewards.base import RewardError
 from rayrec.rl.run import train_policy
 from rayrec.rl.training import CollapsedError, PolicyTraining
 from rayrec.rl.workers import load_policy
@@ -86,10 +86,10 @@ def test_a_run_leaves_what_everything_else_reads(colocated, supervised):
     lines = [json.loads(line) for line in (colocated / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
-    assert {"kl", "entropy", "clip_share", "flat_share", "staleness", "reward/hit.mean"} <= set(steps[0])
+    assert {"kl", "entropy", "clip_share", "zero_variance_share", "staleness", "reward/hit.mean"} <= set(steps[0])
     validations = [line for line in lines if "valid/recall@10" in line]
     assert [line["step"] for line in validations] == [0, 2, 4]
-    phases = {"rollouts.draw", "rewards.score", "reference.log_probs", "learner.update", "sync"}
+    phases = {"rollouts.sample", "rewards.score", "reference.log_probs", "learner.update", "sync"}
     assert {f"seconds/{phase}" for phase in phases} <= set(validations[-1])
     report = json.loads((colocated / "rl-evaluation.json").read_text())
     for who in ("all", "held_out"):
