@@ -27,11 +27,17 @@ def off_policy_command(
     ],
     policy: Annotated[
         TargetPolicy,
-        typer.Option(help="Policy to evaluate: all actions with equal probability, or a softmax over a reward model of the log."),
+        typer.Option(
+            help="Policy to evaluate: all actions with equal probability, or a softmax over a reward model of the log."
+        ),
     ] = TargetPolicy.uniform,
-    temperature: Annotated[float, typer.Option(min=1e-6, help="Temperature of `softmax`, in units of reward.")] = 0.002,
+    temperature: Annotated[
+        float, typer.Option(min=1e-6, help="Temperature of `softmax`, in units of reward.")
+    ] = 0.002,
     resamples: Annotated[int, typer.Option(min=100, help="Bootstrap resamples.")] = 999,
-    max_weight: Annotated[float | None, typer.Option(min=1, help="Clip importance weights to this value.")] = None,
+    max_weight: Annotated[
+        float | None, typer.Option(min=1, help="Clip importance weights to this value.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the folds and of the bootstrap.")] = 0,
 ) -> Answer:
     """Estimate the reward of a policy from the log of another one (off-policy evaluation)."""

@@ -91,9 +91,7 @@ class SingleController:
     def num_learners(self) -> int:
         return len(self._learners)
 
-    def sample(
-        self, chunks: Sequence[Prompts], weights: Promise[Weights] | None
-    ) -> list[Promise[Rollouts]]:
+    def sample(self, chunks: Sequence[Prompts], weights: Promise[Weights] | None) -> list[Promise[Rollouts]]:
         """Sample candidates for every chunk, on the rollout workers in turn."""
         return [
             self._nth(self._rollouts, number).sample.remote(chunk, weights)
@@ -105,9 +103,7 @@ class SingleController:
         summary, scored = self._rewards[0].score.options(num_returns=2).remote(rollouts)
         return summary, scored
 
-    def reference_log_probs(
-        self, rollouts: Sequence[Promise[Rollouts]]
-    ) -> list[Promise[ReferenceLogProbs]]:
+    def reference_log_probs(self, rollouts: Sequence[Promise[Rollouts]]) -> list[Promise[ReferenceLogProbs]]:
         """Compute the supervised policy's log-probabilities of every chunk."""
         return [
             self._nth(self._references, number).reference_log_probs.remote(chunk)
@@ -154,7 +150,11 @@ class SingleController:
         """Return what a run continues from: weights, state of the optimizer, state of the rewards."""
         learner = self._learners[0]
         weights, optimizer_state, rewards = self.get(
-            [learner.weights.remote(), learner.optimizer_state.remote(), self._rewards[0].reward_state.remote()]
+            [
+                learner.weights.remote(),
+                learner.optimizer_state.remote(),
+                self._rewards[0].reward_state.remote(),
+            ]
         )
         return weights, optimizer_state, rewards
 

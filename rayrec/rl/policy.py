@@ -36,7 +36,6 @@ from rayrec.rl.rollouts import ReferenceLogProbs, Rollouts
 from rayrec.samples.base.batches import FeatureBatch, Int64Array, SampleBatch
 from rayrec.samples.features.row_features import RowFeatures
 
-
 UNCHECKED = -1
 """Version of a policy while its weights are not verified yet."""
 

@@ -60,7 +60,9 @@ class RolloutQueue(Generic[T]):
         """
         age = self._age_at_turn(version)
         if age < 0:
-            raise ValueError(f"batch {self._next_put} is sampled by version {version}, which does not exist yet")
+            raise ValueError(
+                f"batch {self._next_put} is sampled by version {version}, which does not exist yet"
+            )
         if age > self._max_staleness:
             raise StaleRolloutsError(
                 f"batch {self._next_put}, sampled by version {version}, would be learned from at an age of "

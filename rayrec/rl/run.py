@@ -190,7 +190,9 @@ class _Run:
 
     def _validate(self, training: PolicyTraining, controller: SingleController) -> None:
         """Evaluate the policy as it is now, and save it."""
-        evaluated = training.evaluate(self._validation, lists_of(self._config, [self._config.rollout.temperature]))
+        evaluated = training.evaluate(
+            self._validation, lists_of(self._config, [self._config.rollout.temperature])
+        )
         scores = {name: float(scores_U.mean()) for name, scores_U in evaluated.scores().items()}
         value, step = scores[self._best_metric], training.step
         if is_best := value > self._best_value:

@@ -157,7 +157,9 @@ class RolloutScorer:
 
     def evaluate(self, sampled: SampledLists) -> EvaluatedLists:
         """Compute metrics of sampled lists, with rewards that are not normalized."""
-        return sampled.evaluated(lambda items_UK, log_probs_UK: self._rewards(sampled, items_UK, log_probs_UK))
+        return sampled.evaluated(
+            lambda items_UK, log_probs_UK: self._rewards(sampled, items_UK, log_probs_UK)
+        )
 
     def _rewards(
         self, sampled: SampledLists, items_UK: np.ndarray, log_probs_UK: np.ndarray

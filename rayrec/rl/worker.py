@@ -1,7 +1,7 @@
 """The actor of reinforcement learning: one process with one or several roles, a typed method for each call.
 
-    sample: Prompts, Weights ─► Rollouts ─┬─► score: ScoredRollouts ──────────────┐
-                                          └─► reference_log_probs: ReferenceLogProbs ─┴─► update: next weights
+sample: Prompts, Weights ─► Rollouts ─┬─► score: ScoredRollouts ──────────────┐
+                                      └─► reference_log_probs: ReferenceLogProbs ─┴─► update: next weights
 """
 
 from __future__ import annotations

@@ -42,7 +42,10 @@ def test_the_temperature_is_that_of_the_best_lists(caplog):
 
 def test_a_best_temperature_at_the_edge_of_those_tried_is_reported(caplog):
     assert best_temperature(evaluated([0], [[0.1, 0.3]]), (1.0, 0.5), "the policy") == 0.5
-    assert "lists of the policy have the highest reward at 0.5, the lowest of evaluation.temperatures" in caplog.text
+    assert (
+        "lists of the policy have the highest reward at 0.5, the lowest of evaluation.temperatures"
+        in caplog.text
+    )
     caplog.clear()
     assert best_temperature(evaluated([0], [[0.1]]), (1.0,), "the policy") == 1.0
     assert not caplog.records

@@ -238,9 +238,7 @@ def test_a_data_set_with_labels_and_times_is_learned_from_like_any_other(tmp_pat
     _, _, sampled, scored, _ = learned(config_of(run, rewards=rewards))
     hits = [rollouts.items_UG == rollouts.prompts.targets_U[:, None] for rollouts in sampled]
     worth = {
-        float(value)
-        for hit_UG, each in zip(hits, scored, strict=True)
-        for value in each.rewards_UG[hit_UG]
+        float(value) for hit_UG, each in zip(hits, scored, strict=True) for value in each.rewards_UG[hit_UG]
     }
     assert worth <= {1.0, 2.0}  # hits are rare here
     assert {float(target) for each in scored for target in each.target_rewards_U} == {1.0, 2.0}

@@ -31,7 +31,6 @@ from rayrec.rl.losses.terms import (
 )
 from rayrec.rl.policy import importance_weights
 
-
 LOSSES = POLICY_LOSSES.names()
 PREFERENCES = ("dpo", "s_dpo")
 

@@ -10,8 +10,8 @@ from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Query, Recommender
 from rayrec.platform.errors import InputError
 from rayrec.rl.config import PromptsConfig, RlConfig
-from rayrec.rl.prompts import PromptStream
 from rayrec.rl.policy import Policy
+from rayrec.rl.prompts import PromptStream
 from rayrec.rl.scoring import RolloutScorer
 from tests.ranking import prepared_histories, prepared_ratings, ranker_run, rated_source, recommender_run
 from tests.runs import make_semantic_ids

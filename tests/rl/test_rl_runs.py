@@ -86,7 +86,9 @@ def test_a_run_leaves_what_everything_else_reads(colocated, supervised):
     lines = [json.loads(line) for line in (colocated / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
-    assert {"kl", "entropy", "clip_share", "zero_variance_share", "staleness", "reward/hit.mean"} <= set(steps[0])
+    assert {"kl", "entropy", "clip_share", "zero_variance_share", "staleness", "reward/hit.mean"} <= set(
+        steps[0]
+    )
     validations = [line for line in lines if "valid/recall@10" in line]
     assert [line["step"] for line in validations] == [0, 2, 4]
     phases = {"rollouts.sample", "rewards.score", "reference.log_probs", "learner.update", "sync"}

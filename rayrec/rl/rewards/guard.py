@@ -86,7 +86,9 @@ class RewardGuard:
         new = [sentence for what, sentence in holds.items() if what not in self._batches_since]
         since = {what: batches + 1 for what, batches in self._batches_since.items()}
         since |= dict.fromkeys(holds, 0)
-        self._batches_since = {what: batches for what, batches in since.items() if batches < self._config.window}
+        self._batches_since = {
+            what: batches for what, batches in since.items() if batches < self._config.window
+        }
         metrics = {f"{name}.variance_share": share for name, share in shares.items()}
         return GuardReport(new, {**metrics, "zero_variance_groups": zero_variance})
 

@@ -21,7 +21,6 @@ from rayrec.rl.rewards.base import CandidateLists, RewardArray, RewardContext, R
 from rayrec.samples.base.intervals import Int64Array
 from rayrec.samples.importers.tables import RawTable, read_table
 
-
 logger = logging.getLogger(__name__)
 
 

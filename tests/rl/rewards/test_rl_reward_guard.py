@@ -134,7 +134,11 @@ def test_each_warning_is_given_once_until_its_cause_ends():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"max_share": 1.1}, "max_share"), ({"max_zero_variance": -0.1}, "max_zero_variance"), ({"window": 0}, "window")],
+    [
+        ({"max_share": 1.1}, "max_share"),
+        ({"max_zero_variance": -0.1}, "max_zero_variance"),
+        ({"window": 0}, "window"),
+    ],
 )
 def test_settings_that_mean_nothing_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
@@ -155,7 +159,10 @@ def test_a_value_around_its_bound_is_not_reported_repeatedly():
 
 
 def test_a_guard_continues_from_its_state():
-    guard, batches = RewardGuard(GuardConfig(window=2)), [mixed(**each) for each in (EQUAL, EQUAL, LOUD, EQUAL, LOUD, LOUD)]
+    guard, batches = (
+        RewardGuard(GuardConfig(window=2)),
+        [mixed(**each) for each in (EQUAL, EQUAL, LOUD, EQUAL, LOUD, LOUD)],
+    )
     expected = watched(guard, *batches)
     for done in range(len(batches)):
         begun, goes_on = RewardGuard(GuardConfig(window=2)), RewardGuard(GuardConfig(window=2))

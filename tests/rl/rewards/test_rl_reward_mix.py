@@ -12,12 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
-from rayrec.rl.rewards.base import CandidateLists
-from rayrec.rl.rewards.base import RewardError
+from rayrec.rl.rewards.base import CandidateLists, RewardError
 from rayrec.rl.rewards.list_quality import Diversity, Validity
 from rayrec.rl.rewards.logged_targets import Hit, PrefixMatch, RankPosition
-from rayrec.rl.rewards.mix import LARGEST, RewardMix, WeightedReward
-from rayrec.rl.rewards.mix import Moments
+from rayrec.rl.rewards.mix import LARGEST, Moments, RewardMix, WeightedReward
 from tests.rl.rewards.rl_lists import CODES_IL, Told, lists_of, permuted, some_lists
 
 TWO = lists_of([[0, 1]])
