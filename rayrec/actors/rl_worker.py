@@ -1,6 +1,7 @@
 """Processes of reinforcement learning: what each has besides its part of the algorithm, and how they start.
 
-    RayProcesses.spawn(RlWorker, ...) ─► handles;  handle.sample.remote(...) ─► promise;  get([promise]) ─► answer
+    RayProcesses.spawn(RlWorker, ...) ─► handles
+    handle.sample.remote(...) ─► promise;  get([promise]) ─► answer
 
 `RlWorker` itself is in `rayrec.rl.worker`, since actors know nothing of the algorithm.
 """

@@ -27,9 +27,7 @@ def off_policy_command(
     ],
     policy: Annotated[
         TargetPolicy,
-        typer.Option(
-            help="Policy to evaluate: all actions with equal probability, or a softmax over a reward model of the log."
-        ),
+        typer.Option(help="Policy to evaluate: uniform, or a softmax over a reward model of the log."),
     ] = TargetPolicy.uniform,
     temperature: Annotated[
         float, typer.Option(min=1e-6, help="Temperature of `softmax`, in units of reward.")

@@ -22,8 +22,8 @@ class PromptsConfig(Config):
     """Which users candidates are sampled for."""
 
     split: Literal["train", "valid"] = "train"
-    """`valid`: events that supervised training did not learn from, so that the policy cannot have memorized the
-    targets. The best snapshot is then chosen on the users that are held out."""
+    """`valid`: events that supervised training did not learn from, so that the policy cannot have memorized
+    the targets. The best snapshot is then chosen on the users that are held out."""
     event: Literal["last", "any"] = "any"
     """Which event of a training row is the logged target."""
     users_per_step: _Count = 256
@@ -35,8 +35,8 @@ class PromptsConfig(Config):
     def _validation_has_users(self) -> PromptsConfig:
         if self.split == "valid" and self.held_out_share == 0:
             raise ValueError(
-                "rl.prompts.held_out_share must be above 0 with split: valid: the validation users are trained "
-                "on, so no users would be left to choose the best snapshot on"
+                "rl.prompts.held_out_share must be above 0 with split: valid: the validation users are "
+                "trained on, so no users would be left to choose the best snapshot on"
             )
         return self
 
@@ -49,8 +49,9 @@ class RolloutConfig(Config):
     group_size: Annotated[int, Field(ge=2)] = 16
     """Candidates per user; their rewards are compared with each other."""
     method: Literal["sample", "stochastic_beam", "beam"] = "sample"
-    """`sample`: independent samples; `stochastic_beam`: samples without replacement, with importance weights (Kool
-    et al., 2019); `beam`: the likeliest candidates, which biases the gradient, since they are no samples."""
+    """`sample`: independent samples; `stochastic_beam`: samples without replacement, with importance weights
+    (Kool et al., 2019); `beam`: the likeliest candidates, which biases the gradient, since they are no
+    samples."""
     temperature: _Positive = 1.0
     """Sampling temperature; the learner computes ratios at the same temperature."""
     exclude_seen: bool = True
@@ -74,8 +75,8 @@ class LearnerConfig(Config):
     warmup_steps: Annotated[int, Field(ge=0)] = 10
     """Optimizer steps over which the learning rate rises from 0."""
     updates_per_batch: _Count = 1
-    """Optimizer steps per batch, each on an equal share of its users. With one, and rollouts of the learner's own
-    weights, every ratio is 1, and nothing is ever clipped."""
+    """Optimizer steps per batch, each on an equal share of its users. With one, and rollouts of the learner's
+    own weights, every ratio is 1, and nothing is ever clipped."""
     micro_batches: _Count = 1
     """Parts of an update that are computed one after another, to save memory; their gradients are added."""
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
@@ -89,7 +90,8 @@ class LearnerConfig(Config):
     def _something_is_learned(self) -> LearnerConfig:
         if not (self.reward_weight or self.kl_coefficient or self.nll_coefficient):
             raise ValueError(
-                "learner.reward_weight, kl_coefficient and nll_coefficient are all 0: nothing would be learned"
+                "learner.reward_weight, kl_coefficient and nll_coefficient are all 0: nothing would be "
+                "learned"
             )
         return self
 
@@ -106,8 +108,8 @@ class AlarmConfig(Config):
 class PlacementConfig(Config):
     """Which processes do what.
 
-    `colocated`: the same processes sample and learn in turn; `disaggregated`: processes of their own, in step;
-    `async`: processes of their own, rollouts may be older than the learner.
+    `colocated`: the same processes sample and learn in turn; `disaggregated`: processes of their own, in
+    step; `async`: processes of their own, rollouts may be older than the learner.
     """
 
     kind: Literal["colocated", "disaggregated", "async"] = "colocated"
@@ -118,8 +120,9 @@ class PlacementConfig(Config):
     max_policy_lag: Literal[0, 1] = 0
     """`disaggregated`: steps that rollouts may trail the learner."""
     max_staleness: Annotated[int, Field(ge=1)] = 4
-    """`async`: largest age of a batch in optimizer steps, at the last of its updates. Batches are begun as early as
-    this allows, so it is also their usual age: choose the smallest value that keeps all processes busy."""
+    """`async`: largest age of a batch in optimizer steps, at the last of its updates. Batches are begun as
+    early as this allows, so it is also their usual age: choose the smallest value that keeps all processes
+    busy."""
     sync_every: _Count = 1
     """`async`: steps between two transfers of weights to the rollout workers."""
     threads: _Count = 1
@@ -134,15 +137,15 @@ class RlEvaluationConfig(Config):
     every_steps: _Count = 50
     """Steps between two validations, each of which saves a snapshot."""
     metric: Literal["reward", "recall@1", "recall@10", "recall@50", "ndcg@10", "ndcg@50"] = "ndcg@10"
-    """Metric that chooses the best snapshot, on the validation users; with `prompts.split: valid`, on those held
-    out. `reward` is that of lists sampled at `rollout.temperature`."""
+    """Metric that chooses the best snapshot, on the validation users; with `prompts.split: valid`, on those
+    held out. `reward` is that of lists sampled at `rollout.temperature`."""
     max_users: _Count | None = None
     """Validation users during training (default: all)."""
     list_size: _Count = 10
     """Distinct items of the lists that are sampled and scored."""
     temperatures: tuple[_Positive, ...] = (0.25, 0.5, 0.7, 0.85, 1.0, 1.2)
-    """Temperatures tried for the lists of either policy; each is reported at its best. Codes are sharpened one by
-    one, so lists at a low temperature are not those of the likeliest items."""
+    """Temperatures tried for the lists of either policy; each is reported at its best. Codes are sharpened
+    one by one, so lists at a low temperature are not those of the likeliest items."""
     batch_size: _Count = 512
 
 

@@ -4,11 +4,11 @@
                      ── score(rollouts) ────────────────► the rewards' process
                      ── update(totals, scored, ...) ────► every learner, with chunks of its own
 
-Calls return promises, which may be arguments of other calls: candidates go from the worker that sampled them to
-those that score them and learn from them, and never through the controller.
+Calls return promises, which may be arguments of other calls: candidates go from the worker that sampled them
+to those that score them and learn from them, and never through the controller.
 
-With `colocated`, the groups are roles of the same processes, which take turns; otherwise each has processes of
-its own. The algorithm (`training.py`) does not know which.
+With `colocated`, the groups are roles of the same processes, which take turns; otherwise each has processes
+of its own. The algorithm (`training.py`) does not know which.
 
 Source: a single controller over worker groups is HybridFlow's, Sheng et al., EuroSys 2025, arXiv:2409.19256.
 """
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Promise(Generic[T]):
-    """The type of what a worker will return (at run time, Ray's `ObjectRef`). Calls take it in place of a value."""
+    """Type of what a worker will return: Ray's `ObjectRef`, which calls take in place of a value."""
 
 
 class SingleController:
@@ -179,7 +179,7 @@ class SingleController:
         self.get([worker.take.remote(weights) for worker in self._rollouts])
 
     def seconds(self) -> dict[str, float]:
-        """Return the time spent in each kind of call, summed over processes, and on loading weights (`sync`)."""
+        """Return the time spent in each kind of call, and on loading weights (`sync`), over all processes."""
         found: dict[str, float] = {}
         spent: list[dict[str, float]] = self.get([worker.seconds.remote() for worker in self._all])
         for of_worker in spent:

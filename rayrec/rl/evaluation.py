@@ -1,8 +1,8 @@
 """The policy before and after reinforcement learning: gains, and what has become worse.
 
-Both policies are evaluated at several temperatures: a policy that is merely sharper than before samples better
-lists without having learned anything, so the baseline is the supervised policy at its best temperature. The
-temperature of either policy is chosen on validation users, never on those that are reported.
+Both policies are evaluated at several temperatures: a policy that is merely sharper than before samples
+better lists without having learned anything, so the baseline is the supervised policy at its best
+temperature. The temperature of either policy is chosen on validation users, never on those that are reported.
 
 Axes: U users, T temperatures.
 """

@@ -2,10 +2,11 @@
 
     ScoredRollouts, ReferenceLogProbs ─► PolicyBatch ─► PolicyProgram.backward, update ─► next weights
 
-Embedding rows are those of the supervised run and stay frozen, so rollouts of every version read the same rows.
+Embedding rows are those of the supervised run and stay frozen, so rollouts of every version read the same
+rows.
 
-Axes: U users, G candidates of a user, W candidates and the logged target, L codes of a candidate, E items of a
-history.
+Axes: U users, G candidates of a user, W candidates and the logged target, L codes of a candidate, E items of
+a history.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def relative_change(after_U: np.ndarray, before_U: np.ndarray, seed: int = 0) ->
 
 
 def _resampled(scores_U: np.ndarray, seed: int) -> np.ndarray:
-    """[R] means over users resampled with replacement; the same users for the same seed and number of users."""
+    """[R] means over users resampled with replacement; a function of seed and number of users."""
     random = np.random.default_rng(seed)
     found = np.empty(NUM_RESAMPLES)
     for resample in range(NUM_RESAMPLES):

@@ -2,8 +2,8 @@
 
 One class for rollouts, the reference and evaluation; the learner uses the same network and functions.
 
-Axes: U users, G candidates of a user, W candidates and the logged target, L codes of a candidate, E items of a
-history.
+Axes: U users, G candidates of a user, W candidates and the logged target, L codes of a candidate, E items of
+a history.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     training rows ─ truncated before an event ─┐
     validation rows ───────────────────────────┴─► Prompts of a step ─► chunks, each sampled on one worker
 
-The prompts of a step depend on settings, seed and files alone, so a resumed run gets the same ones. Users that
-are held out are in no prompt: the policy is evaluated on them.
+The prompts of a step depend on settings, seed and files alone, so a resumed run gets the same ones. Users
+that are held out are in no prompt: the policy is evaluated on them.
 
 Axes: U users, E items of a history, N events of all histories.
 """
@@ -121,8 +121,8 @@ class PromptStream:
         self._columns = _Columns.of(config.split, self.plan.spec.schema.names)
 
     def step(self, step: int) -> Prompts:
-        """Read the prompts of a step, counted from 0. They have fewer users than rows are read where some are held
-        out or have a single event; if none is left, the rows of the next step are used.
+        """Read the prompts of a step, counted from 0. They have fewer users than rows are read where some are
+        held out or have a single event; if none is left, the rows of the next step are used.
 
         Raises:
             InputError: no step has any users left.

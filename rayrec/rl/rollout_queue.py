@@ -3,8 +3,8 @@
     may_begin(version) ─► put(version, batch) ─► ... in the order begun ... ─► take(version)
 
 The age of a batch is the number of optimizer steps between the policy that sampled it and the last update on
-it. The learner takes batches in the order in which they were begun, so the age is known when a batch is begun:
-one that would be too old is not begun, and no sample is ever discarded.
+it. The learner takes batches in the order in which they were begun, so the age is known when a batch is
+begun: one that would be too old is not begun, and no sample is ever discarded.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class RolloutQueue(Generic[T]):
         """Take the oldest batch, for a learner of this version.
 
         Raises:
-            StaleRolloutsError: it is too old, since the learner has taken steps that the queue does not know of.
-            LookupError: there is none.
+            StaleRolloutsError: it is too old, since the learner has taken steps that the queue does not know
+            of. LookupError: there is none.
         """
         if not self._held:
             raise LookupError("no batch was begun")

@@ -25,8 +25,8 @@ class Rollouts:
     items_UG: Int64Array
     """Catalog positions, in sampling order; -1 where a user has no further candidate."""
     code_log_probs_UGL: np.ndarray
-    """Log-probability of each code given those before it, by the policy that sampled, under its trie, filter and
-    temperature; 0 where there is no candidate."""
+    """Log-probability of each code given those before it, by the policy that sampled, under its trie, filter
+    and temperature; 0 where there is no candidate."""
     weights_UG: np.ndarray
     """How much each candidate counts in its group, in sum 1; 0 where there is no candidate."""
     target_log_probs_U: np.ndarray

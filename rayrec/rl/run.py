@@ -74,8 +74,8 @@ def train_policy(
         resume: continue from the folder's last snapshot.
 
     Raises:
-        InputError: the config, the supervised run, the data or the folder cannot be used; nothing was started.
-        RewardError, DivergedError: the step was not applied; the last snapshot is complete.
+        InputError: the config, the supervised run, the data or the folder cannot be used; nothing was
+        started. RewardError, DivergedError: the step was not applied; the last snapshot is complete.
         CollapsedError: an alarm; the best snapshot is unchanged.
     """
     config, path = config.with_absolute_paths(), Path(run)

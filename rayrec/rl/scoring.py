@@ -1,4 +1,5 @@
-"""Scores rollouts: prompts and candidates become lists for the rewards, whose moments and guard are kept here.
+"""Scores rollouts: prompts and candidates become lists for the rewards, whose moments and guard are kept
+here.
 
     Rollouts ─► CandidateLists ─► RewardMix ─► ScoredRollouts
                                       └─► RewardGuard: warnings

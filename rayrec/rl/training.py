@@ -12,8 +12,8 @@
     async            it will be at most `max_staleness` steps old when it is learned from
 
 Batches are learned from in the order in which they were begun, so their age is known in advance
-(`rollout_queue`). Where a snapshot is due, no batch is begun ahead and weights are sent, so that a resumed run
-samples what this one would have sampled.
+(`rollout_queue`). Where a snapshot is due, no batch is begun ahead and weights are sent, so that a resumed
+run samples what this one would have sampled.
 """
 
 from __future__ import annotations

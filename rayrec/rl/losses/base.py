@@ -19,8 +19,8 @@ class SampledGroups:
     """Groups of candidates with their rewards. Log-probabilities are 0 where there is no candidate."""
 
     old_log_probs_UGL: Tensor
-    """Log-probability of each code given those before it, by the policy that sampled the candidates, under the
-    same trie, filter and temperature."""
+    """Log-probability of each code given those before it, by the policy that sampled the candidates, under
+    the same trie, filter and temperature."""
     rewards_UG: Tensor
     weights_UG: Tensor
     """How much each candidate counts within its group, in sum 1; 0 where there is no candidate."""

@@ -1,7 +1,7 @@
 """The table of policy losses, and the type of a config's entry that names one of them.
 
-A new loss is a subclass of `PolicyLoss` and a line in `POLICY_LOSSES`, or an entry point of another package in
-the group `rayrec.policy_losses`: docs/guides/add-a-policy-loss.md.
+A new loss is a subclass of `PolicyLoss` and a line in `POLICY_LOSSES`, or an entry point of another package
+in the group `rayrec.policy_losses`: docs/guides/add-a-policy-loss.md.
 """
 
 from __future__ import annotations

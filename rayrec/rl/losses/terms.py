@@ -1,11 +1,11 @@
-"""What policy losses are made of: advantages, ratios, clipping, soft gates, sums over the codes of a candidate.
+"""What policy losses are made of: advantages, ratios, clipping, soft gates, sums over codes.
 
 Everything here is to be *maximized*. Values per code are reduced to one number per candidate
 (`sum_over_codes`), so that groups can be weighted and split among learners in one place.
 
-A group are the candidates sampled for one user. Each has a weight, and the weights of a group sum to one: 1 / G
-for independent samples, more for what a sample without replacement was unlikely to contain. A position without
-a candidate has weight 0 and advantage 0.
+A group are the candidates sampled for one user. Each has a weight, and the weights of a group sum to one: 1/G
+for independent samples, more for what a sample without replacement was unlikely to contain. A position
+without a candidate has weight 0 and advantage 0.
 
 Axes: U users, G candidates of a user, L codes of a candidate.
 """
@@ -156,9 +156,9 @@ def bounded_old(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) ->
 
 
 def kl_to_reference(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
-    """Estimate the KL divergence: ρ - log ρ - 1 with ρ = π_ref / π, elementwise. Never negative, and averaged over samples of π the
-    divergence KL(π ‖ π_ref). Its gradient is that of KL(π_ref ‖ π), since samples are not differentiated: as
-    a penalty, it keeps what the reference finds likely.
+    """Estimate the KL divergence: ρ - log ρ - 1 with ρ = π_ref / π, elementwise. Never negative, and averaged
+    over samples of π the divergence KL(π ‖ π_ref). Its gradient is that of KL(π_ref ‖ π), since samples are
+    not differentiated: as a penalty, it keeps what the reference finds likely.
 
     Source: Schulman, "Approximating KL divergence", 2020, estimator k3; as GRPO uses it, arXiv:2402.03300,
     eq. 4.

@@ -40,7 +40,8 @@ class CandidateLists:
     items_UG: Int64Array
     """[U, G] catalog positions; -1 where there is no candidate."""
     log_probs_UG: np.ndarray
-    """[U, G] log-probability by the policy that sampled them, -inf at -1. A list is ordered by these, descending."""
+    """[U, G] log-probability by the policy that sampled them, -inf at -1. A list is ordered by these,
+    descending."""
     targets_U: Int64Array
     """[U] the logged next item of each user; -1 where it is unknown."""
     user_keys: Sequence[str]

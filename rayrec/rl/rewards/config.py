@@ -7,8 +7,8 @@ rewards:
     - {kind: business_value, path: margins.csv, column: margin, weight: 0.1, normalize: standard}
     - {kind: novelty, weight: 0.0, by_scenario: {discover: 0.5}}
 
-A new reward is a subclass of `RewardSettings` and a line in `REWARDS`, or an entry point of another package in
-the group `rayrec.rewards`: docs/guides/add-a-reward.md.
+A new reward is a subclass of `RewardSettings` and a line in `REWARDS`, or an entry point of another package
+in the group `rayrec.rewards`: docs/guides/add-a-reward.md.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class RewardsConfig(Config):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(
-                    f"rewards.parts has {names.count(name)} rewards of the name {name!r}; give each a name of "
-                    "its own with name, or their metrics would be mixed up"
+                    f"rewards.parts has {names.count(name)} rewards of the name {name!r}; give each a name "
+                    "of its own with name, or their metrics would be mixed up"
                 )
         if TOTAL in names:
             raise ValueError(f"rewards.parts has a reward of the name {TOTAL!r}, which is that of the sum")

@@ -42,8 +42,8 @@ class RankerConfig(RewardSettings):
 
     kind: Literal["ranker"] = "ranker"
     ranking: RankingConfig
-    """Which model, and the weights of its labels. The number of candidates and the weight of the recommender's
-    own score do not apply here."""
+    """Which model, and the weights of its labels. The number of candidates and the weight of the
+    recommender's own score do not apply here."""
 
     def build(self, context: RewardContext) -> LearnedRanker:
         assert context.load_ranker is not None, "the context can load ranking models"

@@ -1,7 +1,7 @@
 """Warns when rewards give the policy nothing to learn, or when one reward dominates the others.
 
-A policy learns from how the candidates of one user differ, so the guard looks at the variance within groups: a
-reward that differs only between users has no effect.
+A policy learns from how the candidates of one user differ, so the guard looks at the variance within groups:
+a reward that differs only between users has no effect.
 
 Axes: U users, G candidates of a user (a group), N candidates that are there.
 """
@@ -122,9 +122,9 @@ class RewardGuard:
             return {}
         return {
             f"share of {name}": (
-                f"over the last {self._config.window} chunks, the reward {name!r} has {share:.0%} of the variance "
-                f"of the total within groups, more than {self._config.max_share:.0%}: the policy learns almost "
-                "nothing from the others; lower its weight, or normalize them"
+                f"over the last {self._config.window} chunks, the reward {name!r} has {share:.0%} of the "
+                f"variance of the total within groups, more than {self._config.max_share:.0%}: the policy "
+                "learns almost nothing from the others; lower its weight, or normalize them"
             )
             for name, share in shares.items()
             if share > self._config.max_share
@@ -135,9 +135,9 @@ class RewardGuard:
             return {}
         return {
             _ZERO_VARIANCE: (
-                f"over the last {self._config.window} chunks, {zero_variance:.0%} of the groups have the same "
-                f"total for all candidates, more than {self._config.max_zero_variance:.0%}: nothing is learned "
-                "from them; sample larger groups or at a higher temperature, or add a reward that "
+                f"over the last {self._config.window} chunks, {zero_variance:.0%} of the groups have the "
+                f"same total for all candidates, more than {self._config.max_zero_variance:.0%}: nothing is "
+                "learned from them; sample larger groups or at a higher temperature, or add a reward that "
                 "distinguishes candidates"
             )
         }

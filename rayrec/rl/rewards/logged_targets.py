@@ -82,8 +82,8 @@ class PrefixMatch:
 class RankPosition:
     """1 / log2(2 + p) for the logged item at position p (from 0) of its list: its gain in NDCG.
 
-    With `penalty`, the other items are scored instead: the one at position p gets -1 / log2(2 + p), divided by
-    the sum of 1 / log2(2 + p) over the candidates of the list, so that likelier wrong items cost more; the
+    With `penalty`, the other items are scored instead: the one at position p gets -1 / log2(2 + p), divided
+    by the sum of 1 / log2(2 + p) over the candidates of the list, so that likelier wrong items cost more; the
     logged item gets 0. Meant to be combined with `Hit`.
 
     Source: Järvelin and Kekäläinen, ACM TOIS 2002 (discounted gain); the penalty is the ranking reward of
@@ -114,8 +114,8 @@ class RankPosition:
 def positions(lists: CandidateLists) -> np.ndarray:
     """[U, G] position of each candidate by descending log-probability, from 0; undefined where there is none.
 
-    Items of equal log-probability keep their order in the list. An item that was sampled several times has one
-    position, so that equal candidates have equal rewards.
+    Items of equal log-probability keep their order in the list. An item that was sampled several times has
+    one position, so that equal candidates have equal rewards.
     """
     order_UG = np.argsort(-lists.log_probs_UG, axis=1, kind="stable")
     items_UG = np.take_along_axis(lists.items_UG, order_UG, axis=1)

@@ -26,8 +26,8 @@ TOTAL = "total"
 """Name of the sum among the metrics."""
 
 LARGEST = 1e100
-"""Largest absolute reward, with and without its weight. Larger ones are finite, but their squares may overflow,
-and such moments would make all later rewards 0."""
+"""Largest absolute reward, with and without its weight. Larger ones are finite, but their squares may
+overflow, and such moments would make all later rewards 0."""
 
 
 _ROUNDING = 1e-9
@@ -63,7 +63,8 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Population standard deviation; 0 before there are numbers, and where they are equal up to rounding."""
+        """Population standard deviation; 0 before there are numbers, and where they are equal up to
+        rounding."""
         std = math.sqrt(self.squares / self.count) if self.count else 0.0
         return std if std > _ROUNDING * abs(self.mean) else 0.0
 
@@ -78,8 +79,8 @@ class WeightedReward:
     by_scenario: Mapping[str, float] = field(default_factory=dict)
     """Scenario -> the weight there; `weight` applies in others, and where the scenario is unknown."""
     normalize: Normalize = "none"
-    """`standard`: subtract the mean of all candidates so far, this batch included, and divide by their standard
-    deviation. While all candidates have been equal, the result is 0."""
+    """`standard`: subtract the mean of all candidates so far, this batch included, and divide by their
+    standard deviation. While all candidates have been equal, the result is 0."""
 
     @property
     def counts(self) -> bool:
@@ -99,7 +100,8 @@ class MixedRewards:
     """Name -> [U, G] contribution to the total, of the parts that count."""
     is_item_UG: NDArray[np.bool_]
     metrics: Mapping[str, float]
-    """`hit.mean`, `hit.std`, ... of every part, not normalized, and of `total`; 0 if there is no candidate."""
+    """`hit.mean`, `hit.std`, ... of every part, not normalized, and of `total`; 0 if there is no
+    candidate."""
 
 
 class RewardMix:
