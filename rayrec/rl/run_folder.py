@@ -84,8 +84,8 @@ class RlRunFolder:
         base, started_from = _base_of(config), folder.state["init_snapshot"]
         if base.path.name != started_from:
             raise InputError(
-                f"{path}: started from {started_from} of {config.init_from}, whose {config.snapshot} snapshot "
-                f"is {base.path.name} by now, so the reference would be another one; start a new run"
+                f"{path}: started from {started_from} of {config.init_from}, whose {config.snapshot} "
+                f"snapshot is {base.path.name} by now, so the reference would be another one; start a new run"
             )
         found = cls(folder, base, policy)
         last = found.last()
