@@ -40,19 +40,26 @@ class _Method:
 
     def remote(self, *arguments: Any, **named: Any) -> Any:
         """The promise of the answer, or so many promises as `num_returns` says of a tuple's items."""
-        if self._thread is not None:
-            assert self._num_returns == 1, "actors with several answers have no thread of their own"
-            return self._thread.submit(self._call, arguments, named)
         promises: list[Future[Any]] = [Future() for _ in range(self._num_returns)]
+        if self._thread is None:
+            self._keep(promises, arguments, named)
+        else:
+            self._thread.submit(self._keep, promises, arguments, named)
+        return promises if len(promises) > 1 else promises[0]
+
+    def _keep(
+        self, promises: Sequence[Future[Any]], arguments: Sequence[Any], named: Mapping[str, Any]
+    ) -> None:
         try:
             answer = self._call(arguments, named)
+            parts = list(answer) if len(promises) > 1 else [answer]
+            assert len(parts) == len(promises), "the caller says how many there are"
         except Exception as error:
             for promise in promises:
                 promise.set_exception(error)
         else:
-            for promise, part in zip(promises, answer if len(promises) > 1 else [answer], strict=True):
+            for promise, part in zip(promises, parts, strict=True):
                 promise.set_result(part)
-        return promises if len(promises) > 1 else promises[0]
 
     def _call(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
         kept = [value.result() if isinstance(value, Future) else value for value in arguments]
@@ -93,7 +100,7 @@ class InProcessHost:
         return self._meetings.get(stage)
 
     def close(self) -> None:
-        """Let members that wait for one that failed go, and end all threads."""
+        # Those that wait for one that failed are let go first.
         for meeting in self._meetings.values():
             meeting.abort()
         for thread in self._threads:

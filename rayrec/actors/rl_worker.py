@@ -1,115 +1,122 @@
-"""Processes of reinforcement learning: shells around the parts of an algorithm, which know nothing of Ray.
+"""Processes of reinforcement learning: what each has besides its part of the algorithm, and how they start.
 
-make(place) ─► {"learner": PolicyLearner, "rollouts": RolloutWorker, ...}      what this process is for
-call("rollouts", "draw", ...)                                                  of one part at a time
+    RlProcesses.spawn(RlWorker, ...) ─► handles
+    handle.sample.remote(...) ─► promise;  get([promise]) ─► answer
+
+`RlWorker` itself is in `rayrec.rl.worker`, since actors know nothing of the algorithm.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import ray
 import torch
 
-from rayrec.actors.collective import TrainerGroup
-from rayrec.actors.spawning import ActorRole, Host
+from rayrec.actors.collective import Meeting, TrainerGroup
+from rayrec.actors.spawning import ActorRole, Calls, Host
 from rayrec.models.program.program import SumOverTrainers
 from rayrec.platform.devices import get_device, ray_claim
 
 
-@dataclass(frozen=True)
-class WorkerPlace:
-    """Which process of its group it is."""
+class RlProcess:
+    """Base of the actor: its name, its group, and how long each call took."""
 
-    rank: int
-    num_workers: int
-    sum_over_workers: SumOverTrainers | None = None
-    """None: it is alone."""
-
-
-MakeParts = Callable[[WorkerPlace], Mapping[str, Any]]
-"""Parts by name; called in the process."""
-
-
-class RlWorker:
-    """One process."""
-
-    def __init__(self, role: ActorRole, make: MakeParts, num_workers: int, threads: int, meets: bool) -> None:
+    def __init__(self, role: ActorRole, num_workers: int, threads: int, meets: bool) -> None:
         """
         Args:
-            meets: whether the processes of the group add up gradients.
+            num_workers: processes of its group.
+            meets: whether the processes of the group sum gradients.
         """
         torch.set_num_threads(threads)
         self._role = role
-        self._heartbeats = role.heartbeats()
         self._group = TrainerGroup(num_workers, role.member) if meets and num_workers > 1 else None
-        sums = None if self._group is None else self._group.all_reduce
-        self._parts = make(WorkerPlace(role.member, num_workers, sums))
         self._seconds: dict[str, float] = defaultdict(float)
 
     def __repr__(self) -> str:
         return self._role.actor_name
 
+    @property
+    def sum_over_workers(self) -> SumOverTrainers | None:
+        """Sums tensors over the group; None for a process that is alone."""
+        return None if self._group is None else self._group.all_reduce
+
     def address(self) -> str:
-        """Where the processes of the group can meet."""
+        """Return where the processes of the group can meet."""
+        import ray
+
         with socket.socket() as probe:
             probe.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
-    def join(self, address: str, backend: str) -> None:
+    def join(self, where: str | Meeting, backend: str) -> None:
         """Meet the others."""
         assert self._group is not None, "it is alone"
-        self._group.join(address, backend)
+        self._group.join(where, backend)
 
-    def call(self, part: str, method: str, *arguments: Any) -> Any:
-        """What the method of a part returns."""
-        name = f"{part}.{method}"
-        with self._heartbeats.during(name):
-            begun = time.perf_counter()
-            try:
-                return getattr(self._parts[part], method)(*arguments)
-            finally:
-                self._seconds[name] += time.perf_counter() - begun
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the time of a block to `seconds`."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] += time.perf_counter() - begun
 
-    def seconds(self) -> dict[str, float]:
-        """Spent in each method so far."""
+    def seconds(self) -> Mapping[str, float]:
+        """Return the time spent in each kind of call so far."""
         return dict(self._seconds)
 
 
-def spawn_rl_workers(
-    host: Host,
-    stage: str,
-    make: MakeParts,
-    num_workers: int,
-    *,
-    cpus: float,
-    threads: int,
-    device: str,
-    restarts: int | None = None,
-) -> list[Any]:
-    """Start the processes of a group.
+class RlProcesses:
+    """The processes of one run; knows neither the algorithm nor whether they are Ray's."""
 
-    Args:
-        restarts: of a process whose answers depend on the arguments alone, so that Ray may start it again and
-            repeat its calls; None: it has state, and never comes back.
-    """
-    options, meets = {"num_cpus": cpus, **ray_claim(device)}, restarts is None
-    workers = [
-        host.spawn(RlWorker, stage, member, (make, num_workers, threads, meets), options, restarts)
-        for member in range(num_workers)
-    ]
-    if meets:
-        _meet(workers, device)
-    return workers
+    def __init__(self, host: Host, calls: Calls) -> None:
+        self._host = host
+        self._calls = calls
 
+    def spawn(
+        self,
+        cls: type[RlProcess],
+        stage: str,
+        num_workers: int,
+        arguments: Sequence[Any],
+        *,
+        cpus: float,
+        threads: int,
+        device: str,
+        restarts: int | None = None,
+    ) -> list[Any]:
+        """Start a group of processes.
 
-def _meet(workers: Sequence[Any], device: str) -> None:
-    if len(workers) > 1:
-        address = str(ray.get([workers[0].address.remote()])[0])
-        backend = get_device(device).collective_backend
-        ray.get([worker.join.remote(address, backend) for worker in workers])
+        Args:
+            arguments: of the class, before those of `RlProcess`.
+            restarts: of a process whose answers depend on the arguments of calls alone, so that Ray may start
+                it again and repeat its calls; None: it has state, and never comes back.
+        """
+        options, meets = {"num_cpus": cpus, **ray_claim(device)}, restarts is None
+        given = (*arguments, num_workers, threads, meets)
+        workers = [
+            self._host.spawn(cls, stage, member, given, options, restarts) for member in range(num_workers)
+        ]
+        if meets and num_workers > 1:
+            where: Any = self._host.meeting(stage) or workers[0].address.remote()
+            backend = get_device(device).collective_backend
+            self.get([worker.join.remote(where, backend) for worker in workers])
+        return workers
+
+    def get(self, promises: Sequence[Any]) -> list[Any]:
+        """Wait for all promises and return what was promised; the first error is raised."""
+        return self._calls.get(promises)
+
+    def put(self, value: Any) -> Any:
+        """Store a value once that several calls take as an argument."""
+        return self._host.put(value)
+
+    def close(self) -> None:
+        """End every process."""
+        self._host.close()

@@ -73,6 +73,9 @@ class Host(Protocol):
     def meeting(self, stage: str) -> Meeting | None:
         """Where the members of a stage meet that are threads of one process; None: they are processes."""
 
+    def close(self) -> None:
+        """End every actor."""
+
 
 class Calls(Protocol):
     """Waits for what actors promise."""
@@ -137,8 +140,21 @@ class RayHost:
         return None
 
     def close(self) -> None:
-        """End every actor."""
         import ray
 
         for actor in self.spawned:
             ray.kill(actor.handle)
+
+
+class RayCalls:
+    """Waits for objects of Ray's, however long they take."""
+
+    def wait(self, promises: Sequence[Any], may_take_long: bool = False) -> list[Any]:
+        import ray
+
+        return list(ray.wait(list(promises), num_returns=1)[0])
+
+    def get(self, promises: Sequence[Any], may_take_long: bool = False) -> list[Any]:
+        import ray
+
+        return list(ray.get(list(promises)))

@@ -1,4 +1,4 @@
-"""`off-policy`: what another policy would have earned, from a log with propensities."""
+"""`off-policy`: off-policy evaluation from a log with propensities."""
 
 from __future__ import annotations
 
@@ -27,14 +27,18 @@ def off_policy_command(
     ],
     policy: Annotated[
         TargetPolicy,
-        typer.Option(help="To be judged: every action alike, or what a reward model of the log prefers."),
+        typer.Option(help="Policy to evaluate: uniform, or a softmax over a reward model of the log."),
     ] = TargetPolicy.uniform,
-    temperature: Annotated[float, typer.Option(min=1e-6, help="Of `softmax`, in units of reward.")] = 0.002,
-    resamples: Annotated[int, typer.Option(min=100, help="Of the bootstrap.")] = 999,
-    max_weight: Annotated[float | None, typer.Option(min=1, help="Cut larger importance weights.")] = None,
-    seed: Annotated[int, typer.Option(help="Of folds and of the bootstrap.")] = 0,
+    temperature: Annotated[
+        float, typer.Option(min=1e-6, help="Temperature of `softmax`, in units of reward.")
+    ] = 0.002,
+    resamples: Annotated[int, typer.Option(min=100, help="Bootstrap resamples.")] = 999,
+    max_weight: Annotated[
+        float | None, typer.Option(min=1, help="Clip importance weights to this value.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the folds and of the bootstrap.")] = 0,
 ) -> Answer:
-    """Estimate what a policy would have earned where another one acted."""
+    """Estimate the reward of a policy from the log of another one (off-policy evaluation)."""
     from dataclasses import asdict
 
     from rayrec.rl.off_policy.estimators import diagnostics, estimates
@@ -44,20 +48,20 @@ def off_policy_command(
 
     log = read_open_bandit(log_folder)
     model_NA = cross_fitted(log, seed=seed)
-    # The model of a row has not seen the row's reward, so a policy that is made of it may be judged there.
+    # The model of a row has not seen the row's reward, so a policy derived from it can be evaluated there.
     target_NA = uniform(log) if policy is TargetPolicy.uniform else softmax_of(model_NA, temperature)
     found = estimates(log, target_NA, model_NA, resamples, seed, max_weight)
     trust = diagnostics(log, target_NA)
     print_rows(
         f"{policy.value} on {log_folder}",
         [
-            ("rows, of which rewarded", f"{len(log):,}, {int(log.rewards_N.sum()):,}"),
-            ("what was earned by the policy that logged", f"{log.rewards_N.mean():.5f}"),
+            ("rows, of which with a reward", f"{len(log):,}, {int(log.rewards_N.sum()):,}"),
+            ("mean reward of the policy that logged", f"{log.rewards_N.mean():.5f}"),
             *(
                 (name, f"{estimate.value:.5f} ({estimate.low:.5f} to {estimate.high:.5f})")
                 for name, estimate in found.items()
             ),
-            ("rows that weights leave", f"{trust.effective_rows:,.0f}"),
+            ("effective number of rows", f"{trust.effective_rows:,.0f}"),
             ("largest weight, mean weight", f"{trust.largest_weight:.2f}, {trust.mean_weight:.3f}"),
         ],
     )

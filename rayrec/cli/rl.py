@@ -20,13 +20,18 @@ def rl_command(
     config_file: ConfigArgument,
     overrides: OverridesOption = None,
     run: Annotated[
-        Path | None, typer.Option(help="Folder of the run (if not given, runs/ and the name of CONFIG).")
+        Path | None, typer.Option(help="Folder of the run (default: runs/ and the name of CONFIG).")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's last snapshot.")] = False,
+    local: Annotated[
+        bool,
+        typer.Option("--local", help="Train in this process, without Ray: same steps, same result, for pdb."),
+    ] = False,
 ) -> Answer:
-    """Improve a generative model by rewards for what it draws; judged before and after."""
+    """Fine-tune a generative model with rewards; compares it with the supervised model on test users."""
     from dataclasses import asdict
 
+    from rayrec.pipelines.training.placements import in_process, on_ray
     from rayrec.rl.config import RlConfig
     from rayrec.rl.run import train_policy
 
@@ -34,11 +39,15 @@ def rl_command(
     folder = run or Path("runs") / config_file.stem
     with progress_bar("rl") as progress:
         result = train_policy(
-            config, folder, resume, on_step=lambda report, total: progress(report.step, total)
+            config,
+            folder,
+            resume,
+            on_step=lambda report, total: progress(report.step, total),
+            cluster=in_process if local else on_ray,
         )
     report = result.report
     print_rows(
-        f"Rewarded: {folder}",
+        f"Trained by rewards: {folder}",
         [
             ("steps", f"{result.steps:,}"),
             (f"best {result.best_metric} (validation)", _best(result.best_value, result.best_step)),
@@ -63,13 +72,13 @@ def _best(value: float, step: int) -> str:
     return f"{value:.4f} after step {step:,}" if step else f"{value:.4f}, that of the supervised policy"
 
 
-def _changes(who: str, report: dict[str, Any]) -> list[tuple[str, str]]:
+def _changes(group: str, report: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for name in (*_SHOWN, *(name for name in report["change"] if name.startswith("reward/"))):
         before, after = (report[when][name]["value"] for when in ("before", "after"))
-        rows.append((f"{name}, {who}", _change(before, after, report["change"][name])))
+        rows.append((f"{name}, {group}", _change(before, after, report["change"][name])))
     for behavior, found in report["recall@10 by behavior"].items():
-        name = f"recall@10 of {behavior}, {who} ({found['num_users']:,})"
+        name = f"recall@10 of {behavior}, {group} ({found['num_users']:,})"
         rows.append((name, _change(found["before"], found["after"], found["change"])))
     return rows
 
@@ -77,7 +86,7 @@ def _changes(who: str, report: dict[str, Any]) -> list[tuple[str, str]]:
 def _change(before: float, after: float, change: dict[str, float]) -> str:
     shown = f"{before:.4f} to {after:.4f}"
     if math.isnan(change["value"]):
-        return shown  # from nothing, there is no relative change
+        return shown  # of 0, there is no relative change
     return f"{shown}: {change['value']:+.1%} ({change['low']:+.1%} to {change['high']:+.1%})"
 
 

@@ -17,7 +17,9 @@ import functools
 import importlib
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, TypeVar, cast
+from typing import Annotated, Any, Generic, TypeVar, Union, cast, get_args
+
+from pydantic import Field
 
 from rayrec.platform.errors import InputError
 
@@ -35,7 +37,7 @@ class Registry(Generic[T]):
             own: name to `module:attribute` of those that come with RayRec.
         """
         self.group = group
-        self._what = what
+        self.what = what
         self._own = dict(own)
         self._loaded: dict[str, T] = {}
 
@@ -47,7 +49,7 @@ class Registry(Generic[T]):
             if point.name in self._own or (earlier is not None and earlier.value != point.value):
                 taken = "RayRec itself" if earlier is None else _package_of(earlier)
                 raise InputError(
-                    f"{_package_of(point)} brings a {self._what} called {point.name!r}, which {taken} has "
+                    f"{_package_of(point)} brings a {self.what} called {point.name!r}, which {taken} has "
                     f"already; rename its entry point in the group {self.group!r}"
                 )
             found[point.name] = point
@@ -78,13 +80,13 @@ class Registry(Generic[T]):
             module, _, attribute = self._own[name].partition(":")
             return cast(T, getattr(importlib.import_module(module), attribute))
         if name not in self._others:
-            raise InputError(f"there is no {self._what} {name!r}; known: {', '.join(self.names())}")
+            raise InputError(f"there is no {self.what} {name!r}; known: {', '.join(self.names())}")
         point = self._others[name]
         try:
             return cast(T, point.load())
         except Exception as error:
             raise InputError(
-                f"the {self._what} {name!r} of {_package_of(point)} cannot be imported "
+                f"the {self.what} {name!r} of {_package_of(point)} cannot be imported "
                 f"({point.value}): {type(error).__name__}: {error}"
             ) from error
 
@@ -92,3 +94,27 @@ class Registry(Generic[T]):
 def _package_of(point: EntryPoint) -> str:
     distribution: Any = point.dist
     return "a package" if distribution is None else f"the package {distribution.name!r}"
+
+
+def settings_union(registry: Registry[Any], base: type, key: str) -> Any:
+    """The pydantic type of settings of any class of a registry, chosen by the field `key`.
+
+    Args:
+        base: every class has to be a subclass of it.
+
+    Raises:
+        InputError: a class of another package is not one of settings, or does not have its own name as `key`.
+    """
+    classes = registry.all()
+    for name, settings in classes.items():
+        if not (isinstance(settings, type) and issubclass(settings, base)):
+            raise InputError(
+                f"the {registry.what} {name!r} is {settings!r}, expected a subclass of {base.__name__}"
+            )
+        if get_args(cast(Any, settings).model_fields[key].annotation) != (name,):
+            raise InputError(
+                f"the {registry.what} {name!r} needs the field `{key}: Literal[{name!r}] = {name!r}` in "
+                f"{settings.__module__}.{settings.__name__}: configs choose it by this name"
+            )
+    union: Any = Union[tuple(classes.values())]  # noqa: UP007 - of classes that are known only now
+    return Annotated[union, Field(discriminator=key)]

@@ -1,122 +1,211 @@
-"""One process that says who does what: groups of workers, and calls that are dispatched to them.
+"""One process that says who does what: groups of workers, and typed calls to them.
 
-    SingleController ── rollouts.spread("draw", chunks) ───────► worker 0: chunks 0, 2, ...
-                     ── learner.one_to_all("update", totals) ──► every worker
-                     ── rewards.rank_zero("score", drawn) ─────► worker 0
+    SingleController ── sample(chunks, weights) ────────► rollout worker 0: chunks 0, N, ...; worker 1: ...
+                     ── score(rollouts) ────────────────► the rewards' process
+                     ── update(totals, scored, ...) ────► every learner, with chunks of its own
 
-Answers are promises, and may be arguments of other calls: candidates go from the process that drew them to
-those that reward them and learn of them, and never through the controller.
+Calls return promises, which may be arguments of other calls: candidates go from the worker that sampled them
+to those that score them and learn from them, and never through the controller.
 
-With `colocated`, the groups are different names for parts of the same processes, which take turns; else each
-has processes of its own. An algorithm does not know which.
+With `colocated`, the groups are roles of the same processes, which take turns; otherwise each has processes
+of its own. The algorithm (`training.py`) does not know which.
 
 Source: a single controller over worker groups is HybridFlow's, Sheng et al., EuroSys 2025, arXiv:2409.19256.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-import ray
-from ray.actor import ActorHandle
+import numpy as np
 
-from rayrec.actors.rl_worker import WorkerPlace, spawn_rl_workers
-from rayrec.actors.spawning import RayHost
+from rayrec.actors.rl_worker import RlProcesses
 from rayrec.platform.devices import HOST
 from rayrec.rl.config import RlConfig
-from rayrec.rl.workers import PARTS, make_parts
+from rayrec.rl.learner import BatchTotals
+from rayrec.rl.list_metrics import EvaluatedLists, ListSettings
+from rayrec.rl.policy import Weights
+from rayrec.rl.prompts import Prompts
+from rayrec.rl.rollouts import ChunkSummary, ReferenceLogProbs, Rollouts, ScoredRollouts
+from rayrec.rl.worker import ROLES, RlWorker, Role
 
+COLOCATED_STAGE, LEARNER_STAGE = "rl_worker", "rl_learner"
 RESTARTS = 3
-"""Of a worker whose answers hang on the arguments alone."""
+"""Of a worker without state."""
+
+T = TypeVar("T")
 
 
-class WorkerGroup:
-    """The processes that have one part of an algorithm."""
-
-    def __init__(self, part: str, workers: Sequence[ActorHandle]) -> None:
-        self.part = part
-        self.workers = tuple(workers)
-
-    def __len__(self) -> int:
-        return len(self.workers)
-
-    def rank_zero(self, method: str, *arguments: Any, num_returns: int = 1) -> Any:
-        """The promise of the first worker's answer; several where it returns a tuple of so many."""
-        return self._call(self.workers[0], method, arguments, num_returns)
-
-    def one_to_all(self, method: str, *arguments: Any) -> list[Any]:
-        """Promises of every worker's answer to the same question."""
-        return [self._call(worker, method, arguments, 1) for worker in self.workers]
-
-    def each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Promises of every worker's answer to a question of its own, by rank."""
-        assert len(arguments) == len(self.workers), "there is a question for every worker"
-        return [
-            self._call(worker, method, given, 1)
-            for worker, given in zip(self.workers, arguments, strict=True)
-        ]
-
-    def spread(self, method: str, pieces: Sequence[tuple[Any, ...]], num_returns: int = 1) -> list[Any]:
-        """Promises of an answer for every piece, in order; worker r does every N-th from the r-th on."""
-        return [
-            self._call(self.workers[number % len(self.workers)], method, piece, num_returns)
-            for number, piece in enumerate(pieces)
-        ]
-
-    def _call(self, worker: ActorHandle, method: str, arguments: tuple[Any, ...], num_returns: int) -> Any:
-        return worker.call.options(num_returns=num_returns).remote(self.part, method, *arguments)
+class Promise(Generic[T]):
+    """Type of what a worker will return: Ray's `ObjectRef`, which calls take in place of a value."""
 
 
 class SingleController:
-    """Starts the processes of a run's placement, and ends them."""
+    """Starts the workers of a run's placement, calls them, and ends them."""
 
-    def __init__(self, run: str, config: RlConfig, device: str) -> None:
-        self._actors: list[ActorHandle] = []
+    def __init__(self, config: RlConfig, device: str, processes: RlProcesses) -> None:
+        """
+        Args:
+            processes: starts them, and waits for their answers.
+        """
+        self._processes = processes
         try:
-            self.groups: Mapping[str, WorkerGroup] = self._spawned(run, config, device)
+            self._spawn(config, device)
         except BaseException:
             self.close()
             raise
 
-    @property
-    def learner(self) -> WorkerGroup:
-        return self.groups["learner"]
+    def _spawn(self, config: RlConfig, device: str) -> None:
+        placement = config.placement
+
+        def group(stage: str, roles: Sequence[Role], count: int, restarts: int | None = None) -> list[Any]:
+            return self._processes.spawn(
+                RlWorker,
+                stage,
+                count,
+                (config, tuple(roles)),
+                cpus=placement.cpus,
+                threads=placement.threads,
+                # Rewards are arithmetic on the host, and ranking models choose a device of their own.
+                device=HOST.kind if tuple(roles) == ("rewards",) else device,
+                restarts=restarts,
+            )
+
+        self.is_colocated = placement.kind == "colocated"
+        """Whether rollouts use the learner's own weights, so that none have to be sent."""
+        if self.is_colocated:
+            workers = group(COLOCATED_STAGE, ROLES, placement.learners)
+            self._learners = self._rollouts = self._references = self._rewards = workers
+            self._all = workers
+            return
+        # The reference is where candidates are sampled: its answers do not depend on state either.
+        self._rollouts = self._references = group(
+            "rl_rollouts", ("rollouts", "reference"), placement.rollouts, RESTARTS
+        )
+        self._learners = group(LEARNER_STAGE, ("learner",), placement.learners)
+        # One process, since the moments that rewards are normalized by depend on all rewards before.
+        self._rewards = group("rl_rewards", ("rewards",), 1)
+        self._all = [*self._rollouts, *self._learners, *self._rewards]
 
     @property
-    def rollouts(self) -> WorkerGroup:
-        return self.groups["rollouts"]
+    def num_learners(self) -> int:
+        return len(self._learners)
 
-    @property
-    def reference(self) -> WorkerGroup:
-        return self.groups["reference"]
+    def sample(self, chunks: Sequence[Prompts], weights: Promise[Weights] | None) -> list[Promise[Rollouts]]:
+        """Sample candidates for every chunk, on the rollout workers in turn."""
+        return [
+            self._nth(self._rollouts, number).sample.remote(chunk, weights)
+            for number, chunk in enumerate(chunks)
+        ]
 
-    @property
-    def rewards(self) -> WorkerGroup:
-        return self.groups["rewards"]
+    def score(self, rollouts: Promise[Rollouts]) -> tuple[Promise[ChunkSummary], Promise[ScoredRollouts]]:
+        """Compute the rewards of a chunk."""
+        summary, scored = self._rewards[0].score.options(num_returns=2).remote(rollouts)
+        return summary, scored
 
-    @property
-    def is_colocated(self) -> bool:
-        """Whether those who draw have the learner's weights without being sent them."""
-        return self.learner.workers[0] is self.rollouts.workers[0]
+    def reference_log_probs(self, rollouts: Sequence[Promise[Rollouts]]) -> list[Promise[ReferenceLogProbs]]:
+        """Compute the supervised policy's log-probabilities of every chunk."""
+        return [
+            self._nth(self._references, number).reference_log_probs.remote(chunk)
+            for number, chunk in enumerate(rollouts)
+        ]
+
+    def update(
+        self,
+        totals: BatchTotals,
+        scored: Sequence[Promise[ScoredRollouts]],
+        reference: Sequence[Promise[ReferenceLogProbs]],
+    ) -> list[Promise[dict[str, float]]]:
+        """Take one optimizer step on all learners, each with an equal number of chunks, give or take one."""
+        num = len(self._learners)
+        return [
+            learner.update.remote(totals, *scored[rank::num], *reference[rank::num])
+            for rank, learner in enumerate(self._learners)
+        ]
+
+    def weights(self) -> Promise[Weights]:
+        """The learner's weights, after all updates asked for so far."""
+        promise: Promise[Weights] = self._learners[0].weights.remote()
+        return promise
+
+    def evaluate(
+        self, prompts: Sequence[Prompts], weights: Promise[Weights] | None, lists: ListSettings
+    ) -> list[EvaluatedLists]:
+        """Evaluate the policy of some weights; None: the learner's own, of the same process."""
+        sampled = [
+            self._nth(self._rollouts, number).sample_lists.remote(each, weights, lists)
+            for number, each in enumerate(prompts)
+        ]
+        return self.get([self._rewards[0].score_lists.remote(each) for each in sampled])
+
+    def evaluate_reference(self, prompts: Sequence[Prompts], lists: ListSettings) -> list[EvaluatedLists]:
+        """Evaluate the supervised policy."""
+        sampled = [
+            self._nth(self._references, number).reference_lists.remote(each, lists)
+            for number, each in enumerate(prompts)
+        ]
+        return self.get([self._rewards[0].score_lists.remote(each) for each in sampled])
+
+    def state(self) -> tuple[Weights, dict[str, np.ndarray], dict[str, Any]]:
+        """Return what a run continues from: weights, state of the optimizer, state of the rewards."""
+        learner = self._learners[0]
+        weights, optimizer_state, rewards = self.get(
+            [
+                learner.weights.remote(),
+                learner.optimizer_state.remote(),
+                self._rewards[0].reward_state.remote(),
+            ]
+        )
+        return weights, optimizer_state, rewards
+
+    def load(
+        self,
+        weights: Mapping[str, np.ndarray],
+        optimizer_state: Mapping[str, np.ndarray],
+        rewards: Mapping[str, Any],
+    ) -> None:
+        """Continue from what `state` returned, on every learner."""
+        sent = self.put(weights), self.put(optimizer_state)
+        self.get(
+            [
+                *(learner.load.remote(*sent) for learner in self._learners),
+                self._rewards[0].load_reward_state.remote(rewards),
+            ]
+        )
+
+    def send_weights(self) -> None:
+        """Load the learner's weights into every rollout worker, and wait until they are there."""
+        weights = self.weights()
+        self.get([worker.take.remote(weights) for worker in self._rollouts])
 
     def seconds(self) -> dict[str, float]:
-        """Spent in each method, in sum over the processes."""
+        """Return the time spent in each kind of call, and on loading weights (`sync`), over all processes."""
         found: dict[str, float] = {}
-        spent: list[dict[str, float]] = ray.get([actor.seconds.remote() for actor in self._actors])
+        spent: list[dict[str, float]] = self.get([worker.seconds.remote() for worker in self._all])
         for of_worker in spent:
             for name, seconds in of_worker.items():
                 found[name] = found.get(name, 0.0) + seconds
+        found["sync"] = sum(self.get([worker.sync_seconds.remote() for worker in self._rollouts]))
         return found
+
+    def rollout_process_ids(self) -> list[int]:
+        """Return the ids of the rollout workers' processes."""
+        ids: list[int] = self.get([worker.process_id.remote() for worker in self._rollouts])
+        return ids
+
+    def get(self, promises: Sequence[Promise[T]]) -> list[T]:
+        """Wait for promises and return what was promised; the first error is raised."""
+        return self._processes.get(promises)
+
+    def put(self, value: T) -> Promise[T]:
+        """Store a value once that several calls take as an argument."""
+        stored: Promise[T] = self._processes.put(value)
+        return stored
 
     def close(self) -> None:
         """End every process."""
-        for actor in self._actors:
-            with contextlib.suppress(Exception):
-                ray.kill(actor)
-        self._actors = []
+        self._processes.close()
 
     def __enter__(self) -> SingleController:
         return self
@@ -124,40 +213,6 @@ class SingleController:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _spawned(self, run: str, config: RlConfig, device: str) -> dict[str, WorkerGroup]:
-        placement = config.placement
-
-        def processes(
-            stage: str, parts: Sequence[str], count: int, restarts: int | None
-        ) -> list[ActorHandle]:
-            made = partial(_make, config, tuple(parts))
-            actors = spawn_rl_workers(
-                RayHost(run),
-                stage,
-                made,
-                count,
-                cpus=placement.cpus,
-                threads=placement.threads,
-                # Rewards are arithmetic on the host, and rankers have a device of their own.
-                device=HOST.kind if parts == ["rewards"] else device,
-                restarts=restarts,
-            )
-            self._actors += actors
-            return actors
-
-        if placement.kind == "colocated":
-            actors = processes("rl_worker", PARTS, placement.learners, None)
-            return {part: WorkerGroup(part, actors) for part in PARTS}
-        drawing = processes("rl_rollouts", ["rollouts", "reference"], placement.rollouts, RESTARTS)
-        return {
-            "learner": WorkerGroup("learner", processes("rl_learner", ["learner"], placement.learners, None)),
-            "rollouts": WorkerGroup("rollouts", drawing),
-            # Where candidates were drawn: what the reference says of them is one more answer without a state.
-            "reference": WorkerGroup("reference", drawing),
-            # What rewards are divided by follows all rewards before; so it is one process, and has state.
-            "rewards": WorkerGroup("rewards", processes("rl_rewards", ["rewards"], 1, None)),
-        }
-
-
-def _make(config: RlConfig, parts: tuple[str, ...], place: WorkerPlace) -> Mapping[str, Any]:
-    return make_parts(config, parts, place.sum_over_workers)
+    @staticmethod
+    def _nth(workers: Sequence[Any], number: int) -> Any:
+        return workers[number % len(workers)]

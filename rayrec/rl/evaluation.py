@@ -1,8 +1,8 @@
-"""Before and after: what reinforcement learning has made of a policy, and what it has cost.
+"""The policy before and after reinforcement learning: gains, and what has become worse.
 
-The supervised policy is judged at several temperatures: a policy that is sharper than before gets better
-lists without having learned anything, so the best of these is what has to be beaten. Temperatures are chosen
-on users that validate, for either policy alike, and never on those that are reported.
+Both policies are evaluated at several temperatures: a policy that is merely sharper than before samples
+better lists without having learned anything, so the baseline is the supervised policy at its best
+temperature. The temperature of either policy is chosen on validation users, never on those that are reported.
 
 Axes: U users, T temperatures.
 """
@@ -20,7 +20,7 @@ import numpy as np
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.platform.errors import InputError
 from rayrec.rl.config import RlConfig
-from rayrec.rl.judging import JudgedLists, Lists, diversity, relative_change, table_of
+from rayrec.rl.list_metrics import EvaluatedLists, ListSettings, diversity, relative_change, table_of
 from rayrec.rl.prompts import Prompts, evaluation_prompts, is_held_out, labels_of
 from rayrec.rl.rewards.mix import TOTAL
 from rayrec.samples.dataset.dataset import Dataset
@@ -30,7 +30,7 @@ from rayrec.samples.reading.reader import evaluation_batches
 logger = logging.getLogger(__name__)
 
 LIST_SEED = 0x11_57
-"""Of the noise of lists that are judged: the same for all policies."""
+"""Seed of the noise of evaluated lists: the same for all policies."""
 
 
 def prompts_of(
@@ -41,10 +41,10 @@ def prompts_of(
     with_times: bool = False,
     held_out_share: float | None = None,
 ) -> list[Prompts]:
-    """Users of a split, batch by batch.
+    """Read users of a split, batch by batch.
 
     Args:
-        held_out_share: those held out alone; None is all.
+        held_out_share: only users held out from training; None: all users.
     """
     labels = labels_of(dataset)
     rows = dataset.evaluation_rows(split, labels=labels)
@@ -64,39 +64,40 @@ def prompts_of(
 
 
 def validation_prompts(dataset: Dataset, config: RlConfig, with_times: bool) -> list[Prompts]:
-    """By whom the best snapshot is chosen: nobody that the policy learns from.
+    """Read the users on whom the best snapshot is chosen: none that the policy learns from.
 
     Raises:
-        InputError: there is nobody.
+        InputError: there are none.
     """
     share = config.prompts.held_out_share if config.prompts.split == "valid" else None
     evaluation = config.evaluation
     found = prompts_of(dataset, "valid", evaluation.batch_size, evaluation.max_users, with_times, share)
     if not found:
         raise InputError(
-            f"{dataset.root}: nobody is left to choose the best snapshot by: of the users that validate, "
+            f"{dataset.root}: no users are left to choose the best snapshot on: of the validation users, "
             "none is held out; raise prompts.held_out_share"
             if share is not None
-            else f"{dataset.root}: no user validates, so there is nobody to choose the best snapshot by"
+            else f"{dataset.root}: there are no validation users to choose the best snapshot on"
         )
     return found
 
 
-def lists_of(config: RlConfig, temperatures: Sequence[float]) -> Lists:
-    return Lists(config.evaluation.list_size, tuple(temperatures), LIST_SEED)
+def lists_of(config: RlConfig, temperatures: Sequence[float]) -> ListSettings:
+    """Settings of evaluated lists at some temperatures."""
+    return ListSettings(config.evaluation.list_size, tuple(temperatures), LIST_SEED)
 
 
-def best_temperature(judged: JudgedLists, tried: Sequence[float], whose: str) -> float:
-    """Of those tried, the one whose lists are worth most.
+def best_temperature(evaluated: EvaluatedLists, tried: Sequence[float], whose: str) -> float:
+    """Choose the temperature whose lists have the highest reward.
 
     Args:
-        whose: the policy, by a name that a reader knows.
+        whose: name of the policy in warnings.
     """
-    best = tried[int(judged.rewards[TOTAL].mean(axis=0).argmax())]
+    best = tried[int(evaluated.rewards[TOTAL].mean(axis=0).argmax())]
     if len(tried) > 1 and best in (min(tried), max(tried)):
         logger.warning(
-            "lists of %s are worth most at %s, the %s temperature of evaluation.temperatures: a better one "
-            "may lie beyond it",
+            "lists of %s have the highest reward at %s, the %s of evaluation.temperatures: a better one may "
+            "lie beyond it",
             whose,
             best,
             "lowest" if best == min(tried) else "highest",
@@ -108,15 +109,15 @@ def best_temperature(judged: JudgedLists, tried: Sequence[float], whose: str) ->
 class Comparison:
     """Two policies, user by user."""
 
-    before: JudgedLists
-    """The supervised policy; lists at the one temperature that was best where it was chosen."""
-    after: JudgedLists
+    before: EvaluatedLists
+    """The supervised policy, at its best temperature."""
+    after: EvaluatedLists
     codes_IL: np.ndarray
     behaviors: Sequence[str] = ()
-    """Names of the codes of behaviors; empty where the data set has none."""
+    """Names of behavior codes; empty if the data set has none."""
 
     def report(self) -> dict[str, Any]:
-        """Every metric before and after with intervals, and the relative change of it."""
+        """Return every metric before and after with its interval, and its relative change."""
         before, after = self.before.scores(), self.after.scores()
         num_items = len(self.codes_IL)
         return {
@@ -132,7 +133,7 @@ class Comparison:
         }
 
     def _by_behavior(self, before_U: np.ndarray, after_U: np.ndarray) -> dict[str, Any]:
-        """Of the users whose logged event was of each."""
+        """Recall of the users whose logged event was of each behavior."""
         found = {}
         for code, name in enumerate(self.behaviors):
             chosen_U = self.before.behavior_U == code
@@ -151,7 +152,7 @@ def _plain(estimates: dict[str, Estimate] | Any) -> dict[str, dict[str, float]]:
 
 
 def worsened(report: dict[str, Any]) -> list[str]:
-    """Sentences about what is worse than before, with the whole interval below 0."""
+    """Describe metrics that became worse: those whose whole interval is below 0."""
     found = []
     for name, change in report["change"].items():
         if change["high"] < 0:

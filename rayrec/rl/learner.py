@@ -1,16 +1,18 @@
-"""The policy that learns: the same dense program as in supervised training, with a policy's loss.
+"""The policy that is trained: the dense program of supervised training, with a policy loss.
 
-    Rewarded, ReferenceLogProbs ─► PolicyShare ─► PolicyProgram.backward, update ─► next weights
+    ScoredRollouts, ReferenceLogProbs ─► PolicyBatch ─► PolicyProgram.backward, update ─► next weights
 
-Embedding rows are those of the supervised run and stay as they are: rollouts of any version read the same.
+Embedding rows are those of the supervised run and stay frozen, so rollouts of every version read the same
+rows.
 
-Axes: U users, G candidates of a user, L codes of a candidate, E items of a history.
+Axes: U users, G candidates of a user, W candidates and the logged target, L codes of a candidate, E items of
+a history.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,18 +26,19 @@ from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.program.program import DivergedError, Rows, SumOverTrainers
 from rayrec.models.program.torch_program import TorchProgram, TrainedModel
 from rayrec.models.sequence.tensor_batch import TensorBatch
-from rayrec.platform.arrays import Int64Array
-from rayrec.rl.loss import PolicyLoss
-from rayrec.rl.policy import Policy, distribution
-from rayrec.rl.rollouts import ReferenceLogProbs, Rewarded
-from rayrec.rl.sampled import Sampled
-from rayrec.rl.weights import Weights, views_of
-from rayrec.samples.base.batches import FeatureBatch, SampleBatch
+from rayrec.platform.devices import device_named
+from rayrec.platform.schedule import RateSchedule
+from rayrec.rl.config import LearnerConfig, RlConfig
+from rayrec.rl.losses.base import LossInputs, PolicyLoss, SampledGroups
+from rayrec.rl.losses.terms import has_spread, kl_to_reference
+from rayrec.rl.policy import Policy, Weights, distribution
+from rayrec.rl.rollouts import ReferenceLogProbs, ScoredRollouts
+from rayrec.samples.base.batches import SampleBatch
 
 
 @dataclass(frozen=True)
-class StepTotals:
-    """What a learner has to know of the whole update, of which it has a share."""
+class BatchTotals:
+    """Numbers of the whole update, of which a learner computes a share."""
 
     step: int
     num_groups: int
@@ -43,20 +46,17 @@ class StepTotals:
 
 
 @dataclass(frozen=True)
-class PolicyShare:
-    """One learner's groups of a step; what `TorchProgram` asks of features."""
+class PolicyBatch:
+    """One learner's share of an update, as tensors; features and batch of `TorchProgram` in one."""
 
-    features: FeatureBatch
-    seen_UE: Int64Array | None
-    items_UG: Int64Array
-    targets_U: Int64Array
-    old_log_probs_UGL: np.ndarray
-    weights_UG: np.ndarray
-    rewards_UG: np.ndarray
-    target_rewards_U: np.ndarray
-    reference: ReferenceLogProbs | None
+    inputs: TensorBatch
+    lookups: Mapping[str, Any]
+    seen_UE: Tensor | None
+    items_UW: Tensor
+    """Candidates, then the logged target; -1 where there is none."""
+    groups: SampledGroups
     temperature: float
-    totals: StepTotals
+    totals: BatchTotals
 
     @property
     def step(self) -> int:
@@ -67,63 +67,78 @@ class PolicyShare:
         return self.totals.num_groups
 
     @property
-    def lookups(self) -> Mapping[str, Any]:
-        return self.features.lookups
-
-
-@dataclass(frozen=True)
-class PolicyBatch:
-    """The same as tensors."""
-
-    batch: TensorBatch
-    seen_UE: Tensor | None
-    items_UG: Tensor
-    targets_U: Tensor
-    old_log_probs_UGL: Tensor
-    weights_UG: Tensor
-    rewards_UG: Tensor
-    target_rewards_U: Tensor
-    reference_UWL: Tensor | None
-    """Of the candidates, and behind them of the target."""
-    temperature: float
-    codes_per_candidate: float
-
-    @property
     def rows(self) -> dict[str, Tensor]:
-        return self.batch.rows
+        return self.inputs.rows
 
     @property
     def lengths_B(self) -> np.ndarray:
-        # Work grows with the candidates, of which all users have about as many.
-        return np.maximum(self.batch.lengths_B, 1)
+        # Work grows with the number of candidates, which is about the same for all users.
+        return np.maximum(self.inputs.lengths_B, 1)
 
     def some_rows(self, rows: slice) -> PolicyBatch:
-        return PolicyBatch(
-            batch=self.batch.some_rows(rows),
+        return replace(
+            self,
+            inputs=self.inputs.some_rows(rows),
             seen_UE=None if self.seen_UE is None else self.seen_UE[rows],
-            items_UG=self.items_UG[rows],
-            targets_U=self.targets_U[rows],
-            old_log_probs_UGL=self.old_log_probs_UGL[rows],
-            weights_UG=self.weights_UG[rows],
-            rewards_UG=self.rewards_UG[rows],
-            target_rewards_U=self.target_rewards_U[rows],
-            reference_UWL=None if self.reference_UWL is None else self.reference_UWL[rows],
-            temperature=self.temperature,
-            codes_per_candidate=self.codes_per_candidate,
+            items_UW=self.items_UW[rows],
+            groups=self.groups.of_users(rows),
         )
 
     def stand_in(self) -> PolicyBatch:
         raise AssertionError("learners hold whole copies of the weights")
 
 
+@dataclass(frozen=True)
+class StepLoss:
+    """The loss of a step: policy loss, KL penalty and NLL term.
+
+        loss = - reward_weight · Σ_G w · objective + kl_coefficient · k3(π, π_ref)
+               - nll_coefficient · log π(target)
+
+    k3 is `kl_to_reference`: reported as an estimate of KL(π ‖ π_ref), and used as GRPO's penalty.
+    """
+
+    policy_loss: PolicyLoss
+    kl_coefficient: float = 0.0
+    nll_coefficient: float = 0.0
+    reward_weight: float = 1.0
+
+    @classmethod
+    def of(cls, policy_loss: PolicyLoss, config: LearnerConfig) -> StepLoss:
+        return cls(policy_loss, config.kl_coefficient, config.nll_coefficient, config.reward_weight)
+
+    def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute (scalar loss summed over groups, sums over groups of metrics by name)."""
+        objective = self.policy_loss.objective(inputs)
+        weights_UG = inputs.weights_UG
+        value_U = (weights_UG * objective.values_UG).sum(dim=1)
+        if not self.policy_loss.learns_from_equal_rewards:
+            # Their advantages are rounding errors, which a division by the standard deviation would blow up.
+            value_U = value_U.masked_fill(~has_spread(inputs.rewards_UG, weights_UG), 0.0)
+        loss_U = -self.reward_weight * value_U
+        metrics = {"clip_share": (weights_UG * objective.is_clipped_UG).sum()}
+        if inputs.reference_log_probs_UGL is not None:
+            kl_UGL = kl_to_reference(inputs.log_probs_UGL, inputs.reference_log_probs_UGL)
+            kl_U = (weights_UG * kl_UGL.sum(dim=2)).sum(dim=1)
+            loss_U = loss_U + self.kl_coefficient * kl_U
+            metrics["kl"] = kl_U.sum()
+        target_U = torch.where(inputs.has_target_U, inputs.target_likelihood_U, 0.0)
+        loss_U = loss_U - self.nll_coefficient * target_U
+        metrics["target_log_prob"] = target_U.sum()
+        metrics["ratio_deviation"] = (weights_UG * (inputs.log_ratio_UGL.sum(dim=2).exp() - 1.0).abs()).sum()
+        return loss_U.sum(), {name: metric.detach() for name, metric in metrics.items()}
+
+
 class PolicyProgram(TorchProgram):
-    """Trains a `GenerativeRecommender` on what was drawn. Without dropout: the ratio to the policy that drew
-    is of two policies, and not of two masks."""
+    """Trains a `GenerativeRecommender` on scored rollouts.
+
+    Dropout is off: with it, the ratio to the policy that sampled would be one of dropout masks.
+    """
 
     def __init__(
         self,
         network: GenerativeRecommender,
-        loss: PolicyLoss,
+        loss: StepLoss,
         settings: DenseOptimizerSettings,
         device: torch.device,
         seed: int,
@@ -135,14 +150,17 @@ class PolicyProgram(TorchProgram):
 
     def _begin_training(self) -> None:
         self._module.eval()
-        self._loss.figures = {}
+        self._loss.metrics = {}
 
     @property
     def _trained(self) -> TrainedModel:
         return self._loss
 
-    def add_nothing(self) -> None:
-        """In place of `backward`, where there is nothing to learn from."""
+    def _batch(self, features: PolicyBatch, rows: Rows, training: bool) -> PolicyBatch:
+        return features  # the learner has made tensors of it already
+
+    def zero_gradients(self) -> None:
+        """Take the place of `backward` in a learner that has no groups in an update."""
         for parameter in self._parameters.values():
             parameter.grad = torch.zeros_like(parameter)
 
@@ -155,164 +173,162 @@ class PolicyProgram(TorchProgram):
         )
 
     @property
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Sums over the groups of the last `backward`."""
-        return {name: figure.item() for name, figure in self._loss.figures.items()}
-
-    def _batch(self, features: PolicyShare, rows: Rows, training: bool) -> PolicyBatch:
-        device, share = self._device, features
-
-        def tensor(array: np.ndarray) -> Tensor:
-            return torch.tensor(array, device=device)
-
-        reference = share.reference
-        return PolicyBatch(
-            # Not as in training: nothing of these events is a target, and no gradient goes to the rows.
-            batch=TensorBatch.build(share.features, rows, self._seed, device, training=False),
-            seen_UE=None if share.seen_UE is None else tensor(share.seen_UE),
-            items_UG=tensor(share.items_UG),
-            targets_U=tensor(share.targets_U),
-            old_log_probs_UGL=tensor(share.old_log_probs_UGL),
-            weights_UG=tensor(share.weights_UG),
-            rewards_UG=tensor(share.rewards_UG).float(),
-            target_rewards_U=tensor(share.target_rewards_U).float(),
-            reference_UWL=None
-            if reference is None
-            else tensor(np.concatenate([reference.candidates_UGL, reference.targets_UL[:, None]], axis=1)),
-            temperature=share.temperature,
-            codes_per_candidate=share.totals.codes_per_candidate,
-        )
+        return {name: metric.item() for name, metric in self._loss.metrics.items()}
 
 
 class _LossOf:
-    """A policy's loss of a batch."""
+    """The loss of a network on a batch; adds up metrics over micro-batches."""
 
-    def __init__(self, network: GenerativeRecommender, loss: PolicyLoss) -> None:
+    def __init__(self, network: GenerativeRecommender, loss: StepLoss) -> None:
         self._network, self._loss = network, loss
-        self.figures: dict[str, Tensor] = {}
+        self.metrics: dict[str, Tensor] = {}
 
     def loss(self, batch: PolicyBatch) -> Tensor:
-        loss, figures = self._loss(sampled_of(self._network, batch))
-        for name, figure in figures.items():
-            self.figures[name] = self.figures.get(name, torch.zeros_like(figure)) + figure
+        loss, metrics = self._loss(loss_inputs(self._network, batch))
+        for name, metric in metrics.items():
+            self.metrics[name] = self.metrics.get(name, torch.zeros_like(metric)) + metric
         return loss
 
 
-def sampled_of(network: GenerativeRecommender, batch: PolicyBatch) -> Sampled:
-    """What the network says now of what was drawn."""
-    context = network.backbone.encode_context(batch.batch)
+def loss_inputs(network: GenerativeRecommender, batch: PolicyBatch) -> LossInputs:
+    """Compute what the network says now of sampled candidates."""
+    context = network.backbone.encode_context(batch.inputs)
 
     def log_probs(items_UW: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """What is no item, or may not be drawn, has neither a value nor a gradient."""
+        """0 without a gradient for what is no item, or may not be sampled."""
         given = distribution(network, context, batch.seen_UE, temperature)
         found_UWL = item_code_log_probs(given, items_UW)
         is_given_UW = (found_UWL > -torch.inf).all(dim=2)
         return torch.where(is_given_UW[:, :, None], found_UWL, 0.0).float(), is_given_UW
 
-    items_UW = torch.cat([batch.items_UG, batch.targets_U[:, None]], dim=1)
-    log_probs_UWL, is_given_UW = log_probs(items_UW, batch.temperature)
-    # As in supervised training: at the temperature of the policy, it would undo what that has sharpened.
+    log_probs_UWL, is_given_UW = log_probs(batch.items_UW, batch.temperature)
+    # The NLL term is at temperature 1, as in supervised training: at the policy's temperature, it would undo
+    # what training has sharpened.
     likelihood_U1L = log_probs_UWL[:, -1:]
     if batch.temperature != 1.0:
-        likelihood_U1L, _ = log_probs(batch.targets_U[:, None], 1.0)
-    reference_UWL = batch.reference_UWL
-    return Sampled(
+        likelihood_U1L, _ = log_probs(batch.items_UW[:, -1:], 1.0)
+    return LossInputs(
+        **vars(batch.groups),
         log_probs_UGL=log_probs_UWL[:, :-1],
-        old_log_probs_UGL=batch.old_log_probs_UGL,
-        rewards_UG=batch.rewards_UG,
-        weights_UG=batch.weights_UG,
-        target_rewards_U=batch.target_rewards_U,
         target_log_probs_UL=log_probs_UWL[:, -1],
         has_target_U=is_given_UW[:, -1],
         target_likelihood_U=likelihood_U1L[:, 0].sum(dim=1),
-        reference_log_probs_UGL=None if reference_UWL is None else reference_UWL[:, :-1],
-        reference_target_log_probs_UL=None if reference_UWL is None else reference_UWL[:, -1],
-        codes_per_candidate=batch.codes_per_candidate,
     )
 
 
 class PolicyLearner:
-    """One of several that learn together, each from its groups of every step."""
+    """One of the learners that train together, each on its groups of every update."""
 
     def __init__(self, policy: Policy, program: PolicyProgram, temperature: float) -> None:
         self._policy, self._program, self._temperature = policy, program, temperature
         self.version = 0
-        """Optimizer steps that were taken."""
+        """Optimizer steps taken."""
+
+    @classmethod
+    def of(
+        cls, config: RlConfig, policy: Policy, sum_over_learners: SumOverTrainers | None = None
+    ) -> PolicyLearner:
+        """Make a learner that trains the network of `policy`."""
+        learner, device = config.learner, device_named(policy.task.config.device)
+        program = PolicyProgram(
+            policy.network,
+            StepLoss.of(config.algorithm, learner),
+            DenseOptimizerSettings(
+                learning_rate=learner.learning_rate,
+                weight_decay=learner.weight_decay,
+                schedule=RateSchedule(learner.warmup_steps),
+                max_grad_norm=learner.max_grad_norm,
+                fused=device.fused_optimizer,
+            ),
+            policy.program.device,
+            config.seed,
+            sum_over_learners,
+            ComputeSettings(micro_batches=learner.micro_batches),
+        )
+        return cls(policy, program, config.rollout.temperature)
 
     def update(
         self,
-        totals: StepTotals,
-        *parts: Rewarded | ReferenceLogProbs,
+        totals: BatchTotals,
+        scored: Sequence[ScoredRollouts],
+        reference: Sequence[ReferenceLogProbs],
     ) -> dict[str, float]:
-        """One optimizer step; sums over this learner's groups of what is reported.
+        """Take one optimizer step; returns sums of metrics over this learner's groups.
 
         Args:
-            parts: chunks with their rewards, and behind them as many with what the reference says. One by
-                one, since Ray keeps promises that are arguments themselves, and no others.
+            scored: this learner's chunks; may be empty.
+            reference: of the same chunks.
 
         Raises:
             DivergedError: the loss or a gradient is not finite; no weight has changed.
         """
-        rewarded = [part for part in parts if isinstance(part, Rewarded)]
-        reference = [part for part in parts if isinstance(part, ReferenceLogProbs)]
-        if rewarded:
-            share, rows = self._share(totals, rewarded, reference)
-            figures = {"loss": self._program.backward(share, rows).loss_sum, **self._program.figures}
-        else:  # there are more learners than chunks; the sum over them is waited for all the same
-            figures = {}
-            self._program.add_nothing()
+        if scored:
+            batch, rows = self.batch(totals, scored, reference)
+            metrics = {"loss": self._program.backward(batch, rows).loss_sum, **self._program.metrics}
+        else:  # more learners than chunks; the others still wait for the sum of gradients
+            metrics = {}
+            self._program.zero_gradients()
         self._program.update()
-        self._policy.version = self.version = self.version + 1  # one network, whoever asks it
-        return figures
+        # Where the worker also samples, `policy` and the program share one network.
+        self._policy.version = self.version = self.version + 1
+        return metrics
 
-    def _share(
+    def batch(
         self,
-        totals: StepTotals,
-        rewarded: Sequence[Rewarded],
+        totals: BatchTotals,
+        scored: Sequence[ScoredRollouts],
         reference: Sequence[ReferenceLogProbs],
-    ) -> tuple[PolicyShare, dict[str, np.ndarray]]:
-        rollouts = [each.rollouts for each in rewarded]
-        samples = concatenated([each.prompts.samples for each in rollouts])
-        inputs = self._policy.inputs(samples)
-        share = PolicyShare(
-            features=inputs.features,
-            seen_UE=inputs.seen_UE,
-            items_UG=np.concatenate([each.items_UG for each in rollouts]),
-            targets_U=np.concatenate([each.prompts.targets_U for each in rollouts]),
-            old_log_probs_UGL=np.concatenate([each.code_log_probs_UGL for each in rollouts]),
-            weights_UG=np.concatenate([each.weights_UG for each in rollouts]),
-            rewards_UG=np.concatenate([each.rewards_UG for each in rewarded]),
-            target_rewards_U=np.concatenate([each.target_rewards_U for each in rewarded]),
-            reference=None
-            if not reference
-            else ReferenceLogProbs(
-                np.concatenate([each.candidates_UGL for each in reference]),
-                np.concatenate([each.targets_UL for each in reference]),
-            ),
+    ) -> tuple[PolicyBatch, Rows]:
+        """Concatenate chunks into one batch of tensors; returns it with its embedding rows."""
+        rollouts = [each.rollouts for each in scored]
+        inputs = self._policy.inputs(concatenated([each.prompts.samples for each in rollouts]))
+        device = self._policy.program.device
+
+        def tensor(parts: Sequence[np.ndarray]) -> Tensor:
+            return torch.tensor(np.concatenate(parts), device=device)
+
+        groups = SampledGroups(
+            old_log_probs_UGL=tensor([each.code_log_probs_UGL for each in rollouts]),
+            rewards_UG=tensor([each.rewards_UG for each in scored]).float(),
+            weights_UG=tensor([each.weights_UG for each in rollouts]),
+            target_rewards_U=tensor([each.target_rewards_U for each in scored]).float(),
+            reference_log_probs_UGL=tensor([each.candidates_UGL for each in reference])
+            if reference
+            else None,
+            reference_target_log_probs_UL=tensor([each.targets_UL for each in reference])
+            if reference
+            else None,
+            codes_per_candidate=totals.codes_per_candidate,
+        )
+        batch = PolicyBatch(
+            # Not for training: no event of the history is a target, and rows get no gradient.
+            inputs=TensorBatch.build(inputs.features, inputs.rows, 0, device, training=False),
+            lookups=inputs.features.lookups,
+            seen_UE=None if inputs.seen_UE is None else torch.tensor(inputs.seen_UE, device=device),
+            items_UW=tensor([each.items_UW for each in rollouts]),
+            groups=groups,
             temperature=self._temperature,
             totals=totals,
         )
-        return share, inputs.rows
-
-    def steps_taken(self) -> int:
-        """Of the optimizer."""
-        return self.version
+        return batch, inputs.rows
 
     def weights(self) -> Weights:
-        """As they are at this moment: whoever keeps them, and does not send them, makes copies."""
-        return Weights.of(self.version, views_of(self._policy.network))
+        """Return the weights of this moment; they change with the network unless they are copied or sent."""
+        return Weights.of(self.version, self._policy.network)
 
     def optimizer_state(self) -> dict[str, np.ndarray]:
         return self._program.optimizer_state()
 
     def load(self, weights: Mapping[str, np.ndarray], optimizer_state: Mapping[str, np.ndarray]) -> None:
-        """Go on from a snapshot."""
+        """Continue from a snapshot."""
         self._program.load(weights, optimizer_state)
         self._policy.version = self.version = int(optimizer_state["step"])
 
 
 def concatenated(parts: Sequence[SampleBatch]) -> SampleBatch:
-    """Samples of one step, one after the other."""
+    """Concatenate the samples of one step."""
     first = parts[0]
     lengths_B = np.concatenate([np.diff(part.offsets_B1) for part in parts])
     times = [part.times_N for part in parts if part.times_N is not None]

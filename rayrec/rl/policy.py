@@ -1,8 +1,9 @@
-"""A generative recommender as a policy: it draws candidates, and says how likely it was to draw some.
+"""A generative recommender as a policy: it samples candidates and computes their log-probabilities.
 
-One object for rollouts, the reference, and judging; the learner computes with the same network and functions.
+One class for rollouts, the reference and evaluation; the learner uses the same network and functions.
 
-Axes: U users, G candidates of a user, L codes of a candidate, E items of a history.
+Axes: U users, G candidates of a user, W candidates and the logged target, L codes of a candidate, E items of
+a history.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
+import xxhash
+from torch import Tensor, nn
 
 from rayrec.models.decoding.beam import beam_search
 from rayrec.models.decoding.leaf_filter import LeafFilter
@@ -28,12 +30,61 @@ from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
-from rayrec.rl.config import RolloutConfig
-from rayrec.rl.judging import DrawnLists, Lists
+from rayrec.rl.config import RlConfig, RolloutConfig
+from rayrec.rl.list_metrics import ListSettings, SampledLists
 from rayrec.rl.prompts import Prompts
 from rayrec.rl.rollouts import ReferenceLogProbs, Rollouts
 from rayrec.samples.base.batches import FeatureBatch, SampleBatch
 from rayrec.samples.features.row_features import RowFeatures
+
+UNCHECKED = -1
+"""Version of a policy while its weights are not verified yet."""
+
+
+class WeightsChangedError(RuntimeError):
+    """Weights differ from those that were sent."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A version of a policy's weights, with a checksum of their bytes."""
+
+    version: int
+    """Optimizer steps taken."""
+    arrays: dict[str, np.ndarray]
+    checksum: str
+
+    @classmethod
+    def of(cls, version: int, network: nn.Module | Mapping[str, np.ndarray]) -> Weights:
+        """Describe the weights of a network, without copying those on the host, or named arrays."""
+        arrays = views_of(network) if isinstance(network, nn.Module) else dict(network)
+        return cls(version, arrays, checksum_of(arrays))
+
+    def check(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Verify that these arrays are the ones that were sent.
+
+        Raises:
+            WeightsChangedError: they are not.
+        """
+        if (found := checksum_of(arrays)) != self.checksum:
+            raise WeightsChangedError(
+                f"the weights of version {self.version} have the checksum {found}, sent were {self.checksum}"
+            )
+
+
+def views_of(network: nn.Module) -> dict[str, np.ndarray]:
+    """Return every weight by name, without a copy where it is on the host: they change with the network."""
+    return {name: parameter.detach().cpu().numpy() for name, parameter in network.named_parameters()}
+
+
+def checksum_of(arrays: Mapping[str, np.ndarray]) -> str:
+    """Hash names, shapes and bytes, independent of their order."""
+    hashed = xxhash.xxh3_128()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        hashed.update(f"{name}{array.shape}{array.dtype}".encode())
+        hashed.update(array.reshape(-1).view(np.uint8).data)
+    return hashed.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -43,11 +94,11 @@ class PolicyInputs:
     features: FeatureBatch
     rows: dict[str, np.ndarray]
     seen_UE: Int64Array | None
-    """Padded with -1; None: everything may be drawn."""
+    """Padded with -1; None: everything may be sampled."""
 
 
 class Policy:
-    """A model of a run, with weights that may be exchanged; its embedding rows stay as they were loaded."""
+    """A model of a run whose dense weights can be replaced; its embedding rows stay as they were loaded."""
 
     def __init__(self, model: TrainedModel, exclude_seen: bool) -> None:
         """
@@ -58,7 +109,7 @@ class Policy:
         if not isinstance(program.model, GenerativeRecommender):
             raise InputError(
                 f"{model.run}: {model.assembly.config.model.name!r} scores items one by one; reinforcement "
-                "learning draws candidates, so init_from has to be a run of a generative model"
+                "learning samples candidates, so init_from has to be a run of a generative model"
             )
         task, features = model.assembly.task, model.assembly.features
         assert isinstance(task, NextItemTask), "it has a ranker"
@@ -69,14 +120,30 @@ class Policy:
         self.version = 0
         """Optimizer steps that its weights have taken."""
 
-    def load(self, weights: Mapping[str, np.ndarray], version: int) -> None:
-        """Take over the weights of a version."""
-        self.program.load(weights, optimizer_state=None)
-        self.version = version
+    @classmethod
+    def load(cls, config: RlConfig) -> Policy:
+        """Load the supervised run's model.
+
+        Raises:
+            InputError: it cannot be loaded, or is not a generative model.
+        """
+        model = TrainedModel.load(config.init_from, config.snapshot, config.device)
+        return cls(model, config.rollout.exclude_seen)
+
+    def take(self, weights: Weights) -> None:
+        """Replace the weights by another version.
+
+        Raises:
+            WeightsChangedError: they did not arrive as they were sent.
+        """
+        self.version = UNCHECKED
+        self.program.load(weights.arrays, optimizer_state=None)
+        weights.check(views_of(self.network))
+        self.version = weights.version
 
     def inputs(self, samples: SampleBatch) -> PolicyInputs:
-        """Features of histories; operations of the run included."""
-        # Prompts have whatever the data set says of events, for rewards; a model reads what it knows.
+        """Compute features of histories, with the feature operations of the run."""
+        # Prompts have all columns of events, for rewards; the model reads those that it was trained with.
         reads = self._features
         samples = replace(
             samples.instructed(self.task.instruction),
@@ -89,17 +156,17 @@ class Policy:
         return PolicyInputs(features, self.trained.tables.read(ids), seen_UE)
 
     @torch.no_grad()
-    def draw(self, prompts: Prompts, how: RolloutConfig, seed: int) -> Rollouts:
-        """Candidates of every user. What comes out follows from weights, prompts, settings and seed."""
+    def sample(self, prompts: Prompts, how: RolloutConfig, seed: int) -> Rollouts:
+        """Sample candidates for every user: a function of weights, prompts, settings and seed."""
         batch, seen_UE = self._batch(self.inputs(prompts.samples))
         context = self.network.backbone.encode_context(batch)
         given = distribution(self.network, context, seen_UE, how.temperature)
         generator = self._noise(prompts, seed)
-        if how.draw == "sample":
-            drawn = constrained_sample(given, how.group_size, generator)
-            items_UG, log_probs_UGL = drawn.items_BW, drawn.code_log_probs_BWL
+        if how.method == "sample":
+            found = constrained_sample(given, how.group_size, generator)
+            items_UG, log_probs_UGL = found.items_BW, found.code_log_probs_BWL
             weights_UG = _even_weights(items_UG)
-        elif how.draw == "stochastic_beam":
+        elif how.method == "stochastic_beam":
             distinct = stochastic_beam_search(given, how.group_size, generator)
             items_UG, log_probs_UGL = distinct.items_BW, distinct.code_log_probs_BWL
             weights_UG = importance_weights(distinct)
@@ -122,9 +189,9 @@ class Policy:
 
     @torch.no_grad()
     def log_probs(self, rollouts: Rollouts, temperature: float) -> ReferenceLogProbs:
-        """Of candidates and logged targets, code by code; 0 where there is none."""
+        """Compute log-probabilities of candidates and logged targets, code by code; 0 where there is none."""
         batch, seen_UE = self._batch(self.inputs(rollouts.prompts.samples))
-        items_UW = torch.tensor(_with_targets(rollouts), device=self.program.device)
+        items_UW = torch.tensor(rollouts.items_UW, device=self.program.device)
         context = self.network.backbone.encode_context(batch)
         log_probs_UWL = _finite(
             item_code_log_probs(distribution(self.network, context, seen_UE, temperature), items_UW)
@@ -133,30 +200,30 @@ class Policy:
         return ReferenceLogProbs(found_UWL[:, :-1], found_UWL[:, -1])
 
     @torch.no_grad()
-    def draw_lists(self, prompts: Prompts, lists: Lists) -> DrawnLists:
-        """Lists as they are shown, with the same noise for every temperature; and how the policy ranks."""
+    def sample_lists(self, prompts: Prompts, lists: ListSettings) -> SampledLists:
+        """Sample lists of distinct items, with the same noise at every temperature; also rank all items."""
         inputs = self.inputs(prompts.samples)
         ranked = self.program.rank(inputs.features, inputs.rows, LIST_LENGTH, inputs.seen_UE)
         batch, seen_UE = self._batch(inputs)
         context = self.network.backbone.encode_context(batch)
 
-        def drawn(temperature: float) -> tuple[Int64Array, np.ndarray]:
+        def sampled(temperature: float) -> tuple[Int64Array, np.ndarray]:
             given = distribution(self.network, context, seen_UE, temperature)
             found = stochastic_beam_search(given, lists.size, self._noise(prompts, lists.seed))
             order_UK = found.log_probs_BW.argsort(dim=1, descending=True, stable=True)
             items_UK = found.items_BW.gather(1, order_UK).cpu().numpy()
             return items_UK, found.log_probs_BW.gather(1, order_UK).float().cpu().numpy()
 
-        return DrawnLists(prompts, ranked.items_BK, tuple(drawn(each) for each in lists.temperatures))
+        return SampledLists(prompts, ranked.items_BK, tuple(sampled(each) for each in lists.temperatures))
 
     def _noise(self, prompts: Prompts, seed: int) -> torch.Generator:
-        """That of a chunk of a step, whoever draws."""
+        """Noise keyed by seed, step and chunk: the same on every worker."""
         generator = torch.Generator(self.program.device)
         generator.manual_seed(int(combine64(seed, prompts.step, prompts.chunk)) >> 1)
         return generator
 
     def _batch(self, inputs: PolicyInputs) -> tuple[TensorBatch, Tensor | None]:
-        """As tensors, for a network that is in the state of computing without dropout."""
+        """Make tensors of inputs, and put the network in inference mode."""
         self.program.begin_inference()
         self.network.eval()
         device = self.program.device
@@ -168,20 +235,20 @@ class Policy:
 def distribution(
     network: GenerativeRecommender, context: Context, seen_UE: Tensor | None, temperature: float
 ) -> ItemDistribution:
-    """What is drawn from: the filter is part of it. Rollouts and learner both call this."""
+    """The distribution that candidates are sampled from, filter included; rollouts and learner share it."""
     leaf_filter = None if seen_UE is None else LeafFilter.excluding(network.trie, seen_UE)
     return network.distribution(context, leaf_filter, temperature, renormalized=True)
 
 
-def importance_weights(drawn: DistinctItems) -> Tensor:
-    """[U, G] p / q of each item of a sample without replacement, divided by their sum over the group.
+def importance_weights(sampled: DistinctItems) -> Tensor:
+    """[U, G] importance weights p / q of a sample without replacement, normalized within each group.
 
     Source: Kool, van Hoof and Welling, ICML 2019, arXiv:1903.06059, eq. 10 to 12 (normalized, which is biased
     and varies less).
     """
-    is_there_UG = drawn.items_BW >= 0
-    # Where nothing is left to draw, every item is included for sure, and p alone is its weight.
-    log_weight_UG = torch.where(is_there_UG, drawn.log_probs_BW - drawn.log_inclusion_BW(), -torch.inf)
+    is_there_UG = sampled.items_BW >= 0
+    # Where no item is left out, the inclusion probability is 1, and the weight is p alone.
+    log_weight_UG = torch.where(is_there_UG, sampled.log_probs_BW - sampled.log_inclusion_BW(), -torch.inf)
     weights_UG = log_weight_UG.softmax(dim=1)
     return torch.where(is_there_UG, weights_UG, 0.0).nan_to_num(nan=0.0)
 
@@ -191,12 +258,7 @@ def _even_weights(items_UG: Tensor) -> Tensor:
     return is_there_UG / is_there_UG.sum(dim=1, keepdim=True).clamp(min=1)
 
 
-def _with_targets(rollouts: Rollouts) -> Int64Array:
-    """[U, G + 1] candidates, and behind them the logged target."""
-    return np.concatenate([rollouts.items_UG, rollouts.prompts.targets_U[:, None]], axis=1)
-
-
 def _finite(log_probs_UWL: Tensor) -> Tensor:
-    """0 for what is no item, or may not be drawn."""
+    """Replace the -inf of missing items, and of those that may not be sampled, by 0."""
     is_given_UW1 = (log_probs_UWL > -torch.inf).all(dim=2, keepdim=True)
     return torch.where(is_given_UW1, log_probs_UWL, 0.0)

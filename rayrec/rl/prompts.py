@@ -1,10 +1,10 @@
-"""Whom a policy is asked for: histories, and the event that was logged after each.
+"""Prompts: user histories, each with the event that was logged after it.
 
-    training rows ─ cut at an event ─┐
-    rows that validate ──────────────┴─► Prompts of a step ─► chunks, each drawn for on one worker
+    training rows ─ truncated before an event ─┐
+    validation rows ───────────────────────────┴─► Prompts of a step ─► chunks, each sampled on one worker
 
-Which prompts a step has follows from settings, seed and files alone, so a run that goes on from a snapshot
-asks for the same ones. Users that are held out are asked for never: what is learned is judged by them.
+The prompts of a step depend on settings, seed and files alone, so a resumed run gets the same ones. Users
+that are held out are in no prompt: the policy is evaluated on them.
 
 Axes: U users, E items of a history, N events of all histories.
 """
@@ -33,7 +33,7 @@ from rayrec.samples.reading.read_plan import ReadPlan, ReadPosition
 from rayrec.samples.reading.reader import SampleReader
 
 HOLD_OUT_SALT = 0x52_4C
-"""Hashed with the id of a user, so that no other choice of users by hash agrees with this one."""
+"""Hashed with user ids, so that this choice is independent of other choices by hash."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Prompts:
     targets_U: Int64Array
     """Catalog positions of the logged events; -1 where the catalog lacks the item."""
     chunk: int = 0
-    """Within the step."""
+    """Index within the step."""
     target_labels: dict[Label, Int64Array] = field(default_factory=dict)
     """[U] codes of the logged events, of the labels that the data set has."""
 
@@ -57,10 +57,11 @@ class Prompts:
         return self.samples.step
 
     def chunks(self, num_users: int, multiple_of: int = 1) -> list[Prompts]:
-        """Neighboring users, at most so many at a time, and of all chunks as many, give or take one.
+        """Split into chunks of neighboring users, of equal size give or take one.
 
         Args:
-            multiple_of: what divides the number of chunks; with fewer users, each is a chunk.
+            num_users: largest size of a chunk.
+            multiple_of: the number of chunks is a multiple of this; with fewer users, each is a chunk.
         """
         wanted = multiple_of * math.ceil(len(self) / (multiple_of * num_users))
         rows_U = np.arange(len(self))
@@ -70,7 +71,7 @@ class Prompts:
         ]
 
     def some(self, rows_U: Int64Array) -> Prompts:
-        """The chosen users, in the order asked for."""
+        """Select users, in the given order."""
         return Prompts(
             samples=some_rows(self.samples, rows_U),
             targets_U=self.targets_U[rows_U],
@@ -80,7 +81,7 @@ class Prompts:
 
 
 def some_rows(samples: SampleBatch, rows_B: Int64Array) -> SampleBatch:
-    """The chosen rows of a batch, in the order asked for."""
+    """Select rows of a batch, in the given order."""
     item_ids_N, offsets_B1 = take_rows(samples.item_ids_N, samples.offsets_B1, rows_B)
 
     def events(values_N: Int64Array) -> Int64Array:
@@ -100,14 +101,14 @@ def some_rows(samples: SampleBatch, rows_B: Int64Array) -> SampleBatch:
 
 
 def is_held_out(user_ids_U: Int64Array, share: float) -> np.ndarray:
-    """[U] bool: users that no step asks for, a share of all users by a hash of their ids."""
+    """[U] bool: users that are in no prompt, a share of all users by a hash of their ids."""
     bound = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
     held: np.ndarray = combine64(HOLD_OUT_SALT, user_ids_U) < bound
     return held
 
 
 class PromptStream:
-    """The prompts of every step, in an order that is a function of seed and files."""
+    """The prompts of every step, in an order that depends on seed and files alone."""
 
     def __init__(self, dataset: Dataset, config: PromptsConfig, seed: int) -> None:
         """
@@ -121,74 +122,74 @@ class PromptStream:
         self._columns = _Columns.of(config.split, self.plan.spec.schema.names)
 
     def step(self, step: int) -> Prompts:
-        """Of a step, from 0; fewer users than are read, where some are held out or nothing is to predict.
-
-        Where nobody is left of a step's rows, those of the next one stand in.
+        """Read the prompts of a step, counted from 0. They have fewer users than rows are read where some are
+        held out or have a single event; if none is left, the rows of the next step are used.
 
         Raises:
-            InputError: nobody is left of any.
+            InputError: no step has any users left.
         """
         for read in range(step, step + self.plan.steps_per_epoch):
             if len(prompts := self._read(step, read)):
                 return prompts
         raise InputError(
-            f"{self._dataset.root}: there is nobody to ask for: all users of the split "
+            f"{self._dataset.root}: there are no users to sample for: all users of the split "
             f"{self._config.split!r} are held out (prompts.held_out_share), or have one event"
         )
 
     def _read(self, step: int, read: int) -> Prompts:
-        """The prompts of a step, of the rows of a batch."""
         rows = self._reader.read_batch(self.plan.batch(read))
         samples, labels = self._columns.samples(step, rows.row_keys_B, rows.rows)
-        cut = self._before_an_event if self._config.split == "train" else _as_they_are
-        prompts = cut(samples, labels)
-        is_asked_U = ~is_held_out(prompts.samples.user_ids_B, self._config.held_out_share)
-        # A history without an event gives nothing to go by.
-        is_asked_U &= np.diff(prompts.samples.offsets_B1) > 0
-        prompts = prompts.some(np.flatnonzero(is_asked_U))
+        if self._config.split == "train":
+            prompts = self._before_an_event(samples, labels)
+        else:
+            prompts = _as_they_are(samples, labels)
+        is_used_U = ~is_held_out(prompts.samples.user_ids_B, self._config.held_out_share)
+        # A history without events is no prompt.
+        is_used_U &= np.diff(prompts.samples.offsets_B1) > 0
+        prompts = prompts.some(np.flatnonzero(is_used_U))
         assert prompts.samples.targets_B is not None, "both ways of making prompts set them"
         return replace(prompts, targets_U=self._dataset.item_positions(prompts.samples.targets_B))
 
     def position(self, step: int) -> ReadPosition:
-        """What has been read before a step."""
+        """Return the position in the files before a step."""
         return self.plan.position(step)
 
     def _before_an_event(self, samples: SampleBatch, labels: dict[Label, Int64Array]) -> Prompts:
-        """Histories up to one of their events; `labels` are of all events."""
+        """Truncate histories before one of their events, the target; `labels` are of all events."""
         lengths_B = np.diff(samples.offsets_B1)
         rows_B = np.flatnonzero(lengths_B > 1)
         lengths_B = lengths_B[rows_B]
         if self._config.event == "last":
             kept_B = lengths_B - 1
-        else:  # any but the first, drawn for this row and step
-            draws_B = combine64(self._seed, samples.step, samples.row_keys_B[rows_B]) >> np.uint64(33)
-            kept_B = 1 + (draws_B.astype(np.int64) % (lengths_B - 1))
+        else:  # any but the first, random by row and step
+            random_B = combine64(self._seed, samples.step, samples.row_keys_B[rows_B]) >> np.uint64(33)
+            kept_B = 1 + (random_B.astype(np.int64) % (lengths_B - 1))
         starts_B = samples.offsets_B1[rows_B]
         targets_B = starts_B + kept_B
         offsets_B2 = np.stack([starts_B, targets_B], axis=1)
-        places_N = np.concatenate([np.arange(start, stop) for start, stop in offsets_B2] or [rows_B])
-        cut = SampleBatch(
+        kept_N = np.concatenate([np.arange(start, stop) for start, stop in offsets_B2] or [rows_B])
+        truncated = SampleBatch(
             step=samples.step,
             row_keys_B=samples.row_keys_B[rows_B],
             user_ids_B=samples.user_ids_B[rows_B],
-            item_ids_N=samples.item_ids_N[places_N],
+            item_ids_N=samples.item_ids_N[kept_N],
             offsets_B1=np.concatenate([[0], np.cumsum(kept_B)]),
             targets_B=samples.item_ids_N[targets_B],
-            times_N=None if samples.times_N is None else samples.times_N[places_N],
-            labels={label: codes_N[places_N] for label, codes_N in labels.items()},
+            times_N=None if samples.times_N is None else samples.times_N[kept_N],
+            labels={label: codes_N[kept_N] for label, codes_N in labels.items()},
         )
         of_targets = {label: codes_N[targets_B] for label, codes_N in labels.items()}
-        return Prompts(cut, np.zeros(len(rows_B), dtype=np.int64), target_labels=of_targets)
+        return Prompts(truncated, np.zeros(len(rows_B), dtype=np.int64), target_labels=of_targets)
 
 
 def _as_they_are(samples: SampleBatch, labels: dict[Label, Int64Array]) -> Prompts:
-    """Rows that name their target; `labels` are of the targets."""
+    """Use rows that name their target; `labels` are of the targets."""
     return Prompts(samples, np.zeros(samples.num_rows, dtype=np.int64), target_labels=labels)
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """Names of what is read of a row."""
+    """Names of the columns that are read."""
 
     items: str
     times: str
@@ -240,7 +241,7 @@ class _Columns:
 def evaluation_prompts(
     dataset: Dataset, samples: Iterator[SampleBatch], target_labels: dict[Label, Int64Array]
 ) -> Iterator[Prompts]:
-    """Users of an evaluation split, batch by batch.
+    """Make prompts of an evaluation split, batch by batch.
 
     Args:
         target_labels: of all users of the split, in their order.
@@ -259,5 +260,5 @@ def evaluation_prompts(
 
 
 def labels_of(dataset: Dataset) -> tuple[Label, ...]:
-    """Labels that the data set has of events."""
+    """Labels of events that the data set has."""
     return tuple(label for label in LABELS if dataset.has_label(label))

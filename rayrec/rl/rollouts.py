@@ -1,12 +1,14 @@
-"""Candidates that a policy drew for users, and all that a learner has to know of how.
+"""What travels between the workers of one RL step, as arrays of the host.
 
-Arrays of the host, since they travel between processes.
+    Prompts ─► Rollouts ─┬─► ScoredRollouts, ChunkSummary
+                         └─► ReferenceLogProbs
 
 Axes: U users, G candidates of a user, L codes of a candidate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,65 +19,64 @@ from rayrec.rl.prompts import Prompts
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Candidates of a chunk of users."""
+    """Candidates sampled for a chunk of users."""
 
     prompts: Prompts
     items_UG: Int64Array
-    """Catalog positions, in the order of the draw; -1 where a user has no further candidate."""
+    """Catalog positions, in sampling order; -1 where a user has no further candidate."""
     code_log_probs_UGL: np.ndarray
-    """By the policy that drew, of each code given those before it, under its trie, filter and temperature; 0
-    where there is no candidate."""
+    """Log-probability of each code given those before it, by the policy that sampled, under its trie, filter
+    and temperature; 0 where there is no candidate."""
     weights_UG: np.ndarray
-    """How much each counts in its group, in sum 1; 0 where there is no candidate."""
+    """How much each candidate counts in its group, in sum 1; 0 where there is no candidate."""
     target_log_probs_U: np.ndarray
-    """By the same policy, of the logged targets; -inf where there is none, or it may not be drawn."""
+    """Of the logged targets, by the same policy; -inf where there is none, or it may not be sampled."""
     policy_version: int
     """Optimizer steps that the policy had taken."""
 
     @property
+    def items_UW(self) -> Int64Array:
+        """[U, G + 1] candidates, then the logged target."""
+        return np.concatenate([self.items_UG, self.prompts.targets_U[:, None]], axis=1)
+
+    @property
     def log_probs_UG(self) -> np.ndarray:
-        """Of whole candidates; -inf where there is none."""
+        """Log-probabilities of whole candidates; -inf where there is none."""
         return np.where(self.items_UG >= 0, self.code_log_probs_UGL.sum(axis=2), -np.inf)
 
-    def summary(self) -> RolloutSummary:
-        is_there_UG = self.items_UG >= 0
-        return RolloutSummary(
-            num_users=len(self.items_UG),
-            num_candidates=int(is_there_UG.sum()),
-            num_choices=int((self.code_log_probs_UGL != 0).sum()),
-            entropy_sum=float(-(self.weights_UG[:, :, None] * self.code_log_probs_UGL).sum()),
-            policy_version=self.policy_version,
-        )
-
 
 @dataclass(frozen=True)
-class RolloutSummary:
-    """What a controller has to know of a chunk; the candidates themselves go on to whoever needs them."""
-
-    num_users: int
-    num_candidates: int
-    num_choices: int
-    """Codes that had an alternative, of all candidates."""
-    entropy_sum: float
-    """Nats: minus the weighed log-probability of a candidate, in sum over users."""
-    policy_version: int
-
-
-@dataclass(frozen=True)
-class Rewarded:
-    """Rollouts, and what they are worth."""
+class ScoredRollouts:
+    """Rollouts with their rewards."""
 
     rollouts: Rollouts
     rewards_UG: np.ndarray
     target_rewards_U: np.ndarray
-    """Of the logged targets, as one more candidate of the list; NaN where there is none."""
-    flat_U: np.ndarray
-    """[U] bool: groups without spread, of which nothing is to be learned."""
+    """Of the logged targets, scored as one more candidate of the list; NaN where there is none."""
 
 
 @dataclass(frozen=True)
 class ReferenceLogProbs:
-    """What the supervised policy says of candidates and targets, code by code."""
+    """Log-probabilities of candidates and targets by the supervised policy, code by code."""
 
     candidates_UGL: np.ndarray
     targets_UL: np.ndarray
+
+
+@dataclass(frozen=True)
+class ChunkSummary:
+    """What the controller needs to know about a chunk; the arrays themselves never pass through it."""
+
+    policy_version: int
+    num_users: int
+    num_candidates: int
+    num_choices: int
+    """Codes with an alternative, over all candidates."""
+    entropy_sum: float
+    """Nats: minus the weighted log-probability of a candidate, summed over users."""
+    reward_metrics: Mapping[str, float]
+    """Of every reward, and of their sum."""
+    num_zero_variance: int
+    """Groups whose candidates all have the same reward."""
+    warnings: tuple[str, ...]
+    """New warnings of the reward guard."""

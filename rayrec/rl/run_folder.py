@@ -1,10 +1,10 @@
-"""What a run of reinforcement learning leaves on disk: a run's folder, so that everything takes it for one.
+"""Folder of a run of reinforcement learning; it reads like the folder of a supervised run.
 
-RUN/config.yaml           settings of the supervised run: what the network is, and what it reads
+RUN/config.yaml           settings of the supervised run: the network and its inputs
 RUN/rl.yaml               settings of this run
 RUN/metrics.jsonl         a line per step, and one per validation
-RUN/rl-evaluation.json    before and after
-RUN/snapshots/step-N/     the policy after N batches, with the embedding rows that it began with
+RUN/rl-evaluation.json    metrics before and after
+RUN/snapshots/step-N/     the policy after N batches, with the embedding rows of the supervised run
 
 The rest is as in `rayrec.pipelines.runs.run_folder`; `rayrec evaluate`, `recommend` and `serve` read it.
 """
@@ -32,7 +32,7 @@ from rayrec.samples.reading.read_plan import ReadPosition
 
 RL_CONFIG, RL_EVALUATION = "rl.yaml", "rl-evaluation.json"
 FREE_TO_CHANGE = ("placement", "steps", "evaluation.every_steps", "alarms", "learner.micro_batches")
-"""Settings that a run which goes on may change."""
+"""Settings that may differ when a run is resumed."""
 
 
 class RlRunFolder:
@@ -41,15 +41,16 @@ class RlRunFolder:
     def __init__(self, folder: RunFolder, base: Snapshot, policy: Policy) -> None:
         """
         Args:
-            base: what the run began with.
+            base: the snapshot that the run started from.
         """
         self.folder, self._base, self._policy = folder, base, policy
 
     @classmethod
     def create(cls, path: Path, config: RlConfig, supervised: RunConfig, policy: Policy) -> RlRunFolder:
-        """
+        """Create the folder of a new run.
+
         Args:
-            supervised: settings of the run that it begins with.
+            supervised: settings of the run that it starts from.
 
         Raises:
             InputError: the folder already holds a run, or something else.
@@ -64,30 +65,31 @@ class RlRunFolder:
 
     @classmethod
     def resume(cls, path: Path, config: RlConfig, supervised: RunConfig, policy: Policy) -> RlRunFolder:
-        """
+        """Open the folder of a run that is to be resumed.
+
         Raises:
-            InputError: there is no such run, its settings differ in what the results depend on, the
-                supervised run has another snapshot by now, or that of the run is damaged.
+            InputError: there is no such run, settings that results depend on have changed, the supervised
+                run has another snapshot by now, or the snapshot of the run is damaged.
         """
         folder = RunFolder.open(path)
         if not (path / RL_CONFIG).is_file():
             raise InputError(f"{path}: not a run of reinforcement learning; it has no {RL_CONFIG}")
-        began_with = RlConfig.load(path / RL_CONFIG)
-        changed = [key for key in differing_keys(began_with, config) if not key.startswith(FREE_TO_CHANGE)]
+        started_with = RlConfig.load(path / RL_CONFIG)
+        changed = [key for key in differing_keys(started_with, config) if not key.startswith(FREE_TO_CHANGE)]
         if changed:
             raise InputError(
                 f"{path}: holds another run: it differs from this config in {', '.join(changed)}; use what "
-                f"it was begun with ({path / RL_CONFIG}), or choose another folder with --run"
+                f"it was started with ({path / RL_CONFIG}), or choose another folder with --run"
             )
-        base, began_from = _base_of(config), folder.state["init_snapshot"]
-        if base.path.name != began_from:
+        base, started_from = _base_of(config), folder.state["init_snapshot"]
+        if base.path.name != started_from:
             raise InputError(
-                f"{path}: began from {began_from} of {config.init_from}, whose {config.snapshot} snapshot is "
-                f"{base.path.name} by now: the reference would be another one; begin anew"
+                f"{path}: started from {started_from} of {config.init_from}, whose {config.snapshot} "
+                f"snapshot is {base.path.name} by now, so the reference would be another one; start a new run"
             )
         found = cls(folder, base, policy)
         last = found.last()
-        # What was written down of steps behind it is written anew.
+        # The steps after it are taken again, so their metrics will be written again.
         folder.forget_after(0 if last is None else last.committed_step + 1)
         folder.update(state="running", error=None)
         return found
@@ -97,7 +99,7 @@ class RlRunFolder:
         return self.folder.path
 
     def last(self) -> Snapshot | None:
-        """What a resumed run goes on from.
+        """Read the snapshot that a resumed run continues from.
 
         Raises:
             InputError: it is damaged.
@@ -115,11 +117,11 @@ class RlRunFolder:
         progress: dict[str, Any],
         is_best: bool,
     ) -> None:
-        """Write the policy after a step; the best and the last one stay.
+        """Save the policy after a step; keeps the best and the last snapshot.
 
         Args:
             step: batches that were learned from.
-            position: of the prompts that were learned from.
+            position: in the files, after the prompts that were learned from.
         """
         base = self._base.state
         state = RunState(
@@ -145,7 +147,7 @@ class RlRunFolder:
         self.folder.keep_only({path.name, *([] if best is None else [best])})
 
     def _save_rows(self, folder: Path, step: int) -> list[SavedFile]:
-        """The rows of the supervised run, which nothing has changed, as one full export."""
+        """Write the rows of the supervised run, which are frozen, as one full export."""
         tables, shard_map = self._policy.trained.assembly.tables, ShardMap(1)
         if not tables:
             return []

@@ -127,14 +127,14 @@ def test_data_rooms_do_without_ray():
     assert with_ray == [RAY_DATA_JOBS]
 
 
-CONTROL = ("controller.py", "training.py", "run.py")
-"""Of `rl`: who says what runs where."""
+def test_reinforcement_learning_calls_ray_through_its_actors_alone():
+    with_ray = [
+        path
+        for path in MODULES
+        if room_of(path) == "rl" and "ray" in {name.split(".")[0] for name in imported(path)}
+    ]
 
-
-def test_reinforcement_learning_does_without_ray_but_for_its_control():
-    for path in MODULES:
-        packages = {name.split(".")[0] for name in imported(path)}
-        assert room_of(path) != "rl" or "ray" not in packages or path.name in CONTROL
+    assert not with_ray
 
 
 def test_every_sub_package_says_what_it_holds():

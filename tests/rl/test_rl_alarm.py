@@ -14,18 +14,18 @@ class Recorded(_Run):
 
     def __init__(self, config: RlConfig) -> None:
         self._config = config
-        self.told: list[int] = []
+        self.logged: list[int] = []
         self.validated: list[int] = []
 
-    def _tell(self, report):
-        self.told.append(report.step)
+    def _log(self, report):
+        self.logged.append(report.step)
 
     def _validate(self, training, controller):
         self.validated.append(len(training.alarm.state))
 
 
-def report(step: int, **figures: float) -> StepReport:
-    return StepReport(step, {"kl": 0.1, "entropy": 5.0, **figures}, (), 0.0)
+def report(step: int, **metrics: float) -> StepReport:
+    return StepReport(step, {"kl": 0.1, "entropy": 5.0, **metrics}, (), 0.0)
 
 
 def test_a_policy_that_collapsed_is_logged_and_not_kept():
@@ -43,6 +43,6 @@ def test_a_policy_that_collapsed_is_logged_and_not_kept():
     training = SimpleNamespace(steps=lambda: iter(reports), alarm=Alarm(AlarmConfig()), is_snapshot_due=True)
     with pytest.raises(CollapsedError, match="step 2: the KL divergence"):
         run._take_steps(training, None)
-    assert run.told == [1, 2]
+    assert run.logged == [1, 2]
     # And what is kept of step 1 knows its entropy.
     assert run.validated == [1]

@@ -10,8 +10,9 @@ from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Query, Recommender
 from rayrec.platform.errors import InputError
 from rayrec.rl.config import PromptsConfig, RlConfig
+from rayrec.rl.policy import Policy
 from rayrec.rl.prompts import PromptStream
-from rayrec.rl.workers import load_policy, make_rewards
+from rayrec.rl.scoring import RolloutScorer
 from tests.helpers.ranking import (
     prepared_histories,
     prepared_ratings,
@@ -43,18 +44,18 @@ def config_of(folder: Path, ranker: str, **ranking) -> RlConfig:
     )
 
 
-def test_a_ranking_model_rewards_what_was_drawn_as_of_the_newest_event(folder, monkeypatch):
+def test_a_ranking_model_scores_candidates_as_of_the_newest_event(folder, monkeypatch):
     config = config_of(folder, "ranker")
-    policy = load_policy(config)
-    worker = make_rewards(config, policy)
+    policy = Policy.load(config)
+    worker = RolloutScorer.of(config.rewards, policy)
     prompts = PromptStream(policy.task.dataset, PromptsConfig(users_per_step=12), 0).step(0)
-    rollouts = policy.draw(prompts, config.rollout, 0)
+    rollouts = policy.sample(prompts, config.rollout, 0)
 
-    _, rewarded = worker.score(rollouts)
+    _, scored = worker.score(rollouts)
     monkeypatch.setattr("time.time", lambda: 2e9)
-    _, later = make_rewards(config, policy).score(rollouts)
+    _, later = RolloutScorer.of(config.rewards, policy).score(rollouts)
 
-    assert np.array_equal(rewarded.rewards_UG, later.rewards_UG)
+    assert np.array_equal(scored.rewards_UG, later.rewards_UG)
     samples, row = prompts.samples, 3
     history = slice(*samples.offsets_B1[row : row + 2])
     stage = RankingStage.load(
@@ -65,17 +66,17 @@ def test_a_ranking_model_rewards_what_was_drawn_as_of_the_newest_event(folder, m
         rollouts.items_UG[row : row + 1],
         samples.times_N[history][-1:],
     )
-    np.testing.assert_allclose(rewarded.rewards_UG[row], expected_1G[0], rtol=1e-6)
-    assert np.ptp(rewarded.rewards_UG) > 0
+    np.testing.assert_allclose(scored.rewards_UG[row], expected_1G[0], rtol=1e-6)
+    assert np.ptp(scored.rewards_UG) > 0
 
 
 def test_a_ranking_model_of_other_impressions_is_refused(folder):
     config = config_of(folder, "other-ranker")
     with pytest.raises(InputError, match="holds out other events"):
-        make_rewards(config, load_policy(config))
+        RolloutScorer.of(config.rewards, Policy.load(config))
 
 
 def test_an_objective_that_the_ranking_model_does_not_know_is_refused(folder):
     config = config_of(folder, "ranker", objective={"bought": 1.0})
     with pytest.raises(InputError, match="bought"):
-        make_rewards(config, load_policy(config))
+        RolloutScorer.of(config.rewards, Policy.load(config))

@@ -1,4 +1,4 @@
-"""What a run of reinforcement learning goes on from."""
+"""How a run of reinforcement learning is resumed."""
 
 import json
 
@@ -6,20 +6,19 @@ import numpy as np
 
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.rl.config import RlConfig
+from rayrec.rl.policy import Policy, views_of
 from rayrec.rl.prompts import PromptStream
 from rayrec.rl.run_folder import RlRunFolder
-from rayrec.rl.weights import views_of
-from rayrec.rl.workers import load_policy
 from tests.helpers.runs import make_run
 
 
-def test_a_run_that_goes_on_has_one_line_of_every_step(tmp_path):
+def test_a_resumed_run_has_one_line_per_step(tmp_path):
     """It died after step 3; its last snapshot is that of step 2."""
     supervised = make_run(tmp_path, "prefix")
     config = RlConfig.parse(
         {"init_from": str(supervised), "snapshot": "last", "rewards": {"parts": [{"kind": "hit"}]}}
     )
-    policy, path = load_policy(config), tmp_path / "rl"
+    policy, path = Policy.load(config), tmp_path / "rl"
     folder = RlRunFolder.create(path, config, RunFolder.open(supervised).config, policy)
     position = PromptStream(policy.task.dataset, config.prompts, 0).position
     state = {"step": np.array(0)}

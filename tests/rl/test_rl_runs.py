@@ -1,4 +1,4 @@
-"""Whole runs of reinforcement learning on Ray: placements, deaths, alarms, and going on."""
+"""Whole runs of reinforcement learning on Ray: placements, deaths, alarms, and resuming."""
 
 import json
 import os
@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import ray
 from typer.testing import CliRunner
 
+from rayrec.actors.rl_worker import RlProcesses
+from rayrec.actors.spawning import RayCalls, RayHost
 from rayrec.cli import app
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
@@ -18,11 +19,11 @@ from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.platform.errors import InputError
 from rayrec.rl.config import RlConfig
 from rayrec.rl.controller import SingleController
+from rayrec.rl.policy import Policy
 from rayrec.rl.prompts import PromptStream
-from rayrec.rl.rewards.errors import RewardError
+from rayrec.rl.rewards.base import RewardError
 from rayrec.rl.run import train_policy
 from rayrec.rl.training import CollapsedError, PolicyTraining
-from rayrec.rl.workers import load_policy
 from tests.helpers.runs import make_run
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -86,10 +87,12 @@ def test_a_run_leaves_what_everything_else_reads(colocated, supervised):
     lines = [json.loads(line) for line in (colocated / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
-    assert {"kl", "entropy", "clip_share", "flat_share", "staleness", "reward/hit.mean"} <= set(steps[0])
+    assert {"kl", "entropy", "clip_share", "zero_variance_share", "staleness", "reward/hit.mean"} <= set(
+        steps[0]
+    )
     validations = [line for line in lines if "valid/recall@10" in line]
     assert [line["step"] for line in validations] == [0, 2, 4]
-    phases = {"rollouts.draw", "rewards.score", "reference.log_probs", "learner.update", "sync"}
+    phases = {"rollouts.sample", "rewards.score", "reference.log_probs", "learner.update", "sync"}
     assert {f"seconds/{phase}" for phase in phases} <= set(validations[-1])
     report = json.loads((colocated / "rl-evaluation.json").read_text())
     for who in ("all", "held_out"):
@@ -113,7 +116,7 @@ def test_two_learners_are_one_up_to_rounding(supervised, colocated, tmp_path):
         np.testing.assert_allclose(array, expected[name], atol=2e-4)
 
 
-def test_asynchronous_rollouts_are_as_old_as_they_may_be_and_no_older(supervised, tmp_path):
+def test_asynchronous_rollouts_are_not_older_than_their_bound(supervised, tmp_path):
     placement = placed(kind="async", max_staleness=3, sync_every=2)
     train_policy(config_of(supervised, steps=8, placement=placement), tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -127,32 +130,34 @@ def test_a_killed_rollout_worker_loses_no_prompt_and_doubles_none(supervised):
     config = config_of(
         supervised, placement=placed(kind="disaggregated", rollouts=2, max_policy_lag=1), steps=6
     )
-    expected, _ = drawn_and_learned(config, "left-alone", kills=())
-    found, (before, after) = drawn_and_learned(config, "killed", kills=(1, 3, 5))
+    expected, _ = trained(config, "left-alone", kills=())
+    found, (before, after) = trained(config, "killed", kills=(1, 3, 5))
     assert not set(before) & set(after)
     for name, array in found.items():
         assert np.array_equal(array, expected[name]), name
 
 
-def drawn_and_learned(config: RlConfig, name: str, kills: tuple[int, ...]):
+def trained(config: RlConfig, name: str, kills: tuple[int, ...]):
     """(weights, ids of the rollout processes before and after), a worker being killed after some steps."""
-    policy = load_policy(config)
+    policy = Policy.load(config)
     prompts = PromptStream(policy.task.dataset, config.prompts, config.seed)
-    with SingleController(name, config, policy.task.config.device) as controller:
-        before = ray.get(controller.rollouts.one_to_all("process_id"))
+    with SingleController(
+        config, policy.task.config.device, RlProcesses(RayHost(name), RayCalls())
+    ) as controller:
+        before = controller.rollout_process_ids()
         for report in PolicyTraining(config, controller, prompts).steps():
             if report.step in kills:
-                alive = ray.get(controller.rollouts.one_to_all("process_id"))
+                alive = controller.rollout_process_ids()
                 os.kill(alive[report.step // 2 % 2], signal.SIGKILL)
-        after = ray.get(controller.rollouts.one_to_all("process_id"))
-        weights = ray.get(controller.learner.rank_zero("weights"))
+        after = controller.rollout_process_ids()
+        (weights,) = controller.get([controller.weights()])
     return {name: array.copy() for name, array in weights.arrays.items()}, (before, after)
 
 
 LEARNS_TWICE = {"learning_rate": 0.003, "updates_per_batch": 2}
 
 
-def test_a_run_goes_on_where_it_stopped(supervised, tmp_path):
+def test_a_resumed_run_continues_to_the_same_bits(supervised, tmp_path):
     """With all that could be lost: batches ahead of the learner, moments of rewards, an optimizer's."""
     changes = {"learner": LEARNS_TWICE, "placement": placed(kind="async", max_staleness=5)}
     train_policy(config_of(supervised, **changes), tmp_path / "left-alone")
@@ -174,7 +179,7 @@ def test_several_updates_of_a_batch_are_steps_of_the_optimizer(supervised, coloc
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         return [line["ratio_deviation"] for line in lines if "ratio_deviation" in line]
 
-    # The second update of a batch is not that of the policy which drew it.
+    # At the second update of a batch, the policy is no longer the one that sampled it.
     assert min(deviations(tmp_path / "run")) > 1e-4
     assert max(deviations(colocated)) < 1e-4
 
@@ -186,7 +191,7 @@ def test_weights_that_come_too_late_to_be_used_are_refused(supervised):
         config_of(supervised, learner=learner, placement=placed(kind="async", max_staleness=7, sync_every=2))
 
 
-def test_another_run_is_not_gone_on_with(supervised, colocated, tmp_path):
+def test_a_run_with_other_settings_is_not_resumed(supervised, colocated, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(colocated, path)
     with pytest.raises(InputError, match=r"differs from this config in learner\.learning_rate"):
@@ -195,7 +200,7 @@ def test_another_run_is_not_gone_on_with(supervised, colocated, tmp_path):
         train_policy(config_of(supervised), path)
 
 
-def test_a_reward_that_fails_ends_the_run_and_what_was_learned_before_is_kept(supervised, tmp_path):
+def test_a_failing_reward_ends_the_run_and_its_last_snapshot_is_kept(supervised, tmp_path):
     path = tmp_path / "run"
     parts = [
         {"kind": "hit"},
@@ -220,7 +225,7 @@ def test_a_reward_that_fails_ends_the_run_and_what_was_learned_before_is_kept(su
     Recommender.load(path, "last")
 
 
-def test_a_policy_that_collapses_stops_the_run_and_the_best_one_stays(supervised, tmp_path):
+def test_a_collapsed_policy_stops_the_run_and_the_best_one_is_kept(supervised, tmp_path):
     path = tmp_path / "run"
     config = config_of(
         supervised,
@@ -237,13 +242,13 @@ def test_a_policy_that_collapses_stops_the_run_and_the_best_one_stays(supervised
     Recommender.load(path)
 
 
-def test_the_command_says_what_became_better_and_worse(supervised, tmp_path):
+def test_the_command_reports_what_became_better_and_worse(supervised, tmp_path):
     path = tmp_path / "rl.yaml"
     path.write_text(config_of(supervised, steps=2).to_yaml())
     result = CliRunner().invoke(app, ["rl", str(path), "--run", str(tmp_path / "run")])
     assert result.exit_code == 0, result.output
-    for said in ("recall@10, all users", "reward, users held out", "coverage of lists", "seconds in whole"):
-        assert said in result.output
+    for shown in ("recall@10, all users", "reward, users held out", "coverage of lists", "seconds in whole"):
+        assert shown in result.output
 
 
 def test_a_mistake_in_the_config_is_one_sentence_before_anything_starts(supervised, tmp_path):

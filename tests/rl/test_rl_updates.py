@@ -1,4 +1,4 @@
-"""What the updates of a batch learn from: shares that are as equal as they can be, and none that is empty."""
+"""What the updates of a batch learn from: equal shares, none of them empty."""
 
 from itertools import chain
 from types import SimpleNamespace
@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from rayrec.rl.config import RlConfig
+from rayrec.rl.controller import SingleController
+from rayrec.rl.learner import BatchTotals
+from rayrec.rl.list_metrics import EvaluatedLists
 from rayrec.rl.prompts import Prompts
-from rayrec.rl.rollouts import RolloutSummary
+from rayrec.rl.rollouts import ChunkSummary
 from rayrec.rl.training import PolicyTraining
 from rayrec.samples.base.batches import SampleBatch
 
@@ -26,30 +29,37 @@ def prompts_of(num_users: int) -> Prompts:
     return Prompts(samples, users_U)
 
 
-class Group:
-    """Learners, or whoever draws: it remembers what it was told."""
+class Learner:
+    """The handle of a learner that remembers what it is asked to learn from."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self.told: list[tuple] = []
+    def __init__(self) -> None:
+        self.calls: list[tuple[BatchTotals, tuple]] = []
+        self.update = SimpleNamespace(remote=lambda totals, *parts: self.calls.append((totals, parts)))
 
-    def __len__(self) -> int:
-        return self._size
 
-    def each(self, method, arguments):
-        self.told += arguments
-        return []
+class Controller(SingleController):
+    """Workers that only remember; a chunk stands for its rollouts, rewards and log-probabilities."""
 
-    def spread(self, method, pieces, num_returns=1):
-        self.told += pieces
-        return [(piece, piece) if num_returns == 2 else piece for piece in pieces]
+    is_colocated = True
 
-    def rank_zero(self, method, *arguments, num_returns=1):
-        return arguments * num_returns
+    def __init__(self, num_learners: int = 1) -> None:
+        self._learners = [Learner() for _ in range(num_learners)]
+        self.chunks: list[Prompts] = []
+
+    def sample(self, chunks, weights):
+        self.chunks = list(chunks)
+        return self.chunks
+
+    def score(self, rollouts):
+        size = len(rollouts)
+        return ChunkSummary(0, size, size, size, 0.0, {}, 0, ()), rollouts
+
+    def reference_log_probs(self, rollouts):
+        return list(rollouts)
 
 
 def shares(num_users: int, updates: int, chunk_users: int, learners: int = 1):
-    """Users of the chunks of every update, as those who draw and the learners are told of them."""
+    """(sizes of chunks, users of every update) as the workers see them."""
     config = RlConfig.parse(
         {
             "init_from": "run",
@@ -58,29 +68,24 @@ def shares(num_users: int, updates: int, chunk_users: int, learners: int = 1):
             "rollout": {"chunk_users": chunk_users},
         }
     )
-    controller = SimpleNamespace(
-        is_colocated=True,
-        learner=Group(learners),
-        rollouts=Group(1),
-        rewards=Group(1),
-        reference=Group(1),
-    )
+    controller = Controller(learners)
     stream = SimpleNamespace(step=lambda step: prompts_of(num_users))
     training = PolicyTraining(config, controller, stream)
-    training._begin(0)
-    chunks = [chunk for (chunk, _) in controller.rollouts.told]
-    drawn = [RolloutSummary(len(chunk), len(chunk), len(chunk), 0.0, 0) for chunk in chunks]
-    batch = SimpleNamespace(rewarded=chunks, reference=[f"of {chunk.chunk}" for chunk in chunks])
+    batch = training._begin(0)
     found = []
     for update in range(updates):
-        told = training._shares(batch, drawn, update)
-        assert len(told) == learners
-        users = [
-            each.samples.user_ids_B.tolist() for totals, *parts in told for each in parts[: len(parts) // 2]
-        ]
+        totals, scored, reference = training._share_of(batch, batch.summaries, update)
+        controller.update(totals, scored, reference)
+        calls = [learner.calls[update] for learner in controller._learners]
+        users = []
+        for total, parts in calls:
+            chunks, of_reference = parts[: len(parts) // 2], parts[len(parts) // 2 :]
+            assert chunks == of_reference
+            assert total.num_groups == totals.num_groups
+            users += [each.samples.user_ids_B.tolist() for each in chunks]
         found.append(sorted(chain.from_iterable(users)))
-        assert {totals.num_groups for totals, *_ in told} == {len(found[-1])}
-    return [len(chunk) for chunk in chunks], found
+        assert totals.num_groups == len(found[-1])
+    return [len(chunk) for chunk in controller.chunks], found
 
 
 @pytest.mark.parametrize(("num_users", "updates", "chunk_users"), [(410, 4, 64), (277, 4, 64), (9, 2, 3)])
@@ -111,22 +116,31 @@ def test_learners_share_an_update():
     assert found == [[*range(5), *range(10, 15)], [*range(5, 10), *range(15, 20)]]
 
 
-def test_a_policy_is_judged_by_the_weights_that_were_sent():
+class Weighed(SingleController):
+    """Rollout workers of their own, and a learner whose weights are asked for."""
+
+    is_colocated = False
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self.evaluated: list[str] = []
+
+    def weights(self):
+        self.num_asked += 1
+        return f"weights {self.num_asked}"
+
+    def evaluate(self, prompts, weights, lists):
+        self.evaluated.append(weights)
+        return []
+
+
+def test_a_policy_is_evaluated_with_weights_that_were_sent_if_they_are_new(monkeypatch):
+    monkeypatch.setattr(EvaluatedLists, "concatenate", lambda parts: parts)
     config = RlConfig.parse({"init_from": "run", "rewards": {"parts": [{"kind": "hit"}]}})
-    asked: list[str] = []
-
-    def weights(method):
-        asked.append(method)
-        return f"weights {len(asked)}"
-
-    drawing = Group(1)
-    controller = SimpleNamespace(
-        is_colocated=False, learner=SimpleNamespace(rank_zero=weights), rollouts=drawing
-    )
+    controller = Weighed()
     training = PolicyTraining(config, controller, SimpleNamespace())
-    training._judged = lambda drawn: None
-    training.judge(["somebody"], lists=None)
-    assert (asked, drawing.told) == (["weights"], [("somebody", "weights 1", None)])
-    training.step += 1  # the learner has others by now
-    training.judge(["somebody"], lists=None)
-    assert drawing.told[1] == ("somebody", "weights 2", None)
+    training.evaluate([], lists=None)
+    assert controller.evaluated == ["weights 1"]
+    training.step += 1  # by now, the learner has others
+    training.evaluate([], lists=None)
+    assert controller.evaluated[1:] == ["weights 2"]

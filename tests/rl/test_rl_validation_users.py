@@ -1,4 +1,4 @@
-"""Who a policy is judged by: nobody that it learns from, and somebody."""
+"""Validation users: none that the policy learns from, and at least one."""
 
 import numpy as np
 import pytest
@@ -24,31 +24,31 @@ def users(prompts) -> np.ndarray:
     return np.concatenate([each.samples.user_ids_B for each in prompts])
 
 
-def test_those_who_validate_are_never_asked_for(dataset):
+def test_validation_users_are_in_no_prompt(dataset):
     prompts = {"split": "valid", "users_per_step": 16, "held_out_share": 0.3}
     config = config_of(prompts=prompts, evaluation={"batch_size": 7})
-    judged = users(validation_prompts(dataset, config, with_times=False))
+    evaluated = users(validation_prompts(dataset, config, with_times=False))
     stream = PromptStream(dataset, config.prompts, seed=0)
     asked = users([stream.step(step) for step in range(stream.plan.steps_per_epoch)])
-    assert len(judged)
-    assert not set(judged) & set(asked)
+    assert len(evaluated)
+    assert not set(evaluated) & set(asked)
     everybody = users(prompts_of(dataset, "valid", batch_size=100))
-    assert sorted([*judged, *np.unique(asked)]) == sorted(everybody)
+    assert sorted([*evaluated, *np.unique(asked)]) == sorted(everybody)
 
 
-def test_where_prompts_are_of_training_rows_everybody_validates(dataset):
+def test_with_prompts_of_training_rows_all_users_validate(dataset):
     config = config_of(prompts={"split": "train", "held_out_share": 0.3})
-    judged = users(validation_prompts(dataset, config, with_times=False))
-    assert judged.tolist() == users(prompts_of(dataset, "valid", batch_size=100)).tolist()
+    evaluated = users(validation_prompts(dataset, config, with_times=False))
+    assert evaluated.tolist() == users(prompts_of(dataset, "valid", batch_size=100)).tolist()
 
 
-def test_a_limit_is_of_those_who_are_held_out(dataset):
+def test_a_limit_counts_held_out_users(dataset):
     config = config_of(
         prompts={"split": "valid", "held_out_share": 0.3}, evaluation={"max_users": 5, "batch_size": 3}
     )
-    judged = users(validation_prompts(dataset, config, with_times=False))
-    assert len(judged) == 5
-    assert is_held_out(judged, 0.3).all()
+    evaluated = users(validation_prompts(dataset, config, with_times=False))
+    assert len(evaluated) == 5
+    assert is_held_out(evaluated, 0.3).all()
 
 
 def test_targets_go_with_their_users(dataset):
@@ -60,7 +60,7 @@ def test_targets_go_with_their_users(dataset):
         assert batch.targets_U.tolist() == expected
 
 
-def test_without_anybody_it_is_said_before_anything_starts(dataset):
+def test_no_validation_users_is_an_error_before_anything_starts(dataset):
     config = config_of(prompts={"split": "valid", "held_out_share": 1e-9})
     with pytest.raises(InputError, match=r"none is held out; raise prompts\.held_out_share"):
         validation_prompts(dataset, config, with_times=False)

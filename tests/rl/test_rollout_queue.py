@@ -1,4 +1,4 @@
-"""Batches that wait for the learner: none of them gets older than it may, whoever tries."""
+"""The queue of batches in flight: none gets older than its bound."""
 
 import pytest
 from hypothesis import given
@@ -23,23 +23,23 @@ def test_without_lag_a_batch_is_begun_by_the_policy_of_its_step_alone():
     assert queue.may_begin(version=1)
 
 
-def test_what_would_be_too_old_at_its_turn_is_not_begun():
+def test_a_batch_that_would_be_too_old_at_its_turn_is_not_begun():
     queue: RolloutQueue[str] = RolloutQueue(capacity=10, max_staleness=1)
     queue.put(0, "first")
     queue.put(0, "second")
     assert not queue.may_begin(version=0)
     with pytest.raises(
-        StaleRolloutsError, match=r"batch 2, drawn by version 0, .* age of 2 steps; the bound is 1"
+        StaleRolloutsError, match=r"batch 2, sampled by version 0, .* age of 2 steps; the bound is 1"
     ):
         queue.put(0, "third")
     assert len(queue) == 2
 
 
-def test_what_became_too_old_is_not_learned_from():
+def test_a_batch_that_became_too_old_is_not_learned_from():
     """The learner has taken steps that the queue knows nothing of."""
     queue: RolloutQueue[str] = RolloutQueue(capacity=2, max_staleness=1)
     queue.put(0, "first")
-    with pytest.raises(StaleRolloutsError, match="batch 0, drawn by version 0, is 2 steps old"):
+    with pytest.raises(StaleRolloutsError, match="batch 0, sampled by version 0, is 2 steps old"):
         queue.take(2)
     assert len(queue) == 1
 
@@ -52,9 +52,9 @@ def test_there_is_no_room_beyond_the_bound():
         queue.put(0, "second")
 
 
-def test_nobody_draws_with_a_policy_that_is_not_there_yet():
+def test_a_version_that_does_not_exist_yet_is_refused():
     queue: RolloutQueue[str] = RolloutQueue(capacity=1, max_staleness=5)
-    with pytest.raises(ValueError, match="not there yet"):
+    with pytest.raises(ValueError, match="does not exist yet"):
         queue.put(3, "first")
     with pytest.raises(LookupError):
         queue.take(0)
@@ -70,7 +70,7 @@ def test_nobody_draws_with_a_policy_that_is_not_there_yet():
 def test_whenever_rollouts_are_begun_and_weights_are_sent_the_bound_holds(
     lag, updates, capacity, sync_every, greed
 ):
-    """A learner that takes whatever is there, and somebody who begins as much as the queue lets him."""
+    """A learner that takes whatever is there, while as many batches are begun as the queue allows."""
     bound = lag + updates - 1
     sync_every = min(sync_every, max((bound + 1) // updates, 1))
     queue: RolloutQueue[tuple[int, int]] = RolloutQueue(capacity, bound, updates_per_batch=updates)
@@ -79,9 +79,9 @@ def test_whenever_rollouts_are_begun_and_weights_are_sent_the_bound_holds(
         while queue.may_begin(sent) and (begins_more or not len(queue)):
             queue.put(sent, (begun, sent))
             begun += 1
-        number, drawn_by = queue.take(step * updates)
+        number, sampled_by = queue.take(step * updates)
         taken.append(number)
-        ages += [step * updates + update - drawn_by for update in range(updates)]
+        ages += [step * updates + update - sampled_by for update in range(updates)]
         if (step + 1) % sync_every == 0:
             sent = (step + 1) * updates
     assert taken == list(range(len(greed)))

@@ -14,12 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from rayrec.models.tokenizers.item_vectors import interaction_vectors, text_vectors
-from rayrec.platform.arrays import Float32Array
+from rayrec.platform.arrays import Float32Array, Int64Array
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.platform.registry import Registry
@@ -40,7 +38,7 @@ class ItemData:
     """[I] ids as the source of the data writes them."""
     texts: Sequence[str | None]
     """[I] titles, descriptions and other texts, joined; None where an item has none."""
-    sequences: Callable[[], tuple[NDArray[np.int64], NDArray[np.int64]]] | None
+    sequences: Callable[[], tuple[Int64Array, Int64Array]] | None
     """Reads the training sequences: ([N] catalog positions, oldest first, [B + 1] offsets). None where the
     items are new to a catalog that was tokenized before."""
 

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from rayrec.models.tokenizers.extend import NewItems, extend_registry
@@ -36,6 +35,7 @@ from rayrec.models.tokenizers.vector_sources import (
     Progress,
 )
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.jagged import list_values
@@ -317,13 +317,13 @@ def _source(name: str, settings: Mapping[str, Any]) -> ItemVectorSource:
     return ITEM_VECTORS[name].parse(dict(settings), source=f"settings of the item vectors {name!r}")
 
 
-def _item_data(dataset: Dataset, new_N: NDArray[np.int64] | None = None) -> ItemData:
+def _item_data(dataset: Dataset, new_N: Int64Array | None = None) -> ItemData:
     """
     Args:
         new_N: catalog positions of items that were added after the tokenizer was fitted; None: all items.
     """
 
-    def sequences() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def sequences() -> tuple[Int64Array, Int64Array]:
         tables = [pq.read_table(dataset.root / name, columns=["item_ids"]) for name in dataset.train_files]
         item_ids_N, offsets_B1 = list_values(pa.concat_tables(tables)["item_ids"])
         return dataset.item_positions(item_ids_N), offsets_B1

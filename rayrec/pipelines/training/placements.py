@@ -8,16 +8,17 @@ are ended together, and an actor that dies or hangs is named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
 from rayrec.actors.in_process import InProcessCalls, InProcessHost
+from rayrec.actors.spawning import Calls, Host, RayCalls, RayHost
 from rayrec.actors.trainer import TRAINER_STAGE
 from rayrec.pipelines.tasks.assembly import Assembly
 from rayrec.pipelines.training.stages import Stages, spawn_stages
-from rayrec.platform.cluster import check_accelerators, ray_cluster, starts_cluster
+from rayrec.platform.cluster import ClusterConfig, check_accelerators, ray_cluster, starts_cluster
 from rayrec.platform.devices import ray_claim
 from rayrec.platform.errors import InputError
 
@@ -35,8 +36,22 @@ class Placement(Protocol):
             InputError: names the setting.
         """
 
-    def connected(self, assembly: Assembly) -> AbstractContextManager[None]:
+    def joined(self, config: ClusterConfig, cpus_needed: float) -> AbstractContextManager[None]:
         """Inside the block, actors can be started.
+
+        Raises:
+            InputError: no cluster can be joined or started, or it has too few CPUs.
+        """
+
+    def host(self, run: str, members: Mapping[str, int]) -> tuple[Host, Calls]:
+        """Start actors one by one, and wait for their answers.
+
+        Args:
+            members: of each stage whose members meet.
+        """
+
+    def connected(self, assembly: Assembly) -> AbstractContextManager[None]:
+        """Inside the block, the actors of a run can be started.
 
         Raises:
             InputError: the cluster has too little of something.
@@ -66,10 +81,16 @@ class OnRay:
     def check(self, assembly: Assembly) -> None:
         """Nothing: what a cluster has shows when it has been joined."""
 
+    def joined(self, config: ClusterConfig, cpus_needed: float) -> AbstractContextManager[None]:
+        return ray_cluster(config, cpus_needed)
+
+    def host(self, run: str, members: Mapping[str, int]) -> tuple[Host, Calls]:
+        return RayHost(run), RayCalls()
+
     @contextmanager
     def connected(self, assembly: Assembly) -> Iterator[None]:
         config = assembly.config
-        with ray_cluster(config.cluster, config.cpus_needed):
+        with self.joined(config.cluster, config.cpus_needed):
             # Only here: these modules need Ray.
             from rayrec.pipelines.cluster.placement import actor_groups
             from rayrec.pipelines.cluster.placement_check import check_possible
@@ -108,18 +129,23 @@ class InProcess:
                 "threads; train on Ray, or set parallel: replicated"
             )
 
-    @contextmanager
-    def connected(self, assembly: Assembly) -> Iterator[None]:
-        yield
+    def joined(self, config: ClusterConfig, cpus_needed: float) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def host(self, run: str, members: Mapping[str, int]) -> tuple[Host, Calls]:
+        several = {stage: number for stage, number in members.items() if number > 1}
+        return InProcessHost(run, several), InProcessCalls()
+
+    def connected(self, assembly: Assembly) -> AbstractContextManager[None]:
+        return nullcontext()
 
     @contextmanager
     def running(
         self, run: str, assembly: Assembly, folder: Path | None, hang_timeout_s: float
     ) -> Iterator[Stages]:
-        num_trainers = assembly.config.pipeline.num_trainers
-        host = InProcessHost(run, {TRAINER_STAGE: num_trainers} if num_trainers > 1 else {})
+        host, calls = self.host(run, {TRAINER_STAGE: assembly.config.pipeline.num_trainers})
         try:
-            stages = Stages.of(assembly, spawn_stages(host, assembly, folder), InProcessCalls(), host)
+            stages = Stages.of(assembly, spawn_stages(host, assembly, folder), calls, host)
             stages.connect_trainers(host)
             yield stages
         finally:

@@ -1,1 +1,5 @@
-"""Rewards of lists that a policy drew: one object per reward, a weighted mix of them, and a guard over it."""
+"""Rewards of candidate lists: one class per reward, their weighted sum, and a guard that warns.
+
+`config.REWARDS` is the table, `base` what a reward is and what it is given. No Ray, no torch.
+May import `platform`, `samples` and `pipelines`.
+"""

@@ -1,21 +1,64 @@
-"""Rewards that hang on the item alone.
+"""Rewards that depend on the item alone.
 
 Axes: U users, G candidates of a user, I items of the catalog, R rows of a file.
 """
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from typing import Literal, Self
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
 
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
-from rayrec.rl.rewards.candidates import CandidateLists, RewardArray
+from rayrec.platform.remote_files import absolute
+from rayrec.rl.rewards.base import CandidateLists, RewardArray, RewardContext, RewardSettings
 from rayrec.samples.importers.tables import RawTable, read_table
+
+logger = logging.getLogger(__name__)
+
+
+class NoveltyConfig(RewardSettings):
+    """How few of the training events an item has, from 0 to 1."""
+
+    kind: Literal["novelty"] = "novelty"
+
+    def build(self, context: RewardContext) -> Novelty:
+        return Novelty(context.train_counts_I)
+
+
+class BusinessValueConfig(RewardSettings):
+    """A number per item from a table; 0 for items that are not in it."""
+
+    kind: Literal["business_value"] = "business_value"
+    path: str = Field(min_length=1)
+    """A Parquet, CSV or TSV file, or a folder of such files."""
+    key_column: str = "item_id"
+    """Column of item keys, as the source of the data writes them."""
+    column: str
+    """Column of numbers."""
+
+    def build(self, context: RewardContext) -> BusinessValue:
+        reward = BusinessValue.read(self.path, self.key_column, self.column, context.item_keys)
+        if reward.num_unknown:
+            logger.warning(
+                "the reward %r is 0 for %d of %d items, which %s has no %s of",
+                self.label,
+                reward.num_unknown,
+                len(context.item_keys),
+                self.path,
+                self.column,
+            )
+        return reward
+
+    def with_absolute_paths(self) -> Self:
+        return self.model_copy(update={"path": absolute(self.path)})
 
 
 class ItemValue:
@@ -31,9 +74,8 @@ class ItemValue:
 class Novelty(ItemValue):
     """-log2 of an item's share of training events, divided by the largest such number of the catalog.
 
-    1 is the item that the fewest know, near 0 one that has most events. An item without events counts as one
-    with a single event, which keeps it finite. Where one item has all events, there is nothing new, and all
-    have 0.
+    1 for the least popular items, near 0 for one that has most events. An item without events counts as one
+    with a single event, which keeps it finite. Where one item has all events, all items have 0.
 
     Source: self-information, Zhou et al., PNAS 2010; Vargas and Castells, RecSys 2011.
     """
@@ -50,7 +92,7 @@ class Novelty(ItemValue):
         if not num_events:
             raise InputError(
                 "the reward novelty needs train_counts_I with training events, and all "
-                f"{len(train_counts_I)} items have none: every item would be as new as any other"
+                f"{len(train_counts_I)} items have none: all items would have the same novelty"
             )
         # At most all events: log2(1) is 0, and never below.
         bits_I = np.log2(num_events / np.maximum(train_counts_I, 1))
@@ -58,15 +100,15 @@ class Novelty(ItemValue):
 
 
 class BusinessValue(ItemValue):
-    """What an item is worth by a table of somebody's: margin, stock, editors' preference.
+    """A value per item from a table, such as margin, stock or editors' preference.
 
-    Items of the catalog that the table does not have, or has no value of, are worth 0 and counted.
+    Items of the catalog that the table does not have, or has no value for, have 0 and are counted.
     """
 
     def __init__(self, value_I: RewardArray, num_unknown: int = 0) -> None:
         """
         Args:
-            num_unknown: items whose value nobody knows.
+            num_unknown: items without a value.
         """
         super().__init__(value_I)
         self.num_unknown = num_unknown
@@ -97,7 +139,7 @@ class BusinessValue(ItemValue):
             row = int(np.argmax(keys_R.duplicated()))
             raise InputError(
                 f"{raw.where(row)}: the item {keys_R[row]!r} is there a second time; keep one of its rows, "
-                "or nobody knows which value counts"
+                "since only one value can count"
             )
         row_I = keys_R.get_indexer(item_keys)
         if not (row_I >= 0).any():

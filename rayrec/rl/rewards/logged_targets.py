@@ -1,16 +1,58 @@
-"""Rewards for having found what the user chose next.
-
-Where the logged next item is unknown, they are 0: these users' lists have nothing to be compared by.
+"""Rewards for finding the logged next item. They are 0 where it is unknown.
 
 Axes: U users, G candidates of a user.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Literal
 
-from rayrec.rl.rewards.candidates import CandidateLists, RewardArray
-from rayrec.rl.rewards.common_codes import CommonCodes
+import numpy as np
+from pydantic import model_validator
+
+from rayrec.rl.rewards.base import CandidateLists, RewardArray, RewardContext, RewardSettings
+from rayrec.rl.rewards.list_quality import CommonCodes
+
+
+class HitConfig(RewardSettings):
+    """1 for the logged next item."""
+
+    kind: Literal["hit"] = "hit"
+
+    def build(self, context: RewardContext) -> Hit:
+        return Hit()
+
+
+class PrefixMatchConfig(RewardSettings):
+    """Share of the logged item's leading codes that a candidate has."""
+
+    kind: Literal["prefix_match"] = "prefix_match"
+
+    def build(self, context: RewardContext) -> PrefixMatch:
+        return PrefixMatch(context.codes_IL)
+
+
+class RankPositionConfig(RewardSettings):
+    """1 / log2(2 + p) for the logged item at position p by probability."""
+
+    kind: Literal["rank_position"] = "rank_position"
+    penalty: bool = False
+    """Penalize wrong items instead: 0 for the logged item, and for every other one a cost that grows with its
+    probability. Meant to be combined with `hit`."""
+    only_with_hit: bool = False
+    """With `penalty`: 0 for all candidates of lists without the logged item."""
+
+    @model_validator(mode="after")
+    def _there_is_a_penalty_to_restrict(self) -> RankPositionConfig:
+        if self.only_with_hit and not self.penalty:
+            raise ValueError(
+                "rank_position.only_with_hit is true and penalty false: it says which lists are penalized, "
+                "and none is; set penalty to true, or leave it out"
+            )
+        return self
+
+    def build(self, context: RewardContext) -> RankPosition:
+        return RankPosition(self.penalty, self.only_with_hit)
 
 
 class Hit:
@@ -23,7 +65,7 @@ class Hit:
 class PrefixMatch:
     """The share of the logged item's codes, from the first on, that a candidate has: 1 for the item itself.
 
-    It tells lists apart in which nothing is a hit.
+    Distinguishes lists without a hit.
     """
 
     def __init__(self, codes_IL: np.ndarray) -> None:
@@ -38,11 +80,11 @@ class PrefixMatch:
 
 
 class RankPosition:
-    """1 / log2(2 + p) for the logged item at position p, from 0, of its list: what NDCG gains by it.
+    """1 / log2(2 + p) for the logged item at position p (from 0) of its list: its gain in NDCG.
 
-    With `penalty`, the others are judged instead: the one at position p gets -1 / log2(2 + p), divided by the
-    sum of 1 / log2(2 + p) over the candidates of the list, so that the likelier a wrong item, the more it
-    costs; the logged item gets 0. It is meant to stand beside `Hit`.
+    With `penalty`, the other items are scored instead: the one at position p gets -1 / log2(2 + p), divided
+    by the sum of 1 / log2(2 + p) over the candidates of the list, so that likelier wrong items cost more; the
+    logged item gets 0. Meant to be combined with `Hit`.
 
     Source: Järvelin and Kekäläinen, ACM TOIS 2002 (discounted gain); the penalty is the ranking reward of
     MiniOneRec, arXiv:2510.24431. Its equation penalizes every list, its published code those with a hit,
@@ -70,15 +112,14 @@ class RankPosition:
 
 
 def positions(lists: CandidateLists) -> np.ndarray:
-    """[U, G] position of each candidate by descending log-probability, from 0: how many other items come
-    before it. Means nothing where there is none.
+    """[U, G] position of each candidate by descending log-probability, from 0; undefined where there is none.
 
-    Items of one log-probability keep their order in the list. An item that was drawn several times has one
-    position, so that equal candidates have equal rewards.
+    Items of equal log-probability keep their order in the list. An item that was sampled several times has
+    one position, so that equal candidates have equal rewards.
     """
     order_UG = np.argsort(-lists.log_probs_UG, axis=1, kind="stable")
     items_UG = np.take_along_axis(lists.items_UG, order_UG, axis=1)
-    # [U, G, G] whether the second place of the sorted list has the item of the first.
+    # [U, G, G] whether two positions of the sorted list have the same item.
     is_same_UGG = items_UG[:, :, None] == items_UG[:, None, :]
     first_UG = is_same_UGG.argmax(axis=2)
     is_first_UG = (first_UG == np.arange(items_UG.shape[1])) & (items_UG >= 0)

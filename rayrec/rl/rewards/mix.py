@@ -1,37 +1,72 @@
-"""Several rewards in one number per candidate.
+"""The weighted sum of several rewards: one number per candidate.
 
-    lists ─► each part: reward ─► usable? ─► (normalized by all that came so far) ─► times its weight ─► sum
-                          │           └ RewardError, and nothing was counted
-                          └ figures, as it is
+    lists ─► each part: reward ─► check ─► (normalized by the running moments) ─► times its weight ─► sum
+                          │         └ RewardError, and no state is updated
+                          └ metrics, before normalization
 
-A place without a candidate is no sample: it counts in no moment and in no figure. What stands there is what
-its rewards come to, 0 of most parts, normalized like any other; whoever learns gives it no weight.
+A position without a candidate counts in no moment and in no metric. Its total is meaningless, and learners
+give it weight 0.
 
 Axes: U users, G candidates of a user, N candidates that are there.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Literal
 
 import numpy as np
 
 from rayrec.platform.arrays import BoolArray
 from rayrec.platform.errors import InputError
-from rayrec.rl.rewards.candidates import CandidateLists, Reward, RewardArray
-from rayrec.rl.rewards.errors import RewardError
-from rayrec.rl.rewards.moments import Moments
-
-Normalize = Literal["none", "standard"]
+from rayrec.rl.rewards.base import CandidateLists, Normalize, Reward, RewardArray, RewardError
 
 TOTAL = "total"
-"""Name of the sum among the figures."""
+"""Name of the sum among the metrics."""
 
 LARGEST = 1e100
-"""Of a reward, as it is and with its weight. Larger ones are finite still, but their squares are not, nor may
-be their sum: moments that had met one would make all rewards after it 0."""
+"""Largest absolute reward, with and without its weight. Larger ones are finite, but their squares may
+overflow, and such moments would make all later rewards 0."""
+
+
+_ROUNDING = 1e-9
+"""Standard deviations below this share of the mean are rounding errors of equal numbers."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Running mean and standard deviation of numbers that come in batches.
+
+    Source: Welford, Technometrics 1962; for batches, Chan, Golub and LeVeque, COMPSTAT 1982, eq. 2.1.
+    """
+
+    count: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0
+    """Sum of the squared distances to the mean."""
+
+    def with_batch(self, values_N: RewardArray) -> Moments:
+        """Return the moments of all numbers, these included."""
+        if not len(values_N):
+            return self
+        of_batch, mean_of_batch = float(len(values_N)), float(values_N.mean())
+        count = self.count + of_batch
+        distance = mean_of_batch - self.mean
+        return Moments(
+            count,
+            self.mean + distance * of_batch / count,
+            self.squares
+            + float(((values_N - mean_of_batch) ** 2).sum())
+            + distance**2 * self.count * of_batch / count,
+        )
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation; 0 before there are numbers, and where they are equal up to
+        rounding."""
+        std = math.sqrt(self.squares / self.count) if self.count else 0.0
+        return std if std > _ROUNDING * abs(self.mean) else 0.0
 
 
 @dataclass(frozen=True)
@@ -42,34 +77,35 @@ class WeightedReward:
     reward: Reward
     weight: float = 1.0
     by_scenario: Mapping[str, float] = field(default_factory=dict)
-    """Scenario -> the weight there; in others, and where nobody says which, `weight`."""
+    """Scenario -> the weight there; `weight` applies in others, and where the scenario is unknown."""
     normalize: Normalize = "none"
-    """`standard`: less the mean of all candidates so far, this batch included, and divided by their standard
-    deviation. Candidates that have all been alike are worth 0."""
+    """`standard`: subtract the mean of all candidates so far, this batch included, and divide by their
+    standard deviation. While all candidates have been equal, the result is 0."""
 
     @property
     def counts(self) -> bool:
-        """Whether it has a weight anywhere. What has none is computed for its figures."""
+        """Whether it has a weight anywhere. Without one, it is computed for its metrics alone."""
         return any(weight != 0 for weight in (self.weight, *self.by_scenario.values()))
 
 
 @dataclass(frozen=True)
 class MixedRewards:
-    """What a batch of lists is worth."""
+    """Rewards of a batch of lists."""
 
     total_UG: RewardArray
     """[U, G] sum of the weighted parts."""
     parts: Mapping[str, RewardArray]
-    """Name -> [U, G] reward as it is."""
+    """Name -> [U, G] reward, neither normalized nor weighted."""
     weighted: Mapping[str, RewardArray]
-    """Name -> [U, G] what it adds to the total, of the parts that count."""
+    """Name -> [U, G] contribution to the total, of the parts that count."""
     is_item_UG: BoolArray
-    figures: Mapping[str, float]
-    """`hit.mean`, `hit.std`, ... of every part as it is, and of `total`; 0 if there is no candidate."""
+    metrics: Mapping[str, float]
+    """`hit.mean`, `hit.std`, ... of every part, not normalized, and of `total`; 0 if there is no
+    candidate."""
 
 
 class RewardMix:
-    """Weighs rewards; keeps the running moments of those that are normalized. Not thread-safe."""
+    """Adds up weighted rewards; keeps the running moments of those that are normalized. Not thread-safe."""
 
     def __init__(self, parts: Sequence[WeightedReward]) -> None:
         """
@@ -90,18 +126,17 @@ class RewardMix:
         self._moments = {part.name: Moments() for part in parts if part.normalize == "standard"}
 
     def mix(self, lists: CandidateLists, learns: bool = True, normalizes: bool = True) -> MixedRewards:
-        """What these lists are worth.
+        """Score lists.
 
         Args:
-            normalizes: False takes every part as it is, times its weight: for lists that are compared over
-                time, since what parts are normalized by moves with the policy.
-            learns: whether they count in the running moments. Without, they are measured by what came before:
-                for lists that stand beside the policy's own, such as those of the logged items, and for
-                evaluation.
+            learns: whether these lists update the running moments; False for lists that are not samples of
+                the policy, such as those with the logged items, and for evaluation.
+            normalizes: False takes every part without normalization, times its weight: for lists that are
+                compared over time, since the moments change with the policy.
 
         Raises:
             RewardError: a part failed, has the wrong shape, or is not finite or beyond `LARGEST` somewhere.
-                The running moments are as they were.
+                The running moments are unchanged.
         """
         is_item_UG = lists.is_item_UG
         parts = {part.name: _computed(part, lists) for part in self.parts}
@@ -114,7 +149,7 @@ class RewardMix:
             if not part.counts:
                 continue
             reward_UG = parts[part.name]
-            with np.errstate(over="ignore"):  # what overflows is refused by name
+            with np.errstate(over="ignore"):  # an overflow is reported by `_check_usable`
                 if normalizes and part.name in moments:
                     reward_UG = _standardized(reward_UG, moments[part.name])
                 weighted[part.name] = _weights(part, lists)[:, None] * reward_UG
@@ -122,11 +157,11 @@ class RewardMix:
         total_UG = np.sum(list(weighted.values()), axis=0)
         self._moments = moments
         return MixedRewards(
-            total_UG, parts, weighted, is_item_UG, _figures({**parts, TOTAL: total_UG}, is_item_UG)
+            total_UG, parts, weighted, is_item_UG, _metrics({**parts, TOTAL: total_UG}, is_item_UG)
         )
 
     def state(self) -> dict[str, float]:
-        """The running moments: a mix that has them loaded goes on as this one would."""
+        """Return the running moments, from which another mix can continue."""
         return {
             f"{name}.{key}": value
             for name, moments in self._moments.items()
@@ -134,17 +169,17 @@ class RewardMix:
         }
 
     def load(self, state: Mapping[str, float]) -> None:
-        """Go on from a `state`.
+        """Continue from a `state`.
 
         Raises:
-            InputError: it is that of other parts.
+            InputError: it is the state of other parts.
         """
         expected = set(self.state())
         if set(state) != expected:
             differing = ", ".join(sorted(set(state) ^ expected))
             raise InputError(
-                f"the state of the rewards is one of other parts with normalize: standard (it differs in "
-                f"{differing}); go on with the rewards that it was kept with, or begin anew"
+                f"the saved state belongs to other rewards with normalize: standard (it differs in "
+                f"{differing}); resume with the rewards that it was saved with, or start a new run"
             )
         self._moments = {
             name: Moments(**{each.name: float(state[f"{name}.{each.name}"]) for each in fields(Moments)})
@@ -166,24 +201,24 @@ def _standardized(reward_UG: RewardArray, moments: Moments) -> RewardArray:
     return (reward_UG - moments.mean) / (moments.std or 1.0)
 
 
-def _figures(rewards: Mapping[str, RewardArray], is_item_UG: BoolArray) -> dict[str, float]:
-    figures = {}
+def _metrics(rewards: Mapping[str, RewardArray], is_item_UG: BoolArray) -> dict[str, float]:
+    metrics = {}
     for name, reward_UG in rewards.items():
         reward_N = reward_UG[is_item_UG]
-        figures[f"{name}.mean"] = float(reward_N.mean()) if len(reward_N) else 0.0
-        figures[f"{name}.std"] = float(reward_N.std()) if len(reward_N) else 0.0
-    return figures
+        metrics[f"{name}.mean"] = float(reward_N.mean()) if len(reward_N) else 0.0
+        metrics[f"{name}.std"] = float(reward_N.std()) if len(reward_N) else 0.0
+    return metrics
 
 
 def _computed(part: WeightedReward, lists: CandidateLists) -> RewardArray:
-    """[U, G] what a part gives, in memory of its own.
+    """Compute the [U, G] rewards of a part, in memory of its own.
 
     Raises:
-        RewardError: it is not that.
+        RewardError: it raised, or returned another shape or unusable numbers.
     """
     try:
         reward_UG = np.array(part.reward(lists), dtype=np.float64)
-    # Whatever it is: the code may be a user's.
+    # Any exception: the code may be a user's.
     except Exception as error:
         user = _first_user_that_fails(part.reward, lists)
         user_key = None if user is None else lists.user_keys[user]
@@ -199,23 +234,23 @@ def _computed(part: WeightedReward, lists: CandidateLists) -> RewardArray:
 
 
 def _check_usable(name: str, reward_UG: RewardArray, lists: CandidateLists, what: str) -> None:
-    users_K, places_K = np.nonzero(~(np.abs(reward_UG) <= LARGEST))  # nor is NaN
+    users_K, positions_K = np.nonzero(~(np.abs(reward_UG) <= LARGEST))  # nor is NaN
     if not len(users_K):
         return
-    user, place = int(users_K[0]), int(places_K[0])
+    user, position = int(users_K[0]), int(positions_K[0])
     raise RewardError(
         name,
-        f"{what} {reward_UG[user, place]}, and nothing can be learned from that",
+        f"{what} {reward_UG[user, position]}, and nothing can be learned from that",
         lists.user_keys[user],
-        place,
-        int(lists.items_UG[user, place]),
+        position,
+        int(lists.items_UG[user, position]),
     )
 
 
 def _first_user_that_fails(reward: Callable[[CandidateLists], object], lists: CandidateLists) -> int | None:
-    """The user whose list alone makes a reward fail; None if it takes several.
+    """Find the user whose list alone makes a reward fail; None if it takes several.
 
-    It halves the users, so it asks few times: what failed may be a service that takes its time to.
+    By bisection, since a reward may be a slow service.
     """
     start, stop = 0, lists.num_users
     while stop - start > 1:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from rayrec.rl.rewards.candidates import CandidateLists, RewardArray
+from rayrec.rl.rewards.base import CandidateLists, RewardArray
 
 CODES_IL = np.array([[0, 0], [0, 1], [1, 0], [1, 1], [2, 0]])
 """Of five items. The first two share their first code, as do the two after them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import subprocess
 import sys
@@ -15,12 +16,13 @@ import yaml
 
 from rayrec.pipelines.inference.recommender import Query
 from rayrec.platform.errors import InputError
-from rayrec.rl.rewards.build import CatalogFacts, build_guard, build_rewards
-from rayrec.rl.rewards.config import RewardsConfig
+from rayrec.rl.rewards.base import RewardContext
+from rayrec.rl.rewards.config import RewardsConfig, build_rewards
+from rayrec.rl.rewards.guard import RewardGuard
 from rayrec.rl.rewards.mix import RewardMix
 from tests.rl.rewards.rl_lists import CODES_IL, lists_of
 
-CATALOG = CatalogFacts(
+CATALOG = RewardContext(
     CODES_IL, np.array([4, 2, 1, 1, 0]), pd.Index(["a", "b", "c", "d", "e"]), ("home", "search")
 )
 
@@ -29,8 +31,8 @@ def config_of(*parts: dict[str, Any], **settings: Any) -> RewardsConfig:
     return RewardsConfig.parse({"parts": list(parts), **settings})
 
 
-def built(*parts: dict[str, Any], **others: Any) -> RewardMix:
-    return build_rewards(config_of(*parts), CATALOG, **others)
+def built(*parts: dict[str, Any]) -> RewardMix:
+    return build_rewards(config_of(*parts), CATALOG)
 
 
 def complaint(*parts: dict[str, Any]) -> str:
@@ -63,7 +65,9 @@ def test_every_kind_is_built_and_does_what_its_settings_say(tmp_path):
     def click(queries: Any, items_UG: np.ndarray) -> np.ndarray:
         return np.where(items_UG >= 0, 0.25, np.nan)
 
-    mixed = build_rewards(config, CATALOG, {"click": click}).mix(
+    context = dataclasses.replace(CATALOG, load_ranker=lambda ranking: click)
+    assert config.needs_queries
+    mixed = build_rewards(config, context).mix(
         lists_of([[1, 0, -1]], targets=[0], queries=[Query(np.array([1]))])
     )
 
@@ -122,7 +126,7 @@ def test_an_unknown_scenario_is_refused_with_those_there_are():
     assert "the reward 'hit' has a weight by_scenario for 'serach', but the data set has home, search" in (
         complaint(part)
     )
-    without = CatalogFacts(CODES_IL, CATALOG.train_counts_I, CATALOG.item_keys)
+    without = RewardContext(CODES_IL, CATALOG.train_counts_I, CATALOG.item_keys)
     with pytest.raises(InputError, match="the data set has none"):
         build_rewards(config_of(part), without)
 
@@ -169,28 +173,20 @@ def test_items_without_a_value_are_counted_in_the_log(tmp_path, caplog):
     path = tmp_path / "margins.csv"
     path.write_text("item_id,margin\na,2\nc,1\n")
 
-    with caplog.at_level(logging.WARNING, "rayrec.rl.rewards.build"):
+    with caplog.at_level(logging.WARNING, "rayrec.rl.rewards.item_facts"):
         built({"kind": "business_value", "path": str(path), "column": "margin"})
 
     assert "'business_value' is 0 for 3 of 5 items" in caplog.text
 
 
-def test_a_learned_ranker_needs_something_to_call():
-    with pytest.raises(ValueError, match="'click' needs a ranker to call; got rankers for clicks"):
-        built(
-            {"kind": "ranker", "name": "click", "ranking": {"run": "runs/click"}},
-            rankers={"clicks": lambda queries, items_UG: items_UG},
-        )
-
-
 def test_the_guard_has_its_settings():
-    guard = build_guard(config_of({"kind": "hit"}, guard={"max_flat": 0.0, "window": 1}).guard)
-    flat = built({"kind": "hit"}).mix(lists_of([[0, 1]]))
+    guard = RewardGuard(config_of({"kind": "hit"}, guard={"max_zero_variance": 0.0, "window": 1}).guard)
+    equal = built({"kind": "hit"}).mix(lists_of([[0, 1]]))
 
-    assert "more than 0%" in guard.watch(flat).sentences[0]
+    assert "more than 0%" in guard.watch(equal).warnings[0]
 
 
 def test_rewards_need_neither_ray_nor_torch():
-    program = "import sys, rayrec.rl.rewards.build; assert not {'ray', 'torch'} & set(sys.modules)"
+    program = "import sys, rayrec.rl.rewards.config; assert not {'ray', 'torch'} & set(sys.modules)"
 
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""When a mix of rewards teaches nothing, or but one thing, somebody says so, once."""
+"""Warnings about rewards that give nothing to learn, or that dominate the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rayrec.rl.rewards.guard import GuardReport, RewardGuard
+from rayrec.rl.rewards.guard import GuardConfig, GuardReport, RewardGuard
 from rayrec.rl.rewards.mix import MixedRewards, RewardMix, WeightedReward
 from tests.rl.rewards.rl_lists import Told, lists_of
 
@@ -29,58 +29,58 @@ LOUD = {"a": [[0, 10]], "b": [[0, 1]]}
 """Distances to the group's mean: 5 and 0.5 of parts, 5.5 of the total; a has 5 / 5.5 = 91 %."""
 EVEN = {"a": [[0, 8]], "b": [[0, 1]]}
 """4 / 4.5 = 89 %."""
-FLAT = {"a": [[1, 1]], "b": [[0, 0]]}
+EQUAL = {"a": [[1, 1]], "b": [[0, 0]]}
 
 
 def test_a_part_that_has_nearly_all_variance_is_named():
-    report = RewardGuard(window=1).watch(mixed(**LOUD))
+    report = RewardGuard(GuardConfig(window=1)).watch(mixed(**LOUD))
 
-    assert len(report.sentences) == 1
-    assert "over the last 1 chunks, the reward 'a' has 91% of the variance" in report.sentences[0]
-    assert report.figures == pytest.approx(
-        {"a.variance_share": 10 / 11, "b.variance_share": 1 / 11, "flat_groups": 0.0}
+    assert len(report.warnings) == 1
+    assert "over the last 1 chunks, the reward 'a' has 91% of the variance" in report.warnings[0]
+    assert report.metrics == pytest.approx(
+        {"a.variance_share": 10 / 11, "b.variance_share": 1 / 11, "zero_variance_groups": 0.0}
     )
 
 
 def test_a_part_with_less_is_not():
-    report = RewardGuard(window=1).watch(mixed(**EVEN))
+    report = RewardGuard(GuardConfig(window=1)).watch(mixed(**EVEN))
 
-    assert report.sentences == []
-    assert report.figures["a.variance_share"] == pytest.approx(8 / 9)
+    assert report.warnings == []
+    assert report.metrics["a.variance_share"] == pytest.approx(8 / 9)
 
 
 def test_the_only_part_may_have_all_of_it():
-    report = RewardGuard(window=1).watch(mixed(a=[[0, 10]]))
+    report = RewardGuard(GuardConfig(window=1)).watch(mixed(a=[[0, 10]]))
 
-    assert report.sentences == []
-    assert report.figures["a.variance_share"] == pytest.approx(1.0)
+    assert report.warnings == []
+    assert report.metrics["a.variance_share"] == pytest.approx(1.0)
 
 
 def test_a_part_without_weight_does_not_count_as_another():
     mix = RewardMix([WeightedReward("a", Told([[0, 1]])), WeightedReward("b", Told([[0, 1]]), weight=0.0)])
 
-    assert RewardGuard(window=1).watch(mix.mix(lists_of([[0, 1]]))).sentences == []
+    assert RewardGuard(GuardConfig(window=1)).watch(mix.mix(lists_of([[0, 1]]))).warnings == []
 
 
 def test_differences_between_users_do_not_count():
     # b differs by 100 between the groups, and by 1 within, as a does.
-    report = RewardGuard(window=1).watch(mixed(a=[[0, 1], [0, 1]], b=[[0, 1], [100, 101]]))
+    report = RewardGuard(GuardConfig(window=1)).watch(mixed(a=[[0, 1], [0, 1]], b=[[0, 1], [100, 101]]))
 
-    assert report.sentences == []
-    assert report.figures["b.variance_share"] == pytest.approx(0.5)
+    assert report.warnings == []
+    assert report.metrics["b.variance_share"] == pytest.approx(0.5)
 
 
 def test_a_part_that_works_against_the_others_has_a_negative_share():
     # The total is [0, 2]: 3 / 2 of it are a's, and -1 / 2 b's.
-    report = RewardGuard(window=1).watch(mixed(a=[[0, 3]], b=[[0, -1]]))
+    report = RewardGuard(GuardConfig(window=1)).watch(mixed(a=[[0, 3]], b=[[0, -1]]))
 
-    assert report.figures["a.variance_share"] == pytest.approx(1.5)
-    assert report.figures["b.variance_share"] == pytest.approx(-0.5)
-    assert "150%" in report.sentences[0]
+    assert report.metrics["a.variance_share"] == pytest.approx(1.5)
+    assert report.metrics["b.variance_share"] == pytest.approx(-0.5)
+    assert "150%" in report.warnings[0]
 
 
-def test_batches_of_the_window_are_judged_together_and_older_ones_forgotten():
-    guard = RewardGuard(window=2, max_share=0.7)
+def test_batches_of_the_window_count_together_and_older_ones_do_not():
+    guard = RewardGuard(GuardConfig(window=2, max_share=0.7))
     # Sums of distance times the total's: batch one 45 and 5 (of 50); batch two 0 and 12.5.
     first, second, third = watched(
         guard,
@@ -89,76 +89,101 @@ def test_batches_of_the_window_are_judged_together_and_older_ones_forgotten():
         mixed(a=[[0, 0]], b=[[0, 5]]),
     )
 
-    assert first.sentences == []  # the window is not full, though a has 90 %
-    assert first.figures["a.variance_share"] == pytest.approx(0.9)
-    assert second.figures["a.variance_share"] == pytest.approx(45 / 62.5)
-    assert "'a' has 72%" in second.sentences[0]
-    assert "'b' has 100%" in third.sentences[0]
+    assert first.warnings == []  # the window is not full, though a has 90 %
+    assert first.metrics["a.variance_share"] == pytest.approx(0.9)
+    assert second.metrics["a.variance_share"] == pytest.approx(45 / 62.5)
+    assert "'a' has 72%" in second.warnings[0]
+    assert "'b' has 100%" in third.warnings[0]
 
 
-def test_groups_without_spread_are_counted_and_said():
-    report = RewardGuard(window=1).watch(mixed(a=[[1, 1], [2, 2], [0, 1]]))
+def test_zero_variance_groups_are_counted_and_reported():
+    report = RewardGuard(GuardConfig(window=1)).watch(mixed(a=[[1, 1], [2, 2], [0, 1]]))
 
-    assert report.figures["flat_groups"] == pytest.approx(2 / 3)
-    assert "67% of the groups have one and the same total" in report.sentences[0]
-
-
-def test_half_of_the_groups_may_be_flat():
-    assert RewardGuard(window=1).watch(mixed(a=[[1, 1], [0, 1]])).sentences == []
+    assert report.metrics["zero_variance_groups"] == pytest.approx(2 / 3)
+    assert "67% of the groups have the same total" in report.warnings[0]
 
 
-def test_what_stands_at_missing_candidates_makes_no_spread():
-    report = RewardGuard(window=1).watch(
+def test_half_of_the_groups_may_have_no_variance():
+    assert RewardGuard(GuardConfig(window=1)).watch(mixed(a=[[1, 1], [0, 1]])).warnings == []
+
+
+def test_missing_candidates_add_no_variance():
+    report = RewardGuard(GuardConfig(window=1)).watch(
         mixed(items=[[3, 4, -1], [3, -1, -1], [-1, -1, -1], [3, 4, -1]], a=[[1, 1, 0]] * 3 + [[1, 2, 0]])
     )
 
-    assert report.figures["flat_groups"] == pytest.approx(3 / 4)
-    assert report.figures["a.variance_share"] == pytest.approx(1.0)
+    assert report.metrics["zero_variance_groups"] == pytest.approx(3 / 4)
+    assert report.metrics["a.variance_share"] == pytest.approx(1.0)
 
 
 def test_without_any_spread_no_part_has_the_variance():
-    report = RewardGuard(window=1, max_flat=1.0).watch(mixed(**FLAT))
+    report = RewardGuard(GuardConfig(window=1, max_zero_variance=1.0)).watch(mixed(**EQUAL))
 
-    assert report.sentences == []
-    assert report.figures["a.variance_share"] == 0.0
+    assert report.warnings == []
+    assert report.metrics["a.variance_share"] == 0.0
 
 
-def test_each_thing_is_said_once_until_it_ceases():
-    guard = RewardGuard(window=1)
-    loud, even, flat = mixed(**LOUD), mixed(**EVEN), mixed(**FLAT)
+def test_each_warning_is_given_once_until_its_cause_ends():
+    guard = RewardGuard(GuardConfig(window=1))
+    loud, even, equal = mixed(**LOUD), mixed(**EVEN), mixed(**EQUAL)
 
-    said = [len(report.sentences) for report in watched(guard, loud, loud, even, loud, flat, flat, loud)]
+    said = [len(report.warnings) for report in watched(guard, loud, loud, even, loud, equal, equal, loud)]
 
     assert said == [1, 0, 0, 1, 1, 0, 1]
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"max_share": 1.1}, "max_share"), ({"max_flat": -0.1}, "max_flat"), ({"window": 0}, "window")],
+    [
+        ({"max_share": 1.1}, "max_share"),
+        ({"max_zero_variance": -0.1}, "max_zero_variance"),
+        ({"window": 0}, "window"),
+    ],
 )
 def test_settings_that_mean_nothing_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        RewardGuard(**settings)
+        GuardConfig(**settings)
 
 
-def test_what_flaps_around_its_bound_is_not_said_again_and_again():
-    guard = RewardGuard(window=2, max_flat=0.5)
-    flat, even = mixed(**FLAT), mixed(**EVEN)
-    batches = [flat, flat, even, flat, even, even, even, flat, flat]
-    # Flat groups of two batches: 100 % at the second, half at the next ones, none at the seventh.
-    said = [len(report.sentences) for report in watched(guard, *batches)]
+def test_a_value_around_its_bound_is_not_reported_repeatedly():
+    guard = RewardGuard(GuardConfig(window=2, max_zero_variance=0.5))
+    equal, even = mixed(**EQUAL), mixed(**EVEN)
+    batches = [equal, equal, even, equal, even, even, even, equal, equal]
+    # Zero-variance groups of two batches: 100 % at the second, half at the next ones, none at the seventh.
+    said = [len(report.warnings) for report in watched(guard, *batches)]
     assert said == [0, 1, 0, 0, 0, 0, 0, 0, 1]
-    guard = RewardGuard(window=3, max_flat=0.5)
-    batches = [flat, flat, even, even, flat, flat, even, even, even, flat, flat]
+    guard = RewardGuard(GuardConfig(window=3, max_zero_variance=0.5))
+    batches = [equal, equal, even, even, equal, equal, even, even, even, equal, equal]
     # It holds at the third, not at the next two, which is less than a window, and at the sixth.
-    assert [len(report.sentences) for report in watched(guard, *batches)] == [0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1]
+    assert [len(report.warnings) for report in watched(guard, *batches)] == [0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1]
 
 
-def test_a_guard_goes_on_with_what_it_has_seen_and_said():
-    guard, batches = RewardGuard(window=2), [mixed(**each) for each in (FLAT, FLAT, LOUD, FLAT, LOUD, LOUD)]
+def test_a_guard_continues_from_its_state():
+    guard, batches = (
+        RewardGuard(GuardConfig(window=2)),
+        [mixed(**each) for each in (EQUAL, EQUAL, LOUD, EQUAL, LOUD, LOUD)],
+    )
     expected = watched(guard, *batches)
     for done in range(len(batches)):
-        begun, goes_on = RewardGuard(window=2), RewardGuard(window=2)
+        begun, goes_on = RewardGuard(GuardConfig(window=2)), RewardGuard(GuardConfig(window=2))
         watched(begun, *batches[:done])
         goes_on.load(json.loads(json.dumps(begun.state())))
         assert watched(goes_on, *batches[done:]) == expected[done:]
+
+
+def test_a_state_of_version_0_1_is_read():
+    guard = RewardGuard(GuardConfig(window=2))
+    watched(guard, mixed(**EQUAL), mixed(**EQUAL))
+    state = guard.state()
+    old = {
+        "batches": [
+            {"num_flat" if key == "num_zero_variance" else key: value for key, value in batch.items()}
+            for batch in state["batches"]
+        ],
+        "batches_since": {"flat": 0},
+    }
+    resumed = RewardGuard(GuardConfig(window=2))
+
+    resumed.load(old)
+
+    assert resumed.state() == state

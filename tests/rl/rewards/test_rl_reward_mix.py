@@ -12,12 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
-from rayrec.rl.rewards.candidates import CandidateLists
-from rayrec.rl.rewards.errors import RewardError
+from rayrec.rl.rewards.base import CandidateLists, RewardError
 from rayrec.rl.rewards.list_quality import Diversity, Validity
 from rayrec.rl.rewards.logged_targets import Hit, PrefixMatch, RankPosition
-from rayrec.rl.rewards.mix import LARGEST, RewardMix, WeightedReward
-from rayrec.rl.rewards.moments import Moments
+from rayrec.rl.rewards.mix import LARGEST, Moments, RewardMix, WeightedReward
 from tests.rl.rewards.rl_lists import CODES_IL, Told, lists_of, permuted, some_lists
 
 TWO = lists_of([[0, 1]])
@@ -43,7 +41,7 @@ def test_the_total_is_the_weighted_sum_and_parts_are_as_they_were():
         "a": [[0.5, 1]],
         "b": [[-3, -5]],
     }
-    assert mixed.figures == {
+    assert mixed.metrics == {
         "a.mean": 1.5,
         "a.std": 0.5,
         "b.mean": 4.0,
@@ -63,14 +61,14 @@ def test_a_scenario_may_have_a_weight_of_its_own():
     assert mix.mix(lists_of(items)).total_UG.tolist() == [[1, 2]] * 3
 
 
-def test_a_part_without_weight_has_figures_and_no_say():
+def test_a_part_without_weight_has_metrics_and_adds_nothing():
     mix = RewardMix([WeightedReward("a", Told([[1, 2]])), WeightedReward("b", Told([[3, 5]]), weight=0.0)])
 
     mixed = mix.mix(TWO)
 
     assert mixed.total_UG.tolist() == [[1, 2]]
     assert list(mixed.weighted) == ["a"]
-    assert mixed.figures["b.mean"] == 4.0
+    assert mixed.metrics["b.mean"] == 4.0
 
 
 def test_standard_is_measured_by_all_candidates_so_far():
@@ -86,7 +84,7 @@ def test_standard_is_measured_by_all_candidates_so_far():
 
     assert second.total_UG == pytest.approx(np.array([[3 * 2 / 2**0.5, 0]]))
     assert second.parts["a"].tolist() == [[4, 2]]
-    assert second.figures["a.std"] == 1.0  # of the batch, as it is
+    assert second.metrics["a.std"] == 1.0  # of the batch, as it is
 
 
 def test_candidates_that_are_all_alike_are_worth_0_when_normalized():
@@ -103,7 +101,7 @@ def test_missing_candidates_count_in_no_moment_and_no_figure():
 
     # Mean 1 and std 1 are those of the two items; the 0 of the missing one is normalized by them.
     assert mixed.total_UG.tolist() == [[-1, 1, -1]]
-    assert (mixed.figures["a.mean"], mixed.figures["a.std"]) == (1.0, 1.0)
+    assert (mixed.metrics["a.mean"], mixed.metrics["a.std"]) == (1.0, 1.0)
     assert mixed.is_item_UG.tolist() == [[True, True, False]]
 
 
@@ -115,7 +113,7 @@ def test_lists_without_any_candidate_change_nothing():
     mixed = mix.mix(lists_of([[-1, -1]]))
 
     assert mix.state() == before
-    assert (mixed.figures["a.mean"], mixed.figures["total.std"]) == (0.0, 0.0)
+    assert (mixed.metrics["a.mean"], mixed.metrics["total.std"]) == (0.0, 0.0)
 
 
 def test_lists_that_do_not_teach_are_measured_by_those_before():
@@ -152,7 +150,7 @@ def test_the_state_of_other_parts_is_refused():
     mix = RewardMix([WeightedReward("a", Validity(), normalize="standard")])
     other = RewardMix([WeightedReward("b", Validity(), normalize="standard")])
 
-    with pytest.raises(InputError, match=r"other parts .*a\.count, .*b\.count"):
+    with pytest.raises(InputError, match=r"other rewards .*a\.count, .*b\.count"):
         mix.load(other.state())
 
 
@@ -191,9 +189,9 @@ def test_what_is_not_finite_is_refused_by_reward_user_and_item(value):
 
     error = failure(mix, FOUR)
 
-    assert (error.reward, error.user_key, error.place, error.item) == ("bad", "u1", 1, 3)
+    assert (error.reward, error.user_key, error.position, error.item) == ("bad", "u1", 1, 3)
     assert str(error).startswith(
-        "the reward 'bad' of user 'u1', item position 3 at place 1 of the list: it is "
+        "the reward 'bad' of user 'u1', catalog item 3 at position 1 of the list: it is "
     )
     assert mix.state() == before
 
@@ -203,8 +201,8 @@ def test_the_first_of_several_samples_is_named_and_a_missing_candidate_is_called
 
     error = failure(mix, lists_of([[0, -1], [2, 3]]))
 
-    assert (error.user_key, error.place, error.item) == ("u0", 1, -1)
-    assert "no item at place 1" in str(error)
+    assert (error.user_key, error.position, error.item) == ("u0", 1, -1)
+    assert "no item at position 1" in str(error)
 
 
 def test_a_weight_that_overflows_is_refused():
@@ -218,7 +216,7 @@ def test_a_weight_that_overflows_is_refused():
 
     error = failure(mix, TWO)
 
-    assert (error.reward, error.place) == ("vast", 1)
+    assert (error.reward, error.position) == ("vast", 1)
     assert "with its weight, it is inf" in str(error)
     assert mix.state() == before
 
@@ -228,7 +226,7 @@ def test_two_rewards_whose_sum_would_overflow_are_refused_by_the_first():
 
     error = failure(mix, TWO)
 
-    assert (error.reward, error.user_key, error.place) == ("a", "u0", 1)
+    assert (error.reward, error.user_key, error.position) == ("a", "u0", 1)
     assert "it is 1e+308" in str(error)
 
 
@@ -242,7 +240,7 @@ def test_a_number_whose_square_would_overflow_spoils_no_moments(value):
 
     error = failure(mix, TWO)
 
-    assert (error.reward, error.place) == ("a", 0)
+    assert (error.reward, error.position) == ("a", 0)
     assert mix.state() == before
     told.reward = [[4, 2]]
     assert mix.mix(TWO).total_UG == pytest.approx(np.array([[2**0.5, 0]]))
@@ -254,7 +252,7 @@ def test_the_largest_rewards_that_are_taken_have_finite_moments_and_figures():
     mixed = mix.mix(TWO)
 
     assert mixed.total_UG.tolist() == [[-1, 1]]
-    assert mixed.figures["a.std"] == pytest.approx(LARGEST)
+    assert mixed.metrics["a.std"] == pytest.approx(LARGEST)
 
 
 @pytest.mark.parametrize("reward", [[1.0, 2.0], [[1.0], [2.0]], 3.0, [[[1.0, 2.0]]]])
@@ -295,7 +293,7 @@ def test_the_user_whose_list_makes_a_reward_fail_is_found_in_few_calls(user):
 
     error = failure(mix, lists_of(items.tolist()))
 
-    assert (error.reward, error.user_key, error.place) == ("bad", f"u{user}", None)
+    assert (error.reward, error.user_key, error.position) == ("bad", f"u{user}", None)
     assert str(error) == f"the reward 'bad' of user 'u{user}': KeyError: 9"
     assert reward.num_calls <= 1 + 6 + 1
     assert isinstance(error.__cause__, KeyError)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from rayrec.pipelines.inference.recommender import Query
 from rayrec.platform.errors import InputError
-from rayrec.rl.rewards.candidates import CandidateLists, Reward
+from rayrec.rl.rewards.base import CandidateLists, Reward
+from rayrec.rl.rewards.external import LearnedRanker
 from rayrec.rl.rewards.item_facts import Novelty
 from rayrec.rl.rewards.list_quality import Diversity, Validity
 from rayrec.rl.rewards.logged_targets import Hit, PrefixMatch, RankPosition, positions
-from rayrec.rl.rewards.ranker import LearnedRanker
 from tests.rl.rewards.rl_lists import CODES_IL, NUM_ITEMS, lists_of, permuted, some_lists
 
 THIRD = 1.0 / math.log2(3.0)

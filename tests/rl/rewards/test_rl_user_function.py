@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.platform.errors import InputError
-from rayrec.rl.rewards.user_function import imported
+from rayrec.rl.rewards.external import imported
 from tests.rl.rewards.rl_lists import lists_of
 
 EVEN = "def even(lists):\n    return (lists.items_UG % 2 == 0) * BONUS\n"

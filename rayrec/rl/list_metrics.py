@@ -1,11 +1,11 @@
-"""How good a policy is: how it ranks what was logged, and what the lists that it draws are worth.
+"""Metrics of a policy per user: how it ranks logged targets, and the rewards of lists that it samples.
 
-    judge: items ranked, lists drawn at some temperatures ─► rewarded ─► one row of figures for each user
+    SampledLists: items ranked, lists sampled at some temperatures ─► scored ─► EvaluatedLists: a row per user
 
-Rows of users are kept, so that two policies can be compared user by user: their difference varies much less
-than either.
+Results are kept per user, so that two policies can be compared user by user: their difference has a much
+smaller variance than either.
 
-Axes: U users, K places of a list, T temperatures, I items of the catalog, L code levels.
+Axes: U users, K positions of a list, T temperatures, I items of the catalog, L code levels.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from rayrec.rl.rewards.mix import TOTAL
 CUTOFFS = (1, 5, 10, 50)
 NUM_RESAMPLES = 1000
 
-Worth = Callable[[Int64Array, np.ndarray], Mapping[str, np.ndarray]]
+ListScorer = Callable[[Int64Array, np.ndarray], Mapping[str, np.ndarray]]
 """([U, K] items, [U, K] log-probabilities) -> [U, K] reward of each: `TOTAL`, and its parts by name."""
 
 
 @dataclass(frozen=True)
-class Lists:
-    """How lists are drawn that a policy is judged by."""
+class ListSettings:
+    """How lists are sampled for evaluation."""
 
     size: int
     temperatures: tuple[float, ...]
@@ -39,23 +39,23 @@ class Lists:
 
 
 @dataclass(frozen=True)
-class DrawnLists:
-    """Of some users."""
+class SampledLists:
+    """Rankings and sampled lists of some users."""
 
     prompts: Prompts
     ranked_UK: Int64Array
-    """The likeliest items of each."""
-    drawn: tuple[tuple[Int64Array, np.ndarray], ...]
+    """The likeliest items of each user."""
+    lists: tuple[tuple[Int64Array, np.ndarray], ...]
     """For each temperature: distinct items, likeliest first, and their log-probabilities."""
 
-    def judged(self, worth: Worth) -> JudgedLists:
-        """With the mean reward of every list."""
-        found = [worth(items_UK, log_probs_UK) for items_UK, log_probs_UK in self.drawn]
+    def evaluated(self, score: ListScorer) -> EvaluatedLists:
+        """Compute metrics, with the mean reward of every list."""
+        found = [score(items_UK, log_probs_UK) for items_UK, log_probs_UK in self.lists]
         names = found[0] if found else ()
         unknown_U = np.full(len(self.prompts), UNKNOWN)
-        return JudgedLists(
+        return EvaluatedLists(
             user_ids_U=self.prompts.samples.user_ids_B,
-            places_U=target_places(self.ranked_UK, self.prompts.targets_U),
+            positions_U=target_places(self.ranked_UK, self.prompts.targets_U),
             top_UK=self.ranked_UK[:, :10],
             behavior_U=self.prompts.target_labels.get("behavior", unknown_U),
             rewards={name: np.stack([each[name].mean(axis=1) for each in found], axis=1) for name in names},
@@ -63,47 +63,47 @@ class DrawnLists:
 
 
 @dataclass(frozen=True)
-class JudgedLists:
-    """What comes of some users, or of all."""
+class EvaluatedLists:
+    """Metrics of some users, or of all."""
 
     user_ids_U: Int64Array
-    places_U: Int64Array
-    """Of the logged target among the ranked items; their number where it is not among them."""
+    positions_U: Int64Array
+    """Position of the logged target among the ranked items; their number where it is not among them."""
     top_UK: Int64Array
     """The first ten of these."""
     behavior_U: Int64Array
-    """What the logged event was, as a code; -1 where nobody says."""
+    """Code of the logged event's behavior; -1 where it is unknown."""
     rewards: Mapping[str, np.ndarray]
-    """[U, T] mean reward of the list that was drawn at each temperature: `TOTAL`, and its parts by name."""
+    """[U, T] mean reward of the list sampled at each temperature: `TOTAL`, and its parts by name."""
 
     @staticmethod
-    def concatenate(parts: Sequence[JudgedLists]) -> JudgedLists:
-        return JudgedLists(
+    def concatenate(parts: Sequence[EvaluatedLists]) -> EvaluatedLists:
+        return EvaluatedLists(
             np.concatenate([part.user_ids_U for part in parts]),
-            np.concatenate([part.places_U for part in parts]),
+            np.concatenate([part.positions_U for part in parts]),
             np.concatenate([part.top_UK for part in parts]),
             np.concatenate([part.behavior_U for part in parts]),
             {name: np.concatenate([part.rewards[name] for part in parts]) for name in parts[0].rewards},
         )
 
-    def some(self, chosen_U: np.ndarray) -> JudgedLists:
-        return JudgedLists(
+    def some(self, chosen_U: np.ndarray) -> EvaluatedLists:
+        return EvaluatedLists(
             self.user_ids_U[chosen_U],
-            self.places_U[chosen_U],
+            self.positions_U[chosen_U],
             self.top_UK[chosen_U],
             self.behavior_U[chosen_U],
             {name: reward_UT[chosen_U] for name, reward_UT in self.rewards.items()},
         )
 
     def scores(self, temperature: int = 0) -> dict[str, np.ndarray]:
-        """[U] of every user, by metric.
+        """[U] the value of every metric for each user.
 
         Args:
-            temperature: place among the temperatures.
+            temperature: index into the temperatures.
         """
-        gain_U = 1.0 / np.log2(2.0 + self.places_U)
-        scores = {f"recall@{k}": (self.places_U < k).astype(np.float64) for k in CUTOFFS}
-        scores |= {f"ndcg@{k}": np.where(self.places_U < k, gain_U, 0.0) for k in CUTOFFS[1:]}
+        gain_U = 1.0 / np.log2(2.0 + self.positions_U)
+        scores = {f"recall@{k}": (self.positions_U < k).astype(np.float64) for k in CUTOFFS}
+        scores |= {f"ndcg@{k}": np.where(self.positions_U < k, gain_U, 0.0) for k in CUTOFFS[1:]}
         for name, reward_UT in self.rewards.items():
             scores["reward" if name == TOTAL else f"reward/{name}"] = reward_UT[:, temperature]
         return scores
@@ -117,8 +117,10 @@ def summarized(scores_U: np.ndarray, seed: int = 0) -> Estimate:
 
 
 def relative_change(after_U: np.ndarray, before_U: np.ndarray, seed: int = 0) -> Estimate:
-    """(mean(after) - mean(before)) / |mean(before)|, with the interval of users drawn in pairs; NaN where
-    `before` is 0. Penalties have negative means, of which a smaller one is a gain all the same."""
+    """Relative change of the mean, (after - before) / |before|, with a bootstrap interval over paired users.
+
+    NaN where `before` is 0. Penalties have negative means, so a smaller penalty is a gain.
+    """
     if not before_U.mean():
         return Estimate(np.nan, np.nan, np.nan)
     after_R, before_R = _resampled(after_U, seed), _resampled(before_U, seed)
@@ -130,7 +132,7 @@ def relative_change(after_U: np.ndarray, before_U: np.ndarray, seed: int = 0) ->
 
 
 def _resampled(scores_U: np.ndarray, seed: int) -> np.ndarray:
-    """[R] means of users drawn with replacement; the same users for the same seed and number of users."""
+    """[R] means over users resampled with replacement; a function of seed and number of users."""
     random = np.random.default_rng(seed)
     found = np.empty(NUM_RESAMPLES)
     for resample in range(NUM_RESAMPLES):
@@ -139,9 +141,9 @@ def _resampled(scores_U: np.ndarray, seed: int) -> np.ndarray:
 
 
 def diversity(top_UK: Int64Array, codes_IL: np.ndarray, num_items: int) -> dict[str, float]:
-    """How much lists differ within themselves, and how much of the catalog they show.
+    """Compute intra-list distance and catalog coverage.
 
-    `distance`: 1 less the mean share of leading codes that two items of a list have in common (intra-list
+    `distance`: 1 minus the mean share of leading codes that two items of a list have in common (intra-list
     diversity, Ziegler et al., WWW 2005); `coverage`: share of the catalog that is in any list (Ge et al.,
     RecSys 2010).
     """
@@ -159,6 +161,6 @@ def diversity(top_UK: Int64Array, codes_IL: np.ndarray, num_items: int) -> dict[
     return {"distance": 1.0 - common / max(pairs, 1), "coverage": len(shown) / num_items}
 
 
-def table_of(judged: JudgedLists, temperature: int = 0) -> Mapping[str, Estimate]:
+def table_of(evaluated: EvaluatedLists, temperature: int = 0) -> Mapping[str, Estimate]:
     """Every metric with its interval."""
-    return {name: summarized(scores_U) for name, scores_U in judged.scores(temperature).items()}
+    return {name: summarized(scores_U) for name, scores_U in evaluated.scores(temperature).items()}

@@ -1,6 +1,6 @@
 """Two policies compared user by user.
 
-Axes: U users, K places of a list, T temperatures, I items.
+Axes: U users, K positions of a list, T temperatures, I items.
 """
 
 import math
@@ -9,24 +9,24 @@ import numpy as np
 import pytest
 
 from rayrec.rl.evaluation import Comparison, best_temperature, worsened
-from rayrec.rl.judging import JudgedLists, diversity, relative_change, summarized
+from rayrec.rl.list_metrics import EvaluatedLists, diversity, relative_change, summarized
 from rayrec.rl.rewards.mix import TOTAL
 
 
-def judged(places_U, rewards_UT=None, behavior_U=None, top_UK=None) -> JudgedLists:
-    num_users = len(places_U)
+def evaluated(positions_U, rewards_UT=None, behavior_U=None, top_UK=None) -> EvaluatedLists:
+    num_users = len(positions_U)
     rewards_UT = np.ones((num_users, 1)) if rewards_UT is None else np.array(rewards_UT, dtype=float)
-    return JudgedLists(
+    return EvaluatedLists(
         user_ids_U=np.arange(num_users),
-        places_U=np.array(places_U),
+        positions_U=np.array(positions_U),
         top_UK=np.zeros((num_users, 2), dtype=np.int64) if top_UK is None else np.array(top_UK),
         behavior_U=np.full(num_users, -1) if behavior_U is None else np.array(behavior_U),
         rewards={TOTAL: rewards_UT, "hit": rewards_UT / 2},
     )
 
 
-def test_scores_of_a_user_hang_on_the_place_of_the_target():
-    scores = judged([0, 2, 9, 10, 50]).scores()
+def test_scores_of_a_user_depend_on_the_position_of_the_target():
+    scores = evaluated([0, 2, 9, 10, 50]).scores()
     assert scores["recall@1"].tolist() == [1, 0, 0, 0, 0]
     assert scores["recall@10"].tolist() == [1, 1, 1, 0, 0]
     assert scores["recall@50"].tolist() == [1, 1, 1, 1, 0]
@@ -35,16 +35,19 @@ def test_scores_of_a_user_hang_on_the_place_of_the_target():
 
 
 def test_the_temperature_is_that_of_the_best_lists(caplog):
-    lists = judged([0, 0], [[0.1, 0.5, 0.2], [0.0, 0.4, 0.5]])
+    lists = evaluated([0, 0], [[0.1, 0.5, 0.2], [0.0, 0.4, 0.5]])
     assert best_temperature(lists, (0.5, 0.7, 1.0), "the policy") == 0.7
     assert not caplog.records
 
 
-def test_a_best_temperature_at_the_edge_of_those_tried_is_told(caplog):
-    assert best_temperature(judged([0], [[0.1, 0.3]]), (1.0, 0.5), "the policy") == 0.5
-    assert "lists of the policy are worth most at 0.5, the lowest temperature" in caplog.text
+def test_a_best_temperature_at_the_edge_of_those_tried_is_reported(caplog):
+    assert best_temperature(evaluated([0], [[0.1, 0.3]]), (1.0, 0.5), "the policy") == 0.5
+    assert (
+        "lists of the policy have the highest reward at 0.5, the lowest of evaluation.temperatures"
+        in caplog.text
+    )
     caplog.clear()
-    assert best_temperature(judged([0], [[0.1]]), (1.0,), "the policy") == 1.0
+    assert best_temperature(evaluated([0], [[0.1]]), (1.0,), "the policy") == 1.0
     assert not caplog.records
 
 
@@ -82,8 +85,8 @@ def test_diversity_by_hand():
     assert found["coverage"] == 1.0
 
 
-def test_what_became_worse_is_said_and_what_may_be_chance_is_not():
-    before, after = judged([0] * 300 + [60] * 300), judged([0] * 150 + [20] * 150 + [60] * 300)
+def test_what_became_worse_is_reported_unless_it_may_be_chance():
+    before, after = evaluated([0] * 300 + [60] * 300), evaluated([0] * 150 + [20] * 150 + [60] * 300)
     report = Comparison(before, after, np.zeros((4, 2), dtype=int)).report()
     sentences = worsened(report)
     assert any(
@@ -93,8 +96,8 @@ def test_what_became_worse_is_said_and_what_may_be_chance_is_not():
 
 
 def test_users_are_told_apart_by_what_they_did():
-    before = judged([0, 60, 60, 60], behavior_U=[0, 0, 1, -1])
-    after = judged([0, 60, 3, 3], behavior_U=[0, 0, 1, -1])
+    before = evaluated([0, 60, 60, 60], behavior_U=[0, 0, 1, -1])
+    after = evaluated([0, 60, 3, 3], behavior_U=[0, 0, 1, -1])
     report = Comparison(before, after, np.zeros((4, 2), dtype=int), ["VIEW", "LIKE", "SHARE"]).report()
     found = report["recall@10 by behavior"]
     assert set(found) == {"VIEW", "LIKE"}
@@ -103,8 +106,8 @@ def test_users_are_told_apart_by_what_they_did():
 
 
 def test_parts_of_users_make_the_whole():
-    parts = [judged([0, 1], behavior_U=[0, 1]), judged([2], behavior_U=[1])]
-    whole = JudgedLists.concatenate(parts)
-    assert whole.places_U.tolist() == [0, 1, 2]
-    assert whole.some(whole.behavior_U == 1).places_U.tolist() == [1, 2]
+    parts = [evaluated([0, 1], behavior_U=[0, 1]), evaluated([2], behavior_U=[1])]
+    whole = EvaluatedLists.concatenate(parts)
+    assert whole.positions_U.tolist() == [0, 1, 2]
+    assert whole.some(whole.behavior_U == 1).positions_U.tolist() == [1, 2]
     assert whole.rewards[TOTAL].shape == (3, 1)

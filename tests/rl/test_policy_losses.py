@@ -1,8 +1,9 @@
-"""Policy losses held to numbers worked by hand, to the direction they push in, and to a bandit that is known.
+"""Policy losses against numbers worked by hand, the direction of their gradients, and a known bandit.
 
 Axes: U users, G candidates of a user, L codes of a candidate.
 """
 
+import dataclasses
 import math
 
 import pytest
@@ -12,13 +13,26 @@ from torch import Tensor
 from rayrec.models.decoding.prefixes import ItemDistribution, item_code_log_probs
 from rayrec.models.decoding.sampling import constrained_sample, stochastic_beam_search
 from rayrec.models.decoding.trie import CodeTrie
-from rayrec.rl.advantages import centered, gated_by_target, has_spread, leave_one_out, standardized
-from rayrec.rl.algorithms import ALGORITHMS
 from rayrec.rl.config import RlConfig
-from rayrec.rl.loss import PREFERENCES, PolicyLoss
-from rayrec.rl.objectives import bounded_old, early_clipped_old, kl_to_reference, of_candidates, soft_gate
+from rayrec.rl.learner import StepLoss
+from rayrec.rl.losses.base import LossInputs
+from rayrec.rl.losses.config import POLICY_LOSSES
+from rayrec.rl.losses.terms import (
+    bounded_old,
+    centered,
+    early_clipped_old,
+    gated_by_target,
+    has_spread,
+    kl_to_reference,
+    leave_one_out,
+    soft_gate,
+    standardized,
+    sum_over_codes,
+)
 from rayrec.rl.policy import importance_weights
-from rayrec.rl.sampled import Sampled
+
+LOSSES = POLICY_LOSSES.names()
+PREFERENCES = ("dpo", "s_dpo")
 
 
 def settings(name: str, **values):
@@ -40,7 +54,7 @@ def sampled(
     target_log_probs_UL=None,
     reference_log_probs_UGL=None,
     reference_target_log_probs_UL=None,
-) -> Sampled:
+) -> LossInputs:
     log_probs_UGL = torch.as_tensor(log_probs_UGL, dtype=torch.float64)
     num_users, num_candidates, num_levels = log_probs_UGL.shape
     nothing_UL = torch.full((num_users, num_levels), -1.0, dtype=torch.float64)
@@ -48,7 +62,7 @@ def sampled(
     def given(values, otherwise):
         return otherwise if values is None else torch.as_tensor(values, dtype=torch.float64)
 
-    return Sampled(
+    return LossInputs(
         log_probs_UGL=log_probs_UGL,
         old_log_probs_UGL=torch.as_tensor(old_log_probs_UGL, dtype=torch.float64),
         rewards_UG=torch.as_tensor(rewards_UG, dtype=torch.float64),
@@ -81,7 +95,7 @@ def test_advantages_are_centered_standardized_or_against_the_others():
     assert leave_one_out(REWARDS_U4, EVEN_U4)[0].tolist() == pytest.approx([0, -4 / 3, -4 / 3, 8 / 3])
 
 
-def test_a_place_without_a_candidate_is_nobodys_baseline():
+def test_a_missing_candidate_is_in_no_baseline():
     weights_UG = torch.tensor([[0.5, 0.5, 0.0]])
     rewards_UG = torch.tensor([[1.0, 0.0, 100.0]])
     for advantage in (centered, standardized, leave_one_out):
@@ -90,13 +104,13 @@ def test_a_place_without_a_candidate_is_nobodys_baseline():
     assert leave_one_out(torch.tensor([[5.0, 0.0]]), torch.tensor([[1.0, 0.0]]))[0].tolist() == [0.0, 0.0]
 
 
-def test_groups_without_spread_are_known():
+def test_zero_variance_groups_are_recognized():
     rewards_UG = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 1.0], [2.0, 2.0, 9.0]])
     weights_UG = torch.tensor([[1 / 3] * 3, [1 / 3] * 3, [0.5, 0.5, 0.0]])
     assert has_spread(rewards_UG, weights_UG).tolist() == [False, True, False]
 
 
-def test_the_target_gates_what_is_good_but_worse_than_it():
+def test_the_target_gates_good_candidates_that_are_worse_than_it():
     advantages_UG = torch.tensor([[1.0, 0.5, -0.5, -1.0]])
     rewards_UG = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     assert gated_by_target(advantages_UG, rewards_UG, torch.tensor([3.0])).tolist() == [
@@ -113,28 +127,26 @@ LOG = math.log
 TWO = [[[LOG(0.5), LOG(0.4)], [LOG(0.25), LOG(0.2)]]]
 """[1, 2, 2]: what the policy says of two candidates of two codes."""
 TWO_OLD = [[[LOG(0.25), LOG(0.4)], [LOG(0.5), LOG(0.4)]]]
-"""By the one that drew: ratios are (2, 1) and (0.5, 0.5)."""
+"""By the policy that sampled: ratios are (2, 1) and (0.5, 0.5)."""
 GOOD_AND_BAD = [[1.0, 0.0]]
 """Advantages are 1 and -1, centered times two, or standardized."""
 
 
 def test_reinforce_by_hand():
-    values_UG = ALGORITHMS["reinforce"](
-        sampled(TWO, TWO_OLD, GOOD_AND_BAD), settings("reinforce", max_ratio=1.5)
-    ).values_UG
+    values_UG = settings("reinforce", max_ratio=1.5).objective(sampled(TWO, TWO_OLD, GOOD_AND_BAD)).values_UG
     # Leave-one-out advantages are 1 and -1; weights min(2, 1.5) and 0.25; log π is that of both codes.
     assert values_UG[0].tolist() == pytest.approx([1.5 * LOG(0.2), -0.25 * LOG(0.05)])
 
 
 def test_grpo_and_its_kin_by_hand():
     given = sampled(TWO, TWO_OLD, GOOD_AND_BAD)
-    grpo = ALGORITHMS["grpo"](given, settings("grpo"))
+    grpo = settings("grpo").objective(given)
     # min(2, 1.2) and 1 for the good one; max(0.5, 0.8) twice for the bad one.
     assert grpo.values_UG[0].tolist() == pytest.approx([(1.2 + 1.0) / 2, -0.8], abs=1e-5)
     assert grpo.is_clipped_UG.tolist() == [[True, True]]
-    higher = ALGORITHMS["grpo"](given, settings("grpo", clip_high=0.5))
+    higher = settings("grpo", clip_high=0.5).objective(given)
     assert higher.values_UG[0, 0].item() == pytest.approx((1.5 + 1.0) / 2, abs=1e-5)
-    dr_grpo = ALGORITHMS["grpo"](given, settings("grpo", scale=False, mean="constant"))
+    dr_grpo = settings("grpo", scale=False, mean="constant").objective(given)
     assert dr_grpo.values_UG[0].tolist() == pytest.approx([0.5 * 1.1, -0.5 * 0.8])
 
 
@@ -142,20 +154,20 @@ def test_what_codes_are_divided_by():
     """Of the second candidate, only the first code had an alternative."""
     old_UGL = [[[LOG(0.25), LOG(0.4)], [LOG(0.5), 0.0]]]
     given, values_UGL = sampled(TWO, old_UGL, GOOD_AND_BAD), torch.tensor([[[2.0, 4.0], [8.0, 100.0]]])
-    assert of_candidates(values_UGL, given, "candidate").tolist() == [[3.0, 8.0]]
-    assert of_candidates(values_UGL, given, "constant").tolist() == [[3.0, 4.0]]
+    assert sum_over_codes(values_UGL, given, "candidate").tolist() == [[3.0, 8.0]]
+    assert sum_over_codes(values_UGL, given, "constant").tolist() == [[3.0, 4.0]]
     # 1.5 codes a candidate.
-    assert of_candidates(values_UGL, given, "batch")[0].tolist() == pytest.approx([4.0, 8 / 1.5])
+    assert sum_over_codes(values_UGL, given, "batch")[0].tolist() == pytest.approx([4.0, 8 / 1.5])
 
 
 def test_gspo_by_hand():
-    objective = ALGORITHMS["gspo"](sampled(TWO, TWO_OLD, GOOD_AND_BAD), settings("gspo", clip_high=0.3))
+    objective = settings("gspo", clip_high=0.3).objective(sampled(TWO, TWO_OLD, GOOD_AND_BAD))
     # Ratios are the roots of 2 and of 1/4; advantages 1 and -1.
     assert objective.values_UG[0].tolist() == pytest.approx([1.3, -0.9], abs=1e-5)
 
 
 def test_sapo_by_hand():
-    values_UG = ALGORITHMS["sapo"](sampled(TWO, TWO_OLD, GOOD_AND_BAD), settings("sapo")).values_UG
+    values_UG = settings("sapo").objective(sampled(TWO, TWO_OLD, GOOD_AND_BAD)).values_UG
 
     def gate(ratio, tau):
         return 4 / tau / (1 + math.exp(-tau * (ratio - 1)))
@@ -174,7 +186,7 @@ def test_sa_gcpo_is_sapo_until_rewards_are_graded():
 
     def both(rewards, target):
         given = sampled(now_UGL, old_UGL, [rewards], [target])
-        return (ALGORITHMS[name](given, settings(name)).values_UG[0] for name in ("sapo", "sa_gcpo"))
+        return (settings(name).objective(given).values_UG[0] for name in ("sapo", "sa_gcpo"))
 
     sapo, sa_gcpo = both([1.0, 0.0, 0.0], 1.0)
     assert torch.equal(sapo, sa_gcpo)
@@ -190,7 +202,7 @@ def test_ecpo_bounds_the_ratio_of_what_is_bad():
     raised = early_clipped_old(now, old, 0.2, 0.1)
     assert raised.exp().tolist() == pytest.approx([0.5 / 1.3, 0.1])
     given = sampled([[[LOG(0.1)], [LOG(0.5)]]], [[[LOG(0.1)], [LOG(0.1)]]], GOOD_AND_BAD)
-    objective = ALGORITHMS["ecpo"](given, settings("ecpo"))
+    objective = settings("ecpo").objective(given)
     assert objective.values_UG[0].tolist() == pytest.approx([1.0, -1.3], abs=1e-5)
     assert objective.is_clipped_UG.tolist() == [[False, True]]
 
@@ -201,7 +213,7 @@ def test_gbpo_divides_by_the_other_side_of_what_is_bad():
     # max(0.2, 0.5), max(0.3, 0.1); max(0.2, 1 - 0.5), max(0.3, 1 - 0.9)
     assert bounded_old(now, old, advantages).exp().tolist() == pytest.approx([0.5, 0.3, 0.5, 0.3])
     given = sampled([[[LOG(0.5)], [LOG(0.25)]]], [[[LOG(0.2)], [LOG(0.1)]]], GOOD_AND_BAD)
-    values_UG = ALGORITHMS["gbpo"](given, settings("gbpo")).values_UG
+    values_UG = settings("gbpo").objective(given).values_UG
     assert values_UG[0].tolist() == pytest.approx([1.0, -0.25 / 0.75], abs=1e-5)
 
 
@@ -222,10 +234,10 @@ def test_dpo_and_s_dpo_by_hand():
     def log_sigmoid(x):
         return -math.log1p(math.exp(-x))
 
-    dpo = ALGORITHMS["dpo"](given, settings("dpo", beta=2.0))
+    dpo = settings("dpo", beta=2.0).objective(given)
     value = (dpo.values_UG * given.weights_UG).sum().item()
     assert value == pytest.approx((log_sigmoid(2 * 0.3) + log_sigmoid(2 * 0.6)) / 2)
-    s_dpo = ALGORITHMS["s_dpo"](given, settings("s_dpo", beta=2.0))
+    s_dpo = settings("s_dpo", beta=2.0).objective(given)
     value = (s_dpo.values_UG * given.weights_UG).sum().item()
     assert value == pytest.approx(log_sigmoid(-math.log(math.exp(-2 * 0.3) + math.exp(-2 * 0.6))))
 
@@ -236,15 +248,15 @@ def test_the_divergence_is_that_of_the_policies_in_the_mean():
     assert estimate.item() == pytest.approx((probs * (probs / reference).log()).sum().item())
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_pushes_toward_what_is_better(name):
     """The sign: a step down the loss makes the best candidate likelier, and the worst one less so."""
     log_probs_UGL = torch.tensor([[[-1.0, -0.5], [-1.2, -0.7], [-0.9, -0.6]]], dtype=torch.float64)
     log_probs_UGL.requires_grad_()
     target_UL = torch.tensor([[-1.0, -0.5]], dtype=torch.float64, requires_grad=True)
     given = sampled(log_probs_UGL, log_probs_UGL.detach().clone(), [[2.0, 1.0, 0.0]], [2.0])
-    given = Sampled(**{**vars(given), "target_log_probs_UL": target_UL})
-    loss, _ = PolicyLoss(settings(name))(given)
+    given = dataclasses.replace(given, target_log_probs_UL=target_UL)
+    loss, _ = StepLoss(settings(name))(given)
     gradient_UGL, of_target_UL = torch.autograd.grad(
         loss, (log_probs_UGL, target_UL), allow_unused=True, materialize_grads=True
     )
@@ -253,17 +265,17 @@ def test_every_loss_pushes_toward_what_is_better(name):
     assert gradient_UGL[0, 2].sum() > 0
 
 
-def test_a_group_without_spread_teaches_nothing_but_the_anchors():
+def test_of_a_zero_variance_group_only_kl_and_nll_count():
     log_probs_UGL = torch.tensor([[[-1.0], [-2.0]]], dtype=torch.float64, requires_grad=True)
     given = sampled(
         log_probs_UGL, [[[-1.1], [-1.9]]], [[0.3, 0.3]], [1.0], reference_log_probs_UGL=[[[-1.0], [-2.0]]]
     )
-    for name in set(ALGORITHMS) - set(PREFERENCES):
-        loss, figures = PolicyLoss(settings(name))(given)
+    for name in [each for each in LOSSES if each not in PREFERENCES]:
+        loss, metrics = StepLoss(settings(name))(given)
         assert loss.item() == 0.0
-        assert figures["kl"].item() == 0.0
+        assert metrics["kl"].item() == 0.0
         assert torch.autograd.grad(loss, log_probs_UGL)[0].abs().max() == 0
-    loss, _ = PolicyLoss(settings("grpo"), anchor_weight=0.5)(given)
+    loss, _ = StepLoss(settings("grpo"), nll_coefficient=0.5)(given)
     assert loss.item() == pytest.approx(0.5)  # the target's log-probability is -1
 
 
@@ -293,30 +305,30 @@ class Bandit:
         return item_code_log_probs(self.distribution(1), items_1I).sum(2).exp()[0].detach()
 
 
-@pytest.mark.parametrize("draw", [constrained_sample, stochastic_beam_search])
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_solves_a_bandit_whose_best_arm_is_known(name, draw):
+@pytest.mark.parametrize("sample", [constrained_sample, stochastic_beam_search])
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_algorithm_solves_a_bandit_whose_best_arm_is_known(name, sample):
     bandit, generator = Bandit(), torch.Generator().manual_seed(0)
     reference = Bandit()
-    loss_of = PolicyLoss(settings(name, **({"beta": 1.0} if name in PREFERENCES else {})))
+    loss_of = StepLoss(settings(name, **({"beta": 1.0} if name in PREFERENCES else {})))
     optimizer = torch.optim.Adam([bandit.first_K, bandit.second_KK], lr=0.1)
     num_users, num_candidates = 16, 4
     for _ in range(60):
         with torch.no_grad():
-            drawn = draw(bandit.distribution(num_users), num_candidates, generator)
-            is_distinct = draw is stochastic_beam_search
+            found = sample(bandit.distribution(num_users), num_candidates, generator)
+            is_distinct = sample is stochastic_beam_search
             weights_UG = (
-                importance_weights(drawn) if is_distinct else torch.full((num_users, num_candidates), 0.25)
+                importance_weights(found) if is_distinct else torch.full((num_users, num_candidates), 0.25)
             )
-            with_target = torch.cat([drawn.items_BW, torch.full((num_users, 1), BEST)], dim=1)
+            with_target = torch.cat([found.items_BW, torch.full((num_users, 1), BEST)], dim=1)
             of_reference = item_code_log_probs(reference.distribution(num_users), with_target)
-        for _ in range(2):  # the second time it is no longer the policy that drew
+        for _ in range(2):  # the second time, it is no longer the policy that sampled
             now_UWL = item_code_log_probs(bandit.distribution(num_users), with_target)
             loss, _ = loss_of(
-                Sampled(
+                LossInputs(
                     log_probs_UGL=now_UWL[:, :-1],
-                    old_log_probs_UGL=drawn.code_log_probs_BWL,
-                    rewards_UG=WORTH_I[drawn.items_BW],
+                    old_log_probs_UGL=found.code_log_probs_BWL,
+                    rewards_UG=WORTH_I[found.items_BW],
                     weights_UG=weights_UG,
                     target_rewards_U=torch.ones(num_users),
                     target_log_probs_UL=now_UWL[:, -1],

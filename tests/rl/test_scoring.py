@@ -1,22 +1,22 @@
-"""What the process of the rewards makes of rollouts."""
+"""Rewards of rollouts and of their logged targets."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
-from rayrec.rl.advantages import gated_by_target, standardized
-from rayrec.rl.rewards.candidates import CandidateLists
+from rayrec.rl.losses.terms import gated_by_target, standardized
+from rayrec.rl.rewards.base import CandidateLists
 from rayrec.rl.rewards.guard import RewardGuard
 from rayrec.rl.rewards.logged_targets import Hit, RankPosition
 from rayrec.rl.rewards.mix import RewardMix, WeightedReward
 from rayrec.rl.rollouts import Rollouts
-from rayrec.rl.workers import RewardWorker
+from rayrec.rl.scoring import RolloutScorer
 
 HIT_AND_RANK = [WeightedReward("hit", Hit()), WeightedReward("rank_position", RankPosition())]
 
 
-def rewarded(items_UG, log_probs_UG, targets_U, target_log_probs_U):
+def scored(items_UG, log_probs_UG, targets_U, target_log_probs_U):
     """By the rewards of `configs/beauty-rl.yaml`."""
     items_UG, targets_U = np.array(items_UG), np.array(targets_U)
     prompts = SimpleNamespace(targets_U=targets_U)
@@ -28,13 +28,13 @@ def rewarded(items_UG, log_probs_UG, targets_U, target_log_probs_U):
     weights_UG = np.full(items_UG.shape, 1.0 / items_UG.shape[1])
     of_codes_UGL = np.array(log_probs_UG)[:, :, None]
     rollouts = Rollouts(prompts, items_UG, of_codes_UGL, weights_UG, np.array(target_log_probs_U), 0)
-    return RewardWorker(RewardMix(HIT_AND_RANK), RewardGuard(), inputs).score(rollouts)[1]
+    return RolloutScorer(RewardMix(HIT_AND_RANK), RewardGuard(), inputs).score(rollouts)[1]
 
 
-def test_the_target_is_worth_what_it_is_worth_in_the_list_that_was_drawn():
-    """Drawn as the second likeliest, as the likeliest; not drawn, likelier and less so than all that was; one
-    that may not be drawn, and none."""
-    found = rewarded(
+def test_the_target_is_scored_as_part_of_the_sampled_list():
+    """Sampled as the second likeliest and as the likeliest; not sampled, but likelier or less likely than all
+    that were; one that may not be sampled; none."""
+    found = scored(
         [[5, 7, 9], [7, 5, 9], [5, 6, 9], [5, 6, 9], [5, 6, 9], [5, 6, 9]],
         [[-1.0, -2.0, -3.0]] * 6,
         [7, 7, 7, 7, 7, -1],
@@ -44,9 +44,9 @@ def test_the_target_is_worth_what_it_is_worth_in_the_list_that_was_drawn():
     np.testing.assert_allclose(found.target_rewards_U, [second, 2.0, 2.0, last, np.nan, np.nan])
 
 
-def test_a_hit_is_not_gated_for_being_unlikely_as_yet():
-    """What SA-GCPO is to learn most from: the target was drawn, and is not at the top."""
-    found = rewarded([[5, 7, 9, 3]], [[-1.0, -2.0, -3.0, -4.0]], [7], [-2.0])
+def test_a_hit_is_not_gated_for_being_unlikely():
+    """What SA-GCPO is to learn most from: the target was sampled, and is not at the top."""
+    found = scored([[5, 7, 9, 3]], [[-1.0, -2.0, -3.0, -4.0]], [7], [-2.0])
     rewards_UG = torch.from_numpy(found.rewards_UG)
     advantages_UG = standardized(rewards_UG, torch.from_numpy(found.rollouts.weights_UG))
     gated_UG = gated_by_target(advantages_UG, rewards_UG, torch.from_numpy(found.target_rewards_U))
