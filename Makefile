@@ -23,7 +23,7 @@ env: $(INSTALLED) ## Make .venv with everything that the targets below need.
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) --editable '.[cpu,hf,text,dev,torchrec]'
+	$(PIP) --editable '.[cpu,hf,text,dev,docs,torchrec]'
 	$(PIP) --no-deps torchrec
 	touch $@
 
@@ -75,13 +75,21 @@ test-all: env packages ## Run all tests, the slow ones too, in some half an hour
 chaos: env ## Kill 50 processes of training runs, and compare with runs left alone.
 	$(BIN)/python -m benchmarks.chaos --kills 50
 
-quality: env ## Measure a row of benchmarks/QUALITY.md again: SOURCES=FOLDER ROW=beauty/shuffled/sasrec [SEED=0].
+quality: env ## Measure a row of docs/benchmarks/quality.md again: SOURCES=FOLDER ROW=beauty/shuffled/sasrec [SEED=0].
 	$(BIN)/python -m benchmarks.reproduction $(SOURCES) $(or $(ROW),--missing) --seed $(or $(SEED),0)
 
-lint: env ## Check style and types.
+lint: env ## Check style, types, spelling and links.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell
+	$(BIN)/python docs/check_links.py
+
+docs: env ## Build the documentation site in build/docs; warnings are errors.
+	$(BIN)/python docs/generate_reference
+	$(BIN)/python docs/check_links.py
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --conf-dir docs . build/docs
+	@echo "build/docs/index.html"
 
 format: env ## Mend style where that is possible.
 	$(BIN)/ruff check --fix .
@@ -91,4 +99,4 @@ clean: ## Remove the environment, caches and everything the demo made.
 	rm -rf $(VENV) .cache runs/demo data/movielens-100k .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help env constraints wheel lower-bounds gpu image demo packages test test-all chaos quality lint format clean
+.PHONY: help env constraints wheel lower-bounds gpu image demo packages test test-all chaos quality lint docs format clean

@@ -1,0 +1,68 @@
+"""Settings of the documentation site, which `make docs` builds with warnings as errors and without a network.
+
+The sources are the repository's own Markdown files, README and ARCHITECTURE among them, so every link works both
+on the site and on a code host. Pages stay plain Markdown: the navigation is the table below, not directives in pages.
+
+Sphinx with MyST and Furo: all three have releases of the last twelve months, broken links and anchors are errors,
+and neither the build nor the search on the built site needs a network.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rayrec import __version__
+
+NAVIGATION: dict[str, dict[str, list[str]]] = {
+    "docs/index": {
+        "Start": ["README", "docs/tutorials/index", "docs/guides/index"],
+        "Look up": ["docs/reference/index", "docs/benchmarks/index", "docs/devices", "CHANGELOG"],
+        "Understand": ["ARCHITECTURE", "docs/explanation/index", "docs/coming-from/index"],
+        "Take part": ["CONTRIBUTING", "SECURITY"],
+    },
+    "docs/tutorials/index": {
+        "": [
+            "docs/tutorials/log-to-recommendations",
+            "docs/tutorials/ctr-model",
+            "docs/tutorials/reinforcement-learning",
+            "docs/tutorials/serving-and-online-learning",
+            "docs/tutorials/cluster",
+        ]
+    },
+    "docs/guides/index": {"": ["docs/guides/*"]},
+    "docs/reference/index": {"": ["docs/reference/*"]},
+    "docs/explanation/index": {"": ["docs/explanation/*"]},
+    "docs/benchmarks/index": {"": ["docs/benchmarks/*"]},
+    "docs/coming-from/index": {"": ["docs/coming-from/*"]},
+    "docs/guides/operate-a-service": {"": ["docs/operations/README"]},
+}
+"""Page -> caption -> the pages below it."""
+
+project = "RayRec"
+author = "the RayRec authors"
+version = release = __version__
+extensions = ["myst_parser"]
+root_doc = "docs/index"
+include_patterns = ["*.md", "docs/**"]
+exclude_patterns = [".*", "build", "data", "runs", "docs/guides/examples"]
+
+myst_heading_anchors = 4
+
+html_theme = "furo"
+html_title = f"RayRec {__version__}"
+html_extra_path = ["redirect"]
+html_copy_source = False
+html_show_sphinx = False
+
+
+def _add_navigation(app, docname: str, source: list[str]) -> None:  # noqa: ANN001
+    for caption, pages in NAVIGATION.get(docname, {}).items():
+        options = [":hidden:", ":glob:", *([f":caption: {caption}"] if caption else [])]
+        source[0] += "\n\n" + "\n".join(["```{toctree}", *options, "", *(f"/{page}" for page in pages), "```"])
+
+
+def setup(app) -> None:  # noqa: ANN001
+    app.connect("source-read", _add_navigation)
