@@ -1,7 +1,12 @@
-"""benchmarks/QUALITY.md from the records of benchmarks/quality/: what was measured and what was published."""
+"""docs/benchmarks/quality.md and quality.csv from the records of benchmarks/quality/.
+
+The page has the metrics that are compared most often; the CSV has all of them, with intervals and seeds.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,16 +16,16 @@ from typing import Any, Literal
 
 from rayrec.pipelines.evaluation.evaluate_recommender import (
     MODEL,
-    MODEL_UNMASKED,
     POPULARITY,
-    POPULARITY_UNMASKED,
 )
 from rayrec.platform.checkout import CHECKOUT
 
 RECORDS = CHECKOUT / "benchmarks" / "quality"
 RL_RECORDS = RECORDS / "rl"
-PAGE = CHECKOUT / "benchmarks" / "QUALITY.md"
+FOLDER = CHECKOUT / "docs" / "benchmarks"
 METRICS = ("recall@5", "recall@10", "recall@50", "ndcg@5", "ndcg@10", "ndcg@50")
+SHOWN = ("recall@10", "recall@50", "ndcg@10")
+"""Metrics on the page."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,8 @@ class DataSet:
     title: str
     source: str
     """Its folder among the sources."""
+    size: str = ""
+    """In words."""
     prepare: Mapping[str, Any] = field(default_factory=dict)
     """Settings of `rayrec prepare` besides the order of ties."""
 
@@ -56,9 +63,9 @@ class Method:
 
 
 DATASETS = {
-    "beauty": DataSet("Amazon Beauty (2014, 5-core): 22,363 users, 12,101 items", "amazon14-beauty"),
-    "sports": DataSet("Amazon Sports (2014, 5-core): 35,598 users, 18,357 items", "amazon14-sports"),
-    "movielens": DataSet("MovieLens 100K: 943 users, 1,682 items", "movielens-100k"),
+    "beauty": DataSet("Amazon Beauty (2014, 5-core)", "amazon14-beauty", "22,363 users, 12,101 items"),
+    "sports": DataSet("Amazon Sports (2014, 5-core)", "amazon14-sports", "35,598 users, 18,357 items"),
+    "movielens": DataSet("MovieLens 100K", "movielens-100k", "943 users, 1,682 items"),
 }
 _TIGER_TABLE = "TIGER, arXiv:2305.05065, table 1"
 METHODS = {
@@ -94,14 +101,52 @@ METHODS = {
 
 
 def write_page() -> None:
-    """The table anew."""
+    """Write the page and the CSV from the records."""
     records = [json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json"))]
     rewarded = [json.loads(path.read_text()) for path in sorted(RL_RECORDS.glob("*.json"))]
-    PAGE.write_text(page(records, rewarded))
+    (FOLDER / "quality.md").write_text(page(records, rewarded))
+    (FOLDER / "quality.csv").write_text(table_of_all(records, rewarded))
+
+
+def table_of_all(records: Sequence[dict[str, Any]], rewarded: Sequence[dict[str, Any]] = ()) -> str:
+    """Every metric of every seed with its interval, as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["table", "method", "seed", "measured", "metric", "value", "low", "high"])
+    for record in records:
+        table = f"{record['dataset']}, {record['ties']}"
+        for measured, estimates in record["results"].items():
+            for metric, estimate in estimates.items():
+                found = [f"{estimate[key]:.5f}" for key in ("value", "low", "high")]
+                writer.writerow([table, record["method"], record["seed"], measured, metric, *found])
+        for name in ("num_parameters", "training_minutes", "processor_minutes"):
+            if name in record:
+                writer.writerow(
+                    [
+                        table,
+                        record["method"],
+                        record["seed"],
+                        "training",
+                        name,
+                        f"{record[name]:.10g}",
+                        "",
+                        "",
+                    ]
+                )
+    for record in rewarded:
+        for who, title in _RL_USERS.items():
+            for metric, estimate in record[who]["change"].items():
+                found = [f"{estimate[key]:.5f}" for key in ("value", "low", "high")]
+                writer.writerow(["rl", record["method"], record.get("seed", 0), title, metric, *found])
+            for when, values in record[who]["diversity"].items():
+                for name, value in values.items():
+                    row = ["rl", record["method"], record.get("seed", 0), f"{title}, {when}", name]
+                    writer.writerow([*row, f"{value:.5f}", "", ""])
+    return text.getvalue()
 
 
 def page(records: Sequence[dict[str, Any]], rewarded: Sequence[dict[str, Any]] = ()) -> str:
-    """The whole page.
+    """The whole page as Markdown.
 
     Args:
         rewarded: records of reinforcement learning.
@@ -111,9 +156,9 @@ def page(records: Sequence[dict[str, Any]], rewarded: Sequence[dict[str, Any]] =
         by_table[record["dataset"], record["ties"]].append(record)
     parts = [_HEAD]
     for name, dataset in DATASETS.items():
-        parts.append(f"## {dataset.title}\n")
-        for ties in ("shuffled", "file order"):
-            parts.append(f"### Events of one time {_TIES[ties]}\n")
+        for ties, title in _TIES.items():
+            parts.append(f"## {dataset.title}, {title}\n")
+            parts.append(f"{dataset.size}.\n")
             parts.append(_table(name, by_table[name, ties]))
     if rewarded:
         parts += [_RL_HEAD, _rl_table(rewarded)]
@@ -122,11 +167,8 @@ def page(records: Sequence[dict[str, Any]], rewarded: Sequence[dict[str, Any]] =
 
 def _rl_table(records: Sequence[dict[str, Any]]) -> str:
     """Changes against the supervised policy, method by method."""
-    titles = [f"{name}, {who}" for who in _RL_USERS.values() for name in RL_METRICS]
-    lines = [
-        "| | " + " | ".join([*titles, "distance of lists", "coverage"]) + " |",
-        "| --- |" + " --- |" * (len(titles) + 2),
-    ]
+    titles = [f"{name}, {title}" for title in _RL_USERS.values() for name in RL_SHOWN]
+    lines = ["| | " + " | ".join([*titles, "coverage"]) + " |", "| --- |" + " --- |" * (len(titles) + 1)]
     for method, title in RL_METHODS.items():
         seeds = [record for record in records if record["method"] == method]
         if not seeds:
@@ -135,10 +177,9 @@ def _rl_table(records: Sequence[dict[str, Any]]) -> str:
         cells += [
             _change([seed[who]["change"][metric] for seed in seeds])
             for who in _RL_USERS
-            for metric in RL_METRICS
+            for metric in RL_SHOWN
         ]
-        cells += [_diversity(seeds, name) for name in ("distance", "coverage")]
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append("| " + " | ".join([*cells, _diversity(seeds, "coverage")]) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -161,29 +202,21 @@ def _table(dataset: str, records: Sequence[dict[str, Any]]) -> str:
     if not records:
         return "Not measured yet.\n"
     lines = [
-        "| | "
-        + " | ".join(METRICS)
-        + " | recall@10, seen kept | parameters | training | published recall@10 |",
-        "| --- |" + " --- |" * (len(METRICS) + len(_COLUMNS)),
+        "| | " + " | ".join([*SHOWN, "training", "published recall@10"]) + " |",
+        "| --- |" + " --- |" * (len(SHOWN) + 2),
     ]
-    first = records[0]["results"]
-    lines.append(_line("most popular", [first[POPULARITY]], [first[POPULARITY_UNMASKED]], "", "", ""))
+    lines.append(_line("most popular", [records[0]["results"][POPULARITY]], "", ""))
     for name, method in METHODS.items():
         seeds = [record for record in records if record["method"] == name]
         if not seeds:
-            lines.append(f"| {method.title} | not measured yet |" + " |" * (len(METRICS) + 3))
+            lines.append(f"| {method.title} | not measured yet |" + " |" * (len(SHOWN) + 1))
             continue
         title = method.title + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
-        lines.append(
-            _line(
-                title,
-                [record["results"][MODEL] for record in seeds],
-                [record["results"][MODEL_UNMASKED] for record in seeds],
-                f"{seeds[0]['num_parameters'] / 1e6:.2f} M",
-                _training(seeds),
-                "; ".join(f"{p.recall_at_10} ({p.where})" for p in method.published if p.dataset == dataset),
-            )
+        published = "; ".join(
+            f"{p.recall_at_10} ({p.where})" for p in method.published if p.dataset == dataset
         )
+        results = [record["results"][MODEL] for record in seeds]
+        lines.append(_line(title, results, _training(seeds), published))
     return "\n".join(lines) + "\n"
 
 
@@ -191,16 +224,11 @@ def _training(seeds: Sequence[Mapping[str, Any]]) -> str:
     """Medians over the seeds: minutes, and those of processors where records have them."""
     text = f"{median(seed['training_minutes'] for seed in seeds):.1f} min"
     processors = [seed["processor_minutes"] for seed in seeds if "processor_minutes" in seed]
-    return f"{text} ({median(processors):.1f} of processors)" if processors else text
+    return f"{text} ({median(processors):.1f} CPU min)" if processors else text
 
 
-def _line(
-    title: str,
-    masked: Sequence[Mapping[str, Mapping[str, float]]],
-    unmasked: Sequence[Mapping[str, Mapping[str, float]]],
-    *rest: str,
-) -> str:
-    cells = [title, *(_figure(masked, metric) for metric in METRICS), _figure(unmasked, "recall@10"), *rest]
+def _line(title: str, masked: Sequence[Mapping[str, Mapping[str, float]]], *rest: str) -> str:
+    cells = [title, *(_figure(masked, metric) for metric in SHOWN), *rest]
     return "| " + " | ".join(cells) + " |"
 
 
@@ -213,6 +241,8 @@ def _figure(seeds: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> 
 
 
 RL_METRICS = ("reward", "recall@1", "recall@10", "recall@50", "ndcg@10")
+RL_SHOWN = ("reward", "recall@10")
+"""Metrics on the page."""
 _RL_USERS = {"all": "all users", "held_out": "users held out"}
 RL_METHODS = {
     "sa_gcpo": "SA-GCPO",
@@ -222,63 +252,64 @@ RL_METHODS = {
 }
 _RL_HEAD = """## Reinforcement learning on Amazon Beauty, ties shuffled
 
-From a prefix decoder of an earlier recipe (256 codes a level, ties as they are stored; recall@10 of 0.088),
-50 batches of about 410 users with 16 candidates each, and four updates of each
-(`configs/beauty-rl.yaml`; measured when their shares of the users were not yet equal, but 128, 128, 90 and
-64), rewarded for the item that came next and for its rank. Rewards are for the events that validate, of four
-fifths of the users; the others are never asked for, and choose snapshot and temperature. Cells: the relative
-change on the users' last events, which neither has learned from, the mean of the seeds; and how far the 95 %
-intervals over users in pairs reach, from the lowest bound of any seed to the highest. Rewards are those of
-lists of ten distinct items that are drawn; before and after, at the temperature that was best on validation
-for either: sharpening the policy is no gain. The control learns from the likelihood of the same events, by
-the same machinery and with the same weight of it. One supervised run; seeds are those of reinforcement
-learning.
+The supervised policy is a prefix decoder of an earlier recipe (256 codes per level, ties as stored, recall@10 of
+0.088). 50 batches of about 410 users with 16 candidates each, four updates per batch (`configs/beauty-rl.yaml`,
+measured when the parts of a batch were not yet equal, but 128, 128, 90 and 64). The rewards are for the next item and
+its rank. Rewards use the validation events of four fifths of the users; the other users are held out and choose snapshot
+and temperature.
 
-Rewards add to the reward; recall gains about as much by the anchor alone. Lists that are drawn stay behind
-those of the beam search, since a temperature sharpens code by code, not item by item: with seed 0 of SA-GCPO
-they hit for 7.4 % of the users before and 8.1 % after, the beams for 8.8 % and 9.4 % (recall@10).
+Cells: relative change on the users' last events, which neither policy has seen: mean of the seeds, and in brackets the
+lowest and highest bound of any seed's 95 % interval over paired users. Rewards are those of lists of ten sampled items,
+before and after at the temperature that was best on validation, so a sharper policy is no gain. The control optimizes the
+likelihood of the same events only, with the same coefficient. One supervised run; seeds are those of reinforcement
+learning. All metrics are in [quality.csv](quality.csv).
 
-The three are hardly apart here, less than seeds are: of four updates of a batch the later ones meet a policy
-that has moved by 0.8 % (mean of |ratio - 1|), which nothing clips; and of these rewards the logged target's
-is the highest, so SA-GCPO gates nothing. With one update of each batch they are the same to the digit: every
-ratio is 1, and what is left of each is the mean over codes of advantage times gradient. They part where
-batches are older (`placement: async`), and with rewards of more grades.
+Rewards increase the reward; recall gains about as much from the likelihood term alone. Sampled lists stay behind beam
+search, since a temperature sharpens code by code, not item by item: with seed 0 of SA-GCPO they hit for 7.4 % of the users
+before and 8.1 % after, the beams for 8.8 % and 9.4 % (recall@10).
+
+The three algorithms differ by less than seeds do: in the later updates of a batch the policy has moved by 0.8 % (mean of
+|ratio − 1|), which nothing clips, and the logged target has the highest of these rewards, so SA-GCPO gates nothing. With
+one update per batch they are identical: every ratio is 1. They differ with older batches (`placement: async`) and with
+rewards of more grades.
 
 ```
 python -m benchmarks.rl_quality --supervised RUN --algorithm sa_gcpo --seed 0
 ```
 """
-_COLUMNS = ("recall@10, seen kept", "parameters", "training", "published recall@10")
 _TIES = {
-    "shuffled": "in an order drawn from the seed",
-    "file order": "in file order (leaks the future)",
+    "shuffled": "ties shuffled",
+    "file order": "ties in file order (leaks the future)",
 }
-_HEAD = """# Quality
+_HEAD = """# Recommendation quality
 
-Leave-one-out: a user's last event is the test, the one before it validates, the rest is trained on. Every
-user, the whole catalog ranked, items of the history left out (nobody has an item twice) unless a column
-says otherwise. Intervals: 95 %, bootstrap over users; [least, most] of several seeds. The snapshot is the
-best by NDCG@10 on validation users. One recipe per method runs unchanged on all data sets. The recipe of
-SASRec with full softmax was found by recalls of Beauty's *test* users ([RESULTS.md](RESULTS.md) lists them),
-and HSTU's has its sizes and rates, so their figures on Beauty may flatter them; Sports and MovieLens were
-looked at once. The prefix decoder's was tuned on Beauty's validation users; those of the others are first
-guesses that nobody tuned. Semantic IDs: 3 levels of 256 codes (the prefix decoder: up to 512) by residual
-k-means, and a digit for collisions; several seeds of a method share them. Two x86-64 cores, no accelerator;
-training times are those of the steps, the median of several seeds; many rows were trained beside other work,
-and would take a fraction of that alone. Minutes of processors, of rows measured since they are counted, are
-those of the driver, its actors and Ray, start and validations included.
+Leave-one-out: a user's last event is the test, the one before it validates, the rest is trained on. Every user, the whole
+catalog ranked, items of the history excluded. Intervals: 95 %, bootstrap over users; brackets: range of the seeds. The
+snapshot is the best by NDCG@10 on validation users. One recipe per method runs unchanged on all data sets.
 
-The prefix decoder generates code by code, and has no softmax over items. It does have a trained vector for
-every prefix of an ID, whole ones included, so its weights grow with the catalog; TIGER and the lazy decoder
-have vectors for codes alone. It alone is trained with ties redrawn in every step (`data.redraw_ties`). That
-helps others, too: SASRec with full softmax, trained so, has a recall@10 of 0.1007 on Beauty, ties shuffled
-([RESULTS.md](RESULTS.md)), so codes are not level with a softmax over items. In file order it takes away what
-the order gives away: 0.0514 on Sports, where 0.0552 was reached with ties as they are.
+Limits of the comparison:
+
+- The recipe of SASRec with full softmax was found with recalls of Beauty's *test* users
+  ([what was tried](recommendation.md#what-did-not-work)), and HSTU uses its sizes and rates, so their figures on Beauty may
+  be flattering. Sports and MovieLens were looked at once. The prefix decoder was tuned on Beauty's validation users. The
+  other recipes are first guesses.
+- The prefix decoder has no softmax over items, but a trained vector for every prefix of an ID, so its weights grow with
+  the catalog; TIGER and the lazy decoder have vectors for codes only. Only the prefix decoder is trained with ties
+  reshuffled at every step (`data.redraw_ties`). That helps other models too: SASRec with full softmax then has a recall@10
+  of 0.1007 on Beauty, ties shuffled. In file order it removes what the order leaks: 0.0514 on Sports, where ties as stored
+  reach 0.0552.
+- Semantic IDs have 3 levels of 256 codes (prefix decoder: up to 512) by residual k-means, and a digit for collisions;
+  seeds of a method share them.
+- Two x86-64 cores, no accelerator. Training times are those of the steps, the median of the seeds. Many rows were trained
+  beside other work. CPU minutes, where they were recorded, include driver, actors, Ray, start and validation.
+
+Amazon's events have dates, and the files order the events of one day by item code: a model can learn that order, and
+published results on these files include it. Therefore there are two tables per data set.
+
+The tables show three metrics. [quality.csv](quality.csv) has all of them, with every seed and interval, recalls with seen
+items kept, and numbers of parameters.
 
 ```
-make quality SOURCES=... ROW=beauty/shuffled/generative      # one row again; rows are DATASET/TIES/METHOD
+make quality SOURCES=... ROW=beauty/shuffled/generative      # measure one row again: DATASET/TIES/METHOD
 ```
-
-Amazon's events have dates, and the files hold those of one day in the order of item codes: a model can learn
-that order, and what is published on these files has it. So there are two tables for each data set.
 """

@@ -1,4 +1,4 @@
-"""`make quality`: rows of benchmarks/QUALITY.md, trained and evaluated from the published data sets.
+"""`make quality`: rows of docs/benchmarks/quality.md, trained and evaluated from the published data sets.
 
     python -m benchmarks.reproduction SOURCES beauty/shuffled/generative [--seed 1] ...
     python -m benchmarks.reproduction SOURCES --missing        every row not measured as its recipe is now

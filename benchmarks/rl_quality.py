@@ -1,4 +1,4 @@
-"""Rows of the table of reinforcement learning in benchmarks/QUALITY.md, on Amazon Beauty.
+"""Rows of the table of reinforcement learning in docs/benchmarks/quality.md, on Amazon Beauty.
 
     python -m benchmarks.rl_quality --supervised RUN [--algorithm sa_gcpo] [--seed 0] [--control]
     python -m benchmarks.rl_quality --finished RUN ...     runs of `rayrec rl` that have ended

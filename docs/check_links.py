@@ -46,7 +46,9 @@ def broken_links(file: Path) -> list[str]:
         elif not target.exists():
             problems.append(f"{file.relative_to(ROOT)}: {link} does not exist")
         elif url.fragment and target.suffix == ".md" and url.fragment not in _anchors(target):
-            problems.append(f"{file.relative_to(ROOT)}: {link} names no heading of {target.relative_to(ROOT)}")
+            problems.append(
+                f"{file.relative_to(ROOT)}: {link} names no heading of {target.relative_to(ROOT)}"
+            )
     return problems
 
 
@@ -68,7 +70,9 @@ def _anchors(file: Path) -> frozenset[str]:
         if heading.type == "heading_open":
             text = "".join(child.content for child in inline.children or ())
             slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
-            repeated = sum(anchor == slug or re.fullmatch(rf"{slug}-\d+", anchor) is not None for anchor in anchors)
+            repeated = sum(
+                anchor == slug or re.fullmatch(rf"{slug}-\d+", anchor) is not None for anchor in anchors
+            )
             anchors.append(f"{slug}-{repeated}" if repeated else slug)
     return frozenset(anchors)
 

@@ -61,7 +61,9 @@ html_show_sphinx = False
 def _add_navigation(app, docname: str, source: list[str]) -> None:  # noqa: ANN001
     for caption, pages in NAVIGATION.get(docname, {}).items():
         options = [":hidden:", ":glob:", *([f":caption: {caption}"] if caption else [])]
-        source[0] += "\n\n" + "\n".join(["```{toctree}", *options, "", *(f"/{page}" for page in pages), "```"])
+        source[0] += "\n\n" + "\n".join(
+            ["```{toctree}", *options, "", *(f"/{page}" for page in pages), "```"]
+        )
 
 
 def setup(app) -> None:  # noqa: ANN001

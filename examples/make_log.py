@@ -57,7 +57,11 @@ def _events(rng: np.random.Generator, num_users: int, num_items: int) -> dict[st
             columns["timestamp"].append(time_s)
             columns["behavior"].append("LIKE" if rng.random() < 0.2 else "VIEW")
             time_s += int(rng.integers(60, 12 * 3600))
-            step = len(CATEGORIES) * int(rng.integers(1, 4)) if rng.random() < 0.8 else int(rng.integers(num_items))
+            step = (
+                len(CATEGORIES) * int(rng.integers(1, 4))
+                if rng.random() < 0.8
+                else int(rng.integers(num_items))
+            )
             item = (item + step) % num_items
     return columns
 

@@ -11,7 +11,9 @@ _CODE = re.compile(r"(`+[^`]*`+)")
 def escaped(text: str) -> str:
     """The text with characters that Markdown would interpret escaped, outside of code spans."""
     parts = _CODE.split(text)
-    return "".join(part if i % 2 else re.sub(r"([\[\]<>*{}|\\])", r"\\\1", part) for i, part in enumerate(parts))
+    return "".join(
+        part if i % 2 else re.sub(r"([\[\]<>*{}|\\])", r"\\\1", part) for i, part in enumerate(parts)
+    )
 
 
 def cell(text: str) -> str:

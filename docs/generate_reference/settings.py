@@ -103,7 +103,9 @@ def _models_in(annotation: Any) -> Iterator[type[Config]]:
 def _section(model: type[Config], heading: str, sections: dict[type[Config], str]) -> str:
     rows = []
     for key, field in model.model_fields.items():
-        rows.append([f"`{key}`", _type(field, sections), _default(field, sections), cell(field.description or "")])
+        rows.append(
+            [f"`{key}`", _type(field, sections), _default(field, sections), cell(field.description or "")]
+        )
     documentation = prose(inspect.getdoc(model) or "") if "__doc__" in vars(model) else ""
     head = f"## {heading}\n\n{documentation}"
     return head + ("\n" + table(["key", "type", "default", "meaning"], rows) if rows else "")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.quality_page import DATASETS, METHODS, METRICS, RL_METRICS, page
+from benchmarks.quality_page import DATASETS, METHODS, METRICS, RL_METRICS, page, table_of_all
 from benchmarks.reproduction import Row, all_rows, is_measured, recipe
 from rayrec.pipelines.evaluation.evaluate_recommender import (
     MODEL,
@@ -52,7 +52,7 @@ def test_the_time_of_training_is_the_median_of_the_seeds():
     lines = page([*seeds, record("tiger", 0, 0.06)]).splitlines()
 
     (hstu,) = [line for line in lines if line.startswith(f"| {METHODS['hstu'].title} (3 seeds)")]
-    assert "| 4.0 min (6.0 of processors) |" in hstu
+    assert "| 4.0 min (6.0 CPU min) |" in hstu
     (tiger,) = [line for line in lines if line.startswith(f"| {METHODS['tiger'].title} ")]
     assert "| 3.0 min |" in tiger
 
@@ -98,6 +98,18 @@ def test_the_page_has_what_rewards_have_changed():
     assert "| +3.0% (+1.0% to +5.0%) |" in grpo
     (control,) = [line for line in text.splitlines() if line.startswith("| control")]
     assert "| -3.0% (-4.0% to -2.0%) |" in control
-    assert "| 0.800 → 0.800 | 0.500 → 0.500 |" in control
+    assert "| 0.500 → 0.500 |" in control
     assert "| SA-GCPO" not in text
     assert "Reinforcement learning" not in page([])
+
+
+def test_tables_have_at_most_six_columns_and_the_csv_has_the_rest():
+    records, rewards = [record("hstu", 0, 0.08), record("hstu", 1, 0.09)], [rewarded("grpo", 0.02)]
+
+    rows = [line for line in page(records, rewards).splitlines() if line.startswith("| ")]
+    assert {line.count("|") - 1 for line in rows} == {6}
+
+    table = table_of_all(records, rewards).splitlines()
+    assert f'"beauty, shuffled",hstu,1,"{MODEL_UNMASKED}",recall@5,0.09000,0.08000,0.10000' in table
+    assert '"beauty, shuffled",hstu,1,training,num_parameters,1500000,,' in table
+    assert "rl,grpo,0,users held out,recall@1,0.02000,0.01000,0.03000" in table

@@ -1,4 +1,4 @@
-"""Rows of QUALITY.md on a tiny log: what is made, kept, recorded and refused."""
+"""Rows of the quality page on a tiny log: what is made, kept, recorded and refused."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def sources(tmp_path, monkeypatch) -> Path:
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings))
     few = {"allow": ["short-users", "cold-items"]}
-    monkeypatch.setitem(DATASETS, "tiny", DataSet("A tiny log", "log", few))
+    monkeypatch.setitem(DATASETS, "tiny", DataSet("A tiny log", "log", prepare=few))
     monkeypatch.setitem(METHODS, "tiny", Method("tiny", str(tmp_path / "recipe"), "interactions"))
     monkeypatch.setattr(reproduction, "KEPT", tmp_path / "kept")
     for module in (reproduction, quality_page):
         monkeypatch.setattr(module, "RECORDS", tmp_path / "records")
-    monkeypatch.setattr(quality_page, "PAGE", tmp_path / "QUALITY.md")
+    monkeypatch.setattr(quality_page, "FOLDER", tmp_path)
     return tmp_path / "sources"
 
 
@@ -58,9 +58,9 @@ def test_a_row_is_made_recorded_and_on_the_page(ray_cluster, sources, tmp_path):
     assert record["made_of"]["commit"] == commit_of(reproduction.CHECKOUT)
     assert is_measured(ROW)
     (line,) = [
-        line for line in (tmp_path / "QUALITY.md").read_text().splitlines() if line.startswith("| tiny ")
+        line for line in (tmp_path / "quality.md").read_text().splitlines() if line.startswith("| tiny ")
     ]
-    assert "of processors)" in line
+    assert "CPU min)" in line
 
 
 @pytest.mark.ray
@@ -100,7 +100,7 @@ def test_what_is_kept_is_whole_and_of_the_settings_asked_for(sources, monkeypatc
     SemanticIdRegistry.load(ids)
 
     others = {"allow": ["short-users", "cold-items"], "seed": 5}
-    monkeypatch.setitem(DATASETS, "tiny", DataSet("A tiny log", "log", others))
+    monkeypatch.setitem(DATASETS, "tiny", DataSet("A tiny log", "log", prepare=others))
     assert kept(sources)[0] != data
 
 
@@ -109,7 +109,7 @@ def test_a_commit_is_dirty_where_something_differs_that_decides(tmp_path):
         who = ("-c", "user.name=a", "-c", "user.email=a@b")
         subprocess.run(["git", "-C", str(tmp_path), *who, *arguments], check=True, capture_output=True)
 
-    for name in ("rayrec/a.py", "configs/a.yaml", "benchmarks/a.py", "benchmarks/QUALITY.md"):
+    for name in ("rayrec/a.py", "configs/a.yaml", "benchmarks/a.py", "docs/quality.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("one")
     git("init")
@@ -118,7 +118,7 @@ def test_a_commit_is_dirty_where_something_differs_that_decides(tmp_path):
     clean = commit_of(tmp_path)
     assert len(clean) == 12
 
-    (tmp_path / "benchmarks" / "QUALITY.md").write_text("another table")
+    (tmp_path / "docs" / "quality.md").write_text("another table")
     (tmp_path / "benchmarks" / "quality").mkdir()
     (tmp_path / "benchmarks" / "quality" / "a-new-record.json").write_text("{}")
     assert commit_of(tmp_path) == clean
