@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 CATEGORIES = ("books", "garden", "kitchen", "music", "sports", "toys", "tools", "travel")
+NUM_IMPRESSIONS = 20_000
 START_S = 1_767_225_600  # 2026-01-01
 
 
@@ -67,19 +68,21 @@ def _events(rng: np.random.Generator, num_users: int, num_items: int) -> dict[st
 
 
 def _clicks(rng: np.random.Generator, events: pd.DataFrame, items: pd.DataFrame) -> pd.DataFrame:
-    """Impressions: a user is shown an item, and clicks more often if it is of the category seen most."""
+    """Impressions: users click more often on the category that they see most, and on cheap items."""
     category = items.set_index("item_id")["category"]
-    favorite = events.assign(category=events["item_id"].map(category)).groupby("user_id")["category"]
-    favorite_of = favorite.agg(lambda values: values.mode().iloc[0])
+    seen = events.assign(category=events["item_id"].map(category)).groupby("user_id")["category"]
+    favorite = seen.agg(lambda values: values.mode().iloc[0])
     shown = pd.DataFrame(
         {
-            "user": rng.choice(events["user_id"].unique(), 20_000),
-            "item": rng.choice(items["item_id"], 20_000),
-            "price": np.round(rng.lognormal(2.5, 0.7, 20_000), 2),
+            "user": rng.choice(events["user_id"].unique(), NUM_IMPRESSIONS),
+            "item": rng.choice(items["item_id"], NUM_IMPRESSIONS),
+            "price": np.round(rng.lognormal(2.5, 0.7, NUM_IMPRESSIONS), 2),
         }
     )
-    likes = shown["user"].map(favorite_of) == shown["item"].map(category)
-    probability = 1 / (1 + np.exp(2.0 - 2.5 * likes + 0.02 * shown["price"]))
+    shown["category"] = shown["item"].map(category)
+    shown["favorite"] = shown["user"].map(favorite)
+    likes = shown["category"] == shown["favorite"]
+    probability = 1 / (1 + np.exp(1.5 - 3.0 * likes + 0.05 * (shown["price"] - 15)))
     shown["click"] = (rng.random(len(shown)) < probability).astype(int)
     return shown
 
