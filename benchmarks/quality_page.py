@@ -252,26 +252,27 @@ RL_METHODS = {
 }
 _RL_HEAD = """## Reinforcement learning on Amazon Beauty, ties shuffled
 
-The supervised policy is a prefix decoder of an earlier recipe (256 codes per level, ties as stored, recall@10 of
-0.088). 50 batches of about 410 users with 16 candidates each, four updates per batch (`configs/beauty-rl.yaml`,
-measured when the parts of a batch were not yet equal, but 128, 128, 90 and 64). The rewards are for the next item and
-its rank. Rewards use the validation events of four fifths of the users; the other users are held out and choose snapshot
-and temperature.
+The supervised policy is a prefix decoder of an earlier recipe (256 codes per level, ties as stored,
+recall@10 of 0.088). 50 batches of about 410 users with 16 candidates each, four updates per batch
+(`configs/beauty-rl.yaml`, measured when the parts of a batch were not yet equal, but 128, 128, 90 and 64).
+The rewards are for the next item and its rank. Rewards use the validation events of four fifths of the
+users; the other users are held out and choose snapshot and temperature.
 
-Cells: relative change on the users' last events, which neither policy has seen: mean of the seeds, and in brackets the
-lowest and highest bound of any seed's 95 % interval over paired users. Rewards are those of lists of ten sampled items,
-before and after at the temperature that was best on validation, so a sharper policy is no gain. The control optimizes the
-likelihood of the same events only, with the same coefficient. One supervised run; seeds are those of reinforcement
-learning. All metrics are in [quality.csv](quality.csv).
+Cells: relative change on the users' last events, which neither policy has seen: mean of the seeds, and in
+brackets the lowest and highest bound of any seed's 95 % interval over paired users. Rewards are those of
+lists of ten sampled items, before and after at the temperature that was best on validation, so a sharper
+policy is no gain. The control optimizes the likelihood of the same events only, with the same coefficient.
+One supervised run; seeds are those of reinforcement learning. All metrics are in
+[quality.csv](quality.csv).
 
-Rewards increase the reward; recall gains about as much from the likelihood term alone. Sampled lists stay behind beam
-search, since a temperature sharpens code by code, not item by item: with seed 0 of SA-GCPO they hit for 7.4 % of the users
-before and 8.1 % after, the beams for 8.8 % and 9.4 % (recall@10).
+Rewards increase the reward; recall gains about as much from the likelihood term alone. Sampled lists stay
+behind beam search, since a temperature sharpens code by code, not item by item: with seed 0 of SA-GCPO they
+hit for 7.4 % of the users before and 8.1 % after, the beams for 8.8 % and 9.4 % (recall@10).
 
-The three algorithms differ by less than seeds do: in the later updates of a batch the policy has moved by 0.8 % (mean of
-|ratio − 1|), which nothing clips, and the logged target has the highest of these rewards, so SA-GCPO gates nothing. With
-one update per batch they are identical: every ratio is 1. They differ with older batches (`placement: async`) and with
-rewards of more grades.
+The three algorithms differ by less than seeds do: in the later updates of a batch the policy has moved by
+0.8 % (mean of |ratio - 1|), which nothing clips, and the logged target has the highest of these rewards, so
+SA-GCPO gates nothing. With one update per batch they are identical: every ratio is 1. They differ with
+older batches (`placement: async`) and with rewards of more grades.
 
 ```
 python -m benchmarks.rl_quality --supervised RUN --algorithm sa_gcpo --seed 0
@@ -283,31 +284,33 @@ _TIES = {
 }
 _HEAD = """# Recommendation quality
 
-Leave-one-out: a user's last event is the test, the one before it validates, the rest is trained on. Every user, the whole
-catalog ranked, items of the history excluded. Intervals: 95 %, bootstrap over users; brackets: range of the seeds. The
-snapshot is the best by NDCG@10 on validation users. One recipe per method runs unchanged on all data sets.
+Leave-one-out: a user's last event is the test, the one before it validates, the rest is trained on. Every
+user, the whole catalog ranked, items of the history excluded. Intervals: 95 %, bootstrap over users;
+brackets: range of the seeds. The snapshot is the best by NDCG@10 on validation users. One recipe per method
+runs unchanged on all data sets.
 
 Limits of the comparison:
 
-- The recipe of SASRec with full softmax was found with recalls of Beauty's *test* users
-  ([what was tried](recommendation.md#what-did-not-work)), and HSTU uses its sizes and rates, so their figures on Beauty may
-  be flattering. Sports and MovieLens were looked at once. The prefix decoder was tuned on Beauty's validation users. The
-  other recipes are first guesses.
-- The prefix decoder has no softmax over items, but a trained vector for every prefix of an ID, so its weights grow with
-  the catalog; TIGER and the lazy decoder have vectors for codes only. Only the prefix decoder is trained with ties
-  reshuffled at every step (`data.redraw_ties`). That helps other models too: SASRec with full softmax then has a recall@10
-  of 0.1007 on Beauty, ties shuffled. In file order it removes what the order leaks: 0.0514 on Sports, where ties as stored
-  reach 0.0552.
-- Semantic IDs have 3 levels of 256 codes (prefix decoder: up to 512) by residual k-means, and a digit for collisions;
-  seeds of a method share them.
-- Two x86-64 cores, no accelerator. Training times are those of the steps, the median of the seeds. Many rows were trained
-  beside other work. CPU minutes, where they were recorded, include driver, actors, Ray, start and validation.
+- The recipe of SASRec with full softmax was found with recalls of Beauty's *test* users ([what was
+  tried](recommendation.md#what-did-not-work)), and HSTU uses its sizes and rates, so their figures on
+  Beauty may be flattering. Sports and MovieLens were looked at once. The prefix decoder was tuned on
+  Beauty's validation users. The other recipes are first guesses.
+- The prefix decoder has no softmax over items, but a trained vector for every prefix of an ID, so its
+  weights grow with the catalog; TIGER and the lazy decoder have vectors for codes only. Only the prefix
+  decoder is trained with ties reshuffled at every step (`data.redraw_ties`). That helps other models too:
+  SASRec with full softmax then has a recall@10 of 0.1007 on Beauty, ties shuffled. In file order it removes
+  what the order leaks: 0.0514 on Sports, where ties as stored reach 0.0552.
+- Semantic IDs have 3 levels of 256 codes (prefix decoder: up to 512) by residual k-means, and a digit for
+  collisions; seeds of a method share them.
+- Two x86-64 cores, no accelerator. Training times are those of the steps, the median of the seeds. Many
+  rows were trained beside other work. CPU minutes, where they were recorded, include driver, actors, Ray,
+  start and validation.
 
-Amazon's events have dates, and the files order the events of one day by item code: a model can learn that order, and
-published results on these files include it. Therefore there are two tables per data set.
+Amazon's events have dates, and the files order the events of one day by item code: a model can learn that
+order, and published results on these files include it. Therefore there are two tables per data set.
 
-The tables show three metrics. [quality.csv](quality.csv) has all of them, with every seed and interval, recalls with seen
-items kept, and numbers of parameters.
+The tables show three metrics. [quality.csv](quality.csv) has all of them, with every seed and interval,
+recalls with seen items kept, and numbers of parameters.
 
 ```
 make quality SOURCES=... ROW=beauty/shuffled/generative      # measure one row again: DATASET/TIES/METHOD

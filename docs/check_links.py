@@ -2,13 +2,14 @@
 
     python docs/check_links.py
 
-The strict build of the site checks its own pages; this also covers the files that are not part of it, and links to
-folders and anchors as a code host resolves them.
+The strict build of the site checks its own pages; this also covers files that are not part of it, and checks
+anchors as a code host resolves them.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import subprocess
 import sys
@@ -66,13 +67,12 @@ def _anchors(file: Path) -> frozenset[str]:
     """Anchors that a code host gives the headings: lower case, hyphens for blanks, a number for repetitions."""
     anchors: list[str] = []
     tokens = _tokens(file)
-    for heading, inline in zip(tokens, tokens[1:], strict=False):
+    for heading, inline in itertools.pairwise(tokens):
         if heading.type == "heading_open":
             text = "".join(child.content for child in inline.children or ())
             slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
-            repeated = sum(
-                anchor == slug or re.fullmatch(rf"{slug}-\d+", anchor) is not None for anchor in anchors
-            )
+            taken = re.compile(rf"{re.escape(slug)}(-\d+)?")
+            repeated = sum(taken.fullmatch(anchor) is not None for anchor in anchors)
             anchors.append(f"{slug}-{repeated}" if repeated else slug)
     return frozenset(anchors)
 

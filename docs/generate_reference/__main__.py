@@ -13,10 +13,10 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT))
 
-import commands
-import http_routes
-import python_api
-import settings
+import commands  # noqa: E402
+import http_routes  # noqa: E402
+import python_api  # noqa: E402
+import settings  # noqa: E402
 
 FOLDER = CHECKOUT / "docs" / "reference"
 

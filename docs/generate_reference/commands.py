@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 import typer
 from markdown import cell, prose, table
@@ -10,9 +12,9 @@ from rayrec.cli import app
 
 _HEAD = """# Command line
 
-Every command prints its help with `--help`, exits with 0 only if it did what was asked, and with 2 if the arguments,
-the settings or the data are at fault; the message is one sentence. `--debug` shows the traceback. With `--json` a
-command ends with one line of JSON. `python -m rayrec` is the same as `rayrec`.
+Every command prints its help with `--help`. It exits with 0 only if it did what was asked, with 2 if the
+arguments, the settings or the data are at fault; the message is one sentence, and `--debug` shows the traceback.
+With `--json` a command ends with one line of JSON. `python -m rayrec` is the same as `rayrec`.
 """
 
 
@@ -30,7 +32,9 @@ def page() -> str:
     return "\n".join([_HEAD, overview, *(_section(*one) for one in found)])
 
 
-def _commands(command: click.Command, context: click.Context):  # noqa: ANN202
+def _commands(
+    command: click.Command, context: click.Context
+) -> Iterator[tuple[str, click.Command, click.Context]]:
     for name in command.list_commands(context) if hasattr(command, "list_commands") else ():
         below = command.get_command(context, name)
         if below.hidden:

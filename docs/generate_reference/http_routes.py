@@ -13,8 +13,8 @@ from rayrec.serve.web.recent import RecentActivity
 
 _HEAD = """# HTTP interface
 
-The routes of a service. A running service shows the same description at `/docs`, and as JSON at `/openapi.json`;
-neither needs a network. Bodies are JSON unless a route says otherwise, and have at most 1 MiB.
+The routes of a service. A running service shows the same description at `/docs`, and as JSON at
+`/openapi.json`; neither needs a network. Bodies are JSON unless a route says otherwise, of at most 1 MiB.
 """
 
 

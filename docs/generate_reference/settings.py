@@ -23,8 +23,8 @@ from rayrec.platform.config import Config
 _PAGES = {
     "config-run": (
         "Run settings",
-        "What a YAML file of `rayrec train`, `rayrec plan` and `rayrec online` holds. Any key can be set on the "
-        "command line: `--set training.epochs=5`. Unknown keys are refused with the nearest known name.",
+        "What a YAML file of `rayrec train`, `rayrec plan` and `rayrec online` holds. Any key can be set on "
+        "the command line: `--set training.epochs=5`. Unknown keys are refused with the nearest known name.",
         ["rayrec.pipelines.config.run:RunConfig"],
     ),
     "config-rl": (
@@ -34,8 +34,8 @@ _PAGES = {
     ),
     "config-data": (
         "Data settings",
-        "Settings of the functions behind `rayrec prepare`, `rayrec impressions`, `rayrec tokenize` and `rayrec data "
-        "store`; the commands take them as options.",
+        "Settings of the functions behind `rayrec prepare`, `rayrec impressions`, `rayrec tokenize` and "
+        "`rayrec data store`; the commands take them as options.",
         [
             "rayrec.samples.base.config:PrepareConfig",
             "rayrec.samples.impressions.config:ImpressionsConfig",
@@ -45,8 +45,8 @@ _PAGES = {
     ),
     "config-serving": (
         "Serving settings",
-        "Settings of the service. `rayrec serve` takes most of `ServeConfig` as options, and the sections `access`, "
-        "`events`, `request_log` and `services` as YAML files.",
+        "Settings of the service. `rayrec serve` takes most of them as options, and larger sections as YAML "
+        "files: admission, `events`, `request_log` and `services`.",
         ["rayrec.serve.config.serve:ServeConfig"],
     ),
 }
