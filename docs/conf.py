@@ -9,6 +9,7 @@ errors, and neither the build nor the search on the built site needs a network.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -90,5 +91,16 @@ def _add_navigation(app: Sphinx, docname: str, source: list[str]) -> None:
         )
 
 
+def _unlink_folders(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Links to folders work on a code host; the site has no page for them and shows their text only."""
+    folder = (Path(app.srcdir) / docname).parent
+
+    def shown(link: re.Match[str]) -> str:
+        return f"`{link[1].strip('`')}`" if (folder / link[2]).is_dir() else link[0]
+
+    source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+)\)", shown, source[0])
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("source-read", _unlink_folders)
     app.connect("source-read", _add_navigation)
