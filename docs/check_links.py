@@ -64,7 +64,7 @@ def _links(file: Path) -> list[str]:
 
 @functools.cache
 def _anchors(file: Path) -> frozenset[str]:
-    """Anchors that a code host gives the headings: lower case, hyphens for blanks, a number for repetitions."""
+    """Anchors of the headings as a code host makes them: lower case, hyphens, numbers for repetitions."""
     anchors: list[str] = []
     tokens = _tokens(file)
     for heading, inline in itertools.pairwise(tokens):
