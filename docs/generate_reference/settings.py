@@ -103,12 +103,17 @@ def _models_in(annotation: Any) -> Iterator[type[Config]]:
 def _section(model: type[Config], heading: str, sections: dict[type[Config], str]) -> str:
     rows = []
     for key, field in model.model_fields.items():
-        rows.append(
-            [f"`{key}`", _type(field, sections), _default(field, sections), cell(field.description or "")]
-        )
+        meaning = field.description or _first_sentence(field)
+        rows.append([f"`{key}`", _type(field, sections), _default(field, sections), cell(meaning)])
     documentation = prose(inspect.getdoc(model) or "") if "__doc__" in vars(model) else ""
     head = f"## {heading}\n\n{documentation}"
     return head + ("\n" + table(["key", "type", "default", "meaning"], rows) if rows else "")
+
+
+def _first_sentence(field: FieldInfo) -> str:
+    """What the documentation of a section begins with, for a setting that is one section."""
+    models = list(_models_in(field.annotation))
+    return (inspect.getdoc(models[0]) or "").partition("\n")[0] if len(models) == 1 else ""
 
 
 def _type(field: FieldInfo, sections: dict[type[Config], str]) -> str:
@@ -144,7 +149,7 @@ def _type_name(annotation: Any, sections: dict[type[Config], str]) -> str:
 
 
 def _short(model: type[Config], heading: str) -> str:
-    return _choice(model) or heading.rpartition(".")[2] or "section"
+    return _choice(model).rpartition(": ")[2] or heading.rpartition(".")[2] or "section"
 
 
 def _bound(constraint: Any) -> str:
