@@ -1,7 +1,6 @@
 """`make demo`: from a behavior log to recommendations over HTTP, in a few minutes.
 
-Every step is one call that the `rayrec` command makes too. One Ray cluster is
-started for all of them.
+Every step is one call that the `rayrec` command makes too. One Ray cluster serves all of them.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""What a generative recommender sees and says, in one picture.
+"""Plots a generative recommender's predictions for one user.
 
     python examples/draw.py RUN [--user USER] [--out picture.png]
 
-RUN is the folder of a trained run (`make demo` leaves one in runs/demo). Drawn are the map of its semantic
-IDs, one user's history on it, and how the probability of the next item divides from code to code down to the
-titles that are recommended. Cells between `# %%` run one by one in an editor that knows notebooks.
+RUN is the folder of a trained run (`make demo` leaves one in runs/demo). The picture shows the map of its
+semantic IDs, the user's history on it, and how the probability of the next item splits code by code down to
+the recommended titles. Cells between `# %%` run one by one in an editor that supports notebooks.
 
 Needs matplotlib: pip install 'rayrec[bench]'.
 """
 
-# %% What is drawn: every item has a probability, and a prefix of codes that of all items below it.
+# %% Every item has a probability; a prefix of codes has the sum of all items below it.
 from __future__ import annotations
 
 import argparse

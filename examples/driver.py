@@ -2,8 +2,8 @@
 
     python examples/driver.py DATA RUN
 
-DATA is a folder that `rayrec prepare` and `rayrec tokenize` have been through. With RAY_ADDRESS set,
-or inside `ray job submit`, it joins that cluster; otherwise it starts one and stops it again.
+DATA is a data set that `rayrec prepare` and `rayrec tokenize` have written. With RAY_ADDRESS set, or inside
+`ray job submit`, it joins that cluster; otherwise it starts one and stops it at the end.
 """
 
 import argparse

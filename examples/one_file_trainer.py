@@ -2,11 +2,11 @@
 
     python examples/one_file_trainer.py configs/CONFIG.yaml [--steps N] [--out weights.npz]
 
-Reads the same config and the same prepared data set, visits the rows in the same order, draws the same
-first weights and dropout masks, and so ends with the same weights, which a test holds it to.
+Reads the same config and the same prepared data set, visits the rows in the same order, and uses the same
+initial weights and dropout masks. So it ends with the same weights, which a test checks.
 
 Axes: B rows (users) of a batch, N events of all of them one after the other, T the longest row, D width,
-I items, L code levels, K codes of a level, V rows of a table, M of them touched by a step, S state of one.
+I items, L code levels, K codes of a level, V rows of a table, M of them updated by a step, S state of one.
 """
 
 import argparse

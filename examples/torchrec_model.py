@@ -4,7 +4,7 @@
 
 The model is torchrec's own, written against `EmbeddingBagCollection`; its `num_embeddings` are hints only,
 and ids are any 64-bit integers. The shards here lie in this process; `rayrec.actors` puts the same ones on
-Ray. Clicks are drawn at random from hidden scores of users and items, so that there is something to learn.
+Ray. Clicks are sampled from hidden scores of users and items, so that there is something to learn.
 """
 
 import argparse
