@@ -34,11 +34,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
-from rayrec.models.base.config import CausalLmConfig
 from rayrec.models.decoding.beam import BeamResult, beam_search
 from rayrec.models.generative.causal_lm import CausalLmBackbone
+from rayrec.models.generative.causal_lm_config import CausalLmConfig
 from rayrec.models.generative.recommender import GenerativeRecommender
-from rayrec.models.registry.build import Catalog, build_model
+from rayrec.models.sequence.catalog import Catalog
+from rayrec.models.sequence.sequence_program import build_model
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER

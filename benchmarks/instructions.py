@@ -26,8 +26,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from rayrec.models.registry.build import build_model
-from rayrec.models.registry.sequence_program import SequenceProgram
+from rayrec.models.sequence.sequence_program import SequenceProgram, build_model
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.metrics.ranking_metrics import target_places
 from rayrec.pipelines.semantic_ids.tokenization import tokenize

@@ -29,14 +29,14 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
-from rayrec.models.base.config import PrefixDecoderConfig
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.compiled_ranking.buckets import Bucket, Buckets
 from rayrec.models.compiled_ranking.job import RankingModel
 from rayrec.models.compiled_ranking.packages import PackageFolders
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
-from rayrec.models.registry.build import Catalog, build_model
-from rayrec.models.registry.sequence_program import SequenceProgram
+from rayrec.models.generative.config import PrefixDecoderConfig
+from rayrec.models.sequence.catalog import Catalog
+from rayrec.models.sequence.sequence_program import SequenceProgram, build_model
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.console import log
 from rayrec.platform.schedule import RateSchedule

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 from rich import box
 from rich.markup import escape
 from rich.table import Table
@@ -14,19 +15,6 @@ from rich.table import Table
 from rayrec.cli.app import app
 from rayrec.platform.console import Answer, command, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError
-
-
-class Vectors(StrEnum):
-    interactions = "interactions"
-    text = "text"
-    both = "both"
-
-
-class Tokenizer(StrEnum):
-    rq_kmeans = "rq_kmeans"
-    balanced_rq_kmeans = "balanced_rq_kmeans"
-    rq_vae = "rq_vae"
-    opq = "opq"
 
 
 class Collisions(StrEnum):
@@ -51,8 +39,24 @@ def tokenize_command(
         list[Path] | None,
         typer.Option(help="Folder of semantic IDs of DATA's items to measure; may be repeated."),
     ] = None,
-    vectors: Annotated[Vectors, typer.Option(help="What the codes are made of.")] = Vectors.interactions,
-    tokenizer: Annotated[Tokenizer, typer.Option(help="What makes codes of vectors.")] = Tokenizer.rq_kmeans,
+    vectors: Annotated[
+        str,
+        typer.Option(
+            help="What the codes are made of: interactions, text, both, or a source of another package; "
+            "several joined by +."
+        ),
+    ] = "interactions",
+    vector_setting: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE for the source of another package; may be repeated."),
+    ] = None,
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            help="What makes codes of vectors: rq_kmeans, balanced_rq_kmeans, rq_vae, opq, or one of another "
+            "package."
+        ),
+    ] = "rq_kmeans",
     levels: Annotated[int, typer.Option(help="Codes of an item.")] = 3,
     codebook_size: Annotated[
         int | None,
@@ -103,8 +107,9 @@ def tokenize_command(
     else:
         config = pipeline.TokenizeConfig.parse(
             {
-                "vectors": vectors.value,
-                "tokenizer": tokenizer.value,
+                "vectors": vectors,
+                "vector_settings": _settings(vector_setting or []),
+                "tokenizer": tokenizer,
                 "num_levels": levels,
                 "codebook_size": codebook_size,
                 "max_codebook_size": max_codebook_size,
@@ -124,6 +129,23 @@ def tokenize_command(
     print_rows("Semantic IDs", _rows(report))
     out.print(_levels_table("Level by level", [report]))
     return _answer(report)
+
+
+def _settings(assignments: list[str]) -> dict[str, Any]:
+    """
+    Raises:
+        InputError: one is not KEY=VALUE, with a value in YAML.
+    """
+    settings = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not key or not equals:
+            raise InputError(f"--vector-setting {assignment}: expected the form KEY=VALUE")
+        try:
+            settings[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise InputError(f"--vector-setting {assignment}: the value is not valid YAML") from error
+    return settings
 
 
 _WAYS = {

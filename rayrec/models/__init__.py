@@ -1,4 +1,9 @@
-"""Networks, tokenizers and decoding. Imports with torch and numpy alone."""
+"""Networks, tokenizers and decoding, without Ray.
+
+`registry.MODELS` is the table of models; `tokenizers` has those of tokenizers and of item-vector sources.
+Imports with torch, numpy, pydantic and yaml alone; arithmetic (`base`, `attention`, `decoding`, `program`)
+without the last two. May import `platform`.
+"""
 
 import sys
 

@@ -16,9 +16,9 @@ from rayrec.embeddings.lookup.lookups import TrainerLink
 from rayrec.embeddings.lookup.shared_row_write_back import SharedRowWriteBack
 from rayrec.embeddings.transport.client import ShardClient
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.registry.sequence_program import SequenceProgram
 from rayrec.models.sequence.item_losses import CrossEntropy
 from rayrec.models.sequence.next_item import DenseNextItemModel
+from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.platform.devices import Device, device_named
 from rayrec.platform.schedule import RateSchedule
 from tests.embeddings.sparse_runs import AdversarialTransport, Board, ThreadExchange, make_shards

@@ -9,7 +9,7 @@ import pytest
 
 from rayrec.models.tokenizers.item_tokenizer import TOKENIZERS, ItemTokenizer
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
-from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig
+from rayrec.models.tokenizers.vector_sources import ItemData, TextVectors
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
@@ -60,7 +60,7 @@ def words_as_vectors(monkeypatch):
         rows = [np.full(6, np.nan) if not text else sum(map(of_word, text.split())) for text in texts]
         return np.array(rows, dtype=np.float32).reshape(len(texts), 6)
 
-    monkeypatch.setattr("rayrec.pipelines.semantic_ids.item_blocks.text_vectors", vectors)
+    monkeypatch.setattr("rayrec.models.tokenizers.vector_sources.text_vectors", vectors)
 
 
 def codes_by_key(data, folder):
@@ -69,7 +69,7 @@ def codes_by_key(data, folder):
     return dict(zip(dataset.items.keys.to_pylist(), registry.codes_IL.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("name", TOKENIZERS.names())
 def test_every_tokenizer_makes_ids_that_are_reported_and_saved_with_it(name, data, tmp_path):
     options = ["--out", tmp_path, "--tokenizer", name, "--codebook-size", 4, "--iterations", 3]
     report = answer("tokenize", data, *options)
@@ -104,8 +104,17 @@ def test_ids_that_runs_may_need_go_only_if_told_to(data, tmp_path):
     assert SemanticIdRegistry.load(tmp_path).version == other["version"] != made["version"]
 
 
-def test_the_names_of_tokenizers_are_the_same_everywhere():
-    assert set(TokenizeConfig.model_json_schema()["properties"]["tokenizer"]["enum"]) == set(TOKENIZERS)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tokenizer", "kmeans"], "tokenizer: expected one of 'rq_kmeans', 'balanced_rq_kmeans', "),
+        (["--vectors", "images"], "vectors: expected one of 'interactions', 'text', 'both', got 'images'"),
+        (["--vector-setting", "dim=3"], "of a source that another package brings"),
+        (["--vector-setting", "dim"], "expected the form KEY=VALUE"),
+    ],
+)
+def test_names_and_settings_that_nothing_has_are_refused(options, message, data, tmp_path):
+    assert message in refused("tokenize", data, "--out", tmp_path, *options)
 
 
 def test_the_table_has_a_row_for_each_level(data, tmp_path):
@@ -141,9 +150,8 @@ def test_an_extension_gives_an_item_the_prefix_that_it_would_have_had(
     new = codes_by_key(grown, tmp_path / "new")
 
     tokenizer, dataset = ItemTokenizer.load(tmp_path / "old"), Dataset.open(grown)
-    from rayrec.pipelines.semantic_ids.item_blocks import text_block
-
-    raw_IL = tokenizer.encode({"text": text_block(dataset)}, dataset.items.ids_I)
+    items = ItemData("", dataset.items.keys.to_pylist(), dataset.items.texts.to_pylist(), sequences=None)
+    raw_IL = tokenizer.encode({"text": TextVectors().vectors(items)}, dataset.items.ids_I)
     for key, codes in zip(dataset.items.keys.to_pylist(), raw_IL.tolist(), strict=True):
         assert new[key][:2] == codes[:2]
 
@@ -159,7 +167,7 @@ def test_the_errors_of_new_items_are_relative_to_those_that_were_fitted(
     """They may all have one text, and no variance of their own."""
     answer("tokenize", data, "--vectors", "text", "--out", tmp_path / "old", "--codebook-size", 4)
     monkeypatch.setattr(
-        "rayrec.pipelines.semantic_ids.item_blocks.text_vectors",
+        "rayrec.models.tokenizers.vector_sources.text_vectors",
         lambda texts, _: np.ones((len(texts), 6), np.float32),
     )
 

@@ -13,7 +13,7 @@ from rayrec.models.attention.choice import by_rule
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.attention.masks import Causal, Full, SlidingWindow
 from rayrec.models.attention.reference import BACKEND as REFERENCE
-from rayrec.models.ctr.build import build_ctr_model
+from rayrec.models.ctr.program import build_ctr_model
 from rayrec.models.ctr.tensors import ImpressionTensors
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.platform.device_copies import OverlappedCopies

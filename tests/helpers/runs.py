@@ -73,7 +73,7 @@ def make_run(
         snapshots_after: steps after which there are snapshots, too: a full one, then increments.
         model_settings: more settings of the model, such as `item_matrix="sparse"`.
     """
-    dataset = made_dataset(folder, integer_users, labeled)
+    dataset = dataset_of(folder, integer_users, labeled)
     if model not in ("sasrec", "hstu"):
         make_semantic_ids(dataset, collision_policy)
     config = RunConfig.parse(
@@ -105,7 +105,7 @@ def change_manifest(run: Path, **changes: Any) -> None:
     write_json(path, manifest | {"checksum": checksum_of(manifest)})
 
 
-def made_dataset(folder: Path, integer_users: bool, labeled: bool) -> Dataset:
+def dataset_of(folder: Path, integer_users: bool = False, labeled: bool = False) -> Dataset:
     events = random_events(NUM_USERS, NUM_ITEMS)
     labels = {}
     if labeled:

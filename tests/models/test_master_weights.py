@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rayrec.models.base.compute import ComputeSettings
-from rayrec.models.registry.sequence_program import SequenceProgram
+from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.errors import InputError
 from tests.models.networks import CPU, table_rows

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rayrec.models.base.compute import PLAIN, ComputeSettings
-from rayrec.models.registry.sequence_program import SequenceProgram
+from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.platform.devices import HOST, KINDS, device_memory, device_named, hardware_name, why_missing
 from tests.models.ctr.programs import RANKING, ranking_program
 from tests.models.keras import impressions

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.registry.sequence_program import SequenceProgram
 from rayrec.models.sequence.item_losses import CrossEntropy, SampledSoftmax
 from rayrec.models.sequence.next_item import DenseNextItemModel, SparseNextItemModel
+from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.platform.schedule import RateSchedule
 from tests.models.networks import CPU, DIM, backbone, histories, shares, table_rows
 

@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from rayrec.models.base.compute import PLAIN, ComputeSettings
-from rayrec.models.base.config import EncoderDecoderConfig, NextItemConfig, sparse_tables
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.base.linear_cross_entropy import linear_cross_entropy
 from rayrec.models.program.compiled_parts import compile_parts, explained
 from rayrec.models.program.matrix_rate import matrix_rate
 from rayrec.models.program.utilization import Utilization
-from rayrec.models.registry.build import Catalog, build_model
-from rayrec.models.registry.sequence_program import SequenceProgram, flops_of
+from rayrec.models.sequence.catalog import Catalog
+from rayrec.models.sequence.sequence_program import SequenceProgram, build_model, flops_of
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.errors import InputError
@@ -81,15 +80,13 @@ def model_of(name: str):
 
 def features_of(name: str, step: int = 0, rows=ROWS, num_trainers: int = 1):
     config = config_of(name)
-    loss = config.loss_or_default if isinstance(config, NextItemConfig) else None
-    asks_items = isinstance(config, EncoderDecoderConfig) and config.retrieval is not None
     features = SequenceFeatures(
         np.arange(NUM_ITEMS),
         max_length=6,
-        tables=sparse_tables(config),
+        tables=tuple(config.tables),
         codes_IL=CODES_IL,
-        num_negatives=5 if loss == "sampled_softmax" or asks_items else 0,
-        negatives_per_event=3 if loss == "bce" else 0,
+        num_negatives=5 if config.negatives.per_batch else 0,
+        negatives_per_event=3 if config.negatives.per_event else 0,
         label_sizes={label: len(LABELS[label]) for label in config.needs_labels},
         num_trainers=num_trainers,
     )

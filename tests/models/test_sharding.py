@@ -16,7 +16,7 @@ from rayrec.models.base.compute import PLAIN, ComputeSettings
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.program.program import DivergedError
 from rayrec.models.program.sharding import ShardedModel
-from rayrec.models.registry.sequence_program import SequenceProgram
+from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.platform.schedule import RateSchedule
 from tests.models.ctr.programs import RANKING, ranking_program
 from tests.models.keras import impressions

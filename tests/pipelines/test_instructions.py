@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.models.base.config import history_length
 from rayrec.models.program.program import RankedItems
 from rayrec.pipelines.config.run import EvaluationConfig, RunConfig, WantedConfig
 from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_recommender
@@ -323,7 +322,7 @@ def test_validation_reads_what_operations_read(of_likes: Recommender):
         int((rows.labels["behavior"][low:high] == 0).sum())
         for low, high in itertools.pairwise(rows.offsets_B1)
     ]
-    longest = history_length(task.model)
+    longest = task.model.history_length
     assert num_read == np.minimum(liked, longest).tolist()
     assert sum(num_read)
 

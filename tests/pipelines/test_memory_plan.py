@@ -6,8 +6,7 @@ import pytest
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
-from rayrec.models.registry.build import build_model
-from rayrec.models.registry.sequence_program import SequenceProgram
+from rayrec.models.sequence.sequence_program import SequenceProgram, build_model
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, tokenize
 from rayrec.pipelines.tasks.assembly import assemble

@@ -30,8 +30,8 @@ from rayrec.models.compiled_ranking.inputs import Signature
 from rayrec.models.compiled_ranking.job import Job, environment
 from rayrec.models.compiled_ranking.packages import PackageFolders, load, publish
 from rayrec.models.compiled_ranking.program import PaddedRanking, first_difference, weights_of
-from rayrec.models.registry.build import build_model
 from rayrec.models.sequence.sequence_model import SequenceModel
+from rayrec.models.sequence.sequence_program import build_model
 from rayrec.models.sequence.tensor_batch import TensorBatch
 
 NEVER, CANNOT = 3, 4
@@ -120,11 +120,7 @@ def compile_package(job: Job, package: Path) -> None:
 
 def network(job: Job) -> SequenceModel:
     """The model with weights large enough for its parts to matter."""
-    from pydantic import TypeAdapter
-
-    from rayrec.models.base.config import ModelConfig
-
-    settings: Any = TypeAdapter(ModelConfig).validate_python(dict(job.model.settings))
+    settings = job.model.config
     if settings.name == "hstu":  # whose backend for eager batches groups rows by what their lengths are
         settings = settings.model_copy(update={"attention": "reference"})
     model = build_model(settings, job.model.catalog, seed=0)

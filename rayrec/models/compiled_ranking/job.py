@@ -17,7 +17,9 @@ import torch
 import rayrec
 from rayrec.models.compiled_ranking.buckets import Bucket
 from rayrec.models.compiled_ranking.inputs import Signature
-from rayrec.models.registry.build import Catalog
+from rayrec.models.registry import MODELS
+from rayrec.models.sequence.catalog import Catalog
+from rayrec.models.sequence.config import SequenceModelConfig
 from rayrec.platform.devices import HOST, device_of, hardware_name
 
 JOB_FILE, CATALOG_FILE = "job.json", "catalog.npz"
@@ -32,21 +34,27 @@ class RankingModel:
     """The `model` section of a run's config, as JSON has it."""
     catalog: Catalog
 
+    @cached_property
+    def config(self) -> SequenceModelConfig:
+        """The settings; which backend computes attention follows from the padded shapes."""
+        config = MODELS[self.settings["name"]].model_validate(dict(self.settings)).for_inference()
+        assert isinstance(config, SequenceModelConfig), "other models rank what is shown to them"
+        return config
+
     @property
     def max_length(self) -> int:
         """Events of a history that it reads."""
-        return int(self.settings["backbone"]["max_length"])
+        return self.config.history_length
 
     @property
     def instruction_parts(self) -> tuple[str, ...]:
-        return tuple((self.settings.get("instruction") or {}).get("parts", ()))
+        return self.config.instruction_parts
 
     @cached_property
     def fingerprint(self) -> str:
         """Equal for versions of a model that one program can rank for."""
         described = {
-            # Which backend computes attention follows from the padded shapes.
-            "settings": {**self.settings, "attention": "auto"},
+            "settings": self.config.model_dump(mode="json"),
             "num_items": self.catalog.num_items,
             "level_sizes": list(self.catalog.level_sizes),
             "labels": {str(label): list(names) for label, names in self.catalog.labels.items()},
@@ -88,7 +96,7 @@ class Job:
         arrays = {name: getattr(catalog, name) for name in _ARRAYS if getattr(catalog, name) is not None}
         np.savez(folder / CATALOG_FILE, **arrays)
         values = {
-            "settings": {**self.model.settings, "attention": "auto"},
+            "settings": self.model.config.model_dump(mode="json"),
             "num_items": catalog.num_items,
             "level_sizes": list(catalog.level_sizes),
             "labels": {str(label): list(names) for label, names in catalog.labels.items()},

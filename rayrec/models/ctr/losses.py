@@ -5,11 +5,15 @@ Axes: B impressions, T tasks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from rayrec.platform.errors import InputError
+from rayrec.platform.impression_schema import ImpressionSchema
 
 
 class LabelLoss(nn.Module):
@@ -52,3 +56,46 @@ class LabelLoss(nn.Module):
             pos_weight=self.positive_weights_T,
             reduction="sum",
         )
+
+
+class LabelWeights(Protocol):
+    """Settings of how often the loss of each label counts; those that are not named count once."""
+
+    @property
+    def label_weights(self) -> Mapping[str, float]: ...
+    @property
+    def positive_weights(self) -> Mapping[str, float]: ...
+
+
+def label_loss(settings: LabelWeights, schema: ImpressionSchema) -> LabelLoss:
+    """Build the loss of the schema's labels, weighted as the settings say.
+
+    Raises:
+        InputError: settings name a label that the data does not have, or nothing could be learned.
+    """
+    if not schema.labels or not schema.features:
+        what = "column of labels" if not schema.labels else "column of numbers, ids or lists"
+        raise InputError(f"a ranking model needs at least one {what}; name those of the data")
+    for name, weights in (
+        ("label_weights", settings.label_weights),
+        ("positive_weights", settings.positive_weights),
+    ):
+        check_names(f"model.{name}", weights, schema.labels, "column of labels")
+    if not any(settings.label_weights.get(label, 1.0) for label in schema.labels):
+        raise InputError("model.label_weights is 0 for every label; leave out those that are to be learned")
+    return LabelLoss(
+        [settings.label_weights.get(label, 1.0) for label in schema.labels],
+        [settings.positive_weights.get(label, 1.0) for label in schema.labels],
+    )
+
+
+def check_names(setting: str, named: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Check that a setting names columns that are there.
+
+    Raises:
+        InputError: it names another.
+    """
+    missing = [name for name in named if name not in known]
+    if missing:
+        there_are = ", ".join(map(repr, known)) or "none"
+        raise InputError(f"{setting} names {missing[0]!r}, which is no {what}; there are: {there_are}")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.ctr.build import build_ctr_model
+from rayrec.models.ctr.losses import LabelLoss, LabelWeights, label_loss
 from rayrec.models.ctr.model import CtrModel
 from rayrec.models.ctr.tensors import Impressions, ImpressionTensors
 from rayrec.models.program.flops import ModelFlops
@@ -18,8 +18,26 @@ from rayrec.models.program.program import Placement, Rows
 from rayrec.models.program.torch_program import TorchProgram
 from rayrec.platform.impression_schema import ImpressionSchema
 
-if TYPE_CHECKING:  # the settings are pydantic models, which this room does not need to run
-    from rayrec.models.ctr.config import AnyCtrConfig
+
+class CtrModelSettings(LabelWeights, Protocol):
+    """What this needs of an `ImpressionModelConfig`."""
+
+    def build(self, schema: ImpressionSchema, loss: LabelLoss) -> CtrModel:
+        """The network, with initial weights from torch's default generator."""
+
+
+def build_ctr_model(settings: CtrModelSettings, schema: ImpressionSchema, seed: int) -> CtrModel:
+    """Build the network; its initial weights depend on the seed and the shapes alone.
+
+    It is made on torch's default device: the CPU, or `meta` to know its shapes without their memory.
+
+    Raises:
+        InputError: settings name a column that the data does not have, or nothing could be learned.
+    """
+    loss = label_loss(settings, schema)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return settings.build(schema, loss)
 
 
 class CtrProgram(TorchProgram):
@@ -56,9 +74,9 @@ class CtrProgram(TorchProgram):
 
 @dataclass(frozen=True)
 class CtrProgramSpec:
-    """A model of settings, for impressions of a schema."""
+    """What trainers build: a model, for impressions of a schema."""
 
-    model: AnyCtrConfig
+    model: CtrModelSettings
     schema: ImpressionSchema
     optimizer: DenseOptimizerSettings
 

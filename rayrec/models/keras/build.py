@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from rayrec.models.ctr.build import label_loss
+from rayrec.models.ctr.losses import LabelWeights, label_loss
 from rayrec.models.keras.builder import Builder
 from rayrec.models.keras.model import KerasModel
 from rayrec.models.keras.runtime import check_device, load_keras, load_tensorflow
@@ -20,12 +21,24 @@ from rayrec.platform.devices import HOST, Device
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
 
-if TYPE_CHECKING:  # the settings are pydantic models, which this room does not need to run
-    from rayrec.models.keras.config import KerasModelConfig
+
+class KerasModelSettings(LabelWeights, Protocol):
+    """What this needs of a `KerasModelSettings`."""
+
+    @property
+    def dim(self) -> int: ...
+    @property
+    def builder(self) -> str: ...
+    @property
+    def arguments(self) -> Mapping[str, Any]: ...
+    @property
+    def folder(self) -> Path | None: ...
+    @property
+    def backend(self) -> str: ...
 
 
 def build_keras_model(
-    config: KerasModelConfig,
+    config: KerasModelSettings,
     schema: ImpressionSchema,
     seed: int,
     device: Device,
@@ -57,7 +70,7 @@ def build_keras_model(
 
 
 def _built(
-    keras: Any, builder: Builder, config: KerasModelConfig, schema: ImpressionSchema, seed: int
+    keras: Any, builder: Builder, config: KerasModelSettings, schema: ImpressionSchema, seed: int
 ) -> Any:
     # Layers without a name are numbered by process; snapshots need the same names in each.
     keras.utils.clear_session(free_memory=False)

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, field_validator
 
 from rayrec.models.ctr.config import ImpressionModelConfig
+from rayrec.platform.devices import Device
+from rayrec.platform.impression_schema import ImpressionSchema
+
+if TYPE_CHECKING:
+    from rayrec.models.base.compute import ComputeSettings
+    from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
+    from rayrec.models.ctr.losses import LabelLoss
+    from rayrec.models.keras.model import KerasModel
+    from rayrec.models.program.program import ProgramSpec
 
 
 class KerasModelConfig(ImpressionModelConfig):
@@ -32,3 +41,24 @@ class KerasModelConfig(ImpressionModelConfig):
         if not (module and colon and function):
             raise ValueError(f"model.builder must be 'module:function', got {value!r}")
         return value
+
+    def with_absolute_paths(self) -> Self:
+        return self if self.folder is None else self.model_copy(update={"folder": self.folder.resolve()})
+
+    def build(self, schema: ImpressionSchema, loss: LabelLoss) -> KerasModel:
+        raise AssertionError("a Keras model is built for a device; see `network` and `program`")
+
+    def network(
+        self, schema: ImpressionSchema, seed: int, device: Device, compute: ComputeSettings
+    ) -> KerasModel:
+        from rayrec.models.keras.build import build_keras_model
+        from rayrec.models.keras.program import check_compute
+
+        model = build_keras_model(self, schema, seed, device)
+        check_compute(compute, model)
+        return model
+
+    def program(self, schema: ImpressionSchema, optimizer: DenseOptimizerSettings) -> ProgramSpec:
+        from rayrec.models.keras.program import KerasProgramSpec
+
+        return KerasProgramSpec(self, schema, optimizer)

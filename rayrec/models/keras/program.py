@@ -9,20 +9,16 @@ steps.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rayrec.models.base.compute import PLAIN, ComputeSettings
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.ctr.program import CtrProgram
-from rayrec.models.keras.build import build_keras_model
+from rayrec.models.keras.build import KerasModelSettings, build_keras_model
 from rayrec.models.keras.model import KerasModel
 from rayrec.models.program.program import Placement
 from rayrec.platform.devices import device_of
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
-
-if TYPE_CHECKING:  # the settings are pydantic models, which this room does not need to run
-    from rayrec.models.keras.config import KerasModelConfig
 
 
 class KerasProgram(CtrProgram):
@@ -41,7 +37,7 @@ class KerasProgram(CtrProgram):
 class KerasProgramSpec:
     """A model of settings, for impressions of a schema."""
 
-    model: KerasModelConfig
+    model: KerasModelSettings
     schema: ImpressionSchema
     optimizer: DenseOptimizerSettings
 

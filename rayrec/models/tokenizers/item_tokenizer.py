@@ -9,7 +9,7 @@ It is saved whole, beside the registry whose codes it made, as numbers and names
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +18,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rayrec.models.tokenizers.balanced_rq_kmeans import BalancedResidualKMeans
 from rayrec.models.tokenizers.kmeans import checked_vectors, usual_codebook_size
-from rayrec.models.tokenizers.opq import OptimizedProductQuantizer
 from rayrec.models.tokenizers.quantizer import Quantizer
-from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
-from rayrec.models.tokenizers.rq_vae import RqVae
 from rayrec.models.tokenizers.saved_pair import SavedPair, checksum
 from rayrec.models.tokenizers.vector_preparation import ItemVectors, VectorPreparation
 from rayrec.platform.arrays import Float32Array, Int64Array
 from rayrec.platform.errors import InputError
+from rayrec.platform.registry import Registry
 
-TOKENIZERS: dict[str, type[Quantizer]] = {
-    "rq_kmeans": ResidualKMeans,
-    "balanced_rq_kmeans": BalancedResidualKMeans,
-    "rq_vae": RqVae,
-    "opq": OptimizedProductQuantizer,
-}
+TOKENIZERS: Registry[type[Quantizer]] = Registry(
+    "rayrec.tokenizers",
+    "tokenizer",
+    {
+        "rq_kmeans": "rayrec.models.tokenizers.rq_kmeans:ResidualKMeans",
+        "balanced_rq_kmeans": "rayrec.models.tokenizers.balanced_rq_kmeans:BalancedResidualKMeans",
+        "rq_vae": "rayrec.models.tokenizers.rq_vae:RqVae",
+        "opq": "rayrec.models.tokenizers.opq:OptimizedProductQuantizer",
+    },
+)
+"""Name of a tokenizer to the class of its quantizer. Another package adds its own by an entry point of the
+group `rayrec.tokenizers`; see docs/guides/add-a-tokenizer.md."""
 
 FILES = SavedPair(
     "tokenizer.json", "tokenizer.safetensors", "item tokenizer", readable_formats=(1,), written_format=1
@@ -51,6 +54,8 @@ class ItemTokenizer:
     preparation: VectorPreparation
     quantizer: Quantizer
     seed: int
+    vector_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By name of a source of item vectors, settings that new items need, too."""
 
     @classmethod
     def fit(
@@ -65,6 +70,7 @@ class ItemTokenizer:
         weights: Mapping[str, float] | None = None,
         num_components: int = 64,
         max_codebook_size: int = 256,
+        vector_settings: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> ItemTokenizer:
         """Fit the preparation, then the quantizer of this name; see `fitted_quantizer`.
 
@@ -76,7 +82,7 @@ class ItemTokenizer:
         quantizer = fitted_quantizer(
             name, vectors_ID, num_levels, codebook_size, seed, num_iterations, max_codebook_size
         )
-        return cls(name, preparation, quantizer, seed)
+        return cls(name, preparation, quantizer, seed, vector_settings or {})
 
     def vectors(self, blocks: Mapping[str, Float32Array], item_ids_I: Int64Array) -> ItemVectors:
         """What the quantizer is given of these items. An item without any data gets noise, which is
@@ -111,11 +117,12 @@ class ItemTokenizer:
         manifest, arrays = FILES.read(folder)
         try:
             name, version, shape = manifest["name"], manifest["version"], manifest["quantizer"]
-            quantizer = _class_named(name)(
+            quantizer = TOKENIZERS[name](
                 shape["num_levels"], shape["codebook_size"], manifest["seed"], shape["num_iterations"]
             ).restore(_below(_QUANTIZER, arrays))
             preparation = VectorPreparation.from_saved(manifest["preparation"], _below(_PREPARATION, arrays))
-            tokenizer = cls(name, preparation, quantizer, manifest["seed"])
+            settings = manifest.get("vector_settings", {})
+            tokenizer = cls(name, preparation, quantizer, manifest["seed"], settings)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(
                 f"{Path(folder) / FILES.manifest} and {FILES.tensors} do not form an item tokenizer: {error}"
@@ -124,9 +131,12 @@ class ItemTokenizer:
         return tokenizer
 
     def _settings(self) -> dict[str, Any]:
+        # Only where there are some: checksums of older tokenizers stay what they are.
+        vectors = {"vector_settings": self.vector_settings} if self.vector_settings else {}
         return {
             "name": self.name,
             "seed": self.seed,
+            **vectors,
             "quantizer": {
                 "num_levels": self.quantizer.num_levels,
                 "codebook_size": self.quantizer.codebook_size,
@@ -162,17 +172,11 @@ def fitted_quantizer(
     Raises:
         ValueError: unknown name, or vectors that cannot be quantized.
     """
-    quantizer = _class_named(name)
+    quantizer = TOKENIZERS[name]
     if codebook_size is None:
         size = usual_codebook_size(checked_vectors(vectors_ID), max_codebook_size)
         return quantizer(num_levels, size, seed, num_iterations).fit(vectors_ID, may_leave_unused=True)
     return quantizer(num_levels, codebook_size, seed, num_iterations).fit(vectors_ID)
-
-
-def _class_named(name: str) -> type[Quantizer]:
-    if name not in TOKENIZERS:
-        raise ValueError(f"there is no tokenizer {name!r}; known: {', '.join(TOKENIZERS)}")
-    return TOKENIZERS[name]
 
 
 def _below(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

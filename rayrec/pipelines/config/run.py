@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
@@ -18,17 +18,9 @@ from rayrec.embeddings.config import (
     TableConfig,
 )
 from rayrec.models.base.compute import ComputeSettings, Parallel, Precision, Weights
-from rayrec.models.base.config import (
-    AnyModelConfig,
-    DenseOptimizerConfig,
-    GeneratingConfig,
-    sparse_dim,
-    sparse_tables,
-    with_absolute_paths,
-)
+from rayrec.models.base.config import DenseOptimizerConfig
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.ctr.config import AnyCtrConfig, ImpressionModelConfig
-from rayrec.models.keras.config import KerasModelConfig
+from rayrec.models.registry import model_configs
 from rayrec.pipelines.config.placement import PlacementConfig
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
@@ -37,6 +29,15 @@ from rayrec.platform.impression_schema import FEATURE_TABLE
 from rayrec.platform.remote_files import absolute
 from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.operations.config import OperationConfig
+
+if TYPE_CHECKING:
+    from rayrec.models.ctr.config import ImpressionModelConfig
+    from rayrec.models.sequence.config import SequenceModelConfig
+
+    AnyModelConfig = SequenceModelConfig | ImpressionModelConfig
+else:
+    # Every model that is registered, those of other packages included; `name` says which one is meant.
+    AnyModelConfig = Union[model_configs()]  # noqa: UP007
 
 TABLE_SEEDS = {"item": 1, "user": 2, "code": 3, FEATURE_TABLE: 4}
 """Added to 1,000 times the run's seed: tables of one run start with different rows."""
@@ -328,7 +329,7 @@ class RunConfig(Config):
     device: str = HOST.kind
     """`cpu`, `cuda` or `npu`: where dense compute runs."""
     data: DataConfig
-    model: Annotated[AnyModelConfig | AnyCtrConfig | KerasModelConfig, Field(discriminator="name")]
+    model: Annotated[AnyModelConfig, Field(discriminator="name")]
     sparse: SparseConfig = SparseConfig()
     pipeline: PipelineConfig = PipelineConfig()
     training: TrainingConfig = TrainingConfig()
@@ -340,7 +341,7 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _what_is_published_recommends(self) -> RunConfig:
-        if self.snapshots.publish is not None and isinstance(self.model, ImpressionModelConfig):
+        if self.snapshots.publish is not None and self.model.kind == "impressions":
             raise ValueError(
                 f"snapshots.publish: versions are of models that recommend, and {self.model.name!r} ranks "
                 "what is shown to it; leave it out"
@@ -362,35 +363,27 @@ class RunConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _attention_is_for_the_device(self) -> RunConfig:
-        if isinstance(self.model, ImpressionModelConfig):
-            return self
-        name, device = self.model.attention, device_named(self.device)
-        able = [b for b in device.attention_backends if b not in device.attention_without_backward]
-        if name not in ("auto", "measured", *able):
-            raise ValueError(
-                f"model.attention is {name!r} and device {self.device!r}, for which it has no kernels to "
-                f"train with; take 'auto', 'measured' or one of {', '.join(able)}"
-            )
+    def _model_can_train_on_the_device(self) -> RunConfig:
+        self.model.check_device(device_named(self.device))
         return self
 
     @model_validator(mode="after")
     def _there_is_something_to_compile(self) -> RunConfig:
-        if self.training.compile and self.model.name == "causal_lm":
+        if self.training.compile and self.model.not_compiled_because is not None:
             raise ValueError(
-                "training.compile is set and the model 'causal_lm', of whose layers, which are those of "
-                "transformers, it reaches none: leave it out"
+                f"training.compile is set and the model {self.model.name!r}, "
+                f"{self.model.not_compiled_because}: leave it out"
             )
         return self
 
     @model_validator(mode="after")
     def _impressions_want_nothing(self) -> RunConfig:
-        if isinstance(self.model, ImpressionModelConfig) and self.data.redraw_ties:
+        if self.model.kind == "impressions" and self.data.redraw_ties:
             raise ValueError(
                 "data.redraw_ties is about histories that the next item is predicted of, and model "
                 f"{self.model.name!r} reads impressions; leave it out"
             )
-        if isinstance(self.model, ImpressionModelConfig) and self.evaluation.instruction is not None:
+        if self.model.kind == "impressions" and self.evaluation.instruction is not None:
             raise ValueError(
                 f"evaluation.instruction is set, and {self.model.name!r} recommends nothing: leave it out"
             )
@@ -434,11 +427,8 @@ class RunConfig(Config):
             paths["cache"] = cache.model_copy(update={"folder": absolute(cache.folder)})
         changed: dict[str, Any] = {
             "data": self.data.model_copy(update=paths),
+            "model": self.model.with_absolute_paths(),
         }
-        if isinstance(self.model, KerasModelConfig) and self.model.folder is not None:
-            changed["model"] = self.model.model_copy(update={"folder": self.model.folder.resolve()})
-        elif not isinstance(self.model, ImpressionModelConfig):
-            changed["model"] = with_absolute_paths(self.model)
         if (run := self.training.init_from) is not None:
             changed["training"] = self.training.model_copy(update={"init_from": absolute(run)})
         return self.model_copy(update=changed)
@@ -447,12 +437,9 @@ class RunConfig(Config):
         """The same run for those who train nothing: they need not know how long it is or what counts how much
         in the loss, and may be on another device, where the attention that it trained with has no kernels."""
         schedule = self.training.schedule.model_copy(update={"decay": "none"})
-        model: dict[str, Any] = {} if isinstance(self.model, ImpressionModelConfig) else {"attention": "auto"}
-        if isinstance(self.model, GeneratingConfig):
-            model["behavior_weights"] = {}
         changed: dict[str, Any] = {
             "training": self.training.model_copy(update={"schedule": schedule}),
-            "model": self.model.model_copy(update=model),
+            "model": self.model.for_inference(),
         }
         return self.model_copy(update=changed)
 
@@ -480,18 +467,13 @@ class RunConfig(Config):
 
     def tables(self, schedule: RateSchedule) -> tuple[TableConfig, ...]:
         """The embedding tables that the model reads."""
-        names = (
-            (FEATURE_TABLE,) if isinstance(self.model, ImpressionModelConfig) else sparse_tables(self.model)
-        )
-        return tuple(self._table(name, schedule) for name in names)
+        return tuple(self._table(name, dim, schedule) for name, dim in self.model.tables.items())
 
-    def _table(self, name: str, schedule: RateSchedule) -> TableConfig:
+    def _table(self, name: str, dim: int, schedule: RateSchedule) -> TableConfig:
         everyone, own = self.sparse, self.sparse.tables.get(name, TableSettings())
         return TableConfig(
             name=name,
-            dim=self.model.row_dim
-            if isinstance(self.model, ImpressionModelConfig)
-            else sparse_dim(self.model),
+            dim=dim,
             weight_dtype=own.weight_dtype or everyone.weight_dtype,
             optimizer=own.optimizer or everyone.optimizer,
             init_scale=everyone.init_scale,

@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from rayrec.models.program.program import RankedItems, Rows
-from rayrec.models.registry.build import build_model
-from rayrec.models.registry.sequence_program import SequenceProgram
 from rayrec.models.sequence.sequence_model import ContextCache
+from rayrec.models.sequence.sequence_program import SequenceProgram, build_model
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.platform.arrays import Int64Array

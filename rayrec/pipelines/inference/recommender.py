@@ -14,8 +14,8 @@ import torch
 from rayrec.models.compiled_ranking.job import RankingModel
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
 from rayrec.models.program.program import RankedItems
-from rayrec.models.registry.sequence_program import SequenceProgram
 from rayrec.models.sequence.sequence_model import ContextCache
+from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.inference.item_ranker import ItemRanker, give_catalog, item_ranker_of, kept_contexts
 from rayrec.pipelines.inference.loading import TrainedModel

@@ -8,32 +8,37 @@ compare            registries of one catalog, measured alike
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
-from pydantic import Field
+from numpy.typing import NDArray
+from pydantic import Field, field_validator, model_validator
 
 from rayrec.models.tokenizers.extend import NewItems, extend_registry
 from rayrec.models.tokenizers.fit import VARIANCE, quantized_registry, reconstruction_errors
 from rayrec.models.tokenizers.item_tokenizer import FILES as TOKENIZER_FILES
-from rayrec.models.tokenizers.item_tokenizer import ItemTokenizer
+from rayrec.models.tokenizers.item_tokenizer import TOKENIZERS, ItemTokenizer
 from rayrec.models.tokenizers.published import published_registry
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.models.tokenizers.report import prefix_purity
-from rayrec.pipelines.semantic_ids.item_blocks import (
+from rayrec.models.tokenizers.vector_sources import (
     INTERACTIONS,
+    ITEM_VECTORS,
     TEXT,
+    ItemData,
+    ItemVectorSource,
     Progress,
-    interaction_block,
-    text_block,
 )
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.jagged import list_values
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.item_labels import item_labels
 
@@ -41,16 +46,20 @@ from rayrec.samples.dataset.item_labels import item_labels
 class TokenizeConfig(Config):
     """How items get their codes."""
 
-    vectors: Literal["interactions", "text", "both"] = "interactions"
-    """What the codes are made of: co-occurrence in training sequences, the items'
-    texts (needs the extra `text`), or the two side by side."""
+    vectors: str = INTERACTIONS
+    """What the codes are made of: `interactions` (co-occurrence in training sequences), `text` (the items'
+    texts; needs the extra `text`), `both`, or a source that another package brings. Several side by side:
+    joined by `+`, for example `interactions+my_source`."""
+    vector_settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the source that another package brings."""
     text_weight: float = Field(1.0, gt=0)
-    """With `both`: length of a text vector beside an interaction vector of length 1."""
+    """Length of a text vector beside other vectors of length 1."""
     components: int = Field(64, ge=1)
     """Principal components of these vectors that are clustered; k-means fails in many more."""
-    tokenizer: Literal["rq_kmeans", "balanced_rq_kmeans", "rq_vae", "opq"] = "rq_kmeans"
-    """What makes codes of vectors: residual k-means, the same with clusters of nearly equal size, a residual
-    quantized autoencoder, or optimized product quantization, whose levels do not refine one another."""
+    tokenizer: str = "rq_kmeans"
+    """What makes codes of vectors: `rq_kmeans` (residual k-means), `balanced_rq_kmeans` (the same with
+    clusters of nearly equal size), `rq_vae` (a residual quantized autoencoder), `opq` (optimized product
+    quantization, whose levels do not refine one another), or one that another package brings."""
     num_levels: int = Field(3, ge=1, le=8)
     codebook_size: int | None = Field(None, ge=2, le=32_768)
     """Values a code may have; None takes `max_codebook_size`, or fewer where too few distinct items would
@@ -69,6 +78,49 @@ class TokenizeConfig(Config):
     seed: int = Field(0, ge=0)
     categories: str | None = None
     """Column of the items by which the report measures prefixes; None takes one that is called so."""
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _tokenizer_is_known(cls, value: str) -> str:
+        _check_known("tokenizer", value, TOKENIZERS.names())
+        return value
+
+    @model_validator(mode="after")
+    def _sources_are_known(self) -> Self:
+        for name in self.sources:
+            _check_known("vectors", name, (*ITEM_VECTORS.names(), "both"))
+        if self.vector_settings and len(self._others) != 1:
+            raise ValueError(
+                f"vector_settings are set, and vectors is {self.vectors!r}: they are of a source that "
+                "another package brings, and of one"
+            )
+        return self
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the sources of item vectors, each once."""
+        return (
+            (INTERACTIONS, TEXT) if self.vectors == "both" else tuple(dict.fromkeys(self.vectors.split("+")))
+        )
+
+    @property
+    def _others(self) -> tuple[str, ...]:
+        return tuple(name for name in self.sources if name not in (INTERACTIONS, TEXT))
+
+    def settings_of(self, source: str) -> dict[str, Any]:
+        """Settings of a source, as its class takes them."""
+        if source == INTERACTIONS:
+            return {"dim": self.dim, "window": self.window, "seed": self.seed}
+        return dict(self.vector_settings) if source in self._others else {}
+
+    def settings_of_others(self) -> dict[str, dict[str, Any]]:
+        """By source of another package, the settings that new items will need, too."""
+        return {name: self.settings_of(name) for name in self._others if self.vector_settings}
+
+
+def _check_known(setting: str, name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        raise ValueError(f"{setting}: expected one of {', '.join(map(repr, known))}, got {name!r}")
 
 
 @dataclass(frozen=True)
@@ -101,12 +153,13 @@ def tokenize(
     config = config or TokenizeConfig()
     dataset = Dataset.open(data)
     ids_I = dataset.items.ids_I
-    blocks = {}
-    if config.vectors != TEXT:
-        blocks[INTERACTIONS] = interaction_block(dataset, config.dim, config.window, config.seed)
-    if config.vectors != INTERACTIONS:
-        blocks[TEXT] = text_block(dataset, progress)
-    weights = {INTERACTIONS: 1.0, TEXT: config.text_weight}
+    items = _item_data(dataset)
+    blocks = {
+        name: _source(name, config.settings_of(name)).vectors(items, progress) for name in config.sources
+    }
+    weights = dict.fromkeys(blocks, 1.0)
+    if TEXT in weights:
+        weights[TEXT] = config.text_weight
     try:
         tokenizer = ItemTokenizer.fit(
             config.tokenizer,
@@ -116,9 +169,10 @@ def tokenize(
             config.codebook_size,
             config.seed,
             config.iterations,
-            {name: weights[name] for name in blocks},
+            weights,
             config.components,
             config.max_codebook_size,
+            config.settings_of_others(),
         )
         vectors = tokenizer.vectors(blocks, ids_I)
         registry = quantized_registry(
@@ -152,8 +206,9 @@ def extend(
     """Give codes to the items that a data set has and a registry lacks, with the tokenizer fitted for that
     one.
 
-    Text vectors of new items are made of their texts. What would be their interaction vectors is not known:
-    they have the mean of those that were fitted, and if there is nothing else, their codes are arbitrary.
+    New items get vectors from the sources that need nothing but the item, such as their texts. Their
+    interaction vectors are not known: they get the mean of those that were fitted, and if there is nothing
+    else, their codes are arbitrary.
 
     Args:
         data: a data set whose catalog has all items of the registry.
@@ -179,8 +234,10 @@ def extend(
     ids_I = dataset.items.ids_I
     new_N = np.flatnonzero(~np.isin(ids_I, registry.item_ids_I))
     blocks = {}
-    if TEXT in tokenizer.preparation.blocks and len(new_N):
-        blocks[TEXT] = text_block(dataset, progress, new_N)
+    for name in tokenizer.preparation.blocks if len(new_N) else ():
+        source = _source(name, tokenizer.vector_settings.get(name, {}))
+        if source.of_new_items:
+            blocks[name] = source.vectors(_item_data(dataset, new_N), progress)
     try:
         vectors = tokenizer.vectors(blocks, ids_I[new_N])
         vectors_ND = torch.from_numpy(vectors.vectors_ID)
@@ -254,6 +311,30 @@ def compare(
             )
         reports.append(TokenizeReport(Path(folder), 0, _measured(registry, dataset, categories)))
     return reports
+
+
+def _source(name: str, settings: Mapping[str, Any]) -> ItemVectorSource:
+    return ITEM_VECTORS[name].parse(dict(settings), source=f"settings of the item vectors {name!r}")
+
+
+def _item_data(dataset: Dataset, new_N: NDArray[np.int64] | None = None) -> ItemData:
+    """
+    Args:
+        new_N: catalog positions of items that were added after the tokenizer was fitted; None: all items.
+    """
+
+    def sequences() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        tables = [pq.read_table(dataset.root / name, columns=["item_ids"]) for name in dataset.train_files]
+        item_ids_N, offsets_B1 = list_values(pa.concat_tables(tables)["item_ids"])
+        return dataset.item_positions(item_ids_N), offsets_B1
+
+    items = dataset.items
+    keys, texts = items.keys, items.texts
+    if new_N is not None:
+        keys, texts = keys.take(pa.array(new_N)), texts.take(pa.array(new_N))
+    return ItemData(
+        str(dataset.root), keys.to_pylist(), texts.to_pylist(), sequences if new_N is None else None
+    )
 
 
 def _measured(registry: SemanticIdRegistry, dataset: Dataset, categories: str | None) -> dict[str, Any]:

@@ -12,14 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.types as pt
 
-from rayrec.models.base.config import (
-    AnyModelConfig,
-    EncoderDecoderConfig,
-    NextItemConfig,
-    history_length,
-    sparse_tables,
-)
-from rayrec.models.ctr.config import ImpressionModelConfig
+from rayrec.models.sequence.config import SequenceModelConfig
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.impression_rows import impression_features_of, impression_rows
@@ -45,7 +38,7 @@ def features_of(config: RunConfig, columns: pa.Schema) -> RowFeatures | Impressi
     Nor are files of training rows looked at: one that vanishes is the readers' to report.
     """
     model = config.model
-    if isinstance(model, ImpressionModelConfig):
+    if model.kind == "impressions":
         return impression_features_of(config, model, columns)
     dataset = Dataset.open(config.data.path, checksums=False)
     sequences = sequence_features(config, model, dataset, registry_of(config, model, dataset))
@@ -58,7 +51,7 @@ def _is_list_of_integers(dtype: pa.DataType) -> bool:
     return (pt.is_list(dtype) or pt.is_large_list(dtype)) and pt.is_integer(dtype.value_type)
 
 
-def history_columns(config: RunConfig, model: AnyModelConfig) -> Mapping[str, WantedColumn]:
+def history_columns(config: RunConfig, model: SequenceModelConfig) -> Mapping[str, WantedColumn]:
     """Whose a row is, that user's items, oldest first, and their times and labels where they are needed."""
     wanted = {
         "user_id": WantedColumn(pt.is_integer, "integers"),
@@ -79,7 +72,7 @@ class HistoryRows:
     """The rows of a prepared data set: one user's history each."""
 
     config: RunConfig
-    model: AnyModelConfig
+    model: SequenceModelConfig
     dataset: Dataset
 
     @property
@@ -100,14 +93,14 @@ def row_source(config: RunConfig) -> RowSource:
     Raises:
         InputError: there is no such data set.
     """
-    if isinstance(config.model, ImpressionModelConfig):
+    if config.model.kind == "impressions":
         return impression_rows(config, config.model)
     return HistoryRows(config, config.model, Dataset.open(config.data.path, checksums=False))
 
 
 def row_features(
     config: RunConfig,
-    model: AnyModelConfig,
+    model: SequenceModelConfig,
     dataset: Dataset,
     sequences: SequenceFeatures,
     program: FeatureProgram,
@@ -125,16 +118,16 @@ def row_features(
 
 
 def sequence_features(
-    config: RunConfig, model: AnyModelConfig, dataset: Dataset, registry: SemanticIdRegistry | None
+    config: RunConfig, model: SequenceModelConfig, dataset: Dataset, registry: SemanticIdRegistry | None
 ) -> SequenceFeatures:
     return SequenceFeatures(
         dataset.items.ids_I,
-        max_length=history_length(model),
-        tables=sparse_tables(model),
+        max_length=model.history_length,
+        tables=tuple(model.tables),
         codes_IL=None if registry is None else registry.learned_codes_IL,
-        num_negatives=num_negatives_of(model),
-        negatives_per_event=negatives_per_event_of(model),
-        negatives=model.negative_sampling if isinstance(model, NextItemConfig) else "uniform",
+        num_negatives=model.negatives.per_batch,
+        negatives_per_event=model.negatives.per_event,
+        negatives=model.negatives.sampling,
         train_counts_I=dataset.items.train_counts_I,
         label_sizes={label: len(dataset.manifest.labels[label]) for label in model.needs_labels},
         seed=config.seed,
@@ -142,29 +135,13 @@ def sequence_features(
     )
 
 
-def num_negatives_of(model: AnyModelConfig) -> int:
-    """Drawn for every batch; 0 where the model needs none."""
-    if isinstance(model, NextItemConfig) and model.loss_or_default == "sampled_softmax":
-        return model.num_negatives
-    if isinstance(model, EncoderDecoderConfig) and model.retrieval is not None and model.retrieval.q2i_weight:
-        return model.retrieval.q2i_negatives
-    return 0
-
-
-def negatives_per_event_of(model: AnyModelConfig) -> int:
-    """Drawn for every event to be predicted; 0 where the model needs none."""
-    if isinstance(model, NextItemConfig) and model.loss_or_default == "bce":
-        return model.negatives_per_event
-    return 0
-
-
-def registry_of(config: RunConfig, model: AnyModelConfig, dataset: Dataset) -> SemanticIdRegistry | None:
+def registry_of(config: RunConfig, model: SequenceModelConfig, dataset: Dataset) -> SemanticIdRegistry | None:
     """The semantic IDs, where the model generates them.
 
     Raises:
         InputError: there are none, or those of another data set.
     """
-    if isinstance(model, NextItemConfig):
+    if not model.needs_semantic_ids:
         return None
     folder = registry_folder(config)
     if not folder.is_dir():

@@ -8,16 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import torch
 from torch import nn
 
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.ctr.build import build_ctr_model
-from rayrec.models.ctr.config import AnyCtrConfig
-from rayrec.models.ctr.program import CtrProgramSpec
-from rayrec.models.keras.build import build_keras_model
-from rayrec.models.keras.config import KerasModelConfig
-from rayrec.models.keras.program import KerasProgramSpec, check_compute
+from rayrec.models.ctr.config import ImpressionModelConfig
+from rayrec.models.program.program import ProgramSpec
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.metrics.response_metrics import summarize
@@ -51,14 +46,12 @@ class ImpressionTask(Task):
     """A data set of impressions."""
 
     config: RunConfig
-    model: AnyCtrConfig | KerasModelConfig
+    model: ImpressionModelConfig
     dataset: ImpressionDataset
     schema: ImpressionSchema
 
     @classmethod
-    def open(
-        cls, config: RunConfig, model: AnyCtrConfig | KerasModelConfig, checksums: bool = True
-    ) -> ImpressionTask:
+    def open(cls, config: RunConfig, model: ImpressionModelConfig, checksums: bool = True) -> ImpressionTask:
         """
         Raises:
             InputError: the data set is missing or damaged, or lacks a column that the settings name.
@@ -104,10 +97,8 @@ class ImpressionTask(Task):
     def features(self, program: FeatureProgram) -> ImpressionFeatures:
         return impression_features(self.config, self.schema, program)
 
-    def program(self, optimizer: DenseOptimizerSettings) -> CtrProgramSpec | KerasProgramSpec:
-        if isinstance(self.model, KerasModelConfig):
-            return KerasProgramSpec(self.model, self.schema, optimizer)
-        return CtrProgramSpec(self.model, self.schema, optimizer)
+    def program(self, optimizer: DenseOptimizerSettings) -> ProgramSpec:
+        return self.model.program(self.schema, optimizer)
 
     def ids_of(self, table: str) -> int:
         """Of all splits, and one more per space for what is missing."""
@@ -124,13 +115,10 @@ class ImpressionTask(Task):
         return num_rows * columns
 
     def network(self) -> nn.Module:
-        if isinstance(self.model, KerasModelConfig):
-            device = device_named(self.config.device)
-            model = build_keras_model(self.model, self.schema, self.config.seed, device)
-            check_compute(self.config.training.compute, model)
-            return model
-        with torch.device("meta"):
-            return build_ctr_model(self.model, self.schema, self.config.seed)
+        config = self.config
+        return self.model.network(
+            self.schema, config.seed, device_named(config.device), config.training.compute
+        )
 
     def validation(self, features: ImpressionFeatures) -> ImpressionValidation:
         return ImpressionValidation(self, features)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rayrec.models.base.config import AnyModelConfig, CrossDecoderConfig, GeneratingConfig
+from rayrec.models.sequence.config import SequenceModelConfig
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Label, Part
@@ -14,7 +14,7 @@ MOST_NAMES = 20
 """Known names that a message lists."""
 
 
-def check_labels(config: RunConfig, model: AnyModelConfig, dataset: Dataset) -> None:
+def check_labels(config: RunConfig, model: SequenceModelConfig, dataset: Dataset) -> None:
     """
     Raises:
         InputError: the data set lacks a label of events that the model needs; or settings name a behavior or
@@ -22,13 +22,14 @@ def check_labels(config: RunConfig, model: AnyModelConfig, dataset: Dataset) -> 
     """
     for label in model.needs_labels:
         dataset.check_label(label, of_histories=label in model.input_labels)
-    if isinstance(model, GeneratingConfig):
-        for name in model.behavior_weights:
-            _code_of("behavior", name, dataset, "model.behavior_weights")
+    for name in model.weighted_behaviors:
+        _code_of("behavior", name, dataset, "model.behavior_weights")
     evaluation_instruction(config, model, dataset)
 
 
-def evaluation_instruction(config: RunConfig, model: AnyModelConfig, dataset: Dataset) -> dict[Part, int]:
+def evaluation_instruction(
+    config: RunConfig, model: SequenceModelConfig, dataset: Dataset
+) -> dict[Part, int]:
     """What users are ranked for in validation and evaluation.
 
     Raises:
@@ -42,7 +43,7 @@ def evaluation_instruction(config: RunConfig, model: AnyModelConfig, dataset: Da
 
 
 def instruction_of(
-    model: AnyModelConfig, dataset: Dataset, names: Mapping[Part, str | None], where: str
+    model: SequenceModelConfig, dataset: Dataset, names: Mapping[Part, str | None], where: str
 ) -> dict[Part, int]:
     """By part that something is said of: the code of a label, or the trigger's catalog position.
 
@@ -53,9 +54,7 @@ def instruction_of(
     Raises:
         InputError: a part that the model does not read, or a name that the data set does not know.
     """
-    parts: tuple[Part, ...] = ()
-    if isinstance(model, CrossDecoderConfig) and model.instruction is not None:
-        parts = model.instruction.parts
+    parts = model.instruction_parts
     codes: dict[Part, int] = {}
     for part, name in names.items():
         if name is None:

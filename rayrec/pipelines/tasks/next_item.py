@@ -10,21 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from rayrec.models.base.config import AnyModelConfig, CausalLmConfig, NextItemConfig, history_length
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.base.meta_device import HollowWeights
-from rayrec.models.generative.transformers_network import ignored_generation_settings
 from rayrec.models.program.program import RankedItems
-from rayrec.models.registry.build import Catalog, build_model
-from rayrec.models.registry.sequence_program import SequenceProgramSpec
+from rayrec.models.sequence.catalog import Catalog
+from rayrec.models.sequence.config import SequenceModelConfig
+from rayrec.models.sequence.sequence_program import SequenceProgramSpec, build_model
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, summarize, target_places
 from rayrec.pipelines.tasks.features import (
     HistoryRows,
-    negatives_per_event_of,
-    num_negatives_of,
     registry_of,
     row_features,
     sequence_features,
@@ -51,14 +48,14 @@ class NextItemTask(Task):
     """A data set of histories, the semantic IDs of its items, and what makes features of its rows."""
 
     config: RunConfig
-    model: AnyModelConfig
+    model: SequenceModelConfig
     dataset: Dataset
     registry: SemanticIdRegistry | None
     catalog: Catalog
     sequences: SequenceFeatures
 
     @classmethod
-    def open(cls, config: RunConfig, model: AnyModelConfig, checksums: bool = True) -> NextItemTask:
+    def open(cls, config: RunConfig, model: SequenceModelConfig, checksums: bool = True) -> NextItemTask:
         """
         Raises:
             InputError: the data set or the semantic IDs are missing, damaged, or of each other's; or the
@@ -74,7 +71,7 @@ class NextItemTask(Task):
             num_items=len(dataset.items),
             codes_IL=None if registry is None else registry.codes_IL,
             level_sizes=() if registry is None else registry.learned_level_sizes,
-            negative_log_q_I=sequences.negative_log_q_I() if num_negatives_of(model) else None,
+            negative_log_q_I=sequences.negative_log_q_I() if model.negatives.per_batch else None,
             labels=dataset.manifest.labels,
         )
         return cls(config, model, dataset, registry, catalog, sequences)
@@ -144,17 +141,18 @@ class NextItemTask(Task):
         """As `SequenceFeatures` makes them."""
         model = self.model
         num_rows, num_trainers = self.config.training.batch_size, self.config.pipeline.num_trainers
-        num_tokens = num_rows * history_length(model)
+        num_tokens = num_rows * model.history_length
         if num_trainers > 1:
             # Shares are of about equal length, within that of a row; one may have all but a few long rows.
-            num_tokens = min(num_tokens, -(-num_tokens // num_trainers) + history_length(model))
+            num_tokens = min(num_tokens, -(-num_tokens // num_trainers) + model.history_length)
         if table == "user":
             return num_rows
         if table == "code":
             assert self.registry is not None
             return num_tokens * self.registry.num_learned_levels
-        if isinstance(model, NextItemConfig) and model.item_matrix == "sparse":
-            return 2 * num_tokens + num_negatives_of(model) + num_tokens * negatives_per_event_of(model)
+        negatives = model.negatives
+        if negatives.per_batch or negatives.per_event:  # targets and negatives are looked up, too
+            return 2 * num_tokens + negatives.per_batch + num_tokens * negatives.per_event
         return num_tokens
 
     def network(self) -> nn.Module:
@@ -164,17 +162,12 @@ class NextItemTask(Task):
             return build_model(self.model, self.catalog, self.config.seed)
 
     def notes(self) -> list[str]:
-        if not isinstance(self.model, CausalLmConfig) or self.model.backbone.network.kind != "folder":
-            return []
-        note = ignored_generation_settings(self.model.backbone.network.folder)
-        return [] if note is None else [note]
+        return self.model.notes()
 
     @property
     def catalog_bytes(self) -> int:
-        model = self.model
-        if isinstance(model, NextItemConfig) and model.item_matrix == "sparse":
-            return 4 * model.backbone.dim * len(self.dataset.items)
-        return 0
+        table = self.model.table_of_catalog
+        return 0 if table is None else 4 * self.model.tables[table] * len(self.dataset.items)
 
     def validation(self, features: RowFeatures) -> NextItemValidation:
         return NextItemValidation(self, features)

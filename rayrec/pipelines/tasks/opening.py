@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rayrec.models.ctr.config import ImpressionModelConfig
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.impressions import ImpressionTask
 from rayrec.pipelines.tasks.next_item import NextItemTask
@@ -10,10 +9,11 @@ from rayrec.pipelines.tasks.task import Task
 
 
 def open_task(config: RunConfig, checksums: bool = True) -> Task:
-    """
+    """Open what a run reads, and check that it fits the model.
+
     Raises:
         InputError: what the run reads is missing, damaged, or not what the model needs.
     """
-    if isinstance(config.model, ImpressionModelConfig):
+    if config.model.kind == "impressions":
         return ImpressionTask.open(config, config.model, checksums)
     return NextItemTask.open(config, config.model, checksums)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from rayrec.models.program.program import RankedItems, Rows
-from rayrec.models.registry.sequence_program import SequenceProgram
+from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.pipelines.inference.item_ranker import give_catalog, item_ranker_of, kept_contexts
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.versions.loading import LoadedVersion, load_version

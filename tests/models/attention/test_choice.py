@@ -11,8 +11,10 @@ from rayrec.models.attention import choice
 from rayrec.models.attention.call import Backend, Silu, Softmax
 from rayrec.models.attention.choice import BACKENDS, Auto, Measured, Named, choice_named, shape_class
 from rayrec.models.attention.masks import Causal, Full
-from rayrec.models.base.config import SILU_ATTENTIONS, Attention, SasRecConfig
-from rayrec.models.registry.build import Catalog, build_model
+from rayrec.models.base.config import Attention
+from rayrec.models.sequence.catalog import Catalog
+from rayrec.models.sequence.config import SILU_ATTENTIONS, SasRecConfig
+from rayrec.models.sequence.sequence_program import build_model
 from rayrec.platform.devices import device_named
 from tests.models.attention.calls import CASES, Case, make_call
 

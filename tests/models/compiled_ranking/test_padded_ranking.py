@@ -16,8 +16,8 @@ from rayrec.models.compiled_ranking.inputs import Signature, TableInput
 from rayrec.models.compiled_ranking.job import Job, RankingModel
 from rayrec.models.compiled_ranking.program import PaddedRanking, first_difference, weights_of
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
-from rayrec.models.registry.build import Catalog
-from rayrec.models.registry.sequence_program import SequenceProgram
+from rayrec.models.sequence.catalog import Catalog
+from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.features.features import SequenceFeatures

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 
 from rayrec.models.attention.jagged import JaggedLayout
-from rayrec.models.ctr.build import build_ctr_model
 from rayrec.models.ctr.config import (
-    AnyCtrConfig,
     DcnV2Config,
     DeepFmConfig,
     DinConfig,
     DlrmConfig,
+    ImpressionModelConfig,
     MmoeConfig,
 )
 from rayrec.models.ctr.model import CtrModel
+from rayrec.models.ctr.program import build_ctr_model
 from rayrec.models.ctr.tensors import IdLists, ImpressionTensors
 from rayrec.platform.impression_schema import FEATURE_TABLE, ImpressionSchema
 
@@ -37,7 +37,7 @@ LENGTHS = {"clicked": (3, 0, 1, 2), "tags": (0, 2, 0, 1)}
 """Of the lists of four impressions."""
 
 SMALL = {"dim": 3, "hidden_dims": (5, 4)}
-CONFIGS: dict[str, AnyCtrConfig] = {
+CONFIGS: dict[str, ImpressionModelConfig] = {
     "dlrm": DlrmConfig(name="dlrm", bottom_dims=(6,), **SMALL),
     "deepfm": DeepFmConfig(name="deepfm", **SMALL),
     "dcn_stacked": DcnV2Config(name="dcn_v2", num_cross_layers=2, **SMALL),

@@ -8,11 +8,11 @@ import torch
 
 from rayrec.models.base.compute import PLAIN, ComputeSettings
 from rayrec.models.ctr.config import (
-    AnyCtrConfig,
     DcnV2Config,
     DeepFmConfig,
     DinConfig,
     DlrmConfig,
+    ImpressionModelConfig,
     MmoeConfig,
 )
 from rayrec.models.ctr.program import CtrProgram, CtrProgramSpec
@@ -20,7 +20,7 @@ from rayrec.models.program.program import Placement, SumOverTrainers
 from rayrec.platform.devices import device_named
 from tests.models.keras.impressions import CPU, DIM, SCHEMA, SETTINGS
 
-RANKING: dict[str, AnyCtrConfig] = {
+RANKING: dict[str, ImpressionModelConfig] = {
     "dlrm": DlrmConfig(name="dlrm", dim=DIM, bottom_dims=(8,), hidden_dims=(16, 8)),
     "deepfm": DeepFmConfig(name="deepfm", dim=DIM - 1, hidden_dims=(8,)),
     "dcn_v2": DcnV2Config(

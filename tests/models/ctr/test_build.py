@@ -1,11 +1,13 @@
 import dataclasses
+from typing import Annotated, Union
 
 import pytest
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
 
-from rayrec.models.ctr.build import build_ctr_model
-from rayrec.models.ctr.config import CtrModelConfig, DinConfig, DlrmConfig
+from rayrec.models.ctr.config import DinConfig, DlrmConfig
+from rayrec.models.ctr.program import build_ctr_model
+from rayrec.models.registry import model_configs
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
@@ -113,15 +115,13 @@ def test_columns_from_which_nothing_can_be_learned_are_refused():
             build_ctr_model(CONFIGS["dlrm"], schema, seed=1)
 
 
-def test_settings_are_told_apart_by_name():
-    adapter = TypeAdapter(CtrModelConfig)
-
-    for config in CONFIGS.values():
-        assert adapter.validate_python(config.model_dump()) == config
-
-
 class Run(Config):
-    model: CtrModelConfig
+    model: Annotated[Union[model_configs()], Field(discriminator="name")]  # noqa: UP007
+
+
+def test_settings_are_told_apart_by_name():
+    for config in CONFIGS.values():
+        assert Run.parse({"model": config.model_dump()}).model == config
 
 
 @pytest.mark.parametrize(

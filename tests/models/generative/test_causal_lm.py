@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rayrec.models.base.config import CausalLmConfig
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.base.meta_device import HollowWeights
 from rayrec.models.decoding.beam import beam_search
 from rayrec.models.decoding.beam_cache import BeamCache
+from rayrec.models.generative.causal_lm_config import CausalLmConfig
 from rayrec.models.generative.transformers_network import ignored_generation_settings
-from rayrec.models.registry.build import Catalog, build_model
-from rayrec.models.registry.sequence_program import SequenceProgram
+from rayrec.models.sequence.catalog import Catalog
+from rayrec.models.sequence.sequence_program import SequenceProgram, build_model
 from rayrec.platform.errors import InputError
 from rayrec.platform.schedule import RateSchedule
 from tests.models.networks import CPU, histories, shares, tensor_batch

@@ -5,7 +5,7 @@ import pytest
 
 from rayrec.models.base.compute import PLAIN, ComputeSettings
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.registry.sequence_program import SequenceProgram, flops_of
+from rayrec.models.sequence.sequence_program import SequenceProgram, flops_of
 from rayrec.platform.schedule import RateSchedule
 from tests.models.networks import CPU, shares
 

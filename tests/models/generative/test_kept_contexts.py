@@ -9,8 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.models.base.config import CausalLmConfig, LazyDecoderConfig, PrefixDecoderConfig
-from rayrec.models.registry.build import Catalog, build_model
+from rayrec.models.generative.causal_lm_config import CausalLmConfig
+from rayrec.models.generative.config import LazyDecoderConfig, PrefixDecoderConfig
+from rayrec.models.sequence.catalog import Catalog
+from rayrec.models.sequence.sequence_program import build_model
 from tests.models.networks import histories, tensor_batch
 
 CODES_IL = np.array([[0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 0], [1, 1, 1], [2, 0, 0], [2, 2, 0]])

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from rayrec.models.attention.jagged import JaggedLayout
-from rayrec.models.base.config import CausalLmConfig
 from rayrec.models.decoding import sampling
 from rayrec.models.decoding.beam import beam_search
 from rayrec.models.decoding.leaf_filter import LeafFilter
 from rayrec.models.decoding.sampling import constrained_sample, stochastic_beam_search
+from rayrec.models.generative.causal_lm_config import CausalLmConfig
 from rayrec.models.generative.cross_decoder import CrossDecoder
 from rayrec.models.generative.encoder_decoder import EncoderDecoder
 from rayrec.models.generative.experts import MOST_DENSE, ExpertSettings
@@ -22,7 +22,8 @@ from rayrec.models.generative.lazy_decoder import LazyDecoder
 from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
 from rayrec.models.generative.prefix_decoder import PrefixDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
-from rayrec.models.registry.build import Catalog, build_model
+from rayrec.models.sequence.catalog import Catalog
+from rayrec.models.sequence.sequence_program import build_model
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from tests.models.networks import DIM, backbone, histories, tensor_batch
 

@@ -26,7 +26,7 @@ def fitted(name="rq_kmeans", seed=0):
     return ItemTokenizer.fit(name, blocks(), IDS_I, 2, 8, seed, 5, {"text": 2.0}, num_components=6)
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("name", TOKENIZERS.names())
 def test_a_saved_tokenizer_gives_the_same_codes_of_raw_blocks(name, tmp_path):
     tokenizer = fitted(name)
     codes_IL = tokenizer.encode(blocks(), IDS_I)

@@ -7,7 +7,7 @@ import torch
 from rayrec.models.tokenizers.item_tokenizer import TOKENIZERS, fitted_quantizer
 from tests.models.tokenizers.vectors import item_like_vectors, perplexity
 
-ALL = pytest.mark.parametrize("name", TOKENIZERS)
+ALL = pytest.mark.parametrize("name", TOKENIZERS.names())
 FEW = {"rq_kmeans": 10, "balanced_rq_kmeans": 10, "rq_vae": 20, "opq": 10}
 
 

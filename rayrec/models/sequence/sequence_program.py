@@ -1,9 +1,10 @@
-"""A `SequenceModel` as a program: it is trained on histories, and ranks items for them."""
+"""A `SequenceModel` as a program: it is trained on histories, and recommends items for them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,12 +14,32 @@ from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.program.flops import ModelFlops
 from rayrec.models.program.program import Placement, RankedItems, Rows, SumOverTrainers
 from rayrec.models.program.torch_program import TorchProgram
-from rayrec.models.registry.build import Catalog, build_model
+from rayrec.models.sequence.catalog import Catalog
 from rayrec.models.sequence.sequence_model import SequenceModel
 from rayrec.models.sequence.tensor_batch import Features, TensorBatch
 
-if TYPE_CHECKING:  # the settings are pydantic models, which this room does not need to run
-    from rayrec.models.base.config import AnyModelConfig
+
+class SequenceModelSettings(Protocol):
+    """What this needs of a `SequenceModelConfig`."""
+
+    def build(self, catalog: Catalog, attention_file: Path | None = None) -> SequenceModel:
+        """The network, with initial weights from torch's default generator."""
+
+
+def build_model(
+    settings: SequenceModelSettings, catalog: Catalog, seed: int, attention_file: Path | None = None
+) -> SequenceModel:
+    """Build the network on the CPU; its initial weights depend on the seed and the shapes alone.
+
+    Args:
+        attention_file: where measured choices of attention backends are kept; need not exist yet.
+
+    Raises:
+        InputError: a file that the settings name is missing or does not fit.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return settings.build(catalog, attention_file)
 
 
 class CompiledRanker(Protocol):
@@ -99,17 +120,14 @@ class SequenceProgram(TorchProgram):
 
 @dataclass(frozen=True)
 class SequenceProgramSpec:
-    """A model of settings, for a catalog."""
+    """What trainers build: a model, for a catalog."""
 
-    model: AnyModelConfig
+    model: SequenceModelSettings
     catalog: Catalog
     optimizer: DenseOptimizerSettings
 
     def build(self, placement: Placement) -> SequenceProgram:
-        """
-        Raises:
-            InputError: a causal language model that is not there or cannot be adapted.
-        """
+        """Build the program with its initial weights; errors as `build_model`."""
         model = build_model(self.model, self.catalog, placement.seed, placement.attention_file)
         return SequenceProgram(
             model,

@@ -1,0 +1,34 @@
+"""Logistic regression on the ids and numbers of an impression."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from rayrec.models.ctr.config import ImpressionModelConfig
+from rayrec.models.ctr.losses import LabelLoss
+from rayrec.models.ctr.model import CtrModel
+from rayrec.models.ctr.tensors import ImpressionTensors
+from rayrec.platform.impression_schema import ImpressionSchema
+
+
+class WideConfig(ImpressionModelConfig):
+    """`label_weights` and `positive_weights` are inherited, and `dim`, the width of an id's embedding."""
+
+    name: Literal["wide"]
+    dim: Literal[1] = 1
+    """The weight of an id."""
+
+    def build(self, schema: ImpressionSchema, loss: LabelLoss) -> "WideModel":
+        return WideModel(schema, loss)
+
+
+class WideModel(CtrModel):
+    def __init__(self, schema: ImpressionSchema, loss: LabelLoss) -> None:
+        super().__init__(row_dim=1, label_loss=loss)
+        self.numbers = nn.Linear(len(schema.numbers), len(schema.labels))
+        self.scale_T = nn.Parameter(torch.ones(len(schema.labels)))
+
+    def logits(self, batch: ImpressionTensors) -> Tensor:
+        ids_B1 = batch.embed_ids().sum(dim=1)  # [B, columns of ids, 1] to [B, 1]
+        return ids_B1 * self.scale_T + self.numbers(batch.numbers_BF)

@@ -1,0 +1,54 @@
+"""A recurrent network that predicts the next item of a history."""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rayrec.models.sequence.catalog import Catalog
+from rayrec.models.sequence.config import SequenceModelConfig
+from rayrec.models.sequence.sequence_model import Ranking, SequenceModel, rank_by_scores
+from rayrec.models.sequence.tensor_batch import TensorBatch
+
+
+class GruConfig(SequenceModelConfig):
+    """Settings; each becomes a key of the section `model` of a run."""
+
+    name: Literal["gru"]
+    dim: int = Field(64, gt=0)
+    max_length: int = Field(50, gt=1)
+
+    @property
+    def history_length(self) -> int:
+        return self.max_length
+
+    def build(self, catalog: Catalog, attention_file: Path | None = None) -> "GruModel":
+        return GruModel(catalog.num_items, self.dim)
+
+
+class GruModel(SequenceModel):
+    """One GRU over the history; every item is scored by an inner product."""
+
+    def __init__(self, num_items: int, dim: int) -> None:
+        super().__init__()
+        self.items_ID = nn.Parameter(torch.empty(num_items, dim).normal_(std=0.02))
+        self.gru = nn.GRU(dim, dim, batch_first=True)
+
+    def states(self, batch: TensorBatch) -> Tensor:
+        """[N, D] state after each event of the batch."""
+        events_ND = functional.embedding(batch.items_N, self.items_ID)
+        states_BTD, _ = self.gru(batch.layout.pad(events_ND))
+        return batch.layout.unpad(states_BTD)
+
+    def loss(self, batch: TensorBatch) -> Tensor:
+        scores_NI = self.states(batch) @ self.items_ID.T
+        return functional.cross_entropy(scores_NI, batch.targets_N, reduction="sum")
+
+    def rank(
+        self, batch: TensorBatch, k: int, excluded_BE: Tensor | None, max_beams: int | None = None
+    ) -> Ranking:
+        scores_BI = batch.layout.last(self.states(batch)) @ self.items_ID.T
+        return rank_by_scores(scores_BI, k, excluded_BE)

@@ -1,0 +1,316 @@
+"""Settings of models that predict the next item of a history, and of SASRec and HSTU.
+
+Imports no torch: feature workers read these settings, and start within a second. `build` imports the network.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from rayrec.models.base.config import Attention, ModelConfig
+from rayrec.platform.config import Config
+from rayrec.platform.devices import Device
+from rayrec.platform.event_labels import Label, Part
+
+if TYPE_CHECKING:
+    from rayrec.models.attention.choice import Choice
+    from rayrec.models.sequence.backbones.history import HistoryReader
+    from rayrec.models.sequence.backbones.hstu import Hstu
+    from rayrec.models.sequence.backbones.transformer import CausalTransformer
+    from rayrec.models.sequence.catalog import Catalog
+    from rayrec.models.sequence.item_losses import ItemLoss
+    from rayrec.models.sequence.sequence_model import SequenceModel
+
+NegativeSampling = Literal["uniform", "popularity"]
+
+
+class Negatives(NamedTuple):
+    """Items that feature workers sample beside the targets of a training batch."""
+
+    per_batch: int = 0
+    """Shared by all events of a global batch."""
+    per_event: int = 0
+    """For each event, none of them an item of its row. At most one of the two numbers is positive."""
+    sampling: NegativeSampling = "uniform"
+    """Of those per batch."""
+
+
+class SequenceModelConfig(ModelConfig):
+    """Settings of a model that recommends the next item of a user's history.
+
+    The smallest has a `name`, `history_length` and `build`. The other properties say what the model reads
+    besides the items of a history: only that is read, computed and sent to trainers.
+    """
+
+    kind: ClassVar[Literal["next_item"]] = "next_item"
+    needs_semantic_ids: ClassVar[bool] = False
+    """Whether the catalog that `build` is given has semantic IDs (`rayrec tokenize`)."""
+
+    @property
+    @abstractmethod
+    def history_length(self) -> int:
+        """Newest events of a history that the model is given."""
+
+    @abstractmethod
+    def build(self, catalog: Catalog, attention_file: Path | None = None) -> SequenceModel:
+        """The network with its initial weights, from torch's default generator, which is seeded.
+
+        Args:
+            attention_file: where measured choices of attention backends are kept; need not exist yet.
+
+        Raises:
+            InputError: a file that the settings name is missing or does not fit.
+        """
+
+    @property
+    def table_of_catalog(self) -> str | None:
+        """The table whose rows of all items the model needs to recommend; None where it needs none."""
+        return None
+
+    @property
+    def negatives(self) -> Negatives:
+        """What is sampled beside the targets."""
+        return Negatives()
+
+    @property
+    def needs_times(self) -> bool:
+        """Whether the model reads when events were."""
+        return False
+
+    @property
+    def needs_labels(self) -> tuple[Label, ...]:
+        """Labels of events (what was done, and where) that training rows need."""
+        return ()
+
+    @property
+    def input_labels(self) -> tuple[Label, ...]:
+        """Those that are read from the events of a history."""
+        return ()
+
+    @property
+    def named_labels(self) -> tuple[Label, ...]:
+        """Those whose names weights stand for; the others' names may change."""
+        return ()
+
+    @property
+    def instruction_parts(self) -> tuple[Part, ...]:
+        """What a request may say about the next item."""
+        return ()
+
+    @property
+    def weighted_behaviors(self) -> tuple[str, ...]:
+        """Names of behaviors in the settings, which the data set must have."""
+        return ()
+
+    def notes(self) -> list[str]:
+        """Sentences for a run's log about settings that have no effect.
+
+        Raises:
+            InputError: a file that would say so cannot be read.
+        """
+        return []
+
+
+class AttentionSettings(Config):
+    """The setting of models whose attention `rayrec.models.attention` computes."""
+
+    attention: Attention = "auto"
+
+    def check_device(self, device: Device) -> None:
+        able = [b for b in device.attention_backends if b not in device.attention_without_backward]
+        if self.attention not in ("auto", "measured", *able):
+            raise ValueError(
+                f"model.attention is {self.attention!r} and device {device.kind!r}, for which it has no "
+                f"kernels to train with; take 'auto', 'measured' or one of {', '.join(able)}"
+            )
+
+    def for_inference(self) -> Self:
+        """Inference may be on another device, where the attention that training used has no kernels."""
+        return self.model_copy(update={"attention": "auto"})
+
+
+class HistoryReaderConfig(Config):
+    """What every network that reads a history has."""
+
+    dim: int = Field(64, gt=0)
+    """Width of every vector, sparse rows included."""
+    num_layers: int = Field(2, gt=0)
+    num_heads: int = Field(2, gt=0)
+    max_length: int = Field(50, gt=1)
+    """Events a history may have; longer ones are truncated to the newest."""
+    dropout: float = Field(0.2, ge=0.0, lt=1.0)
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> Self:
+        if self.dim % self.num_heads:
+            raise ValueError(
+                f"backbone.dim must be a multiple of backbone.num_heads, got {self.dim} and {self.num_heads}"
+            )
+        return self
+
+
+class BackboneConfig(HistoryReaderConfig):
+    """The causal transformer that reads a history."""
+
+    feedforward_dim: int = Field(256, gt=0)
+
+    def build(self, choice: Choice) -> CausalTransformer:
+        from rayrec.models.sequence.backbones.transformer import CausalTransformer
+
+        return CausalTransformer(
+            self.dim,
+            self.num_layers,
+            self.num_heads,
+            self.feedforward_dim,
+            self.max_length,
+            self.dropout,
+            choice,
+        )
+
+
+class HstuBackboneConfig(HistoryReaderConfig):
+    """HSTU's layers, which read when events were."""
+
+    attention_dim: int | None = Field(None, gt=0)
+    """Width of each head's queries and keys; None is dim / num_heads."""
+    value_dim: int | None = Field(None, gt=0)
+    """Width of each head's values and gates; None is dim / num_heads."""
+    num_time_buckets: int = Field(64, ge=0, le=128)
+    """Of seconds between events, each with a bias of its own and 35 % wider than the one before; the last of
+    64 begins at five years. 0: no times are read."""
+
+    def build(self, choice: Choice) -> Hstu:
+        from rayrec.models.sequence.backbones.hstu import Hstu
+
+        return Hstu(
+            self.dim,
+            self.num_layers,
+            self.num_heads,
+            self.max_length,
+            self.dropout,
+            self.attention_dim,
+            self.value_dim,
+            self.num_time_buckets,
+            choice,
+        )
+
+
+ItemLossName = Literal["cross_entropy", "sampled_softmax", "bce"]
+
+
+class ItemScoringConfig(AttentionSettings, SequenceModelConfig):
+    """Every item is scored by an inner product with what was read of the history."""
+
+    item_matrix: Literal["dense", "sparse"] = "dense"
+    """`dense`: weights of the network. `sparse`: rows of parameter servers, for catalogs of any size."""
+    loss: ItemLossName | None = None
+    """`cross_entropy`: a softmax over the catalog; needs the dense matrix, whose default it is.
+    `sampled_softmax`: one over the target and negatives of the batch; the default of the sparse matrix.
+    `bce`: each target apart from negatives of its own, none of them an item of its row."""
+    num_negatives: int = Field(1024, gt=0)
+    """Of `sampled_softmax`: sampled for each batch."""
+    negative_sampling: NegativeSampling = "popularity"
+    """Of `sampled_softmax`. Negatives of `bce` are uniform."""
+    negatives_per_event: int = Field(1, gt=0)
+    """Of `bce`: sampled for each event."""
+    temperature: float | None = Field(None, gt=0.0)
+    """None: scores are inner products. A number: those of vectors scaled to length 1, divided by it."""
+    user_embedding: bool = False
+    backbone: BackboneConfig | HstuBackboneConfig
+
+    @model_validator(mode="after")
+    def _loss_has_its_items(self) -> Self:
+        if self.loss == "cross_entropy" and self.item_matrix == "sparse":
+            raise ValueError(
+                "model.loss is 'cross_entropy' and model.item_matrix 'sparse': a softmax over the catalog "
+                "reads every item in every step, and servers send a batch's rows; take 'sampled_softmax' or "
+                "'bce', or the item_matrix 'dense'"
+            )
+        return self
+
+    @property
+    def history_length(self) -> int:
+        return self.backbone.max_length
+
+    @property
+    def loss_or_default(self) -> ItemLossName:
+        return self.loss or ("cross_entropy" if self.item_matrix == "dense" else "sampled_softmax")
+
+    @property
+    def tables(self) -> dict[str, int]:
+        items = ("item",) if self.item_matrix == "sparse" else ()
+        users = ("user",) if self.user_embedding else ()
+        return dict.fromkeys((*items, *users), self.backbone.dim)
+
+    @property
+    def table_of_catalog(self) -> str | None:
+        return "item" if self.item_matrix == "sparse" else None
+
+    @property
+    def negatives(self) -> Negatives:
+        match self.loss_or_default:
+            case "sampled_softmax":
+                return Negatives(per_batch=self.num_negatives, sampling=self.negative_sampling)
+            case "bce":
+                return Negatives(per_event=self.negatives_per_event)
+        return Negatives()
+
+    def build(self, catalog: Catalog, attention_file: Path | None = None) -> SequenceModel:
+        from rayrec.models.attention.choice import choice_named
+        from rayrec.models.sequence.next_item import DenseNextItemModel, SparseNextItemModel
+
+        backbone: HistoryReader = self.backbone.build(choice_named(self.attention, attention_file))
+        loss = self._item_loss(catalog)
+        if self.item_matrix == "dense":
+            return DenseNextItemModel(backbone, loss, catalog.num_items, self.backbone.dim, self.temperature)
+        return SparseNextItemModel(backbone, loss, self.temperature)
+
+    def _item_loss(self, catalog: Catalog) -> ItemLoss:
+        import torch
+
+        from rayrec.models.sequence.item_losses import BinaryCrossEntropy, CrossEntropy, SampledSoftmax
+
+        match self.loss_or_default:
+            case "cross_entropy":
+                return CrossEntropy()
+            case "bce":
+                return BinaryCrossEntropy()
+        assert catalog.negative_log_q_I is not None
+        expected_samples_I = catalog.negative_log_q_I + np.log(self.num_negatives)
+        return SampledSoftmax(torch.tensor(expected_samples_I, dtype=torch.float32))
+
+
+class SasRecConfig(ItemScoringConfig):
+    """A causal transformer reads the history."""
+
+    name: Literal["sasrec"]
+    backbone: BackboneConfig = BackboneConfig()
+
+
+SILU_ATTENTIONS = ("reference", "grouped", "triton")
+"""Attention backends that have HSTU's scoring and its bias."""
+
+
+class HstuConfig(ItemScoringConfig):
+    """HSTU reads the history."""
+
+    name: Literal["hstu"]
+    backbone: HstuBackboneConfig = HstuBackboneConfig()
+
+    @model_validator(mode="after")
+    def _attention_has_its_scoring(self) -> Self:
+        if self.attention not in ("auto", "measured", *SILU_ATTENTIONS):
+            raise ValueError(
+                f"model.attention is {self.attention!r}, which has no scoring but the softmax, and HSTU's is "
+                f"not one; take 'auto', 'measured' or one of {', '.join(SILU_ATTENTIONS)}"
+            )
+        return self
+
+    @property
+    def needs_times(self) -> bool:
+        return self.backbone.num_time_buckets > 0
