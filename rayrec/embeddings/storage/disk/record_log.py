@@ -10,7 +10,7 @@ A spill area and nothing else: the file has no name once it is open, so that it 
 however that ends, and nothing can be read back afterwards.
 
 Why a log: a record is a tenth of a page, so that writing it back in place would be a random write for every
-random read. `benchmarks/RESULTS.md` has the figures, and those of other stores.
+random read. `docs/benchmarks/embeddings.md` has the figures, and those of other stores.
 
 Axes: M records of one call, W words of a record, G segments, B bytes of a segment's bitmap.
 """
