@@ -63,9 +63,14 @@ packages: ## Install Debian's redis-server, chromium and prometheus for the test
 	     >/dev/null 2>&1; } \
 	|| echo "$$package is missing and cannot be installed here: the tests that need it are skipped"; done
 
-# A file's tests stay together, since they share what its fixtures made.
-test: env packages ## Run the tests.
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+# tests/conftest.py says which tests stay together in one process, and in which order.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+
+test: env packages ## Run the tests that show the main paths, in some eight minutes on two cores.
+	$(PYTEST) -m 'not slow'
+
+test-all: env packages ## Run all tests, the slow ones too, in some half an hour.
+	$(PYTEST)
 
 chaos: env ## Kill 50 processes of training runs, and compare with runs left alone.
 	$(BIN)/python -m benchmarks.chaos --kills 50
@@ -86,4 +91,4 @@ clean: ## Remove the environment, caches and everything the demo made.
 	rm -rf $(VENV) .cache runs/demo data/movielens-100k .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help env constraints wheel lower-bounds gpu image demo packages test chaos quality lint format clean
+.PHONY: help env constraints wheel lower-bounds gpu image demo packages test test-all chaos quality lint format clean

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from rayrec.platform import files
-from tests.forked_workers import forked_workers
-from tests.redis_server import RedisServer
+from rayrec.platform.cluster import start_on_this_machine
+from tests.helpers.forked_workers import forked_workers
+from tests.helpers.redis_server import RedisServer
 
 # The same examples every time, and no deadline: a busy machine is no failure.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -24,6 +25,26 @@ torch.set_num_threads(1)
 
 # Ray's workers run at niceness 15: beside tests of another process they would hardly run at all.
 os.environ.setdefault("RAY_worker_niceness", "0")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Say which tests go to one process (`--dist loadgroup`), and which of them come first.
+
+    A file's tests stay together, since they share what its fixtures made. Without the slow ones, all tests
+    that use the session's Ray cluster go to one process, so that one cluster is started; they take
+    longest, so they come first. With the slow ones, that process would work long after the others.
+    """
+    one_cluster = "not slow" in config.getoption("markexpr")
+
+    def shares_cluster(item: pytest.Item) -> bool:
+        return one_cluster and "ray_cluster" in getattr(item, "fixturenames", ())
+
+    for item in items:
+        name = "ray cluster" if shares_cluster(item) else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(name))
+    # A file is not divided here: its fixtures would be made twice.
+    with_ray = {item.path for item in items if item.get_closest_marker("ray")}
+    items.sort(key=lambda item: (not shares_cluster(item), item.path not in with_ray))
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -48,7 +69,7 @@ def ray_cluster() -> Iterator[None]:
     with forked_workers() as interpreter:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "executable", interpreter)
-            ray.init(
+            start_on_this_machine(
                 num_cpus=8,
                 object_store_memory=200_000_000,
                 include_dashboard=False,

@@ -16,6 +16,10 @@ from rayrec.platform.errors import InputError
 
 logger = logging.getLogger(__name__)
 
+START_TRIES = 3
+TIMED_OUT = "timed out during startup"
+"""In the message of Ray's exception for it, which has no class of its own."""
+
 
 class ClusterConfig(Config):
     """Where a run finds its Ray cluster."""
@@ -56,9 +60,8 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
         if address is not None:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         else:
-            # A cluster of our own may offer more CPUs than the machine has: that makes it slower, no more.
-            ray.init(
-                address="local",  # never a cluster that happens to run on this machine
+            start_on_this_machine(
+                # Our own cluster may promise more CPUs than there are: a small machine is only slower.
                 num_cpus=max(os.cpu_count() or 1, int(cpus_needed + 0.999)),
                 object_store_memory=config.object_store_bytes,
                 include_dashboard=config.dashboard,
@@ -70,19 +73,43 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
             f"cluster.address: no Ray cluster answers at {address!r}; start one with "
             "'ray start --head', or leave the address out to start one for this run"
         ) from error
-    except Exception as error:
-        if "timed out during startup" not in str(error):  # Ray has no class of its own for it
-            raise
-        ray.shutdown()
-        raise InputError(
-            "Ray did not start on this machine in time, which happens where others keep it busy or memory is "
-            "short; try again when there is less to do, or join a cluster that runs (cluster.address)"
-        ) from error
     try:
         _check_capacity(cpus_needed)
         yield
     finally:
         ray.shutdown()
+
+
+def start_on_this_machine(**options: Any) -> None:
+    """Start a Ray cluster on this machine, again if its node does not come up in time, and connect to it.
+
+    Ray waits 30 s for a node, which no setting changes; on a busy machine the next try often succeeds, since
+    the files that its processes load have been read by then.
+
+    Args:
+        options: for `ray.init`.
+
+    Raises:
+        InputError: no try succeeded.
+    """
+    import ray
+
+    for left in reversed(range(START_TRIES)):
+        try:
+            # Never a cluster that happens to run on this machine.
+            ray.init(address="local", **options)
+            return
+        except Exception as error:
+            if TIMED_OUT not in str(error):
+                raise
+            ray.shutdown()
+            if left == 0:
+                raise InputError(
+                    "Ray did not start on this machine in time, which happens where others keep it busy or "
+                    "memory is short; try again when there is less to do, or join a cluster that runs "
+                    "(cluster.address)"
+                ) from error
+            logger.warning("Ray did not start on this machine in time; trying again")
 
 
 def check_accelerators(claim: Mapping[str, Any], num_actors: int, actors: str, remedy: str) -> None:

@@ -16,7 +16,7 @@ from rayrec.samples.features.row_features import RowFeatures
 from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.reading.read_plan import ReadPlan, readings
 from rayrec.samples.reading.reader import SampleReader
-from tests.data import row_batch, sample_batch, small_dataset
+from tests.helpers.data import row_batch, sample_batch, small_dataset
 
 COLUMNS = pa.schema([("user_id", pa.int64()), ("item_ids", pa.list_(pa.int64()))])
 AS_READ = FeatureProgram.compile([], COLUMNS)

@@ -14,8 +14,8 @@ from benchmarks.quality_page import DATASETS, METHODS, METRICS, DataSet, Method
 from benchmarks.reproduction import Cap, OverCapError, Row, commit_of, is_measured, main, measure
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.evaluation.evaluate_recommender import MODEL
-from tests.data import random_events, write_source
-from tests.runs import MODELS
+from tests.helpers.data import random_events, write_source
+from tests.helpers.runs import MODELS
 
 ROW = Row("tiny", "shuffled", "tiny")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.serve_kill import measured
-from tests.runs import make_run
+from tests.helpers.runs import make_run
 
 
 @pytest.mark.ray

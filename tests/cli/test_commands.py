@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from rayrec.cli import app
-from tests.data import random_events, write_source
-from tests.runs import make_run
+from tests.helpers.data import random_events, write_source
+from tests.helpers.runs import make_run
 
 
 @pytest.fixture(scope="module")

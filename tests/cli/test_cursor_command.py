@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from rayrec.cli import app
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import CURSOR
-from tests.data import write_log
-from tests.runs import change_manifest, make_run
+from tests.helpers.data import write_log
+from tests.helpers.runs import change_manifest, make_run
 
 
 def cursor(*arguments: object) -> tuple[int, str, str]:

@@ -11,9 +11,9 @@ from rayrec.cli import app
 from rayrec.models.keras.export import SavedModelScorer
 from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.samples.base.batches import RowBatch
+from tests.helpers.ranking import prepared_clicks, ranker_run
+from tests.helpers.runs import make_run
 from tests.models.keras.programs import needs_tensorflow
-from tests.ranking import prepared_clicks, ranker_run
-from tests.runs import make_run
 
 KERAS = {"name": "keras", "builder": "tests.models.keras.networks:heads_of_columns", "dim": 4}
 

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rayrec.cli import app
-from tests.data import write_source
+from tests.helpers.data import write_source
 
 DAY = 86_400
 EVENTS = [(user, item, 1_577_836_800 + item * DAY) for user in ("a", "b") for item in range(10)]

@@ -14,7 +14,7 @@ from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
 from tests.cli.test_commands import answer, rayrec, refused
-from tests.data import random_events, write_source
+from tests.helpers.data import random_events, write_source
 
 NUM_ITEMS = 40
 KINDS = ("soap", "brush", "scent", None)

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rayrec.cli import app
-from tests.runs import make_run
+from tests.helpers.runs import make_run
 
 
 @pytest.fixture(scope="module")

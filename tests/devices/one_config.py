@@ -22,11 +22,11 @@ from ray.cluster_utils import Cluster
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.training.train import train
-from tests import simulated_npu
-from tests.data import small_dataset
-from tests.forked_workers import forked_workers
-from tests.runs import SPARSE_SASREC
-from tests.several_nodes import places_of
+from tests.helpers import simulated_npu
+from tests.helpers.data import small_dataset
+from tests.helpers.forked_workers import forked_workers
+from tests.helpers.runs import SPARSE_SASREC
+from tests.helpers.several_nodes import places_of
 
 ROOT = Path(__file__).parents[2]
 ACCELERATED = {"kind": "accelerated"}
@@ -71,7 +71,7 @@ def main(folder: Path) -> None:
             address=cluster.address,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            runtime_env={"worker_process_setup_hook": "tests.simulated_npu.register"},
+            runtime_env={"worker_process_setup_hook": "tests.helpers.simulated_npu.register"},
         )
         report = tell(folder, data, node.node_id)
         ray.shutdown()

@@ -18,12 +18,12 @@ from rayrec.models.ctr.tensors import ImpressionTensors
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.platform.device_copies import OverlappedCopies
 from rayrec.platform.devices import get_device
+from tests.helpers.simulated_npu import NPU
 from tests.models.attention.calls import Case, make_call
 from tests.models.ctr.programs import RANKING
 from tests.models.keras import impressions
 from tests.models.networks import table_rows
 from tests.models.test_recipes import features_of
-from tests.simulated_npu import NPU
 
 
 def test_the_device_layer_finds_it_unchanged():
@@ -40,7 +40,7 @@ def test_an_operation_it_does_not_know_is_refused():
 def test_one_that_backward_asks_for_is_named_although_autograd_loses_the_error():
     """It may even abort the process: so one of its own."""
     program = (
-        "import torch, tests.simulated_npu as npu; npu.KNOWN.discard('threshold_backward'); "
+        "import torch, tests.helpers.simulated_npu as npu; npu.KNOWN.discard('threshold_backward'); "
         "torch.ones(3, device='npu', requires_grad=True).relu().sum().backward()"
     )
 

@@ -1,4 +1,4 @@
-"""Our code on a device that is neither CPU nor CUDA; see `tests/simulated_npu.py` for what that proves."""
+"""Our code on a device that is neither CPU nor CUDA; tests/helpers/simulated_npu.py says what that proves."""
 
 import json
 import subprocess
@@ -24,7 +24,8 @@ WHICH = "npu and (50 or not bits_of_the_hosts)"
 @pytest.mark.timeout(600)
 def test_training_ranking_and_the_cache_of_rows_run_on_a_device_of_another_name():
     """A process of its own: a device is registered for good, and other tests look which there are."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.simulated_npu", "-p", "no:cacheprovider"]
+    plugins = ["-p", "tests.helpers.simulated_npu", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", *plugins]
 
     done = subprocess.run(
         [*command, "-k", WHICH, *FILES], cwd=ROOT, capture_output=True, text=True, timeout=580

@@ -12,7 +12,7 @@ from rayrec.models.tokenizers.fit import quantized_registry
 from rayrec.models.tokenizers.item_tokenizer import ItemTokenizer
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.tasks.features import registry_folder
-from tests.runs import NUM_ITEMS, make_run
+from tests.helpers.runs import NUM_ITEMS, make_run
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import pytest
 from examples import driver
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, tokenize
-from tests.data import small_dataset
+from tests.helpers.data import small_dataset
 
 
 @pytest.mark.ray

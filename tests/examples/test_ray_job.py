@@ -14,7 +14,7 @@ import pytest
 
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.platform.checkout import CHECKOUT
-from tests.data import small_dataset
+from tests.helpers.data import small_dataset
 
 BIN = Path(sys.executable).parent
 # A cluster made by `ray start` asks for a token otherwise, and there may be none on this machine.

@@ -14,7 +14,7 @@ from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.platform.event_labels import Label, Part
 from rayrec.samples.base.batches import FeatureBatch, SampleBatch
 from rayrec.samples.features.features import SequenceFeatures
-from tests.data import sample_batch
+from tests.helpers.data import sample_batch
 
 CPU = torch.device("cpu")
 DIM = 8

@@ -11,7 +11,7 @@ from rayrec.models.sequence.next_item import DenseNextItemModel, NextItemModel, 
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.samples.base.batches import FeatureBatch
 from rayrec.samples.features.features import SequenceFeatures
-from tests.data import sample_batch
+from tests.helpers.data import sample_batch
 from tests.models.networks import DIM, backbone, tensor_batch
 
 NUM_ITEMS = 9

@@ -22,7 +22,7 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.errors import InputError
 from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.features.features import SequenceFeatures
-from tests.data import sample_batch
+from tests.helpers.data import sample_batch
 from tests.models.ctr.programs import RANKING, ranking_program
 from tests.models.keras import impressions
 from tests.models.networks import CPU, DIM, table_rows, tensor_batch

@@ -71,17 +71,15 @@ def test_the_wheel_has_every_file_of_the_package(wheel):
     assert {name.split("/")[0] for name in names} == {"rayrec", f"rayrec-{rayrec.__version__}.dist-info"}
 
 
-@pytest.mark.slow
-@pytest.mark.ray
-def test_a_clean_environment_trains_evaluates_and_recommends(wheel, tmp_path):
-    environment = tmp_path / "environment"
-    venv.create(environment, with_pip=False, symlinks=True)
+@pytest.fixture
+def environment(wheel, tmp_path) -> Path:
+    """A virtual environment with the wheel; beside it, a log and a config."""
+    folder = tmp_path / "environment"
+    venv.create(folder, with_pip=False, symlinks=True)
     # Its requirements are those of this environment, so that nothing is downloaded. By a path in a .pth file:
     # the .pth files in that folder, an editable installation's among them, are not read.
-    (site,) = environment.glob("lib/python*/site-packages")
-    (site / "requirements.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    python, command = environment / "bin" / "python", environment / "bin" / "rayrec"
-    pip = (sys.executable, "-m", "pip", "--quiet", "--python", python, "install")
+    (site_of(folder) / "requirements.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = (sys.executable, "-m", "pip", "--quiet", "--python", folder / "bin" / "python", "install")
     run(*pip, "--no-deps", "--no-index", "--force-reinstall", wheel, folder=tmp_path)
     (tmp_path / "log").mkdir()
     with open(tmp_path / "log" / "interactions.csv", "w", newline="") as file:
@@ -89,14 +87,46 @@ def test_a_clean_environment_trains_evaluates_and_recommends(wheel, tmp_path):
         writer.writerow(["user_id", "item_id", "timestamp"])
         writer.writerows([f"u{u}", f"i{(u + 7 * n) % 23}", 1000 * n + u] for u in range(40) for n in range(8))
     (tmp_path / "run.yaml").write_text(CONFIG)
+    return folder
 
-    where = run(python, "-c", "import rayrec; print(rayrec.__version__, rayrec.__file__)", folder=tmp_path)
-    run(command, "prepare", "log", "data", "--no-ray", folder=tmp_path)
-    run(command, "train", "run.yaml", "--run", "trained", folder=tmp_path)
-    metrics = json.loads(run(command, "evaluate", "trained", "--json", folder=tmp_path).splitlines()[-1])
-    answer = run(command, "recommend", "trained", "--user", "u3", "-k", "5", "--json", folder=tmp_path)
 
-    assert where.split()[0] == rayrec.__version__
-    assert Path(where.split()[1]).is_relative_to(environment)
-    assert "recall@10" in json.dumps(metrics)
-    assert "i" in json.dumps(json.loads(answer.splitlines()[-1]))
+def site_of(environment: Path) -> Path:
+    (site,) = environment.glob("lib/python*/site-packages")
+    return site
+
+
+def check_a_run(environment: Path, *options: str) -> None:
+    """Prepare, train, evaluate and recommend with the commands of the environment."""
+    folder = environment.parent
+
+    def rayrec_command(*arguments: str) -> str:
+        """The last line of what it prints."""
+        return run(environment / "bin" / "rayrec", *arguments, folder=folder).splitlines()[-1]
+
+    rayrec_command("prepare", "log", "data", "--no-ray")
+    rayrec_command("train", "run.yaml", "--run", "trained", *options)
+    metrics = rayrec_command("evaluate", "trained", "--json")
+    answer = rayrec_command("recommend", "trained", "--user", "u3", "-k", "5", "--json")
+
+    assert "recall@10" in json.loads(metrics)["results"]["model"]
+    assert len(json.loads(answer)["items"]) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_clean_environment_trains_evaluates_and_recommends(environment):
+    program = "import rayrec; print(rayrec.__version__, rayrec.__file__)"
+
+    version, path = run(environment / "bin" / "python", "-c", program, folder=environment.parent).split()
+
+    assert version == rayrec.__version__
+    assert Path(path).is_relative_to(environment)
+    check_a_run(environment)
+
+
+@pytest.mark.slow
+def test_where_ray_is_not_installed_it_does_so_in_process(environment):
+    # None in sys.modules: the import fails.
+    (site_of(environment) / "sitecustomize.py").write_text("import sys\nsys.modules['ray'] = None\n")
+
+    check_a_run(environment, "--local")

@@ -19,8 +19,8 @@ from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
-from tests.data import write_source
-from tests.runs import NUM_USERS, make_run
+from tests.helpers.data import write_source
+from tests.helpers.runs import NUM_USERS, make_run
 
 
 @pytest.fixture(scope="module")

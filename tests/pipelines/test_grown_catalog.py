@@ -19,8 +19,8 @@ from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
-from tests.data import random_events, write_source
-from tests.runs import NUM_ITEMS, NUM_USERS, make_run
+from tests.helpers.data import random_events, write_source
+from tests.helpers.runs import NUM_ITEMS, NUM_USERS, make_run
 
 NUM_NEW = 3
 

@@ -25,9 +25,9 @@ from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.reading.reader import SampleReader
-from tests.impressions import NUM_ROWS, ctr_config, impression_dataset
+from tests.helpers.impressions import NUM_ROWS, ctr_config, impression_dataset
+from tests.helpers.runs import make_run, trained
 from tests.models.keras.programs import needs_tensorflow
-from tests.runs import make_run, trained
 
 KERAS: dict[str, Any] = {"name": "keras", "builder": "tests.models.keras.networks:mlp", "dim": 4}
 

@@ -18,12 +18,12 @@ from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset.dataset import Dataset
-from tests.runs import SPARSE_SASREC, _dataset, trained
+from tests.helpers.runs import SPARSE_SASREC, made_dataset, trained
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory) -> Dataset:
-    return _dataset(tmp_path_factory.mktemp("data"), integer_users=False, labeled=False)
+    return made_dataset(tmp_path_factory.mktemp("data"), integer_users=False, labeled=False)
 
 
 def settings(dataset: Dataset, num_trainers: int = 1, **pipeline: Any) -> RunConfig:

@@ -14,7 +14,7 @@ from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.training.initial_weights import initial_snapshot
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
-from tests.runs import make_run
+from tests.helpers.runs import make_run
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.reading.reader import SampleReader
 from rayrec.serve.engine.service import RecommendationService, RefusedRequestError
 from rayrec.serve.wire.schemas import RecommendRequest
-from tests.runs import BACKBONE, change_manifest, make_run
+from tests.helpers.runs import BACKBONE, change_manifest, make_run
 
 INSTRUCTION = {"parts": ["scenario", "behavior", "trigger_item"], "drop": 0.2}
 NETWORK = {"name": "encoder_decoder", "backbone": BACKBONE, "beam_width": 40}

@@ -18,8 +18,8 @@ from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.reading.reader import SampleReader
-from tests.data import small_dataset
-from tests.runs import MODELS
+from tests.helpers.data import small_dataset
+from tests.helpers.runs import MODELS
 
 SETTINGS = {
     "sasrec": {"item_matrix": "sparse", "num_negatives": 5, "user_embedding": True},

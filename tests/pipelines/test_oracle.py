@@ -22,7 +22,7 @@ from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.training.progress import TrainingResult
 from rayrec.pipelines.training.train import train
 from rayrec.samples.dataset.dataset import Dataset
-from tests.data import small_dataset
+from tests.helpers.data import small_dataset
 
 BATCH_SIZE = 24
 STEPS_PER_EPOCH = 10  # of 230 users

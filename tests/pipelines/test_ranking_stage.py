@@ -20,7 +20,7 @@ from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.impressions.ids import id_of
-from tests.ranking import (
+from tests.helpers.ranking import (
     prepared_clicks,
     prepared_histories,
     prepared_ratings,

@@ -13,8 +13,8 @@ from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.platform.errors import InputError
 from rayrec.samples.reading.reader import SampleReader
 from rayrec.samples.stores import EventBatch, StoreManifest, open_store
-from tests.data import sample_batch, small_dataset
-from tests.runs import NUM_ITEMS, NUM_USERS, change_manifest, make_run
+from tests.helpers.data import sample_batch, small_dataset
+from tests.helpers.runs import NUM_ITEMS, NUM_USERS, change_manifest, make_run
 
 MODELS = {
     "dense": ("sasrec", {}),

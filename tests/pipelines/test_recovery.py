@@ -29,7 +29,7 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.ray_errors import ActorDeathError
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.prepare.prepare import prepare
-from tests.runs import SPARSE_SASREC
+from tests.helpers.runs import SPARSE_SASREC
 
 pytestmark = pytest.mark.ray
 

@@ -24,8 +24,8 @@ from rayrec.samples.base.batches import FeatureBatch
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.reading.reader import SampleReader, evaluation_batches
 from rayrec.samples.stores import EventBatch, StoreManifest, open_store
-from tests.data import small_dataset, without_history_times
-from tests.runs import MODELS, make_run
+from tests.helpers.data import small_dataset, without_history_times
+from tests.helpers.runs import MODELS, make_run
 
 CUT = {"op": "truncate", "inputs": ["item_ids", "timestamps"], "length": 3}
 

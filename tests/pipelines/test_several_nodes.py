@@ -1,4 +1,4 @@
-"""Runs on four simulated nodes; `tests.several_nodes` is the program that trains them."""
+"""Runs on four simulated nodes; `tests.helpers.several_nodes` is the program that trains them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.several_nodes import NUM_STEPS, SNAPSHOT_EVERY
+from tests.helpers.several_nodes import NUM_STEPS, SNAPSHOT_EVERY
 
 TIMEOUT_S = 840.0
 """Half a hundred processes are started, one after the other."""
@@ -37,7 +37,7 @@ def _train(folder: Path, ray_folder: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     with open(folder / "log", "wb") as log:
         program = subprocess.Popen(
-            [sys.executable, "-m", "tests.several_nodes", str(folder)],
+            [sys.executable, "-m", "tests.helpers.several_nodes", str(folder)],
             cwd=Path(__file__).parents[2],
             env=environment | {"RAY_TMPDIR": ray_folder},
             stdout=log,

@@ -23,7 +23,7 @@ from rayrec.pipelines.training.on_ray import running_stages
 from rayrec.pipelines.training.pipeline import TrainingPipeline
 from rayrec.pipelines.training.stages import Stages
 from rayrec.platform.ray_errors import ActorDeathError, StageHungError
-from tests.data import small_dataset
+from tests.helpers.data import small_dataset
 
 pytestmark = pytest.mark.ray
 

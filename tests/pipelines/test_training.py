@@ -26,8 +26,8 @@ from rayrec.platform.devices import KINDS, why_missing
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.prepare.prepare import prepare
-from tests.data import write_source
-from tests.runs import change_manifest
+from tests.helpers.data import write_source
+from tests.helpers.runs import change_manifest
 
 pytestmark = pytest.mark.ray
 

@@ -25,7 +25,8 @@ from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.base.intervals import Interval
 from rayrec.samples.prepare.prepare import prepare
 from rayrec.samples.stores import EventBatch, StoreManifest, StoreUnavailableError, open_store
-from tests.data import write_source
+from tests.helpers.data import write_source
+from tests.helpers.redis_server import RedisServer
 from tests.pipelines.test_training import (
     assert_no_actor_survives,
     last_snapshot,
@@ -33,7 +34,6 @@ from tests.pipelines.test_training import (
     settings,
     sparse_rows,
 )
-from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.ray
 
@@ -41,7 +41,7 @@ NUM_ITEMS, NUM_USERS = 20, 40
 EPOCHS = 3
 REVERSED = {
     "op": "python",
-    "function": "tests.operations_of_tests:reversed_lists",
+    "function": "tests.helpers.user_functions:reversed_lists",
     "inputs": ["item_ids"],
     "outputs": {"item_ids": "list<int64>"},
 }

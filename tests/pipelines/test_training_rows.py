@@ -24,13 +24,13 @@ from rayrec.samples.base.batches import FeatureBatch, RowBatch
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.features.row_features import RowFeatures
 from rayrec.samples.reading.reader import SampleReader
-from tests import operations_of_tests
-from tests.data import small_dataset, write_log, write_source
+from tests.helpers import user_functions
+from tests.helpers.data import small_dataset, write_log, write_source
 
 BACKBONE = {"dim": 8, "num_layers": 1, "num_heads": 2, "max_length": 8}
 REVERSED = {
     "op": "python",
-    "function": "tests.operations_of_tests:reversed_lists",
+    "function": "tests.helpers.user_functions:reversed_lists",
     "inputs": ["item_ids"],
     "outputs": {"item_ids": "list<int64>"},
 }
@@ -243,14 +243,14 @@ def cached(data: Path, folder: Path, **settings: Any) -> RunConfig:
 def test_what_operations_made_is_read_from_the_cache_and_is_the_same(ring, log, tmp_path):
     samples = str(tmp_path / "log")
     plain = epoch(assemble(config(ring.root, samples=samples, features=[REVERSED, NEWEST])))
-    operations_of_tests.calls.clear()
+    user_functions.calls.clear()
 
     first = epoch(assemble(cached(ring.root, tmp_path, samples=samples)))
-    made = sum(operations_of_tests.calls)
+    made = sum(user_functions.calls)
     second = epoch(assemble(cached(ring.root, tmp_path, samples=samples)))
     other_epoch = epoch(assemble(cached(ring.root, tmp_path, samples=samples)), 1)
 
-    assert made == sum(operations_of_tests.calls) == len(log)
+    assert made == sum(user_functions.calls) == len(log)
     for batches in (first, second):
         assert histories(batches, ring) == histories(plain, ring)
         assert [batch.cursor for batch, _ in batches] == [batch.cursor for batch, _ in plain]
@@ -261,7 +261,7 @@ def test_what_operations_made_is_read_from_the_cache_and_is_the_same(ring, log, 
 def test_what_was_made_of_something_else_is_not_used(ring, log, tmp_path, what):
     settings: dict[str, Any] = {"samples": str(tmp_path / "log")}
     epoch(assemble(cached(ring.root, tmp_path, **settings)))
-    operations_of_tests.calls.clear()
+    user_functions.calls.clear()
     changed = cached(ring.root, tmp_path, **settings)
     if what == "operation":
         operations = [REVERSED, NEWEST | {"length": 2}]
@@ -278,7 +278,7 @@ def test_what_was_made_of_something_else_is_not_used(ring, log, tmp_path, what):
     found = epoch(assemble(changed))
 
     expected = 20 if what == "file" else len(log)
-    assert sum(operations_of_tests.calls) == expected
+    assert sum(user_functions.calls) == expected
     uncached = changed.model_copy(update={"data": changed.data.model_copy(update={"cache": None})})
     assert histories(found, ring) == histories(epoch(assemble(uncached)), ring)
 
@@ -291,11 +291,11 @@ def test_a_damaged_entry_of_the_cache_is_made_again(ring, log, tmp_path):
         content = bytearray(entry.read_bytes())
         content[len(content) // 2] ^= 1
         entry.write_bytes(content)
-    operations_of_tests.calls.clear()
+    user_functions.calls.clear()
 
     second = epoch(assemble(cached(ring.root, tmp_path, samples=samples)))
 
-    assert len(operations_of_tests.calls) == 2
+    assert len(user_functions.calls) == 2
     assert histories(second, ring) == histories(first, ring)
 
 
@@ -331,7 +331,7 @@ FOLLOW = {"follow": {"every_s": 1.0}}
             "there is a column 'user_id' already",
         ),
         (
-            {"features": [REVERSED | {"function": "tests.operations_of_tests:nothing"}]},
+            {"features": [REVERSED | {"function": "tests.helpers.user_functions:nothing"}]},
             "has no function 'nothing'",
         ),
         ({"filters": [["cost", ">", 3]]}, "no column 'cost'|column 'cost', which is not there"),
@@ -406,7 +406,7 @@ def test_settings_that_do_not_go_together_are_refused(changes, expected):
 
 
 def test_a_function_that_fails_on_a_row_is_named(dataset):
-    refusing = REVERSED | {"function": "tests.operations_of_tests:refusing"}
+    refusing = REVERSED | {"function": "tests.helpers.user_functions:refusing"}
 
     with pytest.raises(
         InputError, match=r"data.features.0 \(python\).*refusing failed on 8 rows: ZeroDivision"

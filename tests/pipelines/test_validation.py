@@ -13,7 +13,7 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.training.stages import Stages
 from rayrec.pipelines.training.validation import validate
-from tests.data import small_dataset
+from tests.helpers.data import small_dataset
 
 pytestmark = pytest.mark.ray
 

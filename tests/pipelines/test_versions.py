@@ -18,7 +18,7 @@ from rayrec.pipelines.versions.published_run import PublishedRun
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import CURRENT, VersionStore
 from rayrec.platform.errors import InputError
-from tests.runs import SPARSE_SASREC, make_run
+from tests.helpers.runs import SPARSE_SASREC, make_run
 
 MODELS = {
     "rows": ("sasrec", {"item_matrix": "sparse", "user_embedding": True}),

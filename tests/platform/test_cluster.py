@@ -46,3 +46,47 @@ def test_a_cluster_is_started_where_none_is_named(monkeypatch, address, environm
         monkeypatch.setenv("RAY_ADDRESS", environment)
 
     assert cluster.starts_cluster(cluster.ClusterConfig(address=address)) == expected
+
+
+class SlowStarts:
+    """`ray.init` that runs into Ray's time limit some times."""
+
+    def __init__(self, monkeypatch, num_timeouts: int) -> None:
+        self.calls: list[str] = []
+        self._left = num_timeouts
+        monkeypatch.setattr("ray.init", self._init)
+        monkeypatch.setattr("ray.shutdown", lambda: self.calls.append("shutdown"))
+
+    def _init(self, address: str, num_cpus: int) -> None:
+        self.calls.append(f"init {address} {num_cpus}")
+        self._left -= 1
+        if self._left >= 0:
+            raise Exception("The current node timed out during startup. This could happen because ...")
+
+
+def test_a_node_that_does_not_come_up_in_time_is_started_again(monkeypatch, caplog):
+    ray = SlowStarts(monkeypatch, num_timeouts=1)
+
+    cluster.start_on_this_machine(num_cpus=3)
+
+    assert ray.calls == ["init local 3", "shutdown", "init local 3"]
+    assert "trying again" in caplog.text
+
+
+def test_a_node_that_never_comes_up_is_given_up_after_a_few_tries(monkeypatch):
+    ray = SlowStarts(monkeypatch, num_timeouts=99)
+
+    with pytest.raises(InputError, match=r"^Ray did not start on this machine in time"):
+        cluster.start_on_this_machine(num_cpus=3)
+
+    assert ray.calls == ["init local 3", "shutdown"] * cluster.START_TRIES
+
+
+def test_other_errors_of_a_start_are_not_tried_again(monkeypatch):
+    def fails(**options):
+        raise ValueError("num_cpus must not be negative")
+
+    monkeypatch.setattr("ray.init", fails)
+
+    with pytest.raises(ValueError, match="num_cpus"):
+        cluster.start_on_this_machine(num_cpus=-1)

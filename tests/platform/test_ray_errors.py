@@ -8,7 +8,7 @@ import signal
 import pytest
 import ray
 
-from rayrec.actors.spawning import ActorRole, spawn
+from rayrec.actors.spawning import ActorRole, RayHost
 from rayrec.platform.errors import InputError
 from rayrec.platform.ray_errors import ActorDeathError, root_cause
 
@@ -42,7 +42,7 @@ def members(ray_cluster):
     started = []
 
     def start(member: int, fails: bool = False):
-        started.append(spawn(member_class(), ActorRole("errors", "member", member), {"num_cpus": 0}, fails))
+        started.append(RayHost("errors").spawn(member_class(), "member", member, (fails,), {"num_cpus": 0}))
         return started[-1]
 
     yield start

@@ -14,7 +14,7 @@ from rayrec.rl.prompts import PromptStream, is_held_out
 from rayrec.rl.rewards.errors import RewardError
 from rayrec.rl.weights import Weights, WeightsChangedError
 from rayrec.rl.workers import RolloutWorker, load_policy, make_learner, make_parts, make_rewards
-from tests.runs import make_run
+from tests.helpers.runs import make_run
 
 DRAWS = ("sample", "stochastic_beam", "beam")
 

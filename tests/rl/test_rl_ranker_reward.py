@@ -12,8 +12,14 @@ from rayrec.platform.errors import InputError
 from rayrec.rl.config import PromptsConfig, RlConfig
 from rayrec.rl.prompts import PromptStream
 from rayrec.rl.workers import load_policy, make_rewards
-from tests.ranking import prepared_histories, prepared_ratings, ranker_run, rated_source, recommender_run
-from tests.runs import make_semantic_ids
+from tests.helpers.ranking import (
+    prepared_histories,
+    prepared_ratings,
+    ranker_run,
+    rated_source,
+    recommender_run,
+)
+from tests.helpers.runs import make_semantic_ids
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from rayrec.rl.prompts import PromptStream
 from rayrec.rl.run_folder import RlRunFolder
 from rayrec.rl.weights import views_of
 from rayrec.rl.workers import load_policy
-from tests.runs import make_run
+from tests.helpers.runs import make_run
 
 
 def test_a_run_that_goes_on_has_one_line_of_every_step(tmp_path):

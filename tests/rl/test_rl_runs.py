@@ -23,7 +23,7 @@ from rayrec.rl.rewards.errors import RewardError
 from rayrec.rl.run import train_policy
 from rayrec.rl.training import CollapsedError, PolicyTraining
 from rayrec.rl.workers import load_policy
-from tests.runs import make_run
+from tests.helpers.runs import make_run
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

@@ -8,7 +8,7 @@ from rayrec.rl.config import RlConfig
 from rayrec.rl.evaluation import prompts_of, validation_prompts
 from rayrec.rl.prompts import PromptStream, is_held_out
 from rayrec.samples.dataset.dataset import Dataset
-from tests.data import small_dataset
+from tests.helpers.data import small_dataset
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from rayrec.samples.base.intervals import Interval
 from rayrec.samples.reading.cursor import SCHEMA, Cursor, FileProgress
 from rayrec.samples.reading.read_plan import Batching, ReadPlan, ReadSettings
 from rayrec.samples.reading.reader import SampleReader
-from tests.data import write_log
+from tests.helpers.data import write_log
 
 
 def a(start, stop):

@@ -19,7 +19,7 @@ from rayrec.samples.importers import IMPORTERS, load_source
 from rayrec.samples.operations.config import OPERATIONS, RENAMED, settings_union
 from rayrec.samples.operations.operation import OperationSettings
 from rayrec.samples.operations.program import FeatureProgram
-from tests.feature_operations import Declared
+from tests.helpers.feature_operations import Declared
 
 REPO = Path(__file__).parents[2]
 GUIDES = REPO / "docs" / "guides"

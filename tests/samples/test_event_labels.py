@@ -21,7 +21,7 @@ from rayrec.samples.dataset.manifest import EVALUATION_FILES, fingerprint_of
 from rayrec.samples.features.features import SequenceFeatures
 from rayrec.samples.prepare.prepare import prepare
 from rayrec.samples.reading.reader import evaluation_batches
-from tests.data import small_dataset, write_source
+from tests.helpers.data import small_dataset, write_source
 
 EVENTS = [
     (f"u{user}", f"i{item}", 100 * place) for user in range(3) for place, item in enumerate([3, 1, 4, 2])

@@ -22,7 +22,7 @@ from rayrec.samples.stores import (
     open_store,
 )
 from rayrec.samples.stores.retry import Retry
-from tests.redis_server import RedisServer
+from tests.helpers.redis_server import RedisServer
 
 MANIFEST = StoreManifest(
     columns={"behaviors": "int8", "price": "float64"}, behaviors=("view", "buy"), chunk_events=4

@@ -15,7 +15,7 @@ from rayrec.samples.base.intervals import Interval, Intervals
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
 from rayrec.samples.reading.reader import evaluation_batches
-from tests.data import without_history_times, write_source
+from tests.helpers.data import without_history_times, write_source
 
 EVENTS = [("ann", 1, 50), ("ann", 2, 60), ("ann", 3, 70), ("ann", 4, 80)]
 EVENTS += [("bob", 2, 10), ("bob", 1, 30), ("bob", 3, 20)]

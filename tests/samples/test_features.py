@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rayrec.platform.errors import InputError
 from rayrec.platform.shares import balanced_bounds
 from rayrec.samples.features.features import SequenceFeatures, code_ids
-from tests.data import sample_batch
+from tests.helpers.data import sample_batch
 
 CATALOG = np.array([50, 10, 40, 20, 30])  # position 0 is item 50, position 1 item 10, ...
 

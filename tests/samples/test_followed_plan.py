@@ -12,7 +12,7 @@ from rayrec.samples.reading.cursor import Cursor
 from rayrec.samples.reading.followed_plan import FollowedPlan
 from rayrec.samples.reading.read_plan import Batching, ReadSettings, readings
 from rayrec.samples.reading.reader import SampleReader
-from tests.data import write_log
+from tests.helpers.data import write_log
 
 SETTINGS = ReadSettings(Batching(batch_size=5), seed=3, window_rows=8)
 

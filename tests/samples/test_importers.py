@@ -8,7 +8,7 @@ import pytest
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.importers import load_source
-from tests.data import real_data, write_source
+from tests.helpers.data import real_data, write_source
 
 EVENTS = [("a", "x", 10), ("a", "y", 20), ("b", "x", 30)]
 

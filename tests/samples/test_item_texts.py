@@ -7,7 +7,7 @@ import pytest
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.prepare.prepare import prepare
-from tests.data import write_source
+from tests.helpers.data import write_source
 
 EVENTS = [("a", "x", 1), ("a", "y", 2), ("a", "x", 3), ("b", "y", 1), ("b", "x", 2), ("b", "y", 3)]
 

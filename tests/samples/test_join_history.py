@@ -26,7 +26,7 @@ from rayrec.samples.stores import (
     open_store,
 )
 from rayrec.samples.stores.lookup import histories_before
-from tests.redis_server import RedisServer
+from tests.helpers.redis_server import RedisServer
 
 SECOND = 1_000_000
 KEYS = (1, 2, 3)

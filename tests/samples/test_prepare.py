@@ -15,7 +15,7 @@ from rayrec.samples.importers.tables import RawTable
 from rayrec.samples.prepare.partitions import run_partitions_locally
 from rayrec.samples.prepare.prepare import prepare
 from rayrec.samples.prepare.validation import parse_times
-from tests.data import random_events, real_data, small_dataset, write_source
+from tests.helpers.data import random_events, real_data, small_dataset, write_source
 
 EVENTS = [(1, 10, 5), (1, 30, 7), (1, 20, 6), (1, 40, 8), (2, 20, 5), (2, 10, 9), (2, 40, 6)]
 

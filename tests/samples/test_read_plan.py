@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rayrec.platform.errors import InputError
 from rayrec.samples.reading.read_plan import Batching, ReadPlan, ReadSettings, readings
 from rayrec.samples.reading.reader import SampleReader
-from tests.data import write_log
+from tests.helpers.data import write_log
 
 COLUMNS = ["user_id", "item_ids", "price", "country"]
 

@@ -12,7 +12,7 @@ from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.reading.read_plan import ReadPlan, readings
 from rayrec.samples.reading.reader import SampleReader, evaluation_batches
-from tests.data import small_dataset
+from tests.helpers.data import small_dataset
 
 
 @pytest.fixture(scope="module")

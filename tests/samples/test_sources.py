@@ -11,7 +11,7 @@ from rayrec.samples.base.intervals import Interval
 from rayrec.samples.reading.read_plan import Batching, ReadPlan, ReadSettings
 from rayrec.samples.reading.reader import SampleReader
 from rayrec.samples.reading.sources import ParquetSource
-from tests.data import write_log
+from tests.helpers.data import write_log
 
 
 def plan_of(url, **more):

@@ -18,7 +18,7 @@ from rayrec.samples.stores import build as build_module
 from rayrec.samples.stores import open_store
 from rayrec.samples.stores.build import StoreBuildConfig, build_store
 from rayrec.samples.stores.key_samples import write_key_samples
-from tests.data import random_events, write_source
+from tests.helpers.data import random_events, write_source
 
 DAY = 86_400
 SECOND = 1_000_000

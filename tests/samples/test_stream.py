@@ -10,7 +10,7 @@ from rayrec.platform.errors import InputError
 from rayrec.samples.reading.read_plan import Batching, ReadPlan, ReadSettings
 from rayrec.samples.reading.reader import SampleReader
 from rayrec.samples.reading.stream import Jagged, SampleStream, arrays
-from tests.data import write_log
+from tests.helpers.data import write_log
 
 COLUMNS = ("user_id", "item_ids", "price")
 

@@ -18,7 +18,7 @@ from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.web.api import ANSWERING_ROUTES, build_api
 from rayrec.serve.web.metrics import PrometheusMeter
 from rayrec.serve.web.recent import RecentActivity
-from tests.runs import make_run
+from tests.helpers.runs import make_run
 from tests.serve.fake_recommender import listening
 
 COUNT = 400

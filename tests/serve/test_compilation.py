@@ -31,9 +31,9 @@ from rayrec.serve.engine.compilation import CompilationFailedError, Compiler, Co
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.web.metrics import PrometheusMeter
 from rayrec.serve.wire.schemas import RecommendRequest
+from tests.helpers.ranking import prepared_clicks, ranker_run
+from tests.helpers.runs import make_run
 from tests.models.keras.programs import needs_tensorflow
-from tests.ranking import prepared_clicks, ranker_run
-from tests.runs import make_run
 
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler"

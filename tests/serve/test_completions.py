@@ -15,7 +15,7 @@ from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.serve.config.access import AccessConfig
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.wire.request_body import MAX_BODY_BYTES
-from tests.runs import make_run
+from tests.helpers.runs import make_run
 from tests.serve.fake_recommender import FakeRecommender, HeldService, api_of, listening
 from tests.serve.test_ranked_recommendations import FakeStage
 

@@ -27,7 +27,7 @@ from rayrec.serve.engine.pointer import AGAIN_AFTER_S
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.web.metrics import PrometheusMeter
 from rayrec.serve.wire.schemas import RecommendRequest
-from tests.runs import make_run
+from tests.helpers.runs import make_run
 
 SETTINGS = {"item_matrix": "sparse", "user_embedding": True}
 

@@ -14,7 +14,7 @@ from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.web.api import build_api
 from rayrec.serve.web.metrics import PrometheusMeter
-from tests.runs import make_run
+from tests.helpers.runs import make_run
 from tests.serve.fake_recommender import HeldService
 
 

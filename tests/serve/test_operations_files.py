@@ -24,7 +24,7 @@ from rayrec.serve.config.access import AccessConfig
 from rayrec.serve.config.events import EventsConfig, LogConfig, RequestLogConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.web.metrics import PrometheusMeter
-from tests.runs import make_run
+from tests.helpers.runs import make_run
 
 FOLDER = CHECKOUT / "docs" / "operations"
 DASHBOARD = json.loads((FOLDER / "grafana-serving.json").read_text())

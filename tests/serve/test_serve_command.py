@@ -20,7 +20,7 @@ import yaml
 
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.serve.on_ray.ray_ingress import HAPROXY_SWITCH, VARIABLES
-from tests.runs import make_run
+from tests.helpers.runs import make_run
 from tests.serve.certificates import make_certificate
 from tests.serve.processes import environment_of, is_loopback, listening, marked_processes, speaks_http
 

@@ -14,9 +14,9 @@ from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.launch.launch import serving
 from rayrec.serve.on_ray.ray_ingress import RunningServe
 from rayrec.serve.on_ray.serving import joined
+from tests.helpers.ranking import prepared_clicks, ranker_run
+from tests.helpers.runs import make_run
 from tests.models.keras.programs import needs_tensorflow
-from tests.ranking import prepared_clicks, ranker_run
-from tests.runs import make_run
 
 
 @pytest.fixture(scope="module")

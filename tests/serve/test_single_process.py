@@ -14,7 +14,7 @@ from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.errors import InputError
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.launch.launch import serving
-from tests.runs import make_run
+from tests.helpers.runs import make_run
 
 
 @pytest.fixture(scope="module")

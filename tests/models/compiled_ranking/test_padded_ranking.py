@@ -21,7 +21,7 @@ from rayrec.models.registry.sequence_program import SequenceProgram
 from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.features.features import SequenceFeatures
-from tests.data import sample_batch
+from tests.helpers.data import sample_batch
 
 NUM_ITEMS, DIM, LENGTH, BEAMS = 40, 8, 6, 5
 READER: dict[str, Any] = {"dim": DIM, "num_layers": 2, "num_heads": 2, "max_length": LENGTH}

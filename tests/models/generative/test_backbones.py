@@ -16,7 +16,7 @@ from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
 from rayrec.models.generative.prefix_decoder import PrefixDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.generative.retrieval import HistoryRetrieval, RetrievalSettings
-from tests.data import sample_batch
+from tests.helpers.data import sample_batch
 from tests.models import networks
 from tests.models.networks import DIM, backbone, histories, labeled, tensor_batch
 

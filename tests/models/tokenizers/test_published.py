@@ -6,7 +6,7 @@ import pytest
 from rayrec.models.tokenizers.published import published_registry
 from rayrec.models.tokenizers.report import collision_counts
 from rayrec.platform.errors import InputError
-from tests.data import real_data
+from tests.helpers.data import real_data
 
 KEYS = ("12", "10", "11")
 """Of the catalog, in its order."""

@@ -25,7 +25,7 @@ from rayrec.rl.off_policy.logs import BanditLog, read_open_bandit
 from rayrec.rl.off_policy.policies import logged_frequencies, softmax_of, uniform
 from rayrec.rl.off_policy.reward_model import cross_fitted
 from rayrec.rl.off_policy.synthetic import World
-from tests.data import real_data
+from tests.helpers.data import real_data
 
 
 def log_of(actions, rewards, propensities, num_actions=2, positions=None) -> BanditLog:

@@ -11,7 +11,7 @@ from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.ids import id_of
 from rayrec.samples.impressions.layouts.avazu import COLUMNS
 from rayrec.samples.impressions.prepare import prepare_impressions
-from tests.data import real_data
+from tests.helpers.data import real_data
 
 
 def criteo_line(label, first_number="", first_id="05db9164"):

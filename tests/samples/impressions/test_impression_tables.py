@@ -15,7 +15,7 @@ from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.ids import id_of, ids_of, rare_id
 from rayrec.samples.impressions.prepare import prepare_impressions
-from tests.data import small_dataset
+from tests.helpers.data import small_dataset
 
 NUM_ROWS = 50
 

@@ -17,7 +17,7 @@ from rayrec.samples.impressions.layouts.histories import histories_now, past_eve
 from rayrec.samples.impressions.prepare import prepare_impressions
 from rayrec.samples.impressions.query_rows import QueryRows
 from rayrec.samples.prepare.prepare import prepare
-from tests.data import real_data
+from tests.helpers.data import real_data
 
 
 def prepared(layout, source, out, **settings):

@@ -3,7 +3,7 @@ import pyarrow as pa
 import pytest
 
 from rayrec.platform.errors import InputError
-from tests.feature_operations import Declared, context, program
+from tests.helpers.feature_operations import Declared, context, program
 
 SCHEMA = pa.schema(
     [

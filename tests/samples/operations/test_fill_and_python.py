@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 import pytest
 
 from rayrec.platform.errors import InputError
-from tests.feature_operations import column, computed, program
+from tests.helpers.feature_operations import column, computed, program
 
 INTS, FLOATS = pa.list_(pa.int64()), pa.list_(pa.float32())
 

@@ -10,7 +10,7 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64, mix64
 from rayrec.samples.operations.text_hash import hash_texts
 from rayrec.samples.prepare.ids import hash_strings
-from tests.feature_operations import column, computed
+from tests.helpers.feature_operations import column, computed
 
 TEXTS, INTS = pa.list_(pa.string()), pa.list_(pa.int64())
 

@@ -5,7 +5,7 @@ import pytest
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.operations.operation import RowContext
-from tests.feature_operations import context, program
+from tests.helpers.feature_operations import context, program
 
 INTS = pa.list_(pa.int64())
 

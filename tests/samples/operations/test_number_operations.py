@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from rayrec.platform.errors import InputError
-from tests.feature_operations import column
+from tests.helpers.feature_operations import column
 
 FLOATS = pa.list_(pa.float32())
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
-from tests.feature_operations import computed
+from tests.helpers.feature_operations import computed
 
 INTS, TEXTS = pa.list_(pa.int64()), pa.list_(pa.string())
 

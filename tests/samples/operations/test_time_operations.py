@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
-from tests.feature_operations import column, computed
+from tests.helpers.feature_operations import column, computed
 
 INT64 = pa.int64()
 EXTREMES = [-(2**63), 2**63 - 1]

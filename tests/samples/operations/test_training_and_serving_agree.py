@@ -16,7 +16,7 @@ import rayrec.samples.operations
 from rayrec.samples.operations.config import OPERATIONS
 from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.stores.build import build_store
-from tests.feature_operations import Declared, program
+from tests.helpers.feature_operations import Declared, program
 
 INTS = pa.list_(pa.int64())
 SCHEMA = pa.schema(

@@ -16,7 +16,7 @@ from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.events.request_log import RequestLog
 from rayrec.serve.web.api import build_api
-from tests.runs import make_run
+from tests.helpers.runs import make_run
 
 NOW = 1_700_000_000
 

@@ -18,7 +18,7 @@ from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.events.merging import with_recent
 from rayrec.serve.events.user_state import ProcessState, StoredState, UserEvents, open_state
 from rayrec.serve.web.api import build_api
-from tests.runs import make_run
+from tests.helpers.runs import make_run
 
 NOW_US = 1_700_000_000 * 1_000_000
 

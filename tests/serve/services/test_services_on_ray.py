@@ -10,7 +10,7 @@ from rayrec.serve.config.events import EventsConfig, LogConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.launch.launch import serving
 from rayrec.serve.on_ray.serving import APPLICATION
-from tests.runs import make_run
+from tests.helpers.runs import make_run
 from tests.serve.test_serve_launch import fetch, free_port
 
 __all__ = ["free_port"]

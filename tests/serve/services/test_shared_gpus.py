@@ -5,7 +5,7 @@ import pytest
 from rayrec.platform.errors import InputError
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.on_ray.deployments import resources_of
-from tests.runs import make_run
+from tests.helpers.runs import make_run
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from rayrec.samples.base.batches import FeatureBatch, TableLookup
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.on_ray.dense import MOST_VERSIONS, DensePart, RemoteRanker
 from rayrec.serve.on_ray.packed_batch import RankBatch
-from tests.runs import SPARSE_SASREC, make_run
+from tests.helpers.runs import SPARSE_SASREC, make_run
 
 RUNS = {
     "rows of the catalog": ("sasrec", {"item_matrix": "sparse", "user_embedding": True}),

@@ -63,8 +63,8 @@ def forked_workers() -> Iterator[str]:
             textwrap.dedent(INTERPRETER).strip().format(python=sys.executable, address=str(address))
         )
         interpreter.chmod(0o755)
-        command = [sys.executable, "-m", "tests.forked_workers", str(address)]
-        root = Path(__file__).parents[1]
+        command = [sys.executable, "-m", "tests.helpers.forked_workers", str(address)]
+        root = Path(__file__).parents[2]
         # It ends with its input, also if nobody is left to end it.
         template = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:

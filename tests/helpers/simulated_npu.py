@@ -1,6 +1,6 @@
 """A device named `npu` made of Python: tensors that hold CPU tensors, and operations that are named here.
 
-    python -m pytest -p tests.simulated_npu -k npu FILES
+    python -m pytest -p tests.helpers.simulated_npu -k npu FILES
 
 registers it, for that process and for good; so whoever tests on it has a process of their own
 (`tests/devices/test_simulated_npu.py`). From then on `get_device("npu")` finds it as it finds an Ascend NPU,
@@ -192,7 +192,7 @@ class NpuTensor(torch.Tensor):
         if _COMPOSITES[func]:  # in inference mode they come undivided
             return func.decompose(*args, **kwargs)
         if func.namespace != "aten" or name not in KNOWN:
-            refused = f"the simulated NPU has no operation {func}; see tests/simulated_npu.py"
+            refused = f"the simulated NPU has no operation {func}; see tests/helpers/simulated_npu.py"
             if threading.current_thread() is not threading.main_thread():
                 # Autograd's thread loses what is raised in it, and may end the process without a word.
                 print(refused, file=sys.stderr, flush=True)

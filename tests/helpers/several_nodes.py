@@ -2,7 +2,7 @@
 
 A program of its own, since the tests share a cluster of one node:
 
-    RAY_TMPDIR=SHORT python -m tests.several_nodes FOLDER     what happened is in FOLDER/report.json
+    RAY_TMPDIR=SHORT python -m tests.helpers.several_nodes FOLDER     what happened is in FOLDER/report.json
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
-from tests.data import small_dataset
-from tests.forked_workers import forked_workers
-from tests.runs import SPARSE_SASREC
+from tests.helpers.data import small_dataset
+from tests.helpers.forked_workers import forked_workers
+from tests.helpers.runs import SPARSE_SASREC
 
 NUM_STEPS = 60
 SERVER_LOST_AT, TRAINER_LOST_AT = 25, 45

@@ -27,7 +27,7 @@ Event = tuple[object, object, object]
 
 def real_data(name: str) -> Path:
     """A folder of the public data sets; skips the test where they are not to be had."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    beside = Path(__file__).resolve().parents[3] / "shared" / "data"
     folder = Path(os.environ.get("RAYREC_DATA", beside)) / name
     if not folder.is_dir():
         pytest.skip(f"{folder} is missing; set RAYREC_DATA to the folder of the public data sets")

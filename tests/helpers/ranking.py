@@ -16,9 +16,9 @@ from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.prepare import prepare_impressions
 from rayrec.samples.prepare.prepare import prepare
-from tests.data import Event, random_events, write_source
-from tests.impressions import ctr_config
-from tests.runs import MODELS, NUM_ITEMS, NUM_USERS, trained
+from tests.helpers.data import Event, random_events, write_source
+from tests.helpers.impressions import ctr_config
+from tests.helpers.runs import MODELS, NUM_ITEMS, NUM_USERS, trained
 
 
 def rated_source(folder: Path) -> Path:

@@ -29,7 +29,7 @@ from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
 from rayrec.samples.reading.cursor import Cursor
 from rayrec.samples.reading.reader import SampleReader
-from tests.data import random_events, write_source
+from tests.helpers.data import random_events, write_source
 
 NUM_USERS, NUM_ITEMS = 40, 30
 """Users "u0", ..., "u39"; items "i0", ..., "i29" with the titles "Title of i0", ..."""
@@ -73,7 +73,7 @@ def make_run(
         snapshots_after: steps after which there are snapshots, too: a full one, then increments.
         model_settings: more settings of the model, such as `item_matrix="sparse"`.
     """
-    dataset = _dataset(folder, integer_users, labeled)
+    dataset = made_dataset(folder, integer_users, labeled)
     if model not in ("sasrec", "hstu"):
         make_semantic_ids(dataset, collision_policy)
     config = RunConfig.parse(
@@ -105,7 +105,7 @@ def change_manifest(run: Path, **changes: Any) -> None:
     write_json(path, manifest | {"checksum": checksum_of(manifest)})
 
 
-def _dataset(folder: Path, integer_users: bool, labeled: bool) -> Dataset:
+def made_dataset(folder: Path, integer_users: bool, labeled: bool) -> Dataset:
     events = random_events(NUM_USERS, NUM_ITEMS)
     labels = {}
     if labeled:
