@@ -41,14 +41,14 @@ def test_every_trainer_gets_an_object_of_its_own():
     assert first.num_targets == second.num_targets == 3
 
 
-def test_what_a_batch_will_read_from_disk_is_announced_to_the_servers_that_hold_it():
+def test_what_a_batch_will_read_from_disk_is_prefetched_by_the_servers_that_hold_it():
     announced: list[dict[str, list[int]]] = [{}, {}]
 
     def server(shard: int) -> SimpleNamespace:
-        def announce(request: dict[str, np.ndarray]) -> None:
+        def prefetch(request: dict[str, np.ndarray]) -> None:
             announced[shard] |= {name: ids_M.tolist() for name, ids_M in request.items()}
 
-        return SimpleNamespace(announce=SimpleNamespace(remote=announce))
+        return SimpleNamespace(prefetch=SimpleNamespace(remote=prefetch))
 
     tables = [TableConfig(name="item", dim=2, disk=DiskConfig(memory=2**30)), TableConfig(name="user", dim=2)]
     features = SequenceFeatures(np.arange(9), max_length=5, num_trainers=2, tables=("item", "user"))
