@@ -39,7 +39,7 @@ wheel: env ## Build the wheel, in build/wheel.
 lower-bounds: ## Run tests with the oldest versions that setup.cfg allows, in build/lower-bounds.
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	sed -n '/^install_requires/,/^\[options.packages/ s/>=/==/p; /^hf =/,/^# What/ s/>=/==/p' setup.cfg > $(OLDEST)/lowest.txt
-	grep -E '^(torch|pytest|pytest-timeout|hypothesis|httpx)==' constraints.txt >> $(OLDEST)/lowest.txt
+	grep -E '^(torch|pytest|pytest-timeout|pytest-xdist|hypothesis|httpx)==' constraints.txt >> $(OLDEST)/lowest.txt
 	$(OLDEST)/bin/python -m pip --quiet install $(PIP_ARGS) --requirement $(OLDEST)/lowest.txt
 	$(OLDEST)/bin/python -m pytest $(OLDEST_TESTS)
 
