@@ -23,21 +23,21 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from rayrec.pipelines.config.run import RunConfig
-from rayrec.pipelines.evaluation.evaluate import evaluate
-from rayrec.pipelines.evaluation.evaluate_recommender import MODEL, POPULARITY
-from rayrec.pipelines.metrics.evaluation_report import EvaluationReport
-from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, tokenize
-from rayrec.pipelines.training.progress import TrainingResult
-from rayrec.pipelines.training.train import train
-from rayrec.platform.cluster import ClusterConfig, ray_cluster
-from rayrec.platform.errors import InputError
-from rayrec.samples.base.config import PrepareConfig
-from rayrec.samples.dataset.dataset import Dataset
-from rayrec.samples.prepare.prepare import prepare
-from rayrec.samples.prepare.ray_jobs import run_partitions_on_ray
-from rayrec.serve.config.serve import ServeConfig
-from rayrec.serve.launch.launch import serving
+from rayrec import prepare
+from rayrec.pipelines import (
+    MODEL,
+    POPULARITY,
+    EvaluationReport,
+    RunConfig,
+    TokenizeConfig,
+    TrainingResult,
+    evaluate,
+    tokenize,
+    train,
+)
+from rayrec.platform import ClusterConfig, InputError, ray_cluster
+from rayrec.samples import Dataset, PrepareConfig, run_partitions_on_ray
+from rayrec.serve import ServeConfig, serving
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 DATA = CHECKOUT / "data" / "movielens-100k"
@@ -110,7 +110,7 @@ def chapter(title: str, text: str) -> None:
 
 def show_codes(dataset: Dataset) -> None:
     """A few films that share their first two codes."""
-    from rayrec.models.tokenizers.registry import SemanticIdRegistry
+    from rayrec.models import SemanticIdRegistry
 
     codes_IL = SemanticIdRegistry.load(DATA / "semantic_ids").codes_IL
     popular = dataset.items.train_counts_I.argmax()

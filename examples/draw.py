@@ -26,11 +26,9 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Curve
 
 import rayrec
-from rayrec.models.tokenizers.item_tokenizer import ItemTokenizer
-from rayrec.models.tokenizers.registry import SemanticIdRegistry
-from rayrec.pipelines.inference.recommender import Query
-from rayrec.pipelines.tasks.features import registry_folder
-from rayrec.platform.errors import InputError
+from rayrec.models import ItemTokenizer, SemanticIdRegistry
+from rayrec.pipelines import Query, registry_folder
+from rayrec.platform import InputError
 
 NUM_RECOMMENDED, NUM_SHOWN, NUM_LABELS = 12, 10, 14
 INK, QUIET, PAPER, ACCENT = "#22262e", "#9aa1ad", "#fbfaf7", "#c2410c"

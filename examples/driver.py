@@ -10,7 +10,7 @@ import argparse
 import sys
 
 import rayrec
-from rayrec.platform.errors import InputError
+from rayrec.platform import InputError
 
 
 def main() -> None:

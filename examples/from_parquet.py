@@ -22,8 +22,7 @@ import yaml
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from rayrec.platform.config import Config
-from rayrec.platform.errors import InputError
+from rayrec.platform import Config, InputError
 from rayrec.samples import (
     Arrays,
     Batching,

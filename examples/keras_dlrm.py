@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rayrec.platform.impression_schema import ImpressionSchema
+from rayrec.models import ImpressionSchema
 
 if TYPE_CHECKING:
     import keras

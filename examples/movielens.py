@@ -13,7 +13,7 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
-from rayrec.platform.errors import InputError
+from rayrec.platform import InputError
 
 CACHE = Path(__file__).resolve().parents[1] / ".cache" / "movielens-100k"
 

@@ -7,36 +7,17 @@
     rayrec.evaluate("runs/mine")
     rayrec.Recommender.load("runs/mine")
 
-Names are imported when they are first used: `rayrec.models` alone needs torch and numpy, nothing else.
+Each room has a public API of its own: `rayrec.samples`, `rayrec.embeddings`, `rayrec.models`,
+`rayrec.pipelines`, `rayrec.rl`, `rayrec.serve`. Names are imported when they are first used.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rayrec.platform.lazy_names import lazy_names
 
 __version__ = "0.2.0"
-
-_HOMES = {
-    "InputError": "rayrec.platform.errors",
-    "PrepareConfig": "rayrec.samples.base.config",
-    "prepare": "rayrec.samples.prepare.prepare",
-    "Dataset": "rayrec.samples.dataset.dataset",
-    "TokenizeConfig": "rayrec.pipelines.semantic_ids.tokenization",
-    "tokenize": "rayrec.pipelines.semantic_ids.tokenization",
-    "RunConfig": "rayrec.pipelines.config.run",
-    "train": "rayrec.pipelines.training.train",
-    "in_process": "rayrec.pipelines.training.placements",
-    "on_ray": "rayrec.pipelines.training.placements",
-    "evaluate": "rayrec.pipelines.evaluation.evaluate",
-    "Recommender": "rayrec.pipelines.inference.recommender",
-    "Query": "rayrec.pipelines.inference.recommender",
-    "ServeConfig": "rayrec.serve.config.serve",
-    "serving": "rayrec.serve.launch.launch",
-}
-"""Public name -> module that defines it."""
-
-__all__ = ["__version__", *_HOMES]
 
 if TYPE_CHECKING:
     from rayrec.pipelines.config.run import RunConfig as RunConfig
@@ -55,8 +36,6 @@ if TYPE_CHECKING:
     from rayrec.serve.config.serve import ServeConfig as ServeConfig
     from rayrec.serve.launch.launch import serving as serving
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'rayrec' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+_ROOMS = ("adapters", "embeddings", "models", "pipelines", "platform", "rl", "samples", "serve")
+_names, __getattr__ = lazy_names(__name__, __file__, _ROOMS)
+__all__ = ["__version__", *_names]

@@ -1,5 +1,34 @@
 """Runs: settings, folders, training loop, snapshots, recovery, evaluation; and trained models that answer.
 
-Start at `training.train.train` and `inference.recommender.Recommender`.
+    from rayrec.pipelines import RunConfig, train, in_process
+
 May import `actors`, `samples`, `embeddings`, `models`, `platform`.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rayrec.platform.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from rayrec.pipelines.config.run import RunConfig as RunConfig
+    from rayrec.pipelines.evaluation.evaluate import evaluate as evaluate
+    from rayrec.pipelines.evaluation.evaluate_recommender import MODEL as MODEL
+    from rayrec.pipelines.evaluation.evaluate_recommender import POPULARITY as POPULARITY
+    from rayrec.pipelines.inference.recommender import Query as Query
+    from rayrec.pipelines.inference.recommender import Recommender as Recommender
+    from rayrec.pipelines.inference.scorer import Scorer as Scorer
+    from rayrec.pipelines.metrics.estimate import Estimate as Estimate
+    from rayrec.pipelines.metrics.evaluation_report import EvaluationReport as EvaluationReport
+    from rayrec.pipelines.runs.run_folder import RunFolder as RunFolder
+    from rayrec.pipelines.runs.snapshots import read_snapshot as read_snapshot
+    from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig as TokenizeConfig
+    from rayrec.pipelines.semantic_ids.tokenization import tokenize as tokenize
+    from rayrec.pipelines.tasks.features import registry_folder as registry_folder
+    from rayrec.pipelines.training.placements import in_process as in_process
+    from rayrec.pipelines.training.placements import on_ray as on_ray
+    from rayrec.pipelines.training.progress import TrainingResult as TrainingResult
+    from rayrec.pipelines.training.train import train as train
+
+__all__, __getattr__ = lazy_names(__name__, __file__)

@@ -8,35 +8,9 @@ Names are imported when they are first used. Ray appears in `rayrec.actors.rl_wo
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-_HOMES = {
-    "RlConfig": "rayrec.rl.config",
-    "RlResult": "rayrec.rl.run",
-    "StepReport": "rayrec.rl.training",
-    "train_policy": "rayrec.rl.run",
-    "CandidateLists": "rayrec.rl.rewards.base",
-    "Reward": "rayrec.rl.rewards.base",
-    "RewardContext": "rayrec.rl.rewards.base",
-    "RewardError": "rayrec.rl.rewards.base",
-    "RewardSettings": "rayrec.rl.rewards.base",
-    "RewardsConfig": "rayrec.rl.rewards.config",
-    "build_rewards": "rayrec.rl.rewards.config",
-    "LossInputs": "rayrec.rl.losses.base",
-    "Objective": "rayrec.rl.losses.base",
-    "PolicyLoss": "rayrec.rl.losses.base",
-    "centered": "rayrec.rl.losses.terms",
-    "clipped": "rayrec.rl.losses.terms",
-    "is_clipped": "rayrec.rl.losses.terms",
-    "leave_one_out": "rayrec.rl.losses.terms",
-    "sequence_ratio": "rayrec.rl.losses.terms",
-    "standardized": "rayrec.rl.losses.terms",
-    "sum_over_codes": "rayrec.rl.losses.terms",
-}
-"""Public name -> module that defines it."""
-
-__all__ = [*_HOMES]
+from rayrec.platform.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from rayrec.rl.config import RlConfig as RlConfig
@@ -61,9 +35,5 @@ if TYPE_CHECKING:
     from rayrec.rl.run import train_policy as train_policy
     from rayrec.rl.training import StepReport as StepReport
 
-
-def __getattr__(name: str) -> Any:
-    # Also lets a plug-in import names from here while the table that imports the plug-in is being imported.
-    if name not in _HOMES:
-        raise AttributeError(f"module 'rayrec.rl' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+# Lazy also so that a plug-in may import names from here while the table that imports it is being imported.
+__all__, __getattr__ = lazy_names(__name__, __file__)

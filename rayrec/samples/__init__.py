@@ -7,41 +7,9 @@ Names are imported when they are first used. `prepare` itself is `rayrec.prepare
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-_HOMES = {
-    "PrepareConfig": "rayrec.samples.base.config",
-    "Dataset": "rayrec.samples.dataset.dataset",
-    "ImpressionsConfig": "rayrec.samples.impressions.config",
-    "prepare_impressions": "rayrec.samples.impressions.prepare",
-    "ImpressionDataset": "rayrec.samples.impressions.dataset",
-    "Importer": "rayrec.samples.importers.importer",
-    "RawTable": "rayrec.samples.importers.tables",
-    "RawTables": "rayrec.samples.importers.tables",
-    "read_table": "rayrec.samples.importers.tables",
-    "Operation": "rayrec.samples.operations.operation",
-    "OperationConfig": "rayrec.samples.operations.config",
-    "OperationSettings": "rayrec.samples.operations.operation",
-    "RowContext": "rayrec.samples.operations.operation",
-    "FeatureProgram": "rayrec.samples.operations.program",
-    "input_type": "rayrec.samples.operations.columns",
-    "is_number": "rayrec.samples.operations.columns",
-    "map_values": "rayrec.samples.operations.columns",
-    "with_values": "rayrec.samples.operations.columns",
-    "Arrays": "rayrec.samples.reading.stream",
-    "Batching": "rayrec.samples.reading.read_plan",
-    "Jagged": "rayrec.samples.reading.stream",
-    "ParquetSource": "rayrec.samples.reading.sources",
-    "ReadPlan": "rayrec.samples.reading.read_plan",
-    "ReadSettings": "rayrec.samples.reading.read_plan",
-    "RowBatch": "rayrec.samples.base.batches",
-    "SampleStream": "rayrec.samples.reading.stream",
-    "read_spec": "rayrec.samples.reading.read_plan",
-}
-"""Public name -> module that defines it."""
-
-__all__ = [*_HOMES]
+from rayrec.platform.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from rayrec.samples.base.batches import RowBatch as RowBatch
@@ -63,6 +31,7 @@ if TYPE_CHECKING:
     from rayrec.samples.operations.operation import OperationSettings as OperationSettings
     from rayrec.samples.operations.operation import RowContext as RowContext
     from rayrec.samples.operations.program import FeatureProgram as FeatureProgram
+    from rayrec.samples.prepare.ray_jobs import run_partitions_on_ray as run_partitions_on_ray
     from rayrec.samples.reading.read_plan import Batching as Batching
     from rayrec.samples.reading.read_plan import ReadPlan as ReadPlan
     from rayrec.samples.reading.read_plan import ReadSettings as ReadSettings
@@ -72,10 +41,5 @@ if TYPE_CHECKING:
     from rayrec.samples.reading.stream import Jagged as Jagged
     from rayrec.samples.reading.stream import SampleStream as SampleStream
 
-
-def __getattr__(name: str) -> Any:
-    # Also keeps the room free of cycles: a plug-in may import names from here while the table of operations,
-    # which imports the plug-in, is itself being imported.
-    if name not in _HOMES:
-        raise AttributeError(f"module 'rayrec.samples' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+# Lazy also so that a plug-in may import names from here while the table that imports it is being imported.
+__all__, __getattr__ = lazy_names(__name__, __file__)

@@ -5,11 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from rayrec.models.ctr.config import ImpressionModelConfig
-from rayrec.models.ctr.losses import LabelLoss
-from rayrec.models.ctr.model import CtrModel
-from rayrec.models.ctr.tensors import ImpressionTensors
-from rayrec.platform.impression_schema import ImpressionSchema
+from rayrec.models import CtrModel, ImpressionModelConfig, ImpressionSchema, ImpressionTensors, LabelLoss
 
 
 class WideConfig(ImpressionModelConfig):

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 from pydantic import Field
 
-from rayrec.models.tokenizers.vector_sources import ItemData, ItemVectorSource, Progress
+from rayrec.models import ItemData, ItemVectorSource, Progress
 
 
 class TrigramVectors(ItemVectorSource):

@@ -8,10 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayrec.models.sequence.catalog import Catalog
-from rayrec.models.sequence.config import SequenceModelConfig
-from rayrec.models.sequence.sequence_model import Ranking, SequenceModel, rank_by_scores
-from rayrec.models.sequence.tensor_batch import TensorBatch
+from rayrec.models import Catalog, Ranking, SequenceModel, SequenceModelConfig, TensorBatch, rank_by_scores
 
 
 class GruConfig(SequenceModelConfig):
