@@ -27,9 +27,8 @@ from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.lookup.lookups import LookupStats, TrainerLink
 from rayrec.embeddings.transport.client import ShardClient
 from rayrec.models.base.compute import PLAIN, ComputeSettings
-from rayrec.models.program.matrix_rate import matrix_rate
 from rayrec.models.program.program import Placement, ProgramSpec, RankedItems, RankingProgram, ScoringProgram
-from rayrec.models.program.utilization import Utilization
+from rayrec.models.program.utilization import Utilization, matrix_rate
 from rayrec.platform.devices import device_memory, get_device, ray_claim
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
 from rayrec.samples.base.batches import FeatureBatch

@@ -12,8 +12,7 @@ from rayrec.models.base.compute import PLAIN, ComputeSettings
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.base.linear_cross_entropy import linear_cross_entropy
 from rayrec.models.program.compiled_parts import compile_parts, explained
-from rayrec.models.program.matrix_rate import matrix_rate
-from rayrec.models.program.utilization import Utilization
+from rayrec.models.program.utilization import Utilization, matrix_rate
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.models.sequence.sequence_program import SequenceProgram, build_model, flops_of
 from rayrec.models.sequence.tensor_batch import TensorBatch

@@ -15,7 +15,8 @@ from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.accepted_files import AcceptedFiles
 from rayrec.pipelines.runs.snapshots import Snapshot
-from rayrec.pipelines.tasks.opening import open_task
+from rayrec.pipelines.tasks.impressions import ImpressionTask
+from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.pipelines.tasks.task import Task, TrainingFeatures
 from rayrec.pipelines.tasks.training_rows import TrainingRows, compiled, training_rows
 from rayrec.platform.devices import device_named
@@ -117,6 +118,17 @@ def assemble(config: RunConfig, checksums: bool = True, columns: pa.Schema | Non
         InputError: as the task of the run's model says of its data.
     """
     return Assembly(config, open_task(config, checksums), columns)
+
+
+def open_task(config: RunConfig, checksums: bool = True) -> Task:
+    """Open what a run reads, and check that it fits the model.
+
+    Raises:
+        InputError: what the run reads is missing, damaged, or not what the model needs.
+    """
+    if config.model.kind == "impressions":
+        return ImpressionTask.open(config, config.model, checksums)
+    return NextItemTask.open(config, config.model, checksums)
 
 
 def check_continues(snapshot: Snapshot, assembly: Assembly) -> None:
