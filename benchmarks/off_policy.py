@@ -1,13 +1,14 @@
 """Off-policy estimates: whether their intervals cover what is true.
 
-* `off-policy-coverage-NAME`: of 200 synthetic logs of 1,000 rows each, drawn from a world whose true value is
+* `off-policy-coverage-NAME`: of 200 synthetic logs of 1,000 rows each, sampled from a world whose true value
+is
   known, the share in which the 95 % interval of an estimate covers it, over 0.95. A share of 200 varies by
   3 % at a time, so the bar is 0.96 of 0.95. `NAME` is of an estimate that has all that it needs: propensities
   that are right, and a fitted reward model. What happens where the model is of something else, or the
   propensities are wrong and the model is that of the world, is printed: the doubly robust estimate has to
   stand either.
 * `RAYREC_BENCH_DATA` may name the Open Bandit Dataset (a folder with bts/all and random/all): the uniform
-  policy is judged on the log of the other one, beside what the uniform policy has earned in a log of its own,
+  policy is evaluated on the log of the other one and compared with its mean reward in a log of its own,
   and the other way round. There are 42 and 38 clicks, so this is a check, and no bar.
 
 `RAYREC_BENCH_ROWS` is the number of logs.
@@ -22,6 +23,7 @@ import numpy as np
 from scipy.special import expit
 
 from benchmarks.harness import Bar, BenchOptions
+from benchmarks.synthetic_bandit import World
 from rayrec.platform.arrays import Float64Array
 from rayrec.platform.console import log as out
 from rayrec.rl.off_policy.estimators import (
@@ -36,7 +38,6 @@ from rayrec.rl.off_policy.estimators import (
 from rayrec.rl.off_policy.logs import BanditLog, read_open_bandit
 from rayrec.rl.off_policy.policies import logged_frequencies, uniform
 from rayrec.rl.off_policy.reward_model import cross_fitted
-from rayrec.rl.off_policy.synthetic import World
 
 NUM_LOGS, NUM_ROWS, RESAMPLES = 200, 1000, 499
 NOMINAL, TARGET = 0.95, 0.96
@@ -54,7 +55,7 @@ def bench(options: BenchOptions) -> list[Bar]:
     if options.data is not None:
         _open_bandit(options.data)
     num_logs = options.rows or NUM_LOGS
-    world = World.drawn()
+    world = World.random()
     cover = {
         name: _coverage(world, num_logs, model, propensities)
         for name, (model, propensities) in {
@@ -104,8 +105,8 @@ def _coverage(
 
 def _open_bandit(folder: Path) -> None:
     logs = {name: read_open_bandit(folder / name / "all") for name in ("bts", "random")}
-    for name, judged_by in (("random", "bts"), ("bts", "random")):
-        own, log = logs[name], logs[judged_by]
+    for name, log_of in (("random", "bts"), ("bts", "random")):
+        own, log = logs[name], logs[log_of]
         earned = Terms(own.rewards_N).estimate()
         target_NA = uniform(log) if name == "random" else logged_frequencies(log, own)
         out.print(
@@ -113,7 +114,7 @@ def _open_bandit(folder: Path) -> None:
         )
         for estimator, found in estimates(log, target_NA, cross_fitted(log)).items():
             out.print(
-                f"  by the log of {judged_by}, {estimator}: {found.value:.5f} "
+                f"  by the log of {log_of}, {estimator}: {found.value:.5f} "
                 f"({found.low:.5f} to {found.high:.5f})",
                 highlight=False,
             )

@@ -248,7 +248,7 @@ RL_METHODS = {
     "sa_gcpo": "SA-GCPO",
     "grpo": "GRPO",
     "gspo": "GSPO",
-    "control": "control: the anchor alone, no rewards",
+    "control": "control: the NLL term alone, no rewards",
 }
 _RL_HEAD = """## Reinforcement learning on Amazon Beauty, ties shuffled
 

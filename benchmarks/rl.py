@@ -1,21 +1,21 @@
-"""Reinforcement learning: how fast candidates come inside of the loop, and what placements are worth.
+"""Reinforcement learning: sampling speed inside the loop, and the speed of placements.
 
-* `rl-rollouts`: candidates per second that a rollout worker draws with their log-probabilities, features of
-  the histories included, against a loop over `generate` of Hugging Face transformers that draws from the same
+* `rl-rollouts`: candidates per second that a policy samples with their log-probabilities, features of the
+  histories included, against a loop over `generate` of Hugging Face transformers that samples from the same
   distribution: the same Qwen3-shaped network and weights, `do_sample`, `prefix_allowed_tokens_fn`,
-  `renormalize_logits`, as many sequences per history, scores of what was drawn. 16 histories at once, 16
-  candidates each, one thread on both sides; a step of a window is one such batch, and both draw for the same
-  histories. Before anything is timed, the peer's log-probabilities of what it drew are compared with ours, to
-  1e-3.
+  `renormalize_logits`, as many sequences per history, scores of what was sampled. 16 histories at once, 16
+  candidates each, one thread on both sides; a step of a window is one such batch, and both sample for the
+  same histories. Before anything is timed, the peer's log-probabilities of what it sampled are compared with
+  ours, to 1e-3.
 * `rl-async`: steps per second of the loop with `async` against `colocated`, one thread per process: the
   prefix decoder of `configs/beauty-generative.yaml`, 256 users a step, 16 candidates each. Each window begins
-  with an empty queue and ends with one. What drawing and learning cost is printed; they have to be about the
-  same for the figure to say something.
+  with an empty queue and ends with one. The time of sampling and of learning is printed; they have to be
+  about the same for the ratio to be meaningful.
 * `rl-weight-sync`: how many times the time spent on weights is within 5 % of the time of the async windows.
-  After each window, the learner's weights are sent once more to a rollout worker that has older ones, and the
-  clock runs from the asking until they are in use: copying, the object store, loading, and checking on both
-  sides. As many times that as there were steps is what a window has spent; that some of it went on while
-  somebody computed is not taken off.
+  After each window, the learner's weights are sent once more to a rollout worker that has older ones, and
+  timed from the call until they are in use: copying, the object store, loading, and checksums on both sides.
+  That time, multiplied by the number of steps, counts as the window's; overlap with computation is not
+  subtracted.
 
 `RAYREC_BENCH_DATA` names a prepared data set with semantic IDs; without one, it is synthetic, of the size of
 Amazon Beauty. `RAYREC_BENCH_STEPS` is the number of steps of a window.
@@ -33,13 +33,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 import torch
 from torch import Tensor
 
 from benchmarks.data_sets import beauty_sized
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from benchmarks.untrained import LANGUAGE_MODEL, untrained_run
+from rayrec.actors.rl_worker import RlProcesses
+from rayrec.actors.spawning import RayCalls, RayHost
 from rayrec.models.generative.causal_lm import CausalLmBackbone
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.checkout import CHECKOUT
@@ -51,7 +52,6 @@ from rayrec.rl.controller import SingleController
 from rayrec.rl.policy import Policy
 from rayrec.rl.prompts import Prompts, PromptStream
 from rayrec.rl.training import PolicyTraining
-from rayrec.rl.workers import RolloutWorker, load_policy
 
 GROUP_SIZE, CHUNK_USERS = 16, 16
 TOLERANCE = 1e-3
@@ -73,25 +73,25 @@ def _rollouts(data: Path, folder: Path, options: BenchOptions) -> Bar:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        policy = load_policy(config)
-        worker, peer = RolloutWorker(policy, config.rollout, config.seed), _Generate(policy)
+        policy = Policy.load(config)
+        peer = _Generate(policy)
         chunks = _chunks(PromptStream(policy.task.dataset, config.prompts, config.seed), config)
         _check_same_distribution(policy, peer, next(chunks))
 
-        def rate(draw: Any, asked: list[Prompts]) -> float:
+        def rate(sample: Any, asked: list[Prompts]) -> float:
             begun = time.perf_counter()
             for prompts in asked:
-                draw(prompts)
+                sample(prompts)
             return sum(map(len, asked)) * GROUP_SIZE / (time.perf_counter() - begun)
 
         asked: list[Prompts] = []
 
         def our_rate() -> float:
             asked[:] = itertools.islice(chunks, options.steps)
-            return rate(lambda prompts: worker.draw(prompts, None), asked)
+            return rate(lambda prompts: policy.sample(prompts, config.rollout, config.seed), asked)
 
         def their_rate() -> float:
-            return rate(peer.draw, asked)  # for the same users: histories differ in length
+            return rate(peer.sample, asked)  # for the same users: histories differ in length
 
         def show(ours: float, theirs: float) -> None:
             log.print(f"rl-rollouts: {ours:,.0f} a second, peer {theirs:,.0f}, ratio {ours / theirs:.1f}")
@@ -112,7 +112,7 @@ def _chunks(stream: PromptStream, config: RlConfig) -> Iterator[Prompts]:
 
 
 class _Generate:
-    """The same network, as `transformers` would draw from it."""
+    """The same network, sampled from by `transformers`."""
 
     def __init__(self, policy: Policy) -> None:
         import transformers
@@ -133,7 +133,7 @@ class _Generate:
         self._children = {prefix: torch.tensor(sorted(tokens)) for prefix, tokens in children.items()}
 
     @torch.inference_mode()
-    def draw(self, prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
         """([U, G] items, [U, G] log-probabilities)."""
         samples, num_levels = prompts.samples, self._tokens_IL.shape[1]
         histories = np.split(self._positions(samples.item_ids_N), samples.offsets_B1[1:-1])
@@ -173,9 +173,9 @@ class _Generate:
 
 
 def _check_same_distribution(policy: Policy, peer: _Generate, prompts: Prompts) -> None:
-    """The peer draws with the probabilities that we say, or nothing is worth timing."""
-    items_UG, log_probs_UG = peer.draw(prompts)
-    rollouts = policy.draw(prompts, _config(Path("run"), 1, 1).rollout, 0)
+    """Check that the peer samples with the probabilities that we compute; otherwise, timing is pointless."""
+    items_UG, log_probs_UG = peer.sample(prompts)
+    rollouts = policy.sample(prompts, _config(Path("run"), 1, 1).rollout, 0)
     ours = policy.log_probs(replace(rollouts, items_UG=items_UG), 1.0).candidates_UGL.sum(axis=2)
     worst = np.abs(ours - log_probs_UG).max()
     assert worst <= TOLERANCE, f"log-probabilities of the two sides differ by {worst}"
@@ -188,7 +188,7 @@ def _placements(data: Path, folder: Path, options: BenchOptions) -> list[Bar]:
         kind: _config(run, 256, 64, placement={"kind": kind, "max_staleness": 2})
         for kind in ("async", "colocated")
     }
-    policy = load_policy(configs["colocated"])
+    policy = Policy.load(configs["colocated"])
     stream = PromptStream(policy.task.dataset, configs["colocated"].prompts, 0)
     shares: list[float] = []
     """Of the time of async windows that went to weights."""
@@ -199,7 +199,7 @@ def _placements(data: Path, folder: Path, options: BenchOptions) -> list[Bar]:
     ):
 
         def rate(controller: SingleController, kind: str) -> float:
-            done = ray.get(controller.learner.rank_zero("steps_taken"))  # one for each batch
+            done = _version(controller)  # one step per batch
             config = configs[kind].model_copy(update={"steps": done + options.steps})
             begun = time.perf_counter()
             training = PolicyTraining(config, controller, stream, done)
@@ -222,9 +222,9 @@ def _placements(data: Path, folder: Path, options: BenchOptions) -> list[Bar]:
         shares.clear()
         ratios = pair(options.pairs, show)
         seconds = in_turns.seconds()
-        drawing = seconds["rollouts.draw"] + seconds["reference.log_probs"] + seconds["rewards.score"]
+        sampling = seconds["rollouts.sample"] + seconds["reference.log_probs"] + seconds["rewards.score"]
         learning = seconds["learner.update"]
-    log.print(f"rl-async: learning costs {learning / drawing:.2f} times what drawing and rewarding does")
+    log.print(f"rl-async: learning costs {learning / sampling:.2f} times what sampling and scoring does")
     log.print(f"rl-weight-sync: {', '.join(f'{share:.1%}' for share in shares)} of the time of the windows")
     return [
         Bar.of("rl-async", ratios, "colocated, as many threads per process", 1.2),
@@ -234,24 +234,26 @@ def _placements(data: Path, folder: Path, options: BenchOptions) -> list[Bar]:
 
 @contextmanager
 def _controller(kind: str, configs: dict[str, RlConfig]) -> Iterator[SingleController]:
-    with SingleController(f"rl-bench-{kind}", configs[kind], HOST.kind) as controller:
+    processes = RlProcesses(RayHost(f"rl-bench-{kind}"), RayCalls())
+    with SingleController(configs[kind], HOST.kind, processes) as controller:
         yield controller
 
 
+def _version(controller: SingleController) -> int:
+    """Optimizer steps that the learner has taken; waits until it is idle."""
+    (weights,) = controller.get([controller.weights()])
+    return weights.version
+
+
 def _sync_seconds(controller: SingleController) -> float:
-    """From asking the learner for weights until rollouts are drawn with them; those there are older."""
-    before = _taken(controller)
-    ray.get(controller.learner.rank_zero("steps_taken"))  # it has nothing else to do any more
+    """Time from asking the learner for weights until rollout workers, which have older ones, use them."""
+    before = controller.seconds()["sync"]
+    _version(controller)  # waits for the learner
     begun = time.perf_counter()
-    ray.get(controller.rollouts.one_to_all("take", controller.learner.rank_zero("weights")))
+    controller.send_weights()
     seconds = time.perf_counter() - begun
-    assert _taken(controller) > before, "the weights were there already"
+    assert controller.seconds()["sync"] > before, "the weights were there already"
     return seconds
-
-
-def _taken(controller: SingleController) -> float:
-    taken: list[float] = ray.get(controller.rollouts.one_to_all("sync_seconds"))
-    return sum(taken)
 
 
 def _config(run: Path, users: int, chunk_users: int, **changes: Any) -> RlConfig:

@@ -2,11 +2,11 @@
 
     python -m benchmarks.rl_quality --supervised RUN [--algorithm sa_gcpo] [--seed 0] [--control]
     python -m benchmarks.rl_quality --finished RUN ...     runs of `rayrec rl` that have ended
-    python -m benchmarks.rl_quality                        write the page anew
+    python -m benchmarks.rl_quality                        write the page again
 
 RUN of the first is a run of configs/beauty-generative.yaml. The config is configs/beauty-rl.yaml; `--control`
-takes the rewards out and leaves the anchor: the likelihood of the same events, by the same machinery. What
-comes out is a record of benchmarks/quality/rl/, and the table is made of the records alone.
+leaves out the rewards and keeps the NLL term: the likelihood of the same events, by the same code. The result
+is a record in benchmarks/quality/rl/, and the table is made of the records alone.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def test_a_change_of_the_same_users_is_surer_than_either_figure():
 
 
 def test_from_nothing_there_is_no_relative_change():
-    assert all(math.isnan(figure) for figure in relative_change(np.ones(3), np.zeros(3)))
+    assert all(math.isnan(value) for value in relative_change(np.ones(3), np.zeros(3)))
 
 
 def test_a_penalty_that_shrinks_is_a_gain():

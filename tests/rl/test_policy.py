@@ -137,7 +137,7 @@ def test_weights_are_checked_where_they_arrive(prefix_run):
     _, learner, *_ = learned(config)
     worker = RlWorker(ActorRole("run", "rl_rollouts", 0), config, ["rollouts"])
     chunk = prompts_of(Policy.load(config)).step(0).chunks(5)[0]
-    sent = learner.weights()  # of a network that nobody changes any more
+    sent = learner.weights()  # of a network that does not change any more
     name = next(iter(sent.arrays))
     damaged = Weights(sent.version, sent.arrays | {name: sent.arrays[name] + 1}, sent.checksum)
     with pytest.raises(WeightsChangedError, match="version 1"):

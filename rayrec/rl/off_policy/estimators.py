@@ -1,12 +1,11 @@
-"""Estimates of what a target policy would earn, from rewards that another policy has earned.
+"""Off-policy estimates of a target policy's reward, from the log of another policy.
 
     log: action a, reward r, propensity p        target policy: π(a | x)        reward model: q(x, a)
     weight w = π(a | x) / p
 
-Every estimate is a mean over rows, of one term each, or a ratio of two such means; so intervals are those of
-means and ratios of independent rows. They are bias-corrected and accelerated bootstrap intervals (BCa, Efron,
-JASA 1987; scipy's): with some dozens of clicks in ten thousand rows, terms are so skewed that an interval
-which is even around the estimate would be too low on both sides.
+Every estimate is a mean of one term per row, or a ratio of two such means. Intervals are bias-corrected and
+accelerated bootstrap intervals (BCa, Efron, JASA 1987; scipy's): with dozens of clicks in ten thousand rows,
+terms are so skewed that an interval symmetric around the estimate would be too low on both sides.
 
 Axes: N rows, A actions.
 """
@@ -30,7 +29,7 @@ _NUMBERS_AT_ONCE = 1 << 23
 
 @dataclass(frozen=True)
 class Terms:
-    """What an estimate is made of: mean(numerators), divided by mean(denominators) where there are any."""
+    """An estimate by its terms: mean(numerators), divided by mean(denominators) where there are any."""
 
     numerators_N: Float64Array
     denominators_N: Float64Array | None = None
@@ -41,10 +40,10 @@ class Terms:
         return top if self.denominators_N is None else top / float(self.denominators_N.mean())
 
     def estimate(self, num_resamples: int = 999, seed: int = 0) -> Estimate:
-        """The value, and its interval over rows."""
+        """Return the value and its bootstrap interval over rows."""
         top_N, bottom_N = self.numerators_N, self.denominators_N
         if np.ptp(top_N) == 0 and (bottom_N is None or np.ptp(bottom_N) == 0):
-            return Estimate(self.value, self.value, self.value)  # all rows say the same
+            return Estimate(self.value, self.value, self.value)  # all rows are equal
         samples = (top_N,) if bottom_N is None else (top_N, bottom_N)
         found = stats.bootstrap(
             samples,
@@ -71,21 +70,21 @@ def importance_weights(
     """[N] π(a | x) / p of the logged actions.
 
     Args:
-        max_weight: larger ones are cut to it, which trades variance for bias.
+        max_weight: larger ones are clipped to it, which trades variance for bias.
     """
     weights_N: Float64Array = target_probs_NA[np.arange(len(log)), log.actions_N] / log.propensities_N
     return weights_N if max_weight is None else np.minimum(weights_N, max_weight)
 
 
 def direct_method(target_probs_NA: Float64Array, model_NA: Float64Array) -> Terms:
-    """Σ_a π(a | x) q(x, a): as right as the model is."""
+    """Σ_a π(a | x) q(x, a): as accurate as the model."""
     return Terms((target_probs_NA * model_NA).sum(axis=1))
 
 
 def inverse_propensity(
     log: BanditLog, target_probs_NA: Float64Array, max_weight: float | None = None
 ) -> Terms:
-    """w r: without bias where the propensities are right and every action of the target policy was possible.
+    """w r: unbiased if the propensities are right and every action of the target policy could be logged.
 
     Source: Horvitz and Thompson, JASA 1952.
     """
@@ -93,7 +92,7 @@ def inverse_propensity(
 
 
 def self_normalized(log: BanditLog, target_probs_NA: Float64Array, max_weight: float | None = None) -> Terms:
-    """Σ w r / Σ w: a little biased, and much less moved by how large the weights happen to be.
+    """Σ w r / Σ w: slightly biased, with a much smaller variance.
 
     Source: Swaminathan and Joachims, NeurIPS 2015.
     """
@@ -104,7 +103,8 @@ def self_normalized(log: BanditLog, target_probs_NA: Float64Array, max_weight: f
 def doubly_robust(
     log: BanditLog, target_probs_NA: Float64Array, model_NA: Float64Array, max_weight: float | None = None
 ) -> Terms:
-    """Σ_a π(a | x) q(x, a) + w (r - q(x, a_logged)): right if either the model or the propensities are.
+    """Σ_a π(a | x) q(x, a) + w (r - q(x, a_logged)): unbiased if either the model or the propensities are
+    right.
 
     Source: Dudík, Langford and Li, ICML 2011, arXiv:1103.4601, eq. 1.
     """
@@ -115,13 +115,14 @@ def doubly_robust(
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """Whether weights can be trusted."""
+    """Whether the importance weights can be trusted."""
 
     effective_rows: float
-    """(Σ w)² / Σ w²: as many rows with even weights would say as much (Kish, 1965)."""
+    """(Σ w)² / Σ w²: number of equally weighted rows of the same variance (Kish, 1965)."""
     largest_weight: float
     mean_weight: float
-    """1 in expectation; far from it, propensities are wrong, or the policy does what was never done."""
+    """1 in expectation; otherwise propensities are wrong, or the policy takes actions that are never
+    logged."""
 
 
 def diagnostics(log: BanditLog, target_probs_NA: Float64Array) -> Diagnostics:
@@ -142,7 +143,7 @@ def estimates(
     seed: int = 0,
     max_weight: float | None = None,
 ) -> Mapping[str, Estimate]:
-    """Every estimate by name."""
+    """Compute every estimate; returns them by name."""
     made: dict[str, Callable[[], Terms]] = {
         "direct method": lambda: direct_method(target_probs_NA, model_NA),
         "inverse propensity": lambda: inverse_propensity(log, target_probs_NA, max_weight),

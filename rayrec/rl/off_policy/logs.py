@@ -1,4 +1,4 @@
-"""Logs of a policy that said how likely it was to do what it did.
+"""Logs of a policy with the probability of each logged action (its propensity).
 
 Axes: N rows, A actions, F features of a context.
 """
@@ -21,10 +21,10 @@ _COLUMNS = ("item_id", "position", "click", "propensity_score")
 
 @dataclass(frozen=True)
 class BanditLog:
-    """One action in every row, what came of it, and how likely it was.
+    """One action per row, with its reward and its propensity.
 
     Raises:
-        InputError: a propensity is not within 0 (exclusive) and 1, or an action is none.
+        InputError: a propensity is not in (0, 1], or an action is out of range.
     """
 
     contexts_NF: Float64Array
@@ -34,7 +34,7 @@ class BanditLog:
     """Probability of the logged action, given the context and the position."""
     num_actions: int
     positions_N: Int64Array | None = None
-    """Place on the page, from 0; None where there is one."""
+    """Position on the page, from 0; None if there is only one."""
     name: str = "log"
 
     def __post_init__(self) -> None:
@@ -42,8 +42,8 @@ class BanditLog:
         if is_wrong_N.any():
             row = int(is_wrong_N.argmax())
             raise InputError(
-                f"{self.name}: row {row + 1} has the propensity {self.propensities_N[row]}; it has to be "
-                "above 0 and at most 1, or nothing can be said of what was never done"
+                f"{self.name}: row {row + 1} has the propensity {self.propensities_N[row]}; it must be "
+                "above 0 and at most 1, since actions that were never logged cannot be evaluated"
             )
         is_none_N = (self.actions_N < 0) | (self.actions_N >= self.num_actions)
         if is_none_N.any():
@@ -57,7 +57,7 @@ class BanditLog:
         return len(self.actions_N)
 
     def some(self, rows_M: NDArray[np.integer]) -> BanditLog:
-        """The chosen rows."""
+        """Select rows."""
         return BanditLog(
             self.contexts_NF[rows_M],
             self.actions_N[rows_M],
@@ -70,7 +70,7 @@ class BanditLog:
 
 
 def read_open_bandit(folder: str | Path) -> BanditLog:
-    """A campaign of the Open Bandit Dataset (Saito et al., NeurIPS 2021 Datasets, arXiv:2008.07146).
+    """Read a campaign of the Open Bandit Dataset (Saito et al., NeurIPS 2021 Datasets, arXiv:2008.07146).
 
     Contexts are the four features of the user, one column for each value that they have.
 

@@ -1,4 +1,4 @@
-"""Policies to be judged on a log.
+"""Target policies for off-policy evaluation.
 
 Axes: N rows, A actions, P positions.
 """
@@ -13,12 +13,12 @@ from rayrec.rl.off_policy.logs import BanditLog
 
 
 def uniform(log: BanditLog) -> Float64Array:
-    """[N, A] every action alike."""
+    """[N, A] the same probability for every action."""
     return np.full((len(log), log.num_actions), 1.0 / log.num_actions)
 
 
 def softmax_of(model_NA: Float64Array, temperature: float) -> Float64Array:
-    """[N, A] what a reward model prefers: softmax(q / temperature).
+    """[N, A] softmax over a reward model: softmax(q / temperature).
 
     Raises:
         ValueError: a temperature that is not positive.
@@ -30,16 +30,17 @@ def softmax_of(model_NA: Float64Array, temperature: float) -> Float64Array:
 
 
 def logged_frequencies(log: BanditLog, of: BanditLog) -> Float64Array:
-    """[N, A] on the rows of one log, how often each action was done at the row's position in another one.
+    """[N, A] frequency of each action in the log `of`, at the position of each row of `log`.
 
-    A stand-in for a policy that logged no more than the probability of what it did (Thompson sampling, say).
-    Not the mean of those probabilities: where they vary, an action is logged more often where it is likely.
+    Approximates a policy that logged only the probability of the chosen action, such as Thompson sampling.
+    The mean of those probabilities would be biased: where they vary, an action is logged more often where it
+    is likely.
     """
     assert log.num_actions == of.num_actions, "both logs are of one campaign"
     positions_N = np.zeros(len(log), dtype=np.int64) if log.positions_N is None else log.positions_N
     of_positions_M = np.zeros(len(of), dtype=np.int64) if of.positions_N is None else of.positions_N
     num_positions = 1 + int(max(positions_N.max(initial=0), of_positions_M.max(initial=0)))
-    shape, place_M = (num_positions, log.num_actions), of_positions_M * log.num_actions + of.actions_N
-    counts_PA = np.bincount(place_M, minlength=shape[0] * shape[1]).reshape(shape)
+    shape, index_M = (num_positions, log.num_actions), of_positions_M * log.num_actions + of.actions_N
+    counts_PA = np.bincount(index_M, minlength=shape[0] * shape[1]).reshape(shape)
     found: Float64Array = (counts_PA / np.maximum(counts_PA.sum(axis=1, keepdims=True), 1))[positions_N]
     return found

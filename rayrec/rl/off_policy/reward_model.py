@@ -1,8 +1,8 @@
-"""How likely a reward is for every action: logistic regression that never sees the rows that it is asked of.
+"""A reward model: logistic regression that predicts each row from other rows only.
 
 Rows are divided into folds, and each fold is predicted by a model of the others (cross-fitting, Chernozhukov
-et al., The Econometrics Journal 2018): what the doubly robust estimate corrects is then no residual of its
-own fit.
+et al., The Econometrics Journal 2018): the residuals that the doubly robust estimate corrects are then not
+those of its own fit.
 
 Axes: N rows, A actions, F features of a context, D of the model, K folds.
 """
@@ -20,11 +20,11 @@ from rayrec.rl.off_policy.logs import BanditLog
 def cross_fitted(
     log: BanditLog, num_folds: int = 3, strength: float = 1.0, interactions: bool = False, seed: int = 0
 ) -> Float64Array:
-    """[N, A] probability of a reward of 1 for every action, at the row's own context and position.
+    """[N, A] predict the probability of a reward of 1 for every action, at the row's context and position.
 
     Args:
         strength: of the squared penalty on weights, intercept aside.
-        interactions: whether what a context means depends on the action.
+        interactions: whether the effect of a context depends on the action.
 
     Raises:
         ValueError: fewer than two folds, or rewards other than 0 and 1.

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.synthetic_bandit import World
 from rayrec.cli import app
 from rayrec.platform.errors import InputError
 from rayrec.rl.off_policy.estimators import (
@@ -24,7 +25,6 @@ from rayrec.rl.off_policy.estimators import (
 from rayrec.rl.off_policy.logs import BanditLog, read_open_bandit
 from rayrec.rl.off_policy.policies import logged_frequencies, softmax_of, uniform
 from rayrec.rl.off_policy.reward_model import cross_fitted
-from rayrec.rl.off_policy.synthetic import World
 from tests.helpers.data import real_data
 
 
@@ -67,7 +67,7 @@ def test_diagnostics_by_hand():
     assert (trust.largest_weight, trust.mean_weight) == (2.0, 6.5 / 4)
 
 
-def test_a_policy_judged_on_its_own_log_is_what_it_earned():
+def test_a_policy_estimated_on_its_own_log_is_what_it_earned():
     random = np.random.default_rng(0)
     probs_A = np.array([0.2, 0.3, 0.5])
     actions_N = random.choice(3, size=500, p=probs_A)
@@ -106,7 +106,7 @@ def test_a_log_that_says_nothing_is_refused(changes, message):
 
 
 def test_a_reward_model_finds_what_there_is_to_find():
-    world = World.drawn()
+    world = World.random()
     log = world.log(4_000, seed=0)
     truth_NA = world.means(log.contexts_NF)
     with_all, without = (cross_fitted(log, interactions=flag) for flag in (True, False))
@@ -125,7 +125,7 @@ def test_a_reward_model_has_not_seen_the_rows_that_it_is_asked_of():
 
 
 def test_rewards_that_are_no_probabilities_and_folds_that_are_none_are_refused():
-    log = World.drawn().log(20, 0)
+    log = World.random().log(20, 0)
     with pytest.raises(ValueError, match="at least 2, got 1"):
         cross_fitted(log, num_folds=1)
     graded = BanditLog(log.contexts_NF, log.actions_N, log.rewards_N + 0.5, log.propensities_N, 6)
@@ -136,7 +136,7 @@ def test_rewards_that_are_no_probabilities_and_folds_that_are_none_are_refused()
 @pytest.mark.slow
 def test_intervals_cover_the_truth_as_often_as_they_say():
     """Of 60 logs, 95 % intervals miss more than 9 times once in a thousand."""
-    world, truth = World.drawn(), World.drawn().true_value
+    world, truth = World.random(), World.random().true_value
     missed = dict.fromkeys(("ips", "snips", "dr", "dr, model wrong", "dr, propensities wrong"), 0)
     biased = 0
     for seed in range(60):
@@ -173,17 +173,17 @@ def test_policies_are_distributions():
     assert logged_frequencies(log, log).tolist() == [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
 
 
-def test_the_open_bandit_dataset_is_read_and_judged():
+def test_the_open_bandit_dataset_is_read_and_estimated():
     folder = real_data("open-bandit")
     logs = {name: read_open_bandit(folder / name / "all") for name in ("bts", "random")}
     assert {name: int(log.rewards_N.sum()) for name, log in logs.items()} == {"bts": 42, "random": 38}
     assert logs["random"].num_actions == 80
     np.testing.assert_allclose(logs["random"].propensities_N, 1 / 80)
     # The uniform policy on the other one's log, and what it earned itself: the intervals meet.
-    judged = self_normalized(logs["bts"], uniform(logs["bts"])).estimate()
+    estimated = self_normalized(logs["bts"], uniform(logs["bts"])).estimate()
     earned = Terms(logs["random"].rewards_N).estimate()
-    assert judged.low < earned.high
-    assert earned.low < judged.high
+    assert estimated.low < earned.high
+    assert earned.low < estimated.high
 
 
 def test_the_command_shows_every_estimate():

@@ -21,7 +21,7 @@ def lists_of(
     targets: Sequence[int] | None = None,
     **others: Any,
 ) -> CandidateLists:
-    """Lists in the order of their log-probabilities, unless these are given; nobody's target is known."""
+    """Lists in the order of their log-probabilities, unless these are given; no target is known."""
     items_UG = np.array(items, dtype=np.int64)
     in_order_UG = np.broadcast_to(-np.arange(1.0, items_UG.shape[1] + 1.0), items_UG.shape)
     return CandidateLists(
@@ -46,7 +46,7 @@ def permuted(lists: CandidateLists, order_U: np.ndarray) -> CandidateLists:
 
 @st.composite
 def some_lists(draw: st.DrawFn, known_targets: bool = False) -> CandidateLists:
-    """Of 1 to 6 users with 1 to 5 places, items drawn more than once and missing ones among them."""
+    """Of 1 to 6 users with 1 to 5 candidates, with repeated and missing items."""
     num_users, size = draw(st.integers(1, 6)), draw(st.integers(1, 5))
 
     def rows(values: st.SearchStrategy[Any]) -> list[list[Any]]:
@@ -54,7 +54,7 @@ def some_lists(draw: st.DrawFn, known_targets: bool = False) -> CandidateLists:
             st.lists(st.lists(values, min_size=size, max_size=size), min_size=num_users, max_size=num_users)
         )
 
-    # An item has one probability in a list, however often it was drawn.
+    # An item has one probability in a list, however often it was sampled.
     items = rows(st.integers(-1, NUM_ITEMS - 1))
     of_item = draw(st.lists(st.integers(-5, -1), min_size=NUM_ITEMS + 1, max_size=NUM_ITEMS + 1))
     targets = st.integers(0 if known_targets else -1, NUM_ITEMS - 1)

@@ -1,4 +1,4 @@
-"""What items are worth by somebody's table."""
+"""Values of items from a table."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from rayrec.rl.rewards.logged_targets import Hit, PrefixMatch, RankPosition, pos
 from tests.rl.rewards.rl_lists import CODES_IL, NUM_ITEMS, lists_of, permuted, some_lists
 
 THIRD = 1.0 / math.log2(3.0)
-"""0.63: what NDCG gains by the second place."""
+"""0.63: gain in NDCG of the second position."""
 
 
 def test_validity_is_1_for_items():
@@ -75,7 +75,7 @@ def test_the_penalty_falls_on_wrong_items_the_more_the_likelier_they_are():
             [
                 [-1.0 / sum_, 0, -0.5 / sum_],
                 [-1.0 / sum_, -THIRD / sum_, -0.5 / sum_],
-                [0, 0, 0],  # whose target nobody knows
+                [0, 0, 0],  # whose target is unknown
             ]
         )
     )
@@ -156,7 +156,7 @@ def test_a_learned_ranker_needs_queries():
 def test_logged_items_have_the_place_that_their_probability_gives_them():
     lists = lists_of([[0, 1], [2, 3], [4, 5]], targets=[7, -1, 6], scenario_U=["a", "b", "c"])
 
-    # Candidates have -1 and -2: the first target stands between them; the third one may not be drawn.
+    # Candidates have -1 and -2: the first target stands between them; the third one may not be sampled.
     logged = lists.with_targets(np.array([-1.5, -1.5, -np.inf]))
 
     assert logged.items_UG.tolist() == [[0, 1, 7], [2, 3, -1], [4, 5, -1]]

@@ -18,8 +18,8 @@ _ROWS_OF_TRUTH = 400_000
 
 @dataclass(frozen=True)
 class World:
-    """Contexts of normal numbers; rewards of 1 with a probability whose logit is linear in the context, for
-    every action in another way; a policy that logs and one to be judged, both softmax in the context."""
+    """Normally distributed contexts; rewards of 1 with a probability whose logit is linear in the context,
+    with weights per action; a logging and a target policy, both softmax in the context."""
 
     rewards_AF: Float64Array
     biases_A: Float64Array
@@ -27,10 +27,10 @@ class World:
     target_AF: Float64Array
 
     @classmethod
-    def drawn(cls, num_actions: int = 6, num_features: int = 3, seed: int = 0) -> World:
+    def random(cls, num_actions: int = 6, num_features: int = 3, seed: int = 0) -> World:
         random = np.random.default_rng(seed)
         rewards_AF = random.normal(size=(num_actions, num_features))
-        # The policy to be judged is better than the one that logs, and does not do everything alike.
+        # The target policy is better than the logging one, and not uniform.
         return cls(
             rewards_AF,
             random.normal(size=num_actions) - 1.0,
@@ -54,12 +54,12 @@ class World:
         return means_NA
 
     def target_probs(self, contexts_NF: Float64Array) -> Float64Array:
-        """[N, A] of the policy to be judged."""
+        """[N, A] action probabilities of the target policy."""
         probs_NA: Float64Array = softmax(contexts_NF @ self.target_AF.T, axis=1)
         return probs_NA
 
     @property
     def true_value(self) -> float:
-        """Of the policy to be judged, over so many contexts that it is as good as exact."""
+        """Expected reward of the target policy, over so many contexts that it is practically exact."""
         contexts_NF = np.random.default_rng(99).normal(size=(_ROWS_OF_TRUTH, self.rewards_AF.shape[1]))
         return float((self.target_probs(contexts_NF) * self.means(contexts_NF)).sum(axis=1).mean())
