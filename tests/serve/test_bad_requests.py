@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from benchmarks.bad_requests import BadRequest, from_openapi, made_by_hand, why_wrong
 from rayrec.pipelines.inference.recommender import Recommender
-from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.events import EventsConfig, LogConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher
@@ -37,8 +37,8 @@ def service(tmp_path_factory):
     answering.user_state = intake.state
     batcher = Batcher(answering.recommend_all, BatchCosts({1: 1e-6, 8: 1e-6}), 64)
     meters = [PrometheusMeter(), RecentActivity(ANSWERING_ROUTES)]
-    access = AccessConfig.parse({"callers": {"rate": 1_000_000}})
-    api = build_api(answering, batcher, 20.0, access, meters, intake)
+    admission = AdmissionConfig.parse({"callers": {"rate": 1_000_000}})
+    api = build_api(answering, batcher, 20.0, admission, meters, intake)
     with listening(api) as address:
         yield f"http://{address}", api
 

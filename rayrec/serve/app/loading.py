@@ -118,12 +118,12 @@ def load_api(
         opened.service,
         batcher,
         config.timeout_s,
-        config.access,
+        config.admission,
         meters,
         intake,
         request_log,
         on_close,
-        None if opened.follower is None else opened.follower.figures,
+        None if opened.follower is None else opened.follower.metrics,
     )
 
 

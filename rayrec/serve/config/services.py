@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Mapping
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from rayrec.platform.config import Config
-from rayrec.serve.config.access import RoutingConfig, ShadowConfig
+from rayrec.serve.config.admission import RoutingConfig, ShadowConfig
 
 MAIN = "main"
 """Name of the target that the service was started with."""
@@ -74,9 +75,11 @@ class ShadowTargetConfig(ShadowConfig):
 
 
 class ServicesConfig(Config):
-    """Access, features and inference as deployments of Ray Serve that scale alone."""
+    """Gateway, features and inference as deployments of Ray Serve that scale alone."""
 
-    access: ReplicasConfig = ReplicasConfig()
+    RENAMED: ClassVar[Mapping[str, str]] = {"access": "gateway"}
+
+    gateway: ReplicasConfig = ReplicasConfig()
     """Limits, routing, shadow."""
     features: ReplicasConfig = ReplicasConfig()
     """Users' events."""
@@ -126,7 +129,7 @@ class ServicesConfig(Config):
         """Of all replicas, to begin with."""
         of_targets = self.sparse.replicas * self.sparse.cpus + self.dense.replicas * self.dense.cpus
         return (
-            self.access.replicas * self.access.cpus
+            self.gateway.replicas * self.gateway.cpus
             + self.features.replicas * self.features.cpus
             + (1 + len(self.targets)) * of_targets
         )

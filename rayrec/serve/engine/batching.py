@@ -4,7 +4,7 @@
        └ too many, or too late by then: refused      └ past its deadline: refused, not computed
 
 No timer holds a request back: one that finds the device idle is computed alone, at once, and batches grow
-with the load by themselves. Whoever would be too late, or make another too late, behind what is in hand is
+with the load by themselves. Whoever would be too late, or make another too late, behind what is in flight is
 told at once: under load it would else be told when the time is over. It knows nothing of models, HTTP or Ray.
 """
 
@@ -33,7 +33,7 @@ Compute = Callable[[Sequence[Request]], Sequence[Answer | Exception]]
 
 
 class TooManyWaitingError(RuntimeError):
-    """As many requests are in hand as may."""
+    """As many requests are in flight as may."""
 
 
 class DeadlineError(RuntimeError):
@@ -68,7 +68,7 @@ class Batcher(Generic[Request, Answer]):
             on_batch: called after each batch that was computed, on its thread, with its size and seconds.
             compute: answers of requests of one group; an exception in the place of an answer is that
                 request's alone. One that it raises is that of all.
-            max_waiting: requests in hand at most, those being computed included.
+            max_waiting: requests in flight at most, those being computed included.
         """
         self.costs = CostsByWidth(costs)
         self.max_waiting = max_waiting
@@ -87,19 +87,19 @@ class Batcher(Generic[Request, Answer]):
         self._thread.start()
 
     @property
-    def in_hand(self) -> int:
+    def in_flight(self) -> int:
         """Requests that wait or are being computed."""
         with self._changed:  # between the two, a batch that is just being taken would be in neither
             return len(self._waiting) + self._num_computing
 
     def wait_s(self) -> float:
-        """Seconds, by what batches take, until all that is in hand would be answered, if what is of one width
+        """Seconds, by what batches take, until all that is in flight is answered, if what is of one width
         were one group."""
         with self._changed:
-            in_hand = Counter(each.width for each in self._waiting)
-            in_hand[self._width_computing] += self._num_computing
+            in_flight = Counter(each.width for each in self._waiting)
+            in_flight[self._width_computing] += self._num_computing
         seconds = 0.0
-        for width, num_requests in in_hand.items():
+        for width, num_requests in in_flight.items():
             costs = self.costs.at(width)
             size = costs.best_size(max(num_requests, 1), float("inf"))
             seconds += num_requests / size * costs.of(size)
@@ -168,12 +168,12 @@ class Batcher(Generic[Request, Answer]):
             self._check_room(_Waiting(now + timeout_s, number, None, group, width, compute, future), now)
 
     def _check_room(self, new: _Waiting[Any, Answer], now: float) -> None:
-        in_hand = self.in_hand
-        if in_hand >= self.max_waiting:
-            raise TooManyWaitingError(f"{in_hand} requests are waiting already")
-        if in_hand and self._makes_late(new, now):
+        in_flight = self.in_flight
+        if in_flight >= self.max_waiting:
+            raise TooManyWaitingError(f"{in_flight} requests are waiting already")
+        if in_flight and self._makes_late(new, now):
             raise DeadlineError(
-                f"{in_hand} requests are in hand, too many for another one to be answered in time"
+                f"{in_flight} requests are in flight, too many for another one to be answered in time"
             )
 
     def close(self) -> None:

@@ -20,10 +20,10 @@ from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.platform.event_labels import Part
 from rayrec.samples.dataset.dataset import Dataset
-from rayrec.serve.config.access import StepName
+from rayrec.serve.config.admission import StepName
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.compilation import CompileService
-from rayrec.serve.engine.degradation import NOT_LOWERED, Lowered
+from rayrec.serve.engine.degradation import NOT_DEGRADED, DegradationLevel
 from rayrec.serve.events.intake import ids_of
 from rayrec.serve.events.merging import with_recent
 from rayrec.serve.events.user_state import UserEvents, UserState
@@ -45,15 +45,15 @@ class RefusedRequestError(ValueError):
     """A well-formed request that this service does not answer; the message is for the caller."""
 
 
-class LoweredRequest(RecommendRequest):
+class DegradedRequest(RecommendRequest):
     """A request of which less is computed than it asks for."""
 
-    lowered: Lowered
+    level: DegradationLevel
 
     @classmethod
-    def of(cls, request: RecommendRequest, lowered: Lowered) -> LoweredRequest:
+    def of(cls, request: RecommendRequest, level: DegradationLevel) -> DegradedRequest:
         # It was checked already, and is shared as it is: a history may have thousands of items.
-        return cls.model_construct(**dict(request), lowered=lowered)
+        return cls.model_construct(**dict(request), level=level)
 
 
 @dataclass(frozen=True)
@@ -162,17 +162,17 @@ class RecommendationService:
     @staticmethod
     def group_of(request: RecommendRequest) -> Hashable:
         """Requests of one group may be computed together."""
-        return request.k, request.exclude_seen, request.rank is not False, _lowered(request)
+        return request.k, request.exclude_seen, request.rank is not False, _level_of(request)
 
     def width_of(self, request: RecommendRequest) -> int:
         """What its group costs by, see `CostsByWidth`: its beams, up to the next power of two; 1 where every
         item is scored, and 0 where the model is not asked."""
-        lowered = _lowered(request)
-        if not lowered.asks_model:
+        level = _level_of(request)
+        if not level.asks_model:
             return 0
         k = min(request.k, self.max_k, len(self._item_keys))
-        stage = self._stage if lowered.ranks and request.rank is not False else None
-        num_beams = (stage or self._recommender).num_beams(k, lowered.effort)
+        stage = self._stage if level.ranks and request.rank is not False else None
+        num_beams = (stage or self._recommender).num_beams(k, level.budget)
         return 1 << max(num_beams - 1, 0).bit_length()
 
     def recommend_all(self, requests: Sequence[RecommendRequest]) -> list[RecommendAnswer | Exception]:
@@ -185,16 +185,16 @@ class RecommendationService:
         asked = [self._understood(request, recent) for request in requests]
         k = min(requests[0].k, len(self._item_keys))
         exclude_seen = requests[0].exclude_seen
-        lowered = _lowered(requests[0])
+        level = _level_of(requests[0])
         wanted = None if requests[0].rank is False else self._stage
-        stage = wanted if lowered.ranks else None
+        stage = wanted if level.ranks else None
         source = stage or self._recommender
         to_model = [each.query for each in asked if isinstance(each, _Asked) and each.has_something]
-        if not lowered.asks_model:
+        if not level.asks_model:
             to_model = []
-        found = iter(source.answer(to_model, k, exclude_seen, lowered.effort) if to_model else ())
+        found = iter(source.answer(to_model, k, exclude_seen, level.budget) if to_model else ())
         of_all: list[StepName] = []
-        if lowered.effort.max_beams is not None and source.num_beams(k, lowered.effort) < source.num_beams(k):
+        if level.budget.max_beams is not None and source.num_beams(k, level.budget) < source.num_beams(k):
             of_all.append("fewer_beams")
         if wanted is not None and stage is None:
             of_all.append("no_ranking")
@@ -204,11 +204,11 @@ class RecommendationService:
                 answers.append(each)
                 continue
             num_unread, degraded = 0, list[StepName]()
-            if each.has_something and not lowered.asks_model:
+            if each.has_something and not level.asks_model:
                 num_unread, degraded = len(each.query.history_ids), ["popular_items"]
             elif each.has_something:
                 answer = next(found)
-                most = lowered.effort.max_events
+                most = level.budget.max_events
                 is_cut = most is not None and len(each.query.history_ids) > most
                 degraded = [*of_all, "shorter_history"] if is_cut else of_all
                 if answer.num_read:
@@ -266,10 +266,10 @@ class RecommendationService:
         self.recommend(RecommendRequest(history=[self._recommender.dataset.items.keys[0].as_py()]))
         self.recommend(RecommendRequest())
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """What a meter watches."""
         kept = self._recommender.kept_contexts
-        return {} if kept is None else kept.figures()
+        return {} if kept is None else kept.metrics()
 
     def compile(self, compilation: CompileService, waits: bool = True) -> None:
         """Have batches ranked by compiled programs.
@@ -448,8 +448,8 @@ def _is_of_user(request: RecommendRequest) -> bool:
     return request.user_id is not None and request.history is None and request.row is None
 
 
-def _lowered(request: RecommendRequest) -> Lowered:
-    return request.lowered if isinstance(request, LoweredRequest) else NOT_LOWERED
+def _level_of(request: RecommendRequest) -> DegradationLevel:
+    return request.level if isinstance(request, DegradedRequest) else NOT_DEGRADED
 
 
 def _item(item: Recommendation) -> RecommendedItem:

@@ -142,7 +142,7 @@ class EventIntake:
                 f"{count} events are more than the {self._config.max_events} of one message"
             )
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """What a meter watches."""
         with self._lock:
             found: dict[str, float] = {
@@ -150,7 +150,7 @@ class EventIntake:
                 "events_repeated": self._repeated,
                 "events_of_unknown_items": self._unknown,
             }
-        return found if self._log is None else found | log_figures("event_log", self._log)
+        return found if self._log is None else found | log_metrics("event_log", self._log)
 
     def close(self) -> None:
         """Write what is left."""
@@ -240,7 +240,7 @@ def ids_of(keys: Sequence[str | int], kind: IdKind, entity: str) -> Int64Array:
     return ids_of_kind(pa.array([str(key) for key in keys], pa.string()), kind, entity)
 
 
-def log_figures(name: str, log: ParquetLog) -> dict[str, float]:
+def log_metrics(name: str, log: ParquetLog) -> dict[str, float]:
     """What a meter watches of a log."""
     status = log.status
     return {

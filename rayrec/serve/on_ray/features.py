@@ -52,7 +52,7 @@ class FeaturesPart:
         add_error_handlers(api)
         api.include_router(events_router(self._intake))
         for meter in meters:
-            meter.watch(self._intake.figures)
+            meter.watch(self._intake.metrics)
         return api
 
     @property

@@ -1,4 +1,4 @@
-"""The access service: what comes over HTTP goes to a target, or is refused before anybody computes.
+"""The gateway: what comes over HTTP goes to a target, or is refused before anybody computes.
 
     request ─► token? ─► a route that computes? ─► body ─► limits, of each row: 429, 503 ─► Router ─► answer
                            │                                             └ Shadow: another target, not awaited
@@ -19,10 +19,10 @@ from time import monotonic
 
 from fastapi import FastAPI, Request, Response
 
-from rayrec.serve.access.limits import Admissions
-from rayrec.serve.access.routing import Routed, Router
-from rayrec.serve.access.shadow import Shadow, Shadowed
-from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.admission.limits import Admissions
+from rayrec.serve.admission.routing import Routed, Router
+from rayrec.serve.admission.shadow import Shadow, Shadowed
+from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.services import MAIN, ServicesConfig
 from rayrec.serve.on_ray.http_messages import HttpAnswer, HttpRequest, SendHttp
 from rayrec.serve.on_ray.message_contents import is_large, num_requests_of, user_of
@@ -48,20 +48,20 @@ class Gateway:
     def __init__(
         self,
         config: ServicesConfig,
-        access: AccessConfig,
+        admission: AdmissionConfig,
         targets: Mapping[str, SendHttp],
         events: SendHttp | None,
         timeout_s: float,
     ) -> None:
         """
         Args:
-            access: its limits hold here, of all targets together.
+            admission: its limits hold here, of all targets together.
             targets: of every name in the settings; `main` is one of them.
             events: takes those that are posted; None: `main` says that there is nobody.
             timeout_s: in which targets answer.
         """
-        self._callers_header = access.callers.header
-        self._admissions = Admissions(access.service, access.callers, monotonic)
+        self._callers_header = admission.callers.header
+        self._admissions = Admissions(admission.service, admission.callers, monotonic)
         sends = {name: _Patient(name, send, timeout_s) for name, send in targets.items()}
         self.main, self._events = sends[MAIN], None
         if events is not None:
@@ -117,10 +117,10 @@ class Gateway:
             for leave in leaves:
                 leave()
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """What a meter watches."""
         found: dict[str, float] = {
-            "gateway_in_hand": self._admissions.service.concurrency.in_hand,
+            "gateway_in_flight": self._admissions.service.concurrency.in_flight,
             "gateway_refused": self._admissions.num_refused + self._admissions.num_refused_callers,
         }
         if self._routed is not None:
@@ -149,12 +149,12 @@ def build_gateway(gateway: Gateway, meters: Sequence[Meter] = ()) -> FastAPI:
         yield
         await gateway.close()
 
-    api = FastAPI(title="RayRec, access", openapi_url=None, lifespan=lifespan)
+    api = FastAPI(title="RayRec, gateway", openapi_url=None, lifespan=lifespan)
     api.add_middleware(RequestGuard, max_body_bytes=MAX_BODY_BYTES)
     api.add_middleware(RequestMeter, meters=meters)
     add_error_handlers(api)
     for meter in meters:
-        meter.watch(gateway.figures)
+        meter.watch(gateway.metrics)
 
     @api.get("/health/live")
     async def live() -> LiveAnswer:

@@ -2,7 +2,7 @@
 
 Serve writes HAProxy's configuration from a template that has no settings for any of this:
 
-* its figures and statistics listen on all interfaces; here on loopback;
+* its metrics and statistics listen on all interfaces; here on loopback;
 * requests arrive without the address of the client, and one that a client invents would be believed, since
   the replicas' servers trust headers that come from this machine; here HAProxy says whose they are;
 * there is no TLS, and the address of HAProxy is also the one of the replicas; here HAProxy alone has the
@@ -71,7 +71,7 @@ class Plan(TypedDict):
 
 
 REST_MS = 20
-"""In which nobody asks again who has as little time, where a replica had none. What a replica has in hand
+"""In which nobody asks again who has as little time, where a replica had none. What a replica has in flight
 then takes it many times as long, so it does not run out of work."""
 _UNBOUNDED_MS = 1_000_000_000
 _NO_TIME_HEADER = "X-No-Time"
@@ -172,7 +172,7 @@ def _requests(listen: Listen, has_token: bool) -> list[str]:
 
 
 def _refusals(most: int, rest_ms: int) -> list[str]:
-    """Rules of the replicas' section: what is to be computed finds as much of it in hand as there may be, or
+    """Rules of the replicas' section: refuse what finds as many requests in flight as there may be, and what
     comes right after one that would have been late."""
     refused = "http-request return status 503 content-type application/json hdr Retry-After 1 string"
     full = "if rayrec_computes { var(txn.rayrec_room) -m int lt 0 }"

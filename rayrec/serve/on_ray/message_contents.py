@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rayrec.serve.config.access import USER_HEADER
+from rayrec.serve.config.admission import USER_HEADER
 from rayrec.serve.on_ray.http_messages import HttpRequest
 from rayrec.serve.protocols.tensor_codec import HEADER_LENGTH
 from rayrec.serve.wire.errors import RequestError

@@ -30,7 +30,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
-from rayrec.serve.access.access import Access
+from rayrec.serve.admission.control import AdmissionControl
 from rayrec.serve.engine.current import Service
 from rayrec.serve.events.request_log import REQUEST_ID, request_id_of
 from rayrec.serve.protocols.rows import answers_of_all
@@ -97,7 +97,7 @@ _BODY = {
 }
 
 
-def completions_router(service: Service, access: Access) -> APIRouter:
+def completions_router(service: Service, admission: AdmissionControl) -> APIRouter:
     """Routes of OpenAI's API; errors are in its form. For models without semantic IDs, there is no model."""
     router = APIRouter(prefix="/v1", tags=["Completions"])
     described = {"id": MODEL_NAME, "object": "model", "created": int(time.time()), "owned_by": "rayrec"}
@@ -141,7 +141,7 @@ def completions_router(service: Service, access: Access) -> APIRouter:
             asked = read_request(json_object(body))
             texts = texts_of(asked.model, pinned)
             _check_numbers(asked, texts, service.max_k)
-            return asked, texts, requests_of(asked, texts, pinned.ranker is not None, access.most_at_once)
+            return asked, texts, requests_of(asked, texts, pinned.ranker is not None, admission.most_at_once)
 
         asked, texts, requests = await beside_the_loop(len(body) > LARGE_BYTES, read)
 
@@ -149,7 +149,7 @@ def completions_router(service: Service, access: Access) -> APIRouter:
             return _of_prompt(place, len(requests), sentence, status)
 
         request_id = request_id_of(request.headers.get(REQUEST_ID))
-        answers = await answers_of_all(access, pinned, requests, origin_of(request), error_of, request_id)
+        answers = await answers_of_all(admission, pinned, requests, origin_of(request), error_of, request_id)
         headers = {REQUEST_ID: request_id}
         for place, answer in enumerate(answers):
             if "popular_items" in answer.degraded:  # which have no probability

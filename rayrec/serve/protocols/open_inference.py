@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from rayrec import __version__
-from rayrec.serve.access.access import Access
+from rayrec.serve.admission.control import AdmissionControl
 from rayrec.serve.engine.current import Service
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.request_log import REQUEST_ID, request_id_of
@@ -134,7 +134,7 @@ _BODY = {
 """Of what is all JSON; tensors may be binary instead, see `tensor_codec`."""
 
 
-def open_inference_router(service: Service, access: Access) -> APIRouter:
+def open_inference_router(service: Service, admission: AdmissionControl) -> APIRouter:
     """Routes below `/v2`; errors are `{"error": sentence}`, with 400 for everything wrong in a request."""
     router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
 
@@ -187,12 +187,12 @@ def open_inference_router(service: Service, access: Access) -> APIRouter:
 
         def read() -> tuple[InferenceCall, dict[str, bool], list[RecommendRequest]]:
             call = read_call(body, header_length)
-            return call, _wanted_outputs(call), rows_of(call, access.most_at_once)
+            return call, _wanted_outputs(call), rows_of(call, admission.most_at_once)
 
         call, is_binary, requests = await beside_the_loop(len(body) > LARGE_BYTES, read)
         request_id = request_id_of(request.headers.get(REQUEST_ID))
         origin = origin_of(request)
-        answers = await answers_of_all(access, pinned, requests, origin, _of_row, request_id)
+        answers = await answers_of_all(admission, pinned, requests, origin, _of_row, request_id)
 
         def written() -> tuple[bytes, int | None]:
             found = outputs_of(answers, requests[0].k)

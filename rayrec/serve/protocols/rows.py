@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from rayrec.platform.errors import UnavailableError
-from rayrec.serve.access.access import Access
+from rayrec.serve.admission.control import AdmissionControl
 from rayrec.serve.engine.service import RecommendationService, RefusedRequestError
 from rayrec.serve.wire.callers import Origin
 from rayrec.serve.wire.errors import RequestError
@@ -14,7 +14,7 @@ from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
 
 
 async def answers_of_all(
-    access: Access,
+    admission: AdmissionControl,
     pinned: RecommendationService,
     requests: Sequence[RecommendRequest],
     origin: Origin,
@@ -34,7 +34,7 @@ async def answers_of_all(
             and none is computed.
         DeadlineError: one would be answered too late.
     """
-    begun = access.begin_all(requests, origin, pinned, request_id)
+    begun = admission.begin_all(requests, origin, pinned, request_id)
     found = await asyncio.gather(*begun, return_exceptions=True)
     answers: list[RecommendAnswer] = []
     for place, answer in enumerate(found):

@@ -29,7 +29,7 @@ _BODY = {
 
 
 Admit = Callable[[Origin], Callable[[], None]]
-"""As `Access.admit`."""
+"""As `AdmissionControl.admit`."""
 
 
 def events_router(intake: EventIntake | None, admit: Admit | None = None) -> APIRouter:

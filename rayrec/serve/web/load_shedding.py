@@ -10,37 +10,37 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rayrec.serve.access.access import Access
-from rayrec.serve.access.limits import CallerLimitError, RefusedError
+from rayrec.serve.admission.control import AdmissionControl
+from rayrec.serve.admission.limits import CallerLimitError, RefusedError
 from rayrec.serve.engine.batching import DeadlineError, TooManyWaitingError
 from rayrec.serve.wire.callers import origin_of
 from rayrec.serve.wire.deadlines import NO_TIME_HEADER, HeaderError
 from rayrec.serve.wire.errors import error_response
 
-NO_ROOM = (RefusedError, TooManyWaitingError, DeadlineError)
+OVERLOAD_ERRORS = (RefusedError, TooManyWaitingError, DeadlineError)
 """Errors that say so."""
 
 
-class Door:
+class LoadShedding:
     """ASGI middleware in front of the routes that compute something."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app, self._access = app, access
+    def __init__(self, app: ASGIApp, admission: AdmissionControl) -> None:
+        self._app, self._admission = app, admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST" and _answers(scope["path"]):
             try:
-                self._access.check_room(origin_of(Request(scope)))
-            except NO_ROOM as error:
-                await no_room(scope["path"], error)(scope, receive, send)
+                self._admission.check_room(origin_of(Request(scope)))
+            except OVERLOAD_ERRORS as error:
+                await overload_answer(scope["path"], error)(scope, receive, send)
                 return
             except HeaderError:
                 pass  # the route says so in the form of its protocol
         await self._app(scope, receive, send)
 
 
-def no_room(path: str, error: Exception) -> JSONResponse:
-    """The answer to whoever is refused by one of `NO_ROOM`."""
+def overload_answer(path: str, error: Exception) -> JSONResponse:
+    """The answer to whoever is refused by one of `OVERLOAD_ERRORS`."""
     if isinstance(error, RefusedError):
         status = 429 if isinstance(error, CallerLimitError) else 503
         return error_response(path, status, str(error), headers={"Retry-After": str(error.retry_after_s)})

@@ -18,11 +18,11 @@ from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, ConfigDict
 
-from rayrec.serve.access.access import Access
-from rayrec.serve.config.access import StepName
+from rayrec.serve.admission.control import AdmissionControl
+from rayrec.serve.config.admission import StepName
 from rayrec.serve.engine.current import Service
-from rayrec.serve.web.metrics import Figures
-from rayrec.serve.web.recent import RecentActivity, RecentFigures
+from rayrec.serve.web.metrics import ReadMetrics
+from rayrec.serve.web.recent import RecentActivity, RecentMetrics
 from rayrec.serve.wire.errors import RequestError
 from rayrec.serve.wire.schemas import ModelInfo, RankerInfo
 
@@ -54,7 +54,7 @@ class StatusAnswer(_Answer):
     """Null where a run's snapshot answers."""
     ranker: RankerInfo | None
     scores_are_log_probabilities: bool
-    recent: RecentFigures
+    recent: RecentMetrics
     in_hand: int
     """Requests that have no answer yet."""
     load: float
@@ -90,11 +90,14 @@ class HistoryAnswer(_Answer):
 
 
 def page_router(
-    service: Service, access: Access, recent: RecentActivity, version_figures: Figures | None = None
+    service: Service,
+    admission: AdmissionControl,
+    recent: RecentActivity,
+    version_metrics: ReadMetrics | None = None,
 ) -> APIRouter:
     """
     Args:
-        version_figures: of a service that follows versions, see `VersionFollower`.
+        version_metrics: of a service that follows versions, see `VersionFollower`.
     """
     router = APIRouter(tags=["Page"])
     html = files("rayrec.serve.web").joinpath("page.html").read_text(encoding="utf-8")
@@ -106,22 +109,22 @@ def page_router(
     @router.get("/v1/status")
     async def status() -> StatusAnswer:
         """What answers here, and how it did in the last seconds."""
-        now = access.status
+        now = admission.status
         version = None
-        if version_figures is not None:
-            figures = version_figures()
-            wanted = int(figures["serving_version_wanted"])
+        if version_metrics is not None:
+            metrics = version_metrics()
+            wanted = int(metrics["serving_version_wanted"])
             version = VersionStatus(
-                age_s=figures["serving_version_age_s"],
-                wanted=wanted if figures["serving_version_not_loaded"] else None,
+                age_s=metrics["serving_version_age_s"],
+                wanted=wanted if metrics["serving_version_not_loaded"] else None,
             )
         return StatusAnswer(
             model=service.model,
             version=version,
             ranker=service.ranker,
             scores_are_log_probabilities=service.item_texts is not None,
-            recent=recent.figures(),
-            in_hand=now.in_hand,
+            recent=recent.metrics(),
+            in_hand=now.in_flight,
             load=now.load,
             degraded=list(now.steps),
         )

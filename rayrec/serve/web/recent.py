@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayrec.serve.web.metrics import Figures
+from rayrec.serve.web.metrics import ReadMetrics
 
 SECONDS = 10.0
-"""That figures are of."""
+"""That metrics are of."""
 MOST_KEPT = 20_000
 """Requests, and batches; more than come in that time."""
 
 
 @dataclass(frozen=True)
-class RecentFigures:
+class RecentMetrics:
     """Of the last `SECONDS`."""
 
     requests_per_s: float
@@ -55,10 +55,10 @@ class RecentActivity:
         with self._lock:
             self._batches.append((self._clock(), num_requests))
 
-    def watch(self, figures: Figures) -> None:
+    def watch(self, metrics: ReadMetrics) -> None:
         """They are no activity."""
 
-    def figures(self) -> RecentFigures:
+    def metrics(self) -> RecentMetrics:
         since = self._clock() - SECONDS
         with self._lock:
             requests = [each for each in self._requests if each[0] > since]
@@ -68,7 +68,7 @@ class RecentActivity:
             p50_ms, p99_ms = (
                 float(ms) for ms in np.percentile([1e3 * seconds for _, _, seconds in requests], [50, 99])
             )
-        return RecentFigures(
+        return RecentMetrics(
             requests_per_s=len(requests) / SECONDS,
             failed=sum(status != 200 for _, status, _ in requests),
             p50_ms=p50_ms,

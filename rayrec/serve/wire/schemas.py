@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from rayrec.pipelines.inference.recommender import Query
-from rayrec.serve.config.access import StepName
+from rayrec.serve.config.admission import StepName
 
 MODEL_NAME = "recommend"
 """What the model is called by protocols that name models; there is one in a service."""

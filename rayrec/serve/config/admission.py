@@ -22,7 +22,7 @@ class LimitConfig(Config):
     """Requests that may come at once after a pause; None is those of one second, at least 1. No message may
     have more rows than this, or than `concurrency`."""
     concurrency: int | None = Field(None, ge=1)
-    """Requests in hand at most; None is any number."""
+    """Requests in flight at most; None is any number."""
 
     @model_validator(mode="after")
     def _burst_has_a_rate(self) -> Self:
@@ -99,7 +99,7 @@ class DegradeConfig(Config):
     """What is lowered, at which load; by default nothing."""
 
     by: Literal["capacity", "wait"] = "capacity"
-    """What load is: `capacity`, the requests in hand as a share of those a replica holds; `wait`, the time
+    """What load is: `capacity`, the requests in flight as a share of those a replica holds; `wait`, the time
     that a request would wait by what batches take, as a share of `timeout_s`."""
     steps: list[StepConfig] = Field(default_factory=list)
     """In the order in which they are entered; those before stay in force."""
@@ -124,7 +124,7 @@ class DegradeConfig(Config):
         return self
 
 
-class AccessConfig(Config):
+class AdmissionConfig(Config):
     """Who is admitted, and what is lowered before anybody is refused. Each replica counts by itself."""
 
     service: LimitConfig = LimitConfig()
@@ -134,7 +134,7 @@ class AccessConfig(Config):
     degrade: DegradeConfig = DegradeConfig()
 
 
-OPEN = AccessConfig()
+OPEN = AdmissionConfig()
 """Everybody is admitted, and nothing is lowered."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.web.api import build_api
@@ -27,9 +27,9 @@ def service():
     held.let.set()
 
 
-def api_of(service: HeldService, access: dict[str, Any], max_waiting: int = 4, cost_s: float = 1e-6):
+def api_of(service: HeldService, admission: dict[str, Any], max_waiting: int = 4, cost_s: float = 1e-6):
     batcher = Batcher(service.recommend_all, BatchCosts({1: cost_s}, WIDTH), max_waiting)
-    return build_api(service, batcher, 10.0, AccessConfig.parse(access))
+    return build_api(service, batcher, 10.0, AdmissionConfig.parse(admission))
 
 
 def post(address: str, path: str, **headers: str) -> httpx.Response:
@@ -40,16 +40,16 @@ def post(address: str, path: str, **headers: str) -> httpx.Response:
 
 
 @pytest.mark.parametrize(
-    ("access", "max_waiting", "status", "why"),
+    ("admission", "max_waiting", "status", "why"),
     [
-        ({"service": {"concurrency": 1}}, 4, 503, "of all callers, 1 requests are in hand already"),
-        ({"callers": {"concurrency": 1}}, 4, 429, "of this caller, 1 requests are in hand already"),
+        ({"service": {"concurrency": 1}}, 4, 503, "of all callers, 1 requests are in flight already"),
+        ({"callers": {"concurrency": 1}}, 4, 429, "of this caller, 1 requests are in flight already"),
         ({}, 1, 503, "1 requests are waiting already"),
     ],
 )
-def test_who_finds_no_room_is_told_whatever_the_body(service, access, max_waiting, status, why):
+def test_who_finds_no_room_is_told_whatever_the_body(service, admission, max_waiting, status, why):
     with (
-        listening(api_of(service, access, max_waiting)) as address,
+        listening(api_of(service, admission, max_waiting)) as address,
         service.asking(address, "/v1/recommend", {"user_id": "ann", "k": 1}) as answers,
     ):
         service.wait_until_asked(address, 1)

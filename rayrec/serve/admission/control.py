@@ -3,7 +3,7 @@
     headers ─► deadline, caller ─► room? ─► load ─► steps in force ─► admitted ─► batcher ─► answer
        └ `door.py` asks the same     └ 429, 503        └ an answer of before             └ kept for others
 
-Everything but the batcher runs on the event loop; only the counts of what is in hand, from which its thread
+Everything but the batcher runs on the event loop; only the counts of what is in flight, from which its thread
 takes, have a lock.
 """
 
@@ -16,13 +16,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from rayrec.serve.access.answer_cache import AnswerCache, key_of
-from rayrec.serve.access.limits import Admissions, Clock
-from rayrec.serve.config.access import AccessConfig, StepName
+from rayrec.serve.admission.answer_cache import AnswerCache, key_of
+from rayrec.serve.admission.limits import Admissions, Clock
+from rayrec.serve.config.admission import AdmissionConfig, StepName
 from rayrec.serve.engine.batching import Batcher, TooManyWaitingError
 from rayrec.serve.engine.current import Service
-from rayrec.serve.engine.degradation import NOT_LOWERED, Ladder, Lowered
-from rayrec.serve.engine.service import LoweredRequest, RecommendationService
+from rayrec.serve.engine.degradation import NOT_DEGRADED, DegradationLevel, DegradationPolicy
+from rayrec.serve.engine.service import DegradedRequest, RecommendationService
 from rayrec.serve.events.request_log import RequestLog
 from rayrec.serve.wire.callers import Origin, caller_of
 from rayrec.serve.wire.deadlines import timeout_of
@@ -30,10 +30,10 @@ from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
 
 
 @dataclass(frozen=True)
-class AccessStatus:
+class AdmissionStatus:
     """For metrics."""
 
-    in_hand: int
+    in_flight: int
     """Requests that were admitted and have no answer yet."""
     callers: int
     """Of which something is remembered."""
@@ -62,12 +62,12 @@ class _Entry:
     """An answer of before, which will do."""
 
 
-class Access:
+class AdmissionControl:
     """Answers requests, or refuses them."""
 
     def __init__(
         self,
-        config: AccessConfig,
+        config: AdmissionConfig,
         service: Service,
         batcher: Batcher[RecommendRequest, RecommendAnswer],
         timeout_s: float,
@@ -83,7 +83,7 @@ class Access:
         self._request_log = request_log
         self._config, self._service, self._batcher, self._timeout_s = config, service, batcher, timeout_s
         self._admissions = Admissions(config.service, config.callers, clock)
-        self._ladder = Ladder(config.degrade.steps)
+        self._policy = DegradationPolicy(config.degrade.steps)
         self._cache: AnswerCache[RecommendAnswer] | None = None
         if any(step.do == "cached_answer" for step in config.degrade.steps):
             self._cache = AnswerCache(config.degrade.cache, clock)
@@ -132,7 +132,7 @@ class Access:
             HeaderError: a header that cannot be used.
             CallerLimitError: too many of this caller.
             ServiceLimitError: too many of all callers.
-            TooManyWaitingError: the batcher has too many in hand.
+            TooManyWaitingError: the batcher has too many in flight.
             DeadlineError: one would be answered too late.
         """
         began = time.perf_counter()
@@ -189,20 +189,20 @@ class Access:
         entries = []
         num_waiting = 0
         for request in requests:
-            lowered = self._lowered(num_waiting)
+            level = self._level(num_waiting)
             key = None if self._cache is None else key_of(request, pinned.model, pinned.ranker)
-            kept = self._kept(key) if lowered.takes_cached else None
+            kept = self._kept(key) if level.takes_cached else None
             num_waiting += kept is None
-            if lowered != NOT_LOWERED:
-                request = LoweredRequest.of(request, lowered)
+            if level != NOT_DEGRADED:
+                request = DegradedRequest.of(request, level)
             entries.append(_Entry(request, key, kept))
         return entries
 
     def _check_places(self, count: int) -> None:
-        in_hand = self._batcher.in_hand
-        if count and in_hand + count > self._batcher.max_waiting:
+        in_flight = self._batcher.in_flight
+        if count and in_flight + count > self._batcher.max_waiting:
             more = "" if count == 1 else f", and {count} of one message come"
-            raise TooManyWaitingError(f"{in_hand} requests are waiting already{more}")
+            raise TooManyWaitingError(f"{in_flight} requests are waiting already{more}")
 
     def check_room(self, origin: Origin) -> None:
         """Say what `begin` would for want of room, by the headers of a request; takes nothing.
@@ -231,26 +231,26 @@ class Access:
         return min(self._batcher.max_waiting, self._admissions.most_at_once or self._batcher.max_waiting)
 
     @property
-    def status(self) -> AccessStatus:
+    def status(self) -> AdmissionStatus:
         admissions, cache = self._admissions, self._cache
         # Not those of the last request: that may have come while there was much to do, hours ago.
         load = self._load() if self._config.degrade.steps else 0.0
-        return AccessStatus(
-            in_hand=admissions.service.concurrency.in_hand,
+        return AdmissionStatus(
+            in_flight=admissions.service.concurrency.in_flight,
             callers=0 if admissions.callers is None else len(admissions.callers),
             refused_callers=admissions.num_refused_callers,
             refused=admissions.num_refused,
             load=load,
-            steps=tuple(self._ladder.at(load)),
+            steps=tuple(self._policy.at(load)),
             cached=0 if cache is None else len(cache),
             cache_hits=0 if cache is None else cache.num_hits,
         )
 
-    def _lowered(self, num_before: int) -> Lowered:
+    def _level(self, num_before: int) -> DegradationLevel:
         """Of a request that comes after so many others of its message."""
         if not self._config.degrade.steps:
-            return NOT_LOWERED
-        return self._ladder.update(self._load(num_before + 1))
+            return NOT_DEGRADED
+        return self._policy.update(self._load(num_before + 1))
 
     def _load(self, num_coming: int = 0) -> float:
         """
@@ -259,10 +259,10 @@ class Access:
         """
         if self._config.degrade.by == "wait":
             return self._batcher.wait_s() / self._timeout_s
-        load = (self._batcher.in_hand + num_coming) / self._batcher.max_waiting
+        load = (self._batcher.in_flight + num_coming) / self._batcher.max_waiting
         concurrency = self._admissions.service.concurrency
         if concurrency.most is not None:
-            load = max(load, (concurrency.in_hand + num_coming) / concurrency.most)
+            load = max(load, (concurrency.in_flight + num_coming) / concurrency.most)
         return load
 
     def _kept(self, key: bytes | None) -> RecommendAnswer | None:

@@ -15,8 +15,8 @@ import random
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from rayrec.serve.access.routing import Answer, Request, Send
-from rayrec.serve.config.access import ShadowConfig
+from rayrec.serve.admission.routing import Answer, Request, Send
+from rayrec.serve.config.admission import ShadowConfig
 
 logger = logging.getLogger(__name__)
 

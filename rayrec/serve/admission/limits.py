@@ -1,4 +1,4 @@
-"""How many requests are admitted: by rate, by how many are in hand, for each caller and for all.
+"""How many requests are admitted: by rate, by how many are in flight, for each caller and for all.
 
     request ─► its caller's Limit ─► the service's Limit ─► Admission, left when the answer is there
                      └ CallerLimitError      └ ServiceLimitError       each with the seconds to wait
@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
-from rayrec.serve.config.access import CallersConfig, LimitConfig
+from rayrec.serve.config.admission import CallersConfig, LimitConfig
 
 Clock = Callable[[], float]
 """Seconds that never go back."""
@@ -90,34 +90,34 @@ class TokenBucket:
 
 
 class ConcurrencyLimit:
-    """At most so many in hand; counts them, also where there is no limit."""
+    """At most so many in flight; counts them, also where there is no limit."""
 
     _WEIGHT_OF_NEW = 0.1
 
     def __init__(self, most: int | None, clock: Clock) -> None:
         self.most = most
         self._clock = clock
-        self._in_hand = 0
+        self._in_flight = 0
         self._held_s: float | None = None
-        """How long requests were in hand, the newer the more it counts."""
+        """How long requests were in flight, the newer the more it counts."""
         self._lock = threading.Lock()
 
     @property
-    def in_hand(self) -> int:
-        return self._in_hand
+    def in_flight(self) -> int:
+        return self._in_flight
 
     def wait_s(self, count: int = 1) -> float:
         """Seconds until so many places are likely to be free; 0 if they are."""
-        if self.most is None or (lacking := self._in_hand + count - self.most) <= 0:
+        if self.most is None or (lacking := self._in_flight + count - self.most) <= 0:
             return 0.0
-        # Those in hand leave one after the other. Before any has, a second is as good as any.
+        # Those in flight leave one after the other. Before any has, a second is as good as any.
         return 1.0 if self._held_s is None else max(lacking * self._held_s / self.most, 1e-3)
 
     def enter(self) -> Callable[[], None]:
         """Take a place, which has to be free; what is returned gives it back, once."""
         began = self._clock()
         with self._lock:
-            self._in_hand += 1
+            self._in_flight += 1
         is_left = False
 
         def leave() -> None:
@@ -126,7 +126,7 @@ class ConcurrencyLimit:
                 if is_left:
                     return
                 is_left = True
-                self._in_hand -= 1
+                self._in_flight -= 1
                 held_s = self._clock() - began
                 before_s = held_s if self._held_s is None else self._held_s
                 self._held_s = before_s + self._WEIGHT_OF_NEW * (held_s - before_s)
@@ -152,7 +152,7 @@ class Limit:
         """
         more = "" if count == 1 else f", and {count} of one message come"
         if wait_s := self.concurrency.wait_s(count):
-            return f"{self.concurrency.in_hand} requests are in hand already{more}", wait_s
+            return f"{self.concurrency.in_flight} requests are in flight already{more}", wait_s
         if self.bucket is not None and (wait_s := self.bucket.wait_s(count)):
             return f"more than {self.bucket.rate:g} requests a second have come{more}", wait_s
         return None
@@ -191,9 +191,9 @@ class Callers:
         return limit
 
     def _forget(self) -> None:
-        """Make room for one. Who has requests in hand stays: forgotten, they could have as many again."""
+        """Make room for one. Who has requests in flight stays: forgotten, they could have as many again."""
         while len(self._limits) >= self._config.most_kept:
-            idle = next((key for key, limit in self._limits.items() if not limit.concurrency.in_hand), None)
+            idle = next((key for key, limit in self._limits.items() if not limit.concurrency.in_flight), None)
             if idle is None:
                 return
             del self._limits[idle]
@@ -235,7 +235,7 @@ class Admissions:
         return leave
 
     def admit_all(self, caller: Hashable, count: int) -> list[Callable[[], None]]:
-        """Take the requests of one message in hand, all or none; each of what is returned has to be called
+        """Take the requests of one message in flight, all or none; each of what is returned has to be called
         when its request no longer is.
 
         Args:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
-from rayrec.serve.access.limits import (
+from rayrec.serve.admission.limits import (
     Admissions,
     CallerLimitError,
     Callers,
@@ -17,8 +17,8 @@ from rayrec.serve.access.limits import (
     ServiceLimitError,
     TokenBucket,
 )
-from rayrec.serve.config.access import CallersConfig, LimitConfig
-from tests.serve.access.clocks import Clock
+from rayrec.serve.config.admission import CallersConfig, LimitConfig
+from tests.serve.admission.clocks import Clock
 
 
 @pytest.fixture
@@ -72,13 +72,13 @@ def test_a_clock_that_goes_back_gives_nothing(clock):
 def test_places_are_counted_and_each_is_given_back_once(clock):
     limit = ConcurrencyLimit(2, clock)
     leave, stay = limit.enter(), limit.enter()
-    assert (limit.in_hand, limit.wait_s() > 0) == (2, True)
+    assert (limit.in_flight, limit.wait_s() > 0) == (2, True)
 
     leave()
     leave()
-    assert (limit.in_hand, limit.wait_s()) == (1, 0.0)
+    assert (limit.in_flight, limit.wait_s()) == (1, 0.0)
     stay()
-    assert limit.in_hand == 0
+    assert limit.in_flight == 0
 
 
 def test_a_place_is_expected_after_as_long_as_they_are_held(clock):
@@ -96,10 +96,10 @@ def test_without_limits_everything_is_admitted_and_counted(clock):
 
     leaves = [admissions.admit("ann") for _ in range(1000)]
 
-    assert admissions.service.concurrency.in_hand == 1000
+    assert admissions.service.concurrency.in_flight == 1000
     for leave in leaves:
         leave()
-    assert admissions.service.concurrency.in_hand == 0
+    assert admissions.service.concurrency.in_flight == 0
 
 
 def test_one_caller_is_refused_and_another_is_not(clock):
@@ -119,11 +119,11 @@ def test_one_caller_is_refused_and_another_is_not(clock):
     admissions.admit("ann")
 
 
-def test_a_caller_has_so_many_in_hand_and_may_come_again_when_one_is_done(clock):
+def test_a_caller_has_so_many_in_flight_and_may_come_again_when_one_is_done(clock):
     admissions = Admissions(LimitConfig(), CallersConfig(concurrency=1), clock)
     leave = admissions.admit("ann")
 
-    with pytest.raises(CallerLimitError, match=r"1 requests are in hand already; try again in 1 second$"):
+    with pytest.raises(CallerLimitError, match=r"1 requests are in flight already; try again in 1 second$"):
         admissions.admit("ann")
     leave()
     admissions.admit("ann")
@@ -133,7 +133,7 @@ def test_what_the_service_refuses_costs_its_caller_nothing(clock):
     admissions = Admissions(LimitConfig(concurrency=1), CallersConfig(rate=0.001, burst=2), clock)
     leave = admissions.admit("ann")
     for _ in range(5):
-        with pytest.raises(ServiceLimitError, match="of all callers, 1 requests are in hand"):
+        with pytest.raises(ServiceLimitError, match="of all callers, 1 requests are in flight"):
             admissions.admit("ann")
     leave()
 
@@ -166,7 +166,7 @@ def test_the_caller_who_was_away_longest_is_forgotten(clock):
     assert callers.of("bob") is not bob
 
 
-def test_a_caller_with_requests_in_hand_is_not_forgotten(clock):
+def test_a_caller_with_requests_in_flight_is_not_forgotten(clock):
     callers = Callers(CallersConfig(concurrency=1, most_kept=1), clock)
     ann = callers.of("ann")
     (leave,) = ann.enter()
@@ -183,7 +183,7 @@ def test_the_requests_of_a_message_are_admitted_together_or_none_is(clock):
     admissions = Admissions(LimitConfig(), CallersConfig(rate=1.0, burst=4, concurrency=4), clock)
     first, second, third = admissions.admit_all("ann", 3)
 
-    with pytest.raises(CallerLimitError, match="3 requests are in hand already, and 2 of one message come"):
+    with pytest.raises(CallerLimitError, match="3 requests are in flight already, and 2 of one message come"):
         admissions.admit_all("ann", 2)
     first(), second()
     with pytest.raises(CallerLimitError, match="more than 1 requests a second have come, and 2 of") as late:
@@ -193,7 +193,7 @@ def test_the_requests_of_a_message_are_admitted_together_or_none_is(clock):
     clock.now += 2
     for leave in (third, *admissions.admit_all("ann", 2)):
         leave()
-    assert admissions.service.concurrency.in_hand == 0
+    assert admissions.service.concurrency.in_flight == 0
 
 
 @pytest.mark.parametrize(
