@@ -1,5 +1,5 @@
-"""Who may ask how much, and what becomes of a request: limits, cached answers, routing, shadows.
+"""Admission control: limits, cached answers, routing to targets, shadows.
 
-Start at `admission.AdmissionControl`.
+Start at `control.AdmissionControl`.
 May import `engine` and what is below it.
 """

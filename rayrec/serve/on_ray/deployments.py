@@ -49,7 +49,6 @@ from rayrec.serve.on_ray.http_messages import (
     answered_by,
     lifespan_of,
 )
-from rayrec.serve.on_ray.message_contents import user_of
 from rayrec.serve.on_ray.ray_ingress import by_message, of_session, sticky_routing
 from rayrec.serve.web.bearer_token import require_token
 from rayrec.serve.web.metrics import RayMeter
@@ -311,7 +310,7 @@ def _deployed(
 def _sender(handle: DeploymentHandle, by_user: bool = False) -> SendHttp:
     async def send(request: HttpRequest) -> HttpAnswer:
         asked = handle
-        if by_user and (user := user_of(request)) is not None:
+        if by_user and (user := request.user) is not None:
             asked = of_session(handle, user)
         answer: HttpAnswer = await asked.http.remote(request)
         return answer

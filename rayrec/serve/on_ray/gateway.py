@@ -20,17 +20,16 @@ from time import monotonic
 from fastapi import FastAPI, Request, Response
 
 from rayrec.serve.admission.limits import Admissions
+from rayrec.serve.admission.request_info import RequestInfo, address_of
 from rayrec.serve.admission.routing import Routed, Router
 from rayrec.serve.admission.shadow import Shadow, Shadowed
 from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.services import MAIN, ServicesConfig
 from rayrec.serve.on_ray.http_messages import HttpAnswer, HttpRequest, SendHttp
-from rayrec.serve.on_ray.message_contents import is_large, num_requests_of, user_of
 from rayrec.serve.web.api import ANSWERING_ROUTES
 from rayrec.serve.web.error_handlers import add_error_handlers
 from rayrec.serve.web.guards import RequestGuard
 from rayrec.serve.web.metrics import Meter, RequestMeter
-from rayrec.serve.wire.callers import caller_of, origin_of
 from rayrec.serve.wire.deadlines import NO_TIME_HEADER
 from rayrec.serve.wire.errors import RequestError, error_response
 from rayrec.serve.wire.request_body import MAX_BODY_BYTES, beside_the_loop
@@ -60,7 +59,7 @@ class Gateway:
             events: takes those that are posted; None: `main` says that there is nobody.
             timeout_s: in which targets answer.
         """
-        self._callers_header = admission.callers.header
+        self._callers_header, self._timeout_s = admission.callers.header, timeout_s
         self._admissions = Admissions(admission.service, admission.callers, monotonic)
         sends = {name: _Patient(name, send, timeout_s) for name, send in targets.items()}
         self.main, self._events = sends[MAIN], None
@@ -73,7 +72,7 @@ class Gateway:
         if config.routing is not None:
             asked = {name: sends[name] for name in config.routing.weights}
             self._answer = self._routed = Routed(
-                Router(config.routing), asked, lambda request: (user_of(request), None)
+                Router(config.routing), asked, lambda request: (request.user, None)
             )
         if config.shadow is not None:
             self.shadow = Shadow(sends[config.shadow.target], config.shadow)
@@ -100,22 +99,23 @@ class Gateway:
         Args:
             has_rows: whether a message counts as often as it has rows.
         """
-        caller = caller_of(origin_of(http), self._callers_header)
-        # Under overload refusing is most of the work, so it comes before the body; places are taken after it,
-        # or whoever sends one slowly would have them meanwhile.
-        self._admissions.check(caller)
+        info = RequestInfo.of(http.headers, address_of(http), self._callers_header, self._timeout_s)
+        # Under overload refusing is most of the work, so it comes before the body; slots are taken after it,
+        # or a slow one would hold them meanwhile.
+        info.room = self._admissions.check(info.caller)
         request = await HttpRequest.of(http)
-        most, num_rows = self._admissions.most_at_once, 1
-        if has_rows and most is not None:
-            num_rows = await beside_the_loop(is_large(request), lambda: num_requests_of(request))
-            if num_rows > most:
-                raise RequestError(f"{num_rows} rows or prompts in one request; send from 1 to {most}")
-        leaves = self._admissions.admit_all(caller, num_rows)
+        most = self._admissions.most_at_once
+        if has_rows and (most is not None or self._routed is not None):
+            contents = await beside_the_loop(request.is_large, lambda: request.contents)
+            info.num_rows = 1 if most is None else contents.num_rows
+            if most is not None and info.num_rows > most:
+                raise RequestError(f"{info.num_rows} rows or prompts in one request; send from 1 to {most}")
+        releases = self._admissions.admit_all(info.caller, info.num_rows, info.room)
         try:
             return await send(request)
         finally:
-            for leave in leaves:
-                leave()
+            for release in releases:
+                release()
 
     def metrics(self) -> dict[str, float]:
         """What a meter watches."""

@@ -31,10 +31,10 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
 from rayrec.serve.admission.control import AdmissionControl
+from rayrec.serve.admission.request_info import info_of
 from rayrec.serve.engine.current import Service
 from rayrec.serve.events.request_log import REQUEST_ID, request_id_of
 from rayrec.serve.protocols.rows import answers_of_all
-from rayrec.serve.wire.callers import origin_of
 from rayrec.serve.wire.errors import RequestError, explain
 from rayrec.serve.wire.item_texts import ItemTexts
 from rayrec.serve.wire.request_body import (
@@ -149,7 +149,7 @@ def completions_router(service: Service, admission: AdmissionControl) -> APIRout
             return _of_prompt(place, len(requests), sentence, status)
 
         request_id = request_id_of(request.headers.get(REQUEST_ID))
-        answers = await answers_of_all(admission, pinned, requests, origin_of(request), error_of, request_id)
+        answers = await answers_of_all(admission, pinned, requests, info_of(request), error_of, request_id)
         headers = {REQUEST_ID: request_id}
         for place, answer in enumerate(answers):
             if "popular_items" in answer.degraded:  # which have no probability

@@ -40,6 +40,7 @@ from pydantic import ValidationError
 
 from rayrec import __version__
 from rayrec.serve.admission.control import AdmissionControl
+from rayrec.serve.admission.request_info import info_of
 from rayrec.serve.engine.current import Service
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.request_log import REQUEST_ID, request_id_of
@@ -52,7 +53,6 @@ from rayrec.serve.protocols.tensor_codec import (
     read_call,
     write_answer,
 )
-from rayrec.serve.wire.callers import origin_of
 from rayrec.serve.wire.errors import RequestError, explain
 from rayrec.serve.wire.request_body import LARGE_BYTES, LARGE_ITEMS, beside_the_loop, unpacked_body
 from rayrec.serve.wire.schemas import MODEL_NAME, RecommendAnswer, RecommendRequest
@@ -191,8 +191,7 @@ def open_inference_router(service: Service, admission: AdmissionControl) -> APIR
 
         call, is_binary, requests = await beside_the_loop(len(body) > LARGE_BYTES, read)
         request_id = request_id_of(request.headers.get(REQUEST_ID))
-        origin = origin_of(request)
-        answers = await answers_of_all(admission, pinned, requests, origin, _of_row, request_id)
+        answers = await answers_of_all(admission, pinned, requests, info_of(request), _of_row, request_id)
 
         def written() -> tuple[bytes, int | None]:
             found = outputs_of(answers, requests[0].k)

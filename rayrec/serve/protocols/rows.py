@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from rayrec.platform.errors import UnavailableError
 from rayrec.serve.admission.control import AdmissionControl
+from rayrec.serve.admission.request_info import RequestInfo
 from rayrec.serve.engine.service import RecommendationService, RefusedRequestError
-from rayrec.serve.wire.callers import Origin
 from rayrec.serve.wire.errors import RequestError
 from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
 
@@ -17,7 +17,7 @@ async def answers_of_all(
     admission: AdmissionControl,
     pinned: RecommendationService,
     requests: Sequence[RecommendRequest],
-    origin: Origin,
+    info: RequestInfo,
     error_of: Callable[[int, str, int], RequestError],
     request_id: str,
 ) -> list[RecommendAnswer]:
@@ -30,11 +30,11 @@ async def answers_of_all(
 
     Raises:
         RequestError: a request is refused, or what it needs does not answer.
-        HeaderError, CallerLimitError, ServiceLimitError, TooManyWaitingError: not all of them are admitted,
+        CallerLimitError, ServiceLimitError, TooManyWaitingError: not all of them are admitted,
             and none is computed.
         DeadlineError: one would be answered too late.
     """
-    begun = admission.begin_all(requests, origin, pinned, request_id)
+    begun = admission.begin_all(requests, info, pinned, request_id)
     found = await asyncio.gather(*begun, return_exceptions=True)
     answers: list[RecommendAnswer] = []
     for place, answer in enumerate(found):

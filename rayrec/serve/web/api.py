@@ -22,6 +22,7 @@ from fastapi_offline import FastAPIOffline
 
 from rayrec import __version__
 from rayrec.serve.admission.control import AdmissionControl
+from rayrec.serve.admission.request_info import info_of
 from rayrec.serve.config.admission import OPEN, AdmissionConfig
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.current import Service
@@ -43,7 +44,6 @@ from rayrec.serve.web.metrics import (
 )
 from rayrec.serve.web.pages import page_router
 from rayrec.serve.web.recent import RecentActivity
-from rayrec.serve.wire.callers import origin_of
 from rayrec.serve.wire.request_body import MAX_BODY_BYTES, CheckedRoute
 from rayrec.serve.wire.schemas import (
     ErrorAnswer,
@@ -132,7 +132,10 @@ def build_api(
         request, or one of its own."""
         request_id = request_id_of(http.headers.get(REQUEST_ID))
         response.headers[REQUEST_ID] = request_id
-        return await admission.begin(request, origin_of(http), request_id=request_id)
+        return await admission.begin(request, info_of(http), request_id=request_id)
+
+    def admit(http: Request) -> Callable[[], None]:
+        return admission.admit(info_of(http))
 
     api.include_router(recommending)
 
@@ -160,5 +163,5 @@ def build_api(
             api.include_router(page_router(service, admission, meter, version_metrics))
     api.include_router(open_inference_router(service, admission))
     api.include_router(completions_router(service, admission))
-    api.include_router(events_router(intake, admission.admit))
+    api.include_router(events_router(intake, admit))
     return api

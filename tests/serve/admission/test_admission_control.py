@@ -12,11 +12,11 @@ import pytest
 from rayrec.pipelines.inference.recommender import FULL_BUDGET, Budget
 from rayrec.serve.admission.control import AdmissionControl
 from rayrec.serve.admission.limits import CallerLimitError, ServiceLimitError
+from rayrec.serve.admission.request_info import RequestInfo
 from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher, DeadlineError, TooManyWaitingError
 from rayrec.serve.engine.service import RecommendationService, RefusedRequestError
-from rayrec.serve.wire.callers import Origin
 from rayrec.serve.wire.deadlines import HEADER, HeaderError
 from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
 from tests.serve.admission.clocks import Clock
@@ -48,7 +48,10 @@ class Model:
         return self.service.recommend_all(requests)
 
     async def ask(self, headers: dict[str, str] | None = None, **fields: Any) -> RecommendAnswer:
-        return await self.admission.begin(RecommendRequest(**fields), Origin(headers or {}, "10.0.0.1"))
+        return await self.admission.begin(RecommendRequest(**fields), self.info(headers))
+
+    def info(self, headers: dict[str, str] | None = None, address: str = "10.0.0.1") -> RequestInfo:
+        return self.admission.read_headers(headers or {}, address)
 
     async def occupy(self, num_requests: int) -> list[asyncio.Task[RecommendAnswer]]:
         """So many requests in flight, the first of which is being computed, until `free`."""
@@ -134,7 +137,7 @@ def test_a_caller_is_known_by_key_and_without_one_by_address(start):
         for headers in (ANN, {}):
             with pytest.raises(CallerLimitError, match="try again in 1000 seconds"):
                 await model.ask(headers)
-        await model.admission.begin(RecommendRequest(), Origin({}, "10.0.0.2"))
+        await model.admission.begin(RecommendRequest(), model.info({}, "10.0.0.2"))
 
     run(scenario())
     assert (model.admission.status.callers, model.admission.status.refused_callers) == (5, 2)
@@ -239,6 +242,19 @@ def test_a_request_may_bring_an_earlier_deadline_than_the_service_has(start):
 
     assert isinstance(soon, DeadlineError)
     assert (late.source, whenever.source) == ("model", "model")
+
+
+def test_the_time_that_a_body_took_to_come_counts(start):
+    model = start()
+
+    async def scenario() -> Any:
+        late = model.info({HEADER: "3000"})
+        model.clock.now += 4
+        return await asyncio.gather(
+            model.admission.begin(RecommendRequest(user_id="ann"), late), return_exceptions=True
+        )
+
+    assert isinstance(run(scenario())[0], DeadlineError)
 
 
 def test_a_request_cannot_wait_longer_than_the_service_lets_it(start):
@@ -385,7 +401,7 @@ def test_popular_items_of_a_busy_moment_are_not_kept(start):
 
 
 def ask_all(model: Model, num_rows: int, **fields: Any) -> list[asyncio.Future[RecommendAnswer]]:
-    return model.admission.begin_all([RecommendRequest(k=1, **fields)] * num_rows, Origin({}, "10.0.0.1"))
+    return model.admission.begin_all([RecommendRequest(k=1, **fields)] * num_rows, model.info())
 
 
 def test_a_message_of_rows_that_the_batcher_refuses_has_taken_nothing(start):
@@ -395,28 +411,28 @@ def test_a_message_of_rows_that_the_batcher_refuses_has_taken_nothing(start):
         tasks = await model.occupy(1)
         for _ in range(3):
             with pytest.raises(TooManyWaitingError, match="1 requests are waiting already, and 4 of one"):
-                model.admission.begin_all([RecommendRequest()] * 4, Origin({}, "10.0.0.2"))
+                model.admission.begin_all([RecommendRequest()] * 4, model.info({}, "10.0.0.2"))
         model.free()
         await asyncio.gather(*tasks)
         await model.idle()
-        await asyncio.gather(*model.admission.begin_all([RecommendRequest()] * 4, Origin({}, "10.0.0.2")))
+        await asyncio.gather(*model.admission.begin_all([RecommendRequest()] * 4, model.info({}, "10.0.0.2")))
 
     run(scenario())
 
 
 def test_rows_that_would_be_late_give_back_what_those_before_them_took(start):
     model = start(callers={"rate": 0.001, "burst": 3}, service={"concurrency": 4})
-    late = Origin({HEADER: "2500"}, "10.0.0.2")  # each takes a second
+    late = {HEADER: "2500"}  # each takes a second
 
     async def scenario() -> None:
         tasks = await model.occupy(1)
         with pytest.raises(DeadlineError):
-            model.admission.begin_all([RecommendRequest()] * 3, late)
+            model.admission.begin_all([RecommendRequest()] * 3, model.info(late, "10.0.0.2"))
         assert (model.admission.status.in_flight, model.batcher.in_flight) == (1, 1)
         model.free()
         await asyncio.gather(*tasks)
         await model.idle()
-        await asyncio.gather(*model.admission.begin_all([RecommendRequest()] * 3, Origin({}, "10.0.0.2")))
+        await asyncio.gather(*model.admission.begin_all([RecommendRequest()] * 3, model.info({}, "10.0.0.2")))
 
     run(scenario())
     assert len(model.recommender.asked) == 1  # of the history; the others have none

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import pickle
 from collections import Counter
 
 import pytest
@@ -13,10 +14,10 @@ from rayrec.platform.errors import InputError
 from rayrec.serve.config.admission import OPEN, AdmissionConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.services import ServicesConfig
+from rayrec.serve.on_ray import http_messages
 from rayrec.serve.on_ray.deployments import targets_of
 from rayrec.serve.on_ray.gateway import Gateway, build_gateway
 from rayrec.serve.on_ray.http_messages import HttpAnswer, HttpRequest
-from rayrec.serve.on_ray.message_contents import num_requests_of, user_of
 from rayrec.serve.protocols.tensor_codec import HEADER_LENGTH
 from rayrec.serve.web.metrics import PrometheusMeter
 from rayrec.serve.wire.deadlines import NO_TIME_HEADER
@@ -194,10 +195,10 @@ def test_rows_are_counted_whatever_a_message_looks_like(packs):
     infer = "/v2/models/recommend/infer"
     head = json.dumps(infer_message(7)).encode()
     length = str(len(head))
-    assert num_requests_of(message(infer, head + b"\0\1", **{HEADER_LENGTH.lower(): length})) == 7
-    assert num_requests_of(message("/v1/completions", {"prompt": "i1"})) == 1
-    assert num_requests_of(message("/v1/recommend", {"user_id": 7})) == 1
-    assert user_of(message("/v1/recommend", {"user_id": 7})) == "7"
+    assert message(infer, head + b"\0\1", **{HEADER_LENGTH.lower(): length}).contents.num_rows == 7
+    assert message("/v1/completions", {"prompt": "i1"}).contents.num_rows == 1
+    assert message("/v1/recommend", {"user_id": 7}).contents.num_rows == 1
+    assert message("/v1/recommend", {"user_id": 7}).user == "7"
     for odd in (
         b"",
         b"{",
@@ -206,8 +207,23 @@ def test_rows_are_counted_whatever_a_message_looks_like(packs):
         {"prompt": []},
         b"[" * 10**5,
     ):
-        assert num_requests_of(message(infer, odd)) == 1
-        assert user_of(message(infer, odd)) is None
+        assert message(infer, odd).contents.num_rows == 1
+        assert message(infer, odd).user is None
+
+
+def test_the_body_of_a_message_is_read_once_for_its_rows_and_its_user(monkeypatch):
+    read = []
+    parsed_json = http_messages.parsed_json
+    monkeypatch.setattr(http_messages, "parsed_json", lambda body: read.append(body) or parsed_json(body))
+    admission = AdmissionConfig.parse({"callers": {"rate": 100}})
+    client, targets, _ = client_of(SPLIT, admission)
+
+    answer = client.post("/v1/recommend", json={"user_id": "u7"})
+
+    assert (answer.status_code, len(read)) == (200, 1)
+    (asked,) = [each for target in targets.values() for each in target.asked]
+    there = pickle.loads(pickle.dumps(asked))
+    assert (there, there.user, len(read)) == (asked, "u7", 1)
 
 
 def test_who_sends_a_body_slowly_has_no_place_meanwhile():
