@@ -6,8 +6,8 @@
 A limit that refuses has taken nothing: a request that the service has no room for costs its caller no token.
 The rows of one message are admitted together, or none of them is. One thread admits; any thread may release.
 
-The buckets are ours: the strategies of the `limits` package are windows, without a burst beside a rate, and do
-not tell when several tokens will be there.
+The buckets are ours: the strategies of the `limits` package are windows, without a burst beside a rate, and
+do not tell when several tokens will be there.
 """
 
 from __future__ import annotations
