@@ -17,7 +17,7 @@ from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.web.api import ANSWERING_ROUTES, build_api
 from rayrec.serve.web.metrics import PrometheusMeter
-from rayrec.serve.web.recent import RecentActivity
+from rayrec.serve.web.pages import RecentActivity
 from tests.helpers.runs import make_run
 from tests.serve.fake_recommender import listening
 

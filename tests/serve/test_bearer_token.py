@@ -16,7 +16,7 @@ from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.web.api import build_api
 from rayrec.serve.web.bearer_token import OPEN_PATHS, VARIABLE, require_token, token_digest
 from rayrec.serve.web.metrics import PrometheusMeter
-from rayrec.serve.web.recent import RecentActivity
+from rayrec.serve.web.pages import RecentActivity
 from tests.serve.fake_recommender import FakeRecommender, api_of
 
 TOKEN = "s3cret-of-enough-letters"

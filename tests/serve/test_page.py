@@ -18,7 +18,7 @@ from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.user_state import ProcessState
 from rayrec.serve.web.api import ANSWERING_ROUTES, build_api
-from rayrec.serve.web.recent import SECONDS, RecentActivity
+from rayrec.serve.web.pages import SECONDS, RecentActivity
 from tests.serve.fake_recommender import FakeRecommender, api_of, listening
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

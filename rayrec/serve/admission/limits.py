@@ -208,8 +208,8 @@ class Room(NamedTuple):
 
     num_admitted: int
     """Messages that had been admitted before."""
-    count: int
-    """Requests that there is room for."""
+    num_requests: int
+    """That there is room for."""
 
 
 class Admissions:
@@ -237,7 +237,7 @@ class Admissions:
             CallerLimitError: too many of this caller.
             ServiceLimitError: too many of all callers.
         """
-        if room is not None and room.num_admitted == self._num_admitted and room.count >= count:
+        if room is not None and room.num_admitted == self._num_admitted and room.num_requests >= count:
             return room
         # A caller that is not remembered has all of its limit, and no message is larger than that.
         own = None if self.callers is None else self.callers.known(caller)

@@ -34,7 +34,7 @@ from rayrec.serve.events.request_log import RequestLog
 from rayrec.serve.events.user_state import UserState
 from rayrec.serve.web.api import ANSWERING_ROUTES, build_api
 from rayrec.serve.web.metrics import Meter
-from rayrec.serve.web.recent import RecentActivity
+from rayrec.serve.web.pages import RecentActivity
 
 logger = logging.getLogger(__name__)
 

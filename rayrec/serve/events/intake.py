@@ -28,7 +28,7 @@ from rayrec.samples.prepare.ids import hash_strings, ids_of_kind
 from rayrec.serve.config.events import EventsConfig
 from rayrec.serve.events.parquet_log import ParquetLog
 from rayrec.serve.events.user_state import UserEvents, UserState, open_state
-from rayrec.serve.wire.event_schemas import Event, EventsAnswer
+from rayrec.serve.wire.schemas import Event, EventsAnswer
 
 LOG_SCHEMA = pa.schema(
     [

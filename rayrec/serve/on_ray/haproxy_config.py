@@ -180,7 +180,7 @@ def _refusals(most: int, rest_ms: int) -> list[str]:
     late = "if rayrec_computes { var(txn.rayrec_rest) -m int lt 0 } { var(txn.rayrec_more) -m int le 0 }"
     said_late = f"if {{ res.hdr({_NO_TIME_HEADER}) -m found }}"
     return [
-        # As `http/load_shedding.py` has them.
+        # As `web/guards.py` has them.
         "acl rayrec_computes path /v1/recommend /v1/completions",
         "acl rayrec_computes path_reg ^/v2/models/.*/infer$",
         f"http-request set-var(txn.rayrec_most) nbsrv,mul({most})",

@@ -32,8 +32,7 @@ from rayrec.serve.protocols.completions import completions_router
 from rayrec.serve.protocols.open_inference import open_inference_router
 from rayrec.serve.web.error_handlers import add_error_handlers
 from rayrec.serve.web.events import events_router
-from rayrec.serve.web.guards import RequestGuard
-from rayrec.serve.web.load_shedding import LoadShedding
+from rayrec.serve.web.guards import LoadShedding, RequestGuard
 from rayrec.serve.web.metrics import (
     Meter,
     PrometheusMeter,
@@ -42,8 +41,7 @@ from rayrec.serve.web.metrics import (
     metrics_router,
     serving_metrics,
 )
-from rayrec.serve.web.pages import page_router
-from rayrec.serve.web.recent import RecentActivity
+from rayrec.serve.web.pages import RecentActivity, page_router
 from rayrec.serve.wire.request_body import MAX_BODY_BYTES, CheckedRoute
 from rayrec.serve.wire.schemas import (
     ErrorAnswer,

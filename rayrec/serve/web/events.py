@@ -11,8 +11,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from rayrec.serve.events.intake import EventIntake, LogFullError, RefusedEventError
 from rayrec.serve.wire.errors import RequestError, explain
-from rayrec.serve.wire.event_schemas import Event, EventsAnswer
 from rayrec.serve.wire.request_body import parsed_json, unpacked_body
+from rayrec.serve.wire.schemas import Event, EventsAnswer
 
 _EVENTS: TypeAdapter[list[Event]] = TypeAdapter(Annotated[list[Event], Field(fail_fast=True)])
 _BODY = {
