@@ -1,4 +1,4 @@
-"""Answers of a short while ago, for those who ask the same again."""
+"""Recent answers, for requests that ask the same again."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ class Callers:
         return len(self._limits)
 
     def of(self, caller: Hashable) -> Limit:
-        """The limit of this caller, who is then the one that was here last."""
+        """The limit of this caller, which is then the most recently seen."""
         limit = self.known(caller)
         if limit is None:
             self._forget()
@@ -188,7 +188,7 @@ class Callers:
         return limit
 
     def known(self, caller: Hashable) -> Limit | None:
-        """As `of`; None for one who is not remembered, and is not for having been asked about."""
+        """As `of`; None for a caller that is not remembered, and is not for having been asked about."""
         limit = self._limits.get(caller)
         if limit is not None:
             self._limits.move_to_end(caller)

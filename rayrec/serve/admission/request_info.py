@@ -43,7 +43,7 @@ class RequestInfo:
         Args:
             headers: of HTTP; names in any case.
             address: where the connection is from.
-            caller_header: names the caller; one who sends none goes by the address.
+            caller_header: names the caller; a request without it goes by the address.
             timeout_s: the service's own bound.
 
         Raises:
@@ -67,7 +67,7 @@ def address_of(http: HTTPConnection) -> str | None:
 
 
 def attach_info(scope: Scope, info: RequestInfo) -> None:
-    """From now on, whoever handles this request finds what is known of it."""
+    """Let the handlers of a request find what is known of it."""
     scope[_SCOPE_KEY] = info
 
 

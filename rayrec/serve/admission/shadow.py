@@ -3,7 +3,7 @@
     request ─► offer ─► the answer that the caller gets
                  └ a task of its own, if there is room ─► the shadow; its answer is thrown away
 
-What the shadow does reaches nobody: a task holds its errors, and a place in flight is all that it can occupy.
+What the shadow does is not seen by callers: a task holds its errors, and a slot in flight is all it occupies.
 The request that it gets is the very one that is answered, so it must not change it.
 """
 

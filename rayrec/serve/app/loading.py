@@ -74,7 +74,7 @@ def load_api(
 
     Args:
         run: folder of a run, or folder or URL with published versions, which are followed.
-        meter: for whoever operates the service.
+        meter: for operators of the service.
         ranker_of: the network of a model that is elsewhere; None: in this process.
         user_state: what users did of late, where events come to another process.
 
@@ -197,7 +197,7 @@ def _open(
 
 
 class _Builder:
-    """Services for one model after the other, with one ranking model behind them."""
+    """Services for one model after the other, with one ranking model after them."""
 
     def __init__(self, config: ServeConfig, device: str | None, ranker_of: RankerOf | None) -> None:
         self.user_state: UserState | None = None

@@ -50,7 +50,7 @@ class ServeConfig(Config):
     data: str | None = None
     """Where the run's data set lies now, if it was moved."""
     ranking: RankingConfig | None = None
-    """A ranking stage behind the model."""
+    """A ranking stage after the model."""
     tls: TlsConfig | None = None
     """Certificate to speak HTTPS with; None: HTTP."""
     token_sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$")
@@ -59,16 +59,16 @@ class ServeConfig(Config):
     """Whether users' histories and the state of the service can be looked at, at `/`; None: only where no
     other machine reaches it."""
     admission: AdmissionConfig = AdmissionConfig()
-    """Who is admitted, and what is lowered under load before anybody is refused."""
+    """Which requests are admitted, and what degrades under load before any is refused."""
     prefix_cache_mib: float | None = Field(None, ge=0)
     """Prefix-cache size in MiB for returning users (0 = off). Each network keeps what it has read of their
     histories, and requests with the header `X-User-Id` go to the replica that has their prefix."""
     compile: CompileConfig | None = None
     """Batches that are ranked by compiled programs; None: all are ranked eagerly."""
     events: EventsConfig | None = None
-    """What becomes of events that are posted; None takes none."""
+    """Where events go that are posted; None refuses them."""
     request_log: RequestLogConfig | None = None
-    """What is taken down of requests and answers; None: nothing."""
+    """Where requests and answers are logged; None: nowhere."""
     target: str | None = None
     """Of services, which one this is; it is in the log of requests. None: the only one."""
     services: ServicesConfig | None = None

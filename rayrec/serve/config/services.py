@@ -21,7 +21,7 @@ class ReplicasConfig(Config):
     max_replicas: int | None = Field(None, ge=1)
     """Ray Serve adds replicas under load, up to so many, and takes them away again; None: it does not."""
     requests_per_replica: float = Field(4.0, gt=0)
-    """In hand, above which replicas are added."""
+    """Requests in flight, above which replicas are added."""
     cpus: float = Field(1.0, gt=0)
     """That Ray reserves for each."""
 
@@ -58,7 +58,7 @@ class DenseConfig(ReplicasConfig):
 
 
 class TargetConfig(Config):
-    """Another model beside the main one."""
+    """Another model along with the main one."""
 
     run: str
     """Folder of a run, or folder or URL of published versions, which are followed."""
@@ -88,7 +88,7 @@ class ServicesConfig(Config):
     dense: DenseConfig = DenseConfig()
     """Of each target: the network."""
     targets: dict[str, TargetConfig] = Field(default_factory=dict)
-    """Beside `main`, by name."""
+    """Along with `main`, by name."""
     routing: RoutingConfig | None = None
     """Which target answers; None: `main` does."""
     shadow: ShadowTargetConfig | None = None

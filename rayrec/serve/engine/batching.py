@@ -4,8 +4,9 @@
        └ too many, or too late by then: refused      └ past its deadline: refused, not computed
 
 No timer holds a request back: one that finds the device idle is computed alone, at once, and batches grow
-with the load by themselves. Whoever would be too late, or make another too late, behind what is in flight is
-told at once: under load it would else be told when the time is over. It knows nothing of models, HTTP or Ray.
+with the load by themselves. Requests that cannot meet their deadline, or would make others miss theirs, are
+rejected immediately: under load they would otherwise be rejected when the time is over. It knows nothing of
+models, HTTP or Ray.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Batcher(Generic[Request, Answer]):
         Args:
             costs: as they were measured.
             on_batch: called after each batch that was computed, on its thread, with its size and seconds.
-            compute: answers of requests of one group; an exception in the place of an answer is that
+            compute: answers of requests of one group; an exception instead of an answer is that
                 request's alone. One that it raises is that of all.
             max_waiting: requests in flight at most, those being computed included.
         """
@@ -122,7 +123,7 @@ class Batcher(Generic[Request, Answer]):
 
         Returns:
             The answer, its own exception, or a `DeadlineError`. One that is cancelled before its turn is not
-            computed, and takes no place any more.
+            computed, and takes no slot any more.
 
         Raises:
             TooManyWaitingError: nothing was done.
@@ -144,13 +145,13 @@ class Batcher(Generic[Request, Answer]):
         return future
 
     def _left(self, gone: _Waiting[Request, Answer], future: Future[Answer]) -> None:
-        """One that is cancelled takes no place of a batch any more, and nobody is refused for it."""
+        """One that is cancelled takes no slot of a batch any more, and no other request is refused for it."""
         if not future.cancelled():
             return
         with self._changed:
-            place = bisect_left(self._waiting, gone)
-            if place < len(self._waiting) and self._waiting[place].number == gone.number:
-                del self._waiting[place]
+            index = bisect_left(self._waiting, gone)
+            if index < len(self._waiting) and self._waiting[index].number == gone.number:
+                del self._waiting[index]
 
     def check_room(self, timeout_s: float) -> None:
         """Say what `submit` would of a request that goes together with what waits; takes nothing.
@@ -199,7 +200,7 @@ class Batcher(Generic[Request, Answer]):
             answers, seconds = self._computed(batch)
             with self._changed:
                 self._num_computing = 0
-            # Before the batch is counted: whoever waits for an answer wakes up meanwhile.
+            # Before the batch is counted: callers that wait for an answer wake up meanwhile.
             for each, answer in zip(batch, answers, strict=True):
                 if isinstance(answer, Exception):
                     each.future.set_exception(answer)
@@ -276,5 +277,5 @@ class Batcher(Generic[Request, Answer]):
         try:
             self.costs.observe(batch[0].width, len(batch), seconds)
             self._on_batch(len(batch), seconds)
-        except Exception:  # who watches must not end the thread
+        except Exception:  # a metric that fails must not end the thread
             logger.exception("a batch of %d is not counted", len(batch))

@@ -1,7 +1,7 @@
 """Less is computed while there is much to do, before anybody is refused.
 
-A policy of steps: each is entered at one load and left below a lower one. Between the two it stays what it
-was, or a load that hovers at the edge would change the answers from one request to the next.
+A policy of steps: each is entered at one load and left below a lower one. Between the two nothing changes, or
+a load near the threshold would change the answers from one request to the next.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rayrec.serve.config.admission import StepConfig, StepName
 
 @dataclass(frozen=True)
 class DegradationLevel:
-    """What the steps in force make of an answer."""
+    """What is computed of an answer, by the steps in force."""
 
     budget: Budget = FULL_BUDGET
     ranks: bool = True
@@ -23,7 +23,7 @@ class DegradationLevel:
     asks_model: bool = True
     """Whether anything is computed; popular items otherwise."""
     takes_cached: bool = False
-    """Whether an answer of before will do."""
+    """Whether a cached answer will do."""
 
 
 NOT_DEGRADED = DegradationLevel()

@@ -1,4 +1,4 @@
-"""A replica follows a store of versions: it loads beside the requests, and flips.
+"""A replica follows a store of versions: it loads while requests are answered, and flips.
 
 pointer has moved ─► version held already? ─────────────────────────► flip
                      └ else: segments on the rows that are held, weights ─► warmed up ─┘

@@ -90,7 +90,7 @@ class _Asked:
 
 
 class RecommendationService:
-    """Answers requests with one model, and a ranking stage behind it if there is one. Not thread-safe."""
+    """Answers requests with one model, and a ranking stage after it if there is one. Not thread-safe."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class RecommendationService:
         self.item_texts: ItemTexts | None
         """Items as the tokens of their semantic IDs; None for a model that knows none."""
         if before is not None and before._has_catalog_of(recommender):
-            # Made anew, they would hold the interpreter's lock for a third of a second per million items.
+            # To rebuild them takes the interpreter's lock for a third of a second per million items.
             self._item_keys, self.item_texts = before._item_keys, before.item_texts
         else:
             self._item_keys = pd.Index(recommender.dataset.items.keys.to_pandas())
@@ -251,12 +251,12 @@ class RecommendationService:
             history_ids = merged.history_ids
         if history_ids is None:
             return None
-        places = dataset.item_positions(history_ids[::-1][:limit])
+        positions = dataset.item_positions(history_ids[::-1][:limit])
         titles = dataset.items.titles
         newest = [
-            KnownEvent(self._item_keys[place], titles[place].as_py(), new)
-            for place, new in zip(places.tolist(), is_new[::-1].tolist(), strict=False)
-            if place >= 0
+            KnownEvent(self._item_keys[position], titles[position].as_py(), new)
+            for position, new in zip(positions.tolist(), is_new[::-1].tolist(), strict=False)
+            if position >= 0
         ]
         return KnownHistory(len(history_ids), newest, lacks_events=recent is None)
 
@@ -297,17 +297,17 @@ class RecommendationService:
         return BatchCosts(costs, self.width_of(self._users_request(0)))
 
     def _seconds_for(self, size: int) -> float:
-        requests = [self._users_request(place) for place in range(size)]
+        requests = [self._users_request(position) for position in range(size)]
         began = time.perf_counter()
         self.recommend_all(requests)
         return time.perf_counter() - began
 
-    def _users_request(self, place: int) -> RecommendRequest:
+    def _users_request(self, position: int) -> RecommendRequest:
         keys = self._recommender.dataset.users["user_key"]
-        return RecommendRequest(user_id=keys[place % len(keys)].as_py())
+        return RecommendRequest(user_id=keys[position % len(keys)].as_py())
 
     def _recent_events(self, requests: Sequence[RecommendRequest]) -> dict[str, UserEvents] | None:
-        """Events of the state, of users who ask without a history, in one request to it; None: it does not
+        """Events of the state, of users that ask without a history, in one request to it; None: it does not
         answer."""
         if self.user_state is None:
             return {}
@@ -383,13 +383,13 @@ class RecommendationService:
 
     def _of_history(self, request: RecommendRequest, history: Sequence[Key]) -> tuple[Query, list[Key]]:
         """The query of a history that came along, and the items of it that are unknown."""
-        places = self._item_keys.get_indexer([str(key) for key in history])
-        is_known = places >= 0
+        positions = self._item_keys.get_indexer([str(key) for key in history])
+        is_known = positions >= 0
         unknown = [key for key, known in zip(history, is_known.tolist(), strict=True) if not known]
         times = None
         if request.timestamps is not None:
             times = _checked_times(request.timestamps, len(history))[is_known]
-        history_ids = self._recommender.dataset.items.ids_I[places[is_known]]
+        history_ids = self._recommender.dataset.items.ids_I[positions[is_known]]
         return Query(history_ids, self._user_id(request.user_id), times), list(dict.fromkeys(unknown))
 
     def _of_user(self, request: RecommendRequest, recent: Mapping[str, UserEvents]) -> Query:
@@ -466,8 +466,9 @@ def _checked_times(timestamps: Sequence[int], num_items: int) -> Int64Array:
             f"timestamps: {len(times)} times for the {num_items} items of the history; give every item one"
         )
     if (earlier := np.diff(times) < 0).any():
-        place = int(np.argmax(earlier)) + 1
+        position = int(np.argmax(earlier)) + 1
         raise RefusedRequestError(
-            f"timestamps: {times[place]} is before {times[place - 1]}; give history and times oldest first"
+            f"timestamps: {times[position]} is before {times[position - 1]}; give history and times "
+            "oldest first"
         )
     return times

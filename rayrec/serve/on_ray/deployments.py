@@ -232,7 +232,7 @@ def targets_of(run: str, config: ServeConfig, services: ServicesConfig) -> dict[
         targets[name] = absolute(target.run), config.model_copy(update=own)
 
     def named(name: str, settings: ServeConfig) -> ServeConfig:
-        # What nobody is shown is no answer, but whoever reads the log would take it for one.
+        # A shadow's answer is shown to no user, but readers of the log would take it for one that was.
         log = None if services.answers_nobody(name) else settings.request_log
         return settings.model_copy(update={"target": name, "request_log": log})
 

@@ -1,4 +1,4 @@
-"""Users' events as a service of its own: who takes them, and how inference reads them.
+"""Users' events as a service of its own: how they come in, and how inference reads them.
 
 POST /v1/events ─► gateway ─► features: EventIntake ─► state, log
 inference: RecommendationService ─► RemoteState ─ users of a batch ─► features: their newest events

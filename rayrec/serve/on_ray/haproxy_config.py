@@ -12,7 +12,7 @@ Serve writes HAProxy's configuration from a template that has no settings for an
   computes; here HAProxy refuses what is to be computed while the replicas have as much of it as they hold;
 * where no replica answers, callers get status 500; here 503, with the time after which to try again, in the
   form of the protocol that was spoken;
-* whoever asks for `/-/routes` is told which applications there are; here nobody is where callers need a token
+* `/-/routes` tells every client which applications there are; here it does not where callers need a token
   (`/-/healthz`, which says whether there are replicas, is a probe of health and stays open);
 * a replica does not know how long a request has waited for it; here HAProxy says when it came;
 * a user's requests, where they are to go to one replica, would all move when a replica comes or goes; here

@@ -60,7 +60,7 @@ class HttpRequest:
     """Names in lower case."""
     body: bytes
     client: tuple[str, int] | None
-    """Address of the one who is connected."""
+    """Address of the client."""
 
     @staticmethod
     async def of(request: Request) -> HttpRequest:

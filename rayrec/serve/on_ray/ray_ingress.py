@@ -1,13 +1,13 @@
-"""How requests come to the replicas of Ray Serve, and all that hangs on experimental parts of Ray.
+"""How requests come to the replicas of Ray Serve, and all that depends on experimental parts of Ray.
 
     HAPROXY   HAProxy ─► the server of a replica, on loopback     of clusters started here
     PROXY     Serve's proxy, in Python ─► replica                 everywhere else
 
 HAProxy takes several times the requests and is the default where it is there, as it is on Linux, since
 `ray[serve]` brings it along. Serve reads whether to use it from the environment of its processes, which is
-that of whoever started the Ray cluster: for a cluster that is joined, this module can only say what is in
-force. HAProxy is configured by `haproxy_config.py`, which says why; so it listens where the service is to
-listen, with TLS if that is wanted, and nowhere else outside of loopback.
+that of the process that started the Ray cluster: for a cluster that is joined, this module can only say what
+is in force. HAProxy is configured by `haproxy_config.py`, which says why; so it listens where the service is
+to listen, with TLS if that is wanted, and nowhere else outside of loopback.
 
 (The ports on which Ray's own processes talk to each other listen on all interfaces. Ray 2.60 answers there
 only to processes that have the cluster's token, unless RAY_AUTH_MODE turns that off.)

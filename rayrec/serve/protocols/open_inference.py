@@ -13,13 +13,13 @@
     source          BYTES         [B]            "model" or "popular", as in `/v1/recommend`
 
 Either `history` or `user_id` is needed; all other inputs may be left out, and mean what they mean in
-`/v1/recommend`: a history takes the place of the stored one, even where it is empty. Parameters of a request
+`/v1/recommend`: a history replaces the stored one, even where it is empty. Parameters of a request
 are `k`, `exclude_seen` and `rank` from there; K is `k`, however few items there are.
 
 Where something was lowered of an answer, or the events of users could not be read, the parameter `degraded`
 of the message says what, of all its rows together: names of `/v1/recommend` with commas between them.
 
-Places without an item have the lowest finite score, not an infinite one or NaN, since JSON can write neither.
+Positions without an item have the lowest finite score, not an infinite one or NaN: JSON can write neither.
 
 Axes: B rows (users) of a request, T events of the longest history, K items asked for.
 
@@ -73,7 +73,7 @@ OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
 PARAMETERS = ("k", "exclude_seen", "rank")
 
 NO_SCORE = float(np.finfo(np.float32).min)
-"""Score of a place without an item."""
+"""Score of a position without an item."""
 
 
 _TENSOR = {
@@ -202,7 +202,7 @@ def open_inference_router(service: Service, admission: AdmissionControl) -> APIR
             head["id"] = call.call_id
         if degraded := dict.fromkeys(name for answer in answers for name in answer.degraded):
             head["parameters"] = {"degraded": ",".join(degraded)}
-        # Places without an item are written, too.
+        # Positions without an item are written, too.
         content, length = await beside_the_loop(len(answers) * requests[0].k > LARGE_ITEMS, written)
         headers = {REQUEST_ID: request_id}
         if length is None:
@@ -259,8 +259,8 @@ def outputs_of(answers: Sequence[RecommendAnswer], k: int) -> dict[str, NamedTen
     item_ids_BK: NDArray[Any] = np.full(shape, b"", dtype=object)
     scores_BK = np.full(shape, NO_SCORE, dtype=np.float32)
     for row, answer in enumerate(answers):
-        for place, item in enumerate(answer.items):
-            item_ids_BK[row, place], scores_BK[row, place] = item.item_id.encode(), item.score
+        for position, item in enumerate(answer.items):
+            item_ids_BK[row, position], scores_BK[row, position] = item.item_id.encode(), item.score
     arrays = {
         "item_id": item_ids_BK,
         "score": scores_BK,
@@ -337,13 +337,13 @@ def _length(history_T: NDArray[Any], given: Any) -> int:
     """Items of a row."""
     is_item_T = np.array([len(item) > 0 for item in history_T], dtype=bool)
     if given is None:
-        places = np.flatnonzero(is_item_T)
-        length = int(places[-1]) + 1 if len(places) else 0
+        positions = np.flatnonzero(is_item_T)
+        length = int(positions[-1]) + 1 if len(positions) else 0
     else:
         length = int(given)
         if not 0 <= length <= len(history_T):
             raise RequestError(f"history_length is {length}; expected from 0 to {len(history_T)}")
     if not is_item_T[:length].all():
-        place = int(np.argmin(is_item_T[:length]))
-        raise RequestError(f'history.{place} is "" and items follow; fill rows up on the right')
+        position = int(np.argmin(is_item_T[:length]))
+        raise RequestError(f'history.{position} is "" and items follow; fill rows up on the right')
     return length

@@ -25,7 +25,7 @@ async def answers_of_all(
 
     Args:
         pinned: the model that answers all of them.
-        error_of: `error_of(place, sentence, status)`: says which request the sentence is about.
+        error_of: `error_of(row, sentence, status)`: says which request the sentence is about.
         request_id: of the message, for the log.
 
     Raises:
@@ -37,12 +37,12 @@ async def answers_of_all(
     begun = admission.begin_all(requests, info, pinned, request_id)
     found = await asyncio.gather(*begun, return_exceptions=True)
     answers: list[RecommendAnswer] = []
-    for place, answer in enumerate(found):
+    for row, answer in enumerate(found):
         if isinstance(answer, RefusedRequestError):
-            raise error_of(place, str(answer), 400) from answer
+            raise error_of(row, str(answer), 400) from answer
         if isinstance(answer, UnavailableError):
             sentence = f"a service that it needs does not answer: {answer}"
-            raise error_of(place, sentence, 503) from answer
+            raise error_of(row, sentence, 503) from answer
         if isinstance(answer, BaseException):
             raise answer
         answers.append(answer)

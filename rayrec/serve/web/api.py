@@ -87,7 +87,7 @@ def build_api(
     Args:
         batcher: computes what requests ask of the service.
         timeout_s: a request that would not be answered by then is refused.
-        admission_config: who is admitted, and what is lowered under load.
+        admission_config: which requests are admitted, and what degrades under load.
         meters: measure requests; a `PrometheusMeter` is shown at /metrics, a `RecentActivity` on a page.
         intake: takes events; closed when the application shuts down, as is the log.
         request_log: of what is asked and answered, in any protocol.
@@ -99,7 +99,7 @@ def build_api(
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
         yield
-        # Logs first: whoever ends the service gives it a few seconds, and what they hold is nowhere else.
+        # Logs first: a service that is stopped has a few seconds, and what they hold is nowhere else.
         closing = [log.close for log in (intake, request_log) if log is not None]
         for close in (*closing, *on_close):
             try:

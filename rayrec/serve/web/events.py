@@ -35,7 +35,7 @@ def events_router(intake: EventIntake | None, admit: Admit | None = None) -> API
     """
     Args:
         intake: None: the service takes no events, and says so.
-        admit: counts a message like a request; None: whoever sent it here did that.
+        admit: counts a message like a request; None: what sent it here did that.
     """
     router = APIRouter(tags=["Events"])
 

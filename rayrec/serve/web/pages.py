@@ -5,8 +5,8 @@
     GET /v1/users    users of the run's data, to choose from
     GET /v1/history  what is known of a user, with titles: the data set's events and those that came since
 
-It shows to anybody who reaches the service what users did, so it is there only where nobody outside of this
-machine does, unless it is asked for.
+It shows what users did to every client that reaches the service, so by default it is there only where no
+other machine does.
 """
 
 from __future__ import annotations

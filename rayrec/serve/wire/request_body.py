@@ -77,7 +77,7 @@ def _unpacked(body: bytes, encoding: str) -> bytes:
         raise RequestError(f"the body is larger than {MAX_BODY_BYTES} bytes unpacked; send less", 413)
     if not unpacker.eof or unpacker.unused_data:
         raise RequestError(
-            f"the body, packed with {encoding!r}, is cut off or has more behind its end; send it whole, "
+            f"the body, packed with {encoding!r}, is cut off or has more after its end; send it whole, "
             "packed at once"
         )
     return whole

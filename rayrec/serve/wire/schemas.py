@@ -83,7 +83,7 @@ class RecommendRequest(Asked):
     user_id: Key | None = None
     """The user. A user of the training data brings the history that is stored there."""
     history: list[Key] | None = Field(None, max_length=MAX_HISTORY, fail_fast=True)
-    """Items, oldest first. Takes the place of the stored history, even if it is empty."""
+    """Items, oldest first. Replaces the stored history, even if it is empty."""
     timestamps: list[Annotated[StrictInt, Field(ge=-LATEST_S, le=LATEST_S)]] | None = Field(
         None, max_length=MAX_HISTORY, fail_fast=True
     )
