@@ -39,7 +39,8 @@ class RequestInfo:
         timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> RequestInfo:
-        """
+        """Read the headers of a message.
+
         Args:
             headers: of HTTP; names in any case.
             address: where the connection is from.

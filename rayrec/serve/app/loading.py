@@ -134,7 +134,8 @@ def _spare_collector() -> None:
 
 
 def load_service(run: str | Path, config: ServeConfig, device: str | None) -> RecommendationService:
-    """
+    """Load what answers, without HTTP around it.
+
     Args:
         run: as `load_api`.
         device: to compute on; None takes that of the run.

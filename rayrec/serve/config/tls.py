@@ -27,7 +27,8 @@ class TlsConfig(Config):
 
 
 def check_tls(config: TlsConfig) -> None:
-    """
+    """Check that the certificate and its key can be used together.
+
     Raises:
         InputError: a file cannot be read, the key needs a password, or the two do not belong together.
     """

@@ -114,7 +114,8 @@ class Batcher(Generic[Request, Answer]):
         compute: Compute[Request, Answer] | None = None,
         width: int | None = None,
     ) -> Future[Answer]:
-        """
+        """Hand a request to the thread that computes.
+
         Args:
             group: requests of different groups are not computed together.
             width: of all requests of the group, see `CostsByWidth`; None: that whose costs were measured.

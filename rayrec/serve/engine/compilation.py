@@ -277,7 +277,8 @@ class CompilerProcess:
         self._cache = tempfile.mkdtemp(prefix="rayrec-compile-")
 
     def compile(self, job: Job, package: Path) -> None:
-        """
+        """Compile one program and write its package.
+
         Raises:
             CompilationFailedError: there is no package.
         """

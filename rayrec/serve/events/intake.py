@@ -133,7 +133,8 @@ class EventIntake:
         return answer
 
     def check_count(self, count: int) -> None:
-        """
+        """Check how many events one message has.
+
         Raises:
             RefusedEventError: so many events are too many of one message.
         """
@@ -233,7 +234,8 @@ def _field(events: Sequence[Event], index: int, name: str) -> str:
 
 
 def ids_of(keys: Sequence[str | int], kind: IdKind, entity: str) -> Int64Array:
-    """
+    """Give the ids that the data set has for keys of its source.
+
     Raises:
         InputError: a text instead of an integer, or an integer outside 64 bits.
     """

@@ -142,7 +142,8 @@ class StoredState:
 
 
 def open_state(config: EventsConfig, data: Manifest) -> UserState:
-    """
+    """Open the users' state that the settings name.
+
     Args:
         data: of the data set whose users and items events are of.
 

@@ -37,7 +37,8 @@ class FeaturesPart:
 
     @staticmethod
     def open(run: str | Path, config: ServeConfig) -> FeaturesPart:
-        """
+        """Open the state and the log of a run or of published versions.
+
         Raises:
             InputError: the run, the store or the log cannot be used.
             StoreUnavailableError: the store does not answer.

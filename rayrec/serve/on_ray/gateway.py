@@ -79,7 +79,7 @@ class Gateway:
             self._answer = Shadowed(self._answer, self.shadow)
 
     async def compute(self, http: Request) -> HttpAnswer:
-        """Of a route that computes something.
+        """Answer a message of a route that computes something.
 
         Raises:
             HeaderError: a header that cannot be used.
@@ -91,7 +91,7 @@ class Gateway:
         return answer if self._routed is None else answer.without_header(NO_TIME_HEADER)
 
     async def take_events(self, http: Request) -> HttpAnswer:
-        """Raises: as `compute`."""
+        """Forward events to the features; raises as `compute`."""
         return await self._admitted(http, self._events or self.main, has_rows=False)
 
     async def _admitted(self, http: Request, send: SendHttp, has_rows: bool) -> HttpAnswer:

@@ -166,7 +166,8 @@ def completions_router(service: Service, admission: AdmissionControl) -> APIRout
 
 
 def read_request(body: Mapping[str, Any]) -> CompletionRequest:
-    """
+    """Check a completion request and drop the parameters that change nothing.
+
     Raises:
         RequestError: a parameter is unknown, wrong, or asks for what cannot be done; names it.
     """

@@ -75,7 +75,8 @@ class InferenceCall:
 
 
 def read_call(body: bytes, header_length: str | None) -> InferenceCall:
-    """
+    """Parse a message of the protocol into its call.
+
     Args:
         header_length: the header `HEADER_LENGTH` as it came.
 
@@ -106,7 +107,8 @@ def read_call(body: bytes, header_length: str | None) -> InferenceCall:
 def write_answer(
     head: Mapping[str, Any], outputs: Sequence[NamedTensor], is_binary: Mapping[str, bool]
 ) -> tuple[bytes, int | None]:
-    """
+    """Encode the outputs of a call.
+
     Args:
         head: what the answer has besides the outputs.
         is_binary: by output.

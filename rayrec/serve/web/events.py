@@ -32,7 +32,8 @@ Admit = Callable[[Request], Callable[[], None]]
 
 
 def events_router(intake: EventIntake | None, admit: Admit | None = None) -> APIRouter:
-    """
+    """Make the route that takes events.
+
     Args:
         intake: None: the service takes no events, and says so.
         admit: counts a message like a request; None: what sent it here did that.
@@ -63,7 +64,8 @@ def events_router(intake: EventIntake | None, admit: Admit | None = None) -> API
 
 
 def checked_events(body: bytes, check_count: Callable[[int], None]) -> list[Event]:
-    """
+    """Parse a body into events.
+
     Args:
         check_count: as `EventIntake.check_count`, asked before the events are looked at.
 

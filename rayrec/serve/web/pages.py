@@ -164,7 +164,8 @@ def page_router(
     recent: RecentActivity,
     version_metrics: ReadMetrics | None = None,
 ) -> APIRouter:
-    """
+    """Make the routes of the page.
+
     Args:
         version_metrics: of a service that follows versions, see `VersionFollower`.
     """
