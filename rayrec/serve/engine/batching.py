@@ -233,17 +233,20 @@ class Batcher(Generic[Request, Answer]):
         first = waiting[0]
         same = [each for each in waiting if (each.group, each.compute) == (first.group, first.compute)]
         costs = self.costs.at(first.width)
+        # The earliest deadline bounds the size: all answers of a batch come together, when it is done.
         taken = same[: costs.best_size(len(same), (first.deadline - now) / costs.caution)]
         numbers = {each.number for each in taken}
         return taken, [each for each in waiting if each.number not in numbers]
 
     def _makes_late(self, new: _Waiting[Request, Answer], now: float) -> bool:
         """Whether the new one, or one that is in time without it, would be too late with it."""
+        # Both queues are simulated: requests that are late without the new one are no reason to refuse it.
         late = self._late(sorted([*self._waiting, new]), now)
         return bool(late) and (new.number in late or not late <= self._late(self._waiting, now))
 
     def _late(self, waiting: list[_Waiting[Request, Answer]], now: float) -> set[int]:
         """Numbers of those that would be answered too late, if nothing else came."""
+        # Sorted by deadline: if the first has none, no other has one.
         if not waiting or waiting[0].deadline == float("inf"):
             return set()
         late: set[int] = set()

@@ -37,7 +37,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn, NotRequired, TypedDict
 
-FIGURES, REQUESTS, STATISTICS = "frontend prometheus", "frontend http_frontend", "listen stats"
+METRICS, REQUESTS, STATISTICS = "frontend prometheus", "frontend http_frontend", "listen stats"
 """Sections that listen."""
 
 _SECTION = re.compile(r"(global|defaults|frontend|backend|listen|userlist|peers|resolvers|cache|program)\b")
@@ -53,7 +53,7 @@ class Listen(TypedDict):
     """An IP address."""
     port: int
     certificate: str | None
-    """File of a certificate chain, with the key in a file beside it that ends with `.key`; None: no TLS."""
+    """File of a certificate chain, with the key in a file next to it that ends with `.key`; None: no TLS."""
 
 
 class Plan(TypedDict):
@@ -71,8 +71,8 @@ class Plan(TypedDict):
 
 
 REST_MS = 20
-"""In which nobody asks again who has as little time, where a replica had none. What a replica has in flight
-then takes it many times as long, so it does not run out of work."""
+"""After a replica had no time for a request, others with as little time are refused for so long. What the
+replica has in flight takes it many times as long, so it does not run out of work."""
 _UNBOUNDED_MS = 1_000_000_000
 _NO_TIME_HEADER = "X-No-Time"
 """As `wire/deadlines.py` has it."""
@@ -136,14 +136,14 @@ def rewritten(config: str, listen: Listen, most: int, rest_ms: int = REST_MS, ha
                 lines += [f"    {text}" for text in _refusals(most, rest_ms)]
             continue
         found = _BIND.fullmatch(line)
-        if found is None or section not in (FIGURES, REQUESTS, STATISTICS):
+        if found is None or section not in (METRICS, REQUESTS, STATISTICS):
             raise ValueError(f"{section!r} listens in a way that is not known: {line.strip()!r}")
         seen.append(section)
         if section == REQUESTS:
             lines += [found["indent"] + text for text in _requests(listen, has_token)]
         else:
             lines.append(f"{found['indent']}bind 127.0.0.1:{found['port']}")
-    if sorted(seen) != sorted((FIGURES, REQUESTS, STATISTICS)):
+    if sorted(seen) != sorted((METRICS, REQUESTS, STATISTICS)):
         raise ValueError(f"expected one address of each section, found those of {', '.join(seen) or 'none'}")
     return "\n".join(lines) + "\n"
 
