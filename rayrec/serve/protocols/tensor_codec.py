@@ -8,6 +8,9 @@ The header `Inference-Header-Content-Length` says how long the object is where b
 are little-endian, and each text is its length in 4 bytes and itself. What the protocol says may be in a
 message is checked here, and nothing of what it means.
 
+`tritonclient.utils` has the same encodings for clients: it neither bounds how many texts a body may claim nor
+says what is wrong with one, which is most of what is here.
+
 Sources: github.com/kserve/open-inference-protocol, specification/protocol/inference_rest.md; the extension
 `binary_tensor_data`, docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/protocol/
 extension_binary_data.html.
