@@ -38,7 +38,7 @@ from benchmarks.harness import Bar, BenchOptions
 from benchmarks.peer_process import PeerProcess
 from benchmarks.serve import free_port, served, trained
 from rayrec.platform.console import log
-from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.events import EventsConfig, LogConfig, RequestLogConfig
 from rayrec.serve.config.serve import ServeConfig
 
@@ -83,7 +83,7 @@ def bench(options: BenchOptions) -> list[Bar]:
             port=free_port(),
             single_process=True,
             page=True,
-            access=AccessConfig.parse({"callers": {"rate": 100_000}, "service": {"concurrency": 64}}),
+            admission=AdmissionConfig.parse({"callers": {"rate": 100_000}, "service": {"concurrency": 64}}),
             events=EventsConfig(log=LogConfig(folder=str(Path(folder) / "events"))),
             request_log=RequestLogConfig(folder=str(Path(folder) / "requests"), share=1.0),
         )

@@ -30,7 +30,6 @@ from benchmarks.data_sets import beauty_sized
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.peer_process import PeerProcess
 from benchmarks.serve import CALLS_PER_STEP, THREADS, K, bodies_of, free_port, served, trained
-from benchmarks.socket_load import content_length
 from rayrec.platform.console import log
 from rayrec.serve.app.loading import load_service
 from rayrec.serve.config.serve import ServeConfig
@@ -121,3 +120,11 @@ def _calls(run: str, config: ServeConfig) -> Callable[[dict[str, object]], float
         return time.perf_counter() - began
 
     return measure
+
+
+def content_length(head: bytearray) -> int:
+    """Bytes of the body that follows."""
+    _, found, rest = head.lower().partition(b"\r\ncontent-length:")
+    if not found:
+        raise RuntimeError("an answer does not say how long it is")
+    return int(rest.partition(b"\r\n")[0])

@@ -1,7 +1,7 @@
 """Three times what a service can do, for two minutes: who is answered, who is refused, when it is over.
 
 The model is the generative one of `configs/beauty-lazy.yaml` with 20 beams, trained for a moment, and who is
-admitted is said by `docs/operations/access.yaml`. First 16 connections ask one after the other: what the
+admitted is said by `docs/operations/admission.yaml`. First 16 connections ask one after the other: what the
 service can do with nothing lowered. Then requests come three times as often, at random times that wait for
 no answer (`open_load.py`), half of them of one caller, and each says that its answer is of use for half a
 second. `serve-overload` is one process, `serve-overload-ray` one replica of Ray Serve. Bars:
@@ -44,11 +44,11 @@ from benchmarks.serve import THREADS, K, bodies_of, free_port, trained
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.console import log
-from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.launch.launch import serving
 
-ACCESS = CHECKOUT / "docs" / "operations" / "access.yaml"
+ADMISSION = CHECKOUT / "docs" / "operations" / "admission.yaml"
 REPLICA = "ray::ServeReplica:"
 """What commands of replicas begin with."""
 CONNECTIONS, CAPACITY_REQUESTS = 16, 1500
@@ -90,7 +90,7 @@ def measured(name: str, data: Path, run: Path, seconds: float, single_process: b
         threads=THREADS,
         port=free_port(),
         single_process=single_process,
-        access=AccessConfig.load(ACCESS),
+        admission=AdmissionConfig.load(ADMISSION),
         cluster=ClusterConfig(dashboard=False),
     )
     bodies = bodies_of(data, K)
@@ -111,7 +111,7 @@ def measured(name: str, data: Path, run: Path, seconds: float, single_process: b
             seconds=seconds,
             timeout_ms=round(1000 * DEADLINE_S),
             shares=SHARES,
-            header=config.access.callers.header,
+            header=config.admission.callers.header,
         )
         resident = _Resident(service.measure("processes"), seconds)
         outcome: Outcome = load.measure(plan)

@@ -3,7 +3,7 @@
 The model and the requests are those of `serve`. All three are started as `rayrec serve` starts them, each Ray
 cluster in a process of its own; while one is measured, the others are idle. Bars, ratios in one run:
 
-* `serve-services-hop`: 1 ms over what each of the two calls between deployments (access to sparse, sparse to
+* `serve-services-hop`: 1 ms over what each of the two calls between deployments (gateway to sparse, sparse to
   dense) adds at one connection, medians, against one deployment that does it all.
 * `serve-services-bare`: the same for Ray Serve's own calls, between deployments that do nothing
   (`bare_calls.py`), over ours: how much of it is Serve's.

@@ -9,7 +9,7 @@ from markdown import cell, prose, slug, table
 
 from rayrec.serve.web.api import ANSWERING_ROUTES, build_api
 from rayrec.serve.web.metrics import PrometheusMeter
-from rayrec.serve.web.recent import RecentActivity
+from rayrec.serve.web.pages import RecentActivity
 
 _HEAD = """# HTTP interface
 

@@ -2,7 +2,7 @@
 
 # Which register their commands, in this order.
 from rayrec.cli import cursors, data, impressions, semantic_ids  # isort: skip
-from rayrec.cli import runs, rl, off_policy, versions, online, stores, tools  # isort: skip
+from rayrec.cli import runs, serving, rl, off_policy, versions, online, stores, tools  # isort: skip
 from rayrec.cli.app import app
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "rl",
     "runs",
     "semantic_ids",
+    "serving",
     "stores",
     "tools",
     "versions",

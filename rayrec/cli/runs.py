@@ -1,4 +1,4 @@
-"""`plan`, `train`, `snapshot`, `runs`, `evaluate`, `export`, `recommend`, `serve`: what is done with runs."""
+"""`plan`, `train`, `snapshot`, `runs`, `evaluate`, `export`, `recommend`: what is done with runs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ GeneratorWeightOption = Annotated[
 ]
 
 
-def _ranking_of(
+def ranking_of(
     ranker: Path | None, candidates: int, objective: list[str] | None, combine: str, generator_weight: float
 ) -> RankingConfig | None:
     """The ranking stage that options ask for.
@@ -345,7 +345,7 @@ def evaluate_command(
     """Rank the whole catalog for every user; popularity beside it. Of ranking models: score impressions."""
     from rayrec.pipelines.evaluation.evaluate import evaluate
 
-    ranking = _ranking_of(ranker, candidates, objective, combine, generator_weight)
+    ranking = ranking_of(ranker, candidates, objective, combine, generator_weight)
     with progress_bar("evaluate") as progress:
         report = evaluate(run, split.value, snapshot, on_batch=progress, data=data, ranking=ranking)
     table = Table(title=f"{report.count:,} {report.unit}, {split.value} split, step {report.snapshot_step:,}")
@@ -408,7 +408,7 @@ def recommend_command(
     from rayrec.pipelines.inference.ranking_stage import RankingStage
     from rayrec.pipelines.inference.recommender import Recommender
 
-    ranking = _ranking_of(ranker, candidates, objective, combine, generator_weight)
+    ranking = ranking_of(ranker, candidates, objective, combine, generator_weight)
     recommender = Recommender.load(run, snapshot, data=data)
     stage = None if ranking is None else RankingStage.load(recommender, ranking)
     dataset = recommender.dataset
@@ -436,103 +436,3 @@ def recommend_command(
         table.add_row(*cells)
     out.print(table)
     return {"user": user, "items": [asdict(item) for item in recommendations]}
-
-
-@command(app, "serve")
-def serve_command(
-    run: Annotated[
-        str,
-        typer.Argument(help="Folder that `rayrec train` wrote, or where versions are published: followed."),
-    ],
-    port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the HTTP service.")] = 8000,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    replicas: Annotated[int, typer.Option(min=1, help="Copies of the model that answer.")] = 1,
-    single_process: Annotated[
-        bool, typer.Option("--single-process", help="Answer in this process, without Ray.")
-    ] = False,
-    page: Annotated[
-        bool | None,
-        typer.Option(help="Show users' histories at / \\[only where no other machine reaches the service]."),
-    ] = None,
-    snapshot: WhichOption = "best",
-    device: Annotated[str | None, typer.Option(help="Device to answer on \\[that of the run].")] = None,
-    data: DataOption = None,
-    ranker: RankerOption = None,
-    candidates: CandidatesOption = 100,
-    objective: ObjectiveOption = None,
-    combine: CombineOption = "sum",
-    generator_weight: GeneratorWeightOption = 0.0,
-    compile_ranking: Annotated[
-        bool,
-        typer.Option("--compile", help="Rank small batches by compiled programs, kept in RUN/compiled."),
-    ] = False,
-    keep_contexts: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="MiB for what a network has read of histories, so that who returns costs what is new \\[0].",
-        ),
-    ] = None,
-    access: Annotated[
-        Path | None,
-        typer.Option(
-            help="YAML file: who is admitted, and what is lowered under load \\[everybody, nothing]."
-        ),
-    ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="PEM file of the certificate chain to speak HTTPS with [HTTP].")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="File with the token that callers have to send [RAYREC_SERVE_TOKEN, without it none]."
-        ),
-    ] = None,
-    events: Annotated[
-        Path | None,
-        typer.Option(help="YAML file: what becomes of events that are posted \\[none are taken]."),
-    ] = None,
-    request_log: Annotated[
-        Path | None, typer.Option(help="YAML file: what is taken down of requests and answers \\[nothing].")
-    ] = None,
-    services: Annotated[
-        Path | None,
-        typer.Option(
-            help="YAML file: access, features and inference as deployments of their own, with routing and a "
-            "shadow [replicas that do it all]."
-        ),
-    ] = None,
-) -> Answer:
-    """Answer requests over HTTP until interrupted."""
-    from rayrec.serve.config.access import OPEN, AccessConfig
-    from rayrec.serve.config.events import EventsConfig, RequestLogConfig
-    from rayrec.serve.config.serve import ServeConfig
-    from rayrec.serve.config.services import ServicesConfig
-    from rayrec.serve.launch.launch import serve_run
-    from rayrec.serve.web.bearer_token import token_digest
-
-    if (tls_cert is None) != (tls_key is None):
-        raise InputError("--tls-cert and --tls-key belong together; give both of them, or none")
-    values = {
-        "host": host,
-        "port": port,
-        "tls": None if tls_cert is None else {"certificate": str(tls_cert), "key": str(tls_key)},
-        "token_sha256": token_digest(token_file),
-        "num_replicas": replicas,
-        "single_process": single_process,
-        "page": page,
-        "snapshot": snapshot,
-        "device": device,
-        "data": None if data is None else str(data),
-        "ranking": _ranking_of(ranker, candidates, objective, combine, generator_weight),
-        "compile": {} if compile_ranking else None,
-        "keep_contexts_mib": keep_contexts,
-        "access": OPEN if access is None else AccessConfig.load(access),
-        "events": None if events is None else EventsConfig.load(events),
-        "request_log": None if request_log is None else RequestLogConfig.load(request_log),
-        "services": None if services is None else ServicesConfig.load(services),
-    }
-    config = ServeConfig.parse(values, source="rayrec serve")
-    serve_run(run, config)
-    return {"run": run, "host": host, "port": port}

@@ -205,11 +205,12 @@ def test_a_port_in_use_is_refused(run):
         assert f"port {port} on 127.0.0.1 is in use" in refused("serve", run, "--port", port)
 
 
-def test_wrong_settings_of_access_are_refused(run, tmp_path):
-    settings = tmp_path / "access.yaml"
+@pytest.mark.parametrize("option", ["--admission", "--access"])
+def test_wrong_settings_of_admission_are_refused_by_either_name(run, tmp_path, option):
+    settings = tmp_path / "admission.yaml"
     settings.write_text("callers: {rates: 3}")
     assert "there is no setting 'callers.rates'; did you mean 'rate'?" in refused(
-        "serve", run, "--access", settings
+        "serve", run, option, settings
     )
 
 

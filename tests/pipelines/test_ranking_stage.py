@@ -15,7 +15,7 @@ from rayrec.pipelines.config.ranking import RankingConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.inference.ranking_objective import Objective
 from rayrec.pipelines.inference.ranking_stage import RankingStage
-from rayrec.pipelines.inference.recommender import WHOLE, Answer, Effort, Query, Recommender
+from rayrec.pipelines.inference.recommender import FULL_BUDGET, Answer, Budget, Query, Recommender
 from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import RowBatch
@@ -129,26 +129,26 @@ class WithBeams:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._recommender, name)
 
-    def num_beams(self, k: int, effort: Effort = WHOLE) -> int:
-        return max(k, 100 if effort.max_beams is None else effort.max_beams)
+    def num_beams(self, k: int, budget: Budget = FULL_BUDGET) -> int:
+        return max(k, 100 if budget.max_beams is None else budget.max_beams)
 
-    def answer(self, queries: list[Query], k: int, exclude_seen: bool, effort: Effort) -> list[Answer]:
+    def answer(self, queries: list[Query], k: int, exclude_seen: bool, budget: Budget) -> list[Answer]:
         self.asked_for.append(k)
-        return self._recommender.answer(queries, k, exclude_seen, effort)
+        return self._recommender.answer(queries, k, exclude_seen, budget)
 
 
 def test_with_fewer_beams_there_are_fewer_candidates_but_as_many_as_asked_for(recommender, stage):
     beamed = WithBeams(recommender)
     of_beams = RankingStage(beamed, stage.scorer, stage.config)  # type: ignore[arg-type]
-    queries, few = [query_of(recommender, "u3")], Effort(max_beams=5)
+    queries, few = [query_of(recommender, "u3")], Budget(max_beams=5)
 
-    for k, effort in ((2, Effort()), (2, few), (9, few), (2, Effort(max_beams=50))):
-        of_beams.answer(queries, k, effort=effort)
+    for k, budget in ((2, Budget()), (2, few), (9, few), (2, Budget(max_beams=50))):
+        of_beams.answer(queries, k, budget=budget)
 
     assert beamed.asked_for == [12, 5, 9, 12]
     assert (of_beams.num_beams(2), of_beams.num_beams(2, few), stage.num_beams(2, few)) == (100, 5, 0)
     # A model that scores every item has its candidates for nothing.
-    assert stage.answer(queries, 2, effort=few) == stage.answer(queries, 2)
+    assert stage.answer(queries, 2, budget=few) == stage.answer(queries, 2)
 
 
 def test_what_is_asked_for_now_is_described_as_the_rows_of_training_were(folder, recommender, stage):

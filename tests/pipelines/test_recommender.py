@@ -7,7 +7,7 @@ import pytest
 
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
-from rayrec.pipelines.inference.recommender import Effort, Query, Recommender
+from rayrec.pipelines.inference.recommender import Budget, Query, Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.platform.errors import InputError
@@ -70,7 +70,7 @@ def test_a_shorter_history_is_read_and_its_older_items_are_left_out_all_the_same
     ids = history(recommender, "u3")
     newest = Query(ids[-2:], times=None)
 
-    (lowered,) = recommender.answer([Query(ids)], NUM_ITEMS, effort=Effort(max_events=2))
+    (lowered,) = recommender.answer([Query(ids)], NUM_ITEMS, budget=Budget(max_events=2))
     (of_newest,) = recommender.answer([newest], NUM_ITEMS)
     (whole,) = recommender.answer([Query(ids)], NUM_ITEMS)
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 import uvicorn
 from fastapi import FastAPI
 
-from rayrec.pipelines.inference.recommender import WHOLE, Answer, Effort, Query, Recommendation
+from rayrec.pipelines.inference.recommender import FULL_BUDGET, Answer, Budget, Query, Recommendation
 from rayrec.platform.errors import InputError, UnavailableError
-from rayrec.serve.config.access import OPEN, AccessConfig
+from rayrec.serve.config.admission import OPEN, AdmissionConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.service import RecommendationService
@@ -78,19 +78,19 @@ class FakeRecommender:
         """Of every question."""
         self.times: list[list[int] | None] = []
         """Of the histories of every question."""
-        self.efforts: list[Effort] = []
+        self.budgets: list[Budget] = []
         """Of every batch."""
         self.leaves_nothing = False
         """Operations leave nothing of histories with the item 7."""
 
-    def num_beams(self, k: int, effort: Effort = WHOLE) -> int:
+    def num_beams(self, k: int, budget: Budget = FULL_BUDGET) -> int:
         """Ten, or as many as items are asked for."""
-        return max(10 if effort.max_beams is None else min(10, effort.max_beams), k)
+        return max(10 if budget.max_beams is None else min(10, budget.max_beams), k)
 
     def answer(
-        self, queries: Sequence[Query], k: int, exclude_seen: bool = True, effort: Effort = WHOLE
+        self, queries: Sequence[Query], k: int, exclude_seen: bool = True, budget: Budget = FULL_BUDGET
     ) -> list[Answer]:
-        self.efforts.append(effort)
+        self.budgets.append(budget)
         return [self._answer(query, k, exclude_seen) for query in queries]
 
     def _answer(self, query: Query, k: int, exclude_seen: bool) -> Answer:
@@ -159,11 +159,11 @@ def api_of(
     max_waiting: int = 4,
     timeout_s: float = 10.0,
     max_batch: int = 1,
-    access: AccessConfig = OPEN,
+    admission: AdmissionConfig = OPEN,
 ) -> FastAPI:
     """The application, with a thread that computes."""
     costs = BatchCosts({1: 1e-6, max_batch: 1e-6}, WIDTH)
-    return build_api(service, Batcher(service.recommend_all, costs, max_waiting), timeout_s, access)
+    return build_api(service, Batcher(service.recommend_all, costs, max_waiting), timeout_s, admission)
 
 
 class HeldService(RecommendationService):

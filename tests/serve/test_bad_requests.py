@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from benchmarks.bad_requests import BadRequest, from_openapi, made_by_hand, why_wrong
 from rayrec.pipelines.inference.recommender import Recommender
-from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.events import EventsConfig, LogConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher
@@ -17,7 +17,7 @@ from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.web.api import ANSWERING_ROUTES, build_api
 from rayrec.serve.web.metrics import PrometheusMeter
-from rayrec.serve.web.recent import RecentActivity
+from rayrec.serve.web.pages import RecentActivity
 from tests.helpers.runs import make_run
 from tests.serve.fake_recommender import listening
 
@@ -37,8 +37,8 @@ def service(tmp_path_factory):
     answering.user_state = intake.state
     batcher = Batcher(answering.recommend_all, BatchCosts({1: 1e-6, 8: 1e-6}), 64)
     meters = [PrometheusMeter(), RecentActivity(ANSWERING_ROUTES)]
-    access = AccessConfig.parse({"callers": {"rate": 1_000_000}})
-    api = build_api(answering, batcher, 20.0, access, meters, intake)
+    admission = AdmissionConfig.parse({"callers": {"rate": 1_000_000}})
+    api = build_api(answering, batcher, 20.0, admission, meters, intake)
     with listening(api) as address:
         yield f"http://{address}", api
 

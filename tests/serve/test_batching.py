@@ -126,7 +126,7 @@ def test_what_would_be_too_late_behind_the_others_is_told_at_once(device, start)
     batcher = start({1: 1.0})
     waiting = [batcher.submit(name, timeout_s=3.5) for name in "ab"]  # done at 2 and 3, after "first"
 
-    with pytest.raises(DeadlineError, match="3 requests are in hand"):
+    with pytest.raises(DeadlineError, match="3 requests are in flight"):
         batcher.submit("c", timeout_s=3.5)
     patient = batcher.submit("d", timeout_s=4.5)
     device.free(4)
@@ -134,7 +134,7 @@ def test_what_would_be_too_late_behind_the_others_is_told_at_once(device, start)
     assert results([*waiting, patient]) == ["answer to a", "answer to b", "answer to d"]
 
 
-def test_time_that_the_batch_in_hand_has_taken_already_counts(device, start):
+def test_time_that_the_batch_in_flight_has_taken_already_counts(device, start):
     batcher = start({1: 1.0})
     device.now = 0.9
     soon = batcher.submit("soon", timeout_s=1.2)  # the first is done in 0.1
@@ -279,19 +279,19 @@ def test_more_than_may_wait_are_refused(device, start):
     assert results([batcher.submit("d")]) == ["answer to d"]
 
 
-def test_a_wait_is_estimated_by_what_is_in_hand_and_what_batches_take(device, start):
+def test_a_wait_is_estimated_by_what_is_in_flight_and_what_batches_take(device, start):
     batcher = start()
-    assert (batcher.in_hand, batcher.wait_s()) == (1, 1.0)
+    assert (batcher.in_flight, batcher.wait_s()) == (1, 1.0)
     waiting = [batcher.submit(name) for name in "abcdefghijklmno"]
 
-    assert batcher.in_hand == 16
+    assert batcher.in_flight == 16
     assert batcher.wait_s() == pytest.approx(2 * 2.4)  # two batches of eight
     batcher.submit("wide", "another", width=4)
     assert batcher.wait_s() == pytest.approx(2 * 2.4 + 4 * 1.0)
     device.free(100)
     results(waiting)
     batcher.close()
-    assert (batcher.in_hand, batcher.wait_s()) == (0, 0.0)
+    assert (batcher.in_flight, batcher.wait_s()) == (0, 0.0)
 
 
 def test_one_that_is_cancelled_is_not_computed(device, start):
@@ -309,7 +309,7 @@ def test_those_that_are_cancelled_leave_their_places_to_others(device, start):
     gone = [batcher.submit(name, timeout_s=3.5) for name in "abc"]
     assert all(future.cancel() for future in gone)
 
-    assert (batcher.in_hand, batcher.wait_s()) == (1, 1.0)
+    assert (batcher.in_flight, batcher.wait_s()) == (1, 1.0)
     there = [batcher.submit(name, timeout_s=3.5) for name in "de"]
     device.free(2)
 
@@ -324,7 +324,7 @@ def test_one_that_is_being_computed_cannot_be_cancelled(device, start):
     device.wait_until_busy()
 
     assert not waiting.cancel()
-    assert batcher.in_hand == 1
+    assert batcher.in_flight == 1
     device.free()
     assert results([waiting]) == ["answer to a"]
 

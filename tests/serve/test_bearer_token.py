@@ -9,14 +9,14 @@ import pytest
 from fastapi.testclient import TestClient
 
 from rayrec.platform.errors import InputError
-from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.web.api import build_api
 from rayrec.serve.web.bearer_token import OPEN_PATHS, VARIABLE, require_token, token_digest
 from rayrec.serve.web.metrics import PrometheusMeter
-from rayrec.serve.web.recent import RecentActivity
+from rayrec.serve.web.pages import RecentActivity
 from tests.serve.fake_recommender import FakeRecommender, api_of
 
 TOKEN = "s3cret-of-enough-letters"
@@ -77,8 +77,8 @@ def test_requests_without_it_are_counted(client):
 
 
 def test_who_lacks_it_neither_uses_up_nor_displaces_what_callers_have():
-    limits = AccessConfig.parse({"callers": {"rate": 0.001, "burst": 1, "most_kept": 2}})
-    api = api_of(RecommendationService(FakeRecommender(), max_k=50), access=limits)
+    limits = AdmissionConfig.parse({"callers": {"rate": 0.001, "burst": 1, "most_kept": 2}})
+    api = api_of(RecommendationService(FakeRecommender(), max_k=50), admission=limits)
     require_token(api, DIGEST)
     client = TestClient(api)
     mine = {"Authorization": f"Bearer {TOKEN}", "X-Caller-Key": "me"}

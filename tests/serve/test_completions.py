@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rayrec.models.tokenizers.code_tokens import CodeTexts
 from rayrec.pipelines.inference.recommender import Recommender
-from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.wire.request_body import MAX_BODY_BYTES
 from tests.helpers.runs import make_run
@@ -127,21 +127,21 @@ def test_a_choice_says_which_prompt_it_is_of_where_one_has_fewer(client):
     ]
 
 
-def lowered_by(*steps, codes=CODES):
+def degraded_by(*steps, codes=CODES):
     """A service in which these steps are always in force."""
     always = [{"enter": 0.01, "leave": 0.005, **step} for step in steps]
-    access = AccessConfig.parse({"degrade": {"steps": always}})
-    return TestClient(api_of(RecommendationService(FakeRecommender(codes), max_k=50), access=access))
+    admission = AdmissionConfig.parse({"degrade": {"steps": always}})
+    return TestClient(api_of(RecommendationService(FakeRecommender(codes), max_k=50), admission=admission))
 
 
-def test_what_was_lowered_of_an_answer_is_said():
-    client = lowered_by({"do": "fewer_beams", "to": 3}, {"do": "shorter_history", "to": 1})
+def test_what_was_degraded_of_an_answer_is_said():
+    client = degraded_by({"do": "fewer_beams", "to": 3}, {"do": "shorter_history", "to": 1})
     answer = client.post("/v1/completions", json={**WANTED, "prompt": ["alien 7", "alien"]}).json()
     assert answer["degraded"] == [["fewer_beams", "shorter_history"], ["fewer_beams"]]
 
 
 def test_while_popular_items_answer_there_are_no_completions_and_that_is_nobodys_fault():
-    answer = lowered_by({"do": "popular_items"}).post("/v1/completions", json=WANTED)
+    answer = degraded_by({"do": "popular_items"}).post("/v1/completions", json=WANTED)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     error = answer.json()["error"]
     assert error["message"] == "prompt: the service has too much to do to ask the model; try again"

@@ -89,8 +89,8 @@ def test_a_published_version_answers_after_a_look_and_going_back_builds_nothing(
     assert (current.model.version, built) == (3, [1, 2, 3])
     assert current.held(2) is not None
     assert current.held(1) is None
-    figures = follower.figures()
-    assert (figures["serving_version"], figures["serving_version_not_loaded"]) == (3, False)
+    metrics = follower.metrics()
+    assert (metrics["serving_version"], metrics["serving_version_not_loaded"]) == (3, False)
 
 
 def test_versions_of_one_catalog_share_what_was_made_of_it(tmp_path):
@@ -135,9 +135,9 @@ def test_a_version_that_cannot_be_loaded_leaves_the_one_before_and_is_tried_agai
     for _ in range(3):
         assert not follower.look()
     assert current.model.version == 1
-    figures = follower.figures()
-    assert (figures["serving_version_wanted"], figures["serving_version_not_loaded"]) == (2, True)
-    assert figures["serving_version_errors"] == 1
+    metrics = follower.metrics()
+    assert (metrics["serving_version_wanted"], metrics["serving_version_not_loaded"]) == (2, True)
+    assert metrics["serving_version_errors"] == 1
     assert "what is held goes on answering" in caplog.text
     assert "item-00000.parquet" in caplog.text
     path.write_bytes(content)
@@ -159,12 +159,12 @@ def test_going_back_to_what_cannot_be_loaded_is_shown(run, store):
     store.point_to(1, is_held=True)
     assert not follower.look()
     assert (current.model.version, built) == (2, [2])
-    figures = follower.figures()
-    assert (figures["serving_version"], figures["serving_version_wanted"]) == (2, 1)
-    assert figures["serving_version_not_loaded"]
+    metrics = follower.metrics()
+    assert (metrics["serving_version"], metrics["serving_version_wanted"]) == (2, 1)
+    assert metrics["serving_version_not_loaded"]
     store.point_to(2, is_held=False)
     assert not follower.look()
-    assert not follower.figures()["serving_version_not_loaded"]
+    assert not follower.metrics()["serving_version_not_loaded"]
 
 
 def test_where_changes_do_not_build_on_what_is_held_all_rows_are_read(

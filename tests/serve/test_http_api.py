@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.web.api import MAX_BODY_BYTES
 from rayrec.serve.wire.schemas import MAX_HISTORY
@@ -280,9 +280,9 @@ def test_a_caller_that_leaves_keeps_its_place_until_the_model_is_done():
     assert answer.json()["source"] == "popular"
 
 
-def client_with(**access):
+def client_with(**admission):
     service = RecommendationService(FakeRecommender(), max_k=50)
-    return TestClient(api_of(service, access=AccessConfig.parse(access)))
+    return TestClient(api_of(service, admission=AdmissionConfig.parse(admission)))
 
 
 def test_a_caller_that_asks_too_much_gets_429_and_when_to_come_again():

@@ -39,15 +39,15 @@ def test_what_was_read_of_a_user_who_returns_is_kept_and_counted(tmp_path):
             found = [client.post("/v1/recommend", json=each).json()["items"] for each in asked]
             return found, client.get("/metrics").text
 
-    keeping = config.model_copy(update={"keep_contexts_mib": 1.0})
-    (found, figures), (expected, plain_figures) = answers(keeping), answers(config)
+    keeping = config.model_copy(update={"prefix_cache_mib": 1.0})
+    (found, metrics), (expected, plain_metrics) = answers(keeping), answers(config)
     for items, others in zip(found, expected, strict=True):
         assert [item["item_id"] for item in items] == [item["item_id"] for item in others]
         assert [item["score"] for item in items] == pytest.approx(
             [item["score"] for item in others], abs=1e-4
         )
-    assert float(re.search(r"^rayrec_kept_contexts_events_reused (\S+)$", figures, re.MULTILINE)[1]) >= 2
-    assert "kept_contexts" not in plain_figures
+    assert float(re.search(r"^rayrec_kept_contexts_events_reused (\S+)$", metrics, re.MULTILINE)[1]) >= 2
+    assert "kept_contexts" not in plain_metrics
 
 
 @pytest.mark.parametrize(
@@ -56,27 +56,27 @@ def test_what_was_read_of_a_user_who_returns_is_kept_and_counted(tmp_path):
 )
 def test_where_nothing_can_be_kept_it_is_said_before_anybody_is_answered(tmp_path, model, settings, why):
     run = make_run(tmp_path, model, **settings)
-    with pytest.raises(InputError, match=f"{why}.*leave out --keep-contexts"):
-        load_api(run, ServeConfig(page=False, keep_contexts_mib=1.0), PrometheusMeter())
+    with pytest.raises(InputError, match=f"{why}.*leave out --prefix-cache-mib"):
+        load_api(run, ServeConfig(page=False, prefix_cache_mib=1.0), PrometheusMeter())
 
 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"compile": {}}, "leave out --compile, or --keep-contexts"),
+        ({"compile": {}}, "leave out --compile, or --prefix-cache-mib"),
         ({"services": {"dense": {"streams": 2}}}, r"dense\.streams: 2 threads"),
     ],
 )
 def test_contexts_are_kept_by_who_reads_whole_histories_one_after_the_other(settings, sentence):
     with pytest.raises(InputError, match=sentence):
-        ServeConfig.parse({"keep_contexts_mib": 8, **settings})
+        ServeConfig.parse({"prefix_cache_mib": 8, **settings})
 
 
 class _Log:
     def __init__(self, name, closed, fails=False):
         self._name, self._closed, self._fails = name, closed, fails
 
-    def figures(self):
+    def metrics(self):
         return {}
 
     def close(self):

@@ -14,7 +14,7 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.utils import InferenceServerException
 
 from rayrec.platform.errors import UnavailableError
-from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.protocols.tensor_codec import HEADER_LENGTH
 from rayrec.serve.wire.request_body import MAX_BODY_BYTES
@@ -184,7 +184,7 @@ def test_packed_bodies_are_refused_where_they_are_too_large_or_none(client):
     assert "larger than 1048576 bytes unpacked" in refused(client, bomb, 413, **{encoding: "gzip"})
     assert "not what its Content-Encoding" in refused(client, b"{}", **{encoding: "deflate"})
     assert "cut off" in refused(client, gzip.compress(b"{}")[:-1], **{encoding: "gzip"})
-    assert "more behind its end" in refused(client, zlib.compress(b"{}") + b"x", **{encoding: "deflate"})
+    assert "more after its end" in refused(client, zlib.compress(b"{}") + b"x", **{encoding: "deflate"})
     assert "known are gzip, deflate" in refused(client, b"{}", 415, **{encoding: "br"})
     assert "larger than 1048576 bytes; send less" in refused(client, b" " * (MAX_BODY_BYTES + 1), 413)
 
@@ -273,9 +273,9 @@ def test_headers_that_cannot_be_used_are_400_as_all_that_is_wrong_here(client):
     assert sentence.startswith("X-Request-Timeout-Ms: expected a whole number of milliseconds")
 
 
-def test_what_was_lowered_of_the_answers_is_a_parameter():
+def test_what_was_degraded_of_the_answers_is_a_parameter():
     steps = [{"do": "shorter_history", "to": 1, "enter": 0.01, "leave": 0.005}]
-    access = AccessConfig.parse({"degrade": {"steps": steps}})
+    admission = AdmissionConfig.parse({"degrade": {"steps": steps}})
     service = RecommendationService(FakeRecommender(), max_k=50)
 
     class Down:
@@ -284,7 +284,7 @@ def test_what_was_lowered_of_the_answers_is_a_parameter():
         def histories(self, user_ids):
             raise UnavailableError("redis://events", 2, "refused")
 
-    client = TestClient(api_of(service, access=access))
+    client = TestClient(api_of(service, admission=admission))
     short = json_input("history", ["alien"], [1, 1])
     assert "parameters" not in client.post(INFER, json={"inputs": [short]}).json()
     long = json_input("history", ["alien", "7", "7", ""], [2, 2])
@@ -379,8 +379,8 @@ def test_rows_for_which_there_is_no_place_are_refused_together():
 
 
 def test_a_message_that_no_limit_would_ever_admit_is_not_told_to_come_again():
-    access = AccessConfig.parse({"callers": {"rate": 0.001, "burst": 4, "concurrency": 8}})
-    client = TestClient(api_of(RecommendationService(FakeRecommender(), max_k=50), 64, access=access))
+    admission = AdmissionConfig.parse({"callers": {"rate": 0.001, "burst": 4, "concurrency": 8}})
+    client = TestClient(api_of(RecommendationService(FakeRecommender(), max_k=50), 64, admission=admission))
 
     too_large = client.post(INFER, json=infer_body(5))
     answered = client.post(INFER, json=infer_body(4))  # all of its tokens, of which nothing was taken

@@ -20,7 +20,7 @@ from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.serve.app.loading import load_api
-from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.events import EventsConfig, LogConfig, RequestLogConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.web.metrics import PrometheusMeter
@@ -123,7 +123,7 @@ def test_alerts_say_whom_to_wake_and_why():
 
 
 def test_the_example_of_who_is_admitted_is_one_and_lowers_before_it_refuses():
-    access = AccessConfig.load(FOLDER / "access.yaml")
-    assert access.service.concurrency is not None
-    assert [step.do for step in access.degrade.steps] == ["shorter_history", "fewer_beams"]
-    assert all(step.enter < 1 for step in access.degrade.steps)
+    admission = AdmissionConfig.load(FOLDER / "admission.yaml")
+    assert admission.service.concurrency is not None
+    assert [step.do for step in admission.degrade.steps] == ["shorter_history", "fewer_beams"]
+    assert all(step.enter < 1 for step in admission.degrade.steps)

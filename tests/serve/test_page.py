@@ -18,7 +18,7 @@ from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.user_state import ProcessState
 from rayrec.serve.web.api import ANSWERING_ROUTES, build_api
-from rayrec.serve.web.recent import SECONDS, RecentActivity
+from rayrec.serve.web.pages import SECONDS, RecentActivity
 from tests.serve.fake_recommender import FakeRecommender, api_of, listening
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -130,15 +130,15 @@ def test_a_state_that_cannot_be_read_leaves_the_history_of_the_data():
 
 
 def test_the_status_tells_how_old_a_published_version_is(client):
-    figures = {
+    metrics = {
         "serving_version_age_s": 90.5,
         "serving_version_wanted": 7,
         "serving_version_not_loaded": False,
     }
-    following = TestClient(page_api(version_figures=lambda: figures))
+    following = TestClient(page_api(version_metrics=lambda: metrics))
 
     assert following.get("/v1/status").json()["version"] == {"age_s": 90.5, "wanted": None}
-    figures |= {"serving_version_wanted": 3, "serving_version_not_loaded": True}
+    metrics |= {"serving_version_wanted": 3, "serving_version_not_loaded": True}
     assert following.get("/v1/status").json()["version"] == {"age_s": 90.5, "wanted": 3}
     assert client.get("/v1/status").json()["version"] is None
 
@@ -150,14 +150,14 @@ def test_what_is_older_than_the_window_is_forgotten():
     recent.batch(8, 0.4)
     now[0] = SECONDS - 1.0
     recent.request("/ask", 503, 0.1)
-    assert recent.figures().requests_per_s == pytest.approx(2 / SECONDS)
-    assert recent.figures().p50_ms == pytest.approx(300)
+    assert recent.metrics().requests_per_s == pytest.approx(2 / SECONDS)
+    assert recent.metrics().p50_ms == pytest.approx(300)
 
     now[0] = SECONDS + 1.0
 
-    figures = recent.figures()
-    assert (figures.requests_per_s, figures.failed) == (pytest.approx(1 / SECONDS), 1)
-    assert (figures.mean_batch, figures.largest_batch) == (None, None)
+    metrics = recent.metrics()
+    assert (metrics.requests_per_s, metrics.failed) == (pytest.approx(1 / SECONDS), 1)
+    assert (metrics.mean_batch, metrics.largest_batch) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -187,12 +187,12 @@ def test_without_the_page_no_history_is_told():
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium; make packages installs it where it may")
 def test_a_browser_shows_a_user_and_recommendations(tmp_path):
-    figures = {
+    metrics = {
         "serving_version_age_s": 300.0,
         "serving_version_wanted": 9,
         "serving_version_not_loaded": True,
     }
-    with listening(page_api(AwayState(), version_figures=lambda: figures)) as address:
+    with listening(page_api(AwayState(), version_metrics=lambda: metrics)) as address:
         shown = subprocess.run(
             [
                 str(BROWSER),

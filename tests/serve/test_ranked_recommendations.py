@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from fastapi.testclient import TestClient
 
-from rayrec.pipelines.inference.recommender import WHOLE, Answer, Ranking, Recommendation
+from rayrec.pipelines.inference.recommender import FULL_BUDGET, Answer, Ranking, Recommendation
 from rayrec.platform.errors import UnavailableError
-from rayrec.serve.engine.degradation import Lowered
-from rayrec.serve.engine.service import LoweredRequest, RecommendationService, RefusedRequestError
+from rayrec.serve.engine.degradation import DegradationLevel
+from rayrec.serve.engine.service import DegradedRequest, RecommendationService, RefusedRequestError
 from rayrec.serve.wire.schemas import RecommendRequest
 from tests.serve.fake_recommender import FakeRecommender, api_of
 
@@ -25,13 +25,13 @@ class FakeStage:
         self._recommender = recommender
         self.fails = False
 
-    def num_beams(self, k, effort=WHOLE):
-        return self._recommender.num_beams(max(k, 5), effort)
+    def num_beams(self, k, budget=FULL_BUDGET):
+        return self._recommender.num_beams(max(k, 5), budget)
 
-    def answer(self, queries, k, exclude_seen=True, effort=WHOLE):
+    def answer(self, queries, k, exclude_seen=True, budget=FULL_BUDGET):
         if self.fails:
             raise UnavailableError("redis://items", 2, "refused")
-        (found,) = self._recommender.answer(queries, max(k, 5), exclude_seen, effort)
+        (found,) = self._recommender.answer(queries, max(k, 5), exclude_seen, budget)
         ranked = [
             Recommendation(item.item_key, item.title, item.score, Ranking(place / 10, {"click": place / 10}))
             for place, item in enumerate(found.items)
@@ -101,10 +101,10 @@ def test_what_goes_wrong_with_one_request_is_its_own(service, stage):
 
 
 def test_a_busy_service_leaves_ranking_out_and_says_so(service):
-    no_ranking = Lowered(ranks=False)
+    no_ranking = DegradationLevel(ranks=False)
     asked = [RecommendRequest(user_id="ann", k=2, rank=rank) for rank in (None, True, False)]
 
-    answers = [service.recommend_all([LoweredRequest.of(each, no_ranking)])[0] for each in asked]
+    answers = [service.recommend_all([DegradedRequest.of(each, no_ranking)])[0] for each in asked]
 
     assert [answer.degraded for answer in answers] == [["no_ranking"], ["no_ranking"], []]
     for answer in answers:

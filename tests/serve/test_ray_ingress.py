@@ -112,10 +112,10 @@ def test_keys_are_not_copied(tmp_path, monkeypatch):
 
 def test_where_contexts_are_kept_users_go_to_the_replica_that_has_theirs(tmp_path, monkeypatch):
     monkeypatch.setenv(HAPROXY_PROGRAM, haproxy_of("2.8.25", tmp_path))
-    assert STICKY.items() <= chosen(keep_contexts_mib=8).variables.items()
+    assert STICKY.items() <= chosen(prefix_cache_mib=8).variables.items()
     assert not STICKY.keys() & chosen().variables.keys()
     monkeypatch.setenv(HAPROXY_SWITCH, "0")
-    assert STICKY.items() <= chosen(keep_contexts_mib=8).variables.items()
+    assert STICKY.items() <= chosen(prefix_cache_mib=8).variables.items()
 
 
 @pytest.mark.ray
@@ -194,7 +194,7 @@ def test_a_joined_cluster_may_have_been_started_with_haproxy(monkeypatch):
     monkeypatch.setattr(ray_ingress, "_environments", lambda: nodes)
     ingress = ingress_of_joined_cluster(ServeConfig())
     assert ingress.kind is Kind.HAPROXY
-    assert "its figures on all interfaces" in ingress.said()
+    assert "its metrics on all interfaces" in ingress.said()
     assert ingress.not_in_force == tuple(f"{name}={value}" for name, value in list(FAST.items())[2:])
 
 

@@ -3,9 +3,9 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from rayrec.pipelines.inference.recommender import Effort
-from rayrec.serve.engine.degradation import NOT_LOWERED
-from rayrec.serve.engine.service import LoweredRequest, RecommendationService, RefusedRequestError
+from rayrec.pipelines.inference.recommender import Budget
+from rayrec.serve.engine.degradation import NOT_DEGRADED
+from rayrec.serve.engine.service import DegradedRequest, RecommendationService, RefusedRequestError
 from rayrec.serve.wire.schemas import RecommendRequest
 from tests.serve.fake_recommender import FakeRecommender
 
@@ -195,7 +195,7 @@ def test_costs_are_measured_by_doubling_up_to_the_largest_batch_or_one_that_take
 
 def test_requests_cost_by_their_beams_in_powers_of_two(service):
     service._item_keys = pd.Index([f"i{number}" for number in range(200)])
-    of_popular = LoweredRequest.of(RecommendRequest(k=17), lowered(asks_model=False))
+    of_popular = DegradedRequest.of(RecommendRequest(k=17), level(asks_model=False))
 
     assert service.width_of(RecommendRequest(k=1)) == 16  # ten beams
     assert service.width_of(RecommendRequest(k=17)) == 32
@@ -204,45 +204,45 @@ def test_requests_cost_by_their_beams_in_powers_of_two(service):
 
 
 def test_fewer_beams_are_narrower_and_a_model_that_scores_every_item_has_one_width(service):
-    fewer = lowered(effort=Effort(max_beams=3))
+    fewer = level(budget=Budget(max_beams=3))
 
-    assert service.width_of(LoweredRequest.of(RecommendRequest(k=2), fewer)) == 4
-    service._recommender.num_beams = lambda k, effort: 0
+    assert service.width_of(DegradedRequest.of(RecommendRequest(k=2), fewer)) == 4
+    service._recommender.num_beams = lambda k, budget: 0
 
     assert service.width_of(RecommendRequest(k=3)) == 1
 
 
-def lowered(**how):
-    return replace(NOT_LOWERED, **how)
+def level(**how):
+    return replace(NOT_DEGRADED, **how)
 
 
 def ask_for_less(service, how, **fields):
-    (answer,) = service.recommend_all([LoweredRequest.of(RecommendRequest(**fields), how)])
+    (answer,) = service.recommend_all([DegradedRequest.of(RecommendRequest(**fields), how)])
     return answer
 
 
-def test_what_is_lowered_reaches_the_model_and_is_said(service, recommender):
-    effort = Effort(max_beams=3, max_events=1)
+def test_a_budget_reaches_the_model_and_is_said(service, recommender):
+    budget = Budget(max_beams=3, max_events=1)
 
-    answer = ask_for_less(service, lowered(effort=effort), user_id="ann", k=2)
+    answer = ask_for_less(service, level(budget=budget), user_id="ann", k=2)
 
-    assert recommender.efforts == [effort]
+    assert recommender.budgets == [budget]
     assert answer.degraded == ["fewer_beams", "shorter_history"]
     assert answer.source == "model"
 
 
 @pytest.mark.parametrize(
-    ("effort", "k"),
-    [(Effort(max_beams=10), 1), (Effort(max_beams=3), 10), (Effort(max_events=2), 1)],
+    ("budget", "k"),
+    [(Budget(max_beams=10), 1), (Budget(max_beams=3), 10), (Budget(max_events=2), 1)],
     ids=["as many beams", "as many beams as items", "no more events"],
 )
-def test_an_answer_that_lost_nothing_says_so(service, effort, k):
+def test_an_answer_that_lost_nothing_says_so(service, budget, k):
     service._item_keys = pd.Index([str(place) for place in range(20)])
-    assert ask_for_less(service, lowered(effort=effort), user_id="ann", k=k).degraded == []
+    assert ask_for_less(service, level(budget=budget), user_id="ann", k=k).degraded == []
 
 
 def test_without_the_model_a_user_gets_popular_items_that_are_new(service, recommender):
-    answer = ask_for_less(service, lowered(asks_model=False), user_id="ann", k=1)
+    answer = ask_for_less(service, level(asks_model=False), user_id="ann", k=1)
 
     assert recommender.asked == []
     assert (answer.source, answer.degraded, answer.unread_events) == ("popular", ["popular_items"], 2)
@@ -250,17 +250,17 @@ def test_without_the_model_a_user_gets_popular_items_that_are_new(service, recom
 
 
 def test_whoever_would_get_popular_items_anyway_loses_nothing(service):
-    assert ask_for_less(service, lowered(asks_model=False), user_id="zoe").degraded == []
+    assert ask_for_less(service, level(asks_model=False), user_id="zoe").degraded == []
 
 
-def test_a_lowered_request_is_refused_like_any_other(service):
-    (refused,) = service.recommend_all([LoweredRequest.of(RecommendRequest(k=51), lowered(asks_model=False))])
+def test_a_degraded_request_is_refused_like_any_other(service):
+    (refused,) = service.recommend_all([DegradedRequest.of(RecommendRequest(k=51), level(asks_model=False))])
     assert isinstance(refused, RefusedRequestError)
 
 
-def test_requests_that_are_lowered_differently_are_not_computed_together():
+def test_requests_of_different_levels_are_not_computed_together():
     request = RecommendRequest(user_id="ann")
-    how = [lowered(), lowered(effort=Effort(max_beams=3)), lowered(ranks=False)]
-    groups = {RecommendationService.group_of(LoweredRequest.of(request, each)) for each in how}
+    how = [level(), level(budget=Budget(max_beams=3)), level(ranks=False)]
+    groups = {RecommendationService.group_of(DegradedRequest.of(request, each)) for each in how}
     assert len(groups) == 3
     assert RecommendationService.group_of(request) in groups

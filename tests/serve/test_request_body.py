@@ -17,10 +17,9 @@ from rayrec.serve.events.intake import RefusedEventError
 from rayrec.serve.protocols.completions import read_request
 from rayrec.serve.web.events import checked_events
 from rayrec.serve.wire.errors import RequestError
-from rayrec.serve.wire.event_schemas import Event
 from rayrec.serve.wire.item_texts import ItemTexts
 from rayrec.serve.wire.request_body import MAX_CONTAINERS, beside_the_loop, parsed_json
-from rayrec.serve.wire.schemas import RecommendRequest
+from rayrec.serve.wire.schemas import Event, RecommendRequest
 from tests.serve.fake_recommender import FakeRecommender, api_of
 
 MANY = 5_000

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from fastapi import FastAPI, Request
 
-from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.events import EventsConfig
 from rayrec.serve.engine.batching import BatchCosts, Batcher
 from rayrec.serve.engine.service import RecommendationService
@@ -61,8 +61,8 @@ def test_events_that_come_slowly_have_no_place_meanwhile():
     recommender.dataset.check_times = lambda: None
     intake = EventIntake.open(EventsConfig(), lambda: recommender.dataset)
     batcher = Batcher(service.recommend_all, BatchCosts({1: 1e-6}), 4)
-    access = AccessConfig.parse({"service": {"concurrency": 1}})
-    api = build_api(service, batcher, 10.0, access, intake=intake)
+    admission = AdmissionConfig.parse({"service": {"concurrency": 1}})
+    api = build_api(service, batcher, 10.0, admission, intake=intake)
 
     async def scenario() -> int:
         slow = await under_way(api, "/v1/events")

@@ -50,7 +50,7 @@ def environment(mark: str, **changes: str) -> dict[str, str]:
 
 def services_in(folder: Path) -> list[str]:
     """Options for several deployments with users' events."""
-    parts = ("access", "features", "sparse", "dense")
+    parts = ("gateway", "features", "sparse", "dense")
     (folder / "services.yaml").write_text(yaml.safe_dump({part: {"cpus": 0.1} for part in parts}))
     (folder / "events.yaml").write_text(yaml.safe_dump({"log": {"folder": str(folder / "events")}}))
     return ["--services", str(folder / "services.yaml"), "--events", str(folder / "events.yaml")]

@@ -66,7 +66,7 @@ def test_batches_and_the_state_of_the_service_are_shown():
     assert samples["rayrec_batch_requests_count", ()] == 1
     assert samples["rayrec_batch_requests_bucket", (("le", "1.0"),)] == 1
     assert samples["rayrec_serving_model_step", ()] == 100
-    assert samples["rayrec_serving_in_hand", ()] == 0
+    assert samples["rayrec_serving_in_flight", ()] == 0
 
 
 def test_failures_are_counted():
@@ -93,9 +93,9 @@ def test_rays_metrics_have_the_same_names_behind_its_own_prefix():
     class Replica:
         def __init__(self) -> None:
             self._meter = RayMeter("run")
-            self._meter.watch(lambda: {"serving_in_hand": 3.0})
+            self._meter.watch(lambda: {"serving_in_flight": 3.0})
             self._of_no_batches = RayMeter("run")
-            self._of_no_batches.watch(lambda: {"gateway_in_hand": 1.0})
+            self._of_no_batches.watch(lambda: {"gateway_in_flight": 1.0})
 
         def answer(self) -> None:
             self._meter.request("/v1/recommend", 200, 0.01)
@@ -110,8 +110,8 @@ def test_rays_metrics_have_the_same_names_behind_its_own_prefix():
         "ray_rayrec_request_seconds_bucket",
         "ray_rayrec_batch_requests_count",
         "ray_rayrec_batch_seconds_sum",
-        "ray_rayrec_serving_in_hand",
-        "ray_rayrec_gateway_in_hand",
+        "ray_rayrec_serving_in_flight",
+        "ray_rayrec_gateway_in_flight",
     }
     found: set[str] = set()
     for _ in range(120):  # Ray's agent is told every few seconds

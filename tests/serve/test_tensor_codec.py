@@ -244,7 +244,7 @@ def test_messages_that_are_none_are_refused(body, sentence):
 def test_texts_that_end_behind_the_data_are_refused():
     for content, sentence in (
         (b"\xff\xff\xff\xffab", "ends at byte 4294967299, and there are 6 bytes"),
-        (b"\x01\0\0\0ab", "1 bytes are left behind"),
+        (b"\x01\0\0\0ab", "1 bytes follow the 1 elements"),
         (b"\0\0\0", "too few"),
     ):
         with pytest.raises(RequestError, match=sentence):

@@ -71,7 +71,7 @@ class KeptContexts(Generic[C]):
         """Histories."""
         return len(self._kept)
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """What a meter watches."""
         return {
             "kept_contexts": len(self._kept),

@@ -24,7 +24,7 @@ class Ranking(NamedTuple):
 class ContextCache(Protocol):
     """What a network has read of histories, kept for users who return."""
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """What a meter watches."""
 
 

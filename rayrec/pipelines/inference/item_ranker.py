@@ -71,7 +71,7 @@ def kept_contexts(program: SequenceProgram, model: TrainedModel, max_bytes: int)
         why = "reads each history as a whole" if kept is None else "reads rows of tables, which change"
         raise InputError(
             f"{model.run}: {name!r} {why}, so nothing can be kept of it for users who return; leave out "
-            "--keep-contexts, or serve a prefix_decoder or causal_lm without tables"
+            "--prefix-cache-mib, or serve a prefix_decoder or causal_lm without tables"
         )
     return kept
 

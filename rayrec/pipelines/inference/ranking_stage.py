@@ -20,7 +20,7 @@ import pandas as pd
 from rayrec.models.program.program import RankedItems
 from rayrec.pipelines.config.ranking import RankingConfig
 from rayrec.pipelines.inference.ranking_objective import Objective
-from rayrec.pipelines.inference.recommender import WHOLE, Answer, Effort, Query, Ranking, Recommender
+from rayrec.pipelines.inference.recommender import FULL_BUDGET, Answer, Budget, Query, Ranking, Recommender
 from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
@@ -75,25 +75,25 @@ class RankingStage:
         """
         return cls(recommender, Scorer.load(config.run, config.snapshot, device, config.data), config)
 
-    def num_beams(self, k: int, effort: Effort = WHOLE) -> int:
+    def num_beams(self, k: int, budget: Budget = FULL_BUDGET) -> int:
         """Beams that candidates are found with; 0 where the recommender scores every item."""
-        return self.recommender.num_beams(self._num_candidates(k, effort), effort)
+        return self.recommender.num_beams(self._num_candidates(k, budget), budget)
 
-    def _num_candidates(self, k: int, effort: Effort) -> int:
+    def _num_candidates(self, k: int, budget: Budget) -> int:
         candidates = self.config.candidates
         # As many beams as candidates are the least: with fewer of the ones there are fewer of the others.
-        if effort.max_beams is not None and self.recommender.num_beams(candidates):
-            candidates = min(candidates, effort.max_beams)
+        if budget.max_beams is not None and self.recommender.num_beams(candidates):
+            candidates = min(candidates, budget.max_beams)
         return max(k, candidates)
 
     def answer(
-        self, queries: Sequence[Query], k: int, exclude_seen: bool = True, effort: Effort = WHOLE
+        self, queries: Sequence[Query], k: int, exclude_seen: bool = True, budget: Budget = FULL_BUDGET
     ) -> list[Answer]:
         """As `Recommender.answer`, the best of `candidates` items by the objective, each with its `ranking`.
 
         The history of a query is what the ranking model reads of its past; a trigger item is no part of it.
         """
-        answers = self.recommender.answer(queries, self._num_candidates(k, effort), exclude_seen, effort)
+        answers = self.recommender.answer(queries, self._num_candidates(k, budget), exclude_seen, budget)
         most = max((len(answer.items) for answer in answers), default=0)
         items_BK = np.full((len(answers), most), -1)
         scores_BK = np.full((len(answers), most), -np.inf)

@@ -74,7 +74,7 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Effort:
+class Budget:
     """How much is computed of an answer; None is as much as the run's config says."""
 
     max_beams: int | None = None
@@ -84,7 +84,7 @@ class Effort:
     """Newest events of a history that the recommender reads. It still leaves out items of older ones."""
 
 
-WHOLE = Effort()
+FULL_BUDGET = Budget()
 
 
 @dataclass(frozen=True)
@@ -228,12 +228,12 @@ class Recommender:
         """The k best items for each query, best first; an empty list where its history has no known item."""
         return [answer.items for answer in self.answer(queries, k, exclude_seen)]
 
-    def num_beams(self, k: int, effort: Effort = WHOLE) -> int:
+    def num_beams(self, k: int, budget: Budget = FULL_BUDGET) -> int:
         """Beams that such a question is answered with; 0 of a model that scores every item."""
-        return self._ranker.num_beams(k, effort.max_beams)
+        return self._ranker.num_beams(k, budget.max_beams)
 
     def answer(
-        self, queries: Sequence[Query], k: int, exclude_seen: bool = True, effort: Effort = WHOLE
+        self, queries: Sequence[Query], k: int, exclude_seen: bool = True, budget: Budget = FULL_BUDGET
     ) -> list[Answer]:
         """The same, and how much of each history was read."""
         answers: dict[int, Answer] = {}
@@ -244,10 +244,10 @@ class Recommender:
             some = [queries[place] for place in places]
             samples = self._as_samples(some)
             seen_BE = self.seen(samples)  # of whole histories, however much of them is read
-            if (most := effort.max_events) is not None:
+            if (most := budget.max_events) is not None:
                 samples = self._as_samples([_newest(query, most) for query in some])
             features = self._features.ranking(samples, is_prepared)
-            ranked = self._rank(features, k, seen_BE if exclude_seen else None, effort.max_beams)
+            ranked = self._rank(features, k, seen_BE if exclude_seen else None, budget.max_beams)
             answers |= zip(places, self._answers(features, seen_BE, ranked), strict=True)
         return [answers[place] for place in range(len(queries))]
 

@@ -34,7 +34,7 @@ from rayrec.serve.events.request_log import RequestLog
 from rayrec.serve.events.user_state import UserState
 from rayrec.serve.web.api import ANSWERING_ROUTES, build_api
 from rayrec.serve.web.metrics import Meter
-from rayrec.serve.web.recent import RecentActivity
+from rayrec.serve.web.pages import RecentActivity
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def load_api(
 
     Args:
         run: folder of a run, or folder or URL with published versions, which are followed.
-        meter: for whoever operates the service.
+        meter: for operators of the service.
         ranker_of: the network of a model that is elsewhere; None: in this process.
         user_state: what users did of late, where events come to another process.
 
@@ -118,12 +118,12 @@ def load_api(
         opened.service,
         batcher,
         config.timeout_s,
-        config.access,
+        config.admission,
         meters,
         intake,
         request_log,
         on_close,
-        None if opened.follower is None else opened.follower.figures,
+        None if opened.follower is None else opened.follower.metrics,
     )
 
 
@@ -134,7 +134,8 @@ def _spare_collector() -> None:
 
 
 def load_service(run: str | Path, config: ServeConfig, device: str | None) -> RecommendationService:
-    """
+    """Load what answers, without HTTP around it.
+
     Args:
         run: as `load_api`.
         device: to compute on; None takes that of the run.
@@ -197,7 +198,7 @@ def _open(
 
 
 class _Builder:
-    """Services for one model after the other, with one ranking model behind them."""
+    """Services for one model after the other, with one ranking model after them."""
 
     def __init__(self, config: ServeConfig, device: str | None, ranker_of: RankerOf | None) -> None:
         self.user_state: UserState | None = None

@@ -39,7 +39,7 @@ class EventsConfig(Config):
     last: int = Field(200, ge=1)
     """Newest events of a user that are read from the state."""
     max_users: int = Field(100_000, ge=1)
-    """Users in the state of a process; who has been away longest is forgotten. A store has no bound."""
+    """Users in the state of a process; the least recently seen is forgotten. A store has no bound."""
     max_events: int = Field(1000, ge=1)
     """Of one message."""
     max_ahead_s: float = Field(60.0, ge=0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Self
+from collections.abc import Mapping
+from typing import ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -11,7 +12,7 @@ from rayrec.pipelines.config.ranking import RankingConfig
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
 from rayrec.platform.devices import device_named
-from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.compile import CompileConfig
 from rayrec.serve.config.events import EventsConfig, RequestLogConfig
 from rayrec.serve.config.services import ServicesConfig
@@ -20,6 +21,8 @@ from rayrec.serve.config.tls import TlsConfig
 
 class ServeConfig(Config):
     """Where the service listens and how it answers."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"access": "admission", "keep_contexts_mib": "prefix_cache_mib"}
 
     host: str = "127.0.0.1"
     """Address to listen on; by default nothing outside this machine reaches the service."""
@@ -47,7 +50,7 @@ class ServeConfig(Config):
     data: str | None = None
     """Where the run's data set lies now, if it was moved."""
     ranking: RankingConfig | None = None
-    """A ranking stage behind the model."""
+    """A ranking stage after the model."""
     tls: TlsConfig | None = None
     """Certificate to speak HTTPS with; None: HTTP."""
     token_sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$")
@@ -55,36 +58,40 @@ class ServeConfig(Config):
     page: bool | None = None
     """Whether users' histories and the state of the service can be looked at, at `/`; None: only where no
     other machine reaches it."""
-    access: AccessConfig = AccessConfig()
-    """Who is admitted, and what is lowered under load before anybody is refused."""
-    keep_contexts_mib: float | None = Field(None, gt=0)
-    """Memory of each network for what it has read of users' histories, so that one who returns costs what is
-    new; requests with the header `X-User-Id` go to the replica that has theirs. None: nothing is kept."""
+    admission: AdmissionConfig = AdmissionConfig()
+    """Which requests are admitted, and what degrades under load before any is refused."""
+    prefix_cache_mib: float | None = Field(None, ge=0)
+    """Prefix-cache size in MiB for returning users (0 = off). Each network keeps what it has read of their
+    histories, and requests with the header `X-User-Id` go to the replica that has their prefix."""
     compile: CompileConfig | None = None
     """Batches that are ranked by compiled programs; None: all are ranked eagerly."""
     events: EventsConfig | None = None
-    """What becomes of events that are posted; None takes none."""
+    """Where events go that are posted; None refuses them."""
     request_log: RequestLogConfig | None = None
-    """What is taken down of requests and answers; None: nothing."""
+    """Where requests and answers are logged; None: nowhere."""
     target: str | None = None
     """Of services, which one this is; it is in the log of requests. None: the only one."""
     services: ServicesConfig | None = None
-    """Access, features and inference as deployments of their own; None: replicas that do it all."""
+    """Gateway, features and inference as deployments of their own; None: replicas that do it all."""
     cluster: ClusterConfig = ClusterConfig()
 
     @property
-    def most_in_hand(self) -> int:
+    def max_in_flight(self) -> int:
         """Requests to compute something that each replica which HTTP comes to has at once: its own, or, of
         services, what sparse parts hold, divided among the replicas in front of them."""
         most = self.max_waiting
         if self.services is not None:
             held = self.max_waiting * self.services.sparse.most * self.services.num_asked
-            most = -(-held // self.services.access.replicas)
-        return min(self.access.service.concurrency or most, most)
+            most = -(-held // self.services.gateway.replicas)
+        return min(self.admission.service.concurrency or most, most)
+
+    @property
+    def has_prefix_cache(self) -> bool:
+        return bool(self.prefix_cache_mib)
 
     @property
     def max_context_bytes(self) -> int | None:
-        return None if self.keep_contexts_mib is None else int(self.keep_contexts_mib * 2**20)
+        return int(self.prefix_cache_mib * 2**20) if self.prefix_cache_mib else None
 
     @property
     def shows_page(self) -> bool:
@@ -110,16 +117,16 @@ class ServeConfig(Config):
 
     @model_validator(mode="after")
     def _contexts_are_kept_by_one_thread(self) -> Self:
-        if self.keep_contexts_mib is None:
+        if not self.has_prefix_cache:
             return self
         if self.compile is not None:
             raise ValueError(
-                "compiled programs read whole histories; leave out --compile, or --keep-contexts"
+                "compiled programs read whole histories; leave out --compile, or --prefix-cache-mib"
             )
         if self.services is not None and self.services.dense.streams > 1:
             raise ValueError(
                 f"dense.streams: {self.services.dense.streams} threads would read what another one is still "
-                "writing; with --keep-contexts, let it be 1, and have more replicas"
+                "writing; with --prefix-cache-mib, let it be 1, and have more replicas"
             )
         return self
 

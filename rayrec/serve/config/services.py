@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Mapping
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from rayrec.platform.config import Config
-from rayrec.serve.config.access import RoutingConfig, ShadowConfig
+from rayrec.serve.config.admission import RoutingConfig, ShadowConfig
 
 MAIN = "main"
 """Name of the target that the service was started with."""
@@ -20,7 +21,7 @@ class ReplicasConfig(Config):
     max_replicas: int | None = Field(None, ge=1)
     """Ray Serve adds replicas under load, up to so many, and takes them away again; None: it does not."""
     requests_per_replica: float = Field(4.0, gt=0)
-    """In hand, above which replicas are added."""
+    """Requests in flight, above which replicas are added."""
     cpus: float = Field(1.0, gt=0)
     """That Ray reserves for each."""
 
@@ -57,7 +58,7 @@ class DenseConfig(ReplicasConfig):
 
 
 class TargetConfig(Config):
-    """Another model beside the main one."""
+    """Another model along with the main one."""
 
     run: str
     """Folder of a run, or folder or URL of published versions, which are followed."""
@@ -74,9 +75,11 @@ class ShadowTargetConfig(ShadowConfig):
 
 
 class ServicesConfig(Config):
-    """Access, features and inference as deployments of Ray Serve that scale alone."""
+    """Gateway, features and inference as deployments of Ray Serve that scale alone."""
 
-    access: ReplicasConfig = ReplicasConfig()
+    RENAMED: ClassVar[Mapping[str, str]] = {"access": "gateway"}
+
+    gateway: ReplicasConfig = ReplicasConfig()
     """Limits, routing, shadow."""
     features: ReplicasConfig = ReplicasConfig()
     """Users' events."""
@@ -85,7 +88,7 @@ class ServicesConfig(Config):
     dense: DenseConfig = DenseConfig()
     """Of each target: the network."""
     targets: dict[str, TargetConfig] = Field(default_factory=dict)
-    """Beside `main`, by name."""
+    """Along with `main`, by name."""
     routing: RoutingConfig | None = None
     """Which target answers; None: `main` does."""
     shadow: ShadowTargetConfig | None = None
@@ -126,7 +129,7 @@ class ServicesConfig(Config):
         """Of all replicas, to begin with."""
         of_targets = self.sparse.replicas * self.sparse.cpus + self.dense.replicas * self.dense.cpus
         return (
-            self.access.replicas * self.access.cpus
+            self.gateway.replicas * self.gateway.cpus
             + self.features.replicas * self.features.cpus
             + (1 + len(self.targets)) * of_targets
         )

@@ -27,7 +27,8 @@ class TlsConfig(Config):
 
 
 def check_tls(config: TlsConfig) -> None:
-    """
+    """Check that the certificate and its key can be used together.
+
     Raises:
         InputError: a file cannot be read, the key needs a password, or the two do not belong together.
     """
@@ -50,8 +51,8 @@ def check_tls(config: TlsConfig) -> None:
 
 
 def link_for_haproxy(config: TlsConfig, folder: Path) -> Path:
-    """A file whose key HAProxy finds beside it, under the same name with `.key`. Nothing is copied, so that a
-    launcher that is killed leaves no key behind."""
+    """Make a link whose key HAProxy finds next to it, under the same name with `.key`. Nothing is copied, so
+    that a launcher that is killed leaves no key on disk."""
     certificate = folder / "certificate.pem"
     certificate.symlink_to(config.certificate)
     certificate.with_name("certificate.pem.key").symlink_to(config.key)

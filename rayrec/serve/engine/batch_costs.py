@@ -1,10 +1,10 @@
 """What batches take, by their size and by how wide their search is.
 
     measured when a replica starts, at one width ─► CostsByWidth ─► BatchCosts of each width that was seen
-                                                        └ of others: at most what those beside them take
+                                                        └ of others: at most what the next wider one takes
 
 A search for 1000 items takes many times as long as one for ten, and in one table each would be taken for the
-other: whoever asks for ten is then refused as too late, and whoever asks for 1000 makes others late.
+other: requests for ten items would be refused as too late, and requests for 1000 would make others late.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class BatchCosts:
         return self._caution
 
     def observe(self, size: int, seconds: float) -> None:
-        """Move the costs of the measured sizes beside `size` towards what a batch has just taken.
+        """Move the costs of the measured sizes next to `size` towards what a batch has just taken.
 
         Sizes that are not computed any more are not seen either. So a larger batch never takes less than this
         one, nor a smaller one more, and one that would take longer than its parts comes to be tried again.
@@ -72,14 +72,14 @@ class BatchCosts:
         seconds = min(seconds, self._MOST_AT_ONCE * expected)
         self._overruns.append(seconds / expected)
         # Sorted rather than by NumPy, which takes longer than all else here while an answer waits.
-        place = math.ceil(self._OVERRUN_SHARE * (len(self._overruns) - 1))
-        self._caution = max(sorted(self._overruns)[place], 1.0)
+        index = math.ceil(self._OVERRUN_SHARE * (len(self._overruns) - 1))
+        self._caution = max(sorted(self._overruns)[index], 1.0)
         right = int(np.searchsorted(self._sizes, size))
-        places = [right] if self._sizes[right] == size else [right - 1, right]
-        for place in places:
-            changed = self._seconds[place] + self._WEIGHT_OF_NEW * (seconds - expected)
-            self._seconds[place] = max(changed, 0.1 * self._seconds[place])  # no cost is ever 0 or below
-        first, last = places[0], places[-1]
+        indices = [right] if self._sizes[right] == size else [right - 1, right]
+        for index in indices:
+            changed = self._seconds[index] + self._WEIGHT_OF_NEW * (seconds - expected)
+            self._seconds[index] = max(changed, 0.1 * self._seconds[index])  # no cost is ever 0 or below
+        first, last = indices[0], indices[-1]
         np.minimum(self._seconds[:first], self._seconds[first], out=self._seconds[:first])
         above = self._seconds[last + 1 :]
         np.maximum(above, self._seconds[last], out=above)
@@ -105,7 +105,7 @@ class BatchCosts:
 class CostsByWidth:
     """Costs of batches of every width. One thread observes, any thread asks.
 
-    A width is a figure that the work of a request grows with, such as its beams, in few steps; 0 where the
+    A width is a number that the work of a request grows with, such as its beams, in few steps; 0 where the
     model is not asked.
     """
 

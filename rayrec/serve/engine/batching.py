@@ -4,8 +4,9 @@
        └ too many, or too late by then: refused      └ past its deadline: refused, not computed
 
 No timer holds a request back: one that finds the device idle is computed alone, at once, and batches grow
-with the load by themselves. Whoever would be too late, or make another too late, behind what is in hand is
-told at once: under load it would else be told when the time is over. It knows nothing of models, HTTP or Ray.
+with the load by themselves. Requests that cannot meet their deadline, or would make others miss theirs, are
+rejected immediately: under load they would otherwise be rejected when the time is over. It knows nothing of
+models, HTTP or Ray.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Compute = Callable[[Sequence[Request]], Sequence[Answer | Exception]]
 
 
 class TooManyWaitingError(RuntimeError):
-    """As many requests are in hand as may."""
+    """As many requests are in flight as may."""
 
 
 class DeadlineError(RuntimeError):
@@ -66,9 +67,9 @@ class Batcher(Generic[Request, Answer]):
         Args:
             costs: as they were measured.
             on_batch: called after each batch that was computed, on its thread, with its size and seconds.
-            compute: answers of requests of one group; an exception in the place of an answer is that
+            compute: answers of requests of one group; an exception instead of an answer is that
                 request's alone. One that it raises is that of all.
-            max_waiting: requests in hand at most, those being computed included.
+            max_waiting: requests in flight at most, those being computed included.
         """
         self.costs = CostsByWidth(costs)
         self.max_waiting = max_waiting
@@ -87,19 +88,19 @@ class Batcher(Generic[Request, Answer]):
         self._thread.start()
 
     @property
-    def in_hand(self) -> int:
+    def in_flight(self) -> int:
         """Requests that wait or are being computed."""
         with self._changed:  # between the two, a batch that is just being taken would be in neither
             return len(self._waiting) + self._num_computing
 
     def wait_s(self) -> float:
-        """Seconds, by what batches take, until all that is in hand would be answered, if what is of one width
+        """Seconds, by what batches take, until all that is in flight is answered, if what is of one width
         were one group."""
         with self._changed:
-            in_hand = Counter(each.width for each in self._waiting)
-            in_hand[self._width_computing] += self._num_computing
+            in_flight = Counter(each.width for each in self._waiting)
+            in_flight[self._width_computing] += self._num_computing
         seconds = 0.0
-        for width, num_requests in in_hand.items():
+        for width, num_requests in in_flight.items():
             costs = self.costs.at(width)
             size = costs.best_size(max(num_requests, 1), float("inf"))
             seconds += num_requests / size * costs.of(size)
@@ -113,7 +114,8 @@ class Batcher(Generic[Request, Answer]):
         compute: Compute[Request, Answer] | None = None,
         width: int | None = None,
     ) -> Future[Answer]:
-        """
+        """Hand a request to the thread that computes.
+
         Args:
             group: requests of different groups are not computed together.
             width: of all requests of the group, see `CostsByWidth`; None: that whose costs were measured.
@@ -122,7 +124,7 @@ class Batcher(Generic[Request, Answer]):
 
         Returns:
             The answer, its own exception, or a `DeadlineError`. One that is cancelled before its turn is not
-            computed, and takes no place any more.
+            computed, and takes no slot any more.
 
         Raises:
             TooManyWaitingError: nothing was done.
@@ -144,13 +146,13 @@ class Batcher(Generic[Request, Answer]):
         return future
 
     def _left(self, gone: _Waiting[Request, Answer], future: Future[Answer]) -> None:
-        """One that is cancelled takes no place of a batch any more, and nobody is refused for it."""
+        """One that is cancelled takes no slot of a batch any more, and no other request is refused for it."""
         if not future.cancelled():
             return
         with self._changed:
-            place = bisect_left(self._waiting, gone)
-            if place < len(self._waiting) and self._waiting[place].number == gone.number:
-                del self._waiting[place]
+            index = bisect_left(self._waiting, gone)
+            if index < len(self._waiting) and self._waiting[index].number == gone.number:
+                del self._waiting[index]
 
     def check_room(self, timeout_s: float) -> None:
         """Say what `submit` would of a request that goes together with what waits; takes nothing.
@@ -168,12 +170,12 @@ class Batcher(Generic[Request, Answer]):
             self._check_room(_Waiting(now + timeout_s, number, None, group, width, compute, future), now)
 
     def _check_room(self, new: _Waiting[Any, Answer], now: float) -> None:
-        in_hand = self.in_hand
-        if in_hand >= self.max_waiting:
-            raise TooManyWaitingError(f"{in_hand} requests are waiting already")
-        if in_hand and self._makes_late(new, now):
+        in_flight = self.in_flight
+        if in_flight >= self.max_waiting:
+            raise TooManyWaitingError(f"{in_flight} requests are waiting already")
+        if in_flight and self._makes_late(new, now):
             raise DeadlineError(
-                f"{in_hand} requests are in hand, too many for another one to be answered in time"
+                f"{in_flight} requests are in flight, too many for another one to be answered in time"
             )
 
     def close(self) -> None:
@@ -199,7 +201,7 @@ class Batcher(Generic[Request, Answer]):
             answers, seconds = self._computed(batch)
             with self._changed:
                 self._num_computing = 0
-            # Before the batch is counted: whoever waits for an answer wakes up meanwhile.
+            # Before the batch is counted: callers that wait for an answer wake up meanwhile.
             for each, answer in zip(batch, answers, strict=True):
                 if isinstance(answer, Exception):
                     each.future.set_exception(answer)
@@ -231,17 +233,20 @@ class Batcher(Generic[Request, Answer]):
         first = waiting[0]
         same = [each for each in waiting if (each.group, each.compute) == (first.group, first.compute)]
         costs = self.costs.at(first.width)
+        # The earliest deadline bounds the size: all answers of a batch come together, when it is done.
         taken = same[: costs.best_size(len(same), (first.deadline - now) / costs.caution)]
         numbers = {each.number for each in taken}
         return taken, [each for each in waiting if each.number not in numbers]
 
     def _makes_late(self, new: _Waiting[Request, Answer], now: float) -> bool:
         """Whether the new one, or one that is in time without it, would be too late with it."""
+        # Both queues are simulated: requests that are late without the new one are no reason to refuse it.
         late = self._late(sorted([*self._waiting, new]), now)
         return bool(late) and (new.number in late or not late <= self._late(self._waiting, now))
 
     def _late(self, waiting: list[_Waiting[Request, Answer]], now: float) -> set[int]:
         """Numbers of those that would be answered too late, if nothing else came."""
+        # Sorted by deadline: if the first has none, no other has one.
         if not waiting or waiting[0].deadline == float("inf"):
             return set()
         late: set[int] = set()
@@ -276,5 +281,5 @@ class Batcher(Generic[Request, Answer]):
         try:
             self.costs.observe(batch[0].width, len(batch), seconds)
             self._on_batch(len(batch), seconds)
-        except Exception:  # who watches must not end the thread
+        except Exception:  # a metric that fails must not end the thread
             logger.exception("a batch of %d is not counted", len(batch))

@@ -1,4 +1,4 @@
-"""Compiled ranking beside requests, none of which waits for a compiler.
+"""Compiled ranking in the background: no request waits for a compiler.
 
     request ─► CompiledRanking ─► program of its shape │ eager, at once, and ─► Compiler.order
                                         ▲                                            │
@@ -93,7 +93,7 @@ class CompileService:
             try:
                 return recommender.rank_with(programs)
             except ValueError as error:
-                logger.warning("compiled ranking begins anew: %s", error)
+                logger.warning("compiled ranking starts again: %s", error)
         programs = CompiledPrograms(
             recommender.ranking_model,
             self._buckets,
@@ -103,7 +103,7 @@ class CompileService:
             self._config.most,
         )
         ranking = recommender.rank_with(programs)
-        self._programs = {key: programs}  # a model of other shapes has taken the place of the one before
+        self._programs = {key: programs}  # a model of other shapes has replaced the one before
         return ranking
 
     def warm_up(self, ranking: CompiledRanking) -> None:
@@ -277,7 +277,8 @@ class CompilerProcess:
         self._cache = tempfile.mkdtemp(prefix="rayrec-compile-")
 
     def compile(self, job: Job, package: Path) -> None:
-        """
+        """Compile one program and write its package.
+
         Raises:
             CompilationFailedError: there is no package.
         """

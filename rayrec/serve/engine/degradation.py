@@ -1,7 +1,7 @@
 """Less is computed while there is much to do, before anybody is refused.
 
-A ladder of steps: each is entered at one load and left below a lower one. Between the two it stays what it
-was, or a load that hovers at the edge would change the answers from one request to the next.
+A policy of steps: each is entered at one load and left below a lower one. Between the two nothing changes, or
+a load near the threshold would change the answers from one request to the next.
 """
 
 from __future__ import annotations
@@ -9,27 +9,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rayrec.pipelines.inference.recommender import WHOLE, Effort
-from rayrec.serve.config.access import StepConfig, StepName
+from rayrec.pipelines.inference.recommender import FULL_BUDGET, Budget
+from rayrec.serve.config.admission import StepConfig, StepName
 
 
 @dataclass(frozen=True)
-class Lowered:
-    """What the steps in force make of an answer."""
+class DegradationLevel:
+    """What is computed of an answer, by the steps in force."""
 
-    effort: Effort = WHOLE
+    budget: Budget = FULL_BUDGET
     ranks: bool = True
     """Whether a ranking stage ranks."""
     asks_model: bool = True
     """Whether anything is computed; popular items otherwise."""
     takes_cached: bool = False
-    """Whether an answer of before will do."""
+    """Whether a cached answer will do."""
 
 
-NOT_LOWERED = Lowered()
+NOT_DEGRADED = DegradationLevel()
 
 
-class Ladder:
+class DegradationPolicy:
     """Which steps are in force. Not thread-safe."""
 
     def __init__(self, steps: Sequence[StepConfig]) -> None:
@@ -38,15 +38,15 @@ class Ladder:
             steps: neither `enter` nor `leave` falls from one to the next.
         """
         self._steps = list(steps)
-        self._lowered = [NOT_LOWERED]
+        self._levels = [NOT_DEGRADED]
         for step in self._steps:
-            self._lowered.append(_after(self._lowered[-1], step))
+            self._levels.append(_after(self._levels[-1], step))
         self._level = 0
 
-    def update(self, load: float) -> Lowered:
+    def update(self, load: float) -> DegradationLevel:
         """Enter and leave steps; what is in force now."""
         self._level = self._level_at(load)
-        return self._lowered[self._level]
+        return self._levels[self._level]
 
     def at(self, load: float) -> list[StepName]:
         """The steps that would be in force, in the order in which they are entered; changes nothing."""
@@ -66,12 +66,12 @@ class Ladder:
         return self._level
 
 
-def _after(before: Lowered, step: StepConfig) -> Lowered:
-    effort = before.effort
+def _after(before: DegradationLevel, step: StepConfig) -> DegradationLevel:
+    budget = before.budget
     if step.do == "fewer_beams":
-        return replace(before, effort=replace(effort, max_beams=step.to))
+        return replace(before, budget=replace(budget, max_beams=step.to))
     if step.do == "shorter_history":
-        return replace(before, effort=replace(effort, max_events=step.to))
+        return replace(before, budget=replace(budget, max_events=step.to))
     if step.do == "no_ranking":
         return replace(before, ranks=False)
     if step.do == "cached_answer":

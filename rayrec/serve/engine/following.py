@@ -1,4 +1,4 @@
-"""A replica follows a store of versions: it loads beside the requests, and flips.
+"""A replica follows a store of versions: it loads while requests are answered, and flips.
 
 pointer has moved ─► version held already? ─────────────────────────► flip
                      └ else: segments on the rows that are held, weights ─► warmed up ─┘
@@ -74,10 +74,10 @@ class VersionFollower:
         self._current.flip(service)
         self._loaded = {each: self._loaded[each] for each in (before, number)}
         logger.info(
-            "version %d answers, published %.1f s ago", number, self.figures()["serving_version_age_s"]
+            "version %d answers, published %.1f s ago", number, self.metrics()["serving_version_age_s"]
         )
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """For meters. What is wanted, and not loaded, is an earlier version where somebody went back."""
         serving, wanted = self._loaded[self._serving], self._pointer.wanted
         wanted = self._serving if wanted is None else wanted

@@ -1,4 +1,4 @@
-"""A thread that goes where a store of versions points, whoever holds them: a replica, or a dense part alone.
+"""A thread that follows the pointer of a version store, for a replica or for a dense part alone.
 
 every so often: pointer ─► go_to(version) ─► done
                              └ fails: said once, counted, tried again later, or when it has moved
@@ -43,7 +43,7 @@ class PointerFollower:
         """Look from now on, on a thread of its own.
 
         Its priority is that of the others. With a lower one, on a machine whose cores are all busy, it would
-        sit on the interpreter's lock while it waits for a core, and whoever answers would wait with it.
+        hold the interpreter's lock while it waits for a core, and the answering thread would wait with it.
         """
 
         def run() -> None:

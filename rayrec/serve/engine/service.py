@@ -20,10 +20,10 @@ from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.platform.event_labels import Part
 from rayrec.samples.dataset.dataset import Dataset
-from rayrec.serve.config.access import StepName
+from rayrec.serve.config.admission import StepName
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.compilation import CompileService
-from rayrec.serve.engine.degradation import NOT_LOWERED, Lowered
+from rayrec.serve.engine.degradation import NOT_DEGRADED, DegradationLevel
 from rayrec.serve.events.intake import ids_of
 from rayrec.serve.events.merging import with_recent
 from rayrec.serve.events.user_state import UserEvents, UserState
@@ -45,15 +45,15 @@ class RefusedRequestError(ValueError):
     """A well-formed request that this service does not answer; the message is for the caller."""
 
 
-class LoweredRequest(RecommendRequest):
+class DegradedRequest(RecommendRequest):
     """A request of which less is computed than it asks for."""
 
-    lowered: Lowered
+    level: DegradationLevel
 
     @classmethod
-    def of(cls, request: RecommendRequest, lowered: Lowered) -> LoweredRequest:
+    def of(cls, request: RecommendRequest, level: DegradationLevel) -> DegradedRequest:
         # It was checked already, and is shared as it is: a history may have thousands of items.
-        return cls.model_construct(**dict(request), lowered=lowered)
+        return cls.model_construct(**dict(request), level=level)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class _Asked:
 
 
 class RecommendationService:
-    """Answers requests with one model, and a ranking stage behind it if there is one. Not thread-safe."""
+    """Answers requests with one model, and a ranking stage after it if there is one. Not thread-safe."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class RecommendationService:
         self.item_texts: ItemTexts | None
         """Items as the tokens of their semantic IDs; None for a model that knows none."""
         if before is not None and before._has_catalog_of(recommender):
-            # Made anew, they would hold the interpreter's lock for a third of a second per million items.
+            # To rebuild them takes the interpreter's lock for a third of a second per million items.
             self._item_keys, self.item_texts = before._item_keys, before.item_texts
         else:
             self._item_keys = pd.Index(recommender.dataset.items.keys.to_pandas())
@@ -162,17 +162,17 @@ class RecommendationService:
     @staticmethod
     def group_of(request: RecommendRequest) -> Hashable:
         """Requests of one group may be computed together."""
-        return request.k, request.exclude_seen, request.rank is not False, _lowered(request)
+        return request.k, request.exclude_seen, request.rank is not False, _level_of(request)
 
     def width_of(self, request: RecommendRequest) -> int:
         """What its group costs by, see `CostsByWidth`: its beams, up to the next power of two; 1 where every
         item is scored, and 0 where the model is not asked."""
-        lowered = _lowered(request)
-        if not lowered.asks_model:
+        level = _level_of(request)
+        if not level.asks_model:
             return 0
         k = min(request.k, self.max_k, len(self._item_keys))
-        stage = self._stage if lowered.ranks and request.rank is not False else None
-        num_beams = (stage or self._recommender).num_beams(k, lowered.effort)
+        stage = self._stage if level.ranks and request.rank is not False else None
+        num_beams = (stage or self._recommender).num_beams(k, level.budget)
         return 1 << max(num_beams - 1, 0).bit_length()
 
     def recommend_all(self, requests: Sequence[RecommendRequest]) -> list[RecommendAnswer | Exception]:
@@ -185,16 +185,16 @@ class RecommendationService:
         asked = [self._understood(request, recent) for request in requests]
         k = min(requests[0].k, len(self._item_keys))
         exclude_seen = requests[0].exclude_seen
-        lowered = _lowered(requests[0])
+        level = _level_of(requests[0])
         wanted = None if requests[0].rank is False else self._stage
-        stage = wanted if lowered.ranks else None
+        stage = wanted if level.ranks else None
         source = stage or self._recommender
         to_model = [each.query for each in asked if isinstance(each, _Asked) and each.has_something]
-        if not lowered.asks_model:
+        if not level.asks_model:
             to_model = []
-        found = iter(source.answer(to_model, k, exclude_seen, lowered.effort) if to_model else ())
+        found = iter(source.answer(to_model, k, exclude_seen, level.budget) if to_model else ())
         of_all: list[StepName] = []
-        if lowered.effort.max_beams is not None and source.num_beams(k, lowered.effort) < source.num_beams(k):
+        if level.budget.max_beams is not None and source.num_beams(k, level.budget) < source.num_beams(k):
             of_all.append("fewer_beams")
         if wanted is not None and stage is None:
             of_all.append("no_ranking")
@@ -204,11 +204,11 @@ class RecommendationService:
                 answers.append(each)
                 continue
             num_unread, degraded = 0, list[StepName]()
-            if each.has_something and not lowered.asks_model:
+            if each.has_something and not level.asks_model:
                 num_unread, degraded = len(each.query.history_ids), ["popular_items"]
             elif each.has_something:
                 answer = next(found)
-                most = lowered.effort.max_events
+                most = level.budget.max_events
                 is_cut = most is not None and len(each.query.history_ids) > most
                 degraded = [*of_all, "shorter_history"] if is_cut else of_all
                 if answer.num_read:
@@ -251,12 +251,12 @@ class RecommendationService:
             history_ids = merged.history_ids
         if history_ids is None:
             return None
-        places = dataset.item_positions(history_ids[::-1][:limit])
+        positions = dataset.item_positions(history_ids[::-1][:limit])
         titles = dataset.items.titles
         newest = [
-            KnownEvent(self._item_keys[place], titles[place].as_py(), new)
-            for place, new in zip(places.tolist(), is_new[::-1].tolist(), strict=False)
-            if place >= 0
+            KnownEvent(self._item_keys[position], titles[position].as_py(), new)
+            for position, new in zip(positions.tolist(), is_new[::-1].tolist(), strict=False)
+            if position >= 0
         ]
         return KnownHistory(len(history_ids), newest, lacks_events=recent is None)
 
@@ -266,10 +266,10 @@ class RecommendationService:
         self.recommend(RecommendRequest(history=[self._recommender.dataset.items.keys[0].as_py()]))
         self.recommend(RecommendRequest())
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """What a meter watches."""
         kept = self._recommender.kept_contexts
-        return {} if kept is None else kept.figures()
+        return {} if kept is None else kept.metrics()
 
     def compile(self, compilation: CompileService, waits: bool = True) -> None:
         """Have batches ranked by compiled programs.
@@ -297,17 +297,17 @@ class RecommendationService:
         return BatchCosts(costs, self.width_of(self._users_request(0)))
 
     def _seconds_for(self, size: int) -> float:
-        requests = [self._users_request(place) for place in range(size)]
+        requests = [self._users_request(position) for position in range(size)]
         began = time.perf_counter()
         self.recommend_all(requests)
         return time.perf_counter() - began
 
-    def _users_request(self, place: int) -> RecommendRequest:
+    def _users_request(self, position: int) -> RecommendRequest:
         keys = self._recommender.dataset.users["user_key"]
-        return RecommendRequest(user_id=keys[place % len(keys)].as_py())
+        return RecommendRequest(user_id=keys[position % len(keys)].as_py())
 
     def _recent_events(self, requests: Sequence[RecommendRequest]) -> dict[str, UserEvents] | None:
-        """Events of the state, of users who ask without a history, in one request to it; None: it does not
+        """Events of the state, of users that ask without a history, in one request to it; None: it does not
         answer."""
         if self.user_state is None:
             return {}
@@ -383,13 +383,13 @@ class RecommendationService:
 
     def _of_history(self, request: RecommendRequest, history: Sequence[Key]) -> tuple[Query, list[Key]]:
         """The query of a history that came along, and the items of it that are unknown."""
-        places = self._item_keys.get_indexer([str(key) for key in history])
-        is_known = places >= 0
+        positions = self._item_keys.get_indexer([str(key) for key in history])
+        is_known = positions >= 0
         unknown = [key for key, known in zip(history, is_known.tolist(), strict=True) if not known]
         times = None
         if request.timestamps is not None:
             times = _checked_times(request.timestamps, len(history))[is_known]
-        history_ids = self._recommender.dataset.items.ids_I[places[is_known]]
+        history_ids = self._recommender.dataset.items.ids_I[positions[is_known]]
         return Query(history_ids, self._user_id(request.user_id), times), list(dict.fromkeys(unknown))
 
     def _of_user(self, request: RecommendRequest, recent: Mapping[str, UserEvents]) -> Query:
@@ -448,8 +448,8 @@ def _is_of_user(request: RecommendRequest) -> bool:
     return request.user_id is not None and request.history is None and request.row is None
 
 
-def _lowered(request: RecommendRequest) -> Lowered:
-    return request.lowered if isinstance(request, LoweredRequest) else NOT_LOWERED
+def _level_of(request: RecommendRequest) -> DegradationLevel:
+    return request.level if isinstance(request, DegradedRequest) else NOT_DEGRADED
 
 
 def _item(item: Recommendation) -> RecommendedItem:
@@ -466,8 +466,9 @@ def _checked_times(timestamps: Sequence[int], num_items: int) -> Int64Array:
             f"timestamps: {len(times)} times for the {num_items} items of the history; give every item one"
         )
     if (earlier := np.diff(times) < 0).any():
-        place = int(np.argmax(earlier)) + 1
+        position = int(np.argmax(earlier)) + 1
         raise RefusedRequestError(
-            f"timestamps: {times[place]} is before {times[place - 1]}; give history and times oldest first"
+            f"timestamps: {times[position]} is before {times[position - 1]}; give history and times "
+            "oldest first"
         )
     return times

@@ -1,4 +1,4 @@
-"""Who does not answer is left alone for a moment, so that requests do not wait for it one after the other."""
+"""Circuit breaker: what did not answer is not asked for a moment, so that requests need not wait for it."""
 
 from __future__ import annotations
 

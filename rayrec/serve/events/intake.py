@@ -28,7 +28,7 @@ from rayrec.samples.prepare.ids import hash_strings, ids_of_kind
 from rayrec.serve.config.events import EventsConfig
 from rayrec.serve.events.parquet_log import ParquetLog
 from rayrec.serve.events.user_state import UserEvents, UserState, open_state
-from rayrec.serve.wire.event_schemas import Event, EventsAnswer
+from rayrec.serve.wire.schemas import Event, EventsAnswer
 
 LOG_SCHEMA = pa.schema(
     [
@@ -39,7 +39,7 @@ LOG_SCHEMA = pa.schema(
         ("event_key", pa.int64()),
     ]
 )
-"""As `rayrec data keys` writes rows, and `join_history` reads them; the last two are beside."""
+"""As `rayrec data keys` writes rows, and `join_history` reads them; the last two are additional."""
 
 _MOST_REMEMBERED = 100_000
 """Events of which a process knows that it logged them."""
@@ -70,7 +70,7 @@ class EventIntake:
             clock: UNIX seconds.
         """
         self.state = state
-        """What users did, for whoever answers them."""
+        """What users did, for the service that answers them."""
         self._config, self._log, self._clock = config, log, clock
         self._catalog, self._id_kinds = catalog, catalog().manifest.id_kinds
         self._logged: OrderedDict[int, None] = OrderedDict()
@@ -133,7 +133,8 @@ class EventIntake:
         return answer
 
     def check_count(self, count: int) -> None:
-        """
+        """Check how many events one message has.
+
         Raises:
             RefusedEventError: so many events are too many of one message.
         """
@@ -142,7 +143,7 @@ class EventIntake:
                 f"{count} events are more than the {self._config.max_events} of one message"
             )
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """What a meter watches."""
         with self._lock:
             found: dict[str, float] = {
@@ -150,7 +151,7 @@ class EventIntake:
                 "events_repeated": self._repeated,
                 "events_of_unknown_items": self._unknown,
             }
-        return found if self._log is None else found | log_figures("event_log", self._log)
+        return found if self._log is None else found | log_metrics("event_log", self._log)
 
     def close(self) -> None:
         """Write what is left."""
@@ -201,11 +202,11 @@ class EventIntake:
         now = self._clock()
         latest = now + self._config.max_ahead_s
         times = []
-        for place, event in enumerate(events):
+        for index, event in enumerate(events):
             at = now if event.timestamp is None else event.timestamp
             if at > latest:
                 raise RefusedEventError(
-                    f"{_field(events, place, 'timestamp')}: {at} is {at - now:.0f} s in the future; expected "
+                    f"{_field(events, index, 'timestamp')}: {at} is {at - now:.0f} s in the future; expected "
                     f"UNIX seconds, at most {self._config.max_ahead_s:g} s ahead of the service's clock"
                 )
             times.append(round(at * 1_000_000))
@@ -214,7 +215,7 @@ class EventIntake:
     def _codes(self, events: Sequence[Event]) -> Int64Array:
         names = self.state.behaviors
         codes = []
-        for place, event in enumerate(events):
+        for index, event in enumerate(events):
             if names is None or (event.behavior is None and not names):
                 codes.append(UNKNOWN)
             elif event.behavior in names:
@@ -222,25 +223,26 @@ class EventIntake:
             else:
                 said = "is missing" if event.behavior is None else f"{event.behavior!r} is not known"
                 raise RefusedEventError(
-                    f"{_field(events, place, 'behavior')}: {said}; expected one of {', '.join(names)}"
+                    f"{_field(events, index, 'behavior')}: {said}; expected one of {', '.join(names)}"
                 )
         return np.array(codes, dtype=np.int64)
 
 
-def _field(events: Sequence[Event], place: int, name: str) -> str:
-    """Of one event as the sender knows it: of one alone there is no place."""
-    return name if len(events) == 1 else f"{place}.{name}"
+def _field(events: Sequence[Event], index: int, name: str) -> str:
+    """Of one event as the sender knows it: one alone has no index."""
+    return name if len(events) == 1 else f"{index}.{name}"
 
 
 def ids_of(keys: Sequence[str | int], kind: IdKind, entity: str) -> Int64Array:
-    """
+    """Give the ids that the data set has for keys of its source.
+
     Raises:
-        InputError: a text in the place of an integer, or an integer outside 64 bits.
+        InputError: a text instead of an integer, or an integer outside 64 bits.
     """
     return ids_of_kind(pa.array([str(key) for key in keys], pa.string()), kind, entity)
 
 
-def log_figures(name: str, log: ParquetLog) -> dict[str, float]:
+def log_metrics(name: str, log: ParquetLog) -> dict[str, float]:
     """What a meter watches of a log."""
     status = log.status
     return {

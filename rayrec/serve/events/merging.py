@@ -49,6 +49,6 @@ def with_recent(
 
 
 def _translated(codes_E: Int64Array, names: Sequence[str], to: Sequence[str]) -> Int64Array:
-    # One more place at the end, where -1 finds itself.
+    # One more entry at the end, where -1 finds itself.
     table = [to.index(name) if name in to else UNKNOWN for name in names]
     return np.array([*table, UNKNOWN], dtype=np.int64)[codes_E]

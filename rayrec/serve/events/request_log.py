@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from rayrec.serve.config.events import RequestLogConfig
-from rayrec.serve.events.intake import log_figures
+from rayrec.serve.events.intake import log_metrics
 from rayrec.serve.events.parquet_log import ParquetLog
 from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
 
@@ -111,9 +111,9 @@ class RequestLog:
             }
         )
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """What a meter watches."""
-        return log_figures("request_log", self.log)
+        return log_metrics("request_log", self.log)
 
     def close(self) -> None:
         self.log.close()

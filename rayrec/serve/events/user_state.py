@@ -1,6 +1,6 @@
 """What users did since the data set was made, oldest first.
 
-Two homes, one meaning: a set of events, so that one that comes again changes nothing.
+Two implementations with one meaning: a set of events, so that one that comes again changes nothing.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class ProcessState:
                 known = self._events.setdefault(user, [])
                 self._events.move_to_end(user)
                 if tuple(event) not in known:
+                    # Sorted in, since events may come late: the newest by time stay, not the last to come.
                     insort(known, (event[0], event[1], event[2]))
                     del known[: -self._last]
                     num_new += 1
@@ -142,7 +143,8 @@ class StoredState:
 
 
 def open_state(config: EventsConfig, data: Manifest) -> UserState:
-    """
+    """Open the users' state that the settings name.
+
     Args:
         data: of the data set whose users and items events are of.
 
@@ -182,6 +184,7 @@ def _check(store: KeyValueEvents, data: Manifest) -> None:
 
 
 def _converted(times_E: Int64Array, per_s: int, to_per_s: int) -> Int64Array:
+    # In integers: a float64 does not hold all microseconds of the years that events may be of.
     if to_per_s >= per_s:
         return times_E * (to_per_s // per_s)
     return times_E // (per_s // to_per_s)

@@ -54,8 +54,8 @@ def serving(run: str | Path, config: ServeConfig) -> AbstractContextManager[str]
 
 
 def _protection(config: ServeConfig) -> str:
-    """Who reaches the service, and what of it is open to them."""
-    reach = "this machine alone" if config.is_loopback else "whoever reaches this machine"
+    """Which machines reach the service, and what of it is open to them."""
+    reach = "this machine alone" if config.is_loopback else "every machine that reaches this one"
     said = f"for {reach}, {'HTTP without TLS' if config.tls is None else 'TLS'}"
     if config.token_sha256 is None:
         return f"{said}, no token needed"

@@ -52,7 +52,7 @@ def events_of(config: RunConfig) -> EventsConfig:
     if config.data.follow is None or config.data.samples is None:
         raise InputError("data.follow and data.samples: give both, so that the run trains on rows that come")
     if config.snapshots.publish is None:
-        raise InputError("snapshots.publish: name a place, from which the service takes what was learned")
+        raise InputError("snapshots.publish: name a folder or URL from which the service takes versions")
     joins = [each for each in config.data.features if isinstance(each, JoinHistoryConfig)]
     if len(joins) != 1:
         raise InputError(
@@ -76,7 +76,7 @@ def online_run(config_file: Path, overrides: Sequence[str], run: Path, service: 
     config = RunConfig.load(config_file, overrides)
     events = events_of(config)
     assert config.snapshots.publish is not None
-    place = config.snapshots.publish.to
+    store = config.snapshots.publish.to
     command = [sys.executable, "-m", "rayrec", "train", str(config_file), "--run", str(run)]
     command += ["--resume-if-begun", *(part for each in overrides for part in ("--set", each))]
     with ExitStack() as stack:
@@ -84,14 +84,14 @@ def online_run(config_file: Path, overrides: Sequence[str], run: Path, service: 
         trainer = TrainerProcess(lambda: subprocess.Popen(command))
         stack.callback(trainer.stop)
         trainer.start()
-        if not VersionStore.is_there(place):
+        if not VersionStore.is_there(store):
             logger.info("nothing answers before the trainer's first snapshot, which is the first version")
-        while not VersionStore.is_there(place):
+        while not VersionStore.is_there(store):
             trainer.check(may_restart=False)
             if stopped.wait(LOOK_EVERY_S):
                 return
         changed = {"single_process": True, "events": events}
-        url = stack.enter_context(serving(place, service.model_copy(update=changed)))
+        url = stack.enter_context(serving(store, service.model_copy(update=changed)))
         logger.info("answering at %s/v1/recommend, events at %s/v1/events; Ctrl-C stops", url, url)
         while not stopped.wait(LOOK_EVERY_S):
             trainer.check()

@@ -21,7 +21,7 @@ from rayrec.serve.web.bearer_token import require_token
 from rayrec.serve.web.metrics import PrometheusMeter
 
 STOP_TIMEOUT_S = 5
-"""In which requests in hand are answered when the service stops."""
+"""In which requests in flight are answered when the service stops."""
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def build_application(run: str | Path, config: ServeConfig) -> serve.Application
         num_replicas=config.num_replicas,
         max_ongoing_requests=config.max_waiting + SPARE_REQUESTS,
         ray_actor_options=replica_resources(run, config),
-        **({} if config.keep_contexts_mib is None else sticky_routing()),
+        **(sticky_routing() if config.has_prefix_cache else {}),
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=5,
         # A model that cannot be loaded cannot be loaded a second time either.

@@ -87,16 +87,16 @@ class DensePart:
             ranked = program.rank(batch.features, batch.rows, batch.k, batch.excluded_BE, batch.max_beams)
         return packed_items(ranked)
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """What a meter watches."""
         with self._holding:
             programs = list(self._programs.values())
-        figures = {"dense_versions": float(len(programs))}
+        metrics = {"dense_versions": float(len(programs))}
         for program in programs:
             if (kept := program.model.kept_contexts) is not None:
-                for name, value in kept.figures().items():
-                    figures[name] = figures.get(name, 0) + value
-        return figures
+                for name, value in kept.metrics().items():
+                    metrics[name] = metrics.get(name, 0) + value
+        return metrics
 
     def _stream_of_thread(self, device: torch.device) -> AbstractContextManager[Any]:
         """The same each time that a thread asks: the device's allocator keeps buffers by stream."""

@@ -1,6 +1,6 @@
 """The service as deployments of Ray Serve that scale alone.
 
-    HTTP ─► access ─► sparse ─► dense        of the main target
+    HTTP ─► gateway ─► sparse ─► dense        of the main target
                  │      └─────► features     users' events, read
                  ├──► sparse.NAME ─► dense.NAME ...    of the others
                  └──► features               events that are posted
@@ -32,7 +32,7 @@ from rayrec.platform.devices import device_named, ray_claim
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import absolute
 from rayrec.serve.app.loading import device_of, load_api
-from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.services import MAIN, ReplicasConfig, ServicesConfig
 from rayrec.serve.engine.pointer import PointerFollower
@@ -49,15 +49,14 @@ from rayrec.serve.on_ray.http_messages import (
     answered_by,
     lifespan_of,
 )
-from rayrec.serve.on_ray.message_contents import user_of
 from rayrec.serve.on_ray.ray_ingress import by_message, of_session, sticky_routing
 from rayrec.serve.web.bearer_token import require_token
 from rayrec.serve.web.metrics import RayMeter
 
-ACCESS, FEATURES, SPARSE, DENSE = "access", "features", "sparse", "dense"
+GATEWAY, FEATURES, SPARSE, DENSE = "gateway", "features", "sparse", "dense"
 
 
-class AccessReplica:
+class GatewayReplica:
     """A shell around `Gateway`."""
 
     def __init__(
@@ -71,11 +70,8 @@ class AccessReplica:
         # Limits are here, of all targets together; what targets do under load is theirs.
         gateway = Gateway(
             config.services,
-            config.access,
-            {
-                name: _sender(by_message(handle), config.keep_contexts_mib is not None)
-                for name, handle in targets.items()
-            },
+            config.admission,
+            {name: _sender(by_message(handle), config.has_prefix_cache) for name, handle in targets.items()},
             None if features is None else _sender(by_message(features)),
             config.timeout_s + 1,  # the target refuses what it cannot answer in time, and says why
         )
@@ -126,7 +122,7 @@ class SparseReplica:
         self._calls = HandleCalls()
         call, timeout_s = self._calls.call, config.timeout_s
         # What comes here is of some users where their contexts are kept, which are then at one network.
-        session = None if config.keep_contexts_mib is None else uuid.uuid4().hex
+        session = None if not config.has_prefix_cache else uuid.uuid4().hex
         dense = self._calls.handle_of(dense, session)
         beam_width: int = call(dense, "beam_width", timeout_s=timeout_s)
 
@@ -150,7 +146,11 @@ class SparseReplica:
             behaviors = call(users, "behaviors", timeout_s=timeout_s)
             state = RemoteState(histories, behaviors, config.events.pause_s)
         alone = config.model_copy(
-            update={"events": None, "services": None, "access": AccessConfig(degrade=config.access.degrade)}
+            update={
+                "events": None,
+                "services": None,
+                "admission": AdmissionConfig(degrade=config.admission.degrade),
+            }
         )
         self._api = load_api(run, alone, RayMeter(Path(run).name), ranker_of, state)
         self._lifespan: AsyncExitStack | None = None
@@ -179,7 +179,7 @@ class DenseReplica:
         streams = config.services.dense.streams
         self._part = DensePart.open(run, config, streams)
         self._meter = RayMeter(Path(run).name)
-        self._meter.watch(self._part.figures)
+        self._meter.watch(self._part.metrics)
         self._threads = ThreadPoolExecutor(streams, "dense")
         self._follower: PointerFollower | None = None
         if VersionStore.is_there(run):  # a version is here before it is asked for, and stays while it answers
@@ -219,9 +219,9 @@ def build_services(run: str | Path, config: ServeConfig) -> serve.Application:
         )
         sparse = _deployed(SPARSE + suffix, SparseReplica, settings, services.sparse, by_user=True)
         targets[name] = sparse.bind(of_target, settings, here, dense, features)
-    in_front = config.model_copy(update={"max_waiting": config.most_in_hand})
-    access = _deployed(ACCESS, serve.ingress()(AccessReplica), in_front, services.access)
-    return access.bind(location, config, targets, features)
+    in_front = config.model_copy(update={"max_waiting": config.max_in_flight})
+    gateway = _deployed(GATEWAY, serve.ingress()(GatewayReplica), in_front, services.gateway)
+    return gateway.bind(location, config, targets, features)
 
 
 def targets_of(run: str, config: ServeConfig, services: ServicesConfig) -> dict[str, tuple[str, ServeConfig]]:
@@ -232,7 +232,7 @@ def targets_of(run: str, config: ServeConfig, services: ServicesConfig) -> dict[
         targets[name] = absolute(target.run), config.model_copy(update=own)
 
     def named(name: str, settings: ServeConfig) -> ServeConfig:
-        # What nobody is shown is no answer, but whoever reads the log would take it for one.
+        # A shadow's answer is shown to no user, but readers of the log would take it for one that was.
         log = None if services.answers_nobody(name) else settings.request_log
         return settings.model_copy(update={"target": name, "request_log": log})
 
@@ -296,7 +296,7 @@ def _deployed(
     return serve.deployment(
         name=name,
         **scaling,
-        **(sticky_routing() if by_user and config.keep_contexts_mib is not None else {}),
+        **(sticky_routing() if by_user and config.has_prefix_cache else {}),
         max_ongoing_requests=config.max_waiting + SPARE_REQUESTS,
         ray_actor_options={"num_cpus": replicas.cpus, **(claim or {})},
         graceful_shutdown_wait_loop_s=0.1,
@@ -310,7 +310,7 @@ def _deployed(
 def _sender(handle: DeploymentHandle, by_user: bool = False) -> SendHttp:
     async def send(request: HttpRequest) -> HttpAnswer:
         asked = handle
-        if by_user and (user := user_of(request)) is not None:
+        if by_user and (user := request.user) is not None:
             asked = of_session(handle, user)
         answer: HttpAnswer = await asked.http.remote(request)
         return answer

@@ -1,4 +1,4 @@
-"""Users' events as a service of its own: who takes them, and how inference reads them.
+"""Users' events as a service of its own: how they come in, and how inference reads them.
 
 POST /v1/events ─► gateway ─► features: EventIntake ─► state, log
 inference: RecommendationService ─► RemoteState ─ users of a batch ─► features: their newest events
@@ -37,7 +37,8 @@ class FeaturesPart:
 
     @staticmethod
     def open(run: str | Path, config: ServeConfig) -> FeaturesPart:
-        """
+        """Open the state and the log of a run or of published versions.
+
         Raises:
             InputError: the run, the store or the log cannot be used.
             StoreUnavailableError: the store does not answer.
@@ -52,7 +53,7 @@ class FeaturesPart:
         add_error_handlers(api)
         api.include_router(events_router(self._intake))
         for meter in meters:
-            meter.watch(self._intake.figures)
+            meter.watch(self._intake.metrics)
         return api
 
     @property

@@ -1,4 +1,4 @@
-"""The access service: what comes over HTTP goes to a target, or is refused before anybody computes.
+"""The gateway: what comes over HTTP goes to a target, or is refused before anybody computes.
 
     request ─► token? ─► a route that computes? ─► body ─► limits, of each row: 429, 503 ─► Router ─► answer
                            │                                             └ Shadow: another target, not awaited
@@ -19,18 +19,17 @@ from time import monotonic
 
 from fastapi import FastAPI, Request, Response
 
-from rayrec.serve.access.limits import Admissions
-from rayrec.serve.access.routing import Routed, Router
-from rayrec.serve.access.shadow import Shadow, Shadowed
-from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.admission.limits import Admissions
+from rayrec.serve.admission.request_info import RequestInfo, address_of
+from rayrec.serve.admission.routing import Routed, Router
+from rayrec.serve.admission.shadow import Shadow, Shadowed
+from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.services import MAIN, ServicesConfig
 from rayrec.serve.on_ray.http_messages import HttpAnswer, HttpRequest, SendHttp
-from rayrec.serve.on_ray.message_contents import is_large, num_requests_of, user_of
 from rayrec.serve.web.api import ANSWERING_ROUTES
 from rayrec.serve.web.error_handlers import add_error_handlers
 from rayrec.serve.web.guards import RequestGuard
 from rayrec.serve.web.metrics import Meter, RequestMeter
-from rayrec.serve.wire.callers import caller_of, origin_of
 from rayrec.serve.wire.deadlines import NO_TIME_HEADER
 from rayrec.serve.wire.errors import RequestError, error_response
 from rayrec.serve.wire.request_body import MAX_BODY_BYTES, beside_the_loop
@@ -48,20 +47,20 @@ class Gateway:
     def __init__(
         self,
         config: ServicesConfig,
-        access: AccessConfig,
+        admission: AdmissionConfig,
         targets: Mapping[str, SendHttp],
         events: SendHttp | None,
         timeout_s: float,
     ) -> None:
         """
         Args:
-            access: its limits hold here, of all targets together.
+            admission: its limits hold here, of all targets together.
             targets: of every name in the settings; `main` is one of them.
             events: takes those that are posted; None: `main` says that there is nobody.
             timeout_s: in which targets answer.
         """
-        self._callers_header = access.callers.header
-        self._admissions = Admissions(access.service, access.callers, monotonic)
+        self._callers_header, self._timeout_s = admission.callers.header, timeout_s
+        self._admissions = Admissions(admission.service, admission.callers, monotonic)
         sends = {name: _Patient(name, send, timeout_s) for name, send in targets.items()}
         self.main, self._events = sends[MAIN], None
         if events is not None:
@@ -73,14 +72,14 @@ class Gateway:
         if config.routing is not None:
             asked = {name: sends[name] for name in config.routing.weights}
             self._answer = self._routed = Routed(
-                Router(config.routing), asked, lambda request: (user_of(request), None)
+                Router(config.routing), asked, lambda request: (request.user, None)
             )
         if config.shadow is not None:
             self.shadow = Shadow(sends[config.shadow.target], config.shadow)
             self._answer = Shadowed(self._answer, self.shadow)
 
     async def compute(self, http: Request) -> HttpAnswer:
-        """Of a route that computes something.
+        """Answer a message of a route that computes something.
 
         Raises:
             HeaderError: a header that cannot be used.
@@ -92,7 +91,7 @@ class Gateway:
         return answer if self._routed is None else answer.without_header(NO_TIME_HEADER)
 
     async def take_events(self, http: Request) -> HttpAnswer:
-        """Raises: as `compute`."""
+        """Forward events to the features; raises as `compute`."""
         return await self._admitted(http, self._events or self.main, has_rows=False)
 
     async def _admitted(self, http: Request, send: SendHttp, has_rows: bool) -> HttpAnswer:
@@ -100,27 +99,28 @@ class Gateway:
         Args:
             has_rows: whether a message counts as often as it has rows.
         """
-        caller = caller_of(origin_of(http), self._callers_header)
-        # Under overload refusing is most of the work, so it comes before the body; places are taken after it,
-        # or whoever sends one slowly would have them meanwhile.
-        self._admissions.check(caller)
+        info = RequestInfo.of(http.headers, address_of(http), self._callers_header, self._timeout_s)
+        # Under overload refusing is most of the work, so it comes before the body; slots are taken after it,
+        # or a slow one would hold them meanwhile.
+        info.room = self._admissions.check(info.caller)
         request = await HttpRequest.of(http)
-        most, num_rows = self._admissions.most_at_once, 1
-        if has_rows and most is not None:
-            num_rows = await beside_the_loop(is_large(request), lambda: num_requests_of(request))
-            if num_rows > most:
-                raise RequestError(f"{num_rows} rows or prompts in one request; send from 1 to {most}")
-        leaves = self._admissions.admit_all(caller, num_rows)
+        most = self._admissions.most_at_once
+        if has_rows and (most is not None or self._routed is not None):
+            contents = await beside_the_loop(request.is_large, lambda: request.contents)
+            info.num_rows = 1 if most is None else contents.num_rows
+            if most is not None and info.num_rows > most:
+                raise RequestError(f"{info.num_rows} rows or prompts in one request; send from 1 to {most}")
+        releases = self._admissions.admit_all(info.caller, info.num_rows, info.room)
         try:
             return await send(request)
         finally:
-            for leave in leaves:
-                leave()
+            for release in releases:
+                release()
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """What a meter watches."""
         found: dict[str, float] = {
-            "gateway_in_hand": self._admissions.service.concurrency.in_hand,
+            "gateway_in_flight": self._admissions.service.concurrency.in_flight,
             "gateway_refused": self._admissions.num_refused + self._admissions.num_refused_callers,
         }
         if self._routed is not None:
@@ -149,12 +149,12 @@ def build_gateway(gateway: Gateway, meters: Sequence[Meter] = ()) -> FastAPI:
         yield
         await gateway.close()
 
-    api = FastAPI(title="RayRec, access", openapi_url=None, lifespan=lifespan)
+    api = FastAPI(title="RayRec, gateway", openapi_url=None, lifespan=lifespan)
     api.add_middleware(RequestGuard, max_body_bytes=MAX_BODY_BYTES)
     api.add_middleware(RequestMeter, meters=meters)
     add_error_handlers(api)
     for meter in meters:
-        meter.watch(gateway.figures)
+        meter.watch(gateway.metrics)
 
     @api.get("/health/live")
     async def live() -> LiveAnswer:

@@ -68,7 +68,7 @@ class HandleCalls:
 
 @contextmanager
 def unanswered_by(service: str) -> Iterator[None]:
-    """Who calls here is told which service did not answer; what a replica raises itself stays as it is.
+    """Say which service did not answer; what a replica raises itself stays as it is.
 
     Raises:
         UnavailableError: not in time, or no replica is there.

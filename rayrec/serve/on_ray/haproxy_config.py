@@ -2,7 +2,7 @@
 
 Serve writes HAProxy's configuration from a template that has no settings for any of this:
 
-* its figures and statistics listen on all interfaces; here on loopback;
+* its metrics and statistics listen on all interfaces; here on loopback;
 * requests arrive without the address of the client, and one that a client invents would be believed, since
   the replicas' servers trust headers that come from this machine; here HAProxy says whose they are;
 * there is no TLS, and the address of HAProxy is also the one of the replicas; here HAProxy alone has the
@@ -12,7 +12,7 @@ Serve writes HAProxy's configuration from a template that has no settings for an
   computes; here HAProxy refuses what is to be computed while the replicas have as much of it as they hold;
 * where no replica answers, callers get status 500; here 503, with the time after which to try again, in the
   form of the protocol that was spoken;
-* whoever asks for `/-/routes` is told which applications there are; here nobody is where callers need a token
+* `/-/routes` tells every client which applications there are; here it does not where callers need a token
   (`/-/healthz`, which says whether there are replicas, is a probe of health and stays open);
 * a replica does not know how long a request has waited for it; here HAProxy says when it came;
 * a user's requests, where they are to go to one replica, would all move when a replica comes or goes; here
@@ -37,7 +37,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn, NotRequired, TypedDict
 
-FIGURES, REQUESTS, STATISTICS = "frontend prometheus", "frontend http_frontend", "listen stats"
+METRICS, REQUESTS, STATISTICS = "frontend prometheus", "frontend http_frontend", "listen stats"
 """Sections that listen."""
 
 _SECTION = re.compile(r"(global|defaults|frontend|backend|listen|userlist|peers|resolvers|cache|program)\b")
@@ -53,7 +53,7 @@ class Listen(TypedDict):
     """An IP address."""
     port: int
     certificate: str | None
-    """File of a certificate chain, with the key in a file beside it that ends with `.key`; None: no TLS."""
+    """File of a certificate chain, with the key in a file next to it that ends with `.key`; None: no TLS."""
 
 
 class Plan(TypedDict):
@@ -71,8 +71,8 @@ class Plan(TypedDict):
 
 
 REST_MS = 20
-"""In which nobody asks again who has as little time, where a replica had none. What a replica has in hand
-then takes it many times as long, so it does not run out of work."""
+"""After a replica had no time for a request, others with as little time are refused for so long. What the
+replica has in flight takes it many times as long, so it does not run out of work."""
 _UNBOUNDED_MS = 1_000_000_000
 _NO_TIME_HEADER = "X-No-Time"
 """As `wire/deadlines.py` has it."""
@@ -136,14 +136,14 @@ def rewritten(config: str, listen: Listen, most: int, rest_ms: int = REST_MS, ha
                 lines += [f"    {text}" for text in _refusals(most, rest_ms)]
             continue
         found = _BIND.fullmatch(line)
-        if found is None or section not in (FIGURES, REQUESTS, STATISTICS):
+        if found is None or section not in (METRICS, REQUESTS, STATISTICS):
             raise ValueError(f"{section!r} listens in a way that is not known: {line.strip()!r}")
         seen.append(section)
         if section == REQUESTS:
             lines += [found["indent"] + text for text in _requests(listen, has_token)]
         else:
             lines.append(f"{found['indent']}bind 127.0.0.1:{found['port']}")
-    if sorted(seen) != sorted((FIGURES, REQUESTS, STATISTICS)):
+    if sorted(seen) != sorted((METRICS, REQUESTS, STATISTICS)):
         raise ValueError(f"expected one address of each section, found those of {', '.join(seen) or 'none'}")
     return "\n".join(lines) + "\n"
 
@@ -172,7 +172,7 @@ def _requests(listen: Listen, has_token: bool) -> list[str]:
 
 
 def _refusals(most: int, rest_ms: int) -> list[str]:
-    """Rules of the replicas' section: what is to be computed finds as much of it in hand as there may be, or
+    """Rules of the replicas' section: refuse what finds as many requests in flight as there may be, and what
     comes right after one that would have been late."""
     refused = "http-request return status 503 content-type application/json hdr Retry-After 1 string"
     full = "if rayrec_computes { var(txn.rayrec_room) -m int lt 0 }"
@@ -180,7 +180,7 @@ def _refusals(most: int, rest_ms: int) -> list[str]:
     late = "if rayrec_computes { var(txn.rayrec_rest) -m int lt 0 } { var(txn.rayrec_more) -m int le 0 }"
     said_late = f"if {{ res.hdr({_NO_TIME_HEADER}) -m found }}"
     return [
-        # As `http/load_shedding.py` has them.
+        # As `web/guards.py` has them.
         "acl rayrec_computes path /v1/recommend /v1/completions",
         "acl rayrec_computes path_reg ^/v2/models/.*/infer$",
         f"http-request set-var(txn.rayrec_most) nbsrv,mul({most})",

@@ -1,13 +1,13 @@
-"""How requests come to the replicas of Ray Serve, and all that hangs on experimental parts of Ray.
+"""How requests come to the replicas of Ray Serve, and all that depends on experimental parts of Ray.
 
     HAPROXY   HAProxy ─► the server of a replica, on loopback     of clusters started here
     PROXY     Serve's proxy, in Python ─► replica                 everywhere else
 
 HAProxy takes several times the requests and is the default where it is there, as it is on Linux, since
 `ray[serve]` brings it along. Serve reads whether to use it from the environment of its processes, which is
-that of whoever started the Ray cluster: for a cluster that is joined, this module can only say what is in
-force. HAProxy is configured by `haproxy_config.py`, which says why; so it listens where the service is to
-listen, with TLS if that is wanted, and nowhere else outside of loopback.
+that of the process that started the Ray cluster: for a cluster that is joined, this module can only say what
+is in force. HAProxy is configured by `haproxy_config.py`, which says why; so it listens where the service is
+to listen, with TLS if that is wanted, and nowhere else outside of loopback.
 
 (The ports on which Ray's own processes talk to each other listen on all interfaces. Ray 2.60 answers there
 only to processes that have the cluster's token, unless RAY_AUTH_MODE turns that off.)
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrec.platform.errors import InputError
-from rayrec.serve.config.access import USER_HEADER
+from rayrec.serve.config.admission import USER_HEADER
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.tls import link_for_haproxy
 from rayrec.serve.on_ray.haproxy_config import Plan, write_program
@@ -170,7 +170,7 @@ def ingress_of_joined_cluster(config: ServeConfig) -> Ingress:
         )
     kind, reason = Kind.PROXY, "the cluster was not started by this command"
     if all(environment.get(HAPROXY_SWITCH) == "1" for environment in found):
-        kind, reason = Kind.HAPROXY, "as the cluster was started, with its figures on all interfaces"
+        kind, reason = Kind.HAPROXY, "as the cluster was started, with its metrics on all interfaces"
     missing = tuple(
         f"{name}={value}"
         for name, value in {**FAST, **_sticky(config)}.items()
@@ -255,7 +255,7 @@ def _fast(config: ServeConfig, haproxy: HAProxy, folder: Path) -> Ingress:
             "port": config.port,
             "certificate": None if certificate is None else str(certificate),
         },
-        "most": config.most_in_hand,
+        "most": config.max_in_flight,
         "has_token": config.token_sha256 is not None,
     }
     own = {HAPROXY_PROGRAM: str(write_program(folder, sys.executable, plan))}
@@ -271,7 +271,7 @@ def _fast(config: ServeConfig, haproxy: HAProxy, folder: Path) -> Ingress:
 
 
 def _sticky(config: ServeConfig) -> Mapping[str, str]:
-    return {} if config.keep_contexts_mib is None else STICKY
+    return STICKY if config.has_prefix_cache else {}
 
 
 def _proxy_options(config: ServeConfig) -> dict[str, str | int]:

@@ -46,7 +46,7 @@ def serving_on_ray(run: str | Path, config: ServeConfig) -> Iterator[str]:
 
     Raises:
         InputError: the run cannot be loaded, the port is taken, the cluster has no room, or Ray Serve runs
-            there and has no place for this service; nothing was started.
+            there and has no room for this service; nothing was started.
         RuntimeError: a replica could not be started.
     """
     run = str(run)

@@ -1,5 +1,5 @@
 """Other protocols than our own: Open Inference v2, OpenAI-style completions.
 
 Start at `open_inference` and `completions`.
-May import `access` and what is below it.
+May import `admission` and what is below it.
 """

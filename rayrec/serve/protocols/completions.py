@@ -30,11 +30,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
-from rayrec.serve.access.access import Access
+from rayrec.serve.admission.control import AdmissionControl
+from rayrec.serve.admission.request_info import info_of
 from rayrec.serve.engine.current import Service
 from rayrec.serve.events.request_log import REQUEST_ID, request_id_of
 from rayrec.serve.protocols.rows import answers_of_all
-from rayrec.serve.wire.callers import origin_of
 from rayrec.serve.wire.errors import RequestError, explain
 from rayrec.serve.wire.item_texts import ItemTexts
 from rayrec.serve.wire.request_body import (
@@ -57,7 +57,7 @@ _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "frequency_penalty": ((0,), _NO_DRAWING),
     "logit_bias": (({},), "items have the probabilities of the model"),
     "stop": (([],), "a text ends with its item"),
-    "suffix": (("",), "the model reads no text behind what it writes"),
+    "suffix": (("",), "the model reads no text after what it writes"),
     "echo": ((False,), "a choice is the item alone"),
     "stream": ((False,), "all items are found at once"),
     "stream_options": ((), "all items are found at once"),
@@ -76,7 +76,7 @@ class CompletionRequest(BaseModel):
     best_of: StrictInt | None = Field(None, ge=1)
     """How many items are looked for; the n best of them are answered."""
     logprobs: StrictInt | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    """How many of the most probable items stand beside each choice."""
+    """How many of the most probable items are listed with each choice."""
     max_tokens: StrictInt | None = Field(None, ge=0)
     seed: StrictInt | None = None
     """Changes nothing: equal requests have equal answers."""
@@ -97,7 +97,7 @@ _BODY = {
 }
 
 
-def completions_router(service: Service, access: Access) -> APIRouter:
+def completions_router(service: Service, admission: AdmissionControl) -> APIRouter:
     """Routes of OpenAI's API; errors are in its form. For models without semantic IDs, there is no model."""
     router = APIRouter(prefix="/v1", tags=["Completions"])
     described = {"id": MODEL_NAME, "object": "model", "created": int(time.time()), "owned_by": "rayrec"}
@@ -141,21 +141,21 @@ def completions_router(service: Service, access: Access) -> APIRouter:
             asked = read_request(json_object(body))
             texts = texts_of(asked.model, pinned)
             _check_numbers(asked, texts, service.max_k)
-            return asked, texts, requests_of(asked, texts, pinned.ranker is not None, access.most_at_once)
+            return asked, texts, requests_of(asked, texts, pinned.ranker is not None, admission.most_at_once)
 
         asked, texts, requests = await beside_the_loop(len(body) > LARGE_BYTES, read)
 
-        def error_of(place: int, sentence: str, status: int = 400) -> RequestError:
-            return _of_prompt(place, len(requests), sentence, status)
+        def error_of(position: int, sentence: str, status: int = 400) -> RequestError:
+            return _of_prompt(position, len(requests), sentence, status)
 
         request_id = request_id_of(request.headers.get(REQUEST_ID))
-        answers = await answers_of_all(access, pinned, requests, origin_of(request), error_of, request_id)
+        answers = await answers_of_all(admission, pinned, requests, info_of(request), error_of, request_id)
         headers = {REQUEST_ID: request_id}
-        for place, answer in enumerate(answers):
+        for position, answer in enumerate(answers):
             if "popular_items" in answer.degraded:  # which have no probability
-                raise error_of(place, "the service has too much to do to ask the model; try again", 503)
+                raise error_of(position, "the service has too much to do to ask the model; try again", 503)
             if answer.source != "model":
-                raise error_of(place, "the run's operations leave nothing of it for the model")
+                raise error_of(position, "the run's operations leave nothing of it for the model")
         is_large = sum(len(answer.items) for answer in answers) > LARGE_ITEMS
         # An answer that is done: the framework would check a mapping item by item, on the event loop.
         return await beside_the_loop(
@@ -166,7 +166,8 @@ def completions_router(service: Service, access: Access) -> APIRouter:
 
 
 def read_request(body: Mapping[str, Any]) -> CompletionRequest:
-    """
+    """Check a completion request and drop the parameters that change nothing.
+
     Raises:
         RequestError: a parameter is unknown, wrong, or asks for what cannot be done; names it.
     """
@@ -210,7 +211,7 @@ def requests_of(
     # not mentioned, so that these requests and others are computed together.
     rank = False if has_ranker else None
     requests = []
-    for place, prompt in enumerate(prompts):
+    for position, prompt in enumerate(prompts):
         try:
             history = texts.keys_in(prompt)
             if not history:
@@ -222,9 +223,9 @@ def requests_of(
             )
         except ValidationError as error:  # is a ValueError too
             sentence = explain(error.errors(), RecommendRequest.model_fields)
-            raise _of_prompt(place, len(prompts), sentence) from error
+            raise _of_prompt(position, len(prompts), sentence) from error
         except ValueError as error:
-            raise _of_prompt(place, len(prompts), str(error)) from error
+            raise _of_prompt(position, len(prompts), str(error)) from error
     return requests
 
 
@@ -256,7 +257,7 @@ def _completion(
     num_shown = max(asked.n, asked.logprobs or 0)
     keys = dict.fromkeys(item.item_id for answer in answers for item in answer.items[:num_shown])
     text_of = dict(zip(keys, texts.texts_of(list(keys)), strict=True))
-    for place, answer in enumerate(answers):
+    for position, answer in enumerate(answers):
         top = {text_of[item.item_id]: item.score for item in answer.items[: asked.logprobs or 0]}
         for rank, item in enumerate(answer.items[: asked.n]):
             text = text_of[item.item_id]
@@ -264,7 +265,7 @@ def _completion(
                 {
                     "text": text,
                     # By which clients find the prompt of a choice: index // n.
-                    "index": place * asked.n + rank,
+                    "index": position * asked.n + rank,
                     "logprobs": None if asked.logprobs is None else _logprobs(item, text, top),
                     "finish_reason": "stop",
                     "item_id": item.item_id,
@@ -299,8 +300,8 @@ def _logprobs(item: RecommendedItem, text: str, top: Mapping[str, float]) -> dic
     }
 
 
-def _of_prompt(place: int, num_prompts: int, sentence: str, status: int = 400) -> RequestError:
-    where = "prompt" if num_prompts == 1 else f"prompt.{place}"
+def _of_prompt(position: int, num_prompts: int, sentence: str, status: int = 400) -> RequestError:
+    where = "prompt" if num_prompts == 1 else f"prompt.{position}"
     return RequestError(f"{where}: {sentence}", status, param="prompt")
 
 

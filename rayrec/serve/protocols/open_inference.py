@@ -13,13 +13,13 @@
     source          BYTES         [B]            "model" or "popular", as in `/v1/recommend`
 
 Either `history` or `user_id` is needed; all other inputs may be left out, and mean what they mean in
-`/v1/recommend`: a history takes the place of the stored one, even where it is empty. Parameters of a request
+`/v1/recommend`: a history replaces the stored one, even where it is empty. Parameters of a request
 are `k`, `exclude_seen` and `rank` from there; K is `k`, however few items there are.
 
 Where something was lowered of an answer, or the events of users could not be read, the parameter `degraded`
 of the message says what, of all its rows together: names of `/v1/recommend` with commas between them.
 
-Places without an item have the lowest finite score, not an infinite one or NaN, since JSON can write neither.
+Positions without an item have the lowest finite score, not an infinite one or NaN: JSON can write neither.
 
 Axes: B rows (users) of a request, T events of the longest history, K items asked for.
 
@@ -39,7 +39,8 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from rayrec import __version__
-from rayrec.serve.access.access import Access
+from rayrec.serve.admission.control import AdmissionControl
+from rayrec.serve.admission.request_info import info_of
 from rayrec.serve.engine.current import Service
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.request_log import REQUEST_ID, request_id_of
@@ -52,7 +53,6 @@ from rayrec.serve.protocols.tensor_codec import (
     read_call,
     write_answer,
 )
-from rayrec.serve.wire.callers import origin_of
 from rayrec.serve.wire.errors import RequestError, explain
 from rayrec.serve.wire.request_body import LARGE_BYTES, LARGE_ITEMS, beside_the_loop, unpacked_body
 from rayrec.serve.wire.schemas import MODEL_NAME, RecommendAnswer, RecommendRequest
@@ -73,7 +73,7 @@ OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
 PARAMETERS = ("k", "exclude_seen", "rank")
 
 NO_SCORE = float(np.finfo(np.float32).min)
-"""Score of a place without an item."""
+"""Score of a position without an item."""
 
 
 _TENSOR = {
@@ -134,7 +134,7 @@ _BODY = {
 """Of what is all JSON; tensors may be binary instead, see `tensor_codec`."""
 
 
-def open_inference_router(service: Service, access: Access) -> APIRouter:
+def open_inference_router(service: Service, admission: AdmissionControl) -> APIRouter:
     """Routes below `/v2`; errors are `{"error": sentence}`, with 400 for everything wrong in a request."""
     router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
 
@@ -187,12 +187,11 @@ def open_inference_router(service: Service, access: Access) -> APIRouter:
 
         def read() -> tuple[InferenceCall, dict[str, bool], list[RecommendRequest]]:
             call = read_call(body, header_length)
-            return call, _wanted_outputs(call), rows_of(call, access.most_at_once)
+            return call, _wanted_outputs(call), rows_of(call, admission.most_at_once)
 
         call, is_binary, requests = await beside_the_loop(len(body) > LARGE_BYTES, read)
         request_id = request_id_of(request.headers.get(REQUEST_ID))
-        origin = origin_of(request)
-        answers = await answers_of_all(access, pinned, requests, origin, _of_row, request_id)
+        answers = await answers_of_all(admission, pinned, requests, info_of(request), _of_row, request_id)
 
         def written() -> tuple[bytes, int | None]:
             found = outputs_of(answers, requests[0].k)
@@ -203,7 +202,7 @@ def open_inference_router(service: Service, access: Access) -> APIRouter:
             head["id"] = call.call_id
         if degraded := dict.fromkeys(name for answer in answers for name in answer.degraded):
             head["parameters"] = {"degraded": ",".join(degraded)}
-        # Places without an item are written, too.
+        # Positions without an item are written, too.
         content, length = await beside_the_loop(len(answers) * requests[0].k > LARGE_ITEMS, written)
         headers = {REQUEST_ID: request_id}
         if length is None:
@@ -260,8 +259,8 @@ def outputs_of(answers: Sequence[RecommendAnswer], k: int) -> dict[str, NamedTen
     item_ids_BK: NDArray[Any] = np.full(shape, b"", dtype=object)
     scores_BK = np.full(shape, NO_SCORE, dtype=np.float32)
     for row, answer in enumerate(answers):
-        for place, item in enumerate(answer.items):
-            item_ids_BK[row, place], scores_BK[row, place] = item.item_id.encode(), item.score
+        for position, item in enumerate(answer.items):
+            item_ids_BK[row, position], scores_BK[row, position] = item.item_id.encode(), item.score
     arrays = {
         "item_id": item_ids_BK,
         "score": scores_BK,
@@ -338,13 +337,13 @@ def _length(history_T: NDArray[Any], given: Any) -> int:
     """Items of a row."""
     is_item_T = np.array([len(item) > 0 for item in history_T], dtype=bool)
     if given is None:
-        places = np.flatnonzero(is_item_T)
-        length = int(places[-1]) + 1 if len(places) else 0
+        positions = np.flatnonzero(is_item_T)
+        length = int(positions[-1]) + 1 if len(positions) else 0
     else:
         length = int(given)
         if not 0 <= length <= len(history_T):
             raise RequestError(f"history_length is {length}; expected from 0 to {len(history_T)}")
     if not is_item_T[:length].all():
-        place = int(np.argmin(is_item_T[:length]))
-        raise RequestError(f'history.{place} is "" and items follow; fill rows up on the right')
+        position = int(np.argmin(is_item_T[:length]))
+        raise RequestError(f'history.{position} is "" and items follow; fill rows up on the right')
     return length

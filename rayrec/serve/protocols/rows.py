@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from rayrec.platform.errors import UnavailableError
-from rayrec.serve.access.access import Access
+from rayrec.serve.admission.control import AdmissionControl
+from rayrec.serve.admission.request_info import RequestInfo
 from rayrec.serve.engine.service import RecommendationService, RefusedRequestError
-from rayrec.serve.wire.callers import Origin
 from rayrec.serve.wire.errors import RequestError
 from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
 
 
 async def answers_of_all(
-    access: Access,
+    admission: AdmissionControl,
     pinned: RecommendationService,
     requests: Sequence[RecommendRequest],
-    origin: Origin,
+    info: RequestInfo,
     error_of: Callable[[int, str, int], RequestError],
     request_id: str,
 ) -> list[RecommendAnswer]:
@@ -25,24 +25,24 @@ async def answers_of_all(
 
     Args:
         pinned: the model that answers all of them.
-        error_of: `error_of(place, sentence, status)`: says which request the sentence is about.
+        error_of: `error_of(row, sentence, status)`: says which request the sentence is about.
         request_id: of the message, for the log.
 
     Raises:
         RequestError: a request is refused, or what it needs does not answer.
-        HeaderError, CallerLimitError, ServiceLimitError, TooManyWaitingError: not all of them are admitted,
+        CallerLimitError, ServiceLimitError, TooManyWaitingError: not all of them are admitted,
             and none is computed.
         DeadlineError: one would be answered too late.
     """
-    begun = access.begin_all(requests, origin, pinned, request_id)
+    begun = admission.begin_all(requests, info, pinned, request_id)
     found = await asyncio.gather(*begun, return_exceptions=True)
     answers: list[RecommendAnswer] = []
-    for place, answer in enumerate(found):
+    for row, answer in enumerate(found):
         if isinstance(answer, RefusedRequestError):
-            raise error_of(place, str(answer), 400) from answer
+            raise error_of(row, str(answer), 400) from answer
         if isinstance(answer, UnavailableError):
             sentence = f"a service that it needs does not answer: {answer}"
-            raise error_of(place, sentence, 503) from answer
+            raise error_of(row, sentence, 503) from answer
         if isinstance(answer, BaseException):
             raise answer
         answers.append(answer)

@@ -8,6 +8,9 @@ The header `Inference-Header-Content-Length` says how long the object is where b
 are little-endian, and each text is its length in 4 bytes and itself. What the protocol says may be in a
 message is checked here, and nothing of what it means.
 
+`tritonclient.utils` has the same encodings for clients: it neither bounds how many texts a body may claim nor
+says what is wrong with one, which is most of what is here.
+
 Sources: github.com/kserve/open-inference-protocol, specification/protocol/inference_rest.md; the extension
 `binary_tensor_data`, docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/protocol/
 extension_binary_data.html.
@@ -75,7 +78,8 @@ class InferenceCall:
 
 
 def read_call(body: bytes, header_length: str | None) -> InferenceCall:
-    """
+    """Parse a message of the protocol into its call.
+
     Args:
         header_length: the header `HEADER_LENGTH` as it came.
 
@@ -92,8 +96,8 @@ def read_call(body: bytes, header_length: str | None) -> InferenceCall:
     binary_by_default = _flag(parameters.pop("binary_data_output", False), "binary_data_output")
     tail = _Tail(memoryview(body)[length:], header_length is not None)
     inputs: dict[str, NamedTensor] = {}
-    for place, each in enumerate(_list(described["inputs"], "inputs")):
-        tensor = _read_input(each, f"inputs.{place}", tail)
+    for index, each in enumerate(_list(described["inputs"], "inputs")):
+        tensor = _read_input(each, f"inputs.{index}", tail)
         if tensor.name in inputs:
             raise RequestError(f"inputs: {tensor.name!r} stands there twice; which is meant?")
         inputs[tensor.name] = tensor
@@ -106,9 +110,10 @@ def read_call(body: bytes, header_length: str | None) -> InferenceCall:
 def write_answer(
     head: Mapping[str, Any], outputs: Sequence[NamedTensor], is_binary: Mapping[str, bool]
 ) -> tuple[bytes, int | None]:
-    """
+    """Encode the outputs of a call.
+
     Args:
-        head: what stands beside the outputs.
+        head: what the answer has besides the outputs.
         is_binary: by output.
 
     Returns:
@@ -184,7 +189,7 @@ def decode_json(datatype: str, shape: Sequence[int], data: Any) -> NDArray[Any]:
 
 
 class _Tail:
-    """The bytes behind the JSON object, which the inputs take one after the other."""
+    """The bytes after the JSON object, which the inputs take one after the other."""
 
     def __init__(self, content: memoryview, is_announced: bool) -> None:
         self._content = content
@@ -246,8 +251,8 @@ def _read_input(described: Any, where: str, tail: _Tail) -> NamedTensor:
 
 def _requested_outputs(outputs: list[Any], binary_by_default: bool) -> dict[str, bool]:
     is_binary: dict[str, bool] = {}
-    for place, each in enumerate(outputs):
-        where = f"outputs.{place}"
+    for index, each in enumerate(outputs):
+        where = f"outputs.{index}"
         described = _mapping(each, where)
         _check_keys(described, where, required=("name",), optional=("parameters",))
         name = _text(described["name"], f"{where}.name")
@@ -286,19 +291,19 @@ def _array(elements: list[Any], shape: Sequence[int], dtype: np.dtype[Any] = DTY
 def _decode_texts(count: int, content: bytes) -> list[bytes]:
     if count * 4 > len(content):  # before a list of that length is made
         raise RequestError(f"{len(content)} bytes are too few for {count} elements of BYTES")
-    elements, place = [], 0
+    elements, offset = [], 0
     for number in range(count):
-        end = place + 4
+        end = offset + 4
         if end <= len(content):
-            end += struct.unpack_from("<I", content, place)[0]
+            end += struct.unpack_from("<I", content, offset)[0]
         if end > len(content):
             raise RequestError(
                 f"element {number} of BYTES ends at byte {end}, and there are {len(content)} bytes"
             )
-        elements.append(content[place + 4 : end])
-        place = end
-    if place < len(content):
-        raise RequestError(f"{len(content) - place} bytes are left behind the {count} elements of BYTES")
+        elements.append(content[offset + 4 : end])
+        offset = end
+    if offset < len(content):
+        raise RequestError(f"{len(content) - offset} bytes follow the {count} elements of BYTES")
     return elements
 
 

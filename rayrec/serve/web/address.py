@@ -16,7 +16,8 @@ READY_TIMEOUT_S = 60.0
 
 
 def check_port(host: str, port: int) -> None:
-    """
+    """Check that the service can listen at an address.
+
     Raises:
         InputError: something listens there already, or this machine has no such address.
     """
@@ -60,7 +61,8 @@ def url_of(host: str, port: int, tls: bool = False) -> str:
 
 
 def wait_until_ready(url: str) -> None:
-    """
+    """Wait until the service answers its readiness probe.
+
     Raises:
         RuntimeError: it does not answer within `READY_TIMEOUT_S`.
     """

@@ -1,6 +1,6 @@
 """The HTTP side of the service: routes and error answers.
 
-    event loop: room? ─► parse, check ─► access ─► batcher, at most `max_waiting` in hand ─► its thread:
+    event loop: room? ─► parse, check ─► admission ─► batcher, at most `max_waiting` in flight ─► its thread:
       /v1/recommend: here         │                      └ else 503                  service.recommend_all
       /v2: `open_inference`       └ its limits: 429 for one caller, 503 for all
       /v1/completions: `completions`
@@ -21,8 +21,9 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi_offline import FastAPIOffline
 
 from rayrec import __version__
-from rayrec.serve.access.access import Access
-from rayrec.serve.config.access import OPEN, AccessConfig
+from rayrec.serve.admission.control import AdmissionControl
+from rayrec.serve.admission.request_info import info_of
+from rayrec.serve.config.admission import OPEN, AdmissionConfig
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.current import Service
 from rayrec.serve.events.intake import EventIntake
@@ -31,19 +32,16 @@ from rayrec.serve.protocols.completions import completions_router
 from rayrec.serve.protocols.open_inference import open_inference_router
 from rayrec.serve.web.error_handlers import add_error_handlers
 from rayrec.serve.web.events import events_router
-from rayrec.serve.web.guards import RequestGuard
-from rayrec.serve.web.load_shedding import Door
+from rayrec.serve.web.guards import LoadShedding, RequestGuard
 from rayrec.serve.web.metrics import (
-    Figures,
     Meter,
     PrometheusMeter,
+    ReadMetrics,
     RequestMeter,
     metrics_router,
-    serving_figures,
+    serving_metrics,
 )
-from rayrec.serve.web.pages import page_router
-from rayrec.serve.web.recent import RecentActivity
-from rayrec.serve.wire.callers import origin_of
+from rayrec.serve.web.pages import RecentActivity, page_router
 from rayrec.serve.wire.request_body import MAX_BODY_BYTES, CheckedRoute
 from rayrec.serve.wire.schemas import (
     ErrorAnswer,
@@ -77,31 +75,31 @@ def build_api(
     service: Service,
     batcher: Batcher[RecommendRequest, RecommendAnswer],
     timeout_s: float,
-    access_config: AccessConfig = OPEN,
+    admission_config: AdmissionConfig = OPEN,
     meters: Sequence[Meter] = (),
     intake: EventIntake | None = None,
     request_log: RequestLog | None = None,
     on_close: Sequence[Callable[[], None]] = (),
-    version_figures: Figures | None = None,
+    version_metrics: ReadMetrics | None = None,
 ) -> FastAPI:
     """The application that answers for one service.
 
     Args:
         batcher: computes what requests ask of the service.
         timeout_s: a request that would not be answered by then is refused.
-        access_config: who is admitted, and what is lowered under load.
+        admission_config: which requests are admitted, and what degrades under load.
         meters: measure requests; a `PrometheusMeter` is shown at /metrics, a `RecentActivity` on a page.
         intake: takes events; closed when the application shuts down, as is the log.
         request_log: of what is asked and answered, in any protocol.
         on_close: called when the application shuts down, after the logs are closed.
-        version_figures: of a service that follows versions; metrics and the page show them.
+        version_metrics: of a service that follows versions; metrics and the page show them.
     """
-    access = Access(access_config, service, batcher, timeout_s, request_log=request_log)
+    admission = AdmissionControl(admission_config, service, batcher, timeout_s, request_log=request_log)
 
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
         yield
-        # Logs first: whoever ends the service gives it a few seconds, and what they hold is nowhere else.
+        # Logs first: a service that is stopped has a few seconds, and what they hold is nowhere else.
         closing = [log.close for log in (intake, request_log) if log is not None]
         for close in (*closing, *on_close):
             try:
@@ -115,7 +113,7 @@ def build_api(
         summary="Recommendations from a trained model.",
         lifespan=lifespan,
     )
-    api.add_middleware(Door, access=access)
+    api.add_middleware(LoadShedding, admission=admission)
     api.add_middleware(RequestGuard, max_body_bytes=MAX_BODY_BYTES)
     api.add_middleware(RequestMeter, meters=meters)
     add_error_handlers(api)
@@ -132,7 +130,10 @@ def build_api(
         request, or one of its own."""
         request_id = request_id_of(http.headers.get(REQUEST_ID))
         response.headers[REQUEST_ID] = request_id
-        return await access.begin(request, origin_of(http), request_id=request_id)
+        return await admission.begin(request, info_of(http), request_id=request_id)
+
+    def admit(http: Request) -> Callable[[], None]:
+        return admission.admit(info_of(http))
 
     api.include_router(recommending)
 
@@ -147,18 +148,18 @@ def build_api(
         return LiveAnswer()
 
     for meter in meters:
-        meter.watch(lambda: serving_figures(access.status, service.model.step) | service.pinned.figures())
+        meter.watch(lambda: serving_metrics(admission.status, service.model.step) | service.pinned.metrics())
         if intake is not None:
-            meter.watch(intake.figures)
+            meter.watch(intake.metrics)
         if request_log is not None:
-            meter.watch(request_log.figures)
-        if version_figures is not None:
-            meter.watch(version_figures)
+            meter.watch(request_log.metrics)
+        if version_metrics is not None:
+            meter.watch(version_metrics)
         if isinstance(meter, PrometheusMeter):
             api.include_router(metrics_router(meter))
         elif isinstance(meter, RecentActivity):
-            api.include_router(page_router(service, access, meter, version_figures))
-    api.include_router(open_inference_router(service, access))
-    api.include_router(completions_router(service, access))
-    api.include_router(events_router(intake, access.admit))
+            api.include_router(page_router(service, admission, meter, version_metrics))
+    api.include_router(open_inference_router(service, admission))
+    api.include_router(completions_router(service, admission))
+    api.include_router(events_router(intake, admit))
     return api

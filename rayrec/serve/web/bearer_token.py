@@ -1,7 +1,7 @@
 """A secret that callers have to know: `Authorization: Bearer TOKEN`, as RFC 6750 has it.
 
-Probes of health are answered to anybody, since whoever starts and stops services asks them; so they tell
-that there is a service, and its model's name. Everything else needs the token: answers, descriptions (/docs),
+Health probes need no token, since what starts and stops services asks them; so they tell that there is a
+service, and its model's name. Everything else needs the token: answers, descriptions (/docs),
 /metrics and the page. (A browser sends no token by itself: the page is then for a gateway that adds it.)
 
 What does not reach the application is answered by what is in front of it. HAProxy and Ray Serve's proxy say
@@ -84,8 +84,8 @@ def require_token(api: FastAPI, digest: str | None) -> None:
     # Inside of what counts and guards requests, which has those that are refused, too; in front of all else,
     # such as what knows callers by what they say.
     kinds: list[Any] = [each.cls for each in api.user_middleware]
-    place = kinds.index(RequestGuard) + 1 if RequestGuard in kinds else 0
-    api.user_middleware.insert(place, Middleware(BearerToken, digest=digest))
+    index = kinds.index(RequestGuard) + 1 if RequestGuard in kinds else 0
+    api.user_middleware.insert(index, Middleware(BearerToken, digest=digest))
 
 
 class BearerToken:

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 
 from rayrec.platform.errors import UnavailableError
 from rayrec.serve.engine.service import RefusedRequestError
-from rayrec.serve.web.load_shedding import NO_ROOM, no_room
+from rayrec.serve.web.guards import OVERLOAD_ERRORS, overload_answer
 from rayrec.serve.wire.deadlines import HeaderError
 from rayrec.serve.wire.errors import RequestError, error_response, explain, status_of_bad_request
 from rayrec.serve.wire.schemas import Instruction, RecommendRequest
@@ -25,8 +25,8 @@ def add_error_handlers(api: Starlette) -> None:
     api.add_exception_handler(RequestError, _bad_request)
     api.add_exception_handler(UnavailableError, _unavailable)
     api.add_exception_handler(ClientDisconnect, _cut_off)
-    for error in NO_ROOM:
-        api.add_exception_handler(error, _no_room)
+    for error in OVERLOAD_ERRORS:
+        api.add_exception_handler(error, _overload)
     api.add_exception_handler(HeaderError, _refused_request)
 
 
@@ -38,8 +38,8 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     return error_response(request.url.path, error.status_code, text, headers=dict(error.headers or {}))
 
 
-async def _no_room(request: Request, error: Exception) -> JSONResponse:
-    return no_room(request.url.path, error)
+async def _overload(request: Request, error: Exception) -> JSONResponse:
+    return overload_answer(request.url.path, error)
 
 
 async def _invalid_request(request: Request, error: Exception) -> JSONResponse:

@@ -10,10 +10,9 @@ from fastapi import APIRouter, Request
 from pydantic import Field, TypeAdapter, ValidationError
 
 from rayrec.serve.events.intake import EventIntake, LogFullError, RefusedEventError
-from rayrec.serve.wire.callers import Origin, origin_of
 from rayrec.serve.wire.errors import RequestError, explain
-from rayrec.serve.wire.event_schemas import Event, EventsAnswer
 from rayrec.serve.wire.request_body import parsed_json, unpacked_body
+from rayrec.serve.wire.schemas import Event, EventsAnswer
 
 _EVENTS: TypeAdapter[list[Event]] = TypeAdapter(Annotated[list[Event], Field(fail_fast=True)])
 _BODY = {
@@ -28,15 +27,16 @@ _BODY = {
 }
 
 
-Admit = Callable[[Origin], Callable[[], None]]
-"""As `Access.admit`."""
+Admit = Callable[[Request], Callable[[], None]]
+"""Counts a message as in flight, until what is returned is called."""
 
 
 def events_router(intake: EventIntake | None, admit: Admit | None = None) -> APIRouter:
-    """
+    """Make the route that takes events.
+
     Args:
         intake: None: the service takes no events, and says so.
-        admit: counts a message like a request; None: whoever sent it here did that.
+        admit: counts a message like a request; None: what sent it here did that.
     """
     router = APIRouter(tags=["Events"])
 
@@ -46,25 +46,26 @@ def events_router(intake: EventIntake | None, admit: Admit | None = None) -> API
         message are taken, or none."""
         if intake is None:
             raise RequestError("this service takes no events; start it with --events FILE", 404)
-        # The whole body first: whoever sends it slowly has no place meanwhile.
+        # The whole body first: a slow one must not hold a slot meanwhile.
         body = await unpacked_body(http)
-        leave = None if admit is None else admit(origin_of(http))
+        release = None if admit is None else admit(http)
         try:
-            # A store may wait for its disk or its network, and nobody else shall.
+            # In a thread: a store may wait for its disk or its network.
             return await asyncio.to_thread(lambda: intake.take(checked_events(body, intake.check_count)))
         except RefusedEventError as error:
             raise RequestError(str(error), 422) from error
         except LogFullError as error:
             raise RequestError(f"{error}; try again in a few seconds", 503) from error
         finally:
-            if leave is not None:
-                leave()
+            if release is not None:
+                release()
 
     return router
 
 
 def checked_events(body: bytes, check_count: Callable[[int], None]) -> list[Event]:
-    """
+    """Parse a body into events.
+
     Args:
         check_count: as `EventIntake.check_count`, asked before the events are looked at.
 

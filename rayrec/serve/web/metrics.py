@@ -1,18 +1,18 @@
-"""What a service does, in figures for Prometheus.
+"""What a service does, in metrics for Prometheus.
 
     name                          labels          what
     rayrec_requests_total         route, status   requests that were answered, errors included
     rayrec_request_seconds        route           s, from the first byte to the last
     rayrec_batch_requests                         requests that were computed together
     rayrec_batch_seconds                          s of computing them
-    rayrec_serving_in_hand                        requests that were admitted and have no answer yet
+    rayrec_serving_in_flight                        requests that were admitted and have no answer yet
     rayrec_serving_load                           now, 1 is full; 0 without steps under load
     rayrec_serving_degrade_steps                  in force
     rayrec_serving_callers                        of which something is remembered
     rayrec_serving_refused                        requests so far that were too many
     rayrec_serving_answers_kept                   for the step that gives them again
     rayrec_serving_model_step                     training steps in the weights
-    rayrec_kept_contexts                          histories whose context is kept, with `--keep-contexts`
+    rayrec_kept_contexts                          histories whose context is kept, with `--prefix-cache-mib`
     rayrec_kept_contexts_bytes                    of them
     rayrec_kept_contexts_events_read              so far, by the network
     rayrec_kept_contexts_events_reused            so far, instead of being read again
@@ -38,17 +38,17 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rayrec.platform.metrics import RayMetrics
-from rayrec.serve.access.access import AccessStatus
+from rayrec.serve.admission.control import AdmissionStatus
 
 logger = logging.getLogger(__name__)
 
 PUBLISH_EVERY_S = 1.0
-"""What Ray's metrics are told of figures that are watched."""
+"""What Ray's metrics are told of metrics that are watched."""
 REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 BATCH_REQUESTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 """Upper bounds of what is counted together."""
 
-Figures = Callable[[], Mapping[str, float]]
+ReadMetrics = Callable[[], Mapping[str, float]]
 
 
 class Meter(Protocol):
@@ -64,7 +64,7 @@ class Meter(Protocol):
     def batch(self, num_requests: int, seconds: float) -> None:
         """Requests were computed together."""
 
-    def watch(self, figures: Figures) -> None:
+    def watch(self, metrics: ReadMetrics) -> None:
         """From now on, show these as well, by name without `rayrec_`."""
 
 
@@ -93,8 +93,8 @@ class PrometheusMeter:
         self._batch_requests.observe(num_requests)
         self._batch_s.observe(seconds)
 
-    def watch(self, figures: Figures) -> None:
-        self._registry.register(_Gauges(figures))
+    def watch(self, metrics: ReadMetrics) -> None:
+        self._registry.register(_Gauges(metrics))
 
     def page(self) -> bytes:
         """In Prometheus's text format."""
@@ -102,13 +102,13 @@ class PrometheusMeter:
 
 
 class _Gauges(Collector):
-    """Figures that are read when they are asked for."""
+    """Metrics that are read when they are asked for."""
 
-    def __init__(self, figures: Figures) -> None:
-        self._figures = figures
+    def __init__(self, metrics: ReadMetrics) -> None:
+        self._metrics = metrics
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        for name, value in self._figures().items():
+        for name, value in self._metrics().items():
             yield GaugeMetricFamily(f"rayrec_{name}", name.replace("_", " "), value=value)
 
 
@@ -130,7 +130,7 @@ class RayMeter:
             "rayrec_batch_seconds", "Time to compute a batch", list(REQUEST_SECONDS), ("run",)
         )
         self._gauges = RayMetrics(self._tags)
-        self._watched: list[Figures] = []
+        self._watched: list[ReadMetrics] = []
 
     def request(self, route: str, status: int, seconds: float) -> None:
         self._requests.inc(1, self._tags | {"route": route, "status": str(status)})
@@ -140,26 +140,26 @@ class RayMeter:
         self._batch_requests.observe(num_requests, self._tags)
         self._batch_s.observe(seconds, self._tags)
 
-    def watch(self, figures: Figures) -> None:
+    def watch(self, metrics: ReadMetrics) -> None:
         """They are published every so often, as long as the process lives, whether requests come or not."""
-        self._watched.append(figures)
+        self._watched.append(metrics)
         if len(self._watched) == 1:
-            threading.Thread(target=self._publish, name="figures", daemon=True).start()
+            threading.Thread(target=self._publish, name="metrics", daemon=True).start()
 
     def _publish(self) -> None:
         while True:
-            for figures in list(self._watched):
+            for metrics in list(self._watched):
                 try:
-                    self._gauges.publish(figures())
+                    self._gauges.publish(metrics())
                 except Exception:  # of a part that ends; the others are shown all the same
-                    logger.debug("figures are not shown", exc_info=True)
+                    logger.debug("metrics are not shown", exc_info=True)
             time.sleep(PUBLISH_EVERY_S)
 
 
-def serving_figures(status: AccessStatus, model_step: int) -> dict[str, float]:
+def serving_metrics(status: AdmissionStatus, model_step: int) -> dict[str, float]:
     """What a meter watches."""
     return {
-        "serving_in_hand": status.in_hand,
+        "serving_in_flight": status.in_flight,
         "serving_load": status.load,
         "serving_degrade_steps": len(status.steps),
         "serving_callers": status.callers,
@@ -174,7 +174,7 @@ def metrics_router(meter: PrometheusMeter) -> APIRouter:
 
     @router.get("/metrics", response_class=PlainTextResponse)
     def metrics() -> PlainTextResponse:
-        """Figures for Prometheus."""
+        """Metrics for Prometheus."""
         return PlainTextResponse(meter.page(), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -5,32 +5,101 @@
     GET /v1/users    users of the run's data, to choose from
     GET /v1/history  what is known of a user, with titles: the data set's events and those that came since
 
-It shows to anybody who reaches the service what users did, so it is there only where nobody outside of this
-machine does, unless it is asked for.
+It shows what users did to every client that reaches the service, so by default it is there only where no
+other machine does.
 """
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Annotated
 
+import numpy as np
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, ConfigDict
 
-from rayrec.serve.access.access import Access
-from rayrec.serve.config.access import StepName
+from rayrec.serve.admission.control import AdmissionControl
+from rayrec.serve.config.admission import StepName
 from rayrec.serve.engine.current import Service
-from rayrec.serve.web.metrics import Figures
-from rayrec.serve.web.recent import RecentActivity, RecentFigures
+from rayrec.serve.web.metrics import ReadMetrics
 from rayrec.serve.wire.errors import RequestError
 from rayrec.serve.wire.schemas import ModelInfo, RankerInfo
 
+SECONDS = 10.0
+"""That metrics are of."""
+MOST_KEPT = 20_000
+"""Requests, and batches; more than come in that time."""
 MAX_USERS, MAX_EVENTS = 100, 200
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'",
     "Cache-Control": "no-cache",
 }
+
+
+@dataclass(frozen=True)
+class RecentMetrics:
+    """Of the last `SECONDS`."""
+
+    requests_per_s: float
+    failed: int
+    """Requests with another status than 200."""
+    p50_ms: float | None
+    """None where there was no request."""
+    p99_ms: float | None
+    mean_batch: float | None
+    """Requests that were computed together; None where nothing was computed."""
+    largest_batch: int | None
+
+
+class RecentActivity:
+    """A meter that forgets; safe to call from several threads."""
+
+    def __init__(self, routes: Collection[str], clock: Callable[[], float] = time.monotonic) -> None:
+        """
+        Args:
+            routes: whose requests count: looking at a service is none of its work.
+        """
+        self._routes, self._clock = frozenset(routes), clock
+        self._requests: deque[tuple[float, int, float]] = deque(maxlen=MOST_KEPT)
+        self._batches: deque[tuple[float, int]] = deque(maxlen=MOST_KEPT)
+        self._lock = threading.Lock()
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        if route in self._routes:
+            with self._lock:
+                self._requests.append((self._clock(), status, seconds))
+
+    def batch(self, num_requests: int, seconds: float) -> None:
+        with self._lock:
+            self._batches.append((self._clock(), num_requests))
+
+    def watch(self, metrics: ReadMetrics) -> None:
+        """They are no activity."""
+
+    def metrics(self) -> RecentMetrics:
+        since = self._clock() - SECONDS
+        with self._lock:
+            requests = [each for each in self._requests if each[0] > since]
+            batches = [size for at, size in self._batches if at > since]
+        p50_ms = p99_ms = None
+        if requests:
+            p50_ms, p99_ms = (
+                float(ms) for ms in np.percentile([1e3 * seconds for _, _, seconds in requests], [50, 99])
+            )
+        return RecentMetrics(
+            requests_per_s=len(requests) / SECONDS,
+            failed=sum(status != 200 for _, status, _ in requests),
+            p50_ms=p50_ms,
+            p99_ms=p99_ms,
+            mean_batch=float(np.mean(batches)) if batches else None,
+            largest_batch=max(batches, default=None),
+        )
 
 
 class _Answer(BaseModel):
@@ -54,7 +123,7 @@ class StatusAnswer(_Answer):
     """Null where a run's snapshot answers."""
     ranker: RankerInfo | None
     scores_are_log_probabilities: bool
-    recent: RecentFigures
+    recent: RecentMetrics
     in_hand: int
     """Requests that have no answer yet."""
     load: float
@@ -90,11 +159,15 @@ class HistoryAnswer(_Answer):
 
 
 def page_router(
-    service: Service, access: Access, recent: RecentActivity, version_figures: Figures | None = None
+    service: Service,
+    admission: AdmissionControl,
+    recent: RecentActivity,
+    version_metrics: ReadMetrics | None = None,
 ) -> APIRouter:
-    """
+    """Make the routes of the page.
+
     Args:
-        version_figures: of a service that follows versions, see `VersionFollower`.
+        version_metrics: of a service that follows versions, see `VersionFollower`.
     """
     router = APIRouter(tags=["Page"])
     html = files("rayrec.serve.web").joinpath("page.html").read_text(encoding="utf-8")
@@ -106,22 +179,22 @@ def page_router(
     @router.get("/v1/status")
     async def status() -> StatusAnswer:
         """What answers here, and how it did in the last seconds."""
-        now = access.status
+        now = admission.status
         version = None
-        if version_figures is not None:
-            figures = version_figures()
-            wanted = int(figures["serving_version_wanted"])
+        if version_metrics is not None:
+            metrics = version_metrics()
+            wanted = int(metrics["serving_version_wanted"])
             version = VersionStatus(
-                age_s=figures["serving_version_age_s"],
-                wanted=wanted if figures["serving_version_not_loaded"] else None,
+                age_s=metrics["serving_version_age_s"],
+                wanted=wanted if metrics["serving_version_not_loaded"] else None,
             )
         return StatusAnswer(
             model=service.model,
             version=version,
             ranker=service.ranker,
             scores_are_log_probabilities=service.item_texts is not None,
-            recent=recent.figures(),
-            in_hand=now.in_hand,
+            recent=recent.metrics(),
+            in_hand=now.in_flight,
             load=now.load,
             degraded=list(now.steps),
         )

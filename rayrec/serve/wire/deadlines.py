@@ -1,4 +1,4 @@
-"""A request may say by when its answer is of use, and who stands in front of the service when it came.
+"""A request may say by when its answer is of use, and a proxy in front of the service when it came.
 
 Under load a request waits before this process has read it: in HAProxy, in a socket, for the event loop. Whose
 answer is of use for half a second has used up a part of it then.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 HEADER = "X-Request-Timeout-Ms"
 ARRIVED_HEADER = "X-Request-Start"
-"""Milliseconds since 1970 by the clock of who wrote it. HAProxy writes it over what callers say."""
+"""Milliseconds since 1970 by the clock of the proxy that wrote it. HAProxy replaces what callers say."""
 NO_TIME_HEADER = "X-No-Time"
 """Of a replica's answer: it was refused since it would be late. Callers do not see it."""
 _MOST_DIGITS = 15

@@ -5,7 +5,7 @@
     /v2                           {"error": sentence}                               400
     all others                    {"error": sentence}                               422; 400 if it is no JSON
 
-Which form it is hangs on the path alone, so that it is the same for what no route has seen: bodies that are
+Which form it is depends on the path alone, so that it is the same for what no route has seen: bodies that are
 too large, paths that are not there, failures.
 
 Sources: the Open Inference Protocol, github.com/kserve/open-inference-protocol; the errors of OpenAI's API as
@@ -34,7 +34,7 @@ class RequestError(ValueError):
         """
         Args:
             message: a sentence for the caller.
-            param: the field that is wrong, for protocols that name it beside the sentence.
+            param: the field that is wrong, for protocols that name it along with the sentence.
             code: what a program may go by, likewise.
         """
         super().__init__(message)

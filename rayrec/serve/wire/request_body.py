@@ -42,7 +42,8 @@ async def beside_the_loop(is_large: bool, call: Callable[[], Result]) -> Result:
 
 
 async def unpacked_body(request: Request) -> bytes:
-    """
+    """Read a body and decompress it as its Content-Encoding says.
+
     Raises:
         RequestError: it is packed in another way than gzip or deflate (415), not what its header says, or
             larger than allowed when unpacked (413).
@@ -77,14 +78,15 @@ def _unpacked(body: bytes, encoding: str) -> bytes:
         raise RequestError(f"the body is larger than {MAX_BODY_BYTES} bytes unpacked; send less", 413)
     if not unpacker.eof or unpacker.unused_data:
         raise RequestError(
-            f"the body, packed with {encoding!r}, is cut off or has more behind its end; send it whole, "
+            f"the body, packed with {encoding!r}, is cut off or has more after its end; send it whole, "
             "packed at once"
         )
     return whole
 
 
 def parsed_json(content: bytes, **hooks: Any) -> Any:
-    """
+    """Parse JSON after checking its size.
+
     Args:
         hooks: of `json.loads`.
 
@@ -101,7 +103,8 @@ def parsed_json(content: bytes, **hooks: Any) -> Any:
 
 
 def check_containers(content: bytes) -> None:
-    """
+    """Check that JSON has few enough arrays and objects to be parsed in time.
+
     Raises:
         RequestError: there are too many arrays and objects.
     """
@@ -110,7 +113,8 @@ def check_containers(content: bytes) -> None:
 
 
 def json_object(content: bytes) -> dict[str, Any]:
-    """
+    """Parse a JSON object strictly.
+
     Raises:
         RequestError: it is no JSON, or no object; a key stands there twice, or a number is not finite.
     """

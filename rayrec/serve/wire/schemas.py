@@ -1,4 +1,4 @@
-"""Requests and answers of the HTTP service, as its OpenAPI page describes them."""
+"""Requests, events and answers of the HTTP service, as its OpenAPI page describes them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pydantic import (
     Field,
     PrivateAttr,
     StrictBool,
+    StrictFloat,
     StrictInt,
     StrictStr,
     model_validator,
 )
 
 from rayrec.pipelines.inference.recommender import Query
-from rayrec.serve.config.access import StepName
+from rayrec.serve.config.admission import StepName
 
 MODEL_NAME = "recommend"
 """What the model is called by protocols that name models; there is one in a service."""
@@ -82,7 +83,7 @@ class RecommendRequest(Asked):
     user_id: Key | None = None
     """The user. A user of the training data brings the history that is stored there."""
     history: list[Key] | None = Field(None, max_length=MAX_HISTORY, fail_fast=True)
-    """Items, oldest first. Takes the place of the stored history, even if it is empty."""
+    """Items, oldest first. Replaces the stored history, even if it is empty."""
     timestamps: list[Annotated[StrictInt, Field(ge=-LATEST_S, le=LATEST_S)]] | None = Field(
         None, max_length=MAX_HISTORY, fail_fast=True
     )
@@ -184,6 +185,42 @@ class RecommendAnswer(_Schema):
         """The answer, which remembers what it is an answer to."""
         self._query = query
         return self
+
+
+def _is_seconds(value: float) -> float:
+    if value > LATEST_S:
+        raise ValueError(
+            f"expected seconds since 1970, and {value} of them end after the year 5000; give seconds, not "
+            "milliseconds"
+        )
+    return value
+
+
+class Event(Asked):
+    """Something that a user did with an item."""
+
+    user_id: Key
+    item_id: Key
+    timestamp: (
+        Annotated[StrictInt | StrictFloat, Field(ge=0, allow_inf_nan=False), AfterValidator(_is_seconds)]
+        | None
+    ) = None
+    """UNIX seconds; now, if not given. An event is the same again if user, item, time and behavior are: give
+    the time, so that a message that is sent twice counts once."""
+    behavior: StrictStr | None = None
+    """What the user did, as the log of the data has it."""
+
+
+class EventsAnswer(_Schema):
+    """What became of events."""
+
+    taken: int
+    """Events that the next recommendation knows and training will read, or did already."""
+    repeated: int
+    """Of these, such as were known before."""
+    unknown_items: int
+    """Of these, events of items that are not in the catalog: they are kept for training and a later
+    catalog, and no recommendation knows them."""
 
 
 class ReadyAnswer(_Schema):

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from rayrec.pipelines.inference.recommender import Query, Recommender
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.errors import UnavailableError
-from rayrec.serve.config.access import OPEN, AccessConfig
+from rayrec.serve.config.admission import OPEN, AdmissionConfig
 from rayrec.serve.config.events import EventsConfig, LogConfig, RequestLogConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher
@@ -110,14 +110,14 @@ class Down:
 
 
 @contextmanager
-def service_of(recommender, state, tmp_path, access=OPEN, **log):
+def service_of(recommender, state, tmp_path, admission=OPEN, **log):
     service = RecommendationService(recommender, max_k=50)
     service.user_state = state
     config = EventsConfig(log=LogConfig(folder=str(tmp_path / "log"), **log), max_events=5)
     intake = EventIntake.open(config, lambda: recommender.dataset)
     intake.state = state
     batcher = Batcher(service.recommend_all, BatchCosts({1: 1e-6}), 8)
-    with TestClient(build_api(service, batcher, 20.0, access, intake=intake)) as client:
+    with TestClient(build_api(service, batcher, 20.0, admission, intake=intake)) as client:
         yield client, intake
 
 
@@ -136,7 +136,7 @@ def test_a_store_that_is_away_takes_no_events_and_answers_go_on_without_it(recom
         refused = client.post("/v1/events", json=event)
         assert refused.status_code == 503
         assert refused.headers["Retry-After"] == "1"
-        assert intake.figures()["event_log_queued"] == intake.figures()["events_taken"] == 0
+        assert intake.metrics()["event_log_queued"] == intake.metrics()["events_taken"] == 0
         without = client.post("/v1/recommend", json=asked).json()
         assert without["degraded"] == ["no_recent_events"]
         assert without["items"] == before["items"]
@@ -171,10 +171,10 @@ def test_what_cannot_be_taken_is_refused_in_whole(recommender, tmp_path):
         broken = client.post("/v1/events", content=b"{", headers={"Content-Type": "application/json"})
         assert broken.status_code == 400
         assert client.post("/v1/events", json=[]).json() == {"taken": 0, "repeated": 0, "unknown_items": 0}
-        assert intake.figures()["events_taken"] == intake.figures()["event_log_queued"] == 0
+        assert intake.metrics()["events_taken"] == intake.metrics()["event_log_queued"] == 0
         assert [len(found.items_E) for found in state.histories([1, 2])] == [0, 0]
         assert client.post("/v1/events", json=[good, good]).json()["repeated"] == 1
-        assert intake.figures()["event_log_queued"] == 1
+        assert intake.metrics()["event_log_queued"] == 1
 
 
 def test_a_history_is_that_of_the_data_and_what_came_since(recommender, tmp_path):
@@ -201,10 +201,10 @@ def test_a_history_is_that_of_the_data_and_what_came_since(recommender, tmp_path
 
 
 def test_limits_of_callers_hold_for_events_too(recommender, tmp_path):
-    access = AccessConfig.parse({"callers": {"rate": 0.001, "burst": 2}})
+    admission = AdmissionConfig.parse({"callers": {"rate": 0.001, "burst": 2}})
     event = {"user_id": "u1", "item_id": "i1", "timestamp": 1_700_000_000}
     state = ProcessState(last=5, max_users=10)
-    with service_of(recommender, state, tmp_path, access) as (client, intake):
+    with service_of(recommender, state, tmp_path, admission) as (client, intake):
         statuses = [client.post("/v1/events", json=event).status_code for _ in range(2)]
         refused = client.post("/v1/events", json=event)
         asked = client.post("/v1/recommend", json={"user_id": "u1"})
@@ -213,12 +213,12 @@ def test_limits_of_callers_hold_for_events_too(recommender, tmp_path):
     assert (statuses, refused.status_code, asked.status_code) == ([200, 200], 429, 429)
     assert int(refused.headers["Retry-After"]) > 0
     assert other.status_code == 200
-    assert intake.figures()["events_taken"] == 3
+    assert intake.metrics()["events_taken"] == 3
 
 
 def test_a_message_leaves_its_place_whatever_comes_of_it(recommender, tmp_path):
-    access = AccessConfig.parse({"service": {"concurrency": 1}})
-    with service_of(recommender, ProcessState(5, 10), tmp_path, access) as (client, _):
+    admission = AdmissionConfig.parse({"service": {"concurrency": 1}})
+    with service_of(recommender, ProcessState(5, 10), tmp_path, admission) as (client, _):
         for _ in range(3):
             assert client.post("/v1/events", content=b"{").status_code == 400
             assert client.post("/v1/events", json={}).status_code == 422

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import pickle
 from collections import Counter
 
 import pytest
@@ -10,13 +11,13 @@ from fastapi.testclient import TestClient
 
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.errors import InputError
-from rayrec.serve.config.access import OPEN, AccessConfig
+from rayrec.serve.config.admission import OPEN, AdmissionConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.services import ServicesConfig
+from rayrec.serve.on_ray import http_messages
 from rayrec.serve.on_ray.deployments import targets_of
 from rayrec.serve.on_ray.gateway import Gateway, build_gateway
 from rayrec.serve.on_ray.http_messages import HttpAnswer, HttpRequest
-from rayrec.serve.on_ray.message_contents import num_requests_of, user_of
 from rayrec.serve.protocols.tensor_codec import HEADER_LENGTH
 from rayrec.serve.web.metrics import PrometheusMeter
 from rayrec.serve.wire.deadlines import NO_TIME_HEADER
@@ -47,10 +48,10 @@ class Target:
         return HttpAnswer(200, self.headers, body)
 
 
-def client_of(settings=None, access=OPEN, timeout_s=5.0, with_events=True, meters=()):
+def client_of(settings=None, admission=OPEN, timeout_s=5.0, with_events=True, meters=()):
     targets = {name: Target(name) for name in ("main", *(settings or {}).get("targets", {}))}
     events = Target("features") if with_events else None
-    gateway = Gateway(ServicesConfig.parse(settings or {}), access, targets, events, timeout_s)
+    gateway = Gateway(ServicesConfig.parse(settings or {}), admission, targets, events, timeout_s)
     return TestClient(build_gateway(gateway, meters)), targets, events
 
 
@@ -142,8 +143,8 @@ def test_a_shadow_gets_the_same_and_nobody_waits_for_it():
 
 
 def test_limits_hold_for_all_targets_together_and_leave_the_rest_alone():
-    access = AccessConfig.parse({"callers": {"rate": 0.001, "burst": 2}})
-    client, targets, _ = client_of(SPLIT, access)
+    admission = AdmissionConfig.parse({"callers": {"rate": 0.001, "burst": 2}})
+    client, targets, _ = client_of(SPLIT, admission)
 
     statuses = [client.post("/v1/recommend", json={"user_id": f"u{user}"}) for user in range(4)]
     other = client.post("/v1/recommend", json={}, headers={"X-Caller-Key": "other"})
@@ -170,8 +171,8 @@ def infer_message(num_rows):
     ],
 )
 def test_every_row_of_a_message_counts_as_in_one_process(path, message):
-    access = AccessConfig.parse({"callers": {"rate": 0.001, "burst": 5, "concurrency": 8}})
-    client, targets, _ = client_of(access=access)
+    admission = AdmissionConfig.parse({"callers": {"rate": 0.001, "burst": 5, "concurrency": 8}})
+    client, targets, _ = client_of(admission=admission)
 
     answers = [client.post(path, json=message(count)) for count in (6, 3, 3, 2, 1)]
 
@@ -194,10 +195,10 @@ def test_rows_are_counted_whatever_a_message_looks_like(packs):
     infer = "/v2/models/recommend/infer"
     head = json.dumps(infer_message(7)).encode()
     length = str(len(head))
-    assert num_requests_of(message(infer, head + b"\0\1", **{HEADER_LENGTH.lower(): length})) == 7
-    assert num_requests_of(message("/v1/completions", {"prompt": "i1"})) == 1
-    assert num_requests_of(message("/v1/recommend", {"user_id": 7})) == 1
-    assert user_of(message("/v1/recommend", {"user_id": 7})) == "7"
+    assert message(infer, head + b"\0\1", **{HEADER_LENGTH.lower(): length}).contents.num_rows == 7
+    assert message("/v1/completions", {"prompt": "i1"}).contents.num_rows == 1
+    assert message("/v1/recommend", {"user_id": 7}).contents.num_rows == 1
+    assert message("/v1/recommend", {"user_id": 7}).user == "7"
     for odd in (
         b"",
         b"{",
@@ -206,14 +207,29 @@ def test_rows_are_counted_whatever_a_message_looks_like(packs):
         {"prompt": []},
         b"[" * 10**5,
     ):
-        assert num_requests_of(message(infer, odd)) == 1
-        assert user_of(message(infer, odd)) is None
+        assert message(infer, odd).contents.num_rows == 1
+        assert message(infer, odd).user is None
+
+
+def test_the_body_of_a_message_is_read_once_for_its_rows_and_its_user(monkeypatch):
+    read = []
+    parsed_json = http_messages.parsed_json
+    monkeypatch.setattr(http_messages, "parsed_json", lambda body: read.append(body) or parsed_json(body))
+    admission = AdmissionConfig.parse({"callers": {"rate": 100}})
+    client, targets, _ = client_of(SPLIT, admission)
+
+    answer = client.post("/v1/recommend", json={"user_id": "u7"})
+
+    assert (answer.status_code, len(read)) == (200, 1)
+    (asked,) = [each for target in targets.values() for each in target.asked]
+    there = pickle.loads(pickle.dumps(asked))
+    assert (there, there.user, len(read)) == (asked, "u7", 1)
 
 
 def test_who_sends_a_body_slowly_has_no_place_meanwhile():
-    access = AccessConfig.parse({"service": {"concurrency": 1}})
+    admission = AdmissionConfig.parse({"service": {"concurrency": 1}})
     target, events = Target("main"), Target("features")
-    api = build_gateway(Gateway(ServicesConfig(), access, {"main": target}, events, 5.0))
+    api = build_gateway(Gateway(ServicesConfig(), admission, {"main": target}, events, 5.0))
 
     async def scenario():
         slow = [await under_way(api, path) for path in ("/v1/recommend", "/v1/events")]
@@ -268,13 +284,13 @@ def test_settings_that_do_not_fit_together_are_refused(settings, sentence):
 
 
 def test_replicas_in_front_have_room_for_what_those_behind_hold():
-    services = {**SPLIT, "access": {"replicas": 3}, "sparse": {"replicas": 2, "max_replicas": 4}}
+    services = {**SPLIT, "gateway": {"replicas": 3}, "sparse": {"replicas": 2, "max_replicas": 4}}
     held = 64 * 4 * 2
 
-    assert ServeConfig.parse({"services": services}).most_in_hand == -(-held // 3)
-    assert ServeConfig.parse({"max_waiting": 7}).most_in_hand == 7
-    limited = {"services": services, "access": {"service": {"concurrency": 20}}}
-    assert ServeConfig.parse(limited).most_in_hand == 20
+    assert ServeConfig.parse({"services": services}).max_in_flight == -(-held // 3)
+    assert ServeConfig.parse({"max_waiting": 7}).max_in_flight == 7
+    limited = {"services": services, "admission": {"service": {"concurrency": 20}}}
+    assert ServeConfig.parse(limited).max_in_flight == 20
 
 
 def test_what_a_shadow_answers_is_not_logged_and_rows_name_their_target():

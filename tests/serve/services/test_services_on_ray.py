@@ -1,4 +1,4 @@
-"""Access, features, sparse and dense part as deployments of Ray Serve."""
+"""Gateway, features, sparse and dense part as deployments of Ray Serve."""
 
 import time
 
@@ -29,7 +29,7 @@ def runs(tmp_path_factory):
 def services_of(new):
     cpus = {"cpus": 0.1}
     return {
-        "access": cpus,
+        "gateway": cpus,
         "features": cpus,
         "sparse": cpus,
         "dense": cpus,
@@ -80,4 +80,4 @@ def test_each_target_answers_as_its_model_and_knows_what_users_did_a_moment_ago(
     assert "i3" not in {item["item_id"] for item in after["items"]}
     (logged,) = (tmp_path / "log").rglob("*.parquet")  # what waited was written at the end
     assert logged.stat().st_size > 0
-    assert deployed == {"access", "features", "sparse", "dense", "sparse.new", "dense.new"}
+    assert deployed == {"gateway", "features", "sparse", "dense", "sparse.new", "dense.new"}

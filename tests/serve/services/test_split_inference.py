@@ -10,7 +10,7 @@ import torch
 
 from rayrec.models.program.program import RankedItems
 from rayrec.pipelines.inference.loading import TrainedModel
-from rayrec.pipelines.inference.recommender import Effort, Query, Recommender
+from rayrec.pipelines.inference.recommender import Budget, Query, Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.versions.loading import load_version
@@ -31,7 +31,7 @@ RUNS = {
 }
 
 
-def answers_of(recommender: Recommender, effort: Effort, instruction=None):
+def answers_of(recommender: Recommender, budget: Budget, instruction=None):
     queries = [recommender.query_of_user(f"u{user}") for user in (1, 2, 3, 17)]
     queries.append(Query(np.zeros(0, dtype=np.int64)))
     if instruction is not None:
@@ -40,8 +40,8 @@ def answers_of(recommender: Recommender, effort: Effort, instruction=None):
             for query in queries
         ]
     return [
-        recommender.answer(queries, 5, exclude_seen=True, effort=effort),
-        recommender.answer(queries, 7, exclude_seen=False, effort=effort),
+        recommender.answer(queries, 5, exclude_seen=True, budget=budget),
+        recommender.answer(queries, 7, exclude_seen=False, budget=budget),
     ]
 
 
@@ -57,10 +57,10 @@ def test_a_network_elsewhere_answers_to_the_bit_like_one_at_hand(tmp_path, kind)
     if kind == "instructions":
         instruction = whole.instruction_of({"scenario": "search", "trigger_item": "i3"})
 
-    for effort in (Effort(), Effort(max_beams=6, max_events=3)):
-        assert answers_of(split, effort, instruction) == answers_of(whole, effort, instruction)
+    for budget in (Budget(), Budget(max_beams=6, max_events=3)):
+        assert answers_of(split, budget, instruction) == answers_of(whole, budget, instruction)
         for k in (1, 5, 60):
-            assert split.num_beams(k, effort) == whole.num_beams(k, effort)
+            assert split.num_beams(k, budget) == whole.num_beams(k, budget)
 
 
 def test_a_batch_travels_with_all_that_a_network_reads():
@@ -124,7 +124,7 @@ def test_every_version_is_ranked_by_its_own_network_also_one_that_was_not_held(p
         loaded = load_version(store, store.version(number))
         split = Recommender(loaded.model, RemoteRanker(part.rank, number, 0))
 
-        assert answers_of(split, Effort()) == answers_of(Recommender(loaded.model), Effort())
+        assert answers_of(split, Budget()) == answers_of(Recommender(loaded.model), Budget())
 
 
 def test_no_more_versions_are_held_than_may_be():
@@ -185,25 +185,25 @@ def test_batches_beside_each_other_are_ranked_as_one_after_the_other(tmp_path):
     run = make_run(tmp_path, "generative")
     part = DensePart.open(run, ServeConfig(), streams=3)
     recommenders = [Recommender(TrainedModel.load(run), RemoteRanker(part.rank, None, 40)) for _ in range(3)]
-    expected = answers_of(Recommender.load(run), Effort())
+    expected = answers_of(Recommender.load(run), Budget())
 
     with ThreadPoolExecutor(3) as threads:
         found = [
             answer
             for _ in range(5)
-            for answer in threads.map(lambda each: answers_of(each, Effort()), recommenders)
+            for answer in threads.map(lambda each: answers_of(each, Budget()), recommenders)
         ]
 
     assert all(answer == expected for answer in found)
 
 
 def test_a_dense_part_says_what_it_keeps_of_histories(tmp_path):
-    part = DensePart.open(make_run(tmp_path, "prefix"), ServeConfig(keep_contexts_mib=1))
+    part = DensePart.open(make_run(tmp_path, "prefix"), ServeConfig(prefix_cache_mib=1))
     recommender = Recommender(TrainedModel.load(tmp_path / "run"), RemoteRanker(part.rank, None, 4))
-    assert part.figures()["kept_contexts"] == 0
+    assert part.metrics()["kept_contexts"] == 0
     for _ in range(2):
         recommender.recommend([recommender.query_of_user("u1")], 3)
 
-    figures = part.figures()
-    assert figures["dense_versions"] == figures["kept_contexts"] == 1
-    assert figures["kept_contexts_events_reused"] > 0
+    metrics = part.metrics()
+    assert metrics["dense_versions"] == metrics["kept_contexts"] == 1
+    assert metrics["kept_contexts_events_reused"] > 0

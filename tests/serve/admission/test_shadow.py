@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rayrec.serve.access.shadow import Shadow, ShadowCounts, Shadowed
-from rayrec.serve.config.access import ShadowConfig
+from rayrec.serve.admission.shadow import Shadow, ShadowCounts, Shadowed
+from rayrec.serve.config.admission import ShadowConfig
 
 
 async def answered(request: str) -> str:

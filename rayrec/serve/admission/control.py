@@ -1,39 +1,41 @@
-"""What stands between the HTTP side and the batcher.
+"""Admission control: what becomes of a request between the HTTP side and the batcher.
 
-    headers ─► deadline, caller ─► room? ─► load ─► steps in force ─► admitted ─► batcher ─► answer
-       └ `door.py` asks the same     └ 429, 503        └ an answer of before             └ kept for others
+    headers ─► RequestInfo ─► check_room ─► body ─► begin_all: load ─► degradation level ─► batcher ─► answer
+                                └ 429, 503            └ cached answer           └ 429, 503        └ cached
 
-Everything but the batcher runs on the event loop; only the counts of what is in hand, from which its thread
-takes, have a lock.
+`check_room` refuses by the headers alone, before anything is spent on a body. `begin_all` decides; it relies
+on the room that was found, unless others were admitted while the body came.
+
+Everything but the batcher runs on the event loop; only the counts of requests in flight, which the batcher's
+thread releases, have a lock.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from rayrec.serve.access.answer_cache import AnswerCache, key_of
-from rayrec.serve.access.limits import Admissions, Clock
-from rayrec.serve.config.access import AccessConfig, StepName
+from rayrec.serve.admission.answer_cache import AnswerCache, key_of
+from rayrec.serve.admission.limits import Admissions, Clock
+from rayrec.serve.admission.request_info import RequestInfo
+from rayrec.serve.config.admission import AdmissionConfig, StepName
 from rayrec.serve.engine.batching import Batcher, TooManyWaitingError
 from rayrec.serve.engine.current import Service
-from rayrec.serve.engine.degradation import NOT_LOWERED, Ladder, Lowered
-from rayrec.serve.engine.service import LoweredRequest, RecommendationService
+from rayrec.serve.engine.degradation import NOT_DEGRADED, DegradationLevel, DegradationPolicy
+from rayrec.serve.engine.service import DegradedRequest, RecommendationService
 from rayrec.serve.events.request_log import RequestLog
-from rayrec.serve.wire.callers import Origin, caller_of
-from rayrec.serve.wire.deadlines import timeout_of
 from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
 
 
 @dataclass(frozen=True)
-class AccessStatus:
+class AdmissionStatus:
     """For metrics."""
 
-    in_hand: int
+    in_flight: int
     """Requests that were admitted and have no answer yet."""
     callers: int
     """Of which something is remembered."""
@@ -53,21 +55,21 @@ class AccessStatus:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A request of a message, as the steps in force have it."""
+    """A request of a message, at the degradation level in force."""
 
     request: RecommendRequest
     key: bytes | None
     """Of answers that are kept; None where none are."""
     kept: RecommendAnswer | None
-    """An answer of before, which will do."""
+    """A cached answer, which will do."""
 
 
-class Access:
+class AdmissionControl:
     """Answers requests, or refuses them."""
 
     def __init__(
         self,
-        config: AccessConfig,
+        config: AdmissionConfig,
         service: Service,
         batcher: Batcher[RecommendRequest, RecommendAnswer],
         timeout_s: float,
@@ -82,41 +84,64 @@ class Access:
         """
         self._request_log = request_log
         self._config, self._service, self._batcher, self._timeout_s = config, service, batcher, timeout_s
+        self._clock = clock
         self._admissions = Admissions(config.service, config.callers, clock)
-        self._ladder = Ladder(config.degrade.steps)
+        self._policy = DegradationPolicy(config.degrade.steps)
         self._cache: AnswerCache[RecommendAnswer] | None = None
         if any(step.do == "cached_answer" for step in config.degrade.steps):
             self._cache = AnswerCache(config.degrade.cache, clock)
 
-    def admit(self, origin: Origin) -> Callable[[], None]:
-        """Admits what the batcher does not compute; what is returned has to be called when it is done.
+    def read_headers(self, headers: Mapping[str, str], address: str | None) -> RequestInfo:
+        """Make the record that all decisions about a message are taken by.
+
+        Args:
+            address: where the connection is from.
 
         Raises:
             HeaderError: a header that cannot be used.
+        """
+        return RequestInfo.of(headers, address, self._config.callers.header, self._timeout_s, self._clock)
+
+    def check_room(self, info: RequestInfo) -> None:
+        """Refuse what `begin_all` would refuse whatever the body says; takes nothing. Room that is found is
+        noted, and `begin_all` looks for it again only where others were admitted meanwhile.
+
+        Raises:
+            CallerLimitError, ServiceLimitError, TooManyWaitingError, DeadlineError: as `begin_all`.
+        """
+        info.room = self._admissions.check(info.caller)
+        # A request that finds a cached answer waits for nothing.
+        if self._cache is None:
+            self._batcher.check_room(self._left_s(info))
+
+    def admit(self, info: RequestInfo) -> Callable[[], None]:
+        """Admit what the batcher does not compute; what is returned has to be called when it is done.
+
+        Raises:
             CallerLimitError: too many of this caller.
             ServiceLimitError: too many of all callers.
         """
-        return self._admissions.admit(caller_of(origin, self._config.callers.header))
+        return self._admissions.admit(info.caller)
 
     def begin(
         self,
         request: RecommendRequest,
-        origin: Origin,
+        info: RequestInfo,
         pinned: RecommendationService | None = None,
         request_id: str | None = None,
     ) -> asyncio.Future[RecommendAnswer]:
         """`begin_all` of one."""
-        (answered,) = self.begin_all([request], origin, pinned, request_id)
+        (answered,) = self.begin_all([request], info, pinned, request_id)
         return answered
 
     def begin_all(
         self,
         requests: Sequence[RecommendRequest],
-        origin: Origin,
+        info: RequestInfo,
         pinned: RecommendationService | None = None,
         request_id: str | None = None,
     ) -> list[asyncio.Future[RecommendAnswer]]:
-        """Admits the requests of one message, all or none, and hands them to the batcher before it returns;
+        """Admit the requests of one message, all or none, and hand them to the batcher before it returns;
         call it on the event loop.
 
         Args:
@@ -129,14 +154,14 @@ class Access:
             One that is cancelled before its turn is not computed.
 
         Raises:
-            HeaderError: a header that cannot be used.
             CallerLimitError: too many of this caller.
             ServiceLimitError: too many of all callers.
-            TooManyWaitingError: the batcher has too many in hand.
+            TooManyWaitingError: the batcher has too many in flight.
             DeadlineError: one would be answered too late.
         """
         began = time.perf_counter()
-        all_answered = self._begun(requests, origin, self._service.pinned if pinned is None else pinned)
+        info.num_rows = len(requests)
+        all_answered = self._begun(requests, info, self._service.pinned if pinned is None else pinned)
         log = self._request_log
         if log is not None and request_id is not None and log.wants(request_id):
             for row, (request, answered) in enumerate(zip(requests, all_answered, strict=True)):
@@ -144,32 +169,32 @@ class Access:
         return all_answered
 
     def _begun(
-        self, requests: Sequence[RecommendRequest], origin: Origin, pinned: RecommendationService
+        self, requests: Sequence[RecommendRequest], info: RequestInfo, pinned: RecommendationService
     ) -> list[asyncio.Future[RecommendAnswer]]:
-        timeout_s = timeout_of(origin.headers, self._timeout_s)
-        caller = caller_of(origin, self._config.callers.header)
-        self._admissions.check(caller, len(requests))
+        caller, count = info.caller, info.num_rows
+        room = self._admissions.check(caller, count, info.room)
         entries = self._entries(requests, pinned)
         # Before any is submitted: an idle model computes the first at once, whatever becomes of the others.
-        self._check_places(sum(entry.kept is None for entry in entries))
-        leaves = self._admissions.admit_all(caller, len(requests))
+        self._check_waiting(sum(entry.kept is None for entry in entries))
+        releases = self._admissions.admit_all(caller, count, room)
         # The batcher computes with a service that stays the same.
         compute = None if pinned is self._service else pinned.recommend_all
+        timeout_s = self._left_s(info)
         submitted: list[Future[RecommendAnswer]] = []
         all_answered: list[asyncio.Future[RecommendAnswer]] = []
         try:
-            for entry, leave in zip(entries, leaves, strict=True):
+            for entry, release in zip(entries, releases, strict=True):
                 if entry.kept is not None:
-                    leave()
+                    release()
                     answered = asyncio.get_running_loop().create_future()
                     answered.set_result(entry.kept)
                 else:
                     group = pinned.group_of(entry.request)
                     width = pinned.width_of(entry.request)
                     future = self._batcher.submit(entry.request, group, timeout_s, compute, width)
-                    # A caller who goes away does not stop the model: the place is free when the batcher is
-                    # done with it.
-                    future.add_done_callback(partial(_left, leave))
+                    # A caller that disconnects does not stop the model: the slot is free when the batcher is
+                    # done with the request.
+                    future.add_done_callback(partial(_released, release))
                     submitted.append(future)
                     answered = asyncio.wrap_future(future)
                     if entry.key is not None:
@@ -178,44 +203,34 @@ class Access:
         except BaseException:
             for future in submitted:
                 future.cancel()
-            for leave in leaves[len(all_answered) :]:
-                leave()
-            self._admissions.give_back(caller, len(requests))
+            for release in releases[len(all_answered) :]:
+                release()
+            self._admissions.give_back(caller, count)
             raise
         return all_answered
 
+    def _left_s(self, info: RequestInfo) -> float:
+        return max(info.expires_at - self._clock(), 0.0)
+
     def _entries(self, requests: Sequence[RecommendRequest], pinned: RecommendationService) -> list[_Entry]:
-        """What is asked of the batcher, by the steps that would be in force for one after the other."""
+        """What is asked of the batcher, at the levels that would be in force for one after the other."""
         entries = []
         num_waiting = 0
         for request in requests:
-            lowered = self._lowered(num_waiting)
+            level = self._level(num_waiting)
             key = None if self._cache is None else key_of(request, pinned.model, pinned.ranker)
-            kept = self._kept(key) if lowered.takes_cached else None
+            kept = self._kept(key) if level.takes_cached else None
             num_waiting += kept is None
-            if lowered != NOT_LOWERED:
-                request = LoweredRequest.of(request, lowered)
+            if level != NOT_DEGRADED:
+                request = DegradedRequest.of(request, level)
             entries.append(_Entry(request, key, kept))
         return entries
 
-    def _check_places(self, count: int) -> None:
-        in_hand = self._batcher.in_hand
-        if count and in_hand + count > self._batcher.max_waiting:
+    def _check_waiting(self, count: int) -> None:
+        in_flight = self._batcher.in_flight
+        if count and in_flight + count > self._batcher.max_waiting:
             more = "" if count == 1 else f", and {count} of one message come"
-            raise TooManyWaitingError(f"{in_hand} requests are waiting already{more}")
-
-    def check_room(self, origin: Origin) -> None:
-        """Say what `begin` would for want of room, by the headers of a request; takes nothing.
-
-        Raises:
-            HeaderError, CallerLimitError, ServiceLimitError, TooManyWaitingError: as `begin`.
-            DeadlineError: it would be answered too late.
-        """
-        timeout_s = timeout_of(origin.headers, self._timeout_s)
-        self._admissions.check(caller_of(origin, self._config.callers.header))
-        # A request that finds an answer of before waits for nobody.
-        if self._cache is None:
-            self._batcher.check_room(timeout_s)
+            raise TooManyWaitingError(f"{in_flight} requests are waiting already{more}")
 
     def _keep(self, key: bytes, answered: asyncio.Future[RecommendAnswer]) -> None:
         assert self._cache is not None
@@ -227,30 +242,30 @@ class Access:
 
     @property
     def most_at_once(self) -> int:
-        """Requests of one message that may have a place, if nobody else is there."""
+        """Requests of one message that are admitted while nothing else is in flight."""
         return min(self._batcher.max_waiting, self._admissions.most_at_once or self._batcher.max_waiting)
 
     @property
-    def status(self) -> AccessStatus:
+    def status(self) -> AdmissionStatus:
         admissions, cache = self._admissions, self._cache
         # Not those of the last request: that may have come while there was much to do, hours ago.
         load = self._load() if self._config.degrade.steps else 0.0
-        return AccessStatus(
-            in_hand=admissions.service.concurrency.in_hand,
+        return AdmissionStatus(
+            in_flight=admissions.service.concurrency.in_flight,
             callers=0 if admissions.callers is None else len(admissions.callers),
             refused_callers=admissions.num_refused_callers,
             refused=admissions.num_refused,
             load=load,
-            steps=tuple(self._ladder.at(load)),
+            steps=tuple(self._policy.at(load)),
             cached=0 if cache is None else len(cache),
             cache_hits=0 if cache is None else cache.num_hits,
         )
 
-    def _lowered(self, num_before: int) -> Lowered:
+    def _level(self, num_before: int) -> DegradationLevel:
         """Of a request that comes after so many others of its message."""
         if not self._config.degrade.steps:
-            return NOT_LOWERED
-        return self._ladder.update(self._load(num_before + 1))
+            return NOT_DEGRADED
+        return self._policy.update(self._load(num_before + 1))
 
     def _load(self, num_coming: int = 0) -> float:
         """
@@ -259,10 +274,10 @@ class Access:
         """
         if self._config.degrade.by == "wait":
             return self._batcher.wait_s() / self._timeout_s
-        load = (self._batcher.in_hand + num_coming) / self._batcher.max_waiting
+        load = (self._batcher.in_flight + num_coming) / self._batcher.max_waiting
         concurrency = self._admissions.service.concurrency
         if concurrency.most is not None:
-            load = max(load, (concurrency.in_hand + num_coming) / concurrency.most)
+            load = max(load, (concurrency.in_flight + num_coming) / concurrency.most)
         return load
 
     def _kept(self, key: bytes | None) -> RecommendAnswer | None:
@@ -274,5 +289,5 @@ class Access:
         return answer.model_copy(update={"degraded": [*answer.degraded, "cached_answer"]})
 
 
-def _left(leave: Callable[[], None], future: Future[RecommendAnswer]) -> None:
-    leave()
+def _released(release: Callable[[], None], future: Future[RecommendAnswer]) -> None:
+    release()

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.pipelines.inference.recommender import Effort
+from rayrec.pipelines.inference.recommender import Budget
 from rayrec.platform.errors import InputError
-from rayrec.serve.config.access import DegradeConfig, StepConfig
-from rayrec.serve.engine.degradation import NOT_LOWERED, Ladder
+from rayrec.serve.config.admission import DegradeConfig, StepConfig
+from rayrec.serve.engine.degradation import NOT_DEGRADED, DegradationPolicy
 
 STEPS = [
     StepConfig(do="fewer_beams", to=20, enter=0.5, leave=0.4),
@@ -21,41 +21,41 @@ STEPS = [
 
 
 def test_steps_are_entered_at_one_load_and_left_below_a_lower_one():
-    ladder = Ladder(STEPS)
+    policy = DegradationPolicy(STEPS)
 
     levels = []
     for load in (0.0, 0.49, 0.5, 0.45, 0.4, 0.39, 0.45, 0.65, 0.4, 0.39):
-        ladder.update(load)
-        levels.append(ladder.level)
+        policy.update(load)
+        levels.append(policy.level)
 
     assert levels == [0, 0, 1, 1, 1, 0, 0, 2, 2, 0]
 
 
 def test_a_step_keeps_those_before_it():
-    ladder = Ladder(STEPS)
+    policy = DegradationPolicy(STEPS)
 
-    assert ladder.update(0.1) is NOT_LOWERED
-    assert ladder.update(0.65).effort == Effort(max_beams=20, max_events=50)
-    assert ladder.update(0.75).ranks is False
-    cached = ladder.update(0.85)
-    popular = ladder.update(5.0)
+    assert policy.update(0.1) is NOT_DEGRADED
+    assert policy.update(0.65).budget == Budget(max_beams=20, max_events=50)
+    assert policy.update(0.75).ranks is False
+    cached = policy.update(0.85)
+    popular = policy.update(5.0)
 
     assert (cached.takes_cached, cached.asks_model) == (True, True)
     assert (popular.takes_cached, popular.asks_model) == (True, False)
-    assert (popular.effort, popular.ranks) == (Effort(max_beams=20, max_events=50), False)
-    assert ladder.at(5.0) == [step.do for step in STEPS]
+    assert (popular.budget, popular.ranks) == (Budget(max_beams=20, max_events=50), False)
+    assert policy.at(5.0) == [step.do for step in STEPS]
 
 
 def test_to_look_which_steps_are_in_force_enters_and_leaves_none():
-    ladder = Ladder(STEPS)
-    ladder.update(0.55)
+    policy = DegradationPolicy(STEPS)
+    policy.update(0.55)
 
-    assert [ladder.at(load) for load in (0.45, 0.65, 0.1)] == [
+    assert [policy.at(load) for load in (0.45, 0.65, 0.1)] == [
         ["fewer_beams"],
         ["fewer_beams", "shorter_history"],
         [],
     ]
-    assert ladder.level == 1
+    assert policy.level == 1
 
 
 def test_a_later_step_of_the_same_kind_takes_its_place():
@@ -63,21 +63,21 @@ def test_a_later_step_of_the_same_kind_takes_its_place():
         StepConfig(do="fewer_beams", to=50, enter=0.5, leave=0.4),
         StepConfig(do="fewer_beams", to=10, enter=0.8, leave=0.6),
     ]
-    assert Ladder(steps).update(0.9).effort == Effort(max_beams=10)
+    assert DegradationPolicy(steps).update(0.9).budget == Budget(max_beams=10)
 
 
 @given(loads=st.lists(st.floats(0, 1.5), min_size=1, max_size=50))
 def test_a_step_is_in_force_from_entering_to_leaving_and_never_comes_and_goes_in_between(loads):
-    ladder, is_in_force = Ladder(STEPS), [False] * len(STEPS)
+    policy, is_in_force = DegradationPolicy(STEPS), [False] * len(STEPS)
     for load in loads:
-        ladder.update(load)
+        policy.update(load)
         for place, step in enumerate(STEPS):
             if load >= step.enter:
                 is_in_force[place] = True
             elif load < step.leave:
                 is_in_force[place] = False
-        assert ladder.level == sum(is_in_force)
-        assert ladder.at(load) == [step.do for step in STEPS[: ladder.level]]
+        assert policy.level == sum(is_in_force)
+        assert policy.at(load) == [step.do for step in STEPS[: policy.level]]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
-from rayrec.serve.access.routing import Routed, Router
-from rayrec.serve.config.access import RoutingConfig
+from rayrec.serve.admission.routing import Routed, Router
+from rayrec.serve.config.admission import RoutingConfig
 
 NUM_USERS = 2000
 SIGMAS = 5.0
@@ -46,9 +46,10 @@ def test_shares_are_those_of_the_weights(weights, experiment):
 
 
 def test_a_user_stays_in_every_process_and_whatever_the_type_of_the_key():
-    router = Router(RoutingConfig(experiment="colors", weights={"red": 1, "green": 1, "blue": 2}))
+    # Written down, with the salt that it was computed with: another hash would move every user of a running
+    # experiment.
+    router = Router(RoutingConfig(experiment="colours", weights={"red": 1, "green": 1, "blue": 2}))
 
-    # Written down: another hash would move every user of a running experiment.
     assert [router.target_of(user) for user in ("ann", "bob", "cid", "dan", 7)] == [
         "red",
         "green",

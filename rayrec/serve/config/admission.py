@@ -22,7 +22,7 @@ class LimitConfig(Config):
     """Requests that may come at once after a pause; None is those of one second, at least 1. No message may
     have more rows than this, or than `concurrency`."""
     concurrency: int | None = Field(None, ge=1)
-    """Requests in hand at most; None is any number."""
+    """Requests in flight at most; None is any number."""
 
     @model_validator(mode="after")
     def _burst_has_a_rate(self) -> Self:
@@ -55,10 +55,10 @@ class CallersConfig(LimitConfig):
     """What each caller is admitted for."""
 
     header: str = Field("X-Caller-Key", min_length=1)
-    """Names the caller; one who sends none goes by the address of the connection. Who can reach the service
-    can send any key, so a limit holds against friends, or behind a gateway that sets the header."""
+    """Names the caller; requests without one go by the address of the connection. Any client can send any
+    key, so a limit holds against honest clients, or after a gateway that sets the header."""
     most_kept: int = Field(10_000, ge=1)
-    """Callers remembered; beyond these, the one who has been away longest is forgotten and begins anew."""
+    """Callers remembered; beyond these, the least recently seen is forgotten and starts with a full limit."""
 
 
 class StepConfig(Config):
@@ -96,10 +96,10 @@ class CacheConfig(Config):
 
 
 class DegradeConfig(Config):
-    """What is lowered, at which load; by default nothing."""
+    """What degrades at which load; by default nothing."""
 
     by: Literal["capacity", "wait"] = "capacity"
-    """What load is: `capacity`, the requests in hand as a share of those a replica holds; `wait`, the time
+    """What load is: `capacity`, the requests in flight as a share of those a replica holds; `wait`, the time
     that a request would wait by what batches take, as a share of `timeout_s`."""
     steps: list[StepConfig] = Field(default_factory=list)
     """In the order in which they are entered; those before stay in force."""
@@ -111,7 +111,7 @@ class DegradeConfig(Config):
             if after.enter < before.enter or after.leave < before.leave:
                 raise ValueError(
                     f"degrade.steps: {after.do!r} is entered at {after.enter} and left below {after.leave}, "
-                    f"but stands behind {before.do!r} with {before.enter} and {before.leave}; order steps by "
+                    f"but follows {before.do!r} with {before.enter} and {before.leave}; order steps by "
                     "load"
                 )
         if self.by == "capacity":
@@ -124,8 +124,8 @@ class DegradeConfig(Config):
         return self
 
 
-class AccessConfig(Config):
-    """Who is admitted, and what is lowered before anybody is refused. Each replica counts by itself."""
+class AdmissionConfig(Config):
+    """Which requests are admitted, and what degrades before any is refused. Each replica counts by itself."""
 
     service: LimitConfig = LimitConfig()
     """Of all callers together; more are refused with status 503."""
@@ -134,8 +134,8 @@ class AccessConfig(Config):
     degrade: DegradeConfig = DegradeConfig()
 
 
-OPEN = AccessConfig()
-"""Everybody is admitted, and nothing is lowered."""
+OPEN = AdmissionConfig()
+"""Everything is admitted, and nothing degrades."""
 
 
 class RoutingConfig(Config):
@@ -147,7 +147,7 @@ class RoutingConfig(Config):
     weights: dict[str, Annotated[float, Field(ge=0)]]
     """By name of a target; shares are weights over their sum. A weight of 0 gets nobody."""
     by: Literal["user", "random"] = "user"
-    """Whether a user stays with a target, or every request is drawn anew."""
+    """Whether a user stays with a target, or every request is routed at random."""
     seed: int = 0
     """Of what is drawn."""
 
@@ -162,13 +162,13 @@ class RoutingConfig(Config):
 
 
 class ShadowConfig(Config):
-    """A target that is asked beside the one that answers."""
+    """A target that is asked along with the one that answers."""
 
     share: float = Field(ge=0, le=1)
     """Of the requests, drawn at random."""
     max_in_flight: int = Field(8, ge=1)
     """Requests at the shadow at once; those beyond are dropped."""
     timeout_s: float = Field(10.0, gt=0)
-    """A request that the shadow has not answered by then has failed, and leaves its place."""
+    """A request that the shadow has not answered by then has failed, and releases its slot."""
     seed: int = 0
     """Of what is drawn."""

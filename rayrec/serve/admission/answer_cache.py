@@ -1,4 +1,4 @@
-"""Answers of a short while ago, for those who ask the same again."""
+"""Recent answers, for requests that ask the same again."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 
 import xxhash
 
-from rayrec.serve.access.limits import Clock
-from rayrec.serve.config.access import CacheConfig
+from rayrec.serve.admission.limits import Clock
+from rayrec.serve.config.admission import CacheConfig
 from rayrec.serve.wire.schemas import ModelInfo, RankerInfo, RecommendRequest
 
 Answer = TypeVar("Answer")

@@ -3,7 +3,7 @@
     request ─► offer ─► the answer that the caller gets
                  └ a task of its own, if there is room ─► the shadow; its answer is thrown away
 
-What the shadow does reaches nobody: a task holds its errors, and a place in flight is all that it can occupy.
+What the shadow does is not seen by callers: a task holds its errors, and a slot in flight is all it occupies.
 The request that it gets is the very one that is answered, so it must not change it.
 """
 
@@ -15,8 +15,8 @@ import random
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from rayrec.serve.access.routing import Answer, Request, Send
-from rayrec.serve.config.access import ShadowConfig
+from rayrec.serve.admission.routing import Answer, Request, Send
+from rayrec.serve.config.admission import ShadowConfig
 
 logger = logging.getLogger(__name__)
 

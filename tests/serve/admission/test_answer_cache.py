@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rayrec.serve.access.answer_cache import AnswerCache, key_of
-from rayrec.serve.config.access import CacheConfig
+from rayrec.serve.admission.answer_cache import AnswerCache, key_of
+from rayrec.serve.config.admission import CacheConfig
 from rayrec.serve.wire.schemas import ModelInfo, RecommendRequest
-from tests.serve.access.clocks import Clock
+from tests.serve.admission.clocks import Clock
 
 FILMS = ModelInfo(run="films", step=100)
 

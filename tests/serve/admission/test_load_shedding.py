@@ -8,8 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi.testclient import TestClient
 
-from rayrec.serve.config.access import AccessConfig
+from rayrec.serve.admission import request_info
+from rayrec.serve.admission.limits import Limit
+from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.web.api import build_api
@@ -27,9 +30,9 @@ def service():
     held.let.set()
 
 
-def api_of(service: HeldService, access: dict[str, Any], max_waiting: int = 4, cost_s: float = 1e-6):
+def api_of(service: HeldService, admission: dict[str, Any], max_waiting: int = 4, cost_s: float = 1e-6):
     batcher = Batcher(service.recommend_all, BatchCosts({1: cost_s}, WIDTH), max_waiting)
-    return build_api(service, batcher, 10.0, AccessConfig.parse(access))
+    return build_api(service, batcher, 10.0, AdmissionConfig.parse(admission))
 
 
 def post(address: str, path: str, **headers: str) -> httpx.Response:
@@ -40,16 +43,16 @@ def post(address: str, path: str, **headers: str) -> httpx.Response:
 
 
 @pytest.mark.parametrize(
-    ("access", "max_waiting", "status", "why"),
+    ("admission", "max_waiting", "status", "why"),
     [
-        ({"service": {"concurrency": 1}}, 4, 503, "of all callers, 1 requests are in hand already"),
-        ({"callers": {"concurrency": 1}}, 4, 429, "of this caller, 1 requests are in hand already"),
+        ({"service": {"concurrency": 1}}, 4, 503, "of all callers, 1 requests are in flight already"),
+        ({"callers": {"concurrency": 1}}, 4, 429, "of this caller, 1 requests are in flight already"),
         ({}, 1, 503, "1 requests are waiting already"),
     ],
 )
-def test_who_finds_no_room_is_told_whatever_the_body(service, access, max_waiting, status, why):
+def test_who_finds_no_room_is_told_whatever_the_body(service, admission, max_waiting, status, why):
     with (
-        listening(api_of(service, access, max_waiting)) as address,
+        listening(api_of(service, admission, max_waiting)) as address,
         service.asking(address, "/v1/recommend", {"user_id": "ann", "k": 1}) as answers,
     ):
         service.wait_until_asked(address, 1)
@@ -77,7 +80,7 @@ def test_who_would_be_too_late_is_told_before_the_body_is_read(service):
     assert (in_time.status_code, in_time.json()) == (400, {"error": "the body is not valid JSON"})
 
 
-def test_a_refusal_at_the_door_takes_nothing_and_is_counted(service):
+def test_a_refusal_before_the_body_takes_nothing_and_is_counted(service):
     api = api_of(service, {"callers": {"rate": 1e-6, "burst": 1}})
     with listening(api) as address:
         service.let.set()
@@ -85,6 +88,23 @@ def test_a_refusal_at_the_door_takes_nothing_and_is_counted(service):
         url, body = f"http://{address}/v1/recommend", {"user_id": "ann", "k": 1}
         statuses = [httpx.post(url, json=body, trust_env=False).status_code for _ in range(3)]
     assert statuses == [200, 429, 429]
+
+
+@pytest.mark.parametrize("path", [*ROUTES, "/v1/events"])
+def test_limits_and_headers_are_looked_at_once_for_each_request(service, path, monkeypatch):
+    looked, read = [], []
+    refusal, timeout_of = Limit.refusal, request_info.timeout_of
+    monkeypatch.setattr(Limit, "refusal", lambda *args: looked.append(args) or refusal(*args))
+    monkeypatch.setattr(request_info, "timeout_of", lambda *args: read.append(args) or timeout_of(*args))
+    service.let.set()
+    bodies = {
+        "/v1/recommend": {"user_id": "ann", "k": 1},
+        INFER: {"inputs": [{"name": "user_id", "datatype": "BYTES", "shape": [1], "data": ["ann"]}]},
+    }
+    with TestClient(api_of(service, {"service": {"concurrency": 4}})) as client:
+        answer = client.post(path, json=bodies.get(path, {}))
+    assert answer.status_code == (200 if path in bodies else answer.status_code)
+    assert (len(looked), len(read)) == (path != "/v1/events", 1)
 
 
 def test_a_connection_is_of_use_after_a_refusal(service):

@@ -1,10 +1,13 @@
-"""How many requests are admitted: by rate, by how many are in hand, for each caller and for all.
+"""How many requests are admitted: by rate, by how many are in flight, for each caller and for all.
 
-    request ─► its caller's Limit ─► the service's Limit ─► Admission, left when the answer is there
+    request ─► its caller's Limit ─► the service's Limit ─► admitted; released when the answer is there
                      └ CallerLimitError      └ ServiceLimitError       each with the seconds to wait
 
-Whatever refuses has taken nothing: a request that the service has no room for costs its caller no token. The
-rows of one message are admitted together, or none of them is. One thread admits; any thread may leave.
+A limit that refuses has taken nothing: a request that the service has no room for costs its caller no token.
+The rows of one message are admitted together, or none of them is. One thread admits; any thread may release.
+
+The buckets are ours: the strategies of the `limits` package are windows, without a burst beside a rate, and
+do not tell when several tokens will be there.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from typing import NamedTuple
 
-from rayrec.serve.config.access import CallersConfig, LimitConfig
+from rayrec.serve.config.admission import CallersConfig, LimitConfig
 
 Clock = Callable[[], float]
 """Seconds that never go back."""
@@ -57,7 +61,7 @@ class TokenBucket:
     """
 
     _WHOLE = 1.0 - 1e-9
-    """Of a token: the rest is rounding, for whoever comes back after exactly the seconds that were said."""
+    """Of a token: the rest is rounding, for callers that wait exactly the seconds they were told."""
 
     def __init__(self, rate: float, burst: int, clock: Clock) -> None:
         """
@@ -90,52 +94,52 @@ class TokenBucket:
 
 
 class ConcurrencyLimit:
-    """At most so many in hand; counts them, also where there is no limit."""
+    """At most so many in flight; counts them, also where there is no limit."""
 
     _WEIGHT_OF_NEW = 0.1
 
     def __init__(self, most: int | None, clock: Clock) -> None:
         self.most = most
         self._clock = clock
-        self._in_hand = 0
+        self._in_flight = 0
         self._held_s: float | None = None
-        """How long requests were in hand, the newer the more it counts."""
+        """How long requests were in flight, the newer the more it counts."""
         self._lock = threading.Lock()
 
     @property
-    def in_hand(self) -> int:
-        return self._in_hand
+    def in_flight(self) -> int:
+        return self._in_flight
 
     def wait_s(self, count: int = 1) -> float:
-        """Seconds until so many places are likely to be free; 0 if they are."""
-        if self.most is None or (lacking := self._in_hand + count - self.most) <= 0:
+        """Seconds until so many slots are likely to be free; 0 if they are."""
+        if self.most is None or (lacking := self._in_flight + count - self.most) <= 0:
             return 0.0
-        # Those in hand leave one after the other. Before any has, a second is as good as any.
+        # Those in flight are done one after the other. Before any is, a second is as good a guess as any.
         return 1.0 if self._held_s is None else max(lacking * self._held_s / self.most, 1e-3)
 
     def enter(self) -> Callable[[], None]:
-        """Take a place, which has to be free; what is returned gives it back, once."""
+        """Take a slot, which has to be free; what is returned releases it, once."""
         began = self._clock()
         with self._lock:
-            self._in_hand += 1
-        is_left = False
+            self._in_flight += 1
+        is_released = False
 
-        def leave() -> None:
-            nonlocal is_left
+        def release() -> None:
+            nonlocal is_released
             with self._lock:
-                if is_left:
+                if is_released:
                     return
-                is_left = True
-                self._in_hand -= 1
+                is_released = True
+                self._in_flight -= 1
                 held_s = self._clock() - began
                 before_s = held_s if self._held_s is None else self._held_s
                 self._held_s = before_s + self._WEIGHT_OF_NEW * (held_s - before_s)
 
-        return leave
+        return release
 
 
 class Limit:
-    """Rate and concurrency of whoever it stands for."""
+    """Rate and concurrency, of one caller or of all."""
 
     def __init__(self, config: LimitConfig, clock: Clock) -> None:
         self.concurrency = ConcurrencyLimit(config.concurrency, clock)
@@ -152,13 +156,13 @@ class Limit:
         """
         more = "" if count == 1 else f", and {count} of one message come"
         if wait_s := self.concurrency.wait_s(count):
-            return f"{self.concurrency.in_hand} requests are in hand already{more}", wait_s
+            return f"{self.concurrency.in_flight} requests are in flight already{more}", wait_s
         if self.bucket is not None and (wait_s := self.bucket.wait_s(count)):
             return f"more than {self.bucket.rate:g} requests a second have come{more}", wait_s
         return None
 
     def enter(self, count: int = 1) -> list[Callable[[], None]]:
-        """Admit so many, after `refusal` said None; each of what is returned gives back a place."""
+        """Admit so many, after `refusal` said None; each of what is returned releases a slot."""
         if self.bucket is not None:
             taken = self.bucket.take(count)
             assert taken, "nothing else takes tokens"
@@ -176,7 +180,7 @@ class Callers:
         return len(self._limits)
 
     def of(self, caller: Hashable) -> Limit:
-        """The limit of this caller, who is then the one that was here last."""
+        """The limit of this caller, which is then the most recently seen."""
         limit = self.known(caller)
         if limit is None:
             self._forget()
@@ -184,19 +188,28 @@ class Callers:
         return limit
 
     def known(self, caller: Hashable) -> Limit | None:
-        """As `of`; None for one who is not remembered, and is not for having been asked about."""
+        """As `of`; None for a caller that is not remembered, and is not for having been asked about."""
         limit = self._limits.get(caller)
         if limit is not None:
             self._limits.move_to_end(caller)
         return limit
 
     def _forget(self) -> None:
-        """Make room for one. Who has requests in hand stays: forgotten, they could have as many again."""
+        """Make room for one. Callers with requests in flight stay: if forgotten, they could send more."""
         while len(self._limits) >= self._config.most_kept:
-            idle = next((key for key, limit in self._limits.items() if not limit.concurrency.in_hand), None)
+            idle = next((key for key, limit in self._limits.items() if not limit.concurrency.in_flight), None)
             if idle is None:
                 return
             del self._limits[idle]
+
+
+class Room(NamedTuple):
+    """Found by a check of the limits. It lasts until others are admitted: time and releases only add."""
+
+    num_admitted: int
+    """Messages that had been admitted before."""
+    num_requests: int
+    """That there is room for."""
 
 
 class Admissions:
@@ -212,15 +225,21 @@ class Admissions:
         """Requests that were too many of their caller."""
         self.num_refused = 0
         """Requests that were too many of all."""
+        self._num_admitted = 0
 
-    def check(self, caller: Hashable, count: int = 1) -> None:
-        """Whether so many requests of this caller would be admitted; takes nothing, and remembers nobody.
+    def check(self, caller: Hashable, count: int = 1, room: Room | None = None) -> Room:
+        """Raise if so many requests of this caller would not be admitted; takes and remembers nothing.
+
+        Args:
+            room: that an earlier check has found; while it lasts, the limits are not looked at again.
 
         Raises:
             CallerLimitError: too many of this caller.
             ServiceLimitError: too many of all callers.
         """
-        # Who is not remembered has all of its limit, which no message is larger than.
+        if room is not None and room.num_admitted == self._num_admitted and room.num_requests >= count:
+            return room
+        # A caller that is not remembered has all of its limit, and no message is larger than that.
         own = None if self.callers is None else self.callers.known(caller)
         if own is not None and (refusal := own.refusal(count)):
             self.num_refused_callers += 1
@@ -228,36 +247,40 @@ class Admissions:
         if refusal := self.service.refusal(count):
             self.num_refused += 1
             raise ServiceLimitError(f"of all callers, {refusal[0]}", refusal[1])
+        return Room(self._num_admitted, count)
 
     def admit(self, caller: Hashable) -> Callable[[], None]:
         """`admit_all` of one."""
-        (leave,) = self.admit_all(caller, 1)
-        return leave
+        (release,) = self.admit_all(caller, 1)
+        return release
 
-    def admit_all(self, caller: Hashable, count: int) -> list[Callable[[], None]]:
-        """Take the requests of one message in hand, all or none; each of what is returned has to be called
-        when its request no longer is.
+    def admit_all(self, caller: Hashable, count: int, room: Room | None = None) -> list[Callable[[], None]]:
+        """Admit the requests of one message, all or none; each of what is returned has to be called when its
+        request is no longer in flight.
 
         Args:
             count: at most `most_at_once`.
+            room: as `check` takes it.
 
         Raises:
             CallerLimitError: too many of this caller.
             ServiceLimitError: too many of all callers.
         """
-        self.check(caller, count)
+        self.check(caller, count, room)
+        self._num_admitted += 1
         limits = [self.service] if self.callers is None else [self.callers.of(caller), self.service]
-        places = zip(*(limit.enter(count) for limit in limits), strict=True)
-        return [partial(_leave, leaves) for leaves in places]
+        slots = zip(*(limit.enter(count) for limit in limits), strict=True)
+        return [partial(_release, releases) for releases in slots]
 
     def give_back(self, caller: Hashable, count: int) -> None:
-        """Tokens of requests that were admitted, and refused before anything was done; places are left."""
+        """Return the tokens of requests that were admitted, and refused before anything was done; their slots
+        are released as ever."""
         own = None if self.callers is None else self.callers.known(caller)
         for limit in (own, self.service):
             if limit is not None and limit.bucket is not None:
                 limit.bucket.give_back(count)
 
 
-def _leave(leaves: Sequence[Callable[[], None]]) -> None:
-    for leave in leaves:
-        leave()
+def _release(releases: Sequence[Callable[[], None]]) -> None:
+    for release in releases:
+        release()

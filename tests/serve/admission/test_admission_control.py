@@ -1,4 +1,4 @@
-"""What happens to a request before the model: refused, lowered, answered from before, or just computed."""
+"""What happens to a request before the model: refused, degraded, answered from before, or just computed."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from rayrec.pipelines.inference.recommender import WHOLE, Effort
-from rayrec.serve.access.access import Access
-from rayrec.serve.access.limits import CallerLimitError, ServiceLimitError
-from rayrec.serve.config.access import AccessConfig
+from rayrec.pipelines.inference.recommender import FULL_BUDGET, Budget
+from rayrec.serve.admission.control import AdmissionControl
+from rayrec.serve.admission.limits import CallerLimitError, ServiceLimitError
+from rayrec.serve.admission.request_info import RequestInfo
+from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher, DeadlineError, TooManyWaitingError
 from rayrec.serve.engine.service import RecommendationService, RefusedRequestError
-from rayrec.serve.wire.callers import Origin
 from rayrec.serve.wire.deadlines import HEADER, HeaderError
 from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
-from tests.serve.access.clocks import Clock
+from tests.serve.admission.clocks import Clock
 from tests.serve.fake_recommender import WIDTH, FakeRecommender
 
 ANN = {"X-Caller-Key": "ann"}
@@ -38,8 +38,8 @@ class Model:
         self._entered = threading.Semaphore(0)
         costs = BatchCosts({1: 1.0}, WIDTH)
         self.batcher = Batcher(self._compute, costs, MAX_WAITING, clock=self.clock)
-        self.access = Access(
-            AccessConfig.parse(config), self.service, self.batcher, timeout_s=10.0, clock=self.clock
+        self.admission = AdmissionControl(
+            AdmissionConfig.parse(config), self.service, self.batcher, timeout_s=10.0, clock=self.clock
         )
 
     def _compute(self, requests: Sequence[RecommendRequest]) -> Sequence[RecommendAnswer | Exception]:
@@ -48,10 +48,13 @@ class Model:
         return self.service.recommend_all(requests)
 
     async def ask(self, headers: dict[str, str] | None = None, **fields: Any) -> RecommendAnswer:
-        return await self.access.begin(RecommendRequest(**fields), Origin(headers or {}, "10.0.0.1"))
+        return await self.admission.begin(RecommendRequest(**fields), self.info(headers))
+
+    def info(self, headers: dict[str, str] | None = None, address: str = "10.0.0.1") -> RequestInfo:
+        return self.admission.read_headers(headers or {}, address)
 
     async def occupy(self, num_requests: int) -> list[asyncio.Task[RecommendAnswer]]:
-        """So many requests in hand, the first of which is being computed, until `free`."""
+        """So many requests in flight, the first of which is being computed, until `free`."""
         self._may_compute.clear()
         tasks = []
         for _ in range(num_requests):
@@ -66,7 +69,7 @@ class Model:
 
     async def idle(self) -> None:
         """Its thread is done with what it has answered a moment after the answers are there."""
-        while self.batcher.in_hand:
+        while self.batcher.in_flight:
             await asyncio.sleep(0)
 
     def close(self) -> None:
@@ -119,8 +122,8 @@ def test_without_settings_requests_are_computed_in_full_and_refused_by_the_batch
     answers = run(scenario())
 
     assert all(answer.degraded == [] for answer in answers)
-    assert set(model.recommender.efforts) == {WHOLE}
-    assert model.access.status.in_hand == 0
+    assert set(model.recommender.budgets) == {FULL_BUDGET}
+    assert model.admission.status.in_flight == 0
 
 
 def test_a_caller_is_known_by_key_and_without_one_by_address(start):
@@ -134,10 +137,10 @@ def test_a_caller_is_known_by_key_and_without_one_by_address(start):
         for headers in (ANN, {}):
             with pytest.raises(CallerLimitError, match="try again in 1000 seconds"):
                 await model.ask(headers)
-        await model.access.begin(RecommendRequest(), Origin({}, "10.0.0.2"))
+        await model.admission.begin(RecommendRequest(), model.info({}, "10.0.0.2"))
 
     run(scenario())
-    assert (model.access.status.callers, model.access.status.refused_callers) == (5, 2)
+    assert (model.admission.status.callers, model.admission.status.refused_callers) == (5, 2)
 
 
 def test_the_header_of_the_key_can_be_another(start):
@@ -157,7 +160,7 @@ def test_a_key_that_is_too_long_to_keep_is_refused(start):
     run(model.ask({"X-Caller-Key": "a" * 256}))
     with pytest.raises(HeaderError, match="X-Caller-Key: expected at most 256 characters, got 257"):
         run(model.ask({"X-Caller-Key": "a" * 257}))
-    assert model.access.status.callers == 1
+    assert model.admission.status.callers == 1
 
 
 def test_a_full_service_refuses_and_takes_again_what_comes_when_one_is_done(start):
@@ -167,13 +170,13 @@ def test_a_full_service_refuses_and_takes_again_what_comes_when_one_is_done(star
         tasks = await model.occupy(2)
         with pytest.raises(ServiceLimitError):
             await model.ask()
-        assert model.access.status.in_hand == 2
+        assert model.admission.status.in_flight == 2
         model.free()
         await asyncio.gather(*tasks)
         await model.ask()
 
     run(scenario())
-    assert (model.access.status.in_hand, model.access.status.refused) == (0, 1)
+    assert (model.admission.status.in_flight, model.admission.status.refused) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +192,7 @@ def test_a_place_is_given_back_whatever_becomes_of_the_request(start, fields, er
                 await model.ask(**fields)
 
     run(scenario())
-    assert model.access.status.in_hand == 0
+    assert model.admission.status.in_flight == 0
 
 
 def test_what_the_batcher_refuses_gives_its_place_back(start):
@@ -199,10 +202,10 @@ def test_what_the_batcher_refuses_gives_its_place_back(start):
         tasks = await model.occupy(MAX_WAITING)
         with pytest.raises(TooManyWaitingError):
             await model.ask()
-        in_hand = model.access.status.in_hand
+        in_flight = model.admission.status.in_flight
         model.free()
         await asyncio.gather(*tasks)
-        return in_hand
+        return in_flight
 
     assert run(scenario()) == MAX_WAITING
 
@@ -241,6 +244,19 @@ def test_a_request_may_bring_an_earlier_deadline_than_the_service_has(start):
     assert (late.source, whenever.source) == ("model", "model")
 
 
+def test_the_time_that_a_body_took_to_come_counts(start):
+    model = start()
+
+    async def scenario() -> Any:
+        late = model.info({HEADER: "3000"})
+        model.clock.now += 4
+        return await asyncio.gather(
+            model.admission.begin(RecommendRequest(user_id="ann"), late), return_exceptions=True
+        )
+
+    assert isinstance(run(scenario())[0], DeadlineError)
+
+
 def test_a_request_cannot_wait_longer_than_the_service_lets_it(start):
     model = start()
 
@@ -255,7 +271,7 @@ def test_a_request_cannot_wait_longer_than_the_service_lets_it(start):
     assert isinstance(run(scenario())[0], DeadlineError)
 
 
-def test_steps_come_with_the_requests_in_hand_and_go_with_them(start):
+def test_steps_come_with_the_requests_in_flight_and_go_with_them(start):
     model = start(degrade=degrade(step("fewer_beams", 0.7, to=3), step("shorter_history", 0.9, to=1)))
 
     async def scenario() -> list[RecommendAnswer]:
@@ -263,13 +279,13 @@ def test_steps_come_with_the_requests_in_hand_and_go_with_them(start):
         for _ in range(2):  # three quarters; all
             tasks.append(asyncio.create_task(model.ask(user_id="ann", k=1)))
             await asyncio.sleep(0)
-        assert model.access.status.steps == ("fewer_beams", "shorter_history")
-        assert model.access.status.load == 1.0
+        assert model.admission.status.steps == ("fewer_beams", "shorter_history")
+        assert model.admission.status.load == 1.0
         model.free()
         answers = await asyncio.gather(*tasks)
         await model.idle()
         # Whoever looks sees what is so now, though nobody has asked since.
-        assert (model.access.status.load, model.access.status.steps) == (0.0, ())
+        assert (model.admission.status.load, model.admission.status.steps) == (0.0, ())
         return [*answers, await model.ask(user_id="ann", k=1)]
 
     answers = run(scenario())
@@ -281,9 +297,9 @@ def test_steps_come_with_the_requests_in_hand_and_go_with_them(start):
         ["fewer_beams", "shorter_history"],
         [],
     ]
-    assert model.access.status.steps == ()
-    assert Effort(3, None) in model.recommender.efforts
-    assert Effort(3, 1) in model.recommender.efforts
+    assert model.admission.status.steps == ()
+    assert Budget(3, None) in model.recommender.budgets
+    assert Budget(3, 1) in model.recommender.budgets
 
 
 def test_load_may_be_the_wait_by_what_batches_take(start):
@@ -295,13 +311,13 @@ def test_load_may_be_the_wait_by_what_batches_take(start):
         for num in range(3):
             tasks += await model.occupy(1) if not num else [asyncio.create_task(model.ask(user_id="ann"))]
             await asyncio.sleep(0)
-            loads.append(model.access.status.load)
+            loads.append(model.admission.status.load)
         model.free()
         await asyncio.gather(*tasks)
         return loads
 
     assert run(scenario()) == [0.1, 0.2, 0.3]  # each takes 1 of 10 seconds
-    assert model.recommender.efforts[-1] == Effort(3, None)  # 0.2 when the last one came
+    assert model.recommender.budgets[-1] == Budget(3, None)  # 0.2 when the last one came
 
 
 def test_the_services_own_limit_is_capacity_too(start):
@@ -334,8 +350,8 @@ def test_a_kept_answer_is_given_without_the_model_until_it_is_too_old(start):
     assert again.items == first.items
     assert len(other.items) == 2
     assert len(model.recommender.asked) == 3
-    assert (model.access.status.cache_hits, model.access.status.cached) == (1, 2)
-    assert model.access.status.in_hand == 0
+    assert (model.admission.status.cache_hits, model.admission.status.cached) == (1, 2)
+    assert model.admission.status.in_flight == 0
 
 
 def test_a_kept_answer_needs_no_place_at_the_model(start):
@@ -381,11 +397,11 @@ def test_popular_items_of_a_busy_moment_are_not_kept(start):
         return [(await model.ask(user_id="ann", k=1)).degraded for _ in range(2)]
 
     assert run(scenario()) == [["popular_items"]] * 2
-    assert model.access.status.cached == 0
+    assert model.admission.status.cached == 0
 
 
 def ask_all(model: Model, num_rows: int, **fields: Any) -> list[asyncio.Future[RecommendAnswer]]:
-    return model.access.begin_all([RecommendRequest(k=1, **fields)] * num_rows, Origin({}, "10.0.0.1"))
+    return model.admission.begin_all([RecommendRequest(k=1, **fields)] * num_rows, model.info())
 
 
 def test_a_message_of_rows_that_the_batcher_refuses_has_taken_nothing(start):
@@ -395,34 +411,34 @@ def test_a_message_of_rows_that_the_batcher_refuses_has_taken_nothing(start):
         tasks = await model.occupy(1)
         for _ in range(3):
             with pytest.raises(TooManyWaitingError, match="1 requests are waiting already, and 4 of one"):
-                model.access.begin_all([RecommendRequest()] * 4, Origin({}, "10.0.0.2"))
+                model.admission.begin_all([RecommendRequest()] * 4, model.info({}, "10.0.0.2"))
         model.free()
         await asyncio.gather(*tasks)
         await model.idle()
-        await asyncio.gather(*model.access.begin_all([RecommendRequest()] * 4, Origin({}, "10.0.0.2")))
+        await asyncio.gather(*model.admission.begin_all([RecommendRequest()] * 4, model.info({}, "10.0.0.2")))
 
     run(scenario())
 
 
 def test_rows_that_would_be_late_give_back_what_those_before_them_took(start):
     model = start(callers={"rate": 0.001, "burst": 3}, service={"concurrency": 4})
-    late = Origin({HEADER: "2500"}, "10.0.0.2")  # each takes a second
+    late = {HEADER: "2500"}  # each takes a second
 
     async def scenario() -> None:
         tasks = await model.occupy(1)
         with pytest.raises(DeadlineError):
-            model.access.begin_all([RecommendRequest()] * 3, late)
-        assert (model.access.status.in_hand, model.batcher.in_hand) == (1, 1)
+            model.admission.begin_all([RecommendRequest()] * 3, model.info(late, "10.0.0.2"))
+        assert (model.admission.status.in_flight, model.batcher.in_flight) == (1, 1)
         model.free()
         await asyncio.gather(*tasks)
         await model.idle()
-        await asyncio.gather(*model.access.begin_all([RecommendRequest()] * 3, Origin({}, "10.0.0.2")))
+        await asyncio.gather(*model.admission.begin_all([RecommendRequest()] * 3, model.info({}, "10.0.0.2")))
 
     run(scenario())
     assert len(model.recommender.asked) == 1  # of the history; the others have none
 
 
-def test_rows_of_a_message_are_lowered_as_one_after_the_other_would_be(start):
+def test_rows_of_a_message_are_degraded_as_one_after_the_other_would_be(start):
     model = start(service={"concurrency": 4}, degrade=degrade(step("popular_items", 0.7)))
 
     async def scenario() -> list[RecommendAnswer]:

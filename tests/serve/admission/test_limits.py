@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
-from rayrec.serve.access.limits import (
+from rayrec.serve.admission.limits import (
     Admissions,
     CallerLimitError,
     Callers,
@@ -17,8 +17,8 @@ from rayrec.serve.access.limits import (
     ServiceLimitError,
     TokenBucket,
 )
-from rayrec.serve.config.access import CallersConfig, LimitConfig
-from tests.serve.access.clocks import Clock
+from rayrec.serve.config.admission import CallersConfig, LimitConfig
+from tests.serve.admission.clocks import Clock
 
 
 @pytest.fixture
@@ -71,21 +71,21 @@ def test_a_clock_that_goes_back_gives_nothing(clock):
 
 def test_places_are_counted_and_each_is_given_back_once(clock):
     limit = ConcurrencyLimit(2, clock)
-    leave, stay = limit.enter(), limit.enter()
-    assert (limit.in_hand, limit.wait_s() > 0) == (2, True)
+    release, stay = limit.enter(), limit.enter()
+    assert (limit.in_flight, limit.wait_s() > 0) == (2, True)
 
-    leave()
-    leave()
-    assert (limit.in_hand, limit.wait_s()) == (1, 0.0)
+    release()
+    release()
+    assert (limit.in_flight, limit.wait_s()) == (1, 0.0)
     stay()
-    assert limit.in_hand == 0
+    assert limit.in_flight == 0
 
 
 def test_a_place_is_expected_after_as_long_as_they_are_held(clock):
     limit = ConcurrencyLimit(2, clock)
-    leave = limit.enter()
+    release = limit.enter()
     clock.now += 8.0
-    leave()
+    release()
     limit.enter(), limit.enter()
 
     assert limit.wait_s() == pytest.approx(4.0)
@@ -94,12 +94,12 @@ def test_a_place_is_expected_after_as_long_as_they_are_held(clock):
 def test_without_limits_everything_is_admitted_and_counted(clock):
     admissions = Admissions(LimitConfig(), CallersConfig(), clock)
 
-    leaves = [admissions.admit("ann") for _ in range(1000)]
+    releases = [admissions.admit("ann") for _ in range(1000)]
 
-    assert admissions.service.concurrency.in_hand == 1000
-    for leave in leaves:
-        leave()
-    assert admissions.service.concurrency.in_hand == 0
+    assert admissions.service.concurrency.in_flight == 1000
+    for release in releases:
+        release()
+    assert admissions.service.concurrency.in_flight == 0
 
 
 def test_one_caller_is_refused_and_another_is_not(clock):
@@ -119,23 +119,23 @@ def test_one_caller_is_refused_and_another_is_not(clock):
     admissions.admit("ann")
 
 
-def test_a_caller_has_so_many_in_hand_and_may_come_again_when_one_is_done(clock):
+def test_a_caller_has_so_many_in_flight_and_may_come_again_when_one_is_done(clock):
     admissions = Admissions(LimitConfig(), CallersConfig(concurrency=1), clock)
-    leave = admissions.admit("ann")
+    release = admissions.admit("ann")
 
-    with pytest.raises(CallerLimitError, match=r"1 requests are in hand already; try again in 1 second$"):
+    with pytest.raises(CallerLimitError, match=r"1 requests are in flight already; try again in 1 second$"):
         admissions.admit("ann")
-    leave()
+    release()
     admissions.admit("ann")
 
 
 def test_what_the_service_refuses_costs_its_caller_nothing(clock):
     admissions = Admissions(LimitConfig(concurrency=1), CallersConfig(rate=0.001, burst=2), clock)
-    leave = admissions.admit("ann")
+    release = admissions.admit("ann")
     for _ in range(5):
-        with pytest.raises(ServiceLimitError, match="of all callers, 1 requests are in hand"):
+        with pytest.raises(ServiceLimitError, match="of all callers, 1 requests are in flight"):
             admissions.admit("ann")
-    leave()
+    release()
 
     admissions.admit("ann")  # the second of two
 
@@ -166,15 +166,15 @@ def test_the_caller_who_was_away_longest_is_forgotten(clock):
     assert callers.of("bob") is not bob
 
 
-def test_a_caller_with_requests_in_hand_is_not_forgotten(clock):
+def test_a_caller_with_requests_in_flight_is_not_forgotten(clock):
     callers = Callers(CallersConfig(concurrency=1, most_kept=1), clock)
     ann = callers.of("ann")
-    (leave,) = ann.enter()
+    (release,) = ann.enter()
 
     callers.of("bob"), callers.of("cid")
 
     assert callers.of("ann") is ann
-    leave()
+    release()
     callers.of("dan")
     assert len(callers) == 1
 
@@ -183,7 +183,7 @@ def test_the_requests_of_a_message_are_admitted_together_or_none_is(clock):
     admissions = Admissions(LimitConfig(), CallersConfig(rate=1.0, burst=4, concurrency=4), clock)
     first, second, third = admissions.admit_all("ann", 3)
 
-    with pytest.raises(CallerLimitError, match="3 requests are in hand already, and 2 of one message come"):
+    with pytest.raises(CallerLimitError, match="3 requests are in flight already, and 2 of one message come"):
         admissions.admit_all("ann", 2)
     first(), second()
     with pytest.raises(CallerLimitError, match="more than 1 requests a second have come, and 2 of") as late:
@@ -191,9 +191,9 @@ def test_the_requests_of_a_message_are_admitted_together_or_none_is(clock):
     assert late.value.wait_s == pytest.approx(1.0)
     admissions.admit("ann")()  # the token that neither of them took
     clock.now += 2
-    for leave in (third, *admissions.admit_all("ann", 2)):
-        leave()
-    assert admissions.service.concurrency.in_hand == 0
+    for release in (third, *admissions.admit_all("ann", 2)):
+        release()
+    assert admissions.service.concurrency.in_flight == 0
 
 
 @pytest.mark.parametrize(
@@ -223,6 +223,47 @@ def test_who_is_only_asked_about_is_not_remembered(clock):
     assert len(admissions.callers) == 1
     with pytest.raises(CallerLimitError):
         admissions.check("ann")
+
+
+class CountedAdmissions(Admissions):
+    """Counts how often its limits are looked at."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.num_looked = 0
+        look = self.service.refusal
+
+        def counted(count=1):
+            self.num_looked += 1
+            return look(count)
+
+        self.service.refusal = counted
+
+
+def test_limits_are_looked_at_once_for_a_message_that_found_room(clock):
+    admissions = CountedAdmissions(LimitConfig(rate=1.0, burst=3), CallersConfig(), clock)
+
+    room = admissions.check("ann")
+    admissions.admit_all("ann", 1, room)
+
+    assert admissions.num_looked == 1
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_room_that_others_took_meanwhile_is_looked_for_again(clock, count):
+    admissions = Admissions(LimitConfig(concurrency=count), CallersConfig(), clock)
+    room = admissions.check("ann")
+    admissions.admit("bob")
+
+    with pytest.raises(ServiceLimitError):
+        admissions.admit_all("ann", count, room)
+
+
+def test_room_for_one_is_none_for_more(clock):
+    admissions = Admissions(LimitConfig(concurrency=1), CallersConfig(), clock)
+
+    with pytest.raises(ServiceLimitError):
+        admissions.admit_all("ann", 2, admissions.check("ann"))
 
 
 @given(names=st.lists(st.integers(0, 50), max_size=200))

@@ -1,0 +1,127 @@
+"""`serve`: answer requests over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rayrec.cli.app import app
+from rayrec.cli.runs import (
+    CandidatesOption,
+    CombineOption,
+    DataOption,
+    GeneratorWeightOption,
+    ObjectiveOption,
+    RankerOption,
+    WhichOption,
+    ranking_of,
+)
+from rayrec.platform.console import Answer, command
+from rayrec.platform.errors import InputError
+
+
+@command(app, "serve")
+def serve_command(
+    run: Annotated[
+        str,
+        typer.Argument(help="Folder that `rayrec train` wrote, or a store of published versions to follow."),
+    ],
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the HTTP service.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    replicas: Annotated[int, typer.Option(min=1, help="Processes that each hold the whole model.")] = 1,
+    single_process: Annotated[
+        bool, typer.Option("--single-process", help="Serve from this process, without Ray.")
+    ] = False,
+    page: Annotated[
+        bool | None,
+        typer.Option(help="Serve a web page with users' histories at / \\[only on a loopback address]."),
+    ] = None,
+    snapshot: WhichOption = "best",
+    device: Annotated[str | None, typer.Option(help="Device to compute on \\[the run's].")] = None,
+    data: DataOption = None,
+    ranker: RankerOption = None,
+    candidates: CandidatesOption = 100,
+    objective: ObjectiveOption = None,
+    combine: CombineOption = "sum",
+    generator_weight: GeneratorWeightOption = 0.0,
+    compile_ranking: Annotated[
+        bool,
+        typer.Option("--compile", help="Rank small batches with compiled programs, cached in RUN/compiled."),
+    ] = False,
+    prefix_cache: Annotated[
+        float,
+        typer.Option(
+            "--prefix-cache-mib", min=0, help="Prefix-cache size in MiB for returning users (0 = off)."
+        ),
+    ] = 0,
+    keep_contexts: Annotated[float | None, typer.Option(min=0, hidden=True)] = None,
+    admission: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML file with limits per caller and service, and what degrades under load \\[no limits]."
+        ),
+    ] = None,
+    access: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="PEM file of the certificate chain, for HTTPS \\[plain HTTP].")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the bearer token that callers must send \\[RAYREC_SERVE_TOKEN, else no token]."
+        ),
+    ] = None,
+    events: Annotated[
+        Path | None,
+        typer.Option(help="YAML file that says where events posted to /v1/events go \\[events are refused]."),
+    ] = None,
+    request_log: Annotated[
+        Path | None,
+        typer.Option(help="YAML file that says where requests and answers are logged \\[no log]."),
+    ] = None,
+    services: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML file: run gateway, features and inference as separate deployments, with routing and a "
+            "shadow \\[one deployment does it all]."
+        ),
+    ] = None,
+) -> Answer:
+    """Answer requests over HTTP until interrupted."""
+    from rayrec.serve.config.admission import OPEN, AdmissionConfig
+    from rayrec.serve.config.events import EventsConfig, RequestLogConfig
+    from rayrec.serve.config.serve import ServeConfig
+    from rayrec.serve.config.services import ServicesConfig
+    from rayrec.serve.launch.launch import serve_run
+    from rayrec.serve.web.bearer_token import token_digest
+
+    if (tls_cert is None) != (tls_key is None):
+        raise InputError("--tls-cert and --tls-key belong together; give both of them, or none")
+    if admission is not None and access is not None:
+        raise InputError("--access is called --admission now; keep one of them")
+    limits = admission or access
+    values = {
+        "host": host,
+        "port": port,
+        "tls": None if tls_cert is None else {"certificate": str(tls_cert), "key": str(tls_key)},
+        "token_sha256": token_digest(token_file),
+        "num_replicas": replicas,
+        "single_process": single_process,
+        "page": page,
+        "snapshot": snapshot,
+        "device": device,
+        "data": None if data is None else str(data),
+        "ranking": ranking_of(ranker, candidates, objective, combine, generator_weight),
+        "compile": {} if compile_ranking else None,
+        "prefix_cache_mib": prefix_cache or keep_contexts or 0,
+        "admission": OPEN if limits is None else AdmissionConfig.load(limits),
+        "events": None if events is None else EventsConfig.load(events),
+        "request_log": None if request_log is None else RequestLogConfig.load(request_log),
+        "services": None if services is None else ServicesConfig.load(services),
+    }
+    config = ServeConfig.parse(values, source="rayrec serve")
+    serve_run(run, config)
+    return {"run": run, "host": host, "port": port}

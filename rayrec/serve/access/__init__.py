@@ -1,5 +1,0 @@
-"""Who may ask how much, and what becomes of a request: limits, cached answers, routing, shadows.
-
-Start at `access.Access`.
-May import `engine` and what is below it.
-"""
