@@ -67,7 +67,7 @@ packages: ## Install Debian's redis-server, chromium and prometheus for the test
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 
 test: env packages ## Run the tests that show the main paths, in some eight minutes on two cores.
-	$(PYTEST) -m 'not slow'
+	$(PYTEST) -m 'not slow' --hypothesis-profile quick
 
 test-all: env packages ## Run all tests, the slow ones too, in some half an hour.
 	$(PYTEST)

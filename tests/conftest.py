@@ -13,11 +13,11 @@ import torch
 
 from rayrec.platform import files
 from rayrec.platform.cluster import start_on_this_machine
+from tests.helpers.examples import register_profiles
 from tests.helpers.forked_workers import forked_workers
 from tests.helpers.redis_server import RedisServer
 
-# The same examples every time, and no deadline: a busy machine is no failure.
-hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+register_profiles()
 hypothesis.settings.load_profile("repeatable")
 
 # Tensors here are tiny: on a busy machine, threads that wait for each other cost more than they add.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from rayrec.embeddings.base.routing import ShardMap
@@ -43,6 +43,7 @@ from rayrec.embeddings.storage.row_storage import MemoryRows
 from rayrec.embeddings.table import table as table_module
 from rayrec.embeddings.table.table import TableRows
 from tests.embeddings.dictionary_oracle import DictionaryTable
+from tests.helpers.examples import examples
 
 PLAIN = TableConfig(name="items", dim=3, seed=1, optimizer=RowwiseAdagradConfig())
 RULED = TableConfig(
@@ -149,7 +150,7 @@ def contents(parts: list[TableRows]) -> dict:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     steps=batches(), num_shards=st.integers(1, 2), at=st.integers(-1, 11), pauses=st.lists(st.integers(0, 4))
 )
@@ -194,7 +195,7 @@ def four_rows_in_memory(monkeypatch):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=batches(), at=st.integers(-1, 11), pauses=st.lists(st.integers(0, 4)))
 def test_rows_on_disk_are_as_the_step_left_them_wherever_they_have_moved(
     four_rows_in_memory, name, steps, at, pauses
@@ -266,7 +267,7 @@ snapshots = st.tuples(
 
 @pytest.mark.parametrize("given_up", [2, 1000])
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=batches(30), num_shards=st.integers(1, 3), plan=st.lists(snapshots, min_size=1, max_size=5))
 def test_a_snapshot_and_its_increments_are_a_whole_snapshot(
     tmp_path_factory, monkeypatch, name, given_up, steps, num_shards, plan
@@ -278,7 +279,7 @@ def test_a_snapshot_and_its_increments_are_a_whole_snapshot(
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=batches(20), num_shards=st.integers(1, 2), plan=st.lists(snapshots, min_size=1, max_size=4))
 def test_increments_of_rows_on_disk_are_whole_too(
     four_rows_in_memory, tmp_path_factory, name, steps, num_shards, plan

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.embeddings.base.routing import ShardMap
@@ -20,6 +20,7 @@ from rayrec.embeddings.snapshot.layered_tables import (
 from rayrec.embeddings.snapshot.snapshot import write_table
 from rayrec.embeddings.table.table import EmbeddingTable, TableRows
 from rayrec.platform.errors import InputError
+from tests.helpers.examples import examples
 
 IDS = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, size=60)
 
@@ -61,7 +62,7 @@ def same_rows(layered: LayeredTable, table: EmbeddingTable) -> bool:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     steps=st.lists(
         st.lists(st.integers(0, 59), min_size=1, max_size=20, unique=True), min_size=2, max_size=25

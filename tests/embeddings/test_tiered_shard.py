@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.embeddings.base.routing import ShardMap
@@ -21,6 +21,7 @@ from rayrec.embeddings.storage.disk.tiered_rows import TieredRows
 from rayrec.embeddings.transport.protocol import FetchCall, LookupCall
 from tests.embeddings.sparse_runs import AdversarialTransport, make_shards, run
 from tests.embeddings.test_exactness import MODES, check_tables, runs, trained_dictionaries
+from tests.helpers.examples import examples
 
 CONFIG = TableConfig(name="items", dim=3, disk=DiskConfig(memory=64 * 2**20))
 
@@ -45,7 +46,7 @@ class AnnouncingTransport(AdversarialTransport):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(run_=runs(), num_shards=st.integers(1, 2), seed=st.integers(0, 10_000), ahead=st.booleans())
 def test_every_mode_gives_the_rows_of_a_dictionary(mode, run_, num_shards, seed, ahead):
     expected, expected_rows = trained_dictionaries(run_)

@@ -19,6 +19,7 @@ from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.tasks.impressions import LabeledRows, Scored
 from rayrec.pipelines.training.memory_plan import plan_memory
+from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
@@ -205,12 +206,11 @@ def test_memory_is_planned_for_all_ids(dataset: ImpressionDataset):
 
 def figures_of(config: RunConfig, folder: Path) -> tuple[list[float], float]:
     losses: list[float] = []
-    result = train(config, folder, on_step=lambda *step: losses.append(step[2]))
+    result = train(config, folder, on_step=lambda *step: losses.append(step[2]), cluster=in_process)
     return losses, result.best_value
 
 
-@pytest.mark.ray
-def test_runs_are_the_same_in_every_mode_and_by_any_number_of_trainers(ray_cluster, dataset, tmp_path: Path):
+def test_runs_are_the_same_in_every_mode_and_by_any_number_of_trainers(dataset, tmp_path: Path):
     settings: dict[str, Any] = {"evaluation": {"response_metric": "gauc"}}
     sync, prefetched, shared = (
         figures_of(ctr_config(dataset, pipeline=pipeline, **settings), tmp_path / str(place))
@@ -228,15 +228,16 @@ def test_runs_are_the_same_in_every_mode_and_by_any_number_of_trainers(ray_clust
     assert np.mean(sync[0][-5:]) < np.mean(sync[0][:5])
 
 
-@pytest.mark.ray
-def test_a_run_goes_on_from_its_snapshot_to_the_same_numbers(ray_cluster, dataset, tmp_path: Path):
+def test_a_run_goes_on_from_its_snapshot_to_the_same_numbers(dataset, tmp_path: Path):
     config = ctr_config(dataset, training={"epochs": 2})
     whole, best = figures_of(config, tmp_path / "whole")
     first = config.model_copy(update={"training": config.training.model_copy(update={"epochs": 1})})
     begun, _ = figures_of(first, tmp_path / "run")
     rest: list[float] = []
 
-    result = train(config, tmp_path / "run", resume=True, on_step=lambda *step: rest.append(step[2]))
+    result = train(
+        config, tmp_path / "run", resume=True, on_step=lambda *step: rest.append(step[2]), cluster=in_process
+    )
 
     assert [*begun, *rest] == whole
     assert result.best_value == best
@@ -248,9 +249,9 @@ def test_a_metric_that_validation_cannot_have_is_refused_before_anything_starts(
     gauc = {"response_metric": "gauc"}
     ungrouped = impression_dataset(tmp_path / "ungrouped", group=None)
     with pytest.raises(InputError, match="nothing says whose impressions"):
-        train(ctr_config(ungrouped, evaluation=gauc), tmp_path / "run")
+        train(ctr_config(ungrouped, evaluation=gauc), tmp_path / "run", cluster=in_process)
     with pytest.raises(InputError, match="in 1 validation rows no group has both values of click"):
-        train(ctr_config(dataset, evaluation=gauc | {"max_users": 1}), tmp_path / "run")
+        train(ctr_config(dataset, evaluation=gauc | {"max_users": 1}), tmp_path / "run", cluster=in_process)
     with pytest.raises(InputError, match=r"there are not both values of click.* hold out more rows"):
-        train(ctr_config(dataset, evaluation={"max_users": 1}), tmp_path / "run")
+        train(ctr_config(dataset, evaluation={"max_users": 1}), tmp_path / "run", cluster=in_process)
     assert not (tmp_path / "run").exists()

@@ -12,6 +12,7 @@ from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.training.initial_weights import initial_snapshot
+from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
 from tests.helpers.runs import make_run
@@ -86,13 +87,12 @@ def test_a_folder_that_is_no_run_is_refused_before_anything_starts(pretrained, t
     config = config_from(pretrained, training={"init_from": str(tmp_path / "gone")})
 
     with pytest.raises(InputError, match=r"gone: not a run folder"):
-        train(config, tmp_path / "run")
+        train(config, tmp_path / "run", cluster=in_process)
 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.ray
-def test_fine_tuning_goes_on_with_weights_and_rows_and_nothing_else(pretrained, tmp_path, ray_cluster):
+def test_fine_tuning_goes_on_with_weights_and_rows_and_nothing_else(pretrained, tmp_path):
     """With rates of almost nothing the run ends where it began."""
     before = read_snapshot(RunFolder.open(pretrained).chosen_snapshot("last"))
     training = {
@@ -109,7 +109,7 @@ def test_fine_tuning_goes_on_with_weights_and_rows_and_nothing_else(pretrained, 
     )
     rows_before = rows_of(before)
 
-    result = train(config, tmp_path / "run")
+    result = train(config, tmp_path / "run", cluster=in_process)
 
     after = read_snapshot(RunFolder.open(tmp_path / "run").chosen_snapshot("last"))
     for name, weight in after.weights.items():
@@ -125,7 +125,8 @@ def test_fine_tuning_goes_on_with_weights_and_rows_and_nothing_else(pretrained, 
     assert 0 < result.stages["mfu"] < result.stages["dense_mfu"] < 1
     assert result.stages["model_flops"] > 1e5
 
-    resumed = train(config, tmp_path / "run", resume=True)  # of which nothing is left to do
+    # Of which nothing is left to do.
+    resumed = train(config, tmp_path / "run", resume=True, cluster=in_process)
     assert resumed.steps == result.steps
 
 

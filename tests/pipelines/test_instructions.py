@@ -23,6 +23,7 @@ from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.pipelines.tasks.features import features_of
 from rayrec.pipelines.tasks.instructions import check_labels
+from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.stages import Stages
 from rayrec.pipelines.training.train import train
 from rayrec.pipelines.training.validation import validate
@@ -407,9 +408,8 @@ def test_a_trigger_is_the_newest_event_and_is_not_recommended(recommender: Recom
     assert (answer.num_read, len(answer.items)) == (1, 3)
 
 
-@pytest.mark.ray
 def test_an_instructed_model_trains_through_actors_alike_with_one_trainer_or_two(
-    dataset: Dataset, ray_cluster: None, tmp_path: Path
+    dataset: Dataset, tmp_path: Path
 ):
     model = INSTRUCTED | {
         "name": "encoder_decoder",
@@ -426,6 +426,6 @@ def test_an_instructed_model_trains_through_actors_alike_with_one_trainer_or_two
             "trainer_threads": 1,
             "cpus_per_trainer": 0.5,
         }
-        results.append(train(RunConfig.parse(settings), tmp_path / str(num_trainers)))
+        results.append(train(RunConfig.parse(settings), tmp_path / str(num_trainers), cluster=in_process))
 
     assert results[0].final_loss == pytest.approx(results[1].final_loss, rel=1e-4)

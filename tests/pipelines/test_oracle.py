@@ -19,6 +19,7 @@ from rayrec.models.tokenizers.fit import fit_registry
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
+from rayrec.pipelines.training.placements import Placement, in_process, on_ray
 from rayrec.pipelines.training.progress import TrainingResult
 from rayrec.pipelines.training.train import train
 from rayrec.samples.dataset.dataset import Dataset
@@ -108,10 +109,8 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def run_pipeline(
-    dataset: Dataset, tmp_path_factory: pytest.TempPathFactory, ray_cluster: None
-) -> RunPipeline:
-    """Trains through the actors; the same settings are trained once."""
+def run_pipeline(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> RunPipeline:
+    """Trains through the actors, in this process unless told otherwise; each settings once."""
     done: dict[str, Trained] = {}
 
     def run(
@@ -119,13 +118,14 @@ def run_pipeline(
         epochs: int = EPOCHS_OF_PAIRS,
         again: bool = False,
         cache_rows: int = 0,
+        cluster: Placement = in_process,
         **pipeline: Any,
     ) -> Trained:
         sparse = settings.get("sparse", {}) | {"cache_rows": cache_rows}
         config = run_config(dataset, settings | {"sparse": sparse}, epochs, **pipeline)
         if again or config.to_yaml() not in done:
             folder = tmp_path_factory.mktemp("runs") / "run"
-            result = train(config, folder)
+            result = train(config, folder, cluster=cluster)
             done[config.to_yaml()] = read_run(folder, result)
         return done[config.to_yaml()]
 
@@ -246,7 +246,6 @@ def test_sync_reaches_the_weights_of_the_one_file_trainer(
     assert_close(trained, oracle(run_config(dataset, settings, EPOCHS), trained.steps))
 
 
-@pytest.mark.ray
 def test_two_sync_runs_with_one_seed_end_with_the_same_bits(run_pipeline: RunPipeline):
     first, second = (run_pipeline(GENERATIVE, again=again) for again in (False, True))
 
@@ -254,13 +253,25 @@ def test_two_sync_runs_with_one_seed_end_with_the_same_bits(run_pipeline: RunPip
 
 
 @pytest.mark.ray
+@pytest.mark.contract
+@pytest.mark.parametrize(
+    ("num_trainers", "cache_rows"), [(1, 0), (2, 0), (2, 12)], ids=["one", "two", "two with caches"]
+)
+def test_actors_on_ray_end_with_the_bits_of_actors_in_one_process(
+    num_trainers: int, cache_rows: int, run_pipeline: RunPipeline, ray_cluster: None
+):
+    pipeline: dict[str, Any] = {"num_trainers": num_trainers, "mode": "exact_prefetch"}
+    on_a_cluster = run_pipeline(GENERATIVE, cache_rows=cache_rows, again=True, cluster=on_ray, **pipeline)
+
+    assert_same_bits(on_a_cluster, run_pipeline(GENERATIVE, cache_rows=cache_rows, again=True, **pipeline))
+
+
 def test_exact_prefetch_ends_with_the_bits_of_sync(run_pipeline: RunPipeline):
     ahead = run_pipeline(GENERATIVE, mode="exact_prefetch", queue_depth=6)
 
     assert_same_bits(ahead, run_pipeline(GENERATIVE))
 
 
-@pytest.mark.ray
 @pytest.mark.parametrize(
     ("settings", "num_trainers"), [(GENERATIVE, 1), (FORGETFUL, 2)], ids=["generative", "forgetful"]
 )
@@ -276,7 +287,6 @@ def test_rows_that_trainers_hold_end_with_the_bits_of_the_servers(
         assert cached.stages["sparse_rows_evicted"] > 0
 
 
-@pytest.mark.ray
 def test_a_disk_below_the_tables_changes_no_bit(run_pipeline: RunPipeline):
     tables = GENERATIVE["sparse"]["tables"]
     on_disk = {
@@ -288,7 +298,6 @@ def test_a_disk_below_the_tables_changes_no_bit(run_pipeline: RunPipeline):
     assert_same_bits(run_pipeline(settings, mode="exact_prefetch"), run_pipeline(GENERATIVE))
 
 
-@pytest.mark.ray
 def test_bounded_staleness_trains_with_rows_that_lack_the_last_update(run_pipeline: RunPipeline):
     stale = run_pipeline(GENERATIVE, mode="bounded_stale", max_staleness=1)
 
@@ -298,7 +307,6 @@ def test_bounded_staleness_trains_with_rows_that_lack_the_last_update(run_pipeli
     assert stale.final_loss != exact.final_loss
 
 
-@pytest.mark.ray
 def test_two_trainers_end_where_one_does_up_to_rounding(run_pipeline: RunPipeline):
     two = run_pipeline(GENERATIVE, num_trainers=2, mode="exact_prefetch")
 
@@ -306,9 +314,14 @@ def test_two_trainers_end_where_one_does_up_to_rounding(run_pipeline: RunPipelin
 
 
 @pytest.mark.ray
-def test_two_trainers_that_hold_a_part_of_the_weights_each_end_where_one_does(run_pipeline: RunPipeline):
+@pytest.mark.contract
+def test_two_trainers_that_hold_a_part_of_the_weights_each_end_where_one_does(
+    run_pipeline: RunPipeline, ray_cluster: None
+):
     """Validation and snapshots included, which need the weights whole."""
     training = GENERATIVE["training"] | {"parallel": "fsdp2", "micro_batches": 2}
-    split = run_pipeline(GENERATIVE | {"training": training}, num_trainers=2, mode="exact_prefetch")
+    split = run_pipeline(
+        GENERATIVE | {"training": training}, num_trainers=2, mode="exact_prefetch", cluster=on_ray
+    )
 
     assert_close(split, run_pipeline(GENERATIVE))

@@ -1,4 +1,7 @@
-"""Whole runs whose actors die or hang, one thing at a time; `benchmarks.chaos` does it all at random."""
+"""Whole runs whose actors die or hang, or that are interrupted, one thing at a time.
+
+`benchmarks.chaos` does it all at random.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,13 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshot_requests import request_snapshot
 from rayrec.pipelines.runs.snapshots import read_snapshot
+from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
 from rayrec.platform.ray_errors import ActorDeathError
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.prepare.prepare import prepare
 from tests.helpers.runs import SPARSE_SASREC
-
-pytestmark = pytest.mark.ray
 
 STEPS_PER_EPOCH = 20  # 160 users in batches of 8
 EPOCHS = 4
@@ -74,11 +76,11 @@ def settings(data: Path, **changes: Any) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def alone(ray_cluster, data, tmp_path_factory) -> tuple[Path, list[float]]:
+def alone(data, tmp_path_factory) -> tuple[Path, list[float]]:
     """The run that nothing happens to, and the loss of each of its steps."""
     run = tmp_path_factory.mktemp("alone") / "run"
     losses: list[float] = []
-    train(settings(data), run, on_step=lambda done, total, loss: losses.append(loss))
+    train(settings(data), run, on_step=lambda done, total, loss: losses.append(loss), cluster=in_process)
     return run, losses
 
 
@@ -117,7 +119,9 @@ def recoveries(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_stateless_stages_that_die_are_replaced_and_nobody_takes_notice(alone, data, tmp_path):
+@pytest.mark.ray
+@pytest.mark.contract
+def test_stateless_stages_that_die_are_replaced_and_nobody_takes_notice(ray_cluster, alone, data, tmp_path):
     run = tmp_path / "run"
 
     def kill(member: str) -> Callable[[], None]:
@@ -129,7 +133,9 @@ def test_stateless_stages_that_die_are_replaced_and_nobody_takes_notice(alone, d
     assert recoveries(run) == []
 
 
-def test_a_run_that_loses_state_goes_back_to_its_last_snapshot_by_itself(alone, data, tmp_path):
+@pytest.mark.ray
+@pytest.mark.contract
+def test_a_run_that_loses_state_goes_back_to_its_last_snapshot_by_itself(ray_cluster, alone, data, tmp_path):
     """Before the first one, to its beginning."""
     run = tmp_path / "run"
 
@@ -149,7 +155,9 @@ def test_a_run_that_loses_state_goes_back_to_its_last_snapshot_by_itself(alone, 
     assert RunFolder.open(run).state["state"] == "finished"
 
 
-def test_a_stage_that_hangs_is_found(alone, data, tmp_path):
+@pytest.mark.ray
+@pytest.mark.contract
+def test_a_stage_that_hangs_is_found(ray_cluster, alone, data, tmp_path):
     """Stopped by a signal, a process is as alive to the system as any other."""
     run = tmp_path / "run"
     config = settings(data, recovery__hang_timeout_s=4.0)
@@ -165,6 +173,7 @@ def test_a_stage_that_hangs_is_found(alone, data, tmp_path):
     assert differences(run, alone[0], EPOCHS) == []
 
 
+@pytest.mark.ray
 def test_a_run_that_cannot_be_kept_alive_is_given_up_with_what_it_has(ray_cluster, data, tmp_path):
     run = tmp_path / "run"
 
@@ -185,7 +194,7 @@ def test_a_run_that_cannot_be_kept_alive_is_given_up_with_what_it_has(ray_cluste
 
 
 @pytest.fixture(scope="module")
-def interrupted(ray_cluster, data, tmp_path_factory) -> Path:
+def interrupted(data, tmp_path_factory) -> Path:
     """A run that was interrupted behind some snapshots."""
     run = tmp_path_factory.mktemp("interrupted") / "run"
 
@@ -194,7 +203,7 @@ def interrupted(ray_cluster, data, tmp_path_factory) -> Path:
 
     config = settings(data, snapshots__keep=3)
     with pytest.raises(KeyboardInterrupt):
-        train(config, run, on_step=at({8: wait, 19: interrupt}))
+        train(config, run, on_step=at({8: wait, 19: interrupt}), cluster=in_process)
     assert len(RunFolder.open(run).snapshot_names()) >= 2
     return run
 
@@ -213,8 +222,8 @@ def test_a_damaged_snapshot_is_refused_and_the_one_before_it_used_if_asked(alone
     damaged.write_bytes(content)
 
     with pytest.raises(InputError, match=f"^{damaged}: its checksum differs.*--snapshot previous"):
-        train(settings(data), stopped, resume=True)
-    train(settings(data), stopped, resume=True, snapshot="previous")
+        train(settings(data), stopped, resume=True, cluster=in_process)
+    train(settings(data), stopped, resume=True, snapshot="previous", cluster=in_process)
 
     assert differences(stopped, alone[0], EPOCHS) == []
 
@@ -225,7 +234,9 @@ def test_another_number_of_trainers_goes_on_to_the_same_losses(alone, data, stop
     goes_on_after = read_snapshot(RunFolder.open(stopped).chosen_snapshot("last")).committed_step
     more = settings(data, pipeline__num_trainers=2, sparse__num_servers=3, pipeline__num_readers=2)
 
-    train(more, stopped, resume=True, on_step=lambda done, total, loss: losses.append(loss))
+    train(
+        more, stopped, resume=True, on_step=lambda done, total, loss: losses.append(loss), cluster=in_process
+    )
 
     expected = alone[1][goes_on_after + 1 :]
     assert len(losses) == len(expected) >= 50
@@ -238,7 +249,7 @@ def test_a_snapshot_on_demand_is_of_a_step_in_between_and_changes_nothing(alone,
     asking = threading.Thread(target=lambda: found.append(request_snapshot(run, timeout_s=60.0)))
     config = settings(data, snapshots__every_steps=1000, snapshots__keep=5)
 
-    train(config, run, on_step=at({4: asking.start}))
+    train(config, run, on_step=at({4: asking.start}), cluster=in_process)
     asking.join()
 
     step = read_snapshot(found[0]).committed_step
@@ -252,8 +263,8 @@ def test_a_run_whose_folder_is_gone_goes_on_from_its_copy(alone, data, tmp_path)
     acts = {9: lambda: wait_for_snapshot(run), 15: interrupt}
 
     with pytest.raises(KeyboardInterrupt):
-        train(config, run, resume="if_begun", on_step=at(acts))
+        train(config, run, resume="if_begun", on_step=at(acts), cluster=in_process)
     shutil.rmtree(run)
-    train(config, run, resume="if_begun")
+    train(config, run, resume="if_begun", cluster=in_process)
 
     assert differences(run, alone[0], EPOCHS) == []

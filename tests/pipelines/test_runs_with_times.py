@@ -18,6 +18,7 @@ from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.inference.recommender import Query, Recommender
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.pipelines.tasks.features import features_of
+from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import FeatureBatch
@@ -267,20 +268,17 @@ def test_a_raw_row_may_leave_its_times_out(run: Path):
     assert timed.times.tolist() == query.times.tolist()
 
 
-@pytest.mark.ray
-def test_a_model_of_time_trains_validates_and_goes_on_through_actors(
-    dataset: Dataset, ray_cluster: None, tmp_path: Path
-):
+def test_a_model_of_time_trains_validates_and_goes_on_through_actors(dataset: Dataset, tmp_path: Path):
     settings = config(dataset.root).model_dump()
     settings["model"] |= {"item_matrix": "sparse", "loss": "bce", "negatives_per_event": 2}
     settings["pipeline"] |= {"num_trainers": 2, "trainer_threads": 1, "cpus_per_trainer": 0.5}
     settings["training"] |= {"epochs": 2}
 
-    once = train(RunConfig.parse(settings), tmp_path / "once")
+    once = train(RunConfig.parse(settings), tmp_path / "once", cluster=in_process)
     settings["training"] |= {"epochs": 1}
-    train(RunConfig.parse(settings), tmp_path / "resumed")
+    train(RunConfig.parse(settings), tmp_path / "resumed", cluster=in_process)
     settings["training"] |= {"epochs": 2}
-    resumed = train(RunConfig.parse(settings), tmp_path / "resumed", resume=True)
+    resumed = train(RunConfig.parse(settings), tmp_path / "resumed", resume=True, cluster=in_process)
 
     assert resumed.final_loss == once.final_loss
     assert (

@@ -19,6 +19,7 @@ import pytest
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshot_requests import request_snapshot
+from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
@@ -34,8 +35,6 @@ from tests.pipelines.test_training import (
     settings,
     sparse_rows,
 )
-
-pytestmark = pytest.mark.ray
 
 NUM_ITEMS, NUM_USERS = 20, 40
 EPOCHS = 3
@@ -103,7 +102,7 @@ def assert_every_row_once(run: Path, rows_of_files: dict[str, int], epochs: int)
         ]
 
 
-def test_readers_workers_and_the_cache_leave_no_trace_in_the_numbers(ray_cluster, data, tmp_path):
+def test_readers_workers_and_the_cache_leave_no_trace_in_the_numbers(data, tmp_path):
     """With operations and batches by length; and whether rows are decoded or come from the cache."""
     common = {
         "data__features": [REVERSED, NEWEST],
@@ -115,8 +114,8 @@ def test_readers_workers_and_the_cache_leave_no_trace_in_the_numbers(ray_cluster
     cache = {"folder": str(tmp_path / "cache")}
     many = {"pipeline__num_readers": 2, "pipeline__num_feature_workers": 2, "data__cache": cache}
 
-    alone = train(settings(data, **common), tmp_path / "alone")
-    together = train(settings(data, **common, **many), tmp_path / "together")
+    alone = train(settings(data, **common), tmp_path / "alone", cluster=in_process)
+    together = train(settings(data, **common, **many), tmp_path / "together", cluster=in_process)
 
     assert_no_actor_survives()
     assert together.final_loss == alone.final_loss
@@ -162,7 +161,7 @@ def arriving(samples: Path) -> dict[int, Callable[[], Any]]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed_following(ray_cluster, data, tmp_path_factory) -> tuple[Path, list[Path]]:
+def undisturbed_following(data, tmp_path_factory) -> tuple[Path, list[Path]]:
     """A run that waits for what comes, and the snapshots that it was asked for while it was idle."""
     folder = tmp_path_factory.mktemp("following")
     actions = arriving(folder / "log")
@@ -180,6 +179,7 @@ def undisturbed_following(ray_cluster, data, tmp_path_factory) -> tuple[Path, li
         followed(data, folder / "log", data__follow={"every_s": 0.1, "stop_after_s": 8.0}),
         folder / "run",
         on_step=at_steps(actions),
+        cluster=in_process,
     )
     asking.join()
     assert_no_actor_survives()
@@ -213,16 +213,23 @@ def test_a_followed_run_that_was_interrupted_ends_with_the_bits_of_one_that_was_
     run = tmp_path / "run"
 
     with pytest.raises(KeyboardInterrupt):
-        train(followed(data, tmp_path / "log"), run, on_step=at_steps(actions | {7: interrupt}))
+        train(
+            followed(data, tmp_path / "log"),
+            run,
+            on_step=at_steps(actions | {7: interrupt}),
+            cluster=in_process,
+        )
     assert last_snapshot(run).committed_step == 3
-    result = train(followed(data, tmp_path / "log", pipeline__num_readers=2), run, resume=True)
+    result = train(
+        followed(data, tmp_path / "log", pipeline__num_readers=2), run, resume=True, cluster=in_process
+    )
 
     assert result.steps == 8
     assert_same_bits(run, undisturbed_following[0])
     assert last_snapshot(run).cursor.to_table() == last_snapshot(undisturbed_following[0]).cursor.to_table()
 
 
-def test_a_file_that_does_not_fit_stops_a_followed_run_behind_the_last_step(ray_cluster, data, tmp_path):
+def test_a_file_that_does_not_fit_stops_a_followed_run_behind_the_last_step(data, tmp_path):
     write_rows(tmp_path / "log" / "a.parquet", 0)
     run = tmp_path / "run"
 
@@ -230,7 +237,12 @@ def test_a_file_that_does_not_fit_stops_a_followed_run_behind_the_last_step(ray_
         pq.write_table(pa.table({"user_id": [1.5], "item_ids": [[1]]}), tmp_path / "log" / "b.parquet")
 
     with pytest.raises(InputError, match=r"b.parquet: column 'user_id' is double, in a.parquet it is int64"):
-        train(followed(data, tmp_path / "log"), run, on_step=at_steps({2: add_other_columns}))
+        train(
+            followed(data, tmp_path / "log"),
+            run,
+            on_step=at_steps({2: add_other_columns}),
+            cluster=in_process,
+        )
 
     assert_no_actor_survives()
     assert last_snapshot(run).committed_step == 1
@@ -264,9 +276,9 @@ RAW_STEPS = 5
 
 
 @pytest.fixture(scope="module")
-def undisturbed(ray_cluster, data, tmp_path_factory) -> Path:
+def undisturbed(data, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
-    result = train(raw(data, raw_log(folder / "log")), folder / "run")
+    result = train(raw(data, raw_log(folder / "log")), folder / "run", cluster=in_process)
     assert result.steps == EPOCHS * RAW_STEPS
     assert_every_row_once(folder / "run", RAW_ROWS, EPOCHS)
     return folder / "run"
@@ -279,7 +291,12 @@ def test_a_file_that_goes_bad_stops_the_run_with_nothing_lost(undisturbed, data,
     kept = part.read_bytes()
 
     with pytest.raises(InputError, match=r"part-1.parquet: row group 1 \(rows 4 to 7\) cannot be decoded"):
-        train(raw(data, log), run, on_step=at_steps({RAW_STEPS + 1: lambda: damage_group(part, 1)}))
+        train(
+            raw(data, log),
+            run,
+            on_step=at_steps({RAW_STEPS + 1: lambda: damage_group(part, 1)}),
+            cluster=in_process,
+        )
 
     assert_no_actor_survives()
     stopped = last_snapshot(run)
@@ -289,20 +306,18 @@ def test_a_file_that_goes_bad_stops_the_run_with_nothing_lost(undisturbed, data,
     assert read == in_epoch.epoch * 36 + in_epoch.rows
 
     part.write_bytes(kept)
-    train(raw(data, log, pipeline__num_readers=2), run, resume=True)
+    train(raw(data, log, pipeline__num_readers=2), run, resume=True, cluster=in_process)
 
     assert_same_bits(run, undisturbed)
     assert_every_row_once(run, RAW_ROWS, EPOCHS)
 
 
-def test_rows_that_cannot_be_decoded_are_left_out_and_counted_if_that_is_allowed(
-    ray_cluster, data, tmp_path, caplog
-):
+def test_rows_that_cannot_be_decoded_are_left_out_and_counted_if_that_is_allowed(data, tmp_path, caplog):
     log, run = raw_log(tmp_path / "log"), tmp_path / "run"
     damage_group(log / "part-1.parquet", 1)
 
     with caplog.at_level(logging.WARNING):
-        train(raw(data, log, data__on_corrupt="skip", training__batch_size=2), run)
+        train(raw(data, log, data__on_corrupt="skip", training__batch_size=2), run, cluster=in_process)
 
     assert_no_actor_survives()
     cursor = last_snapshot(run).cursor
@@ -322,7 +337,7 @@ def test_a_cursor_of_other_rows_is_refused_before_anything_starts(undisturbed, d
     no_cluster(monkeypatch)
 
     with pytest.raises(InputError, match=r"step-000000015: belongs to another data set \(fingerprint"):
-        train(raw(data, log), run, resume=True)
+        train(raw(data, log), run, resume=True, cluster=in_process)
 
 
 def keyed(data: Path, samples: Path, store: str) -> RunConfig:
@@ -338,7 +353,7 @@ def fill_store(address: str) -> None:
     store.close()
 
 
-def test_a_store_that_goes_down_stops_the_run_behind_a_step_and_nothing_is_lost(ray_cluster, data, tmp_path):
+def test_a_store_that_goes_down_stops_the_run_behind_a_step_and_nothing_is_lost(data, tmp_path):
     """The undisturbed run is from a store on disk."""
     log, run = tmp_path / "log", tmp_path / "run"
     log.mkdir()
@@ -346,7 +361,7 @@ def test_a_store_that_goes_down_stops_the_run_behind_a_step_and_nothing_is_lost(
     times = [1003 + user % 6 for user in users]
     pq.write_table(pa.table({"user_id": users, "timestamp": times}), log / "a.parquet", row_group_size=8)
     fill_store(str(tmp_path / "store"))
-    train(keyed(data, log, str(tmp_path / "store")), tmp_path / "undisturbed")
+    train(keyed(data, log, str(tmp_path / "store")), tmp_path / "undisturbed", cluster=in_process)
     assert_every_row_once(tmp_path / "undisturbed", {"a.parquet": NUM_USERS}, EPOCHS)
 
     server = RedisServer(tmp_path)
@@ -354,17 +369,17 @@ def test_a_store_that_goes_down_stops_the_run_behind_a_step_and_nothing_is_lost(
         fill_store(server.url)
         config = keyed(data, log, server.url)
         with pytest.raises(StoreUnavailableError, match=rf"{server.url}.*: no answer in 2 attempts"):
-            train(config, run, on_step=at_steps({6: server.stop}))
+            train(config, run, on_step=at_steps({6: server.stop}), cluster=in_process)
         assert_no_actor_survives()
         stopped = last_snapshot(run)
         assert 5 <= stopped.committed_step < EPOCHS * 5 - 1
         assert RunFolder.open(run).state["error"].startswith(f"StoreUnavailableError: {server.url}")
         with pytest.raises(StoreUnavailableError):
-            train(config, run, resume=True)
+            train(config, run, resume=True, cluster=in_process)
 
         server.start()
         fill_store(server.url)
-        train(config, run, resume=True)
+        train(config, run, resume=True, cluster=in_process)
     finally:
         server.stop()
 

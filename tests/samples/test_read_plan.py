@@ -9,13 +9,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.reading.read_plan import Batching, ReadPlan, ReadSettings, readings
 from rayrec.samples.reading.reader import SampleReader
 from tests.helpers.data import write_log
+from tests.helpers.examples import examples
 
 COLUMNS = ["user_id", "item_ids", "price", "country"]
 
@@ -95,7 +96,7 @@ FILTERS = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     rows_of_files=st.lists(st.integers(0, 23), min_size=1, max_size=4).filter(any),
     rows_per_group=st.integers(1, 9),
@@ -150,7 +151,7 @@ def test_each_row_that_passes_comes_once_per_epoch_and_a_resumed_run_reads_the_s
         shutil.rmtree(folder)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     batch_tokens=st.integers(1, 60),
     batch_size=st.one_of(st.none(), st.integers(1, 9)),
