@@ -5,13 +5,12 @@ Another package adds its own by an entry point of the group `rayrec.models`; see
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import TYPE_CHECKING
 
 from rayrec.models.base.config import ModelConfig
 from rayrec.models.ctr.config import ImpressionModelConfig
 from rayrec.models.sequence.config import SequenceModelConfig
-from rayrec.platform.errors import InputError
-from rayrec.platform.registry import Registry
+from rayrec.platform.registry import Registry, settings_union
 
 MODELS: Registry[type[ModelConfig]] = Registry(
     "rayrec.models",
@@ -38,24 +37,8 @@ MODELS: Registry[type[ModelConfig]] = Registry(
 """Name of a model to the class of its settings."""
 
 
-def model_configs() -> tuple[type[ModelConfig], ...]:
-    """The settings class of every model, those of other packages included.
-
-    Raises:
-        InputError: an entry point cannot be imported, or names what is not the settings of such a model.
-    """
-    found = MODELS.all()
-    for name, settings in found.items():
-        is_class = isinstance(settings, type)
-        if not is_class or not issubclass(settings, SequenceModelConfig | ImpressionModelConfig):
-            raise InputError(
-                f"the model {name!r} of the entry points {MODELS.group!r} is {settings!r}; expected a class "
-                "derived from SequenceModelConfig or ImpressionModelConfig"
-            )
-        field = settings.model_fields["name"]
-        if get_args(field.annotation) != (name,):
-            raise InputError(
-                f"the model {name!r} of the entry points {MODELS.group!r} is {settings.__qualname__}, whose "
-                f"name is {field.annotation}; declare it as name: Literal[{name!r}]"
-            )
-    return tuple(found.values())
+if TYPE_CHECKING:
+    AnyModelConfig = SequenceModelConfig | ImpressionModelConfig
+else:
+    AnyModelConfig = settings_union(MODELS, (SequenceModelConfig, ImpressionModelConfig), "name")
+"""Settings of any model, those of other packages included; `name` says which one is meant."""

@@ -96,20 +96,21 @@ def _package_of(point: EntryPoint) -> str:
     return "a package" if distribution is None else f"the package {distribution.name!r}"
 
 
-def settings_union(registry: Registry[Any], base: type, key: str) -> Any:
+def settings_union(registry: Registry[Any], bases: type | tuple[type, ...], key: str) -> Any:
     """The pydantic type of settings of any class of a registry, chosen by the field `key`.
 
     Args:
-        base: every class has to be a subclass of it.
+        bases: every class has to be a subclass of one of them.
 
     Raises:
         InputError: a class of another package is not one of settings, or does not have its own name as `key`.
     """
     classes = registry.all()
+    expected = " or ".join(base.__name__ for base in (bases if isinstance(bases, tuple) else (bases,)))
     for name, settings in classes.items():
-        if not (isinstance(settings, type) and issubclass(settings, base)):
+        if not (isinstance(settings, type) and issubclass(settings, bases)):
             raise InputError(
-                f"the {registry.what} {name!r} is {settings!r}, expected a subclass of {base.__name__}"
+                f"the {registry.what} {name!r} is {settings!r}, expected a subclass of {expected}"
             )
         if get_args(cast(Any, settings).model_fields[key].annotation) != (name,):
             raise InputError(

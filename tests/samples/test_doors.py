@@ -13,10 +13,10 @@ import pytest
 
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
-from rayrec.platform.registry import Registry
+from rayrec.platform.registry import Registry, settings_union
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.importers import IMPORTERS, load_source
-from rayrec.samples.operations.config import OPERATIONS, RENAMED, settings_union
+from rayrec.samples.operations.config import OPERATIONS, RENAMED
 from rayrec.samples.operations.operation import OperationSettings
 from rayrec.samples.operations.program import FeatureProgram
 from tests.helpers.feature_operations import Declared
@@ -128,7 +128,11 @@ class Doubled(OperationSettings):
 def union_with(value: str) -> type[Config]:
     log = "rayrec.samples.operations.arithmetic:LogarithmConfig"
     table = Registry("rayrec.tests", "feature operation", {"double": value, "log": log})
-    return type("Declared", (Config,), {"__annotations__": {"feature": settings_union(table)}})
+    return type(
+        "Declared",
+        (Config,),
+        {"__annotations__": {"feature": settings_union(table, OperationSettings, "op")}},
+    )
 
 
 def test_unknown_operations_are_answered_with_all_names():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+from typing import Any, Literal
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
@@ -20,7 +20,7 @@ from rayrec.embeddings.config import (
 from rayrec.models.base.compute import ComputeSettings, Parallel, Precision, Weights
 from rayrec.models.base.config import DenseOptimizerConfig
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.registry import model_configs
+from rayrec.models.registry import AnyModelConfig
 from rayrec.pipelines.config.placement import PlacementConfig
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
@@ -29,15 +29,6 @@ from rayrec.platform.impression_schema import FEATURE_TABLE
 from rayrec.platform.remote_files import absolute
 from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.operations.config import OperationConfig
-
-if TYPE_CHECKING:
-    from rayrec.models.ctr.config import ImpressionModelConfig
-    from rayrec.models.sequence.config import SequenceModelConfig
-
-    AnyModelConfig = SequenceModelConfig | ImpressionModelConfig
-else:
-    # Every model that is registered, those of other packages included; `name` says which one is meant.
-    AnyModelConfig = Union[model_configs()]  # noqa: UP007
 
 TABLE_SEEDS = {"item": 1, "user": 2, "code": 3, FEATURE_TABLE: 4}
 """Added to 1,000 times the run's seed: tables of one run start with different rows."""
@@ -329,7 +320,7 @@ class RunConfig(Config):
     device: str = HOST.kind
     """`cpu`, `cuda` or `npu`: where dense compute runs."""
     data: DataConfig
-    model: Annotated[AnyModelConfig, Field(discriminator="name")]
+    model: AnyModelConfig
     sparse: SparseConfig = SparseConfig()
     pipeline: PipelineConfig = PipelineConfig()
     training: TrainingConfig = TrainingConfig()

@@ -6,12 +6,11 @@ package in the group `rayrec.operations`: docs/guides/add-a-feature-operation.md
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
-from rayrec.platform.errors import InputError
-from rayrec.platform.registry import Registry
+from rayrec.platform.registry import Registry, settings_union
 from rayrec.samples.operations.operation import OperationSettings
 
 OPERATIONS: Registry[type[OperationSettings]] = Registry(
@@ -40,27 +39,6 @@ RENAMED = {"bucketise": "bucketize", "cut": "truncate", "age": "time_since"}
 """Operations of version 0.1 to what they are called now; runs and configs may still use these names."""
 
 
-def settings_union(operations: Registry[type[OperationSettings]]) -> Any:
-    """The type of settings of any of these operations, chosen by `op`.
-
-    Raises:
-        InputError: the entry point of another package is not the settings of an operation of its name.
-    """
-    classes = operations.all()
-    for name, settings in classes.items():
-        if not (isinstance(settings, type) and issubclass(settings, OperationSettings)):
-            raise InputError(
-                f"the feature operation {name!r} is {settings!r}, expected a subclass of OperationSettings"
-            )
-        if get_args(settings.model_fields["op"].annotation) != (name,):
-            raise InputError(
-                f"the feature operation {name!r} needs the field `op: Literal[{name!r}] = {name!r}` in "
-                f"{settings.__module__}.{settings.__name__}: configs choose it by this name"
-            )
-    union: Any = Union[tuple(classes.values())]  # noqa: UP007 - of classes that are known only now
-    return Annotated[union, Field(discriminator="op"), BeforeValidator(_renamed)]
-
-
 def _renamed(values: Any) -> Any:
     if isinstance(values, dict) and values.get("op") in RENAMED:
         return {**values, "op": RENAMED[values["op"]]}
@@ -70,5 +48,7 @@ def _renamed(values: Any) -> Any:
 if TYPE_CHECKING:
     OperationConfig = OperationSettings
 else:
-    OperationConfig = settings_union(OPERATIONS)
+    OperationConfig = Annotated[
+        settings_union(OPERATIONS, OperationSettings, "op"), BeforeValidator(_renamed)
+    ]
 """By `op`: settings of one operation."""

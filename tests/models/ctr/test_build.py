@@ -1,13 +1,12 @@
 import dataclasses
-from typing import Annotated, Union
 
 import pytest
 import torch
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from rayrec.models.ctr.config import DinConfig, DlrmConfig
 from rayrec.models.ctr.program import build_ctr_model
-from rayrec.models.registry import model_configs
+from rayrec.models.registry import AnyModelConfig
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
@@ -116,7 +115,7 @@ def test_columns_from_which_nothing_can_be_learned_are_refused():
 
 
 class Run(Config):
-    model: Annotated[Union[model_configs()], Field(discriminator="name")]  # noqa: UP007
+    model: AnyModelConfig
 
 
 def test_settings_are_told_apart_by_name():
