@@ -58,5 +58,5 @@ def test_without_a_network_it_says_what_to_do(tmp_path, monkeypatch):
 
     monkeypatch.setattr(movielens.urllib.request, "urlopen", unreachable)
     monkeypatch.setattr(movielens.subprocess, "run", fails)
-    with pytest.raises(InputError, match=r"no route.*use 'rayrec prepare' on it"):
+    with pytest.raises(InputError, match=r"no route.*run 'rayrec prepare' on it"):
         movielens.fetch(tmp_path / "cache")

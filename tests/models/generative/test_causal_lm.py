@@ -378,8 +378,9 @@ def test_without_the_package_the_extra_is_named():
     program = (
         "import sys, numpy as np\n"
         "sys.modules['transformers'] = None\n"
-        "from rayrec.models.registry.build import Catalog, build_model\n"
-        "from rayrec.models.base.config import CausalLmConfig\n"
+        "from rayrec.models.generative.causal_lm_config import CausalLmConfig\n"
+        "from rayrec.models.sequence.catalog import Catalog\n"
+        "from rayrec.models.sequence.sequence_program import build_model\n"
         "catalog = Catalog(2, np.array([[0], [1]]), (2,))\n"
         "try: build_model(CausalLmConfig(name='causal_lm'), catalog, 0)\n"
         "except ValueError as error: print(error)\n"
