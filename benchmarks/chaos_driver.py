@@ -26,7 +26,7 @@ def main(config_file: str, run: str, journal: str, step_s: str) -> None:
 
         def on_step(done: int, total: int, loss: float) -> None:
             accounts: dict[str, Account] = ray.get(ray.get_actor(f"{name}/heartbeats").accounts.remote())
-            processes = {actor: account.beat.process.number for actor, account in accounts.items()}
+            processes = {actor: account.heartbeat.process.number for actor, account in accounts.items()}
             lines.write(json.dumps({"step": done - 1, "loss": loss, "processes": processes}) + "\n")
             time.sleep(float(step_s))  # steps of a toy are over before anybody could be killed
 
