@@ -126,7 +126,9 @@ def places_of(run: str, num_actors: int = NUM_ACTORS) -> dict[str, str]:
     monitor = ray.get_actor(monitor_name(run))
     while True:
         accounts: dict[str, Account] = ray.get(monitor.accounts.remote())
-        places = {name.partition("/")[2]: account.heartbeat.process.node for name, account in accounts.items()}
+        places = {
+            name.partition("/")[2]: account.heartbeat.process.node for name, account in accounts.items()
+        }
         if len(places) >= num_actors:
             return places
         time.sleep(0.1)
