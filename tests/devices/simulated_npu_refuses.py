@@ -11,7 +11,7 @@ from rayrec.models.attention import ascend
 from rayrec.models.attention.call import AttentionCall, Softmax
 from rayrec.models.attention.choice import by_rule
 from rayrec.models.attention.jagged import JaggedLayout
-from rayrec.models.attention.masks import Causal, Full, SlidingWindow
+from rayrec.models.attention.masks import Causal, Full
 from rayrec.models.attention.reference import BACKEND as REFERENCE
 from rayrec.models.ctr.program import build_ctr_model
 from rayrec.models.ctr.tensors import ImpressionTensors
@@ -127,7 +127,7 @@ def assert_beside_compute(calls: list[str]) -> None:
     assert calls == ["copied on copies", "recorded on default"] * num_arrays + ["default waits for copies"]
 
 
-@pytest.mark.parametrize("mask", [Causal, Full, lambda: SlidingWindow(2)], ids=["causal", "full", "window"])
+@pytest.mark.parametrize("mask", [Causal, Full], ids=["causal", "full"])
 def test_the_kernel_of_npus_is_called_so_that_it_computes_what_the_reference_does(mask):
     """By what torch_npu documents of its arguments."""
     call = make_call(Case(mask, (3, 1, 4), None), value_width=5)

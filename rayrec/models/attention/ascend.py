@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rayrec.models.attention.call import AttentionCall, Backend, Softmax
 from rayrec.models.attention.jagged import JaggedLayout
-from rayrec.models.attention.masks import Causal, Full, SlidingWindow
+from rayrec.models.attention.masks import Causal, Full
 from rayrec.platform.devices import ascend_fusion_attention, device_of
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -50,7 +50,7 @@ def why_not(call: AttentionCall) -> str | None:
         return "it has no scoring but the softmax"
     if call.bias is not None:
         return "it has no relative bias"
-    if not isinstance(call.mask, (Causal, Full, SlidingWindow)):
+    if not isinstance(call.mask, (Causal, Full)):
         return f"it has no {call.mask.kind} mask"
     if query.dtype not in DTYPES:
         return f"it has no {query.dtype}"
@@ -71,14 +71,6 @@ def _sparsity(call: AttentionCall) -> dict[str, Any]:
     if isinstance(call.mask, Full):
         return {"sparse_mode": 0}
     hidden = call.queries.derived("triangle", lambda: _triangle(call.queries.device))
-    if isinstance(call.mask, SlidingWindow):
-        # Counted from the end of both rows, as our places are.
-        return {
-            "sparse_mode": 4,
-            "atten_mask": hidden,
-            "pre_tockens": call.mask.size - 1,
-            "next_tockens": 0,
-        }
     return {"sparse_mode": 3, "atten_mask": hidden}
 
 

@@ -1,7 +1,6 @@
 """A decoding step's attention: of many short continuations of a row to its one context and their own codes.
 
-This is what `attend` with the mask `SharedContextBeams` means, where the keys of context and codes are in one
-place. In a step they are not, and to bring them there would copy the context for every code.
+`attend` would need the keys of context and codes in one tensor, which would copy the context for every code.
 
 The context's keys and values exist once per row, however many sequences grow from it: all queries of a row
 meet them in one matrix product. Only the few codes of a sequence are its own.

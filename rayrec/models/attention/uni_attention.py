@@ -3,8 +3,8 @@ lie in two places (`rayrec.models.attention.shared_context`).
 
     attend(query, key, value, layout)                                     a causal transformer
     attend(..., scoring=Silu(max_length), bias=RelativeBias(...))         HSTU
-    attend(..., mask=TargetAware(num_targets))                            ranking candidates
-    attend(..., key_layout=contexts, mask=SharedContextBeams(1, codes))   beams of one context
+    attend(..., mask=CausalGroups(num_levels))                            several codes after each event
+    attend(..., key_layout=contexts, mask=Full())                         a decoder on a context
 
 What is computed is said by data: layouts, a mask, a bias, a scoring. Who computes it is said by a choice
 (`rayrec.models.attention.choice`); all backends compute the same up to rounding.

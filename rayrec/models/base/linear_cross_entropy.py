@@ -6,6 +6,10 @@ is most of a training step. Here a chunk of tokens goes through product,
 softmax and both gradient products while its logits are still in the cache.
 The idea is that of fused linear cross-entropy in Liger Kernel (Hsu et al.,
 arXiv:2410.10989), in plain torch.
+
+Why not `torch.nn.functional.linear_cross_entropy` of torch 2.13: in float32, with chunks of this size, it
+is as fast (0.86 to 1.01 of our time), but under autocast it computes everything in float32, and given
+bfloat16 it returns a bfloat16 loss and gives the items twice the error of their gradient.
 """
 
 from __future__ import annotations

@@ -1,5 +1,10 @@
 """k-means, the part that the tokenizers share: starting points, distances in bounded memory, Lloyd's rounds.
 
+Why not `faiss`: on Amazon Beauty (12,101 items, 3 levels of 256 codes) its codes lose more: a
+reconstruction error of 0.339 against 0.329 to 0.332, 1,420 to 1,440 items that share a tuple against 1,290
+to 1,320. It starts from random points where this starts from k-means++. And this runs on the device of the
+vectors.
+
 Axes: I items, K centroids, D dimensions, P points of a chunk, T trial centroids.
 """
 

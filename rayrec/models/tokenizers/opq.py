@@ -3,6 +3,9 @@
 The levels are the subspaces. No level refines another, unlike those of residual methods: a prefix says all of
 some directions and nothing of the others.
 
+Why not `faiss`: on Amazon Beauty its codes lose more (an error of 0.415 against 0.403), it takes no seed
+for the rotation, and it takes as long.
+
 Source: Ge, He, Ke and Sun, "Optimized Product Quantization", CVPR 2013: the parametric solution (section 3.2,
 eigenvalue allocation) as the start of the non-parametric one (section 3.1).
 

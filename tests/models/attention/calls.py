@@ -12,16 +12,7 @@ from torch import Tensor
 from rayrec.models.attention.bias import RelativeBias
 from rayrec.models.attention.call import AttentionCall, Backend, Scoring, Silu, Softmax
 from rayrec.models.attention.jagged import JaggedLayout
-from rayrec.models.attention.masks import (
-    Causal,
-    Documents,
-    Full,
-    Mask,
-    PrefixLM,
-    SharedContextBeams,
-    SlidingWindow,
-    TargetAware,
-)
+from rayrec.models.attention.masks import Causal, CausalGroups, Full, Mask, Spans, own_places_N, spans_of
 
 SCORINGS: tuple[Scoring, ...] = (Softmax(), Silu(20.0))
 LENGTHS = (3, 0, 1, 40, 7, 22)
@@ -31,6 +22,35 @@ OTHER_LENGTHS = (5, 2, 1, 41, 0, 22)
 COUNTS = torch.tensor([2, 0, 1, 9, 3, 1])
 PLACES, TIMES = 9, 20
 """Buckets of the bias tables."""
+
+
+@dataclass(frozen=True)
+class SlidingWindow(Mask):
+    """The query's own key and the `size - 1` before it: a mask as another package may bring it."""
+
+    size: int
+
+    def spans(self, queries: JaggedLayout, keys: JaggedLayout) -> Spans:
+        own_N = own_places_N(queries, keys)
+        return spans_of(queries, keys, (own_N + 1 - self.size, own_N + 1))
+
+
+@dataclass(frozen=True, eq=False)
+class TargetAware(Mask):
+    """A history and, at the end of the row, candidates, which see the history and themselves: two spans."""
+
+    num_targets_B: Tensor
+
+    def spans(self, queries: JaggedLayout, keys: JaggedLayout) -> Spans:
+        own_N = own_places_N(queries, keys)
+        history_N = (keys.lengths_on_device_B() - self.num_targets_B).index_select(0, queries.row_N)
+        is_target_N = own_N >= history_N
+        return spans_of(
+            queries,
+            keys,
+            (torch.zeros_like(own_N), torch.where(is_target_N, history_N, own_N + 1)),
+            (own_N, own_N + is_target_N),
+        )
 
 
 @dataclass(frozen=True)
@@ -50,11 +70,8 @@ CASES = {
     "causal, across": Case(Causal, key_lengths=OTHER_LENGTHS),
     "causal, rows of one": Case(Causal, lengths=(1, 1, 1)),
     "window": Case(lambda: SlidingWindow(3)),
-    "prefix": Case(lambda: PrefixLM(COUNTS)),
+    "groups": Case(lambda: CausalGroups(2), lengths=(6, 0, 2, 80), key_lengths=(3, 0, 1, 40)),
     "targets": Case(lambda: TargetAware(COUNTS)),
-    "targets in a window": Case(lambda: TargetAware(COUNTS) & SlidingWindow(5)),
-    "documents": Case(lambda: Documents(torch.arange(sum(LENGTHS)) // 4) & Causal()),
-    "beams": Case(lambda: SharedContextBeams(1, 3), lengths=(2, 0, 1, 4), key_lengths=(9, 1, 3, 32)),
 }
 
 

@@ -9,7 +9,7 @@ import torch
 
 from rayrec.models.attention import ascend
 from rayrec.models.attention.call import Silu
-from rayrec.models.attention.masks import Causal, Full, SlidingWindow
+from rayrec.models.attention.masks import Causal, Full
 from tests.models.attention.calls import CASES, Case, make_call
 
 
@@ -50,14 +50,6 @@ def test_causal_attention_is_jagged_with_cumulative_lengths(kernel):
     }
     assert hidden.shape == (2048, 2048)
     assert hidden[:3, :3].tolist() == [[False, True, True], [False, False, True], [False, False, False]]
-
-
-def test_a_window_is_a_band_that_ends_with_the_querys_own_key(kernel):
-    ascend.BACKEND.attend(call_of(lambda: SlidingWindow(3)))
-
-    options = kernel.call_args.kwargs
-    assert (options["sparse_mode"], options["pre_tockens"], options["next_tockens"]) == (4, 2, 0)
-    assert options["atten_mask"].shape == (2048, 2048)
 
 
 def test_full_attention_has_no_mask(kernel):

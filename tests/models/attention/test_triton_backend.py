@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from rayrec.models.attention import triton_backend
-from rayrec.models.attention.masks import Causal, SlidingWindow, TargetAware
-from tests.models.attention.calls import CASES, Case, make_call
+from rayrec.models.attention.masks import Causal
+from tests.models.attention.calls import CASES, Case, SlidingWindow, TargetAware, make_call
 
 ROOT = Path(__file__).parents[3]
 needs_triton = pytest.mark.skipif(

@@ -7,7 +7,6 @@ from torch.nn import functional
 from rayrec.models.attention.bias import RelativeBias
 from rayrec.models.attention.call import Silu, Softmax
 from rayrec.models.attention.choice import choice_named
-from rayrec.models.attention.masks import Full, SharedContextBeams
 from rayrec.models.attention.uni_attention import attend
 from tests.models.attention.calls import SCORINGS, layout
 
@@ -50,21 +49,6 @@ def test_without_queries_or_keys_there_are_zeros_and_gradients(lengths, key_leng
     assert out_NHE.shape == (sum(lengths), 2, 6)
     assert not out_NHE.any()
     assert not any(gradient.any() for gradient in gradients)
-
-
-def test_beams_of_a_row_share_its_context():
-    """A decoding step in one call equals one call per beam, over the context and the beam's own codes."""
-    context, num_beams, codes = 5, 3, 2
-    queries, keys = layout([num_beams]), layout([context + num_beams * codes])
-    query, key, value = inputs(queries, keys)
-
-    together = attend(query, key, value, queries, keys, mask=SharedContextBeams(1, codes))
-
-    for beam in range(num_beams):
-        first = context + beam * codes
-        own = [*range(context), *range(first, first + codes)]
-        alone = attend(query[[beam]], key[own], value[own], layout([1]), layout([len(own)]), mask=Full())
-        torch.testing.assert_close(together[[beam]], alone)
 
 
 def test_the_scale_is_one_over_the_root_of_the_width_unless_it_is_given():

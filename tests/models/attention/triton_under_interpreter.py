@@ -8,8 +8,16 @@ import torch
 
 from rayrec.models.attention import reference, triton_backend
 from rayrec.models.attention.call import Silu, Softmax
-from rayrec.models.attention.masks import Causal, SlidingWindow
-from tests.models.attention.calls import CASES, SCORINGS, Case, assert_equal_results, make_call, results
+from rayrec.models.attention.masks import Causal
+from tests.models.attention.calls import (
+    CASES,
+    SCORINGS,
+    Case,
+    SlidingWindow,
+    assert_equal_results,
+    make_call,
+    results,
+)
 
 BACKEND, REFERENCE = triton_backend.BACKEND, reference.BACKEND
 
