@@ -18,11 +18,12 @@ from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.web.api import ANSWERING_ROUTES, build_api
 from rayrec.serve.web.metrics import PrometheusMeter
 from rayrec.serve.web.pages import RecentActivity
+from tests.helpers.examples import share_of
 from tests.helpers.runs import make_run
 from tests.serve.fake_recommender import listening
 
-COUNT = 400
-"""Of each source; `rayrec bench serve-fuzz` sends ten thousand."""
+COUNT = share_of(400)
+"""Of each source (a quarter in `make test`); `rayrec bench serve-fuzz` sends ten thousand."""
 
 
 @pytest.fixture(scope="module")
