@@ -113,7 +113,7 @@ def test_an_interrupted_run_says_so_and_has_what_it_had(interrupted):
     assert last_snapshot(interrupted).committed_step == STEPS_PER_EPOCH - 1
 
 
-def test_a_run_that_is_terminated_says_so(ray_cluster, data, tmp_path):
+def test_a_run_that_is_terminated_says_so(data, tmp_path):
     """Ray turns SIGTERM into an exit of the driver."""
 
     def terminated(*arguments: object) -> None:
