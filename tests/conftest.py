@@ -27,24 +27,18 @@ torch.set_num_threads(1)
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Say which tests go to one process (`--dist loadgroup`), and which of them come first.
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests that use the session's Ray cluster, and put files that use Ray first.
 
-    A file's tests stay together, since they share what its fixtures made. Without the slow ones, all tests
-    that use the session's Ray cluster go to one process, so that one cluster is started; they take
-    longest, so they come first. With the slow ones, that process would work long after the others.
+    They take longest, and what comes last should be short: `--no-loadscope-reorder` keeps the order. A file
+    is not divided: its fixtures would be made twice.
     """
-    one_cluster = "not slow" in config.getoption("markexpr")
-
-    def shares_cluster(item: pytest.Item) -> bool:
-        return one_cluster and "ray_cluster" in getattr(item, "fixturenames", ())
-
     for item in items:
-        name = "ray cluster" if shares_cluster(item) else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(name))
-    # A file is not divided here: its fixtures would be made twice.
+        if "ray_cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker("ray")
     with_ray = {item.path for item in items if item.get_closest_marker("ray")}
-    items.sort(key=lambda item: (not shares_cluster(item), item.path not in with_ray))
+    items.sort(key=lambda item: item.path not in with_ray)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,6 +1,5 @@
 """The command as a person meets it: exit codes, the error in one line, the last line for machines."""
 
-import json
 import signal
 import socket
 import subprocess
@@ -10,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rayrec.cli import app
+from tests.cli.commands import answer, rayrec, refused
 from tests.helpers.data import random_events, write_source
 from tests.helpers.runs import make_run
 
@@ -22,28 +22,6 @@ def run(tmp_path_factory):
 @pytest.fixture
 def source(tmp_path):
     return write_source(tmp_path / "source", random_events(20, 10))
-
-
-def rayrec(*arguments):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    return result.exit_code, result.stdout, result.stderr
-
-
-def refused(*arguments):
-    """The one line that says why a command did nothing."""
-    code, stdout, stderr = rayrec(*arguments)
-    assert (code, stdout) == (2, "")
-    *above, line = stderr.splitlines()
-    assert not any("Traceback" in other for other in above)
-    assert line.startswith("rayrec: ")
-    return line
-
-
-def answer(*arguments):
-    """The last line of a command that succeeds."""
-    code, stdout, stderr = rayrec(*arguments, "--json")
-    assert code == 0, stderr
-    return json.loads(stdout.splitlines()[-1])
 
 
 COMMANDS = (

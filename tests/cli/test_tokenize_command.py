@@ -13,7 +13,7 @@ from rayrec.models.tokenizers.vector_sources import ItemData, TextVectors
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
-from tests.cli.test_commands import answer, rayrec, refused
+from tests.cli.commands import answer, rayrec, refused
 from tests.helpers.data import random_events, write_source
 
 NUM_ITEMS = 40

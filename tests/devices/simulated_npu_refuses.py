@@ -23,7 +23,7 @@ from tests.models.attention.calls import Case, make_call
 from tests.models.ctr.programs import RANKING
 from tests.models.keras import impressions
 from tests.models.networks import table_rows
-from tests.models.test_recipes import features_of
+from tests.models.recipes import features_of
 
 
 def test_the_device_layer_finds_it_unchanged():

@@ -7,36 +7,14 @@ from hypothesis import strategies as st
 
 from rayrec.embeddings.base.routing import bucket_of
 from rayrec.embeddings.config import (
-    AdagradConfig,
-    AdamConfig,
     AdmissionConfig,
     EvictionConfig,
-    FtrlConfig,
-    PartialRowwiseAdamConfig,
-    RowwiseAdagradConfig,
     SgdConfig,
     TableConfig,
 )
 from rayrec.embeddings.table.table import EmbeddingTable
+from tests.embeddings.admission_runs import IDS, OPTIMIZERS
 from tests.embeddings.dictionary_oracle import DictionaryTable
-
-OPTIMIZERS = (
-    RowwiseAdagradConfig(lr=0.1, weight_decay=0.01),
-    AdagradConfig(),
-    SgdConfig(),
-    AdamConfig(lr=0.05),
-    PartialRowwiseAdamConfig(lr=0.05),
-    FtrlConfig(l1=0.001, l2=0.1),
-)
-
-
-def crowded_ids(num: int) -> np.ndarray:
-    """Ids that share few virtual buckets, so that capacity per bucket is a matter of several rows."""
-    ids = np.arange(3_000_000, dtype=np.int64)
-    return ids[bucket_of(ids) < 3][:num]
-
-
-IDS = crowded_ids(40)
 
 configs = st.builds(
     TableConfig,

@@ -24,8 +24,8 @@ from rayrec.embeddings.optim import device_kernels
 from rayrec.embeddings.table.row_operations import RowOperations
 from rayrec.embeddings.transport.client import LocalTransport
 from rayrec.platform.devices import KINDS, device_named, why_missing
+from tests.embeddings.admission_runs import OPTIMIZERS
 from tests.embeddings.sparse_runs import ITEMS, alone, make_shards
-from tests.embeddings.test_admission_and_eviction import OPTIMIZERS
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,6 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -14,6 +13,7 @@ from rayrec.embeddings.storage.disk import page_reads, record_log
 from rayrec.embeddings.storage.disk.record_log import RecordLog
 from rayrec.platform import files
 from rayrec.platform.errors import InputError
+from tests.helpers.examples import examples
 
 READ_CALL = 0
 NO_CALL = 9999
@@ -138,7 +138,7 @@ class LogMachine(RuleBasedStateMachine):
         assert len(set(self.addresses.values())) == len(self.addresses) == len(self.log)
 
 
-LogMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+LogMachine.TestCase.settings = examples(60, stateful_step_count=25)
 TestLogBehavesLikeADictionary = LogMachine.TestCase
 
 

@@ -4,7 +4,6 @@ import resource
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -20,6 +19,7 @@ from rayrec.embeddings.storage.disk import record_log, tiered_rows
 from rayrec.embeddings.storage.disk.page_reads import ALIGNMENT
 from rayrec.embeddings.storage.disk.tiered_rows import TieredRows
 from rayrec.embeddings.table.table import EmbeddingTable, TableRows
+from tests.helpers.examples import examples
 
 CONFIG = TableConfig(name="items", dim=3, seed=7)
 MEMORY = 64 * 2**20
@@ -138,7 +138,7 @@ class TieredMachine(RuleBasedStateMachine):
             assert_same(self.whole.export(), self.tiered.export())
 
 
-TieredMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+TieredMachine.TestCase.settings = examples(30, stateful_step_count=20)
 TestTieredTableIsATable = TieredMachine.TestCase
 
 

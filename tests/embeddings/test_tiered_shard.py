@@ -19,8 +19,8 @@ from rayrec.embeddings.storage.disk.page_reads import ALIGNMENT
 from rayrec.embeddings.storage.disk.record_log import RecordLog
 from rayrec.embeddings.storage.disk.tiered_rows import TieredRows
 from rayrec.embeddings.transport.protocol import FetchCall, LookupCall
+from tests.embeddings.dictionary_runs import MODES, check_tables, runs, trained_dictionaries
 from tests.embeddings.sparse_runs import AdversarialTransport, make_shards, run
-from tests.embeddings.test_exactness import MODES, check_tables, runs, trained_dictionaries
 from tests.helpers.examples import examples
 
 CONFIG = TableConfig(name="items", dim=3, disk=DiskConfig(memory=64 * 2**20))

@@ -13,7 +13,7 @@ from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.errors import InputError
 from tests.models.networks import CPU, table_rows
-from tests.models.test_recipes import MODELS, SETTINGS, features_of, model_of
+from tests.models.recipes import MODELS, SETTINGS, features_of, model_of
 
 PLAIN = ComputeSettings(precision="bfloat16")
 MASTERS = ComputeSettings(precision="bfloat16", weights="bfloat16_with_master")

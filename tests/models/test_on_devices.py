@@ -14,7 +14,7 @@ from rayrec.platform.devices import HOST, KINDS, device_memory, device_named, ha
 from tests.models.ctr.programs import RANKING, ranking_program
 from tests.models.keras import impressions
 from tests.models.networks import table_rows
-from tests.models.test_recipes import MODELS, SETTINGS, features_of, model_of
+from tests.models.recipes import MODELS, SETTINGS, features_of, model_of
 
 ACCELERATORS = [kind for kind in KINDS if device_named(kind).has_own_memory]
 STEPS = 3

@@ -9,93 +9,23 @@ import pytest
 import torch
 
 from rayrec.models.base.compute import PLAIN, ComputeSettings
-from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.base.linear_cross_entropy import linear_cross_entropy
 from rayrec.models.program.compiled_parts import compile_parts, explained
 from rayrec.models.program.utilization import Utilization, matrix_rate
-from rayrec.models.sequence.catalog import Catalog
-from rayrec.models.sequence.sequence_program import SequenceProgram, build_model, flops_of
+from rayrec.models.sequence.sequence_program import SequenceProgram, flops_of
 from rayrec.models.sequence.tensor_batch import TensorBatch
-from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.errors import InputError
-from rayrec.platform.schedule import RateSchedule
-from rayrec.samples.features.features import SequenceFeatures
-from tests.helpers.data import sample_batch
 from tests.models.ctr.programs import RANKING, ranking_program
 from tests.models.keras import impressions
 from tests.models.networks import CPU, DIM, table_rows, tensor_batch
-
-NUM_ITEMS, LEVELS = 9, (3, 3)
-CODES_IL = np.array([[item // 3, item % 3] for item in range(NUM_ITEMS)])
-ROWS = [[1, 4, 2], [3, 5], [0, 8, 7, 6], [2, 3], [4], [8, 1, 1, 2, 3, 5]]
-SETTINGS = DenseOptimizerSettings(0.01, 0.01, RateSchedule(), max_grad_norm=1.0, fused=True)
-BACKBONE = {"dim": DIM, "num_layers": 2, "num_heads": 2, "feedforward_dim": 16, "max_length": 6}
-MODELS = {
-    "sasrec": {"name": "sasrec"},
-    "sampled": {"name": "sasrec", "item_matrix": "sparse", "num_negatives": 5, "user_embedding": True},
-    "hstu": {"name": "hstu", "item_matrix": "sparse", "loss": "bce", "negatives_per_event": 3},
-    "hstu, dense": {"name": "hstu", "temperature": 0.5},
-    **{
-        name: {"name": name, "user_embedding": True}
-        for name in ("prefix_decoder", "light_decoder", "lazy_decoder", "encoder_decoder")
-    },
-    "causal_lm": {"name": "causal_lm", "behavior_weights": {"LIKE": 2.0}},
-    "prefix_decoder, weighted": {"name": "prefix_decoder", "behavior_weights": {"LIKE": 2.0}},
-    "light_decoder, weighted": {"name": "light_decoder", "behavior_weights": {"LIKE": 2.0}},
-    "lazy_decoder, instructed": {
-        "name": "lazy_decoder",
-        "instruction": {"parts": ["scenario", "behavior"], "drop": 0.3},
-        "event_labels": ["behavior", "scenario"],
-        "behavior_weights": {"LIKE": 2.0, "VIEW": 0.5},
-        "experts": {"count": 4, "per_token": 2},
-    },
-    "encoder_decoder, instructed": {
-        "name": "encoder_decoder",
-        "instruction": {"parts": ["behavior", "trigger_item"], "drop": 0.3},
-        "event_labels": ["scenario"],
-        "behavior_weights": {"VIEW": 0.5},
-        "experts": {"count": 3, "per_token": 1},
-        "retrieval": {"max_length": 6, "num_events": 3, "num_recent": 1, "q2i_negatives": 5},
-    },
-}
-LANGUAGE_MODEL = {"max_length": 6, "network": {"kind": "qwen3", "dim": DIM, "num_heads": 2}}
-LABELS = {"behavior": ("LIKE", "SHARE", "VIEW"), "scenario": ("home", "search")}
-
-
-def config_of(name: str):
-    backbone = LANGUAGE_MODEL if name == "causal_lm" else BACKBONE
-    if MODELS[name]["name"] == "hstu":
-        backbone = {key: value for key, value in BACKBONE.items() if key != "feedforward_dim"}
-    values = MODELS[name] | {"backbone": backbone}
-    return RunConfig.parse({"data": {"path": "data"}, "model": values}).model
-
-
-def model_of(name: str):
-    config = config_of(name)
-    rates = np.full(NUM_ITEMS, -np.log(NUM_ITEMS))
-    catalog = Catalog(NUM_ITEMS, CODES_IL, LEVELS, negative_log_q_I=rates, labels=LABELS)
-    return build_model(config, catalog, seed=1)
-
-
-def features_of(name: str, step: int = 0, rows=ROWS, num_trainers: int = 1):
-    config = config_of(name)
-    features = SequenceFeatures(
-        np.arange(NUM_ITEMS),
-        max_length=6,
-        tables=tuple(config.tables),
-        codes_IL=CODES_IL,
-        num_negatives=5 if config.negatives.per_batch else 0,
-        negatives_per_event=3 if config.negatives.per_event else 0,
-        label_sizes={label: len(LABELS[label]) for label in config.needs_labels},
-        num_trainers=num_trainers,
-    )
-    batch = sample_batch(rows, step)
-    if config.needs_times:
-        batch = dataclasses.replace(batch, times_N=10**9 + 1000 * np.arange(len(batch.item_ids_N)))
-    random, num_events = np.random.default_rng(2), len(batch.item_ids_N)
-    labels = {label: random.integers(-1, len(LABELS[label]), num_events) for label in config.needs_labels}
-    batch = dataclasses.replace(batch, labels=labels)
-    return features(batch)
+from tests.models.recipes import (
+    MODELS,
+    NUM_ITEMS,
+    ROWS,
+    SETTINGS,
+    features_of,
+    model_of,
+)
 
 
 def program(name: str, compute: ComputeSettings = PLAIN) -> SequenceProgram:
@@ -234,7 +164,14 @@ def test_a_stand_in_asks_for_every_weight_and_changes_nothing(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["sasrec", "hstu, dense", "light_decoder", "encoder_decoder", "encoder_decoder, instructed"]
+    "name",
+    [
+        "sasrec",
+        "hstu, dense",
+        "light_decoder",
+        pytest.param("encoder_decoder", marks=pytest.mark.slow),
+        "encoder_decoder, instructed",
+    ],
 )
 def test_compiled_parts_train_as_the_others_do_and_rank_without(name):
     """With a backend that runs the traced graph as it is: compiling proper takes long."""

@@ -21,7 +21,7 @@ from rayrec.platform.schedule import RateSchedule
 from tests.models.ctr.programs import RANKING, ranking_program
 from tests.models.keras import impressions
 from tests.models.networks import CPU, table_rows
-from tests.models.test_recipes import ROWS, features_of, model_of
+from tests.models.recipes import ROWS, features_of, model_of
 
 NUM_TRAINERS = 2
 NAMES = (

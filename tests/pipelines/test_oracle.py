@@ -235,7 +235,6 @@ def common(values: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.ray
 @pytest.mark.parametrize("settings", [SASREC, GENERATIVE], ids=["sasrec", "generative"])
 def test_sync_reaches_the_weights_of_the_one_file_trainer(
     settings: dict[str, Any], dataset: Dataset, run_pipeline: RunPipeline, one_thread: None
@@ -255,7 +254,12 @@ def test_two_sync_runs_with_one_seed_end_with_the_same_bits(run_pipeline: RunPip
 @pytest.mark.ray
 @pytest.mark.contract
 @pytest.mark.parametrize(
-    ("num_trainers", "cache_rows"), [(1, 0), (2, 0), (2, 12)], ids=["one", "two", "two with caches"]
+    ("num_trainers", "cache_rows"),
+    [
+        pytest.param(1, 0, id="one", marks=pytest.mark.slow),
+        pytest.param(2, 0, id="two", marks=pytest.mark.slow),
+        pytest.param(2, 12, id="two with caches"),
+    ],
 )
 def test_actors_on_ray_end_with_the_bits_of_actors_in_one_process(
     num_trainers: int, cache_rows: int, run_pipeline: RunPipeline, ray_cluster: None

@@ -157,6 +157,7 @@ def test_a_run_that_loses_state_goes_back_to_its_last_snapshot_by_itself(ray_clu
 
 @pytest.mark.ray
 @pytest.mark.contract
+@pytest.mark.slow
 def test_a_stage_that_hangs_is_found(ray_cluster, alone, data, tmp_path):
     """Stopped by a signal, a process is as alive to the system as any other."""
     run = tmp_path / "run"
@@ -174,6 +175,7 @@ def test_a_stage_that_hangs_is_found(ray_cluster, alone, data, tmp_path):
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_a_run_that_cannot_be_kept_alive_is_given_up_with_what_it_has(ray_cluster, data, tmp_path):
     run = tmp_path / "run"
 

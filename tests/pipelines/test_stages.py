@@ -72,7 +72,7 @@ VICTIMS: dict[str, Callable[[Stages], Any]] = {
 }
 
 
-@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("victim", ["parameter_server-0", pytest.param("trainer-1", marks=pytest.mark.slow)])
 def test_an_actor_that_dies_in_a_running_pipeline_is_named(ray_cluster, assembly_of, victim):
     """Whoever hears of it first: also when the other trainer's collective fails before Ray's call does."""
 
@@ -91,7 +91,7 @@ def test_an_actor_that_dies_in_a_running_pipeline_is_named(ray_cluster, assembly
     assert ray.util.list_named_actors() == []
 
 
-@pytest.mark.parametrize("mode", ["sync", "exact_prefetch"])
+@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.slow), "exact_prefetch"])
 def test_every_stages_seconds_add_up_to_those_of_training(ray_cluster, assembly_of, mode):
     training_s = 0.0
     with running_stages("times", assembly_of(mode=mode)) as stages:

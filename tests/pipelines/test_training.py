@@ -8,101 +8,31 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
-import ray
 import safetensors.numpy
 
 from rayrec.embeddings.snapshot.saved_files import checksum_file
 from rayrec.embeddings.transport.shared_blocks import why_unavailable
-from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import MANIFEST, Snapshot, read_snapshot
+from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.devices import KINDS, why_missing
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.config import PrepareConfig
-from rayrec.samples.prepare.prepare import prepare
-from tests.helpers.data import write_source
 from tests.helpers.runs import change_manifest
-
-pytestmark = pytest.mark.ray
+from tests.helpers.training_runs import (
+    EPOCHS,
+    assert_no_actor_survives,
+    last_snapshot,
+    no_cluster,
+    settings,
+    sparse_rows,
+    walks,
+)
 
 STEPS_PER_EPOCH = 5  # 40 users in batches of 8
-EPOCHS = 3
-
-
-def settings(data: Path, **changes: Any) -> RunConfig:
-    """Sampled-softmax SASRec with sparse items and users; `changes` by dotted key with `__` for dots."""
-    values: dict[str, Any] = {
-        "data": {"path": str(data)},
-        "model": {
-            "name": "sasrec",
-            "item_matrix": "sparse",
-            "num_negatives": 16,
-            "user_embedding": True,
-            "backbone": {
-                "dim": 8,
-                "num_layers": 1,
-                "num_heads": 2,
-                "feedforward_dim": 16,
-                "max_length": 8,
-                "dropout": 0.1,
-            },
-        },
-        "sparse": {"num_servers": 1, "optimizer": {"kind": "adam", "lr": 0.03}},
-        "pipeline": {"trainer_threads": 1, "cpus_per_trainer": 0.5},
-        "training": {
-            "batch_size": 8,
-            "epochs": EPOCHS,
-            "optimizer": {"learning_rate": 0.02},
-            "schedule": {"warmup_steps": 4},
-        },
-    }
-    for key, value in changes.items():
-        *sections, name = key.split("__")
-        target = values
-        for section in sections:
-            target = target.setdefault(section, {})
-        target[name] = value
-    return RunConfig.parse(values)
-
-
-def walks(folder: Path) -> Path:
-    """A data set that can be learned: item i is followed by item i + 1 of a ring of 20.
-
-    Of 40 users one, "long", trains on seven inputs, the others on four.
-    """
-    events = [
-        (f"u{user}" if user else "long", f"i{(user + place) % 20}", 1000 + place)
-        for user in range(40)
-        for place in range(7 if user else 10)
-    ]
-    config = PrepareConfig(rows_per_group=4, rows_per_file=16, num_partitions=3)
-    prepare(write_source(folder / "source", events), folder / "data", config)
-    return folder / "data"
-
-
-def last_snapshot(run: Path) -> Snapshot:
-    return read_snapshot(RunFolder.open(run).chosen_snapshot("last"))
-
-
-def sparse_rows(snapshot: Snapshot) -> dict[tuple[str, int], tuple[Any, ...]]:
-    """Every column of every row by (table, id), whatever shard wrote it."""
-    rows = {}
-    (files,) = snapshot.sparse_chain
-    for path in files:
-        for row in pq.read_table(path).to_pylist():
-            ident = row.pop("id")
-            rows[path.name.split("-")[0], ident] = tuple(map(str, row.values()))
-    return rows
-
-
-def assert_no_actor_survives() -> None:
-    assert ray.util.list_named_actors() == []
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +59,7 @@ def uninterrupted(ray_cluster, data, tmp_path_factory) -> tuple[Path, list[float
 
 
 @pytest.fixture(scope="module")
-def interrupted(ray_cluster, data, tmp_path_factory) -> Path:
+def interrupted(data, tmp_path_factory) -> Path:
     """A run that was stopped in its second epoch, of which it has one snapshot."""
     run = tmp_path_factory.mktemp("interrupted") / "run"
 
@@ -138,9 +68,7 @@ def interrupted(ray_cluster, data, tmp_path_factory) -> Path:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(settings(data), run, on_step=on_step)
-
-    assert_no_actor_survives()
+        train(settings(data), run, on_step=on_step, cluster=in_process)
     return run
 
 
@@ -185,7 +113,7 @@ def test_an_interrupted_run_says_so_and_has_what_it_had(interrupted):
     assert last_snapshot(interrupted).committed_step == STEPS_PER_EPOCH - 1
 
 
-def test_a_run_that_is_terminated_says_so(ray_cluster, data, tmp_path):
+def test_a_run_that_is_terminated_says_so(data, tmp_path):
     """Ray turns SIGTERM into an exit of the driver."""
 
     def terminated(*arguments: object) -> None:
@@ -246,7 +174,7 @@ def test_what_a_run_counts_goes_on_when_it_is_resumed(interrupted, data, tmp_pat
     change_manifest(run, progress=progress | {"training_s": 1000.0, "dropped": {"unknown_items": 3}})
     folder.update(incarnation=2)  # it has recovered twice from the same snapshot
 
-    result = train(settings(data), run, resume=True)
+    result = train(settings(data), run, resume=True, cluster=in_process)
 
     assert folder.state["incarnation"] == last_snapshot(run).state.incarnation == 3
     assert 1000 < result.training_s < 1500
@@ -269,13 +197,6 @@ def test_a_finished_run_that_is_resumed_keeps_its_result_and_starts_nothing(
     assert RunFolder.open(run).state == before
     assert (result.run, result.training_s) == (str(run), before["result"]["training_s"])
     assert result.final_loss == uninterrupted[1][-1]
-
-
-def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    def started(*arguments: object) -> None:
-        raise AssertionError("a cluster was started or joined")
-
-    monkeypatch.setattr("rayrec.pipelines.training.placements.ray_cluster", started)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +236,7 @@ def test_a_run_that_is_alive_is_not_resumed_a_second_time(interrupted, data, tmp
         train(settings(data), run, resume=True)
 
 
-def test_a_stage_that_fails_ends_the_run_with_its_own_error(ray_cluster, tmp_path):
+def test_a_stage_that_fails_ends_the_run_with_its_own_error(tmp_path):
     """A training file is damaged while the run is under way; a later epoch reads it again."""
     data = walks(tmp_path)
     damaged = sorted((data / "train").glob("*.parquet"))[0]
@@ -325,9 +246,8 @@ def test_a_stage_that_fails_ends_the_run_with_its_own_error(ray_cluster, tmp_pat
             damaged.write_bytes(b"PAR1 no longer PAR1")
 
     with pytest.raises(InputError, match=rf"^{damaged}: the file has changed since") as raised:
-        train(settings(data), tmp_path / "run", on_step=on_step)
+        train(settings(data), tmp_path / "run", on_step=on_step, cluster=in_process)
 
-    assert_no_actor_survives()
     state = RunFolder.open(tmp_path / "run").state
     assert state["state"] == "failed"
     assert state["error"] == f"InputError: {raised.value}"
@@ -336,7 +256,7 @@ def test_a_stage_that_fails_ends_the_run_with_its_own_error(ray_cluster, tmp_pat
     assert last_snapshot(tmp_path / "run").committed_step >= json.loads(records[-1])["step"] - 1
 
 
-def test_one_of_two_trainers_that_diverges_ends_the_run(interrupted, data, tmp_path):
+def test_one_of_two_trainers_that_diverges_ends_the_run(ray_cluster, interrupted, data, tmp_path):
     """Only one has the long history in its share; the other would wait for its gradients for ever."""
     run = tmp_path / "run"
     shutil.copytree(interrupted, run)
@@ -363,7 +283,7 @@ def poison(snapshot: Snapshot) -> None:
     change_manifest(snapshot.path.parents[1], checksums=checksums)
 
 
-def test_patience_ends_a_run_of_two_trainers_and_keeps_the_best(ray_cluster, data, tmp_path):
+def test_patience_ends_a_run_of_two_trainers_and_keeps_the_best(data, tmp_path):
     """With rates of next to nothing the ranking never changes: the first validation stays the best."""
     config = settings(
         data,
@@ -374,9 +294,8 @@ def test_patience_ends_a_run_of_two_trainers_and_keeps_the_best(ray_cluster, dat
         evaluation__patience=1,
     )
 
-    result = train(config, tmp_path / "run")
+    result = train(config, tmp_path / "run", cluster=in_process)
 
-    assert_no_actor_survives()
     assert result.steps == 2 * STEPS_PER_EPOCH
     assert result.best_step == STEPS_PER_EPOCH
     folder = RunFolder.open(tmp_path / "run")

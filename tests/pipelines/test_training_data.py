@@ -28,7 +28,7 @@ from rayrec.samples.prepare.prepare import prepare
 from rayrec.samples.stores import EventBatch, StoreManifest, StoreUnavailableError, open_store
 from tests.helpers.data import write_source
 from tests.helpers.redis_server import RedisServer
-from tests.pipelines.test_training import (
+from tests.helpers.training_runs import (
     assert_no_actor_survives,
     last_snapshot,
     no_cluster,

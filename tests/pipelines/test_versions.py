@@ -11,6 +11,7 @@ from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.recommender import Query, Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
+from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.pipelines.versions.loading import LoadedVersion, load_version
 from rayrec.pipelines.versions.manifest import ModelVersion
@@ -255,8 +256,7 @@ def test_models_that_rank_what_is_shown_are_not_published():
         )
 
 
-@pytest.mark.ray
-def test_a_run_publishes_as_it_trains_and_after_it_was_resumed(ray_cluster, tmp_path):
+def test_a_run_publishes_as_it_trains_and_after_it_was_resumed(tmp_path):
     """The last version is the run's last snapshot, and most of them brought changes only."""
     walked = Path(make_run(tmp_path).parent / "data")
     values = {
@@ -271,7 +271,7 @@ def test_a_run_publishes_as_it_trains_and_after_it_was_resumed(ray_cluster, tmp_
     path = tmp_path / "published"
     for epochs in (1, 2):
         values["training"]["epochs"] = epochs
-        train(RunConfig.parse(values), path, resume=epochs > 1)
+        train(RunConfig.parse(values), path, resume=epochs > 1, cluster=in_process)
         run = RunFolder.open(path)
         version = load_version(store, store.serving())
         assert run.state["published_version"] == version.manifest.number

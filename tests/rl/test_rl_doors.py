@@ -54,7 +54,7 @@ import sys
 from pathlib import Path
 from rayrec.platform.errors import InputError
 from rayrec.rl.config import RlConfig
-from tests.rl.test_rl_step import config_of, training_of
+from tests.rl.rl_steps import config_of, training_of
 from tests.helpers.runs import make_run
 
 run = make_run(Path(sys.argv[1]), "prefix")

@@ -1,4 +1,4 @@
-"""Whole runs of reinforcement learning on Ray: placements, deaths, alarms, and resuming."""
+"""Whole runs of reinforcement learning: placements and deaths on Ray; alarms and resuming in this process."""
 
 import json
 import os
@@ -16,6 +16,7 @@ from rayrec.cli import app
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
+from rayrec.pipelines.training.placements import in_process
 from rayrec.platform.errors import InputError
 from rayrec.rl.config import RlConfig
 from rayrec.rl.controller import SingleController
@@ -26,9 +27,12 @@ from rayrec.rl.run import train_policy
 from rayrec.rl.training import CollapsedError, PolicyTraining
 from tests.helpers.runs import make_run
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
-
 STEPS = 4
+
+
+def on_ray(test):
+    """Mark a test that starts its processes on the session's cluster."""
+    return pytest.mark.contract(pytest.mark.usefixtures("ray_cluster")(test))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +68,7 @@ def final_weights(run: Path) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def colocated(supervised, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("rl") / "colocated"
-    train_policy(config_of(supervised), path)
+    train_policy(config_of(supervised), path, cluster=in_process)
     return path
 
 
@@ -100,7 +104,8 @@ def test_a_run_leaves_what_everything_else_reads(colocated, supervised):
     assert report["held_out"]["num_users"] < report["all"]["num_users"]
 
 
-@pytest.mark.parametrize("rollouts", [1, 2])
+@on_ray
+@pytest.mark.parametrize("rollouts", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_workers_of_their_own_make_the_same_updates_to_the_bit(supervised, colocated, tmp_path, rollouts):
     config = config_of(supervised, placement=placed(kind="disaggregated", rollouts=rollouts))
     train_policy(config, tmp_path / "run")
@@ -109,6 +114,7 @@ def test_workers_of_their_own_make_the_same_updates_to_the_bit(supervised, coloc
         assert np.array_equal(array, expected[name]), name
 
 
+@on_ray
 def test_two_learners_are_one_up_to_rounding(supervised, colocated, tmp_path):
     train_policy(config_of(supervised, placement=placed(learners=2)), tmp_path / "run")
     expected = final_weights(colocated)
@@ -116,6 +122,7 @@ def test_two_learners_are_one_up_to_rounding(supervised, colocated, tmp_path):
         np.testing.assert_allclose(array, expected[name], atol=2e-4)
 
 
+@on_ray
 def test_asynchronous_rollouts_are_not_older_than_their_bound(supervised, tmp_path):
     placement = placed(kind="async", max_staleness=3, sync_every=2)
     train_policy(config_of(supervised, steps=8, placement=placement), tmp_path / "run")
@@ -125,6 +132,7 @@ def test_asynchronous_rollouts_are_not_older_than_their_bound(supervised, tmp_pa
     assert 0 < max(ages) <= 3
 
 
+@on_ray
 def test_a_killed_rollout_worker_loses_no_prompt_and_doubles_none(supervised):
     """It is killed while the next batch is with it: what comes out is what would have come out."""
     config = config_of(
@@ -160,10 +168,10 @@ LEARNS_TWICE = {"learning_rate": 0.003, "updates_per_batch": 2}
 def test_a_resumed_run_continues_to_the_same_bits(supervised, tmp_path):
     """With all that could be lost: batches ahead of the learner, moments of rewards, an optimizer's."""
     changes = {"learner": LEARNS_TWICE, "placement": placed(kind="async", max_staleness=5)}
-    train_policy(config_of(supervised, **changes), tmp_path / "left-alone")
+    train_policy(config_of(supervised, **changes), tmp_path / "left-alone", cluster=in_process)
     path = tmp_path / "run"
-    train_policy(config_of(supervised, steps=2, **changes), path)
-    result = train_policy(config_of(supervised, **changes), path, resume=True)
+    train_policy(config_of(supervised, steps=2, **changes), path, cluster=in_process)
+    result = train_policy(config_of(supervised, **changes), path, resume=True, cluster=in_process)
     assert result.steps == STEPS
     expected = final_weights(tmp_path / "left-alone")
     for name, array in final_weights(path).items():
@@ -171,7 +179,7 @@ def test_a_resumed_run_continues_to_the_same_bits(supervised, tmp_path):
 
 
 def test_several_updates_of_a_batch_are_steps_of_the_optimizer(supervised, colocated, tmp_path):
-    train_policy(config_of(supervised, learner=LEARNS_TWICE), tmp_path / "run")
+    train_policy(config_of(supervised, learner=LEARNS_TWICE), tmp_path / "run", cluster=in_process)
     snapshot = read_snapshot(RunFolder.open(tmp_path / "run").chosen_snapshot("last"))
     assert snapshot.optimizer_state["step"] == 2 * STEPS
 
@@ -195,9 +203,11 @@ def test_a_run_with_other_settings_is_not_resumed(supervised, colocated, tmp_pat
     path = tmp_path / "run"
     shutil.copytree(colocated, path)
     with pytest.raises(InputError, match=r"differs from this config in learner\.learning_rate"):
-        train_policy(config_of(supervised, learner={"learning_rate": 1.0}), path, resume=True)
+        train_policy(
+            config_of(supervised, learner={"learning_rate": 1.0}), path, resume=True, cluster=in_process
+        )
     with pytest.raises(InputError, match="holds a run already"):
-        train_policy(config_of(supervised), path)
+        train_policy(config_of(supervised), path, cluster=in_process)
 
 
 def test_a_failing_reward_ends_the_run_and_its_last_snapshot_is_kept(supervised, tmp_path):
@@ -217,7 +227,7 @@ def test_a_failing_reward_ends_the_run_and_its_last_snapshot_is_kept(supervised,
         "    return found\n"
     )
     with pytest.raises(RewardError, match=r"the reward 'function' of user 'u\d+'.*nan"):
-        train_policy(config_of(supervised, steps=50, rewards={"parts": parts}), path)
+        train_policy(config_of(supervised, steps=50, rewards={"parts": parts}), path, cluster=in_process)
     folder = RunFolder.open(path)
     assert folder.condition == "failed"
     assert "RewardError" in folder.state["error"]
@@ -235,7 +245,7 @@ def test_a_collapsed_policy_stops_the_run_and_the_best_one_is_kept(supervised, t
         evaluation={"every_steps": 100, "temperatures": [1.0], "list_size": 3},
     )
     with pytest.raises(CollapsedError, match=r"step \d+: the (KL divergence|entropy)"):
-        train_policy(config, path)
+        train_policy(config, path, cluster=in_process)
     folder = RunFolder.open(path)
     assert folder.condition == "failed"
     assert folder.state["best"] == folder.state["last"] == "step-000000000"
@@ -245,7 +255,7 @@ def test_a_collapsed_policy_stops_the_run_and_the_best_one_is_kept(supervised, t
 def test_the_command_reports_what_became_better_and_worse(supervised, tmp_path):
     path = tmp_path / "rl.yaml"
     path.write_text(config_of(supervised, steps=2).to_yaml())
-    result = CliRunner().invoke(app, ["rl", str(path), "--run", str(tmp_path / "run")])
+    result = CliRunner().invoke(app, ["rl", str(path), "--run", str(tmp_path / "run"), "--local"])
     assert result.exit_code == 0, result.output
     for shown in ("recall@10, all users", "reward, users held out", "coverage of lists", "seconds in whole"):
         assert shown in result.output

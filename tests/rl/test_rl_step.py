@@ -8,45 +8,12 @@ import numpy as np
 import pytest
 
 import rayrec
-from rayrec.actors.in_process import InProcessCalls, InProcessHost
-from rayrec.actors.rl_worker import RlProcesses
-from rayrec.rl.config import RlConfig
-from rayrec.rl.controller import SingleController
-from rayrec.rl.policy import Policy
-from rayrec.rl.prompts import PromptStream
 from rayrec.rl.training import PolicyTraining
 from tests.helpers.runs import make_run
+from tests.rl.rl_steps import config_of, training_of
 
 PACKAGE = Path(rayrec.__file__).parent
 MAX_FILES = 18
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    return make_run(tmp_path_factory.mktemp("supervised"), "prefix")
-
-
-def config_of(run: Path, **changes) -> RlConfig:
-    """As `configs/beauty-rl.yaml`, in small."""
-    values = {
-        "init_from": str(run),
-        "snapshot": "last",
-        "steps": 2,
-        "algorithm": {"name": "sa_gcpo"},
-        "prompts": {"split": "valid", "users_per_step": 16, "held_out_share": 0.2},
-        "rollout": {"group_size": 4, "chunk_users": 5},
-        "rewards": {"parts": [{"kind": "hit"}, {"kind": "rank_position"}]},
-        "learner": {"learning_rate": 0.01, "warmup_steps": 0, "updates_per_batch": 2},
-    }
-    return RlConfig.parse(values | changes)
-
-
-def training_of(config: RlConfig) -> PolicyTraining:
-    policy = Policy.load(config)
-    controller = SingleController(
-        config, policy.task.config.device, RlProcesses(InProcessHost("run"), InProcessCalls())
-    )
-    return PolicyTraining(config, controller, PromptStream(policy.task.dataset, config.prompts, config.seed))
 
 
 def files_of_a_step(training: PolicyTraining) -> set[str]:
@@ -72,6 +39,11 @@ def files_of_a_step(training: PolicyTraining) -> set[str]:
     finally:
         sys.setprofile(None)
     return found
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return make_run(tmp_path_factory.mktemp("supervised"), "prefix")
 
 
 def test_one_step_passes_through_few_files(run):

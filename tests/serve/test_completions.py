@@ -16,8 +16,8 @@ from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.wire.request_body import MAX_BODY_BYTES
 from tests.helpers.runs import make_run
+from tests.serve.fake_ranking import FakeStage
 from tests.serve.fake_recommender import FakeRecommender, HeldService, api_of, listening
-from tests.serve.test_ranked_recommendations import FakeStage
 
 CODES = [[1, 0, 0], [1, 0, 1], [12, 3, 0]]
 """Of "alien", "7" and "brazil"; the first two share a tuple, and the last level tells them apart."""

@@ -4,7 +4,6 @@ everything that was to be taken down lies in files."""
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import urllib.request
 from pathlib import Path
@@ -22,6 +21,7 @@ from rayrec.pipelines.versions.store import VersionStore
 from rayrec.serve.config.events import EventsConfig, LogConfig, RequestLogConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.launch.launch import serving
+from tests.helpers.http import free_port
 from tests.helpers.runs import make_run
 
 K = 5
@@ -98,13 +98,6 @@ def post(url: str, body: object) -> object:
 
 def rows_below(folder: Path) -> list[dict[str, object]]:
     return [row for file in folder.rglob("part-*.parquet") for row in pq.read_table(file).to_pylist()]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=[pytest.mark.ray, pytest.mark.slow])])

@@ -19,7 +19,7 @@ from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.prepare.prepare import prepare
 from rayrec.serve.launch.online import BAD_INPUT, MOST_RESTARTS, STEADY_S, TrainerProcess, events_of
 from tests.helpers.data import random_events, write_source
-from tests.serve.test_serve_command import free_port
+from tests.helpers.http import free_port
 
 ONLINE = CHECKOUT / "configs" / "online.yaml"
 

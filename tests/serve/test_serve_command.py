@@ -20,6 +20,8 @@ import yaml
 
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.serve.on_ray.ray_ingress import HAPROXY_SWITCH, VARIABLES
+from tests.cli.commands import refused
+from tests.helpers.http import free_port
 from tests.helpers.runs import make_run
 from tests.serve.certificates import make_certificate
 from tests.serve.processes import environment_of, is_loopback, listening, marked_processes, speaks_http
@@ -33,13 +35,6 @@ LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="HAProxy
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("command"))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def environment(mark: str, **changes: str) -> dict[str, str]:
@@ -170,11 +165,6 @@ def test_a_port_in_use_is_refused_before_anything_starts(run):
 
 
 def test_half_a_pair_of_files_is_refused(run, tmp_path):
-    refused = subprocess.run(
-        [sys.executable, "-m", "rayrec", "serve", str(run), "--tls-cert", str(tmp_path / "c.pem")],
-        env=environment(uuid.uuid4().hex),
-        capture_output=True,
-        text=True,
-    )
-    assert refused.returncode == 2
-    assert "--tls-cert and --tls-key belong together" in refused.stderr
+    line = refused("serve", run, "--tls-cert", tmp_path / "c.pem")
+
+    assert "--tls-cert and --tls-key belong together" in line

@@ -1,7 +1,4 @@
-import json
 import socket
-import urllib.error
-import urllib.request
 
 import pytest
 from ray import serve
@@ -14,6 +11,7 @@ from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.launch.launch import serving
 from rayrec.serve.on_ray.ray_ingress import RunningServe
 from rayrec.serve.on_ray.serving import joined
+from tests.helpers.http import fetch
 from tests.helpers.ranking import prepared_clicks, ranker_run
 from tests.helpers.runs import make_run
 from tests.models.keras.programs import needs_tensorflow
@@ -22,13 +20,6 @@ from tests.models.keras.programs import needs_tensorflow
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("serve"))
-
-
-@pytest.fixture
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def start(run, **settings):
@@ -74,19 +65,6 @@ def test_a_ranking_model_that_cannot_rank_is_refused(run, tmp_path):
 def test_an_unknown_device_is_refused():
     with pytest.raises(InputError, match="there is no device 'abacus'"):
         ServeConfig.parse({"device": "abacus"})
-
-
-def fetch(url, body=None):
-    """Status and JSON of an answer; never through a proxy of the environment."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    content = None if body is None else json.dumps(body).encode()
-    try:
-        with opener.open(
-            urllib.request.Request(url, content, {"Content-Type": "application/json"}), timeout=30
-        ) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
 
 
 @pytest.mark.ray

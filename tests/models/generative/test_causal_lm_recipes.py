@@ -11,7 +11,7 @@ from tests.models.networks import CPU, shares
 
 pytest.importorskip("transformers")
 
-from tests.models.generative.test_causal_lm import NETWORKS, NUM_ITEMS, ROWS, recommender
+from tests.models.generative.language_models import NETWORKS, NUM_ITEMS, ROWS, recommender
 
 
 def losses_of(network, compute: ComputeSettings) -> list[float]:

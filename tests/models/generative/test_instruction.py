@@ -9,7 +9,7 @@ import torch
 from rayrec.models.base.keyed_random import keyed_chance
 from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
 from rayrec.models.generative.recommender import GenerativeRecommender
-from tests.models.generative.test_backbones import (
+from tests.models.generative.networks import (
     CODES,
     CODES_IL,
     NUM_ITEMS,

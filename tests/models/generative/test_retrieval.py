@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rayrec.models.generative.retrieval import HistoryRetrieval, RetrievalSettings
-from tests.models.generative.test_backbones import (
+from tests.models.generative.networks import (
     CODES,
     CODES_IL,
     NUM_ITEMS,

@@ -10,10 +10,8 @@ from rayrec.serve.config.events import EventsConfig, LogConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.launch.launch import serving
 from rayrec.serve.on_ray.serving import APPLICATION
+from tests.helpers.http import fetch
 from tests.helpers.runs import make_run
-from tests.serve.test_serve_launch import fetch, free_port
-
-__all__ = ["free_port"]
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -1,0 +1,116 @@
+"""Small generative networks of every backbone, and what they read."""
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from rayrec.models.generative.cross_decoder import CrossDecoder
+from rayrec.models.generative.encoder_decoder import EncoderDecoder
+from rayrec.models.generative.experts import ExpertSettings
+from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
+from rayrec.models.generative.lazy_decoder import LazyDecoder
+from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
+from rayrec.models.generative.prefix_decoder import PrefixDecoder
+from rayrec.models.generative.retrieval import HistoryRetrieval, RetrievalSettings
+from tests.models import networks
+from tests.models.networks import DIM, backbone, histories, tensor_batch
+
+CODES_IL = np.array([[0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 0], [1, 1, 1], [2, 0, 0], [2, 2, 0]])
+
+
+CODES = torch.tensor(CODES_IL)
+
+
+LEVEL_SIZES = (3, 3, 2)
+
+
+LABEL_SIZES = networks.LABEL_SIZES
+
+
+NUM_ITEMS = len(CODES_IL)
+
+
+ROWS = [[0, 3, 5, 2], [6, 1], [4, 0, 1]]
+
+
+MAX_LENGTH = 6
+
+
+def light(dropout):
+    decoder = CodeDecoder(DIM, LEVEL_SIZES, 16, dropout, 100)
+    return LightDecoder(backbone(dropout), decoder), ("code",)
+
+
+def prefix(dropout):
+    return PrefixDecoder(backbone(dropout), CODES, LEVEL_SIZES), ()
+
+
+def lazy(dropout):
+    decoder = CrossDecoder(DIM, 2, 2, 16, LEVEL_SIZES, dropout)
+    return LazyDecoder(decoder, CODES, MAX_LENGTH, dropout), ("user",)
+
+
+def encoder_decoder(dropout):
+    decoder = CrossDecoder(DIM, 2, 2, 16, LEVEL_SIZES, dropout)
+    network = EncoderDecoder(
+        decoder,
+        CODES,
+        num_layers=2,
+        num_heads=2,
+        feedforward_dim=16,
+        max_length=MAX_LENGTH,
+        dropout=dropout,
+    )
+    return network, ("user",)
+
+
+def instructed_lazy(dropout):
+    decoder = CrossDecoder(
+        DIM, 2, 2, 16, LEVEL_SIZES, dropout, experts=ExpertSettings(3, per_token=2, balance_weight=0.01)
+    )
+    instruction = InstructionPrefix(DIM, LABEL_SIZES, with_trigger=True, drop=0.4)
+    labels = EventLabels(DIM, LABEL_SIZES)
+    network = LazyDecoder(decoder, CODES, MAX_LENGTH, dropout, instruction=instruction, event_labels=labels)
+    return network, ()
+
+
+def retrieving(dropout, q2i_weight=0.1):
+    """Of up to six events, the newest one and two more are encoded."""
+    network = EncoderDecoder(
+        CrossDecoder(DIM, 2, 2, 16, LEVEL_SIZES, dropout, experts=ExpertSettings(3, 1, 0.0)),
+        CODES,
+        num_layers=2,
+        num_heads=2,
+        feedforward_dim=16,
+        max_length=3,
+        dropout=dropout,
+        instruction=InstructionPrefix(DIM, {"behavior": 3}, with_trigger=True, drop=0.4),
+        event_labels=EventLabels(DIM, {"scenario": 2}),
+        retrieval=HistoryRetrieval(DIM, RetrievalSettings(3, 1, q2i_weight, 1.0), with_instruction=True),
+    )
+    return network, ("user",)
+
+
+shares = partial(networks.shares, num_negatives=4)
+
+
+def network_of(make, dropout=0.0):
+    """The network, with weights large enough for all of its parts to matter, and the tables it reads."""
+    torch.manual_seed(0)
+    network, tables = make(dropout)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return network.eval(), tables
+
+
+def contexts_of(network, tables, rows=ROWS, instruction=None):
+    return network.encode_context(tensor_batch(histories(rows, NUM_ITEMS, tables, CODES_IL, instruction)))
+
+
+def unbalanced_lazy(dropout):
+    """Without the loss that belongs to no sequence."""
+    network, tables = instructed_lazy(dropout)
+    network.decoder.balance_weight = 0.0
+    return network, tables
